@@ -1,0 +1,12 @@
+//! Rein's messages and services. `v1` is the public API, `internal` what routers, workers and ranks say to each other.
+
+pub mod v1 {
+    tonic::include_proto!("rein.v1");
+}
+
+pub mod internal {
+    tonic::include_proto!("rein.internal.v1");
+}
+
+/// The file descriptors of every message here, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
