@@ -1,1 +1,25 @@
+//! Tool-call formats as data: one literal per format in [`formats`], from which the streaming [`Parser`] and the
+//! renderer ([`render`]) are derived. No tokio, no protocol, no I/O.
+//!
+//! A model's output is a sequence of regions: reasoning, text, tool calls. The parser reads pieces of detokenized output
+//! (bytes, or a special token by its text) and appends typed [`Event`]s; concatenated, they do not depend on how the
+//! output was cut into pieces.
 
+mod body;
+mod event;
+mod format;
+mod formats;
+mod header;
+mod json;
+mod parse;
+mod render;
+mod scan;
+#[cfg(test)]
+mod tests;
+
+pub use event::Event;
+pub use format::{Codec, Detect, Format, Markers, Reasoning, Signs, Step};
+pub use formats::{PLAIN, by_name, detect, formats};
+pub use parse::{Parser, ParserOptions, Region, ToolDecl};
+pub use render::{Call, RenderOptions, Turn, render, render_text};
+pub use scan::{OwnedPiece, Piece};

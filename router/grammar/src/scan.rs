@@ -1,0 +1,109 @@
+//! The parser's input: pieces become bytes in which a special token is `0xFF text 0xFF`, so that no text can forge one.
+//! Everything else in the buffer is valid UTF-8; a character that is still incomplete waits outside.
+
+/// One piece of detokenized output, as it comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// Text; may end inside a character.
+    Bytes(&'a [u8]),
+    /// An added token of the tokenizer, by its text.
+    Special(&'a str),
+}
+
+/// [`Piece`] with its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OwnedPiece {
+    Bytes(Vec<u8>),
+    Special(String),
+}
+
+impl OwnedPiece {
+    pub fn as_piece(&self) -> Piece<'_> {
+        match self {
+            OwnedPiece::Bytes(b) => Piece::Bytes(b),
+            OwnedPiece::Special(s) => Piece::Special(s),
+        }
+    }
+}
+
+pub(crate) const FRAME: u8 = 0xFF;
+const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
+/// Consumed bytes that the buffer keeps before it moves the rest to its front.
+const SLACK: usize = 4096;
+
+#[derive(Debug, Default)]
+pub(crate) struct Input {
+    bytes: Vec<u8>,
+    pos: usize,
+    /// The start of a character, at most three bytes.
+    partial: Vec<u8>,
+}
+
+impl Input {
+    pub fn push_bytes(&mut self, piece: &[u8]) {
+        let mut joined;
+        let mut rest = piece;
+        if !self.partial.is_empty() {
+            joined = std::mem::take(&mut self.partial);
+            joined.extend_from_slice(piece);
+            rest = &joined;
+        }
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(_) => return self.bytes.extend_from_slice(rest),
+                Err(e) => {
+                    let (good, bad) = rest.split_at(e.valid_up_to());
+                    self.bytes.extend_from_slice(good);
+                    let Some(n) = e.error_len() else {
+                        self.partial = bad.to_vec();
+                        return;
+                    };
+                    self.bytes.extend_from_slice(REPLACEMENT);
+                    rest = &bad[n..];
+                }
+            }
+        }
+    }
+
+    pub fn push_special(&mut self, text: &str) {
+        self.flush_partial();
+        self.bytes.push(FRAME);
+        self.bytes.extend_from_slice(text.as_bytes());
+        self.bytes.push(FRAME);
+    }
+
+    /// No more bytes can complete the character that was begun.
+    pub fn flush_partial(&mut self) {
+        if !std::mem::take(&mut self.partial).is_empty() {
+            self.bytes.extend_from_slice(REPLACEMENT);
+        }
+    }
+
+    pub fn rest(&self) -> &[u8] {
+        &self.bytes[self.pos..]
+    }
+
+    pub fn consume(&mut self, n: usize) {
+        self.pos += n;
+        if self.pos == self.bytes.len() {
+            self.bytes.clear();
+            self.pos = 0;
+        } else if self.pos > SLACK && self.pos * 2 > self.bytes.len() {
+            self.bytes.drain(..self.pos);
+            self.pos = 0;
+        }
+    }
+}
+
+/// The special token at the start of `rest`, and the bytes it takes.
+pub(crate) fn framed(rest: &[u8]) -> Option<(&str, usize)> {
+    let inner = rest.strip_prefix(&[FRAME])?;
+    let end = inner.iter().position(|&b| b == FRAME)?;
+    Some((std::str::from_utf8(&inner[..end]).ok()?, end + 2))
+}
+
+/// The buffer's bytes as text. They are valid UTF-8 wherever the parser cuts; should that ever fail, nothing is lost but
+/// the broken character.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -1,0 +1,53 @@
+use crate::{Detect, PLAIN, Region, by_name, detect, formats};
+
+fn name(template: Option<&str>, architecture: Option<&str>, special: &[&str]) -> Option<&'static str> {
+    detect(&Detect { template, architecture, special: &|s| special.contains(&s) }).map(|f| f.name)
+}
+
+#[test]
+fn formats_are_told_by_template_then_tokens_then_architecture() {
+    let kimi = "{% for c in calls %}<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}";
+    let qwen = "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>";
+    let coder = "<tool_call>\n<function=example>\n<parameter=x> arguments";
+    let glm = "<tool_call>{name}<arg_key> arguments";
+    assert_eq!(name(Some(kimi), Some("DeepseekV3ForCausalLM"), &[]), Some("kimi_k2"));
+    assert_eq!(name(Some(qwen), Some("Qwen3ForCausalLM"), &["<tool_call>"]), Some("hermes"));
+    assert_eq!(name(Some(qwen), None, &["<|tool_calls_section_begin|>"]), Some("hermes"));
+    assert_eq!(name(Some(coder), Some("Qwen3MoeForCausalLM"), &["<tool_call>"]), None);
+    assert_eq!(name(Some(glm), None, &["<tool_call>"]), None);
+    assert_eq!(name(None, None, &["<|tool_calls_section_begin|>"]), Some("kimi_k2"));
+    assert_eq!(name(None, Some("KimiK25ForConditionalGeneration"), &[]), Some("kimi_k2"));
+    assert_eq!(name(Some("{{ messages }}"), Some("MixtralForCausalLM"), &[]), None);
+}
+
+#[test]
+fn the_table_is_sound() {
+    for f in formats() {
+        assert!(std::ptr::eq(f, by_name(f.name).unwrap_or(PLAIN)), "{}: names are unique", f.name);
+        assert!(!f.models.is_empty());
+        if f.has_calls() {
+            assert!(matches!(f.call.first(), Some(crate::Step::Tok(_))), "{}: a call opens with a marker", f.name);
+            assert!(f.call.iter().any(|s| matches!(s, crate::Step::Args(_))), "{}", f.name);
+        }
+    }
+    assert_eq!(PLAIN.name, "plain");
+}
+
+#[test]
+fn prompts_may_end_inside_reasoning() {
+    let kimi = by_name("kimi_k2").unwrap_or(PLAIN);
+    assert_eq!(kimi.start_after("<|im_assistant|>assistant<|im_middle|><think>"), Region::Reasoning);
+    assert_eq!(kimi.start_after("<|im_assistant|>assistant<|im_middle|><think></think>"), Region::Text);
+    assert_eq!(kimi.start_after("say <think><|im_end|><|im_assistant|>assistant<|im_middle|>"), Region::Text);
+    let hermes = by_name("hermes").unwrap_or(PLAIN);
+    assert_eq!(hermes.start_after("<|im_start|>assistant\n<think>\n"), Region::Reasoning);
+    assert_eq!(hermes.start_after("<|im_start|>assistant\n<think>\n\n</think>\n\n"), Region::Text);
+}
+
+#[test]
+fn native_ids() {
+    let kimi = by_name("kimi_k2").unwrap_or(PLAIN);
+    assert_eq!(kimi.native_id("get_weather", 3).as_deref(), Some("functions.get_weather:3"));
+    assert_eq!(by_name("hermes").and_then(|f| f.native_id("get_weather", 3)), None);
+    assert!(kimi.is_marker("<think>") && kimi.is_marker("<|tool_call_end|>") && !kimi.is_marker("<|im_end|>"));
+}

@@ -1,0 +1,169 @@
+//! Output of no model: nothing panics, nothing is lost, nothing depends on the cuts, nothing takes quadratic time.
+
+use super::{Random, cut, cuts, fold, options, parse};
+use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, formats};
+
+const ATOMS: &[&str] = &[
+    "{",
+    "}",
+    "[",
+    "]",
+    "\"",
+    ":",
+    ", ",
+    "\\",
+    "\n",
+    " ",
+    "1",
+    "-",
+    "null",
+    "true",
+    "functions.",
+    ":0",
+    "é",
+    "\u{1}",
+    "<",
+    "<tool_",
+    "{\"name\": \"",
+    "\"name\": ",
+    "\"arguments\": ",
+    "\"arguments\": {",
+    "{\"a\": \"",
+    "\", \"arguments\": {",
+    "\"f\"",
+    "\"}",
+    "}}",
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"k\": \"",
+];
+
+fn output(format: &Format, random: &mut Random) -> (Vec<OwnedPiece>, usize) {
+    let mut markers: Vec<&str> = format.marker_texts().collect();
+    markers.extend(["<think>", "</think>", "<|im_end|>"]);
+    let (mut pieces, mut words) = (Vec::new(), 0);
+    for _ in 0..random.below(40) {
+        pieces.push(match random.below(5) {
+            0 | 1 => OwnedPiece::Special((*random.pick(&markers)).to_owned()),
+            2 => {
+                words += 1;
+                OwnedPiece::Bytes(format!("w{words}_").into_bytes())
+            }
+            _ => OwnedPiece::Bytes(random.pick(ATOMS).as_bytes().to_vec()),
+        });
+    }
+    (pieces, words)
+}
+
+fn told(events: &[Event]) -> String {
+    let mut all = String::new();
+    for event in events {
+        match event {
+            Event::ReasoningDelta(s) | Event::TextDelta(s) | Event::Malformed(s) => all.push_str(s),
+            Event::ToolCallStart { name, .. } => all.push_str(name),
+            Event::ArgumentsDelta { text, .. } => all.push_str(text),
+            _ => {}
+        }
+        all.push(' ');
+    }
+    all
+}
+
+#[test]
+fn no_word_is_lost_and_no_cut_matters() {
+    for format in formats() {
+        for seed in 0..6000 {
+            let mut random = Random::new(seed);
+            let (pieces, words) = output(format, &mut random);
+            let start = if random.one_in(3) { Region::Reasoning } else { Region::Text };
+            let options = ParserOptions { parse_tools: !random.one_in(8), ..options(start, &["f", "w1_"]) };
+            let whole = parse(format, options.clone(), &pieces);
+            let all = told(&whole);
+            for n in 1..=words {
+                let found = all.matches(&format!("w{n}_")).count();
+                assert_eq!(found, 1, "{} seed {seed}: word {n} of {pieces:?} in {whole:?}", format.name);
+            }
+            for cut in cuts(&pieces, &mut random) {
+                assert_eq!(parse(format, options.clone(), &cut), whole, "{} seed {seed}: {cut:?}", format.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_bytes_do_not_panic() {
+    for format in formats() {
+        let markers: Vec<&str> = format.marker_texts().collect();
+        for seed in 0..3000 {
+            let mut random = Random::new(seed);
+            let mut parser = Parser::new(format, options(Region::Text, &["f"]));
+            let mut events = Vec::new();
+            for _ in 0..random.below(60) {
+                let bytes: Vec<u8> = (0..random.below(6)).map(|_| random.below(256) as u8).collect();
+                parser.push(Piece::Bytes(&bytes), &mut events);
+                if !markers.is_empty() && random.one_in(3) {
+                    parser.push(Piece::Special(markers[random.below(markers.len())]), &mut events);
+                }
+            }
+            parser.finish(&mut events);
+            fold(&events);
+        }
+    }
+}
+
+/// Counted in looks at bytes, not in seconds: 1 MB costs no more per byte than 50 KB.
+#[test]
+fn time_is_linear() {
+    let hostile = [
+        "<",
+        "<tool_",
+        "<tool_call>",
+        "\n",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"",
+        "<think>",
+        "</think>",
+        "{\"a\":",
+        "[",
+        "\"\\\\",
+        "<tool_call>       ",
+        "\u{0}",
+        "é",
+        "<tool_call>{\"arguments\": {\"a\": \"b\"}, ",
+        " ",
+        "</tool_call>",
+    ];
+    let many = |atom: &str, bytes: usize| atom.repeat(bytes / atom.len()).into_bytes();
+    for format in formats() {
+        let markers: Vec<&str> = format.marker_texts().collect();
+        for start in [Region::Text, Region::Reasoning] {
+            for atom in hostile {
+                for opening in [&[][..], &markers[..]] {
+                    let cost = |bytes: usize, longest: usize| {
+                        let mut pieces: Vec<_> = opening.iter().map(|m| OwnedPiece::Special((*m).to_owned())).collect();
+                        pieces.truncate(2);
+                        pieces.push(OwnedPiece::Bytes(many(atom, bytes)));
+                        let mut parser = Parser::new(format, options(start, &["f"]));
+                        let mut events = Vec::new();
+                        for piece in cut(&pieces, longest, &mut Random::new(5)) {
+                            parser.push(piece.as_piece(), &mut events);
+                            events.clear();
+                        }
+                        parser.finish(&mut events);
+                        parser.work() as f64 / bytes as f64
+                    };
+                    for longest in [1, 7, 1 << 20] {
+                        let (small, large) = (cost(50_000, longest), cost(200_000, longest));
+                        assert!(small < 64.0, "{} {atom:?} by {longest}: {small} looks per byte", format.name);
+                        assert!(
+                            large < small * 1.05 + 0.1,
+                            "{} {atom:?} by {longest}: {small} -> {large}",
+                            format.name
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
