@@ -1,0 +1,309 @@
+//! Paged KV blocks and the prefix cache.
+//!
+//! A block is free, referenced by block tables, or cached: full, unreferenced, and kept for the next sequence with the
+//! same prefix until it is the least recently used and room is needed. A full block is registered under its whole past
+//! (the registered block before it, or the salt for the first) and its own tokens. Keys are compared, not only hashed,
+//! so that no collision can hand a sequence someone else's prompt.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+pub type BlockId = u32;
+
+/// What stands before a block's tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Parent {
+    /// Nothing; sequences share only under equal salts.
+    Root(Arc<str>),
+    /// The content with this number. Numbers are never used again.
+    After(u64),
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Key {
+    parent: Parent,
+    tokens: Box<[u32]>,
+}
+
+#[derive(Debug, Default)]
+struct Block {
+    refs: u32,
+    registered: Option<(u64, Arc<Key>)>,
+    /// Its place among the cached blocks while unreferenced.
+    stamp: u64,
+}
+
+#[derive(Debug)]
+pub struct Blocks {
+    block_size: usize,
+    blocks: Vec<Block>,
+    free: Vec<BlockId>,
+    index: HashMap<Arc<Key>, BlockId>,
+    /// Registered and unreferenced, the oldest first.
+    cached: BTreeMap<u64, BlockId>,
+    next_content: u64,
+    next_stamp: u64,
+}
+
+impl Blocks {
+    pub fn new(count: usize, block_size: usize) -> Self {
+        assert!(block_size > 0, "a KV block holds at least one token");
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        Self {
+            block_size,
+            blocks: (0..count).map(|_| Block::default()).collect(),
+            free: (0..count).rev().collect(),
+            index: HashMap::new(),
+            cached: BTreeMap::new(),
+            next_content: 0,
+            next_stamp: 0,
+        }
+    }
+
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    pub fn total(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that `allocate` can still give out.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.cached.len()
+    }
+
+    /// Referenced blocks.
+    pub fn used(&self) -> usize {
+        self.total() - self.available()
+    }
+
+    /// The longest registered prefix of `tokens`, in whole blocks. Nothing is referenced by this.
+    pub fn lookup(&self, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
+        let mut parent = Parent::Root(salt.clone());
+        let mut found = Vec::new();
+        for chunk in tokens.chunks_exact(self.block_size) {
+            let key = Key { parent, tokens: chunk.into() };
+            let Some(&block) = self.index.get(&key) else { break };
+            let Some((content, _)) = self.blocks[block as usize].registered else { break };
+            found.push(block);
+            parent = Parent::After(content);
+        }
+        found
+    }
+
+    /// How many of these blocks are unreferenced, so that taking them makes fewer blocks available.
+    pub fn unreferenced(&self, blocks: &[BlockId]) -> usize {
+        blocks.iter().filter(|&&block| self.blocks[block as usize].refs == 0).count()
+    }
+
+    /// A block of one's own, its contents undefined.
+    pub fn allocate(&mut self) -> Option<BlockId> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => {
+                let (_, block) = self.cached.pop_first()?;
+                self.forget(block);
+                block
+            }
+        };
+        self.blocks[block as usize].refs = 1;
+        Some(block)
+    }
+
+    pub fn retain(&mut self, block: BlockId) {
+        let state = &mut self.blocks[block as usize];
+        if state.refs == 0 {
+            self.cached.remove(&state.stamp);
+        }
+        state.refs += 1;
+    }
+
+    /// Give one reference back. Tables are released from their end, so that a block is evicted before its parent.
+    pub fn release(&mut self, block: BlockId) {
+        let state = &mut self.blocks[block as usize];
+        debug_assert!(state.refs > 0, "block {block} is released twice");
+        state.refs -= 1;
+        if state.refs > 0 {
+            return;
+        }
+        if state.registered.is_some() {
+            state.stamp = self.next_stamp;
+            self.next_stamp += 1;
+            self.cached.insert(state.stamp, block);
+        } else {
+            self.free.push(block);
+        }
+    }
+
+    /// Enter a full, computed block. Where the same content is registered already, the reference moves to that block.
+    pub fn register(&mut self, block: BlockId, parent: Parent, tokens: &[u32]) -> BlockId {
+        debug_assert_eq!(tokens.len(), self.block_size);
+        let key = Arc::new(Key { parent, tokens: tokens.into() });
+        if let Some(&twin) = self.index.get(&key) {
+            if twin != block {
+                self.retain(twin);
+                self.release(block);
+            }
+            return twin;
+        }
+        self.index.insert(key.clone(), block);
+        self.blocks[block as usize].registered = Some((self.next_content, key));
+        self.next_content += 1;
+        block
+    }
+
+    /// The parent of what follows this block, if it is registered.
+    pub fn content(&self, block: BlockId) -> Option<Parent> {
+        self.blocks[block as usize].registered.as_ref().map(|(content, _)| Parent::After(*content))
+    }
+
+    /// Make a registered block writable again. False: others read it, and the caller needs a block of its own.
+    pub fn reclaim(&mut self, block: BlockId) -> bool {
+        let exclusive = self.blocks[block as usize].refs == 1;
+        if exclusive {
+            self.forget(block);
+        }
+        exclusive
+    }
+
+    fn forget(&mut self, block: BlockId) {
+        if let Some((_, key)) = self.blocks[block as usize].registered.take() {
+            self.index.remove(&key);
+        }
+    }
+
+    /// Nobody else may read this block: one reference, not registered.
+    pub fn writable(&self, block: BlockId) -> bool {
+        let state = &self.blocks[block as usize];
+        state.refs == 1 && state.registered.is_none()
+    }
+
+    /// Compares the books with the block tables of all sequences, each given with its number of registered blocks and
+    /// its tokens.
+    pub fn check<'a>(&self, tables: impl Iterator<Item = (&'a [BlockId], usize, &'a [u32])>) -> Result<(), String> {
+        let mut refs = vec![0u32; self.total()];
+        for (table, registered, tokens) in tables {
+            for (index, &block) in table.iter().enumerate() {
+                let Some(count) = refs.get_mut(block as usize) else { return Err(format!("no block {block}")) };
+                *count += 1;
+                match (&self.blocks[block as usize].registered, index < registered) {
+                    (Some((_, key)), true) => {
+                        let from = index * self.block_size;
+                        if tokens.get(from..from + self.block_size) != Some(&key.tokens[..]) {
+                            return Err(format!("block {block} holds other tokens than its sequence at {from}"));
+                        }
+                    }
+                    (None, false) => {}
+                    (entry, claim) => {
+                        return Err(format!(
+                            "block {block}: registered {}, its sequence says {claim}",
+                            entry.is_some()
+                        ));
+                    }
+                }
+            }
+        }
+        let mut unreferenced = 0;
+        for (id, state) in self.blocks.iter().enumerate() {
+            if state.refs != refs[id] {
+                return Err(format!("block {id} counts {} references, tables hold {}", state.refs, refs[id]));
+            }
+            if state.refs > 1 && state.registered.is_none() {
+                return Err(format!("block {id} is shared but not registered"));
+            }
+            if let Some((_, key)) = &state.registered
+                && self.index.get(key) != Some(&(id as BlockId))
+            {
+                return Err(format!("block {id} is registered but cannot be found"));
+            }
+            unreferenced += usize::from(state.refs == 0);
+        }
+        if self.free.iter().any(|&b| self.blocks[b as usize].refs > 0 || self.blocks[b as usize].registered.is_some()) {
+            return Err("a free block is referenced or registered".into());
+        }
+        for (stamp, &block) in &self.cached {
+            let state = &self.blocks[block as usize];
+            if state.refs > 0 || state.registered.is_none() || state.stamp != *stamp {
+                return Err(format!("block {block} is cached but referenced, not registered or misplaced"));
+            }
+        }
+        let mut all: Vec<BlockId> = self.free.iter().chain(self.cached.values()).copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        if all.len() != unreferenced || self.available() != unreferenced {
+            return Err(format!(
+                "{} free and {} cached blocks, {unreferenced} unreferenced of {}",
+                self.free.len(),
+                self.cached.len(),
+                self.total()
+            ));
+        }
+        if self.index.len() != self.blocks.iter().filter(|state| state.registered.is_some()).count() {
+            return Err("the index holds a block that is not registered".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(blocks: &mut Blocks, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
+        let mut parent = Parent::Root(salt.clone());
+        let mut table = Vec::new();
+        for chunk in tokens.chunks_exact(blocks.block_size()) {
+            let fresh = blocks.allocate().expect("room");
+            let block = blocks.register(fresh, parent, chunk);
+            parent = blocks.content(block).expect("registered");
+            table.push(block);
+        }
+        table
+    }
+
+    fn release(blocks: &mut Blocks, table: &[BlockId]) {
+        table.iter().rev().for_each(|&block| blocks.release(block));
+    }
+
+    #[test]
+    fn a_prefix_is_found_only_under_its_salt_and_its_whole_past() {
+        let mut blocks = Blocks::new(8, 2);
+        let (salt, other): (Arc<str>, Arc<str>) = ("".into(), "tenant".into());
+        let table = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
+        assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4, 5]), table);
+        assert_eq!(blocks.lookup(&salt, &[1, 2, 9, 9]), table[..1]);
+        assert!(blocks.lookup(&salt, &[3, 4]).is_empty());
+        assert!(blocks.lookup(&other, &[1, 2, 3, 4]).is_empty());
+    }
+
+    #[test]
+    fn equal_contents_end_up_in_one_block() {
+        let mut blocks = Blocks::new(4, 2);
+        let salt: Arc<str> = "".into();
+        let first = fill(&mut blocks, &salt, &[1, 2]);
+        assert_eq!(fill(&mut blocks, &salt, &[1, 2]), first);
+        assert_eq!(blocks.used(), 1);
+        assert!(!blocks.reclaim(first[0]));
+        blocks.release(first[0]);
+        assert!(blocks.reclaim(first[0]));
+        assert!(blocks.writable(first[0]));
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first_and_leaves_before_their_parents() {
+        let mut blocks = Blocks::new(4, 2);
+        let salt: Arc<str> = "".into();
+        let old = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
+        release(&mut blocks, &old);
+        let new = fill(&mut blocks, &salt, &[5, 6, 7, 8]);
+        release(&mut blocks, &new);
+        assert_eq!(blocks.available(), 4);
+        assert_eq!(blocks.allocate(), Some(old[1]));
+        assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4]), old[..1]);
+        blocks.retain(new[0]);
+        assert_eq!(blocks.allocate(), Some(old[0]));
+        assert_eq!(blocks.allocate(), Some(new[1]));
+        assert_eq!(blocks.allocate(), None);
+    }
+}

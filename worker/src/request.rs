@@ -1,0 +1,88 @@
+//! Checks a Start before the engine sees it.
+
+use rein_proto::internal::{Limits, Sampling, Start};
+
+use crate::error::InvalidStart;
+use crate::executor::ExecutorShape;
+use crate::limits;
+use crate::scheduler::context_limit;
+
+/// Every field is in its range, for an engine of this shape.
+pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
+    let (len, context) = (start.prompt.len() + start.resume.len(), context_limit(shape));
+    short("request_id", &start.request_id, limits::MAX_REQUEST_ID_BYTES)?;
+    require("prompt", !start.prompt.is_empty(), || "empty; at least one token is needed".into())?;
+    require("prompt", start.prompt.len() < context, || {
+        format!("{} tokens; the engine holds {context} including at least one generated", start.prompt.len())
+    })?;
+    require("resume", len <= context, || format!("{len} tokens with the prompt; the engine holds {context}"))?;
+    vocabulary("prompt", &start.prompt, shape)?;
+    vocabulary("resume", &start.resume, shape)?;
+    let sampling = start.sampling.as_ref().ok_or_else(|| missing("sampling"))?;
+    let bounds = start.limits.as_ref().ok_or_else(|| missing("limits"))?;
+    check_sampling(sampling, shape)?;
+    check_limits(bounds, start, shape)?;
+    short("cache_salt", &start.cache_salt, limits::MAX_CACHE_SALT_BYTES)?;
+    for (field, count) in [("logprobs", start.logprobs), ("prompt_logprobs", start.prompt_logprobs)] {
+        let max = limits::MAX_LOGPROBS;
+        require(field, (-1..=max).contains(&count), || format!("{count}; must be -1 (none) or 0 to {max}"))?;
+    }
+    require("script", start.script.is_empty() || shape.kind == "sim", || "only the sim engine takes a script".into())?;
+    require("script", start.script.len() <= context, || format!("longer than the context of {context} tokens"))?;
+    vocabulary("script", &start.script, shape)
+}
+
+fn check_sampling(sampling: &Sampling, shape: &ExecutorShape) -> Result<(), InvalidStart> {
+    let number = |field, value: f32, ok: bool, range: &str| {
+        require(field, value.is_finite() && ok, || format!("{value}; must be {range}"))
+    };
+    number("sampling.temperature", sampling.temperature, sampling.temperature >= 0.0, "at least 0")?;
+    number("sampling.top_p", sampling.top_p, sampling.top_p > 0.0 && sampling.top_p <= 1.0, "above 0 and at most 1")?;
+    number("sampling.min_p", sampling.min_p, (0.0..=1.0).contains(&sampling.min_p), "from 0 to 1")?;
+    let repetition = sampling.repetition_penalty;
+    number("sampling.repetition_penalty", repetition, repetition > 0.0, "above 0")?;
+    number("sampling.presence_penalty", sampling.presence_penalty, true, "finite")?;
+    number("sampling.frequency_penalty", sampling.frequency_penalty, true, "finite")?;
+    let (count, max) = (sampling.logit_bias.len(), limits::MAX_LOGIT_BIAS);
+    require("sampling.logit_bias", count <= max, || format!("{count} entries; at most {max}"))?;
+    for bias in &sampling.logit_bias {
+        vocabulary("sampling.logit_bias", &[bias.token], shape)?;
+        number("sampling.logit_bias", bias.bias, true, "finite")?;
+    }
+    Ok(())
+}
+
+fn check_limits(bounds: &Limits, start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
+    require("limits.max_tokens", bounds.max_tokens >= 1, || "0; must be at least 1".into())?;
+    require("resume", start.resume.len() <= bounds.max_tokens as usize, || {
+        format!("{} tokens; limits.max_tokens is {}", start.resume.len(), bounds.max_tokens)
+    })?;
+    require("limits.min_tokens", bounds.min_tokens <= bounds.max_tokens, || {
+        format!("{}; limits.max_tokens is {}", bounds.min_tokens, bounds.max_tokens)
+    })?;
+    let (count, max) = (bounds.stop_token_ids.len(), limits::MAX_STOP_TOKENS);
+    require("limits.stop_token_ids", count <= max, || format!("{count} tokens; at most {max}"))?;
+    vocabulary("limits.stop_token_ids", &bounds.stop_token_ids, shape)
+}
+
+fn require(field: &'static str, ok: bool, problem: impl FnOnce() -> String) -> Result<(), InvalidStart> {
+    if ok { Ok(()) } else { Err(InvalidStart { field, problem: problem() }) }
+}
+
+fn missing(field: &'static str) -> InvalidStart {
+    InvalidStart { field, problem: "missing; every field is set explicitly".into() }
+}
+
+fn short(field: &'static str, value: &str, max: usize) -> Result<(), InvalidStart> {
+    require(field, value.len() <= max, || format!("{} bytes; at most {max}", value.len()))
+}
+
+fn vocabulary(field: &'static str, tokens: &[u32], shape: &ExecutorShape) -> Result<(), InvalidStart> {
+    let size = shape.vocab_size;
+    match tokens.iter().find(|&&token| token as usize >= size) {
+        None => Ok(()),
+        Some(token) => {
+            Err(InvalidStart { field, problem: format!("token {token} is outside the vocabulary of {size}") })
+        }
+    }
+}

@@ -1,0 +1,561 @@
+//! Which tokens each step computes, for which sequences, in which KV blocks.
+//!
+//! A pure function of its state, the events applied to it and the `now` it is told: no clock, no I/O, no threads. The
+//! same events give the same steps. One round is `schedule` -> (the executor executes) -> `commit` or `fail`; events
+//! are applied between rounds.
+//!
+//! Invariants: blocks that others may read are never written; a sequence that waits for its router takes part in no
+//! step; the oldest sequence that can run always runs, whatever must be preempted for it.
+
+#[cfg(test)]
+mod replay;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use rein_proto::internal::{
+    Admitted, After, EngineStats, Finish, FinishReason, FromEngine, Row, RowResult, Start, Steer, Step, StepResult,
+    TokenLogprob, Tokens, from_engine,
+};
+
+use crate::blocks::Blocks;
+use crate::error::Rejected;
+use crate::executor::ExecutorShape;
+use crate::limits;
+use crate::seq::{Seq, SeqId, Work};
+
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Sequences computed at once.
+    pub max_sequences: usize,
+    /// Sequences waiting for a slot.
+    pub max_queue: usize,
+    /// Tokens computed in one step, at least `max_sequences`.
+    pub step_tokens: usize,
+    /// How long a sequence may wait for its router before others may take its slot and blocks.
+    pub park_grace: Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            max_sequences: limits::MAX_SEQUENCES,
+            max_queue: limits::MAX_QUEUE,
+            step_tokens: limits::STEP_TOKENS,
+            park_grace: limits::PARK_GRACE,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum Event {
+    Start {
+        seq: SeqId,
+        start: Box<Start>,
+    },
+    Steer {
+        seq: SeqId,
+        steer: Steer,
+    },
+    /// The router is gone.
+    Cancel {
+        seq: SeqId,
+    },
+    /// The router broke the protocol.
+    Fail {
+        seq: SeqId,
+        error: String,
+    },
+    /// The router does not read what it gets.
+    Pause {
+        seq: SeqId,
+    },
+    Resume {
+        seq: SeqId,
+    },
+}
+
+/// A message for a sequence's router.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    pub seq: SeqId,
+    pub message: FromEngine,
+    /// The sequence is gone; nothing follows.
+    pub last: bool,
+}
+
+/// A row of the step in flight.
+#[derive(Debug, Clone, Copy)]
+struct Planned {
+    seq: SeqId,
+    /// Tokens to compute; 0: draw from the stash.
+    count: usize,
+    after: After,
+    scored: bool,
+}
+
+#[derive(Debug)]
+pub struct Scheduler {
+    options: EngineOptions,
+    vocab_size: usize,
+    /// Longest prompt + generated: the model's limit, or what all blocks together hold.
+    context: usize,
+    blocks: Blocks,
+    seqs: BTreeMap<SeqId, Seq>,
+    /// With a slot.
+    running: BTreeSet<SeqId>,
+    /// Without. In order of arrival, so a preempted sequence stands before those that never ran.
+    waiting: BTreeSet<SeqId>,
+    planned: Vec<Planned>,
+    /// Stashes the executor still holds for nobody.
+    dropped: Vec<u64>,
+    outputs: Vec<Output>,
+    wake_at: Option<Duration>,
+    stats: EngineStats,
+}
+
+/// Longest prompt + generated that an executor of this shape can serve.
+pub fn context_limit(shape: &ExecutorShape) -> usize {
+    shape.max_context.min(shape.blocks * shape.block_size)
+}
+
+impl Scheduler {
+    pub fn new(shape: &ExecutorShape, mut options: EngineOptions) -> Self {
+        options.max_sequences = options.max_sequences.max(1);
+        options.step_tokens = options.step_tokens.max(options.max_sequences);
+        Self {
+            options,
+            vocab_size: shape.vocab_size,
+            context: context_limit(shape),
+            blocks: Blocks::new(shape.blocks, shape.block_size),
+            seqs: BTreeMap::new(),
+            running: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            planned: Vec::new(),
+            dropped: Vec::new(),
+            outputs: Vec::new(),
+            wake_at: None,
+            stats: EngineStats::default(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.seqs.is_empty()
+    }
+
+    /// Messages since the last call, in order.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// With nothing scheduled and no event, the time at which `schedule` would do something new.
+    pub fn wake_at(&self) -> Option<Duration> {
+        self.wake_at
+    }
+
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            running: self.running.len() as u32,
+            waiting: self.waiting.len() as u32,
+            used_blocks: self.blocks.used() as u32,
+            total_blocks: self.blocks.total() as u32,
+            ..self.stats
+        }
+    }
+
+    /// Only a Start can be rejected. Events of sequences that are gone change nothing.
+    pub fn apply(&mut self, event: Event) -> Result<(), Rejected> {
+        debug_assert!(self.planned.is_empty(), "events are applied between rounds");
+        match event {
+            Event::Start { seq, start } => return self.start(seq, *start),
+            Event::Steer { seq, steer } => self.steer(seq, steer),
+            Event::Cancel { seq } => {
+                if self.remove(seq) {
+                    self.stats.cancelled += 1;
+                }
+            }
+            Event::Fail { seq, error } => self.finish(seq, FinishReason::Error, error),
+            Event::Pause { seq } => self.set_paused(seq, true),
+            Event::Resume { seq } => self.set_paused(seq, false),
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, id: SeqId, start: Start) -> Result<(), Rejected> {
+        let waiting = self.waiting.len();
+        if waiting >= self.options.max_queue {
+            return Err(Rejected::QueueFull { waiting });
+        }
+        let seq = Seq::new(start);
+        let (len, full) = (seq.tokens.len(), seq.generated() >= seq.max_tokens());
+        self.seqs.insert(id, seq);
+        self.waiting.insert(id);
+        if len > self.context {
+            let context = self.context;
+            self.finish(id, FinishReason::Error, format!("prompt: {len} tokens; the engine has room for {context}"));
+        } else if full || len == self.context {
+            self.finish(id, FinishReason::Length, String::new());
+        }
+        Ok(())
+    }
+
+    fn steer(&mut self, id: SeqId, steer: Steer) {
+        let Some(seq) = self.seqs.get_mut(&id) else { return };
+        if let Err(error) = seq.check(&steer, self.vocab_size) {
+            return self.finish(id, FinishReason::Error, error.to_string());
+        }
+        self.stats.steers += 1;
+        let stop = steer.stop;
+        let before = seq.tokens.len();
+        let rewound = seq.steer(steer, self.context, &mut self.blocks);
+        if seq.stashed && (rewound > 0 || seq.tokens.len() != before) {
+            seq.stashed = false;
+            self.dropped.push(id);
+        }
+        self.stats.rewound_tokens += rewound as u64;
+        if stop {
+            self.finish(id, FinishReason::Steered, String::new());
+        } else if seq.generated() >= seq.max_tokens() || seq.tokens.len() >= self.context {
+            self.finish(id, FinishReason::Length, String::new());
+        }
+    }
+
+    fn set_paused(&mut self, id: SeqId, paused: bool) {
+        if let Some(seq) = self.seqs.get_mut(&id) {
+            seq.paused = paused;
+        }
+    }
+
+    /// The next step, or nothing to do before an event or `wake_at`.
+    pub fn schedule(&mut self, now: Duration) -> Option<Step> {
+        debug_assert!(self.planned.is_empty(), "the step before was committed");
+        let mut budget = self.options.step_tokens;
+        let mut preempted = false;
+        let mut prefill = Vec::new();
+        for id in self.running.iter().copied().collect::<Vec<_>>() {
+            if !self.running.contains(&id) {
+                // Preempted for a row above.
+                continue;
+            }
+            let Some(seq) = self.seqs.get_mut(&id) else { continue };
+            if seq.work() == Work::Parked {
+                seq.parked_since.get_or_insert(now);
+                continue;
+            }
+            seq.parked_since = None;
+            if seq.computed == seq.tokens.len() && !seq.stashed {
+                // The logits after the last token are gone, so that token is computed again.
+                seq.rewind(seq.computed - 1, &mut self.blocks);
+            }
+            match seq.work() {
+                Work::Parked => {}
+                Work::Draw => self.plan(id, 0),
+                Work::Compute(1) => preempted |= self.plan_tokens(id, 1, &mut budget),
+                Work::Compute(_) => prefill.push(id),
+            }
+        }
+        for id in prefill {
+            if let Some(Work::Compute(count)) = self.running.get(&id).and(self.seqs.get(&id)).map(Seq::work) {
+                preempted |= self.plan_tokens(id, count, &mut budget);
+            }
+        }
+        self.wake_at = None;
+        if !preempted {
+            self.admit(&mut budget, now);
+        }
+        self.step()
+    }
+
+    /// Plan up to `count` tokens of a running sequence, with blocks for them. True if others had to make room.
+    fn plan_tokens(&mut self, id: SeqId, count: usize, budget: &mut usize) -> bool {
+        let mut preempted = false;
+        let Some(seq) = self.running.get(&id).and(self.seqs.get(&id)) else { return false };
+        let count = cut(seq, count.min(*budget));
+        if count == 0 {
+            return false;
+        }
+        let want = (seq.computed + count).div_ceil(self.blocks.block_size());
+        loop {
+            let Some(seq) = self.seqs.get_mut(&id) else { return preempted };
+            if seq.table.len() >= want {
+                break;
+            }
+            if let Some(block) = self.blocks.allocate() {
+                seq.table.push(block);
+            } else if let Some(victim) = self.victim(id) {
+                self.planned.retain(|row| row.seq != victim);
+                self.preempt(victim);
+                preempted = true;
+            } else {
+                // Older sequences hold the rest; they go on and will free some.
+                return preempted;
+            }
+        }
+        *budget -= count;
+        self.plan(id, count);
+        preempted
+    }
+
+    fn plan(&mut self, id: SeqId, count: usize) {
+        let Some(seq) = self.seqs.get(&id) else { return };
+        let after = match seq.computed + count == seq.tokens.len() {
+            false => After::Nothing,
+            true if seq.may_draw() => After::Draw,
+            true => After::Stash,
+        };
+        let scored = seq.scoring() && count > 0 && seq.computed < seq.prompt_len;
+        self.planned.push(Planned { seq: id, count, after, scored });
+    }
+
+    /// Who gives its blocks to `id`: of those who wait for their router the last to arrive, else the last of all.
+    fn victim(&self, id: SeqId) -> Option<SeqId> {
+        let holders = || self.running.iter().rev().filter(|&&other| other != id && !self.seqs[&other].table.is_empty());
+        holders()
+            .find(|&other| self.seqs[other].work() == Work::Parked)
+            .or_else(|| holders().next().filter(|&&other| other > id))
+            .copied()
+    }
+
+    fn preempt(&mut self, id: SeqId) {
+        let Some(seq) = self.seqs.get_mut(&id) else { return };
+        seq.release(&mut self.blocks);
+        if std::mem::take(&mut seq.stashed) {
+            self.dropped.push(id);
+        }
+        seq.preempted = true;
+        seq.parked_since = None;
+        if !seq.admitted {
+            seq.scores.clear();
+        }
+        self.running.remove(&id);
+        self.waiting.insert(id);
+        self.stats.preemptions += 1;
+    }
+
+    /// Give slots and blocks to waiting sequences, in order of arrival.
+    fn admit(&mut self, budget: &mut usize, now: Duration) {
+        while *budget > 0 {
+            let Some(id) = self.waiting.iter().copied().find(|id| !self.seqs[id].is_parked()) else { return };
+            if self.running.len() < self.options.max_sequences && self.seat(id) {
+                self.waiting.remove(&id);
+                self.running.insert(id);
+                self.plan_tokens(id, usize::MAX, budget);
+                continue;
+            }
+            // Nobody stands behind a router that does not answer.
+            let grace = self.options.park_grace;
+            let parked = || self.running.iter().rev().filter_map(|id| Some((*id, self.seqs[id].parked_since? + grace)));
+            let Some((victim, _)) = parked().find(|(_, until)| *until <= now) else {
+                self.wake_at = parked().map(|(_, until)| until).min();
+                return;
+            };
+            self.preempt(victim);
+        }
+    }
+
+    /// Blocks for all tokens of a waiting sequence, the longest cached prefix among them. False: there is no room.
+    fn seat(&mut self, id: SeqId) -> bool {
+        let size = self.blocks.block_size();
+        let reserve = match self.running.is_empty() {
+            true => 0,
+            false => (self.blocks.total() / limits::RESERVE_DIVISOR).max(1),
+        };
+        if self.blocks.available() <= reserve {
+            return false;
+        }
+        let Some(seq) = self.seqs.get_mut(&id) else { return false };
+        let want = seq.tokens.len().div_ceil(size);
+        let prefix = match seq.scoring() {
+            true => Vec::new(),
+            // The last token is computed in any case: its logits are needed.
+            false => self.blocks.lookup(&seq.salt, &seq.tokens[..seq.tokens.len() - 1]),
+        };
+        let fresh = want - prefix.len();
+        if fresh + self.blocks.unreferenced(&prefix) + reserve > self.blocks.available() {
+            return false;
+        }
+        prefix.iter().for_each(|&block| self.blocks.retain(block));
+        seq.registered = prefix.len();
+        seq.computed = prefix.len() * size;
+        seq.table = prefix;
+        seq.table.extend((0..fresh).map_while(|_| self.blocks.allocate()));
+        debug_assert_eq!(seq.table.len(), want, "there was room for all");
+        self.stats.cached_tokens += seq.computed as u64;
+        if !seq.admitted {
+            seq.cached_tokens = seq.computed.min(seq.prompt_len);
+        }
+        true
+    }
+
+    fn step(&mut self) -> Option<Step> {
+        if self.planned.is_empty() {
+            return None;
+        }
+        self.stats.steps += 1;
+        let rows = self.planned.iter().map(|planned| self.row(planned)).collect();
+        Some(Step { epoch: 0, id: self.stats.steps, rows, dropped: std::mem::take(&mut self.dropped) })
+    }
+
+    fn row(&self, planned: &Planned) -> Row {
+        let seq = &self.seqs[&planned.seq];
+        let end = seq.computed + planned.count;
+        Row {
+            seq: planned.seq,
+            tokens: seq.tokens[seq.computed..end].to_vec(),
+            start: seq.computed as u32,
+            blocks: seq.table[..end.div_ceil(self.blocks.block_size())].to_vec(),
+            after: planned.after.into(),
+            draw: (planned.after == After::Draw).then(|| seq.draw()),
+            score: if planned.scored { seq.prompt_logprobs } else { -1 },
+            next: (planned.scored && end < seq.prompt_len).then(|| seq.tokens[end]),
+        }
+    }
+
+    /// The step was executed.
+    pub fn commit(&mut self, result: StepResult) {
+        let expected = self.planned.iter().filter(|row| row.after == After::Draw || row.scored).map(|row| row.seq);
+        if !expected.eq(result.rows.iter().map(|row| row.seq)) {
+            return self.fail("the executor answered for other rows than it was given");
+        }
+        let mut results = result.rows.into_iter();
+        for planned in std::mem::take(&mut self.planned) {
+            let result = match planned.after == After::Draw || planned.scored {
+                true => results.next(),
+                false => None,
+            };
+            self.commit_row(planned, result.unwrap_or_default());
+        }
+    }
+
+    fn commit_row(&mut self, planned: Planned, result: RowResult) {
+        let id = planned.seq;
+        let Some(seq) = self.seqs.get_mut(&id) else { return };
+        // Scores stand for tokens 1..=computed; tokens that moved to a fresh block were scored again.
+        seq.scores.truncate(seq.computed);
+        seq.advance(planned.count, &mut self.blocks);
+        if !seq.admitted || planned.count > 1 {
+            self.stats.prefill_tokens += planned.count as u64;
+        }
+        seq.scores.extend(result.scores);
+        if planned.after == After::Nothing {
+            return;
+        }
+        if !seq.admitted {
+            seq.admitted = true;
+            let mut scores = std::mem::take(&mut seq.scores);
+            if seq.prompt_logprobs >= 0 {
+                scores.insert(0, TokenLogprob { id: seq.tokens[0], ..TokenLogprob::default() });
+            }
+            let kind = from_engine::Kind::Admitted(Admitted {
+                prompt_tokens: seq.prompt_len as u32,
+                cached_tokens: seq.cached_tokens as u32,
+                prompt_logprobs: scores,
+            });
+            self.outputs.push(Output { seq: id, message: FromEngine { kind: Some(kind) }, last: false });
+        }
+        if planned.after == After::Stash {
+            seq.stashed = true;
+            self.stats.held_steps += 1;
+            return;
+        }
+        seq.stashed = false;
+        let position = seq.generated() as u32;
+        let token = match result.token {
+            Some(token) if !result.empty_mask => token,
+            _ => {
+                let error = format!("no token is left to draw at position {position}: mask and bans exclude all");
+                return self.finish(id, FinishReason::Error, error);
+            }
+        };
+        seq.push(token);
+        self.stats.generated_tokens += 1;
+        let tokens =
+            Tokens { epoch: seq.epoch, position, ids: vec![token], logprobs: result.logprob.into_iter().collect() };
+        let message = FromEngine { kind: Some(from_engine::Kind::Tokens(tokens)) };
+        let reason = if seq.is_stop(token) {
+            Some(FinishReason::Stop)
+        } else if seq.generated() >= seq.max_tokens() || seq.tokens.len() >= self.context {
+            Some(FinishReason::Length)
+        } else {
+            None
+        };
+        self.outputs.push(Output { seq: id, message, last: false });
+        if let Some(reason) = reason {
+            self.finish(id, reason, String::new());
+        }
+    }
+
+    /// The step failed: its sequences end, the others go on.
+    pub fn fail(&mut self, error: &str) {
+        for planned in std::mem::take(&mut self.planned) {
+            self.finish(planned.seq, FinishReason::Error, error.to_owned());
+        }
+    }
+
+    /// Every sequence ends.
+    pub fn fail_all(&mut self, error: &str) {
+        self.planned.clear();
+        for id in self.seqs.keys().copied().collect::<Vec<_>>() {
+            self.finish(id, FinishReason::Error, error.to_owned());
+        }
+    }
+
+    /// Say that the sequence ends. Unless that is only a proposal, it is gone.
+    fn finish(&mut self, id: SeqId, reason: FinishReason, error: String) {
+        let Some(seq) = self.seqs.get_mut(&id) else { return };
+        let last = !(seq.proposes && matches!(reason, FinishReason::Stop | FinishReason::Length));
+        seq.proposed = !last;
+        let finish = Finish { epoch: seq.epoch, reason: reason.into(), generated: seq.generated() as u32, error };
+        let message = FromEngine { kind: Some(from_engine::Kind::Finish(finish)) };
+        self.outputs.push(Output { seq: id, message, last });
+        if last {
+            self.remove(id);
+        }
+    }
+
+    fn remove(&mut self, id: SeqId) -> bool {
+        let Some(mut seq) = self.seqs.remove(&id) else { return false };
+        seq.release(&mut self.blocks);
+        if seq.stashed {
+            self.dropped.push(id);
+        }
+        self.running.remove(&id);
+        self.waiting.remove(&id);
+        true
+    }
+
+    /// Compares block tables, reference counts and caches; between rounds and before a step is executed.
+    pub fn check(&self) -> Result<(), String> {
+        let size = self.blocks.block_size();
+        for (id, seq) in &self.seqs {
+            if self.running.contains(id) == self.waiting.contains(id) {
+                return Err(format!("sequence {id} must be either running or waiting"));
+            }
+            if seq.computed > seq.table.len() * size || seq.registered * size > seq.computed {
+                return Err(format!("sequence {id}: {} blocks do not hold {}", seq.table.len(), seq.computed));
+            }
+            if self.waiting.contains(id) && !seq.table.is_empty() {
+                return Err(format!("sequence {id} waits and holds blocks"));
+            }
+        }
+        for planned in &self.planned {
+            let seq = &self.seqs[&planned.seq];
+            let end = (seq.computed + planned.count).div_ceil(size);
+            let written = if planned.count == 0 { &[][..] } else { &seq.table[seq.computed / size..end] };
+            if let Some(block) = written.iter().find(|&&block| !self.blocks.writable(block)) {
+                return Err(format!("sequence {} would write block {block}, which others may read", planned.seq));
+            }
+        }
+        self.blocks.check(self.seqs.values().map(|seq| (&seq.table[..], seq.registered, &seq.tokens[..])))
+    }
+}
+
+/// A scored row ends with the prompt at the latest, because scores belong to prompt tokens only.
+fn cut(seq: &Seq, count: usize) -> usize {
+    let missing = seq.tokens.len() - seq.computed;
+    let count = count.min(missing);
+    match seq.scoring() && seq.computed < seq.prompt_len {
+        true => count.min(seq.prompt_len - seq.computed),
+        false => count,
+    }
+}

@@ -1,0 +1,274 @@
+//! The gRPC service of engine.proto, in front of the engine thread.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::{FutureExt, Stream};
+use rein_proto::internal::engine_server::{self, EngineServer};
+use rein_proto::internal::{
+    EngineInfo, EngineStats, FromEngine, InfoRequest, Start, StatsRequest, ToEngine, from_engine, to_engine,
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, Sleep};
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::engine::{Command, Engine, RoomWanted};
+use crate::error::Rejected;
+use crate::executor::{Executor, ExecutorShape};
+use crate::limits;
+use crate::metrics::Metrics;
+use crate::request;
+use crate::scheduler::{EngineOptions, context_limit};
+use crate::seq::SeqId;
+
+/// A handle on an engine. The engine stops when the last handle and the last stream are gone.
+#[derive(Debug, Clone)]
+pub struct EngineService {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    shape: ExecutorShape,
+    options: EngineOptions,
+    metrics: Arc<Metrics>,
+    draining: AtomicBool,
+}
+
+/// Start the engine thread over `executor`.
+///
+/// # Panics
+/// If the operating system gives no thread.
+pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineService {
+    let (commands, queue) = mpsc::channel(limits::COMMAND_QUEUE);
+    let metrics = Arc::new(Metrics::default());
+    let shape = executor.shape();
+    let shared = Shared { shape, options: options.clone(), metrics: metrics.clone(), draining: AtomicBool::new(false) };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap_or_else(|error| panic!("no runtime for the engine thread: {error}"));
+    std::thread::Builder::new()
+        .name("engine".into())
+        .spawn(move || Engine::new(executor, options, queue, metrics, runtime).run())
+        .unwrap_or_else(|error| panic!("no thread for the engine: {error}"));
+    EngineService { commands, shared: Arc::new(shared) }
+}
+
+impl EngineService {
+    /// With the message limits that long contexts need.
+    pub fn into_server(self) -> EngineServer<Self> {
+        EngineServer::new(self)
+            .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(limits::MAX_MESSAGE_BYTES)
+    }
+
+    pub fn engine_info(&self) -> EngineInfo {
+        let Shared { shape, options, .. } = &*self.shared;
+        EngineInfo {
+            model: shape.model.clone(),
+            vocab_size: shape.vocab_size as u32,
+            max_context: context_limit(shape) as u32,
+            block_size: shape.block_size as u32,
+            total_blocks: shape.blocks as u32,
+            max_sequences: options.max_sequences as u32,
+            kind: shape.kind.into(),
+            tensor_parallel: shape.ranks as u32,
+            max_queue: options.max_queue as u32,
+        }
+    }
+
+    /// Counters, at most one step old.
+    pub fn engine_stats(&self) -> EngineStats {
+        self.shared.metrics.snapshot()
+    }
+
+    /// Take no new sequences from now on, and wait until the open ones are done.
+    pub async fn drain(&self) {
+        self.shared.draining.store(true, Ordering::SeqCst);
+        let (done, drained) = oneshot::channel();
+        if self.commands.send(Command::Drain { done }).await.is_ok() {
+            // An engine that is gone has nothing left to drain.
+            let _ = drained.await;
+        }
+    }
+
+    async fn open(&self, start: Box<Start>) -> Result<(SeqId, Open), Status> {
+        let (outputs, messages) = mpsc::channel(limits::OUTPUT_QUEUE);
+        let (reply, answer) = oneshot::channel();
+        let room = RoomWanted::default();
+        let command = Command::Start { start, outputs, room: room.clone(), reply };
+        self.commands.send(command).await.map_err(|_| stopped())?;
+        let seq = answer.await.map_err(|_| stopped())?.map_err(rejected)?;
+        Ok((seq, Open { messages, room }))
+    }
+}
+
+struct Open {
+    messages: mpsc::Receiver<FromEngine>,
+    room: RoomWanted,
+}
+
+fn stopped() -> Status {
+    Status::unavailable("the engine has stopped")
+}
+
+fn rejected(rejected: Rejected) -> Status {
+    match rejected {
+        Rejected::QueueFull { .. } => Status::resource_exhausted(rejected.to_string()),
+        Rejected::Draining | Rejected::Lost(_) => Status::unavailable(rejected.to_string()),
+    }
+}
+
+#[tonic::async_trait]
+impl engine_server::Engine for EngineService {
+    type GenerateStream = Outputs;
+
+    async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Outputs>, Status> {
+        let deadline = deadline(request.metadata())?;
+        let mut inbound = request.into_inner();
+        let opening = async {
+            let first = inbound.message().await?;
+            let Some(to_engine::Kind::Start(start)) = first.and_then(|message| message.kind) else {
+                return Err(Status::invalid_argument("the first message must be start"));
+            };
+            if self.shared.draining.load(Ordering::SeqCst) {
+                return Err(rejected(Rejected::Draining));
+            }
+            request::check(&start, &self.shared.shape).map_err(|error| Status::invalid_argument(error.to_string()))?;
+            self.open(Box::new(start)).await
+        };
+        let (seq, open) = match deadline {
+            None => opening.await?,
+            Some(at) => tokio::time::timeout_at(at, opening).await.map_err(|_| too_late())??,
+        };
+        let pump = tokio::spawn(pump(inbound, seq, self.commands.clone()));
+        Ok(Response::new(Outputs {
+            seq,
+            messages: open.messages,
+            room: open.room,
+            commands: self.commands.clone(),
+            pump: pump.abort_handle(),
+            deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
+            finished: false,
+            ended: false,
+        }))
+    }
+
+    async fn info(&self, _: Request<InfoRequest>) -> Result<Response<EngineInfo>, Status> {
+        Ok(Response::new(self.engine_info()))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
+        Ok(Response::new(self.engine_stats()))
+    }
+}
+
+/// Carries Steers to the engine until the request side ends, which frees the slot.
+async fn pump(mut inbound: Streaming<ToEngine>, seq: SeqId, commands: mpsc::Sender<Command>) {
+    loop {
+        let command = match inbound.message().await {
+            Ok(Some(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) })) => Command::Steer { seq, steer },
+            Ok(Some(_)) => Command::Fail { seq, error: "after start only steer may follow".into() },
+            Ok(None) | Err(_) => Command::Cancel { seq },
+        };
+        let last = !matches!(command, Command::Steer { .. });
+        if commands.send(command).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// The response side of one sequence. Dropping it frees the slot.
+pub struct Outputs {
+    seq: SeqId,
+    messages: mpsc::Receiver<FromEngine>,
+    room: RoomWanted,
+    commands: mpsc::Sender<Command>,
+    pump: AbortHandle,
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// The last message was a Finish.
+    finished: bool,
+    ended: bool,
+}
+
+impl Stream for Outputs {
+    type Item = Result<FromEngine, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if self.deadline.as_mut().is_some_and(|deadline| deadline.poll_unpin(context).is_ready()) {
+            self.end();
+            return Poll::Ready(Some(Err(too_late())));
+        }
+        match self.messages.poll_recv(context) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Some(message)) => {
+                if self.room.answer(self.messages.capacity()) {
+                    // If the queue is full, the engine is about to look at all sequences anyway.
+                    let _ = self.commands.try_send(Command::Room);
+                }
+                self.finished = matches!(message.kind, Some(from_engine::Kind::Finish(_)));
+                Poll::Ready(Some(Ok(message)))
+            }
+            Poll::Ready(None) => {
+                self.end();
+                match self.finished {
+                    true => Poll::Ready(None),
+                    false => Poll::Ready(Some(Err(Status::cancelled("the sequence was given up before it finished")))),
+                }
+            }
+        }
+    }
+}
+
+impl Outputs {
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.pump.abort();
+            self.messages.close();
+            // Only to wake an idle engine: it frees every sequence whose messages nobody reads.
+            let _ = self.commands.try_send(Command::Cancel { seq: self.seq });
+        }
+    }
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn too_late() -> Status {
+    Status::deadline_exceeded("the call's deadline has passed")
+}
+
+/// From the `grpc-timeout` header: up to eight digits and a unit. The transport's own timeout covers only the response
+/// head, and in process there is no transport.
+fn deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Status> {
+    let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
+    let parse = || {
+        let text = value.to_str().ok()?;
+        let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+        let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+        Some(match unit {
+            "H" => Duration::from_secs(count * 3600),
+            "M" => Duration::from_secs(count * 60),
+            "S" => Duration::from_secs(count),
+            "m" => Duration::from_millis(count),
+            "u" => Duration::from_micros(count),
+            "n" => Duration::from_nanos(count),
+            _ => return None,
+        })
+    };
+    let timeout = parse().ok_or_else(|| Status::invalid_argument("grpc-timeout: not digits and one of H M S m u n"))?;
+    Ok(Instant::now().checked_add(timeout))
+}
