@@ -1,0 +1,165 @@
+//! The best that memory allows: bandwidth, and the bytes of weights that a token needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::BenchError;
+use super::report::Weights;
+
+/// safetensors' own limit.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// Bytes per second that `threads` threads read together.
+pub fn bandwidth(threads: usize, seconds: f64) -> Result<f64, BenchError> {
+    let gigabytes = rein_kernels::probe::memory_bandwidth(threads, seconds);
+    if gigabytes > 0.0 { Ok(gigabytes * 1e9) } else { Err(BenchError::Probe("no memory for its buffer".into())) }
+}
+
+#[derive(Debug, Deserialize)]
+struct Tensor {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+/// Adds up the weights of a checkpoint directory. `weight_bytes`: bytes per weight, where they are not kept as stored.
+pub fn active_weights(dir: &Path, weight_bytes: Option<f64>) -> Result<Weights, BenchError> {
+    let failed = |reason: String| BenchError::ModelDir { path: dir.to_owned(), reason };
+    let read = |name: &str| std::fs::read(dir.join(name)).map_err(|e| failed(format!("cannot read {name}: {e}")));
+    let config: Value =
+        serde_json::from_slice(&read("config.json")?).map_err(|e| failed(format!("config.json: {e}")))?;
+    // Multimodal checkpoints keep the language model's values one level down.
+    let config = config.get("text_config").unwrap_or(&config);
+    let mut tensors = BTreeMap::new();
+    for file in files(dir).map_err(&failed)? {
+        tensors.extend(header(&dir.join(&file)).map_err(|e| failed(format!("{file}: {e}")))?);
+    }
+    if tensors.is_empty() {
+        return Err(failed("no safetensors file in it".into()));
+    }
+    Ok(add_up(config, &tensors, weight_bytes))
+}
+
+/// The weight files: those of the index, else all there are.
+fn files(dir: &Path) -> Result<BTreeSet<String>, String> {
+    if let Ok(index) = std::fs::read(dir.join("model.safetensors.index.json")) {
+        let index: Value = serde_json::from_slice(&index).map_err(|e| format!("model.safetensors.index.json: {e}"))?;
+        let map = index["weight_map"].as_object().ok_or("model.safetensors.index.json: no weight_map")?;
+        return Ok(map.values().filter_map(|v| v.as_str().map(str::to_owned)).collect());
+    }
+    let entries = std::fs::read_dir(dir).map_err(|e| e.to_string())?;
+    let names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
+    Ok(names.filter(|n| n.ends_with(".safetensors")).collect())
+}
+
+fn header(path: &Path) -> Result<BTreeMap<String, Tensor>, String> {
+    let mut file = File::open(path).map_err(|e| e.to_string())?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(|e| e.to_string())?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER_BYTES {
+        return Err(format!("no safetensors file: a header of {length} bytes"));
+    }
+    let mut text = Vec::new();
+    file.take(length).read_to_end(&mut text).map_err(|e| e.to_string())?;
+    let entries: BTreeMap<String, Value> = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let tensors = entries.into_iter().filter(|(name, _)| name != "__metadata__");
+    tensors.map(|(name, value)| Ok((name, serde_json::from_value(value).map_err(|e| e.to_string())?))).collect()
+}
+
+fn add_up(config: &Value, tensors: &BTreeMap<String, Tensor>, weight_bytes: Option<f64>) -> Weights {
+    let number = |keys: &[&str]| keys.iter().find_map(|k| config.get(*k)?.as_f64());
+    let experts = number(&["n_routed_experts", "num_experts", "num_local_experts"]).unwrap_or(1.0).max(1.0);
+    let used = number(&["num_experts_per_tok"]).unwrap_or(experts).min(experts);
+    let layers = number(&["num_hidden_layers"]).unwrap_or(f64::MAX);
+    let tied = !tensors.keys().any(|name| name.ends_with("lm_head.weight"));
+    let mut sum = Weights { total_parameters: 0.0, active_parameters: 0.0, active_bytes: 0.0 };
+    for (name, tensor) in tensors {
+        let Some(share) = share(name, tied, layers, used / experts) else { continue };
+        let stored = (tensor.data_offsets[1].saturating_sub(tensor.data_offsets[0])) as f64;
+        let parameters = match tensor.dtype.as_str() {
+            // Packed integers: eight 4-bit weights in each; scales and shapes are no parameters.
+            "I32" | "U32" if name.ends_with("_packed") => stored * 2.0,
+            _ if name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_shape") => 0.0,
+            _ => tensor.shape.iter().map(|n| *n as f64).product(),
+        };
+        sum.total_parameters += parameters;
+        sum.active_parameters += parameters * share;
+        sum.active_bytes += share * weight_bytes.map_or(stored, |b| b * parameters);
+    }
+    sum
+}
+
+/// How much of a tensor one token reads. None: it is no part of the language model as it decodes.
+fn share(name: &str, tied: bool, layers: f64, routed: f64) -> Option<f64> {
+    if ["vision_tower.", "vision_model.", "visual.", "mm_projector", "multi_modal_projector"]
+        .iter()
+        .any(|p| name.contains(p))
+    {
+        return None;
+    }
+    // Layers past the last are for drafting (multi-token prediction).
+    let layer = name.split_once("layers.").and_then(|(_, rest)| rest.split('.').next()?.parse::<f64>().ok());
+    if layer.is_some_and(|l| l >= layers) {
+        return None;
+    }
+    if name.ends_with("embed_tokens.weight") {
+        return Some(if tied { 1.0 } else { 0.0 });
+    }
+    Some(if name.contains(".experts.") { routed } else { 1.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensors(list: &[(&str, &str, &[u64], u64)]) -> BTreeMap<String, Tensor> {
+        let tensor = |(name, dtype, shape, bytes): &(&str, &str, &[u64], u64)| {
+            (name.to_string(), Tensor { dtype: dtype.to_string(), shape: shape.to_vec(), data_offsets: [8, 8 + bytes] })
+        };
+        list.iter().map(tensor).collect()
+    }
+
+    #[test]
+    fn a_token_reads_dense_weights_and_its_share_of_the_experts() {
+        let config = serde_json::json!({ "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1 });
+        let list = tensors(&[
+            ("model.embed_tokens.weight", "BF16", &[100, 8], 1600),
+            ("lm_head.weight", "BF16", &[100, 8], 1600),
+            ("model.layers.0.mlp.gate.weight", "F32", &[4, 8], 128),
+            ("model.layers.0.mlp.experts.0.up_proj.weight", "BF16", &[16, 8], 256),
+            ("model.layers.0.mlp.experts.1.up_proj.weight", "BF16", &[16, 8], 256),
+            ("model.layers.0.mlp.shared_experts.up_proj.weight", "BF16", &[16, 8], 256),
+            ("model.layers.1.eh_proj.weight", "BF16", &[16, 8], 256),
+            ("vision_tower.blocks.0.weight", "BF16", &[16, 8], 256),
+        ]);
+        let sum = add_up(&config, &list, None);
+        assert_eq!(sum.active_bytes, 1600.0 + 128.0 + 256.0 + 256.0);
+        assert_eq!(sum.total_parameters, 800.0 * 2.0 + 32.0 + 3.0 * 128.0);
+        assert_eq!(sum.active_parameters, 800.0 + 32.0 + 128.0 + 128.0);
+        assert_eq!(add_up(&config, &list, Some(1.0)).active_bytes, sum.active_parameters);
+    }
+
+    #[test]
+    fn tied_embeddings_are_read_as_the_head_and_packed_weights_count_as_eight() {
+        let list = tensors(&[
+            ("model.embed_tokens.weight", "F32", &[10, 4], 160),
+            ("model.layers.0.mlp.up_proj.weight_packed", "I32", &[4, 1], 16),
+            ("model.layers.0.mlp.up_proj.weight_scale", "BF16", &[4, 1], 8),
+            ("model.layers.0.mlp.up_proj.weight_shape", "I64", &[2], 16),
+        ]);
+        let sum = add_up(&serde_json::json!({}), &list, None);
+        assert_eq!((sum.total_parameters, sum.active_bytes), (40.0 + 32.0, 160.0 + 16.0 + 8.0 + 16.0));
+    }
+
+    #[test]
+    fn a_directory_that_is_no_checkpoint_is_refused_by_name() {
+        let error = active_weights(Path::new("/nowhere"), None).map_err(|e| e.to_string());
+        assert!(error.is_err_and(|e| e.contains("/nowhere") && e.contains("config.json")));
+    }
+}

@@ -1,0 +1,258 @@
+//! Against a small endpoint in the test: what it sends is known, so what is counted can be.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use clap::Parser;
+use futures::stream;
+use http::{Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::prompt::Work;
+use super::report::{Quantiles, Report};
+use super::sse::{Events, TooLong};
+use super::{BenchError, BenchOptions, measure};
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    options: BenchOptions,
+}
+
+fn options(args: &[&str]) -> BenchOptions {
+    Cli::try_parse_from([&["bench"], args].concat()).map(|c| c.options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// What the endpoint does with request number `n`.
+#[derive(Debug, Clone, Copy)]
+enum Mode {
+    Usage,
+    NoUsage,
+    /// Every other request is refused.
+    Busy,
+    /// The stream ends without a finish reason.
+    Breaks,
+    /// An error event inside the stream.
+    ErrorEvent,
+    Tools,
+}
+
+type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
+
+/// The answer's bytes, each in a frame of its own.
+fn frames(parts: Vec<Bytes>) -> Body {
+    StreamBody::new(stream::iter(parts.into_iter().map(|p| Ok(Frame::data(p))))).boxed_unsync()
+}
+
+async fn answer(mode: Mode, n: usize, request: Request<Incoming>) -> Response<Body> {
+    let status = |code: u16, text: String| {
+        let mut response = Response::new(frames(vec![Bytes::from(text)]));
+        *response.status_mut() = http::StatusCode::from_u16(code).unwrap_or_default();
+        response
+    };
+    if request.uri().path() == "/v1/models" {
+        return status(200, json!({ "data": [{ "id": "tiny" }] }).to_string());
+    }
+    let body = request.into_body().collect().await.map(|b| b.to_bytes()).unwrap_or_default();
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let text = body["messages"][0]["content"].as_str().or(body["prompt"].as_str()).unwrap_or_default();
+    let words = text.split(' ').count() as u64 + 10;
+    let tokens = body["max_tokens"].as_u64().unwrap_or(0);
+    let usage = json!({ "prompt_tokens": words, "completion_tokens": tokens });
+    if let (Mode::Busy, 0) = (mode, n % 2) {
+        return status(429, json!({ "error": { "message": "queue is full" } }).to_string());
+    }
+    if body["stream"] != json!(true) {
+        let choice = json!({ "message": { "content": "a b" }, "text": "a b", "finish_reason": "length" });
+        return status(200, json!({ "choices": [choice], "usage": usage }).to_string());
+    }
+    let mut out = String::from(": hello\r\n\r\n");
+    let mut event = |value: Value| out.push_str(&format!("data: {value}\n\n"));
+    event(json!({ "choices": [{ "delta": { "role": "assistant", "content": "" } }] }));
+    if let Mode::Tools = mode {
+        let call = |f: Value| json!({ "choices": [{ "delta": { "tool_calls": [{ "index": 0, "function": f }] } }] });
+        event(call(json!({ "name": "find", "arguments": "" })));
+        event(call(json!({ "arguments": "{}" })));
+    }
+    for _ in 0..tokens {
+        event(json!({ "choices": [{ "delta": { "content": "x" }, "text": "x", "finish_reason": null }] }));
+    }
+    match mode {
+        Mode::Breaks => {}
+        Mode::ErrorEvent => event(json!({ "error": { "message": "engine is gone" } })),
+        _ => event(json!({ "choices": [{ "delta": {}, "finish_reason": "length" }] })),
+    }
+    if !matches!(mode, Mode::NoUsage) {
+        event(json!({ "choices": [], "usage": usage }));
+    }
+    if !matches!(mode, Mode::Breaks | Mode::ErrorEvent) {
+        out.push_str("data: [DONE]\n\n");
+    }
+    // Cut where no event ends.
+    Response::new(frames(out.into_bytes().chunks(37).map(Bytes::copy_from_slice).collect()))
+}
+
+/// Serves on a free port; returns the base URL and a count of connections.
+async fn serve(mode: Mode) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap_or_else(|e| panic!("{e}"));
+    let url = format!("http://{}/v1", listener.local_addr().unwrap_or_else(|e| panic!("{e}")));
+    let connections = Arc::new(AtomicUsize::new(0));
+    let (requests, counted) = (Arc::new(AtomicUsize::new(0)), connections.clone());
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let requests = requests.clone();
+            let service = service_fn(move |request| {
+                let n = requests.fetch_add(1, Ordering::Relaxed);
+                async move { Ok::<_, Infallible>(answer(mode, n, request).await) }
+            });
+            tokio::spawn(
+                async move { http1::Builder::new().serve_connection(TokioIo::new(socket), service).await.ok() },
+            );
+        }
+    });
+    (url, connections)
+}
+
+async fn bench(mode: Mode, args: &[&str]) -> (Result<(), BenchError>, Report, usize) {
+    let (url, connections) = serve(mode).await;
+    let options = options(&[&["--base-url", &url], args].concat());
+    let mut report = Report::default();
+    let result = measure(&options, &mut report).await;
+    (result, report, connections.load(Ordering::Relaxed))
+}
+
+#[tokio::test]
+async fn a_stream_is_counted_by_the_endpoints_usage() {
+    let args = ["--concurrency", "1,3", "--requests", "6", "--output-tokens", "5", "--prompt-tokens", "40"];
+    let (result, report, connections) = bench(Mode::Usage, &args).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(report.levels.len(), 2);
+    for level in &report.levels {
+        assert_eq!((level.answered, level.errors.len(), level.tokens_by), (6, 0, "usage"));
+        assert_eq!(level.output_tokens, 30);
+        // The warm-up found that the template adds ten.
+        assert_eq!(level.prompt_tokens, 6 * 40);
+        assert!(level.ttft_ms.is_some() && level.itl_ms.is_some() && level.tpot_ms.is_some());
+        assert!(level.ttft_ms.is_some_and(|t| t.p50 <= level.e2e_ms.max));
+    }
+    // One to list the models, one to warm up, one per client: connections are kept.
+    assert_eq!(connections, 1 + 1 + 1 + 3);
+    let table = report.table();
+    for text in
+        ["chat of tiny", "concurrency", "output tokens/s", "time to first token, ms p50", "inter-token latency, ms p50"]
+    {
+        assert!(table.contains(text), "{text} is missing in\n{table}");
+    }
+    let json = serde_json::to_value(&report).unwrap_or_default();
+    assert_eq!(json["levels"][1]["concurrency"], json!(3));
+    assert_eq!(json["target"]["model"], json!("tiny"));
+}
+
+#[tokio::test]
+async fn without_usage_chunks_are_counted_and_said_so() {
+    let (result, report, _) = bench(Mode::NoUsage, &["--model", "m", "--requests", "2", "--output-tokens", "7"]).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!((report.levels[0].output_tokens, report.levels[0].tokens_by), (14, "chunks"));
+    assert!(report.table().contains("counted as chunks"));
+}
+
+#[tokio::test]
+async fn failures_are_counted_by_kind() {
+    let (result, report, _) = bench(Mode::Busy, &["--model", "m", "--requests", "6", "--warmup", "0"]).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(report.levels[0].errors.get("http_429"), Some(&3));
+    assert_eq!(report.levels[0].answered, 3);
+    for (mode, text) in [(Mode::Breaks, "broke off"), (Mode::ErrorEvent, "engine is gone")] {
+        let (result, ..) = bench(mode, &["--model", "m", "--requests", "2"]).await;
+        assert!(result.as_ref().is_err_and(|e| e.to_string().contains(text)), "{result:?}");
+        let (result, ..) = bench(mode, &["--model", "m", "--requests", "2", "--warmup", "0"]).await;
+        assert!(result.as_ref().is_err_and(|e| e.to_string().contains(text)), "{result:?}");
+    }
+}
+
+#[tokio::test]
+async fn other_interfaces() {
+    let (result, report, _) =
+        bench(Mode::Usage, &["--stream", "false", "--requests", "2", "--output-tokens", "3"]).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!((report.levels[0].output_tokens, report.levels[0].ttft_ms), (6, None));
+    let ids = ["--endpoint", "completions", "--prompt-ids", "500", "--requests", "2", "--output-tokens", "3"];
+    let (result, report, _) = bench(Mode::Usage, &ids).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(report.levels[0].output_tokens, 6);
+    let (result, report, _) = bench(Mode::Tools, &["--tools", "4", "--requests", "2", "--output-tokens", "3"]).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(report.levels[0].tool_calls, 2);
+    let (result, report, _) = bench(Mode::Usage, &["--duration", "0.05", "--output-tokens", "3"]).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert!(report.levels[0].answered > 0 && report.levels[0].seconds >= 0.05);
+}
+
+#[tokio::test]
+async fn bad_targets_are_refused_by_name() {
+    for (url, text) in [
+        ("https://127.0.0.1/v1", "https"),
+        ("ftp://x", "must start with http://"),
+        ("nothing", "must start with http://"),
+        ("http://127.0.0.1:1/v1", "cannot connect"),
+    ] {
+        let result = measure(&options(&["--base-url", url]), &mut Report::default()).await;
+        assert!(result.as_ref().is_err_and(|e| e.to_string().contains(text)), "{url}: {result:?}");
+    }
+    let result = measure(&options(&["--prompt-ids", "9"]), &mut Report::default()).await;
+    assert!(result.is_err_and(|e| e.to_string().contains("--endpoint completions")));
+}
+
+#[test]
+fn prompts_differ_unless_a_prefix_is_shared() {
+    let text = |work: &Work, n| {
+        let body: Value = serde_json::from_slice(&work.body(n)).unwrap_or_default();
+        body["messages"][0]["content"].as_str().unwrap_or_default().to_owned()
+    };
+    let work = Work::new(&options(&["--prompt-tokens", "50"]), "m");
+    assert_eq!(text(&work, 1).split(' ').count(), 50);
+    assert_eq!(text(&work, 1), text(&work, 1));
+    assert_ne!(text(&work, 1)[..40], text(&work, 2)[..40]);
+    let work = Work::new(&options(&["--prompt-tokens", "50", "--shared-prefix", "30"]), "m");
+    let (a, b) = (text(&work, 1), text(&work, 2));
+    let common = a.split(' ').zip(b.split(' ')).take_while(|(a, b)| a == b).count();
+    assert!((30..34).contains(&common), "{common}");
+    let body: Value = serde_json::from_slice(&Work::new(&options(&["--tools", "9"]), "m").body(0)).unwrap_or_default();
+    let names: std::collections::BTreeSet<_> =
+        body["tools"].as_array().into_iter().flatten().map(|t| t["function"]["name"].to_string()).collect();
+    assert_eq!(names.len(), 9);
+    let extra = options(&["--extra", r#"{"min_p": 0.1, "max_tokens": 3}"#]);
+    let body: Value = serde_json::from_slice(&Work::new(&extra, "m").body(0)).unwrap_or_default();
+    assert_eq!((&body["min_p"], &body["max_tokens"]), (&json!(0.1), &json!(3)));
+}
+
+#[test]
+fn events_are_read_however_they_are_cut() {
+    let text = b": comment\n\ndata: one\n\nevent: x\r\ndata: two\r\ndata:three\r\n\r\ndata:\n\nid: 4\n\ndata: cut";
+    for size in 1..text.len() {
+        let (mut events, mut got) = (Events::default(), Vec::new());
+        for part in text.chunks(size) {
+            assert_eq!(events.push(part, |e| got.push(String::from_utf8_lossy(e).into_owned())), Ok(()));
+        }
+        assert_eq!(got, ["one", "two\nthree", ""], "cut by {size}");
+    }
+    let mut events = Events::default();
+    assert_eq!(events.push(&vec![b'x'; (16 << 20) + 1], |_| {}), Err(TooLong));
+}
+
+#[test]
+fn quantiles_are_values_that_occurred() {
+    let q = Quantiles::of((1..=100).rev().map(f64::from).collect());
+    assert_eq!(q, Some(Quantiles { mean: 50.5, p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 }));
+    assert_eq!(Quantiles::of(vec![3.0]).map(|q| (q.p50, q.p99)), Some((3.0, 3.0)));
+    assert_eq!(Quantiles::of(Vec::new()), None);
+}
