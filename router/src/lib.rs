@@ -1,5 +1,195 @@
 //! Rein's edge: OpenAI HTTP and gRPC in, one engine stream per sequence out.
+//!
+//! A request's way: [`http`] or [`grpc`] decode it into a [`job`], [`chat`] or [`complete`] turn that into tokens,
+//! [`generate`] starts a sequence per choice on an engine ([`pool`], [`steer`]), [`stream`] reads the tokens into typed
+//! events, and the surface encodes these.
 
+mod admit;
+mod chat;
+mod complete;
+mod conversation;
+pub mod error;
+mod generate;
+mod grpc;
+mod http;
+mod job;
+pub mod limits;
+mod metrics;
+mod model;
+mod openai;
+mod openapi;
+mod pick;
+pub mod pool;
+pub mod render;
+pub mod steer;
+mod stop;
+mod stream;
 pub mod template;
 pub mod textmodel;
 pub mod tokenize;
+
+use std::{sync::Arc, time::Duration};
+
+use rein_proto::v1::inference_server::SERVICE_NAME;
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+pub use crate::{
+    error::{Error, Kind},
+    http::serve_http,
+    pool::{EngineTransport, transport},
+};
+use crate::{
+    admit::Admission,
+    metrics::{EngineReport, Metrics},
+    model::Model,
+    textmodel::TextModel,
+};
+
+/// What an operator may set.
+#[derive(Debug, Clone)]
+pub struct RouterConfig {
+    /// Requests in flight, above which 429 is answered. At least 1.
+    pub max_in_flight: u32,
+    /// Longest life of a request that brings no deadline of its own.
+    pub request_time: Duration,
+    /// Bytes of a request body.
+    pub body_bytes: usize,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        RouterConfig {
+            max_in_flight: limits::IN_FLIGHT,
+            request_time: limits::REQUEST_TIME,
+            body_bytes: limits::BODY_BYTES,
+        }
+    }
+}
+
+/// A model and one engine that runs it. Entries of the same name share their load.
+pub struct ModelEntry {
+    pub text: TextModel,
+    pub engine: EngineTransport,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error("a router needs at least one model")]
+    NoModel,
+    #[error("max_in_flight must be at least 1")]
+    NoRequests,
+    #[error("gRPC reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// The edge of one process. Clones share everything.
+#[derive(Clone)]
+pub struct Router {
+    core: Arc<Core>,
+    grpc: tonic::service::Routes,
+}
+
+/// What all requests share.
+pub(crate) struct Core {
+    config: RouterConfig,
+    models: Vec<Arc<Model>>,
+    admission: Admission,
+    metrics: Arc<Metrics>,
+    health: HealthReporter,
+}
+
+impl Router {
+    pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
+        if config.max_in_flight == 0 {
+            return Err(BuildError::NoRequests);
+        }
+        let mut groups: Vec<(TextModel, Vec<EngineTransport>)> = Vec::new();
+        for entry in entries {
+            match groups.iter_mut().find(|(text, _)| text.name == entry.text.name) {
+                Some((_, engines)) => engines.push(entry.engine),
+                None => groups.push((entry.text, vec![entry.engine])),
+            }
+        }
+        if groups.is_empty() {
+            return Err(BuildError::NoModel);
+        }
+        let models = groups.into_iter().map(|(text, engines)| Arc::new(Model::new(text, engines))).collect();
+        let health = HealthReporter::new();
+        let core = Arc::new(Core {
+            admission: Admission::new(config.max_in_flight),
+            config,
+            models,
+            metrics: Arc::default(),
+            health: health.clone(),
+        });
+        let grpc = grpc::routes(core.clone(), health)?;
+        Ok(Router { core, grpc })
+    }
+
+    /// The OpenAI API.
+    pub fn http(&self) -> axum::Router {
+        http::routes(self.core.clone())
+    }
+
+    /// `rein.v1.Inference`, health and reflection.
+    pub fn grpc(&self) -> tonic::service::Routes {
+        self.grpc.clone()
+    }
+
+    /// Takes no new requests and returns when the open ones are done. Health says so at once.
+    pub async fn drain(&self) {
+        for service in ["", SERVICE_NAME] {
+            self.core.health.set_service_status(service, ServingStatus::NotServing).await;
+        }
+        self.core.admission.drain().await;
+    }
+
+    /// Requests that are being answered.
+    pub fn in_flight(&self) -> usize {
+        self.core.admission.in_flight()
+    }
+}
+
+impl Core {
+    fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, Error> {
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return Err(Error::missing("model", &format!("the name of a model, such as '{}'", self.models[0].name())));
+        };
+        self.models.iter().find(|model| model.name() == name).ok_or_else(|| {
+            let served: Vec<&str> = self.models.iter().map(|model| model.name()).collect();
+            Error::model_not_found(name, &served)
+        })
+    }
+
+    /// Where leaving the name out is not ambiguous, it may be.
+    fn model_or_only(&self, name: Option<&str>) -> Result<&Arc<Model>, Error> {
+        match (name.filter(|name| !name.is_empty()), self.models.as_slice()) {
+            (None, [only]) => Ok(only),
+            (name, _) => self.model(name),
+        }
+    }
+
+    /// Whether requests can be answered: not draining, and an engine of every model answers.
+    async fn ready(&self) -> Result<(), Error> {
+        if self.admission.draining() {
+            return Err(Error::unavailable("this server is draining and takes no new requests"));
+        }
+        for model in &self.models {
+            model.bounds().await?;
+        }
+        Ok(())
+    }
+
+    async fn report(&self) -> String {
+        let mut engines = Vec::new();
+        for model in &self.models {
+            for (engine, client) in model.pool.engines().iter().enumerate() {
+                engines.push(EngineReport { model: model.name().into(), engine, stats: client.stats().await.ok() });
+            }
+        }
+        self.metrics.write(self.admission.in_flight(), self.admission.limit(), &engines)
+    }
+}
+
+#[cfg(test)]
+mod tests;

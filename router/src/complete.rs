@@ -1,0 +1,64 @@
+//! A completion's way: encode, generate, read as text.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use rein_proto::v1::{self, chat_event, complete_event};
+
+use crate::{
+    error::Error,
+    generate::{self, Call, ChatEvents, Defaults, Plan, Reading, Sequence},
+    job::{CompletionJob, Prompt, out_of_vocabulary},
+    limits,
+    model::Model,
+};
+
+const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits::COMPLETION_TOKENS) };
+
+/// The events are a chat's without regions, reasoning and calls.
+pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Result<ChatEvents, Error> {
+    job.check()?;
+    let bounds = model.bounds().await?;
+    job.generation.check_vocabulary(bounds.vocab)?;
+    let mut generation = job.generation;
+    if job.echo && generation.prompt_logprobs.is_none() {
+        generation.prompt_logprobs = generation.logprobs;
+    }
+    let seed = generation.sampling.seed.unwrap_or_else(rand::random);
+    let mut sequences = Vec::with_capacity(job.prompts.len());
+    let several = job.prompts.len() > 1;
+    for (i, prompt) in job.prompts.into_iter().enumerate() {
+        let (ids, text) = match prompt {
+            Prompt::Text(text) => (model.encode(text.clone(), job.add_special_tokens).await?, Some(text)),
+            Prompt::Ids(ids) => (ids, None),
+        };
+        if let Some((at, &id)) = ids.iter().enumerate().find(|&(_, &id)| id >= bounds.vocab) {
+            let param = if several { format!("prompt[{i}][{at}]") } else { format!("prompt[{at}]") };
+            return Err(out_of_vocabulary(param, id, bounds.vocab));
+        }
+        let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
+        let echo = job.echo.then(|| text.unwrap_or_else(|| model.decode(&ids)));
+        sequences.push(Sequence { prompt: ids, echo, plan });
+    }
+    let reading = Reading::Plain { skip_special_tokens: job.skip_special_tokens };
+    generate::generate(call, model, reading, sequences).await
+}
+
+/// The same event as gRPC's `Complete` tells it.
+pub fn event(event: v1::ChatEvent) -> v1::CompleteEvent {
+    use {chat_event::Event as From, complete_event::Event as To};
+    let to = match event.event {
+        Some(From::Start(start)) => To::Start(start),
+        Some(From::Done(done)) => To::Done(done),
+        Some(From::Usage(usage)) => To::Usage(usage),
+        Some(From::TextDelta(delta)) => To::TextDelta(delta),
+        // A plain reader has no other events.
+        _ => To::TextDelta(v1::Delta::default()),
+    };
+    v1::CompleteEvent { choice: event.choice, token_ids: event.token_ids, logprobs: event.logprobs, event: Some(to) }
+}
+
+/// The events as gRPC's `Complete` tells them.
+pub fn events(events: ChatEvents) -> impl futures::Stream<Item = Result<v1::CompleteEvent, Error>> {
+    events.map(|item| item.map(event))
+}

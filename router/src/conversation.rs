@@ -1,0 +1,176 @@
+//! Checks a conversation before a template sees it: templates answer wrong shapes with wrong prompts, not with errors.
+
+use serde_json::{Map, Value};
+
+use crate::{error::Error, limits};
+
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// Messages in the OpenAI shape. They are checked, never changed.
+pub fn check_messages(messages: &[Value]) -> Result<(), Error> {
+    if messages.is_empty() {
+        return Err(Error::invalid("messages", "'messages' must have at least one message"));
+    }
+    if messages.len() > limits::MESSAGES {
+        let message = format!("'messages' may have at most {} messages, got {}", limits::MESSAGES, messages.len());
+        return Err(Error::invalid("messages", message));
+    }
+    messages.iter().enumerate().try_for_each(|(i, message)| check_message(&format!("messages[{i}]"), message))
+}
+
+fn check_message(at: &str, message: &Value) -> Result<(), Error> {
+    let Value::Object(message) = message else { return Err(Error::wrong_type(at, "an object", message)) };
+    let role = match message.get("role") {
+        None | Some(Value::Null) => {
+            return Err(Error::missing(&format!("{at}.role"), &format!("one of {}", ROLES.join(", "))));
+        }
+        Some(Value::String(role)) => role.as_str(),
+        Some(other) => return Err(Error::wrong_type(&format!("{at}.role"), "a string", other)),
+    };
+    if !ROLES.contains(&role) {
+        let message = format!("'{at}.role' must be one of {}, got '{role}'", ROLES.join(", "));
+        return Err(Error::invalid(format!("{at}.role"), message));
+    }
+    for field in ["name", "tool_call_id", "reasoning_content", "reasoning", "refusal"] {
+        match message.get(field) {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => return Err(Error::wrong_type(&format!("{at}.{field}"), "a string", other)),
+        }
+    }
+    for (field, instead) in [("function_call", "use tool_calls"), ("audio", "this server has no audio")] {
+        if message.get(field).is_some_and(|value| !value.is_null()) {
+            return Err(Error::unsupported(format!("{at}.{field}"), instead));
+        }
+    }
+    let calls = check_calls(at, message)?;
+    if calls && role != "assistant" {
+        let text = format!("'{at}.tool_calls' belongs to the role assistant, not {role}");
+        return Err(Error::invalid(format!("{at}.tool_calls"), text));
+    }
+    check_content(at, role, message)
+}
+
+fn check_content(at: &str, role: &str, message: &Map<String, Value>) -> Result<(), Error> {
+    let at = format!("{at}.content");
+    match message.get("content") {
+        Some(Value::String(_)) => Ok(()),
+        None | Some(Value::Null) if role == "assistant" => Ok(()),
+        None => Err(Error::missing(&at, "a string or an array of text parts")),
+        Some(Value::Array(parts)) => {
+            parts.iter().enumerate().try_for_each(|(j, part)| check_part(&format!("{at}[{j}]"), part))
+        }
+        Some(other) => Err(Error::wrong_type(&at, "a string or an array of text parts", other)),
+    }
+}
+
+fn check_part(at: &str, part: &Value) -> Result<(), Error> {
+    let Value::Object(part) = part else { return Err(Error::wrong_type(at, "an object", part)) };
+    match part.get("type") {
+        Some(Value::String(kind)) if kind == "text" || kind == "refusal" => match part.get(kind.as_str()) {
+            Some(Value::String(_)) => Ok(()),
+            Some(other) => Err(Error::wrong_type(&format!("{at}.{kind}"), "a string", other)),
+            None => Err(Error::missing(&format!("{at}.{kind}"), "a string")),
+        },
+        Some(Value::String(kind)) => {
+            let message =
+                format!("'{at}.type' must be 'text': this server takes no {kind} parts, models are text only");
+            Err(Error { code: Some("unsupported_content"), ..Error::invalid(format!("{at}.type"), message) })
+        }
+        Some(other) => Err(Error::wrong_type(&format!("{at}.type"), "a string", other)),
+        None => Err(Error::missing(&format!("{at}.type"), "'text'")),
+    }
+}
+
+/// Whether the message has calls.
+fn check_calls(at: &str, message: &Map<String, Value>) -> Result<bool, Error> {
+    let at = format!("{at}.tool_calls");
+    let calls = match message.get("tool_calls") {
+        None | Some(Value::Null) => return Ok(false),
+        Some(Value::Array(calls)) => calls,
+        Some(other) => return Err(Error::wrong_type(&at, "an array", other)),
+    };
+    for (j, call) in calls.iter().enumerate() {
+        let at = format!("{at}[{j}]");
+        let Value::Object(call) = call else { return Err(Error::wrong_type(&at, "an object", call)) };
+        match call.get("id") {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => return Err(Error::wrong_type(&format!("{at}.id"), "a string", other)),
+        }
+        check_type_is_function(&at, call)?;
+        let function = match call.get("function") {
+            Some(Value::Object(function)) => function,
+            Some(other) => return Err(Error::wrong_type(&format!("{at}.function"), "an object", other)),
+            None => return Err(Error::missing(&format!("{at}.function"), "an object with name and arguments")),
+        };
+        check_name(&format!("{at}.function.name"), function)?;
+        match function.get("arguments") {
+            None | Some(Value::Null | Value::String(_) | Value::Object(_)) => {}
+            Some(other) => {
+                return Err(Error::wrong_type(&format!("{at}.function.arguments"), "a JSON object as a string", other));
+            }
+        }
+    }
+    Ok(!calls.is_empty())
+}
+
+fn check_type_is_function(at: &str, object: &Map<String, Value>) -> Result<(), Error> {
+    match object.get("type") {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(kind)) if kind == "function" => Ok(()),
+        Some(Value::String(kind)) => {
+            Err(Error::invalid(format!("{at}.type"), format!("'{at}.type' must be 'function', got '{kind}'")))
+        }
+        Some(other) => Err(Error::wrong_type(&format!("{at}.type"), "'function'", other)),
+    }
+}
+
+fn check_name(at: &str, function: &Map<String, Value>) -> Result<(), Error> {
+    match function.get("name") {
+        Some(Value::String(name)) if name.is_empty() => {
+            Err(Error::invalid(at, format!("'{at}' must not be an empty string")))
+        }
+        Some(Value::String(name)) if name.len() > limits::TOOL_NAME_BYTES => {
+            let message = format!("'{at}' may have at most {} bytes, got {}", limits::TOOL_NAME_BYTES, name.len());
+            Err(Error::invalid(at, message))
+        }
+        Some(Value::String(name)) if name.chars().any(|c| c.is_control() || c.is_whitespace()) => {
+            Err(Error::invalid(at, format!("'{at}' must have no blanks or control characters")))
+        }
+        Some(Value::String(_)) => Ok(()),
+        Some(other) => Err(Error::wrong_type(at, "a string", other)),
+        None => Err(Error::missing(at, "the function's name")),
+    }
+}
+
+/// Tools in the OpenAI shape: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+pub fn check_tools(tools: &[Value]) -> Result<(), Error> {
+    if tools.len() > limits::TOOLS {
+        let message = format!("'tools' may have at most {} tools, got {}", limits::TOOLS, tools.len());
+        return Err(Error::invalid("tools", message));
+    }
+    for (i, tool) in tools.iter().enumerate() {
+        let at = format!("tools[{i}]");
+        let Value::Object(tool) = tool else { return Err(Error::wrong_type(&at, "an object", tool)) };
+        check_type_is_function(&at, tool)?;
+        let function = match tool.get("function") {
+            Some(Value::Object(function)) => function,
+            Some(other) => return Err(Error::wrong_type(&format!("{at}.function"), "an object", other)),
+            None => return Err(Error::missing(&format!("{at}.function"), "an object with name and parameters")),
+        };
+        check_name(&format!("{at}.function.name"), function)?;
+        match function.get("description") {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => return Err(Error::wrong_type(&format!("{at}.function.description"), "a string", other)),
+        }
+        match function.get("parameters") {
+            None | Some(Value::Null | Value::Object(_)) => {}
+            Some(other) => return Err(Error::wrong_type(&format!("{at}.function.parameters"), "a JSON Schema", other)),
+        }
+    }
+    Ok(())
+}
+
+/// Calls that the conversation's assistant messages already made.
+pub fn calls_made(messages: &[Value]) -> usize {
+    messages.iter().filter_map(|message| message.get("tool_calls")?.as_array().map(Vec::len)).sum()
+}

@@ -1,0 +1,375 @@
+//! One request's sequences: planned, started on an engine, and merged into one stream of events.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+};
+
+use futures::{
+    Stream, StreamExt,
+    stream::{self, BoxStream, SelectAll},
+};
+use rein_grammar::{Parser, ParserOptions, Region, ToolDecl};
+use rein_proto::{
+    internal::{self, Start},
+    v1::{self, chat_event},
+};
+use tokio::time::Instant;
+
+use crate::{
+    admit::Permit,
+    error::Error,
+    job::Generation,
+    metrics::Metrics,
+    model::{Bounds, Model, now},
+    steer::EngineStream,
+    stop::StopStrings,
+    stream::{Choice, Opening, Reader, Report, Transcript},
+};
+
+/// Exactly one terminal item: `Usage`, after each choice's `Done`, or an error. Dropping it frees all slots.
+pub type ChatEvents = Pin<Box<dyn Stream<Item = Result<v1::ChatEvent, Error>> + Send>>;
+
+/// What a surface knows of a request besides what is in it.
+pub struct Call {
+    /// Shown as the response's id.
+    pub id: String,
+    pub began: Instant,
+    pub deadline: Instant,
+    pub _permit: Permit,
+    pub metrics: Arc<Metrics>,
+}
+
+/// How output is to be read.
+#[derive(Debug, Clone)]
+pub enum Reading {
+    Regions { start: Region, tools: Vec<ToolDecl>, parse_tools: bool, calls_before: usize },
+    Plain { skip_special_tokens: bool },
+}
+
+impl Reading {
+    fn reader(&self, model: &Model) -> Reader {
+        match self {
+            Reading::Regions { start, tools, parse_tools, .. } => {
+                let options = ParserOptions { start: *start, tools: tools.clone(), parse_tools: *parse_tools };
+                Reader::Regions(Box::new(Parser::new(model.format, options)))
+            }
+            Reading::Plain { skip_special_tokens } => Reader::Plain { skip_special_tokens: *skip_special_tokens },
+        }
+    }
+}
+
+/// One prompt, of which `n` choices are generated.
+pub struct Sequence {
+    pub prompt: Vec<u32>,
+    /// Text that every choice begins with.
+    pub echo: Option<String>,
+    pub plan: Plan,
+}
+
+/// A request's generation with every default filled in, for one prompt.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    sampling: internal::Sampling,
+    limits: internal::Limits,
+    named_stop_ids: Vec<u32>,
+    stops: StopStrings,
+    n: u32,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+    token_ids: bool,
+    cache_salt: String,
+    script: Vec<u32>,
+    /// Compute the prompt and generate nothing.
+    score_only: bool,
+}
+
+/// What depends on the surface and not on the request.
+#[derive(Debug, Clone, Copy)]
+pub struct Defaults {
+    /// The request field that holds the prompt.
+    pub prompt: &'static str,
+    /// None: as many as the context takes.
+    pub max_tokens: Option<u32>,
+}
+
+impl Plan {
+    pub fn new(
+        generation: &Generation,
+        model: &Model,
+        bounds: Bounds,
+        prompt: usize,
+        defaults: Defaults,
+        seed: u64,
+    ) -> Result<Self, Error> {
+        let asked = &generation.limits;
+        let score_only = asked.max_tokens == Some(0);
+        let max_tokens = max_tokens(generation, bounds, prompt, defaults)?;
+        let eos: &[u32] = if asked.ignore_eos { &[] } else { &model.text.stop_token_ids };
+        let mut stop_token_ids = [eos, &asked.stop_token_ids].concat();
+        stop_token_ids.sort_unstable();
+        stop_token_ids.dedup();
+        if !generation.script.is_empty() && !bounds.scripted {
+            return Err(Error::unsupported("script", "only the sim engine takes one"));
+        }
+        Ok(Plan {
+            sampling: sampling(&generation.sampling, model, seed),
+            limits: internal::Limits {
+                max_tokens,
+                min_tokens: asked.min_tokens.unwrap_or(0),
+                ignore_eos: stop_token_ids.is_empty(),
+                stop_token_ids,
+            },
+            named_stop_ids: asked.stop_token_ids.clone(),
+            stops: StopStrings::new(asked.stop.clone(), asked.include_stop),
+            n: generation.choices(),
+            logprobs: generation.logprobs,
+            prompt_logprobs: generation.prompt_logprobs,
+            token_ids: generation.return_token_ids,
+            cache_salt: generation.cache_salt.clone().unwrap_or_default(),
+            script: generation.script.clone(),
+            score_only,
+        })
+    }
+
+    fn start(&self, request_id: &str, choice: u32, prompt: &[u32]) -> Start {
+        let width = |wanted: Option<u32>| wanted.map_or(-1, |n| n as i32);
+        Start {
+            request_id: format!("{request_id}-{choice}"),
+            prompt: prompt.to_vec(),
+            resume: Vec::new(),
+            sampling: Some(internal::Sampling {
+                seed: derived_seed(self.sampling.seed, choice % self.n),
+                ..self.sampling.clone()
+            }),
+            limits: Some(self.limits.clone()),
+            hold: self.score_only,
+            cache_salt: self.cache_salt.clone(),
+            logprobs: width(self.logprobs),
+            // The choices of a prompt share its logprobs.
+            prompt_logprobs: if choice.is_multiple_of(self.n) { width(self.prompt_logprobs) } else { -1 },
+            finish_is_proposal: false,
+            script: self.script.clone(),
+        }
+    }
+}
+
+fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: Defaults) -> Result<u32, Error> {
+    let (context, asked) = (bounds.context, generation.limits.max_tokens);
+    if prompt == 0 {
+        return Err(Error::invalid(defaults.prompt, format!("'{}' gives a prompt of no tokens", defaults.prompt)));
+    }
+    let wanted = match asked {
+        Some(asked) => format!("'{}' asks for {asked} more", generation.max_tokens_param()),
+        None => "at least 1 more is to be generated".to_owned(),
+    };
+    let room = (context as usize).saturating_sub(prompt);
+    let least = asked.unwrap_or(1).max(1) as usize;
+    if least > room {
+        let message =
+            format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");
+        return Err(Error { code: Some("context_length_exceeded"), ..Error::invalid(defaults.prompt, message) });
+    }
+    // `room` is below `context`, so it fits.
+    Ok(asked.map_or(defaults.max_tokens.unwrap_or(u32::MAX), |asked| asked.max(1)).min(room as u32))
+}
+
+/// The request's word, then the model's generation_config, then the API's default.
+fn sampling(asked: &v1::Sampling, model: &Model, seed: u64) -> internal::Sampling {
+    let model = &model.text.generation;
+    let greedy = (model.do_sample == Some(false)).then_some(0.0);
+    let mut logit_bias: Vec<_> =
+        asked.logit_bias.iter().map(|(&token, &bias)| internal::LogitBias { token, bias }).collect();
+    logit_bias.sort_unstable_by_key(|bias| bias.token);
+    internal::Sampling {
+        temperature: asked.temperature.or(greedy).or(model.temperature).unwrap_or(1.0),
+        top_p: asked.top_p.or(model.top_p).unwrap_or(1.0),
+        top_k: asked.top_k.or(model.top_k).unwrap_or(0),
+        min_p: asked.min_p.or(model.min_p).unwrap_or(0.0),
+        repetition_penalty: asked.repetition_penalty.or(model.repetition_penalty).unwrap_or(1.0),
+        presence_penalty: asked.presence_penalty.unwrap_or(0.0),
+        frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
+        logit_bias,
+        seed,
+    }
+}
+
+/// The first choice draws with the request's seed, so that it is the same whatever `n` is.
+fn derived_seed(seed: u64, choice: u32) -> u64 {
+    if choice == 0 {
+        return seed;
+    }
+    // splitmix64: neighbours become strangers.
+    let mut x = seed.wrapping_add(u64::from(choice).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+/// Starts everything, or nothing: an error here comes before any event.
+pub async fn generate(
+    call: Call,
+    model: Arc<Model>,
+    reading: Reading,
+    sequences: Vec<Sequence>,
+) -> Result<ChatEvents, Error> {
+    let mut starts = VecDeque::new();
+    let mut choices = Vec::new();
+    let mut usage = v1::Usage::default();
+    let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
+    for sequence in sequences {
+        usage.prompt_tokens += sequence.prompt.len() as u32;
+        open(&call, &model, &reading, sequence, &mut starts, &mut choices).await?;
+    }
+    call.metrics.prompt_tokens.fetch_add(u64::from(usage.prompt_tokens), Ordering::Relaxed);
+    let choices = choices.into_iter().map(|choice| {
+        stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
+    });
+    let merged = Merged { starts, choices: stream::select_all(choices), usage, n, running: Running::new(call) };
+    Ok(stream::unfold(Some(merged), async |merged| merged?.next().await).boxed())
+}
+
+/// All choices of one prompt. With more than one, the others start when the first has computed the prompt, on the same
+/// engine, and find it cached.
+async fn open(
+    call: &Call,
+    model: &Arc<Model>,
+    reading: &Reading,
+    sequence: Sequence,
+    starts: &mut VecDeque<v1::ChatEvent>,
+    choices: &mut Vec<Choice>,
+) -> Result<(), Error> {
+    let Sequence { prompt, echo, plan } = sequence;
+    let first = choices.len() as u32;
+    let transcript = |index: u32| {
+        let (start, calls_before) = match reading {
+            Reading::Regions { start, calls_before, .. } => (*start, *calls_before),
+            Reading::Plain { .. } => (Region::Text, 0),
+        };
+        let opening = Opening {
+            index,
+            reader: reading.reader(model),
+            stops: plan.stops.clone(),
+            stop_ids: plan.limits.stop_token_ids.clone(),
+            named_stop_ids: plan.named_stop_ids.clone(),
+            report: Report { token_ids: plan.token_ids, logprobs: plan.logprobs.is_some() },
+            start,
+            calls_before,
+            prompt_tokens: prompt.len() as u32,
+            last_prompt_token: prompt.last().copied(),
+        };
+        Transcript::new(model.clone(), opening)
+    };
+    let engine = EngineStream::open(model.pool.lease()?, plan.start(&call.id, first, &prompt), call.deadline).await?;
+    choices.push(Choice::new(transcript(first), engine, call.metrics.clone(), call.began));
+    let mut prompt_logprobs = Vec::new();
+    if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
+        let admitted = choices[first as usize].admitted().await?;
+        prompt_logprobs = admitted.prompt_logprobs.into_iter().map(|logprob| model.logprob(logprob)).collect();
+    }
+    for index in first + 1..first + plan.n {
+        let lease = choices[first as usize].engine().map(|engine| engine.lease().again());
+        let lease = lease.map_or_else(|| model.pool.lease(), Ok)?;
+        let engine = EngineStream::open(lease, plan.start(&call.id, index, &prompt), call.deadline).await?;
+        choices.push(Choice::new(transcript(index), engine, call.metrics.clone(), call.began));
+    }
+    for index in first..first + plan.n {
+        let choice = &mut choices[index as usize];
+        if let Some(text) = &echo {
+            let logprobs = if plan.logprobs.is_some() { prompt_logprobs.clone() } else { Vec::new() };
+            choice.transcript().echo(text.clone(), logprobs);
+        }
+        if plan.score_only {
+            choice.end_at_once();
+        }
+        let shown = index == first;
+        starts.push_back(v1::ChatEvent {
+            choice: index,
+            event: Some(chat_event::Event::Start(v1::Started {
+                id: call.id.clone(),
+                model: model.name().to_owned(),
+                created: now(),
+                prompt_token_ids: if shown && plan.token_ids { prompt.clone() } else { Vec::new() },
+                prompt_logprobs: if shown { prompt_logprobs.clone() } else { Vec::new() },
+            })),
+            ..v1::ChatEvent::default()
+        });
+    }
+    Ok(())
+}
+
+struct Merged {
+    starts: VecDeque<v1::ChatEvent>,
+    choices: SelectAll<BoxStream<'static, Result<v1::ChatEvent, Error>>>,
+    usage: v1::Usage,
+    /// Choices per prompt.
+    n: u32,
+    running: Running,
+}
+
+impl Merged {
+    async fn next(mut self) -> Option<(Result<v1::ChatEvent, Error>, Option<Self>)> {
+        if let Some(start) = self.starts.pop_front() {
+            return Some((Ok(start), Some(self)));
+        }
+        match self.choices.next().await {
+            Some(Ok(event)) => {
+                if let Some(chat_event::Event::Done(v1::Done { usage: Some(usage), .. })) = &event.event {
+                    self.usage.completion_tokens += usage.completion_tokens;
+                    self.usage.reasoning_tokens += usage.reasoning_tokens;
+                    // A prompt counts once, and so does what of it was cached: for the choice that came first.
+                    if event.choice.is_multiple_of(self.n) {
+                        self.usage.cached_tokens += usage.cached_tokens;
+                    }
+                }
+                Some((Ok(event), Some(self)))
+            }
+            Some(Err(error)) => {
+                self.running.ended = true;
+                Some((Err(error), None))
+            }
+            None => {
+                self.running.ended = true;
+                self.usage.total_tokens = self.usage.prompt_tokens + self.usage.completion_tokens;
+                let event = chat_event::Event::Usage(v1::UsageEvent { usage: Some(self.usage) });
+                Some((Ok(v1::ChatEvent { event: Some(event), ..v1::ChatEvent::default() }), None))
+            }
+        }
+    }
+}
+
+/// A generation from its first engine stream to its end, however it ends.
+struct Running {
+    call: Call,
+    ended: bool,
+}
+
+impl Running {
+    fn new(call: Call) -> Self {
+        call.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
+        Running { call, ended: false }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let metrics = &self.call.metrics;
+        metrics.open_streams.fetch_sub(1, Ordering::Relaxed);
+        metrics.duration.observe(self.call.began.elapsed());
+        if !self.ended {
+            metrics.abandoned.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_draw_with_different_seeds_and_the_first_with_the_given_one() {
+        let seeds: std::collections::HashSet<u64> = (0..64).map(|choice| derived_seed(7, choice)).collect();
+        assert_eq!((seeds.len(), derived_seed(7, 0)), (64, 7));
+    }
+}

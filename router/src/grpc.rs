@@ -1,0 +1,213 @@
+//! `rein.v1.Inference` over gRPC: requests in, the same typed events out, status codes.
+
+mod request;
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures::{FutureExt, Stream, StreamExt};
+use rein_proto::{
+    DESCRIPTORS,
+    v1::{
+        self,
+        inference_server::{Inference, InferenceServer, SERVICE_NAME},
+    },
+};
+use tokio::time::Instant;
+use tonic::{Code, Request, Response, Status, metadata::MetadataMap, service::Routes};
+use tonic_health::{
+    ServingStatus,
+    server::{HealthReporter, HealthService},
+};
+use uuid::Uuid;
+
+use crate::{
+    BuildError, Core, chat, complete,
+    error::{Error, Kind},
+    generate::Call,
+};
+
+pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildError> {
+    // Nobody else holds the reporter's lock yet, so this does not wait.
+    let _ = health.set_service_status(SERVICE_NAME, ServingStatus::Serving).now_or_never();
+    let limit = core.config.body_bytes;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name(SERVICE_NAME)
+            .with_service_name("grpc.health.v1.Health")
+    };
+    Ok(Routes::new(InferenceServer::new(Service { core }).max_decoding_message_size(limit))
+        .add_service(tonic_health::pb::health_server::HealthServer::new(HealthService::from_health_reporter(health)))
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?))
+}
+
+struct Service {
+    core: Arc<Core>,
+}
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Inference for Service {
+    type ChatStream = Events<v1::ChatEvent>;
+    type CompleteStream = Events<v1::CompleteEvent>;
+
+    async fn chat(&self, request: Request<v1::ChatRequest>) -> Result<Response<Self::ChatStream>, Status> {
+        let answer = async {
+            let call = self.call("chatcmpl", request.metadata())?;
+            let job = request::chat(request.into_inner())?;
+            let model = self.core.model(job.model.as_deref())?.clone();
+            let events = chat::generate(call, model, job).await?;
+            Ok(events.map(|event| event.map_err(|error| status(&error))).boxed())
+        };
+        self.finish("chat", answer.await)
+    }
+
+    async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
+        let answer = async {
+            let call = self.call("cmpl", request.metadata())?;
+            let job = request::complete(request.into_inner())?;
+            let model = self.core.model(job.model.as_deref())?.clone();
+            let events = complete::generate(call, model, job).await?;
+            Ok(complete::events(events).map(|event| event.map_err(|error| status(&error))).boxed())
+        };
+        self.finish("complete", answer.await)
+    }
+
+    async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
+        let answer = async {
+            let _permit = self.core.admission.enter()?;
+            let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
+            let model = self.core.model_or_only(Some(&model))?;
+            let ids = match input {
+                Some(v1::tokenize_request::Input::Text(text)) => model.encode(text, add_special_tokens).await?,
+                Some(v1::tokenize_request::Input::Chat(chat)) => chat::render(model, request::chat(chat)?).await?.ids,
+                None => return Err(Error::missing("input", "either 'text' or 'chat'")),
+            };
+            let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
+            Ok(v1::TokenizeResponse { ids, tokens, max_context: model.bounds().await?.context })
+        };
+        self.finish("tokenize", answer.await)
+    }
+
+    async fn detokenize(
+        &self,
+        request: Request<v1::DetokenizeRequest>,
+    ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        let answer = async {
+            let _permit = self.core.admission.enter()?;
+            let v1::DetokenizeRequest { model, ids } = request.into_inner();
+            let model = self.core.model_or_only(Some(&model))?;
+            Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? })
+        };
+        self.finish("detokenize", answer.await)
+    }
+
+    async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
+        let answer = async {
+            let _permit = self.core.admission.enter()?;
+            let job = request::chat(request.into_inner())?;
+            let model = self.core.model_or_only(job.model.as_deref())?;
+            let rendered = chat::render(model, job).await?;
+            Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
+        };
+        self.finish("render", answer.await)
+    }
+
+    async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
+        let mut models = Vec::with_capacity(self.core.models.len());
+        for model in &self.core.models {
+            models.push(v1::Model {
+                id: model.name().into(),
+                // Unknown while the engine does not answer.
+                max_context: model.bounds().await.map_or(0, |bounds| bounds.context),
+                created: model.created,
+                format: model.format.name.into(),
+            });
+        }
+        self.finish("list_models", Ok(v1::ListModelsResponse { models }))
+    }
+}
+
+impl Service {
+    fn call(&self, prefix: &str, metadata: &MetadataMap) -> Result<Call, Error> {
+        let began = Instant::now();
+        let limit = self.core.config.request_time;
+        let wanted = metadata.get("grpc-timeout").and_then(|timeout| parse_timeout(timeout.to_str().ok()?));
+        Ok(Call {
+            id: format!("{prefix}-{}", Uuid::new_v4().simple()),
+            began,
+            deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
+            _permit: self.core.admission.enter()?,
+            metrics: self.core.metrics.clone(),
+        })
+    }
+
+    fn finish<T>(&self, endpoint: &'static str, answer: Result<T, Error>) -> Result<Response<T>, Status> {
+        let answer = answer.map(Response::new).map_err(|error| status(&error));
+        let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
+        self.core.metrics.request("grpc", endpoint, code as i32 as u16);
+        answer
+    }
+}
+
+/// The header `grpc-timeout`: up to eight digits and a unit.
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+fn code(kind: Kind) -> Code {
+    match kind {
+        Kind::Invalid | Kind::UnsupportedMediaType => Code::InvalidArgument,
+        Kind::NotFound => Code::NotFound,
+        Kind::MethodNotAllowed => Code::Unimplemented,
+        Kind::TooLarge | Kind::Full => Code::ResourceExhausted,
+        Kind::Unavailable => Code::Unavailable,
+        Kind::BodyTimeout | Kind::Deadline => Code::DeadlineExceeded,
+        Kind::Internal => Code::Internal,
+    }
+}
+
+/// The same text as over HTTP; what the OpenAI body has besides goes into the trailers.
+fn status(error: &Error) -> Status {
+    if let Some(cause) = &error.cause {
+        tracing::error!(cause, "{}", error.message);
+    }
+    let mut status = Status::new(code(error.kind), error.message.as_str());
+    let retry_after = error.retry_after.map(|after| after.as_secs().max(1).to_string());
+    for (name, value) in
+        [("rein-param", error.param.as_deref()), ("rein-code", error.code), ("retry-after", retry_after.as_deref())]
+    {
+        if let Some(value) = value.and_then(|value| value.parse().ok()) {
+            status.metadata_mut().insert(name, value);
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_in_every_unit_and_nothing_else() {
+        assert_eq!(parse_timeout("2S"), Some(Duration::from_secs(2)));
+        assert_eq!(parse_timeout("100m"), Some(Duration::from_millis(100)));
+        assert_eq!(parse_timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        for wrong in ["", "S", "1", "1x", "-1S", "123456789S", "1é"] {
+            assert_eq!(parse_timeout(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Protobuf requests as jobs.
+
+use rein_proto::v1;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    error::{Error, Kind},
+    job::{ChatJob, CompletionJob, Generation, Prompt, ToolChoice},
+    template::lossless,
+};
+
+pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
+    let messages = request.messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
+    let tools = request.tools.into_iter().enumerate().map(|(i, tool)| self::tool(i, tool));
+    if request.parallel_tool_calls == Some(false) {
+        return Err(ToolChoice::unenforced("parallel_tool_calls"));
+    }
+    Ok(ChatJob {
+        model: Some(request.model),
+        messages: messages.collect::<Result<_, _>>()?,
+        tools: tools.collect::<Result<_, _>>()?,
+        tool_choice: tool_choice(request.tool_choice)?,
+        documents: None,
+        add_generation_prompt: request.add_generation_prompt,
+        continue_final_message: request.continue_final_message.unwrap_or(false),
+        thinking: request.thinking,
+        reasoning_effort: request.reasoning_effort,
+        template_kwargs: match request.chat_template_kwargs_json {
+            Some(text) => object("chat_template_kwargs_json", &text)?,
+            None => Map::new(),
+        },
+        generation: Generation {
+            sampling: request.sampling.unwrap_or_default(),
+            limits: request.limits.unwrap_or_default(),
+            n: request.n,
+            logprobs: request.top_logprobs,
+            prompt_logprobs: request.prompt_logprobs,
+            return_token_ids: request.return_token_ids,
+            cache_salt: request.cache_salt,
+            script: request.script,
+            max_tokens_param: None,
+        },
+        exact: None,
+    })
+}
+
+pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
+    let prompt = match request.prompt {
+        Some(v1::complete_request::Prompt::Text(text)) => Prompt::Text(text),
+        Some(v1::complete_request::Prompt::TokenIds(v1::TokenIds { ids })) => Prompt::Ids(ids),
+        None => return Err(Error::missing("prompt", "either 'text' or 'token_ids'")),
+    };
+    Ok(CompletionJob {
+        model: Some(request.model),
+        prompts: vec![prompt],
+        echo: request.echo,
+        add_special_tokens: request.add_special_tokens.unwrap_or(true),
+        skip_special_tokens: request.skip_special_tokens.unwrap_or(true),
+        generation: Generation {
+            sampling: request.sampling.unwrap_or_default(),
+            limits: request.limits.unwrap_or_default(),
+            n: request.n,
+            logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs,
+            return_token_ids: request.return_token_ids,
+            cache_salt: request.cache_salt,
+            script: request.script,
+            max_tokens_param: None,
+        },
+    })
+}
+
+fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<ToolChoice, Error> {
+    use v1::tool_choice::Mode;
+    match choice.map(|choice| Mode::try_from(choice.mode)) {
+        None | Some(Ok(Mode::Unspecified | Mode::Auto)) => Ok(ToolChoice::Auto),
+        Some(Ok(Mode::None)) => Ok(ToolChoice::None),
+        Some(Ok(Mode::Required | Mode::Named)) => Err(ToolChoice::unenforced("tool_choice")),
+        Some(Err(unknown)) => Err(Error::invalid("tool_choice", format!("'tool_choice' has no mode {}", unknown.0))),
+    }
+}
+
+/// The OpenAI shape, which templates know.
+fn message(i: usize, message: v1::Message) -> Result<Value, Error> {
+    let mut map = Map::new();
+    map.insert("role".into(), message.role.into());
+    if message.content.is_some() && !message.parts.is_empty() {
+        let at = format!("messages[{i}].parts");
+        return Err(Error::invalid(&*at, format!("'{at}' may not be set together with 'content'")));
+    }
+    if let Some(content) = message.content {
+        map.insert("content".into(), content.into());
+    } else if !message.parts.is_empty() {
+        let part = |part: v1::ContentPart| json!({"type": part.r#type, "text": part.text});
+        map.insert("content".into(), message.parts.into_iter().map(part).collect());
+    }
+    for (name, value) in [
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", message.reasoning_content),
+    ] {
+        if let Some(value) = value {
+            map.insert(name.into(), value.into());
+        }
+    }
+    if !message.tool_calls.is_empty() {
+        let call = |call: v1::ToolCall| {
+            let function = json!({"name": call.name, "arguments": call.arguments});
+            json!({"id": call.id, "type": "function", "function": function})
+        };
+        map.insert("tool_calls".into(), message.tool_calls.into_iter().map(call).collect());
+    }
+    Ok(Value::Object(map))
+}
+
+fn tool(i: usize, tool: v1::Tool) -> Result<Value, Error> {
+    let mut function = Map::new();
+    function.insert("name".into(), tool.name.into());
+    if let Some(description) = tool.description {
+        function.insert("description".into(), description.into());
+    }
+    if let Some(text) = tool.parameters_json {
+        function.insert("parameters".into(), object(&format!("tools[{i}].parameters_json"), &text)?.into());
+    }
+    if let Some(strict) = tool.strict {
+        function.insert("strict".into(), strict.into());
+    }
+    Ok(json!({"type": "function", "function": function}))
+}
+
+fn object(at: &str, text: &str) -> Result<Map<String, Value>, Error> {
+    match lossless::from_str(text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => Err(Error::wrong_type(at, "a JSON object as text", &other)),
+        Err(error) => {
+            let message = format!("'{at}' is not valid JSON: {error}");
+            Err(Error { code: Some("invalid_json"), param: Some(at.into()), ..Error::new(Kind::Invalid, message) })
+        }
+    }
+}

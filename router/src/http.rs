@@ -1,0 +1,288 @@
+//! The OpenAI API over HTTP: routes, bodies, status codes, server-sent events.
+
+mod body;
+mod sse;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::{Path, Request, State},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+    serve::ListenerExt,
+};
+use futures::StreamExt;
+use http::{HeaderValue, Method, StatusCode, Uri, header};
+use rein_proto::v1;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, time::Instant};
+use uuid::Uuid;
+
+use crate::{
+    Core, chat, complete,
+    error::{Error, Kind},
+    generate::{Call, ChatEvents},
+    model::Model,
+    openai::{self, Body, TokenizeInput},
+    openapi,
+};
+
+const IGNORED_FIELDS: &str = "x-rein-ignored-fields";
+const REQUEST_ID: &str = "x-request-id";
+
+pub fn routes(core: Arc<Core>) -> axum::Router {
+    axum::Router::new()
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/chat/completions/render", post(render))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi_json))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .with_state(core)
+}
+
+/// Serves until `shutdown` is done and the open requests are answered. Sockets send at once (TCP_NODELAY).
+pub async fn serve_http(
+    listener: TcpListener,
+    routes: axum::Router,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    let listener = listener.tap_io(|socket| {
+        if let Err(error) = socket.set_nodelay(true) {
+            tracing::warn!(%error, "TCP_NODELAY could not be set");
+        }
+    });
+    axum::serve(listener, routes).with_graceful_shutdown(shutdown).await
+}
+
+type Shared = State<Arc<Core>>;
+
+async fn chat_completions(State(core): Shared, request: Request) -> Response {
+    let answer = async {
+        let call = call(&core, "chatcmpl")?;
+        let body = body::read(request, core.config.body_bytes).await?;
+        let openai::ChatRequest { job, delivery, ignored } = openai::chat(Body::parse(&body)?)?;
+        drop(body);
+        let model = core.model(job.model.as_deref())?.clone();
+        let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
+        let events = chat::generate(call, model, job).await?;
+        let response = if delivery.stream {
+            sse::response(events, move |event, start| openai::encode_chat(event, start, delivery, token_ids))
+        } else {
+            json_bytes(openai::chat_body(collect(events).await?, token_ids))
+        };
+        Ok(labelled(response, Some(&id), &ignored))
+    };
+    finish(&core, "chat", answer.await)
+}
+
+async fn completions(State(core): Shared, request: Request) -> Response {
+    let answer = async {
+        let call = call(&core, "cmpl")?;
+        let body = body::read(request, core.config.body_bytes).await?;
+        let openai::CompletionRequest { job, delivery, ignored } = openai::completion(Body::parse(&body)?)?;
+        drop(body);
+        let model = core.model(job.model.as_deref())?.clone();
+        let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
+        let events = complete::generate(call, model, job).await?;
+        let response = if delivery.stream {
+            let mut offsets = Vec::new();
+            sse::response(events, move |event, start| {
+                openai::encode_completion(event, start, delivery, token_ids, &mut offsets)
+            })
+        } else {
+            json_bytes(openai::completion_body(collect(events).await?, token_ids))
+        };
+        Ok(labelled(response, Some(&id), &ignored))
+    };
+    finish(&core, "completions", answer.await)
+}
+
+async fn render(State(core): Shared, request: Request) -> Response {
+    let answer = async {
+        let _permit = core.admission.enter()?;
+        let body = body::read(request, core.config.body_bytes).await?;
+        let openai::ChatRequest { job, ignored, .. } = openai::chat(Body::parse(&body)?)?;
+        let model = core.model_or_only(job.model.as_deref())?;
+        let rendered = chat::render(model, job).await?;
+        let answer = json!({
+            "model": model.name(),
+            "prompt": rendered.prompt,
+            "count": rendered.ids.len(),
+            "token_ids": rendered.ids,
+        });
+        Ok(labelled(Json(answer).into_response(), None, &ignored))
+    };
+    finish(&core, "render", answer.await)
+}
+
+async fn tokenize(State(core): Shared, request: Request) -> Response {
+    let answer = async {
+        let _permit = core.admission.enter()?;
+        let body = body::read(request, core.config.body_bytes).await?;
+        let openai::Tokenize { input, model, return_token_strs, ignored } = openai::tokenize(Body::parse(&body)?)?;
+        let model = core.model_or_only(model.as_deref())?;
+        let ids = match input {
+            TokenizeInput::Text { prompt, add_special_tokens } => model.encode(prompt, add_special_tokens).await?,
+            TokenizeInput::Chat(job) => chat::render(model, *job).await?.ids,
+        };
+        let texts = |ids: &[u32]| -> Vec<String> {
+            ids.iter().map(|&id| String::from_utf8_lossy(&model.token_bytes(id)).into_owned()).collect()
+        };
+        let answer = json!({
+            "count": ids.len(),
+            "max_model_len": model.bounds().await?.context,
+            "token_strs": return_token_strs.then(|| texts(&ids)),
+            "tokens": ids,
+        });
+        Ok(labelled(Json(answer).into_response(), None, &ignored))
+    };
+    finish(&core, "tokenize", answer.await)
+}
+
+async fn detokenize(State(core): Shared, request: Request) -> Response {
+    let answer = async {
+        let _permit = core.admission.enter()?;
+        let body = body::read(request, core.config.body_bytes).await?;
+        let openai::Detokenize { model, tokens, ignored } = openai::detokenize(Body::parse(&body)?)?;
+        let model = core.model_or_only(model.as_deref())?;
+        let text = model.detokenize(&tokens)?;
+        let answer = json!({"prompt": String::from_utf8_lossy(&text)});
+        Ok(labelled(Json(answer).into_response(), None, &ignored))
+    };
+    finish(&core, "detokenize", answer.await)
+}
+
+/// A model as clients see it; its context is unknown while its engine does not answer.
+async fn describe(model: &Arc<Model>) -> Value {
+    openai::model(model, model.bounds().await.ok().map(|bounds| bounds.context))
+}
+
+async fn models(State(core): Shared) -> Response {
+    let mut list = Vec::with_capacity(core.models.len());
+    for model in &core.models {
+        list.push(describe(model).await);
+    }
+    finish(&core, "models", Ok(Json(openai::models(list)).into_response()))
+}
+
+async fn model(State(core): Shared, Path(id): Path<String>) -> Response {
+    let answer = match core.model(Some(&id)) {
+        Ok(model) => Ok(Json(describe(model).await).into_response()),
+        Err(error) => Err(error),
+    };
+    finish(&core, "models", answer)
+}
+
+/// The process is alive.
+async fn health() -> Response {
+    Json(json!({"status": "ok"})).into_response()
+}
+
+/// Requests can be answered.
+async fn ready(State(core): Shared) -> Response {
+    let answer = core.ready().await.map(|()| Json(json!({"status": "ready"})).into_response());
+    finish(&core, "ready", answer)
+}
+
+async fn metrics(State(core): Shared) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], core.report().await).into_response()
+}
+
+async fn openapi_json() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], openapi::DOCUMENT).into_response()
+}
+
+async fn no_route(State(core): Shared, uri: Uri) -> Response {
+    let message = format!("there is no {}; GET /openapi.json lists what there is", uri.path());
+    finish(&core, "none", Err(Error { code: Some("unknown_url"), ..Error::new(Kind::NotFound, message) }))
+}
+
+async fn no_method(State(core): Shared, method: Method, uri: Uri) -> Response {
+    let message = format!("{method} is not allowed for {}; the header 'allow' says what is", uri.path());
+    let error = Error { code: Some("method_not_allowed"), ..Error::new(Kind::MethodNotAllowed, message) };
+    finish(&core, "none", Err(error))
+}
+
+fn call(core: &Core, prefix: &str) -> Result<Call, Error> {
+    let began = Instant::now();
+    Ok(Call {
+        id: format!("{prefix}-{}", Uuid::new_v4().simple()),
+        began,
+        deadline: began + core.config.request_time,
+        _permit: core.admission.enter()?,
+        metrics: core.metrics.clone(),
+    })
+}
+
+async fn collect(mut events: ChatEvents) -> Result<Vec<v1::ChatEvent>, Error> {
+    let mut all = Vec::new();
+    while let Some(event) = events.next().await {
+        all.push(event?);
+    }
+    Ok(all)
+}
+
+fn json_bytes(body: Vec<u8>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Adds the request's id and the names of the fields that nobody read.
+fn labelled(mut response: Response, id: Option<&str>, ignored: &[String]) -> Response {
+    // A header holds no control characters, and a comma separates names.
+    let plain = |name: &String| name.replace(|c: char| !c.is_ascii_graphic() || c == ',', "?");
+    let ignored = ignored.iter().map(plain).collect::<Vec<_>>().join(",");
+    let headers = response.headers_mut();
+    for (name, value) in [(REQUEST_ID, id.unwrap_or_default()), (IGNORED_FIELDS, &ignored)] {
+        if let (false, Ok(value)) = (value.is_empty(), HeaderValue::from_str(value)) {
+            headers.insert(name, value);
+        }
+    }
+    response
+}
+
+/// Turns an error into its response, and counts.
+fn finish(core: &Core, endpoint: &'static str, answer: Result<Response, Error>) -> Response {
+    let response = answer.unwrap_or_else(|error| error_response(&error));
+    core.metrics.request("http", endpoint, response.status().as_u16());
+    response
+}
+
+fn status(kind: Kind) -> StatusCode {
+    match kind {
+        Kind::Invalid => StatusCode::BAD_REQUEST,
+        Kind::NotFound => StatusCode::NOT_FOUND,
+        Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Kind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+        Kind::Full => StatusCode::TOO_MANY_REQUESTS,
+        Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Kind::Deadline => StatusCode::GATEWAY_TIMEOUT,
+        Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+fn error_response(error: &Error) -> Response {
+    if let Some(cause) = &error.cause {
+        tracing::error!(cause, "{}", error.message);
+    }
+    let mut response = (status(error.kind), Json(error.body())).into_response();
+    if let Some(after) = error.retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds(after).into());
+    }
+    response
+}
+
+/// Whole seconds, at least one.
+fn seconds(time: Duration) -> u64 {
+    time.as_secs().max(1)
+}

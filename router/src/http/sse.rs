@@ -1,0 +1,98 @@
+//! Server-sent events.
+
+use std::convert::Infallible;
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt, stream};
+use http::header;
+use rein_proto::v1::{self, chat_event};
+use tokio::time::timeout;
+
+use crate::{error::Error, generate::ChatEvents, limits};
+
+/// Bytes after which events that are ready go out without waiting for more that are.
+const WRITE_BYTES: usize = 16 << 10;
+
+/// Encodes one event as a payload, or says nothing of it.
+trait Encode: FnMut(&v1::ChatEvent, &v1::Started) -> Option<Vec<u8>> + Send + 'static {}
+impl<F: FnMut(&v1::ChatEvent, &v1::Started) -> Option<Vec<u8>> + Send + 'static> Encode for F {}
+
+#[allow(private_bounds)]
+pub fn response<E: Encode>(events: ChatEvents, encode: E) -> Response {
+    let writer = Writer { events, encode, start: v1::Started::default(), ended: false };
+    let chunks = stream::unfold(writer, async |mut writer| {
+        let chunk = writer.chunk().await?;
+        Some((Ok::<_, Infallible>(chunk), writer))
+    });
+    let headers = [
+        (header::CONTENT_TYPE.as_str(), "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL.as_str(), "no-cache"),
+        // Proxies that buffer would hold tokens back.
+        ("x-accel-buffering", "no"),
+    ];
+    (headers, Body::from_stream(chunks)).into_response()
+}
+
+struct Writer<E> {
+    events: ChatEvents,
+    encode: E,
+    start: v1::Started,
+    ended: bool,
+}
+
+impl<E: Encode> Writer<E> {
+    /// What is ready, at least one payload; after the end of the stream, None.
+    async fn chunk(&mut self) -> Option<Bytes> {
+        let mut out = Vec::new();
+        while out.is_empty() {
+            if self.ended {
+                return None;
+            }
+            match timeout(limits::SSE_SILENCE, self.events.next()).await {
+                Ok(item) => self.write(item, &mut out),
+                Err(_) => out.extend_from_slice(b": waiting\n\n"),
+            }
+        }
+        while !self.ended && out.len() < WRITE_BYTES {
+            let Some(item) = self.events.next().now_or_never() else { break };
+            self.write(item, &mut out);
+        }
+        Some(out.into())
+    }
+
+    fn write(&mut self, item: Option<Result<v1::ChatEvent, Error>>, out: &mut Vec<u8>) {
+        match item {
+            Some(Ok(event)) => {
+                if let (Some(chat_event::Event::Start(start)), true) = (&event.event, self.start.id.is_empty()) {
+                    let (id, model) = (start.id.clone(), start.model.clone());
+                    self.start = v1::Started { id, model, created: start.created, ..v1::Started::default() };
+                }
+                if let Some(payload) = (self.encode)(&event, &self.start) {
+                    data(&payload, out);
+                }
+            }
+            Some(Err(error)) => {
+                if let Some(cause) = &error.cause {
+                    tracing::error!(cause, id = self.start.id, "{}", error.message);
+                }
+                out.extend_from_slice(b"event: error\n");
+                data(error.body().to_string().as_bytes(), out);
+                self.ended = true;
+            }
+            None => {
+                data(b"[DONE]", out);
+                self.ended = true;
+            }
+        }
+    }
+}
+
+fn data(payload: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(b"data: ");
+    out.extend_from_slice(payload);
+    out.extend_from_slice(b"\n\n");
+}

@@ -1,0 +1,279 @@
+//! What both surfaces turn a request into, and the checks that do not depend on how it arrived.
+
+use rein_proto::v1;
+use serde_json::{Map, Value};
+
+use crate::{conversation, error::Error, limits};
+
+/// How to generate: what chat and completions share.
+#[derive(Debug, Clone, Default)]
+pub struct Generation {
+    pub sampling: v1::Sampling,
+    pub limits: v1::Limits,
+    pub n: Option<u32>,
+    /// Report the drawn tokens' logprobs, with this many alternatives.
+    pub logprobs: Option<u32>,
+    /// The same for the prompt's tokens.
+    pub prompt_logprobs: Option<u32>,
+    pub return_token_ids: bool,
+    pub cache_salt: Option<String>,
+    pub script: Vec<u32>,
+    /// The name under which the request gave max_tokens.
+    pub max_tokens_param: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ToolChoice {
+    /// The model decides; calls are parsed when tools are declared.
+    #[default]
+    Auto,
+    /// The tools are still in the prompt, so that a conversation keeps its prefix, but nothing is parsed as a call.
+    None,
+}
+
+impl ToolChoice {
+    /// What only a grammar can promise.
+    pub fn unenforced(param: &str) -> Error {
+        let why = "this version enforces no grammar; of 'tool_choice' 'auto' and 'none' work, and of \
+                   'parallel_tool_calls' true";
+        Error::unsupported(param, why)
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct ChatJob {
+    pub model: Option<String>,
+    /// In the OpenAI shape, as they came.
+    pub messages: Vec<Value>,
+    pub tools: Vec<Value>,
+    pub tool_choice: ToolChoice,
+    pub documents: Option<Vec<Value>>,
+    /// Absent: true, unless the final message is to be continued.
+    pub add_generation_prompt: Option<bool>,
+    pub continue_final_message: bool,
+    pub thinking: Option<bool>,
+    pub reasoning_effort: Option<String>,
+    pub template_kwargs: Map<String, Value>,
+    pub generation: Generation,
+    /// For the template, instead of the fields above, where JSON numbers need more than 64 bits.
+    pub exact: Option<Box<Exact>>,
+}
+
+/// See `template::lossless`.
+#[derive(Debug, Clone)]
+pub struct Exact {
+    pub messages: Vec<Value>,
+    pub tools: Vec<Value>,
+    pub documents: Option<Vec<Value>>,
+    pub template_kwargs: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+#[derive(Debug, Clone)]
+pub struct CompletionJob {
+    pub model: Option<String>,
+    pub prompts: Vec<Prompt>,
+    pub echo: bool,
+    pub add_special_tokens: bool,
+    pub skip_special_tokens: bool,
+    pub generation: Generation,
+}
+
+const REASONING_EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+/// Template variables that are arguments of the render, so no kwarg may set them.
+const RESERVED_KWARGS: [&str; 6] =
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"];
+
+impl ChatJob {
+    pub fn check(&self) -> Result<(), Error> {
+        conversation::check_messages(&self.messages)?;
+        conversation::check_tools(&self.tools)?;
+        if self.continue_final_message && self.add_generation_prompt == Some(true) {
+            let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true";
+            return Err(Error::invalid("continue_final_message", message));
+        }
+        if self.continue_final_message
+            && self.messages.last().is_none_or(|last| last.get("role").and_then(Value::as_str) != Some("assistant"))
+        {
+            let message = "'continue_final_message' needs a final message of the role assistant";
+            return Err(Error::invalid("continue_final_message", message));
+        }
+        if let Some(effort) = &self.reasoning_effort
+            && !REASONING_EFFORTS.contains(&effort.as_str())
+        {
+            let message = format!("'reasoning_effort' must be one of {}, got '{effort}'", REASONING_EFFORTS.join(", "));
+            return Err(Error::invalid("reasoning_effort", message));
+        }
+        if let Some(name) = self.template_kwargs.keys().find(|name| RESERVED_KWARGS.contains(&name.as_str())) {
+            let message = format!("'chat_template_kwargs' may not set '{name}': it has a request field of its own");
+            return Err(Error::invalid(format!("chat_template_kwargs.{name}"), message));
+        }
+        self.generation.check("top_logprobs")
+    }
+
+    pub fn generation_prompt(&self) -> bool {
+        self.add_generation_prompt.unwrap_or(!self.continue_final_message)
+    }
+
+    /// From here on the template sees the exact numbers.
+    pub fn use_exact(&mut self) {
+        if let Some(exact) = self.exact.take() {
+            let Exact { messages, tools, documents, template_kwargs } = *exact;
+            *self = ChatJob { messages, tools, documents, template_kwargs, ..std::mem::take(self) };
+        }
+    }
+
+    /// The template's variables. What the request spells out in `chat_template_kwargs` wins.
+    pub fn kwargs(&self) -> Map<String, Value> {
+        let mut kwargs = Map::new();
+        let thinking = self.thinking.or((self.reasoning_effort.as_deref() == Some("none")).then_some(false));
+        if let Some(thinking) = thinking {
+            kwargs.insert("thinking".into(), thinking.into());
+            kwargs.insert("enable_thinking".into(), thinking.into());
+        }
+        if let Some(effort) = &self.reasoning_effort {
+            kwargs.insert("reasoning_effort".into(), effort.as_str().into());
+        }
+        kwargs.extend(self.template_kwargs.iter().map(|(name, value)| (name.clone(), value.clone())));
+        kwargs
+    }
+}
+
+impl CompletionJob {
+    pub fn check(&self) -> Result<(), Error> {
+        if self.prompts.is_empty() {
+            return Err(Error::invalid("prompt", "'prompt' must have at least one prompt"));
+        }
+        let choices = self.prompts.len() * self.generation.choices() as usize;
+        if choices > limits::COMPLETION_CHOICES {
+            let message = format!(
+                "{} prompts with n {} ask for {choices} choices, at most {} are allowed",
+                self.prompts.len(),
+                self.generation.choices(),
+                limits::COMPLETION_CHOICES
+            );
+            return Err(Error::invalid("prompt", message));
+        }
+        // Zero tokens with echo is how a prompt is scored without generating.
+        if self.generation.limits.max_tokens == Some(0) && self.echo {
+            let scored = Generation {
+                limits: v1::Limits { max_tokens: Some(1), ..self.generation.limits.clone() },
+                ..self.generation.clone()
+            };
+            return scored.check("logprobs");
+        }
+        self.generation.check("logprobs")
+    }
+}
+
+impl Generation {
+    pub fn choices(&self) -> u32 {
+        self.n.unwrap_or(1)
+    }
+
+    pub fn max_tokens_param(&self) -> &'static str {
+        self.max_tokens_param.unwrap_or("max_tokens")
+    }
+
+    /// Ranges. `logprobs` is what the request calls the number of alternatives.
+    fn check(&self, logprobs: &str) -> Result<(), Error> {
+        let sampling = &self.sampling;
+        between("temperature", sampling.temperature, 0.0, 2.0)?;
+        between("min_p", sampling.min_p, 0.0, 1.0)?;
+        between("presence_penalty", sampling.presence_penalty, -2.0, 2.0)?;
+        between("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)?;
+        above("top_p", sampling.top_p, 0.0, 1.0)?;
+        above("repetition_penalty", sampling.repetition_penalty, 0.0, 10.0)?;
+        for (&token, &bias) in &sampling.logit_bias {
+            between(&format!("logit_bias.{token}"), Some(bias), -100.0, 100.0)?;
+        }
+        at_most("logit_bias", "entries", sampling.logit_bias.len(), limits::LOGIT_BIAS)?;
+        if self.limits.max_tokens == Some(0) {
+            let param = self.max_tokens_param();
+            return Err(Error::invalid(param, format!("'{param}' must be at least 1, got 0")));
+        }
+        if let (Some(min), Some(max)) = (self.limits.min_tokens, self.limits.max_tokens)
+            && min > max
+        {
+            let param = self.max_tokens_param();
+            return Err(Error::invalid("min_tokens", format!("'min_tokens' is {min}, more than '{param}', {max}")));
+        }
+        at_most("stop", "strings", self.limits.stop.len(), limits::STOP_STRINGS)?;
+        for (i, stop) in self.limits.stop.iter().enumerate() {
+            if stop.is_empty() {
+                return Err(Error::invalid(format!("stop[{i}]"), "'stop' must not have an empty string"));
+            }
+            at_most(&format!("stop[{i}]"), "bytes", stop.len(), limits::STOP_STRING_BYTES)?;
+        }
+        at_most("stop_token_ids", "ids", self.limits.stop_token_ids.len(), limits::STOP_TOKEN_IDS)?;
+        if self.n.is_some_and(|n| n == 0 || n > limits::CHOICES) {
+            let message = format!("'n' must be between 1 and {}, got {}", limits::CHOICES, self.choices());
+            return Err(Error::invalid("n", message));
+        }
+        for (param, value) in [(logprobs, self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if let Some(value) = value.filter(|&value| value > limits::TOP_LOGPROBS) {
+                let message = format!("'{param}' must be between 0 and {}, got {value}", limits::TOP_LOGPROBS);
+                return Err(Error::invalid(param, message));
+            }
+        }
+        if let Some(salt) = &self.cache_salt {
+            if salt.is_empty() {
+                return Err(Error::invalid("cache_salt", "'cache_salt' must not be an empty string"));
+            }
+            at_most("cache_salt", "bytes", salt.len(), limits::CACHE_SALT_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// Every token id the request names is one the model has.
+    pub fn check_vocabulary(&self, vocab: u32) -> Result<(), Error> {
+        let check = |param: String, id: u32| match id < vocab {
+            true => Ok(()),
+            false => Err(out_of_vocabulary(param, id, vocab)),
+        };
+        for (i, &id) in self.limits.stop_token_ids.iter().enumerate() {
+            check(format!("stop_token_ids[{i}]"), id)?;
+        }
+        for &id in self.sampling.logit_bias.keys() {
+            check(format!("logit_bias.{id}"), id)?;
+        }
+        self.script.iter().enumerate().try_for_each(|(i, &id)| check(format!("script[{i}]"), id))
+    }
+}
+
+pub fn out_of_vocabulary(param: impl Into<String>, id: u32, vocab: u32) -> Error {
+    let param = param.into();
+    let message =
+        format!("'{param}' is token {id}, out of the vocabulary: ids are between 0 and {}", vocab.saturating_sub(1));
+    Error { code: Some("token_out_of_vocabulary"), ..Error::invalid(param, message) }
+}
+
+fn between(param: &str, value: Option<f32>, min: f32, max: f32) -> Result<(), Error> {
+    match value {
+        Some(value) if !(min..=max).contains(&value) => {
+            Err(Error::invalid(param, format!("'{param}' must be between {min} and {max}, got {value}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn above(param: &str, value: Option<f32>, min: f32, max: f32) -> Result<(), Error> {
+    match value {
+        Some(value) if !(value > min && value <= max) => {
+            Err(Error::invalid(param, format!("'{param}' must be above {min} and at most {max}, got {value}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn at_most(param: &str, what: &str, got: usize, limit: usize) -> Result<(), Error> {
+    if got <= limit {
+        return Ok(());
+    }
+    Err(Error::invalid(param, format!("'{param}' may have at most {limit} {what}, got {got}")))
+}

@@ -1,0 +1,56 @@
+//! Every bound of the router by name. What is over one is refused with an error that states it.
+
+use std::time::Duration;
+
+/// Bytes of a request body (HTTP) or message (gRPC).
+pub const BODY_BYTES: usize = 32 << 20;
+/// Bytes of an oversized body that are read and thrown away so that the client sees the 413 and not a reset connection.
+pub const BODY_DISCARD_BYTES: u64 = 512 << 20;
+/// Time in which a body has to arrive.
+pub const BODY_TIME: Duration = Duration::from_secs(60);
+/// Requests in flight per router, if the configuration does not say.
+pub const IN_FLIGHT: u32 = 1024;
+/// What `Retry-After` says when the router or the engine is full.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Longest life of a request that brings no deadline.
+pub const REQUEST_TIME: Duration = Duration::from_secs(3600);
+/// Longest wait for an engine's Info or Stats.
+pub const ENGINE_CALL_TIME: Duration = Duration::from_secs(5);
+/// Silence on an SSE stream after which a comment is sent, so that proxies keep the connection.
+pub const SSE_SILENCE: Duration = Duration::from_secs(15);
+/// Bytes of text above which rendering and tokenizing leave the async threads.
+pub const INLINE_TEXT_BYTES: usize = 64 << 10;
+
+/// Messages of a conversation.
+pub const MESSAGES: usize = 16_384;
+/// Tools of a request.
+pub const TOOLS: usize = 1_024;
+/// Bytes of a tool's name.
+pub const TOOL_NAME_BYTES: usize = 256;
+/// Choices per prompt.
+pub const CHOICES: u32 = 128;
+/// Choices of a completion over all its prompts.
+pub const COMPLETION_CHOICES: usize = 256;
+/// Stop strings of a request.
+pub const STOP_STRINGS: usize = 16;
+/// Bytes of a stop string.
+pub const STOP_STRING_BYTES: usize = 1_024;
+/// Stop token ids of a request.
+pub const STOP_TOKEN_IDS: usize = 256;
+/// Entries of a logit_bias.
+pub const LOGIT_BIAS: usize = 1_024;
+/// Alternatives reported per token.
+pub const TOP_LOGPROBS: u32 = 20;
+/// Bytes of a cache_salt.
+pub const CACHE_SALT_BYTES: usize = 256;
+/// Tokens a completion may generate if the request does not say (the OpenAI API's default).
+pub const COMPLETION_TOKENS: u32 = 16;
+/// Ignored fields named in the response header.
+pub const IGNORED_FIELDS: usize = 32;
+
+/// Bytes of one message from an engine (prompt logprobs are the largest).
+pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
+/// Steers on their way to the engine, per sequence.
+pub const STEER_QUEUE: usize = 16;
+/// Events read ahead per choice when several choices are generated together.
+pub const CHOICE_QUEUE: usize = 32;

@@ -1,0 +1,171 @@
+//! Counters and histograms in the Prometheus text format. docs/metrics.md lists them.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rein_proto::internal::EngineStats;
+
+/// Seconds; the upper ends of the buckets of every histogram.
+const BUCKETS: [f64; 16] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+#[derive(Default)]
+pub struct Histogram {
+    buckets: [AtomicU64; BUCKETS.len()],
+    count: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Histogram {
+    pub fn observe(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        if let Some(bucket) = BUCKETS.iter().position(|&end| seconds <= end) {
+            self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn write(&self, out: &mut String, name: &str, help: &str) {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
+        let count = self.count.load(Ordering::Relaxed);
+        let mut below = 0;
+        for (bucket, end) in self.buckets.iter().zip(BUCKETS) {
+            below += bucket.load(Ordering::Relaxed);
+            let _ = writeln!(out, "{name}_bucket{{le=\"{end}\"}} {below}");
+        }
+        let seconds = Duration::from_nanos(self.nanos.load(Ordering::Relaxed)).as_secs_f64();
+        let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {seconds}\n{name}_count {count}");
+    }
+}
+
+#[derive(Default)]
+pub struct Metrics {
+    /// By surface, endpoint and status.
+    requests: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
+    pub first_token: Histogram,
+    pub inter_token: Histogram,
+    pub duration: Histogram,
+    pub prompt_tokens: AtomicU64,
+    pub cached_tokens: AtomicU64,
+    pub generated_tokens: AtomicU64,
+    pub abandoned: AtomicU64,
+    pub open_streams: AtomicU64,
+}
+
+/// What `/metrics` says of one engine.
+pub struct EngineReport {
+    pub model: String,
+    pub engine: usize,
+    pub stats: Option<EngineStats>,
+}
+
+impl Metrics {
+    pub fn request(&self, surface: &'static str, endpoint: &'static str, status: u16) {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        *requests.entry((surface, endpoint, status)).or_default() += 1;
+    }
+
+    pub fn write(&self, in_flight: usize, limit: u32, engines: &[EngineReport]) -> String {
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "# HELP rein_requests_total Requests by surface, endpoint and status.\n# TYPE rein_requests_total counter"
+        );
+        for ((surface, endpoint, status), count) in &*self.requests.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = writeln!(
+                out,
+                "rein_requests_total{{surface=\"{surface}\",endpoint=\"{endpoint}\",status=\"{status}\"}} {count}"
+            );
+        }
+        for (name, help, value) in [
+            ("rein_prompt_tokens_total", "Prompt tokens of admitted sequences.", &self.prompt_tokens),
+            ("rein_cached_tokens_total", "Prompt tokens found in the prefix cache.", &self.cached_tokens),
+            ("rein_generated_tokens_total", "Generated tokens that counted.", &self.generated_tokens),
+            ("rein_abandoned_total", "Streams whose client left before the end.", &self.abandoned),
+        ] {
+            let value = value.load(Ordering::Relaxed);
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+        }
+        for (name, help, value) in [
+            ("rein_open_streams", "Generations that are running.", self.open_streams.load(Ordering::Relaxed)),
+            ("rein_requests_in_flight", "Admitted requests.", in_flight as u64),
+            ("rein_requests_in_flight_limit", "Requests in flight above which 429 is answered.", u64::from(limit)),
+        ] {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        }
+        self.first_token.write(&mut out, "rein_time_to_first_token_seconds", "From the request to its first token.");
+        self.inter_token.write(&mut out, "rein_inter_token_latency_seconds", "Between tokens of one choice.");
+        self.duration.write(&mut out, "rein_generation_duration_seconds", "From the request to its end.");
+        write_engines(&mut out, engines);
+        out
+    }
+}
+
+fn write_engines(out: &mut String, engines: &[EngineReport]) {
+    let label = |report: &EngineReport| {
+        let model = report.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        format!("{{model=\"{model}\",engine=\"{}\"}}", report.engine)
+    };
+    let _ = writeln!(out, "# HELP rein_engine_up Whether the engine answers.\n# TYPE rein_engine_up gauge");
+    for report in engines {
+        let _ = writeln!(out, "rein_engine_up{} {}", label(report), u8::from(report.stats.is_some()));
+    }
+    type Read = fn(&EngineStats) -> u64;
+    let table: [(&str, &str, &str, Read); 13] = [
+        ("running_sequences", "gauge", "Sequences in the batch.", |s| s.running.into()),
+        ("waiting_sequences", "gauge", "Sequences in the queue.", |s| s.waiting.into()),
+        ("used_blocks", "gauge", "KV blocks in use.", |s| s.used_blocks.into()),
+        ("blocks", "gauge", "KV blocks there are.", |s| s.total_blocks.into()),
+        ("steps_total", "counter", "Steps executed.", |s| s.steps),
+        ("prefill_tokens_total", "counter", "Prompt tokens computed.", |s| s.prefill_tokens),
+        ("cached_tokens_total", "counter", "Prompt tokens taken from the prefix cache.", |s| s.cached_tokens),
+        ("generated_tokens_total", "counter", "Tokens drawn.", |s| s.generated_tokens),
+        ("preemptions_total", "counter", "Sequences that gave up their blocks.", |s| s.preemptions),
+        ("steers_total", "counter", "Steers received.", |s| s.steers),
+        ("rewound_tokens_total", "counter", "Tokens cut off by steers.", |s| s.rewound_tokens),
+        ("held_steps_total", "counter", "Steps in which a row waited for its steer.", |s| s.held_steps),
+        ("cancelled_total", "counter", "Sequences whose router left.", |s| s.cancelled),
+    ];
+    for (name, kind, help, read) in table {
+        let _ = writeln!(out, "# HELP rein_engine_{name} {help}\n# TYPE rein_engine_{name} {kind}");
+        for report in engines {
+            if let Some(stats) = &report.stats {
+                let _ = writeln!(out, "rein_engine_{name}{} {}", label(report), read(stats));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sample_is_declared_and_buckets_are_cumulative() {
+        let metrics = Metrics::default();
+        metrics.request("http", "chat", 200);
+        metrics.request("http", "chat", 200);
+        metrics.first_token.observe(Duration::from_millis(3));
+        metrics.first_token.observe(Duration::from_secs(100));
+        let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
+        let text = metrics.write(1, 8, &[EngineReport { model: "a\"b".into(), engine: 0, stats }]);
+        assert!(text.contains("rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 2"));
+        assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.0025\"} 0"));
+        assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.005\"} 1"));
+        assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"+Inf\"} 2"));
+        assert!(text.contains("rein_engine_running_sequences{model=\"a\\\"b\",engine=\"0\"} 3"));
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().unwrap();
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            assert!(text.contains(&format!("# TYPE {base} ")), "{line}");
+        }
+    }
+}

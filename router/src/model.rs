@@ -1,0 +1,170 @@
+//! A model that is served: its text side, its format and the engines that run it.
+
+use std::{sync::Arc, time::SystemTime};
+
+use rand::{Rng, distr::Alphanumeric};
+use rein_grammar::{self as grammar, Format};
+use rein_proto::{internal, v1};
+
+use crate::{
+    error::{Error, Kind},
+    job::out_of_vocabulary,
+    limits,
+    pool::{EngineTransport, Pool},
+    template::{RenderInput, TemplateError},
+    textmodel::{Rendered, TextError, TextModel},
+    tokenize::{Encode, TokenizeError},
+};
+
+/// Random characters after `call_` in the id of a call whose format has no ids of its own.
+const CALL_ID_CHARS: usize = 24;
+
+/// The engine kind that emits scripts.
+const SCRIPTED_KIND: &str = "sim";
+
+pub struct Model {
+    pub text: TextModel,
+    pub format: &'static Format,
+    pub pool: Pool,
+    /// Seconds since the epoch.
+    pub created: u64,
+}
+
+/// What the model and its engine together allow.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    pub vocab: u32,
+    pub context: u32,
+    /// The engine takes the tokens it is to emit from the request.
+    pub scripted: bool,
+}
+
+impl Model {
+    pub fn new(text: TextModel, transports: Vec<EngineTransport>) -> Self {
+        let special = |name: &str| text.has_special(name);
+        let detect = grammar::Detect {
+            template: text.template.as_ref().map(|_| text.template_source()),
+            architecture: Some(&text.architecture),
+            special: &special,
+        };
+        let format = grammar::detect(&detect).unwrap_or(grammar::PLAIN);
+        Model { text, format, pool: Pool::new(transports), created: now() }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.text.name
+    }
+
+    /// Asks the first engine: all engines of a model are alike.
+    pub async fn bounds(&self) -> Result<Bounds, Error> {
+        let engine = self.pool.engines().first().ok_or_else(|| Error::unavailable("this model has no engine"))?;
+        let info = engine.info().await?;
+        let context = info.max_context.min(u32::try_from(self.text.max_context).unwrap_or(u32::MAX));
+        Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
+    }
+
+    /// Renders and encodes a conversation. Large ones leave the async threads.
+    pub async fn render(self: &Arc<Self>, input: RenderInput) -> Result<Rendered, Error> {
+        let render = |model: &Model, input: &RenderInput| model.text.render(input).map_err(text_error);
+        if approximate_bytes(&input) <= limits::INLINE_TEXT_BYTES {
+            return render(self, &input);
+        }
+        let model = self.clone();
+        off_thread(move || render(&model, &input)).await
+    }
+
+    /// Tokens of a text in which control tokens are spelled out.
+    pub async fn encode(self: &Arc<Self>, text: String, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
+        let encode = move |model: &Model, text: &str| {
+            model
+                .text
+                .tokenizer
+                .encode(text, Encode { add_special_tokens, parse_special: true })
+                .map_err(|error| text_error(TextError::Tokenize(error)))
+        };
+        if text.len() <= limits::INLINE_TEXT_BYTES {
+            return encode(self, &text);
+        }
+        let model = self.clone();
+        off_thread(move || encode(&model, &text)).await
+    }
+
+    /// The id of a call: the format's own, counted over the conversation, or a random one.
+    pub fn call_id(&self, name: &str, index: usize) -> String {
+        self.format.native_id(name, index).unwrap_or_else(|| {
+            let random = rand::rng().sample_iter(Alphanumeric).take(CALL_ID_CHARS).map(char::from);
+            "call_".chars().chain(random).collect()
+        })
+    }
+
+    /// The bytes that a token stands for; empty for ids beyond the tokenizer.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.text.tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default()
+    }
+
+    /// Bytes of tokens, control tokens spelled out; each has to be one of the tokenizer's.
+    pub fn detokenize(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
+        let tokenizer = &self.text.tokenizer;
+        match ids.iter().position(|&id| tokenizer.token_bytes(id).is_none()) {
+            Some(i) => Err(out_of_vocabulary(format!("tokens[{i}]"), ids[i], tokenizer.vocab_size() as u32)),
+            None => Ok(tokenizer.decode(ids)),
+        }
+    }
+
+    /// Text of tokens, control tokens spelled out.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        String::from_utf8_lossy(&self.text.tokenizer.decode(ids)).into_owned()
+    }
+
+    pub fn logprob(&self, logprob: internal::TokenLogprob) -> v1::TokenLogprob {
+        let top = |top: internal::TopLogprob| v1::TopLogprob {
+            id: top.id,
+            token: self.token_bytes(top.id),
+            logprob: top.logprob,
+        };
+        v1::TokenLogprob {
+            id: logprob.id,
+            token: self.token_bytes(logprob.id),
+            logprob: logprob.logprob,
+            top: logprob.top.into_iter().map(top).collect(),
+            rank: logprob.rank,
+        }
+    }
+}
+
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_secs()).unwrap_or_default()
+}
+
+async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|panic| Err(Error::internal("the request could not be rendered", panic)))
+}
+
+fn text_error(error: TextError) -> Error {
+    match error {
+        TextError::Template(TemplateError { message, param, .. }) => Error {
+            code: Some("template_error"),
+            ..Error::invalid(param.unwrap_or_else(|| "messages".into()), message)
+        },
+        TextError::Tokenize(error @ TokenizeError::TooLong { .. }) => {
+            Error { code: Some("context_length_exceeded"), ..Error::new(Kind::Invalid, error.to_string()) }
+        }
+        other => Error::internal("the text could not be turned into tokens", other),
+    }
+}
+
+/// Enough of the size to tell a long conversation from a short one.
+fn approximate_bytes(input: &RenderInput) -> usize {
+    fn bytes(value: &serde_json::Value) -> usize {
+        match value {
+            serde_json::Value::String(text) => text.len(),
+            serde_json::Value::Array(items) => items.iter().map(bytes).sum(),
+            serde_json::Value::Object(map) => map.iter().map(|(key, value)| key.len() + bytes(value)).sum(),
+            _ => 8,
+        }
+    }
+    let lists = [Some(&input.messages), input.tools.as_ref(), input.documents.as_ref()];
+    lists.into_iter().flatten().flatten().map(bytes).sum()
+}

@@ -1,0 +1,193 @@
+//! `/v1/chat/completions`: the request, and the chunks of a streamed answer.
+
+use rein_proto::v1::{self, chat_event::Event};
+use serde_json::Value;
+
+use super::{
+    Body, Delivery, common,
+    fields::Fields,
+    wire::{ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, ToolCallDelta, Usage, prompt_logprobs},
+};
+use crate::{
+    error::Error,
+    job::{ChatJob, ToolChoice},
+};
+
+pub struct ChatRequest {
+    pub job: ChatJob,
+    pub delivery: Delivery,
+    /// Fields that this server does not know.
+    pub ignored: Vec<String>,
+}
+
+pub fn chat(mut body: Body<'_>) -> Result<ChatRequest, Error> {
+    let mut fields = Fields::new(body.value.take())?;
+    let (mut job, delivery) = read(&mut fields)?;
+    job.exact = body.exact(&job);
+    Ok(ChatRequest { job, delivery, ignored: fields.ignored() })
+}
+
+pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
+    let (mut generation, delivery) = common(fields)?;
+    if generation.limits.max_tokens == Some(0) {
+        return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0"));
+    }
+    let logprobs = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0)?;
+    if top.is_some_and(|top| top > 0) && !logprobs {
+        return Err(Error::invalid("top_logprobs", "'top_logprobs' may only be set when 'logprobs' is true"));
+    }
+    generation.logprobs = logprobs.then(|| top.unwrap_or(0));
+    let conversation = conversation(fields)?;
+    let tool_choice = tool_choice(fields.take("tool_choice"))?;
+    if fields.bool("parallel_tool_calls")? == Some(false) {
+        return Err(ToolChoice::unenforced("parallel_tool_calls"));
+    }
+    fields.only(
+        "response_format",
+        |value| value.get("type").and_then(Value::as_str) == Some("text"),
+        "only the type text; JSON needs a grammar, which this version does not enforce",
+    )?;
+    let text_only = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(|item| item == "text"));
+    fields.only("modalities", text_only, "only text is generated")?;
+    fields.only("audio", |_| false, "only text is generated")?;
+    fields.only("functions", |_| false, "it is deprecated; use 'tools'")?;
+    fields.only("function_call", |_| false, "it is deprecated; use 'tool_choice'")?;
+    fields.only("web_search_options", |_| false, "this server searches nothing")?;
+    fields.only("verbosity", |value| value == "medium", "models have no such setting; say it in the prompt")?;
+    fields.only("chat_template", |_| false, "the model's own template is used")?;
+    fields.only("echo", |value| *value == Value::Bool(false), "an answer does not repeat its prompt")?;
+    fields.only("skip_special_tokens", |value| *value == Value::Bool(true), "control tokens are never text")?;
+    fields.only("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
+    fields.only("mm_processor_kwargs", |_| false, "models are text only")?;
+    Ok((ChatJob { generation, tool_choice, ..conversation }, delivery))
+}
+
+/// What a template is rendered from.
+pub(super) fn conversation(fields: &mut Fields) -> Result<ChatJob, Error> {
+    let messages = fields.array("messages")?;
+    Ok(ChatJob {
+        model: fields.string("model")?,
+        messages: messages.ok_or_else(|| Error::missing("messages", "an array of messages"))?,
+        tools: fields.array("tools")?.unwrap_or_default(),
+        documents: fields.array("documents")?,
+        add_generation_prompt: fields.bool("add_generation_prompt")?,
+        continue_final_message: fields.bool("continue_final_message")?.unwrap_or(false),
+        thinking: thinking(fields.take("thinking"))?,
+        reasoning_effort: fields.string("reasoning_effort")?,
+        template_kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
+        ..ChatJob::default()
+    })
+}
+
+/// A boolean, or `{"type": "enabled" | "disabled"}`.
+fn thinking(value: Option<Value>) -> Result<Option<bool>, Error> {
+    match value {
+        None => Ok(None),
+        Some(Value::Bool(on)) => Ok(Some(on)),
+        Some(Value::Object(map)) => match map.get("type").and_then(Value::as_str) {
+            Some("enabled") => Ok(Some(true)),
+            Some("disabled") => Ok(Some(false)),
+            _ => Err(Error::invalid("thinking.type", "'thinking.type' must be 'enabled' or 'disabled'")),
+        },
+        Some(other) => Err(Error::wrong_type("thinking", "a boolean or an object with a type", &other)),
+    }
+}
+
+fn tool_choice(value: Option<Value>) -> Result<ToolChoice, Error> {
+    match value {
+        None => Ok(ToolChoice::Auto),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" => Err(ToolChoice::unenforced("tool_choice")),
+            other => {
+                let message = format!("'tool_choice' must be 'auto', 'none', 'required' or a function, got '{other}'");
+                Err(Error::invalid("tool_choice", message))
+            }
+        },
+        Some(Value::Object(_)) => Err(ToolChoice::unenforced("tool_choice")),
+        Some(other) => Err(Error::wrong_type("tool_choice", "a string or an object", &other)),
+    }
+}
+
+/// One SSE payload. None: this event says nothing to an OpenAI client.
+pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, token_ids: bool) -> Option<Vec<u8>> {
+    let mut delta = Delta::default();
+    let mut choice_end = None;
+    let mut prompt_ids = None;
+    let mut prompt_scores = None;
+    let mut calls = [ToolCallDelta::default()];
+    match event.event.as_ref()? {
+        Event::Start(started) => {
+            delta.role = Some("assistant");
+            delta.content = Some("");
+            prompt_ids = (!started.prompt_token_ids.is_empty()).then_some(started.prompt_token_ids.as_slice());
+            prompt_scores = prompt_logprobs(&started.prompt_logprobs);
+        }
+        Event::ReasoningDelta(text) => {
+            delta.reasoning_content = Some(&text.text);
+            delta.reasoning = Some(&text.text);
+        }
+        Event::TextDelta(v1::Delta { text }) | Event::Malformed(v1::Malformed { text }) => delta.content = Some(text),
+        Event::ToolCallStart(call) => {
+            calls[0] = ToolCallDelta {
+                index: call.index,
+                id: Some(&call.id),
+                kind: Some("function"),
+                function: FunctionDelta { name: Some(&call.name), arguments: "" },
+            };
+            delta.tool_calls = Some(&calls);
+        }
+        Event::ArgumentsDelta(arguments) => {
+            calls[0].index = arguments.index;
+            calls[0].function.arguments = &arguments.text;
+            delta.tool_calls = Some(&calls);
+        }
+        Event::Done(done) => choice_end = Some(done),
+        Event::Usage(_) if !delivery.include_usage => return None,
+        Event::Usage(_) => {}
+        Event::ReasoningStart(_)
+        | Event::ReasoningEnd(_)
+        | Event::TextStart(_)
+        | Event::TextEnd(_)
+        | Event::ToolCallEnd(_) => {
+            if event.token_ids.is_empty() && event.logprobs.is_empty() {
+                return None;
+            }
+        }
+    }
+    let usage = match event.event.as_ref()? {
+        Event::Usage(usage) => Some(usage.usage.as_ref().map(Usage::from)),
+        _ => delivery.include_usage.then_some(None),
+    };
+    let choice = ChatChoice {
+        index: event.choice,
+        delta,
+        logprobs: ChatLogprobs::new(&event.logprobs),
+        finish_reason: choice_end.map(|done| super::wire::finish_reason(done.finish_reason())),
+        stop_reason: choice_end.and_then(super::wire::stop_reason),
+        token_ids: token_ids.then_some(event.token_ids.as_slice()),
+    };
+    let chunk = ChatChunk {
+        id: &start.id,
+        object: "chat.completion.chunk",
+        created: start.created,
+        model: &start.model,
+        system_fingerprint: None,
+        choices: if matches!(event.event, Some(Event::Usage(_))) { &[] } else { std::slice::from_ref(&choice) },
+        usage,
+        prompt_token_ids: prompt_ids,
+        prompt_logprobs: prompt_scores,
+    };
+    // Plain data with string keys always encodes.
+    serde_json::to_vec(&chunk).ok()
+}
+
+/// For tests of the documentation: every field that a request may have.
+#[cfg(test)]
+pub(super) fn asked(body: Value) -> Vec<&'static str> {
+    let mut fields = Fields::new(body).unwrap();
+    read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
+    fields.asked().to_vec()
+}

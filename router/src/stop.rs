@@ -1,0 +1,111 @@
+//! Stop strings over a stream of text. No character of a match is ever let out, however the text is cut into pieces.
+
+/// Finds the first place at which any stop string ends; of several that end there, the longest counts.
+#[derive(Debug, Clone)]
+pub struct StopStrings {
+    stops: Vec<String>,
+    /// The longest end of the text so far that a stop string may begin with.
+    held: String,
+    /// Let the match itself out.
+    include: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct Scanned {
+    /// Text that no match can reach any more.
+    pub text: String,
+    /// The stop string that ended the text.
+    pub matched: Option<String>,
+}
+
+impl StopStrings {
+    pub fn new(stops: Vec<String>, include: bool) -> Self {
+        StopStrings { stops, held: String::new(), include }
+    }
+
+    pub fn push(&mut self, text: &str) -> Scanned {
+        if self.stops.is_empty() {
+            return Scanned { text: text.to_owned(), matched: None };
+        }
+        let mut all = std::mem::take(&mut self.held);
+        all.push_str(text);
+        let ends =
+            self.stops.iter().filter_map(|stop| all.find(stop.as_str()).map(|start| (start, start + stop.len())));
+        if let Some((start, end)) = ends.min_by_key(|&(start, end)| (end, start)) {
+            let matched = all[start..end].to_owned();
+            all.truncate(if self.include { end } else { start });
+            return Scanned { text: all, matched: Some(matched) };
+        }
+        let hold = self.stops.iter().map(|stop| overlap(&all, stop)).max().unwrap_or(0);
+        self.held = all.split_off(all.len() - hold);
+        Scanned { text: all, matched: None }
+    }
+
+    /// The text ends here without a match, and with it what was held back.
+    pub fn flush(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Length of the longest end of `text` that is a proper beginning of `stop`.
+fn overlap(text: &str, stop: &str) -> usize {
+    let (text, stop) = (text.as_bytes(), stop.as_bytes());
+    let longest = text.len().min(stop.len().saturating_sub(1));
+    // Both are UTF-8, so an overlap that begins with a beginning of `stop` is cut at a character.
+    (1..=longest).rev().find(|&n| text.ends_with(&stop[..n]) && std::str::from_utf8(&stop[..n]).is_ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+
+    use super::*;
+
+    fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (String, Option<String>) {
+        let mut scanner = StopStrings::new(stops.iter().map(|s| s.to_string()).collect(), include);
+        let mut out = String::new();
+        for piece in pieces {
+            let scanned = scanner.push(piece);
+            out.push_str(&scanned.text);
+            if scanned.matched.is_some() {
+                return (out, scanned.matched);
+            }
+        }
+        out.push_str(&scanner.flush());
+        (out, None)
+    }
+
+    #[test]
+    fn a_match_split_over_pieces_never_leaks() {
+        assert_eq!(run(&["STOP"], false, &["ab S", "T", "O", "P cd"]), ("ab ".into(), Some("STOP".into())));
+        assert_eq!(run(&["STOP"], true, &["ab S", "T", "OP cd"]), ("ab STOP".into(), Some("STOP".into())));
+        assert_eq!(run(&["STOP"], false, &["ab S", "TO", "x"]), ("ab STOx".into(), None));
+        assert_eq!(run(&["aab"], false, &["aa", "ab"]), ("a".into(), Some("aab".into())));
+        assert_eq!(run(&["né"], false, &["on n", "é!"]), ("on ".into(), Some("né".into())));
+        assert_eq!(run(&["END"], false, &["the EN"]), ("the EN".into(), None));
+    }
+
+    #[test]
+    fn the_match_that_ends_first_wins_and_then_the_longest() {
+        assert_eq!(run(&["cde", "d"], false, &["abcdef"]), ("abc".into(), Some("d".into())));
+        assert_eq!(run(&["d", "bcd"], false, &["abcdef"]), ("a".into(), Some("bcd".into())));
+    }
+
+    #[test]
+    fn the_result_does_not_depend_on_how_the_text_is_cut() {
+        let mut rng = StdRng::seed_from_u64(7);
+        for _ in 0..2000 {
+            let mut word = |max: usize| -> String {
+                let length = rng.random_range(1..=max);
+                (0..length).map(|_| ['a', 'b', 'é', '火'][rng.random_range(0..4)]).collect()
+            };
+            let (text, stops) = (word(24), [word(3), word(4)]);
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let whole = run(&stops, false, &[&text]);
+            let chars: Vec<String> = text.chars().map(String::from).collect();
+            let pieces: Vec<&str> = chars.iter().map(String::as_str).collect();
+            assert_eq!(run(&stops, false, &pieces), whole, "{text} {stops:?}");
+            assert!(stops.iter().all(|stop| !whole.0.contains(stop)), "{text} {stops:?}");
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! From drawn tokens to typed events: one choice of one request.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering},
+};
+
+use rein_grammar::{Event, Format, Parser, Piece, Region};
+use rein_proto::{
+    internal::{self, FinishReason as EngineFinish},
+    v1::{self, chat_event},
+};
+use tokio::time::Instant;
+
+use crate::{
+    error::Error,
+    metrics::Metrics,
+    model::Model,
+    steer::{Drawn, EngineStream, Heard},
+    stop::StopStrings,
+    tokenize::{self, Detokenizer},
+};
+
+/// How the output is read.
+pub enum Reader {
+    /// As regions of a format.
+    Regions(Box<Parser>),
+    /// As text.
+    Plain { skip_special_tokens: bool },
+}
+
+/// What of the tokens the client wants to see.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Report {
+    pub token_ids: bool,
+    pub logprobs: bool,
+}
+
+/// What a transcript is told when it begins.
+pub struct Opening {
+    pub index: u32,
+    pub reader: Reader,
+    pub stops: StopStrings,
+    /// Ids that end the output, and of them those that the request named.
+    pub stop_ids: Vec<u32>,
+    pub named_stop_ids: Vec<u32>,
+    pub report: Report,
+    /// The region that the prompt ends in.
+    pub start: Region,
+    /// Calls the conversation made before, from which the format's own ids count on.
+    pub calls_before: usize,
+    pub prompt_tokens: u32,
+    /// The output continues a text, whose end decides how its first token is spelled.
+    pub last_prompt_token: Option<u32>,
+}
+
+/// Reads one choice's tokens. Pure: no clock, no I/O.
+pub struct Transcript {
+    model: Arc<Model>,
+    opening: Opening,
+    detokenizer: Detokenizer,
+    parsed: Vec<Event>,
+    open: Option<Region>,
+    in_reasoning: bool,
+    calls: usize,
+    /// Of tokens that no event has reported yet.
+    token_ids: Vec<u32>,
+    logprobs: Vec<v1::TokenLogprob>,
+    completion_tokens: u32,
+    reasoning_tokens: u32,
+    cached_tokens: u32,
+    stop_reason: String,
+    events: VecDeque<v1::ChatEvent>,
+}
+
+/// Whether more tokens are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    Continue,
+    /// A stop string matched; the last event is `Done`.
+    Ended,
+}
+
+impl Transcript {
+    pub fn new(model: Arc<Model>, opening: Opening) -> Self {
+        let mut detokenizer = model.text.tokenizer.detokenizer();
+        if let Some(id) = opening.last_prompt_token {
+            detokenizer.push(id).for_each(drop);
+        }
+        let in_reasoning = opening.start == Region::Reasoning;
+        Transcript {
+            model,
+            opening,
+            detokenizer,
+            parsed: Vec::new(),
+            open: None,
+            in_reasoning,
+            calls: 0,
+            token_ids: Vec::new(),
+            logprobs: Vec::new(),
+            completion_tokens: 0,
+            reasoning_tokens: 0,
+            cached_tokens: 0,
+            stop_reason: String::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    pub fn next_event(&mut self) -> Option<v1::ChatEvent> {
+        self.events.pop_front()
+    }
+
+    pub fn usage(&self) -> v1::Usage {
+        v1::Usage {
+            prompt_tokens: self.opening.prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            total_tokens: self.opening.prompt_tokens + self.completion_tokens,
+            cached_tokens: self.cached_tokens,
+            reasoning_tokens: self.reasoning_tokens,
+        }
+    }
+
+    /// Prompt text as the beginning of the output, for `echo`.
+    pub fn echo(&mut self, text: String, logprobs: Vec<v1::TokenLogprob>) {
+        self.logprobs = logprobs;
+        self.emit(chat_event::Event::TextDelta(v1::Delta { text }));
+    }
+
+    pub fn push(&mut self, drawn: Drawn) -> Flow {
+        self.completion_tokens += 1;
+        if self.opening.report.token_ids {
+            self.token_ids.push(drawn.id);
+        }
+        if let Some(logprob) = drawn.logprob.filter(|_| self.opening.report.logprobs) {
+            self.logprobs.push(self.model.logprob(logprob));
+        }
+        if self.opening.stop_ids.contains(&drawn.id) {
+            if self.opening.named_stop_ids.contains(&drawn.id) {
+                self.stop_reason = drawn.id.to_string();
+            }
+            return Flow::Continue;
+        }
+        let control = self.model.text.tokenizer.is_control(drawn.id);
+        for piece in self.detokenizer.push(drawn.id) {
+            read(&mut self.opening.reader, self.model.format, control, piece, &mut self.parsed);
+        }
+        let flow = self.tell();
+        self.reasoning_tokens += u32::from(self.in_reasoning);
+        flow
+    }
+
+    /// The engine finished. Nothing may be pushed after this.
+    pub fn finish(&mut self, length: bool) {
+        if let Some(piece) = self.detokenizer.finish() {
+            read(&mut self.opening.reader, self.model.format, false, piece, &mut self.parsed);
+        }
+        if let Reader::Regions(parser) = &mut self.opening.reader {
+            parser.finish(&mut self.parsed);
+        }
+        if self.tell() == Flow::Ended {
+            return;
+        }
+        self.flush_stops();
+        self.done(match (length, self.calls) {
+            (true, _) => v1::FinishReason::Length,
+            (false, 0) => v1::FinishReason::Stop,
+            (false, _) => v1::FinishReason::ToolCalls,
+        });
+    }
+
+    /// Turns what was parsed into events.
+    fn tell(&mut self) -> Flow {
+        let mut parsed = std::mem::take(&mut self.parsed);
+        let mut flow = Flow::Continue;
+        for event in parsed.drain(..) {
+            flow = self.tell_one(event);
+            if flow == Flow::Ended {
+                break;
+            }
+        }
+        parsed.clear();
+        self.parsed = parsed;
+        flow
+    }
+
+    fn tell_one(&mut self, event: Event) -> Flow {
+        use chat_event::Event as Out;
+        match event {
+            Event::ReasoningStart => self.enter(Region::Reasoning),
+            Event::TextStart => self.enter(Region::Text),
+            Event::ReasoningDelta(text) | Event::TextDelta(text) => return self.tell_text(&text),
+            Event::ReasoningEnd | Event::TextEnd => self.leave(),
+            Event::ToolCallStart { index, id: _, name } => {
+                self.in_reasoning = false;
+                self.calls += 1;
+                let id = self.model.call_id(&name, self.opening.calls_before + index);
+                self.emit(Out::ToolCallStart(v1::ToolCallStart { index: index as u32, id, name }));
+            }
+            Event::ArgumentsDelta { index, text } => {
+                self.emit(Out::ArgumentsDelta(v1::ArgumentsDelta { index: index as u32, text }));
+            }
+            Event::ToolCallEnd { index, complete } => {
+                self.emit(Out::ToolCallEnd(v1::ToolCallEnd { index: index as u32, complete }));
+            }
+            Event::Malformed(text) => {
+                self.in_reasoning = false;
+                self.emit(Out::Malformed(v1::Malformed { text }));
+            }
+        }
+        Flow::Continue
+    }
+
+    fn enter(&mut self, region: Region) {
+        self.in_reasoning = region == Region::Reasoning;
+        self.emit(match region {
+            Region::Reasoning => chat_event::Event::ReasoningStart(v1::RegionStart {}),
+            Region::Text => chat_event::Event::TextStart(v1::RegionStart {}),
+        });
+        self.open = Some(region);
+    }
+
+    fn leave(&mut self) {
+        self.flush_stops();
+        self.in_reasoning = false;
+        match self.open.take() {
+            Some(Region::Reasoning) => self.emit(chat_event::Event::ReasoningEnd(v1::RegionEnd {})),
+            Some(Region::Text) => self.emit(chat_event::Event::TextEnd(v1::RegionEnd {})),
+            None => {}
+        }
+    }
+
+    fn tell_text(&mut self, text: &str) -> Flow {
+        let scanned = self.opening.stops.push(text);
+        self.emit_text(scanned.text);
+        let Some(matched) = scanned.matched else { return Flow::Continue };
+        self.leave();
+        self.stop_reason = matched;
+        self.done(if self.calls == 0 { v1::FinishReason::Stop } else { v1::FinishReason::ToolCalls });
+        Flow::Ended
+    }
+
+    fn flush_stops(&mut self) {
+        let held = self.opening.stops.flush();
+        self.emit_text(held);
+    }
+
+    fn emit_text(&mut self, text: String) {
+        if text.is_empty() {
+            return;
+        }
+        self.emit(match self.open {
+            Some(Region::Reasoning) => chat_event::Event::ReasoningDelta(v1::Delta { text }),
+            Some(Region::Text) | None => chat_event::Event::TextDelta(v1::Delta { text }),
+        });
+    }
+
+    fn done(&mut self, reason: v1::FinishReason) {
+        let done = v1::Done {
+            finish_reason: reason.into(),
+            usage: Some(self.usage()),
+            stop_reason: std::mem::take(&mut self.stop_reason),
+        };
+        self.emit(chat_event::Event::Done(done));
+    }
+
+    fn emit(&mut self, event: chat_event::Event) {
+        self.events.push_back(v1::ChatEvent {
+            choice: self.opening.index,
+            token_ids: std::mem::take(&mut self.token_ids),
+            logprobs: std::mem::take(&mut self.logprobs),
+            event: Some(event),
+        });
+    }
+}
+
+/// A piece of output, as the reader sees it. Added tokens that are neither control tokens nor markers are text.
+fn read(
+    reader: &mut Reader,
+    format: &'static Format,
+    control: bool,
+    piece: tokenize::Piece<'_>,
+    parsed: &mut Vec<Event>,
+) {
+    match (reader, piece) {
+        (Reader::Regions(parser), tokenize::Piece::Bytes(bytes)) => parser.push(Piece::Bytes(&bytes), parsed),
+        (Reader::Regions(parser), tokenize::Piece::Special(text)) => {
+            let piece =
+                if control || format.is_marker(text) { Piece::Special(text) } else { Piece::Bytes(text.as_bytes()) };
+            parser.push(piece, parsed);
+        }
+        (Reader::Plain { .. }, tokenize::Piece::Bytes(bytes)) => {
+            parsed.push(Event::TextDelta(String::from_utf8_lossy(&bytes).into_owned()));
+        }
+        (Reader::Plain { skip_special_tokens }, tokenize::Piece::Special(text)) => {
+            if !(control && *skip_special_tokens) {
+                parsed.push(Event::TextDelta(text.to_owned()));
+            }
+        }
+    }
+}
+
+/// A transcript and the engine stream that feeds it. Dropping it frees the slot.
+pub struct Choice {
+    transcript: Transcript,
+    /// None: ended.
+    engine: Option<EngineStream>,
+    metrics: Arc<Metrics>,
+    began: Instant,
+    last_token: Option<Instant>,
+}
+
+impl Choice {
+    pub fn new(transcript: Transcript, engine: EngineStream, metrics: Arc<Metrics>, began: Instant) -> Self {
+        Choice { transcript, engine: Some(engine), metrics, began, last_token: None }
+    }
+
+    pub fn transcript(&mut self) -> &mut Transcript {
+        &mut self.transcript
+    }
+
+    pub fn engine(&self) -> Option<&EngineStream> {
+        self.engine.as_ref()
+    }
+
+    /// Waits until the engine has computed the prompt. To be called before the first `next`, if at all.
+    pub async fn admitted(&mut self) -> Result<internal::Admitted, Error> {
+        let missing = || Error::internal("the engine ended this request", "no Admitted before tokens or finish");
+        match self.engine.as_mut().ok_or_else(missing)?.hear().await? {
+            Heard::Admitted(admitted) => {
+                self.transcript.cached_tokens = admitted.cached_tokens;
+                Ok(admitted)
+            }
+            Heard::Finish(finish) if finish.reason() == EngineFinish::Error => Err(failed(finish)),
+            Heard::Tokens(_) | Heard::Finish(_) => Err(missing()),
+        }
+    }
+
+    /// Ends the choice before any token, as if its length were reached.
+    pub fn end_at_once(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            engine.stop(0);
+            self.transcript.finish(true);
+        }
+    }
+
+    /// The next event; after `Done` or an error, None. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Result<v1::ChatEvent, Error>> {
+        loop {
+            if let Some(event) = self.transcript.next_event() {
+                return Some(Ok(event));
+            }
+            let heard = self.engine.as_mut()?.hear().await;
+            if let Err(error) = self.take_in(heard) {
+                self.engine = None;
+                return Some(Err(error));
+            }
+        }
+    }
+
+    fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
+        match heard? {
+            Heard::Admitted(admitted) => self.transcript.cached_tokens = admitted.cached_tokens,
+            Heard::Tokens(drawn) => {
+                self.clock(drawn.len());
+                for drawn in drawn {
+                    if self.transcript.push(drawn) == Flow::Ended {
+                        if let Some(engine) = self.engine.take() {
+                            engine.stop(self.transcript.completion_tokens as usize);
+                        }
+                        break;
+                    }
+                }
+            }
+            Heard::Finish(finish) => {
+                self.engine = None;
+                match finish.reason() {
+                    EngineFinish::Stop | EngineFinish::Steered => self.transcript.finish(false),
+                    EngineFinish::Length => self.transcript.finish(true),
+                    EngineFinish::Error | EngineFinish::Unspecified => return Err(failed(finish)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn clock(&mut self, tokens: usize) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => self.metrics.first_token.observe(now - self.began),
+            Some(last) => self.metrics.inter_token.observe((now - last) / tokens.max(1) as u32),
+        }
+        self.metrics.generated_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+}
+
+fn failed(finish: internal::Finish) -> Error {
+    Error::internal("the engine ended this request with an error", finish.error)
+}
