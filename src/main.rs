@@ -1,1 +1,37 @@
-fn main() {}
+//! The binary `rein`: command line, config and composition. The only crate that knows all the others.
+
+mod args;
+mod bench;
+mod config;
+mod load;
+mod render;
+mod score;
+mod serve;
+mod telemetry;
+
+use std::process::ExitCode;
+
+use args::Command;
+
+fn main() -> ExitCode {
+    let cli = match config::parse(std::env::args_os().collect()) {
+        Ok(cli) => cli,
+        Err(error) => return fail(error),
+    };
+    telemetry::init();
+    let result = match cli.command {
+        Command::Serve(args) => serve::run(*args),
+        Command::Score(args) => score::run(&args),
+        Command::Render(args) => render::run(&args),
+        Command::Bench(options) => bench::run(*options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(error),
+    }
+}
+
+fn fail(error: Box<dyn std::error::Error>) -> ExitCode {
+    eprintln!("rein: {error}");
+    ExitCode::FAILURE
+}

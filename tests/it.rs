@@ -1,1 +1,8 @@
-mod it {}
+//! The one integration binary: the built `rein` and the repository itself, seen from outside.
+
+mod it {
+    pub mod cli;
+    pub mod process;
+    pub mod serve;
+    pub mod tidy;
+}

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Installs what is missing to build (setup.sh build) or to test (setup.sh test): Debian packages as root or through sudo,
+# Python packages into .venv. Says what it does; does nothing when all is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+what=${1:?build or test}
+
+say() { echo "setup: $*"; }
+fail() { echo "setup: $*" >&2; exit 1; }
+
+as_root=
+if [ "$(id -u)" = 0 ]; then as_root=env; elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then as_root="sudo -n"; fi
+
+# install PACKAGE...: true when they are installed afterwards.
+install() {
+    [ -n "$as_root" ] && command -v apt-get >/dev/null || return 1
+    say "installing Debian packages: $*"
+    $as_root apt-get install -y -qq "$@" >/dev/null 2>&1 && return 0
+    $as_root apt-get update -qq && $as_root apt-get install -y -qq "$@" >/dev/null
+}
+
+command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain (https://rustup.rs), 1.88 or later"
+command -v cc >/dev/null || install gcc libc6-dev || fail "a C linker is missing: install gcc (Debian: sudo apt-get install gcc libc6-dev)"
+
+have_venv() { [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1; }
+make_venv() {
+    have_venv && return 0
+    command -v python3 >/dev/null || install python3 python3-venv || fail "python3 is missing: install it (Debian: sudo apt-get install python3 python3-venv)"
+    say "making a Python environment in .venv"
+    rm -rf .venv
+    python3 -m venv .venv >/dev/null 2>&1 || { rm -rf .venv; install python3-venv && python3 -m venv .venv; } \
+        || fail "python3 cannot make a virtual environment: install python3-venv (Debian: sudo apt-get install python3-venv)"
+}
+
+# protoc: Debian's, or (without root) the one inside PyPI's grpcio-tools.
+export PATH="$PWD/.tools/bin:$PATH"
+if ! protoc --version >/dev/null 2>&1; then
+    if ! install protobuf-compiler; then
+        say "no root here: taking protoc from the Python package grpcio-tools"
+        make_venv
+        .venv/bin/python -m pip install -q --disable-pip-version-check grpcio-tools \
+            || fail "protoc is missing and could not be installed: sudo apt-get install protobuf-compiler"
+        mkdir -p .tools/bin
+        printf '#!/bin/sh\nexec "%s" -m grpc_tools.protoc "$@"\n' "$PWD/.venv/bin/python" > .tools/bin/protoc
+        chmod +x .tools/bin/protoc
+    fi
+fi
+
+[ "$what" = test ] || exit 0
+
+# The control plane's store; Debian puts it into /usr/bin.
+command -v etcd >/dev/null || install etcd-server \
+    || fail "etcd is missing: install it (Debian: sudo apt-get install etcd-server)"
+
+make_venv
+stamp=.venv/requirements.sum
+sum=$(cksum < tests/py/requirements.txt)
+if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
+    say "installing Python packages into .venv (tests/py/requirements.txt)"
+    .venv/bin/python -m pip install -q --disable-pip-version-check -r tests/py/requirements.txt \
+        || fail "the Python packages of tests/py/requirements.txt could not be installed; see pip's message above"
+    echo "$sum" > $stamp
+fi

@@ -1,0 +1,181 @@
+//! The command line. One struct per command; values come from flags, then `REIN_*` variables, then the config file.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::bench::BenchOptions;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "rein",
+    version,
+    about = "Serves mixture-of-experts language models over HTTP and gRPC; every tool call is valid.",
+    after_help = "Every option of `serve` can also stand in a TOML file (--config rein.toml, keys as the flags without \
+                  dashes in front) or in the environment (REIN_TP=2). A flag wins over the environment, which wins over the file."
+)]
+pub struct Cli {
+    /// TOML file with default values for the command's options
+    #[arg(long, global = true, env = "REIN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model from this process: router, engine and ranks together
+    Serve(Box<ServeArgs>),
+    /// Log-probabilities of given token ids (teacher forcing), as JSON
+    Score(ScoreArgs),
+    /// Render conversations to prompts and token ids, JSON lines in and out
+    Render(RenderArgs),
+    /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
+    Bench(Box<BenchOptions>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EngineKind {
+    /// The model on this machine's processors
+    Cpu,
+    /// No weights: seeded or scripted tokens at the pace of a cost model
+    Sim,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DtypeArg {
+    /// What the checkpoint holds
+    Auto,
+    F32,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum QuantizeArg {
+    None,
+    Int8,
+}
+
+/// How a checkpoint is loaded; shared by `serve` and `score`.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// Checkpoint directory as published on the Hub (config.json, safetensors, tokenizer, template)
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
+    pub model: PathBuf,
+    /// Ranks that share the model (tensor and expert parallel); must divide the attention heads
+    #[arg(long, env = "REIN_TP", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub tp: u16,
+    /// Type in which weights are kept and multiplied
+    #[arg(long, env = "REIN_DTYPE", value_enum, default_value_t = DtypeArg::Auto)]
+    pub dtype: DtypeArg,
+    /// Quantize weights while loading
+    #[arg(long, env = "REIN_QUANTIZE", value_enum, default_value_t = QuantizeArg::None)]
+    pub quantize: QuantizeArg,
+    /// Compute threads of all ranks together [default: all cores]
+    #[arg(long, env = "REIN_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Longest prompt plus answer in tokens [default: the model's]
+    #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_context: Option<u32>,
+    /// Memory for the KV cache in MiB [default: a quarter of what is free, as far as it is of use]
+    #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub kv_memory: Option<u64>,
+    /// Tokens per KV block
+    #[arg(long, env = "REIN_BLOCK_SIZE", default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub block_size: u16,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// What executes the steps
+    #[arg(long, env = "REIN_ENGINE", value_enum, default_value_t = EngineKind::Cpu)]
+    pub engine: EngineKind,
+    /// Address of the OpenAI HTTP interface; port 0 takes a free one
+    #[arg(long, env = "REIN_HTTP", default_value = "127.0.0.1:8000", value_name = "ADDR")]
+    pub http: SocketAddr,
+    /// Address of the gRPC interface; port 0 takes a free one
+    #[arg(long, env = "REIN_GRPC", default_value = "127.0.0.1:50051", value_name = "ADDR")]
+    pub grpc: SocketAddr,
+    /// Name under which the model is served [default: the directory's]
+    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME")]
+    pub served_name: Option<String>,
+    /// Tool-call format [default: found from the model directory]
+    #[arg(long, env = "REIN_FORMAT", value_name = "NAME")]
+    pub format: Option<String>,
+    /// Chat template file instead of the model's own
+    #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    /// Sequences that run at once; more wait
+    #[arg(long, env = "REIN_MAX_SEQUENCES", default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_sequences: u32,
+    /// Sequences that may wait before requests are refused with 429
+    #[arg(long, env = "REIN_MAX_QUEUE", default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_queue: u32,
+    /// Tokens that one step computes at most; long prompts are cut into chunks of it
+    #[arg(long, env = "REIN_TOKEN_BUDGET", default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub token_budget: u32,
+    /// Do not share the KV blocks of equal prompt prefixes
+    #[arg(long, env = "REIN_NO_PREFIX_CACHE")]
+    pub no_prefix_cache: bool,
+    /// Seconds that open requests get to finish after SIGTERM
+    #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub drain_seconds: u64,
+    #[command(flatten)]
+    pub sim: SimArgs,
+}
+
+/// Cost model of the sim engine: step time = base + prefill tokens * a + decode rows * b.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sim engine")]
+pub struct SimArgs {
+    /// Microseconds that every step takes
+    #[arg(long, env = "REIN_SIM_STEP_US", default_value_t = 0, value_name = "US")]
+    pub sim_step_us: u64,
+    /// Microseconds per prefill token
+    #[arg(long, env = "REIN_SIM_PREFILL_US", default_value_t = 0.0, value_name = "US", value_parser = microseconds)]
+    pub sim_prefill_us: f64,
+    /// Microseconds per decoding sequence
+    #[arg(long, env = "REIN_SIM_DECODE_US", default_value_t = 0.0, value_name = "US", value_parser = microseconds)]
+    pub sim_decode_us: f64,
+    /// KV blocks
+    #[arg(long, env = "REIN_SIM_BLOCKS", default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub sim_blocks: u32,
+    /// Seed of the emitted tokens
+    #[arg(long, env = "REIN_SIM_SEED", default_value_t = 0, value_name = "SEED")]
+    pub sim_seed: u64,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ScoreArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// JSON array of token ids; `-` reads standard input
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct RenderArgs {
+    /// Model directory: its template and its tokenizer
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR", required_unless_present_any = ["template", "tokenizer"])]
+    pub model: Option<PathBuf>,
+    /// Chat template file instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub template: Option<PathBuf>,
+    /// Directory with a tokenizer instead of the model's
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Time that `strftime_now` shows, as YYYY-MM-DDTHH:MM:SS [default: now]
+    #[arg(long, env = "REIN_TEMPLATE_NOW", value_name = "TIME")]
+    pub now: Option<String>,
+}
+
+fn microseconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(us) if us.is_finite() && us >= 0.0 => Ok(us),
+        _ => Err("must be a number of microseconds, 0 or more".into()),
+    }
+}

@@ -1,0 +1,23 @@
+use std::error::Error;
+use std::io::Read;
+
+use rein_worker::score::score;
+
+use crate::args::ScoreArgs;
+use crate::load;
+
+pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
+    let text = if args.tokens.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text)?;
+        text
+    } else {
+        std::fs::read_to_string(&args.tokens)
+            .map_err(|e| format!("--tokens: cannot read {}: {e}", args.tokens.display()))?
+    };
+    let tokens: Vec<u32> =
+        serde_json::from_str(&text).map_err(|e| format!("--tokens: not a JSON array of token ids: {e}"))?;
+    let output = score(&args.model.model, &load::options(&args.model), &tokens)?;
+    println!("{}", serde_json::to_string(&output)?);
+    Ok(())
+}

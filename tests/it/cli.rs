@@ -1,0 +1,131 @@
+//! The commands that read and print, and what they say to bad input.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+
+use super::process::{demo_model, rein, repository, run};
+
+fn fixture(name: &str) -> String {
+    repository().join("tests/fixtures/models").join(name).display().to_string()
+}
+
+fn stderr(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn help_names_every_command_and_option() {
+    let help = run(&["--help"]);
+    let text = String::from_utf8_lossy(&help.stdout);
+    for word in ["serve", "score", "render", "bench", "--config"] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+    let serve = run(&["serve", "--help"]);
+    let text = String::from_utf8_lossy(&serve.stdout);
+    for word in ["--model", "--tp", "--engine", "--http", "--grpc", "--quantize", "REIN_TP"] {
+        assert!(text.contains(word), "{word} in {text}");
+    }
+}
+
+#[test]
+fn score_agrees_with_transformers() {
+    let mut compared = 0;
+    for entry in std::fs::read_dir(repository().join("tests/fixtures/models")).expect("fixtures") {
+        let dir = entry.expect("entry").path();
+        let reference = std::fs::read_to_string(dir.join("reference.json")).expect("reference");
+        let reference: serde_json::Value = serde_json::from_str(&reference).expect("json");
+        let scored = score(&dir, &reference["tokens"].to_string(), &["--dtype", "f32"]);
+        assert_eq!(scored["tokens"], reference["tokens"]);
+        for (ours, theirs) in pairs(&scored["logprobs"], &reference["logprobs"]) {
+            assert!((ours - theirs).abs() < 1e-3, "{}: {ours} and {theirs}", dir.display());
+            compared += 1;
+        }
+    }
+    assert!(compared > 100, "only {compared} log-probabilities were compared");
+}
+
+fn score(dir: &Path, tokens: &str, extra: &[&str]) -> serde_json::Value {
+    let mut child = rein()
+        .args(["score", "--tokens", "-", "--model"])
+        .arg(dir)
+        .args(extra)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("rein starts");
+    child.stdin.take().expect("piped").write_all(tokens.as_bytes()).expect("tokens sent");
+    let output = child.wait_with_output().expect("ends");
+    assert!(output.status.success(), "{}: {}", dir.display(), stderr(&output));
+    serde_json::from_slice(&output.stdout).expect("json")
+}
+
+fn pairs(ours: &serde_json::Value, theirs: &serde_json::Value) -> Vec<(f64, f64)> {
+    let numbers = |v: &serde_json::Value| v.as_array().expect("a list").iter().map(|x| x.as_f64()).collect::<Vec<_>>();
+    let (ours, theirs) = (numbers(ours), numbers(theirs));
+    assert_eq!(ours.len(), theirs.len());
+    assert_eq!((ours[0], theirs[0]), (None, None));
+    ours.into_iter().zip(theirs).skip(1).map(|(a, b)| (a.expect("a number"), b.expect("a number"))).collect()
+}
+
+#[test]
+fn bad_arguments_are_named() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["serve"], "--model"),
+        (&["serve", "--model", "/nonexistent/model"], "/nonexistent/model"),
+        (&["serve", "--model", "x", "--tp", "0"], "--tp"),
+        (&["serve", "--model", "x", "--http", "nowhere"], "--http"),
+        (&["score", "--model", "x", "--tokens", "/nonexistent.json"], "--tokens"),
+        (&["--config", "/nonexistent.toml", "serve"], "/nonexistent.toml"),
+    ];
+    for (args, names) in cases {
+        let output = run(args);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(stderr(&output).contains(names), "{args:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_truncated_shard_is_refused_by_name() {
+    let source = demo_model();
+    let dir = std::env::temp_dir().join(format!("rein-truncated-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    for entry in std::fs::read_dir(&source).expect("models/demo") {
+        let path = entry.expect("entry").path();
+        if path.is_file() {
+            std::fs::copy(&path, dir.join(path.file_name().expect("a name"))).expect("copies");
+        }
+    }
+    let weights = dir.join("model.safetensors");
+    let size = std::fs::metadata(&weights).expect("weights").len();
+    std::fs::OpenOptions::new().write(true).open(&weights).and_then(|f| f.set_len(size / 2)).expect("truncates");
+    let output = run(&["serve", "--model", &dir.display().to_string(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
+    std::fs::remove_dir_all(&dir).expect("cleans up");
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("model.safetensors"), "{}", stderr(&output));
+}
+
+#[test]
+fn unknown_architectures_are_refused_by_name() {
+    let dir = std::env::temp_dir().join(format!("rein-unknown-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    std::fs::write(dir.join("config.json"), r#"{"architectures": ["MambaForCausalLM"]}"#).expect("writes");
+    std::fs::write(dir.join("tokens.json"), "[1, 2]").expect("writes");
+    let tokens = dir.join("tokens.json").display().to_string();
+    let output = run(&["score", "--model", &dir.display().to_string(), "--tokens", &tokens]);
+    std::fs::remove_dir_all(&dir).expect("cleans up");
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("MambaForCausalLM"), "{}", stderr(&output));
+}
+
+#[test]
+fn score_refuses_tokens_out_of_vocabulary() {
+    let dir = fixture("llama");
+    let path = std::env::temp_dir().join(format!("rein-tokens-{}.json", std::process::id()));
+    std::fs::write(&path, "[1, 4000000]").expect("writes");
+    let output = run(&["score", "--model", &dir, "--tokens", &path.display().to_string()]);
+    std::fs::remove_file(&path).expect("cleans up");
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("4000000"), "{}", stderr(&output));
+}

@@ -1,0 +1,104 @@
+//! `rein serve` as a process: listeners, drain, survival.
+
+use std::io::Read;
+
+use serde_json::json;
+
+use super::process::{Server, read_response};
+
+fn chat(content: &str, max_tokens: u32) -> serde_json::Value {
+    json!({"model": "demo", "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "temperature": 0})
+}
+
+#[test]
+fn serves_the_demo_model_and_stops_on_sigterm() {
+    let server = Server::start(&[]);
+    assert_eq!(server.request("GET", "/health", "").status, 200);
+    assert_eq!(server.request("GET", "/ready", "").status, 200);
+    let answer = server.post("/v1/chat/completions", chat("hello", 24));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let answer = answer.json();
+    let message = &answer["choices"][0]["message"];
+    assert!(message["content"].as_str().is_some_and(|c| !c.is_empty()), "{answer}");
+    assert!(answer["usage"]["completion_tokens"].as_u64().is_some_and(|n| n > 0), "{answer}");
+    server.signal("TERM");
+    let (status, rest) = server.wait();
+    assert!(status.success(), "{status}");
+    assert!(rest.contains("rein: stopped"), "{rest:?}");
+}
+
+#[test]
+fn tensor_parallel_ranks_give_the_same_greedy_answer() {
+    let request = chat("What is the weather in Paris?", 32);
+    let answers: Vec<serde_json::Value> = ["1", "2"]
+        .iter()
+        .map(|tp| {
+            let server = Server::start(&["--tp", tp, "--dtype", "f32"]);
+            server.post("/v1/chat/completions", request.clone()).json()["choices"].clone()
+        })
+        .collect();
+    assert_eq!(answers[0], answers[1]);
+}
+
+#[test]
+fn an_open_stream_finishes_while_draining_and_new_requests_are_refused() {
+    let server = Server::start(&["--engine", "sim", "--sim-step-us", "20000"]);
+    let mut request = chat("count", 60);
+    request["stream"] = json!(true);
+    request["ignore_eos"] = json!(true);
+    let mut stream = server.send("POST", "/v1/chat/completions", &request.to_string());
+    // The first byte shows that the request is admitted.
+    let mut first = [0u8; 1];
+    stream.read_exact(&mut first).expect("the stream begins");
+    server.signal("TERM");
+    // The listener stays open while draining, so that clients are told why.
+    let refused = loop {
+        let answer = server.post("/v1/chat/completions", chat("too late", 1));
+        if answer.status != 200 {
+            break answer;
+        }
+    };
+    assert_eq!(refused.status, 503, "{refused:?}");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("the stream ends");
+    assert!(rest.contains("data: [DONE]"), "{rest}");
+    let (status, _) = server.wait();
+    assert!(status.success());
+}
+
+#[test]
+fn a_client_that_leaves_frees_its_slot() {
+    let server = Server::start(&["--engine", "sim", "--sim-step-us", "5000", "--max-sequences", "1"]);
+    let mut request = chat("leave", 4000);
+    request["stream"] = json!(true);
+    request["ignore_eos"] = json!(true);
+    let mut stream = server.send("POST", "/v1/chat/completions", &request.to_string());
+    let mut first = [0u8; 1];
+    stream.read_exact(&mut first).expect("the stream begins");
+    drop(stream);
+    // 4,000 steps of 5 ms would take 20 s; the only slot must be free long before.
+    let started = std::time::Instant::now();
+    let answer = read_response(server.send("POST", "/v1/chat/completions", &chat("next", 4).to_string()));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(started.elapsed().as_secs() < 10, "the slot was not freed: {:?}", started.elapsed());
+}
+
+#[test]
+fn bad_requests_leave_the_server_serving() {
+    let server = Server::start(&["--engine", "sim"]);
+    let cases = [
+        ("{", "body"),
+        (r#"{"model":"demo","messages":[]}"#, "messages"),
+        (r#"{"model":"demo","messages":[{"role":"wizard","content":"x"}]}"#, "messages"),
+        (r#"{"model":"demo","messages":[{"role":"user","content":"x"}],"temperature":-1}"#, "temperature"),
+        (r#"{"model":"demo","messages":[{"role":"user","content":"x"}],"max_tokens":100000000}"#, "max_tokens"),
+    ];
+    for (body, names) in cases {
+        let answer = server.request("POST", "/v1/chat/completions", body);
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        let error = &answer.json()["error"];
+        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{answer:?}");
+        assert!(names == "body" || error["param"].as_str().is_some_and(|p| p.starts_with(names)), "{body}: {error}");
+    }
+    assert_eq!(server.post("/v1/chat/completions", chat("still there?", 4)).status, 200);
+}

@@ -1,0 +1,192 @@
+//! Style as a test: what clippy cannot see.
+
+use std::path::{Path, PathBuf};
+
+const MAX_LINES: usize = 600;
+/// Files that are tables; each row reads on its own.
+const TABLES: &[&str] = &["router/grammar/src/formats.rs"];
+/// Crates and what they must never depend on (DESIGN.md section 8).
+const NEVER: &[(&str, &[&str])] = &[
+    ("router/Cargo.toml", &["rein-worker", "rein-kernels"]),
+    ("worker/Cargo.toml", &["rein-router", "rein-grammar", "axum", "minijinja"]),
+    ("router/grammar/Cargo.toml", &["tokio", "rein-proto", "tonic", "prost"]),
+    ("kernels/Cargo.toml", &["tokio", "rein-proto", "tonic", "prost"]),
+    ("proto/Cargo.toml", &["tokio"]),
+    ("control-plane/Cargo.toml", &["rein-router", "rein-worker", "rein-kernels"]),
+];
+const BANNED_WORDS: &[&str] = &["Manager", "Helper", "utils"];
+/// Crates whose non-test code stands on a request path.
+const REQUEST_PATH: &[&str] = &["router/src", "router/grammar/src", "worker/src", "src"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Files that git would commit.
+fn files(extensions: &[&str]) -> Vec<PathBuf> {
+    let output = std::process::Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .expect("git runs");
+    assert!(output.status.success(), "git ls-files failed: {}", String::from_utf8_lossy(&output.stderr));
+    let files: Vec<PathBuf> = String::from_utf8(output.stdout)
+        .expect("utf-8 paths")
+        .lines()
+        .map(PathBuf::from)
+        .filter(|p| p.extension().is_some_and(|e| extensions.iter().any(|x| e == *x)) && root().join(p).is_file())
+        .collect();
+    assert!(!files.is_empty(), "no files with {extensions:?}");
+    files
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The part of a source file before its unit tests.
+fn without_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]").next().unwrap_or(text)
+}
+
+fn is_test(path: &Path) -> bool {
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    path.starts_with("tests")
+        || name == "tests.rs"
+        || name.ends_with("_test.rs")
+        || name.ends_with("_tests.rs")
+        || path.components().any(|c| c.as_os_str() == "tests" || c.as_os_str() == "benches" || c.as_os_str() == "examples")
+}
+
+fn assert_none(what: &str, found: Vec<String>) {
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+#[test]
+fn files_stay_under_600_lines() {
+    let long = files(&["rs", "py", "cu"])
+        .into_iter()
+        .filter(|p| !TABLES.iter().any(|t| p == Path::new(t)))
+        .map(|p| (read(&p).lines().count(), p))
+        .filter(|(lines, _)| *lines > MAX_LINES)
+        .map(|(lines, p)| format!("{}: {lines} lines", p.display()))
+        .collect();
+    assert_none("files past 600 lines", long);
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let mut wrong = Vec::new();
+    for (manifest, banned) in NEVER {
+        let table: toml::Table = read(Path::new(manifest)).parse().expect("manifest");
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let Some(deps) = table.get(section).and_then(|d| d.as_table()) else { continue };
+            wrong.extend(
+                deps.keys().filter(|d| banned.contains(&d.as_str())).map(|d| format!("{manifest}: {section}.{d}")),
+            );
+        }
+    }
+    assert_none("forbidden dependencies", wrong);
+}
+
+#[test]
+fn unsafe_code_lives_in_kernels_only() {
+    let found = files(&["rs"])
+        .into_iter()
+        .filter(|p| !p.starts_with("kernels") && !p.ends_with("tidy.rs"))
+        .flat_map(|p| {
+            let text = read(&p);
+            let hits: Vec<String> = text
+                .lines()
+                .enumerate()
+                .filter(|(_, l)| l.contains("unsafe {") || l.contains("unsafe fn") || l.contains("allow(unsafe_code"))
+                .map(|(n, _)| format!("{}:{}", p.display(), n + 1))
+                .collect();
+            hits
+        })
+        .collect();
+    assert_none("unsafe outside kernels/", found);
+    for manifest in files(&["toml"]).into_iter().filter(|p| p.ends_with("Cargo.toml") && !p.starts_with("kernels")) {
+        let text = read(&manifest);
+        assert!(text.contains("[lints]\nworkspace = true"), "{} does not take the workspace's lints", manifest.display());
+    }
+}
+
+#[test]
+fn no_unwrap_on_a_request_path() {
+    let found = files(&["rs"])
+        .into_iter()
+        .filter(|p| REQUEST_PATH.iter().any(|r| p.starts_with(r)) && !is_test(p))
+        .flat_map(|p| {
+            let text = read(&p);
+            let hits: Vec<String> = without_tests(&text)
+                .lines()
+                .enumerate()
+                .filter(|(_, l)| !l.trim_start().starts_with("//"))
+                .filter(|(_, l)| l.contains(".unwrap()") || l.contains("unbounded_channel") || l.contains("unbounded()"))
+                .map(|(n, l)| format!("{}:{}: {}", p.display(), n + 1, l.trim()))
+                .collect();
+            hits
+        })
+        .collect();
+    assert_none("unwrap or unbounded queue", found);
+}
+
+#[test]
+fn nothing_unfinished_ignored_or_vaguely_named() {
+    let found = files(&["rs"])
+        .into_iter()
+        .filter(|p| !p.ends_with("tidy.rs"))
+        .flat_map(|p| {
+            let text = read(&p);
+            let hits: Vec<String> = text
+                .lines()
+                .enumerate()
+                .filter(|(_, l)| {
+                    l.contains("TODO")
+                        || l.contains("FIXME")
+                        || l.contains("#[ignore")
+                        || l.contains("assert!(true)")
+                        || BANNED_WORDS.iter().any(|w| {
+                            l.contains(&format!("struct {w}"))
+                                || l.contains(&format!("mod {w}"))
+                                || (l.contains("struct ") && l.contains(&format!("{w} {{")))
+                        })
+                })
+                .map(|(n, l)| format!("{}:{}: {}", p.display(), n + 1, l.trim()))
+                .collect();
+            hits
+        })
+        .collect();
+    assert_none("unfinished code", found);
+}
+
+#[test]
+fn a_marker_is_spelled_in_one_place() {
+    let markers = ["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"];
+    let found = files(&["rs"])
+        .into_iter()
+        .filter(|p| !is_test(p) && !p.ends_with("router/grammar/src/formats.rs"))
+        .filter(|p| {
+            let text = read(p);
+            let code: Vec<&str> = without_tests(&text).lines().filter(|l| !l.trim_start().starts_with("//")).collect();
+            markers.iter().any(|m| code.iter().any(|l| l.contains(m)))
+        })
+        .map(|p| p.display().to_string())
+        .collect();
+    assert_none("tool-call markers outside the format table", found);
+}
+
+#[test]
+fn no_paths_of_a_machine() {
+    let found = files(&["rs", "py", "md", "toml", "sh", "proto", "json", "jinja"])
+        .into_iter()
+        .filter(|p| !p.ends_with("tidy.rs"))
+        .filter(|p| {
+            let text = read(p);
+            ["/work/", "/farm/", "/opt/w", "/root/", "/home/"].iter().any(|m| text.contains(m))
+        })
+        .map(|p| p.display().to_string())
+        .collect();
+    assert_none("paths of a machine", found);
+}

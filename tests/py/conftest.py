@@ -1,0 +1,44 @@
+"""A served demo model for the client tests. REIN_BIN names the binary (make test sets it)."""
+import os
+import pathlib
+import signal
+import subprocess
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
+
+
+class Server:
+    def __init__(self, *extra):
+        command = [BIN, "serve", "--model", str(REPOSITORY / "models/demo"), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *extra]
+        environment = {**os.environ, "REIN_LOG": "warn"}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        self.http = self._announced("rein: http listening on ")
+        self.grpc = self._announced("rein: grpc listening on ")
+
+    def _announced(self, prefix):
+        line = self.process.stdout.readline().strip()
+        assert line.startswith(prefix), f"{prefix!r} expected, got {line!r}"
+        return line.removeprefix(prefix)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(timeout=60) == 0
+
+
+@pytest.fixture(scope="session")
+def demo():
+    """The demo model on the CPU engine."""
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def sim():
+    """The sim engine: no weights, 2 ms a step."""
+    server = Server("--engine", "sim", "--sim-step-us", "2000")
+    yield server
+    server.stop()
