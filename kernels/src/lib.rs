@@ -2,7 +2,15 @@
 //! No tokio, no protobuf, no model names.
 
 pub mod backend;
+pub mod collective;
+pub mod cpu;
+pub mod diff;
 pub mod error;
+pub mod mapped;
+pub mod probe;
+pub mod quant;
+pub mod reference;
+pub mod sample;
 
 pub use backend::*;
 pub use error::{Error, Result};

@@ -1,0 +1,313 @@
+//! Ranks that are threads of one process.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+
+use super::{AbortHandle, Collective};
+use crate::error::{Error, Result};
+
+/// How often a waiting rank looks before it parks, in spin-loop turns (tens of microseconds).
+const SPINS: u32 = 20_000;
+
+/// What a rank shows the others in one operation.
+#[derive(Default)]
+struct Slot {
+    op: &'static str,
+    /// Root of a broadcast; length of a reduction or broadcast. All ranks must agree.
+    detail: (usize, usize),
+    parts: Vec<Vec<f32>>,
+}
+
+struct Shared {
+    size: usize,
+    /// Two slots for each rank, used in turns: a rank writes a slot again only after a later operation has completed,
+    /// that is after all have finished reading.
+    slots: Vec<[RwLock<Slot>; 2]>,
+    arrived: AtomicUsize,
+    /// Operations completed.
+    round: AtomicU64,
+    aborted: AtomicBool,
+    reason: OnceLock<String>,
+    parked: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+/// One rank; dropping it aborts the group for the others.
+pub struct Threads {
+    rank: usize,
+    shared: Arc<Shared>,
+    /// Operations begun. Only this rank's thread counts.
+    round: AtomicU64,
+}
+
+/// A group of `size` ranks, in rank order.
+pub fn group(size: usize) -> Vec<Threads> {
+    let shared = Arc::new(Shared {
+        size,
+        slots: (0..size).map(|_| Default::default()).collect(),
+        arrived: AtomicUsize::new(0),
+        round: AtomicU64::new(0),
+        aborted: AtomicBool::new(false),
+        reason: OnceLock::new(),
+        parked: AtomicUsize::new(0),
+        lock: Mutex::new(()),
+        wake: Condvar::new(),
+    });
+    (0..size).map(|rank| Threads { rank, shared: Arc::clone(&shared), round: AtomicU64::new(0) }).collect()
+}
+
+impl Shared {
+    fn guard(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake_parked(&self) {
+        if self.parked.load(SeqCst) > 0 {
+            let _guard = self.guard();
+            self.wake.notify_all();
+        }
+    }
+
+    fn abort(&self, reason: &str) {
+        let _ = self.reason.set(reason.to_string());
+        self.aborted.store(true, SeqCst);
+        self.wake_parked();
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.aborted.load(SeqCst) {
+            return Err(Error::Aborted(self.reason.get().cloned().unwrap_or_default()));
+        }
+        Ok(())
+    }
+
+    /// Returns when all ranks have arrived for the time `round`.
+    fn meet(&self, round: u64) -> Result<()> {
+        if self.arrived.fetch_add(1, AcqRel) + 1 == self.size {
+            self.arrived.store(0, Relaxed);
+            self.round.store(round, SeqCst);
+            self.wake_parked();
+            return self.check();
+        }
+        let mut turns = 0;
+        while self.round.load(Acquire) < round {
+            self.check()?;
+            turns += 1;
+            if turns < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut guard = self.guard();
+            // SeqCst pairs with wake_parked: either it sees us parked, or we see what it announces.
+            self.parked.fetch_add(1, SeqCst);
+            while self.round.load(SeqCst) < round && !self.aborted.load(SeqCst) {
+                guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.parked.fetch_sub(1, SeqCst);
+        }
+        Ok(())
+    }
+}
+
+impl Threads {
+    /// Shows `parts` to the others, waits for all, and calls `read` with each rank's slot in rank order.
+    fn exchange(
+        &self,
+        op: &'static str,
+        detail: (usize, usize),
+        parts: Vec<Vec<f32>>,
+        mut read: impl FnMut(usize, &Slot),
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        shared.check()?;
+        let round = self.round.fetch_add(1, Relaxed) + 1;
+        let turn = (round % 2) as usize;
+        *shared.slots[self.rank][turn].write().unwrap_or_else(PoisonError::into_inner) = Slot { op, detail, parts };
+        shared.meet(round)?;
+        for (rank, slots) in shared.slots.iter().enumerate() {
+            let slot = slots[turn].read().unwrap_or_else(PoisonError::into_inner);
+            if slot.op != op || slot.detail != detail {
+                let what = format!(
+                    "rank {} calls it with {detail:?} while rank {rank} calls {} with {:?}",
+                    self.rank, slot.op, slot.detail
+                );
+                shared.abort(&format!("{op}: {what}"));
+                return Err(Error::Shape { op, what });
+            }
+            read(rank, &slot);
+        }
+        Ok(())
+    }
+}
+
+impl Collective for Threads {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.shared.size
+    }
+
+    fn all_reduce(&self, x: &mut [f32]) -> Result<()> {
+        if self.shared.size == 1 {
+            return self.shared.check();
+        }
+        let mine = x.to_vec();
+        self.exchange("all_reduce", (0, x.len()), vec![mine], |rank, slot| {
+            let part = &slot.parts[0];
+            if rank == 0 {
+                x.copy_from_slice(part);
+            } else {
+                x.iter_mut().zip(part).for_each(|(x, y)| *x += y);
+            }
+        })
+    }
+
+    fn all_gather(&self, x: &[f32]) -> Result<Vec<Vec<f32>>> {
+        let mut all = Vec::with_capacity(self.shared.size);
+        self.exchange("all_gather", (0, 0), vec![x.to_vec()], |_, slot| all.push(slot.parts[0].clone()))?;
+        Ok(all)
+    }
+
+    fn all_to_all(&self, parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
+        if parts.len() != self.shared.size {
+            let what = format!("needs one part for each of {} ranks, got {}", self.shared.size, parts.len());
+            return Err(Error::Shape { op: "all_to_all", what });
+        }
+        let mut all = Vec::with_capacity(self.shared.size);
+        self.exchange("all_to_all", (0, 0), parts, |_, slot| all.push(slot.parts[self.rank].clone()))?;
+        Ok(all)
+    }
+
+    fn broadcast(&self, root: usize, x: &mut [f32]) -> Result<()> {
+        if root >= self.shared.size {
+            let what = format!("root {root} of {} ranks", self.shared.size);
+            return Err(Error::Shape { op: "broadcast", what });
+        }
+        let mine = if root == self.rank { vec![x.to_vec()] } else { Vec::new() };
+        self.exchange("broadcast", (root, x.len()), mine, |rank, slot| {
+            if rank == root {
+                x.copy_from_slice(&slot.parts[0]);
+            }
+        })
+    }
+
+    fn abort(&self, reason: &str) {
+        self.shared.abort(reason);
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        let shared = Arc::clone(&self.shared);
+        AbortHandle::new(move |reason| shared.abort(reason))
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if self.shared.size > 1 {
+            self.shared.abort(&format!("rank {} is gone", self.rank));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs `f` on every rank's own thread; results in rank order.
+    fn on_ranks<R: Send>(size: usize, f: impl Fn(&Threads) -> R + Sync) -> Vec<R> {
+        let ranks = group(size);
+        // All ranks live until every thread is done: an early drop would abort the rest.
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| f(rank))).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn sums_have_the_same_bits_everywhere() {
+        for size in [1, 2, 3, 5] {
+            let results = on_ranks(size, |rank| {
+                let mut all = Vec::new();
+                for round in 0..200 {
+                    let mut x: Vec<f32> =
+                        (0..7).map(|i| 0.1 * (i + 1) as f32 * 10f32.powi(rank.rank() as i32) + round as f32).collect();
+                    rank.all_reduce(&mut x).unwrap();
+                    all.push(x);
+                }
+                all
+            });
+            for (round, sums) in results[0].iter().enumerate() {
+                for (i, sum) in sums.iter().enumerate() {
+                    let term = |rank: i32| 0.1 * (i + 1) as f32 * 10f32.powi(rank) + round as f32;
+                    let want = (1..size as i32).fold(term(0), |sum, rank| sum + term(rank));
+                    assert_eq!(sum.to_bits(), want.to_bits());
+                }
+            }
+            assert!(results.iter().all(|r| *r == results[0]));
+        }
+    }
+
+    #[test]
+    fn gather_scatter_and_broadcast() {
+        let results = on_ranks(3, |rank| {
+            let r = rank.rank();
+            let gathered = rank.all_gather(&vec![r as f32; r + 1]).unwrap();
+            let parts = (0..3).map(|to| vec![(10 * r + to) as f32; to]).collect();
+            let received = rank.all_to_all(parts).unwrap();
+            let mut x = [r as f32; 4];
+            rank.broadcast(2, &mut x).unwrap();
+            (gathered, received, x)
+        });
+        for (r, (gathered, received, x)) in results.into_iter().enumerate() {
+            assert_eq!(gathered, [vec![0.0], vec![1.0; 2], vec![2.0; 3]]);
+            assert_eq!(received, (0..3).map(|from| vec![(10 * from + r) as f32; r]).collect::<Vec<_>>());
+            assert_eq!(x, [2.0; 4]);
+        }
+    }
+
+    #[test]
+    fn an_abort_wakes_every_blocked_rank() {
+        let mut ranks = group(4);
+        let last = ranks.pop().unwrap();
+        std::thread::scope(|scope| {
+            let blocked: Vec<_> = ranks.iter().map(|r| scope.spawn(|| r.all_reduce(&mut [1.0]))).collect();
+            // Wait until they are in.
+            while last.shared.arrived.load(SeqCst) < 3 {
+                std::thread::yield_now();
+            }
+            last.abort_handle().abort("test over");
+            for thread in blocked {
+                let error = thread.join().unwrap().unwrap_err();
+                assert_eq!(error.to_string(), "collective aborted: test over");
+            }
+        });
+        assert!(matches!(last.all_gather(&[1.0]), Err(Error::Aborted(_))));
+    }
+
+    #[test]
+    fn a_dropped_rank_aborts_the_others() {
+        let mut ranks = group(3);
+        let last = ranks.pop().unwrap();
+        std::thread::scope(|scope| {
+            let blocked: Vec<_> = ranks.iter().map(|r| scope.spawn(|| r.broadcast(0, &mut [1.0]))).collect();
+            // Long enough blocked to be parked.
+            while last.shared.parked.load(SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            drop(last);
+            for thread in blocked {
+                assert_eq!(thread.join().unwrap().unwrap_err().to_string(), "collective aborted: rank 2 is gone");
+            }
+        });
+    }
+
+    #[test]
+    fn ranks_that_disagree_are_told() {
+        let results = on_ranks(2, |rank| rank.all_reduce(&mut vec![0.0; 1 + rank.rank()]));
+        assert!(results.iter().any(|r| matches!(r, Err(Error::Shape { .. }))), "{results:?}");
+        assert!(results.iter().all(Result::is_err));
+    }
+}

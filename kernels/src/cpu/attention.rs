@@ -1,0 +1,473 @@
+//! Paged attention with an online softmax in f32. A query row walks the positions it sees in tiles of 64, at multiples
+//! of 64 from the start of its sequence, so its result depends neither on chunks nor on blocks nor on its neighbours.
+
+use std::cell::RefCell;
+
+use half::bf16;
+
+use super::memory::{Arena, Block};
+use super::pool::{Pool, SharedPtr};
+use super::simd::{Isa, Simd, simd_fn};
+use crate::backend::Span;
+use crate::error::{Error, Result};
+
+/// Positions that one softmax step takes.
+const TILE: usize = 64;
+/// Query vectors (rows times heads) that a work item aims at.
+const QUERIES: usize = 32;
+
+/// Paged keys and values of one layer: per block and position `width_k` and `width_v` numbers.
+#[derive(Debug)]
+pub struct Cache {
+    pub blocks: usize,
+    pub block_size: usize,
+    pub width_k: usize,
+    pub width_v: usize,
+    half: bool,
+    k: Block,
+    v: Block,
+}
+
+impl Cache {
+    pub fn new(arena: &Arena, blocks: usize, block_size: usize, width: (usize, usize), half: bool) -> Result<Cache> {
+        if block_size == 0 {
+            return Err(Error::Shape { op: "cache", what: "block_size must be at least 1".into() });
+        }
+        let bytes = |width: usize| {
+            let size = if half { 2usize } else { 4 };
+            let n = blocks.checked_mul(block_size).and_then(|n| n.checked_mul(width)).and_then(|n| n.checked_mul(size));
+            n.ok_or_else(|| Error::OutOfMemory(format!("KV cache of {blocks} blocks")))
+        };
+        let (k, v) = (arena.take(bytes(width.0)?)?, arena.take(bytes(width.1)?)?);
+        Ok(Cache { blocks, block_size, width_k: width.0, width_v: width.1, half, k, v })
+    }
+
+    /// Index of a position among all positions of the cache.
+    fn place(&self, blocks: &[u32], position: usize) -> usize {
+        let block = blocks[position / self.block_size] as usize;
+        assert!(block < self.blocks, "block {block} of a cache of {} blocks", self.blocks);
+        block * self.block_size + position % self.block_size
+    }
+
+    /// Stores the rows of the spans: row r of k is `k[r * width_k..]`, and so for v.
+    pub fn write(&mut self, spans: &[Span], k: &[f32], v: &[f32]) {
+        for span in spans {
+            for i in 0..span.len {
+                let (row, place) = (span.row + i, self.place(&span.blocks, span.start + i));
+                for (block, width, x) in [(&self.k, self.width_k, k), (&self.v, self.width_v, v)] {
+                    let x = &x[row * width..][..width];
+                    // SAFETY: place is below blocks * block_size, and the block has room for that many widths of
+                    // numbers; `&mut self` keeps readers out; the start is 64-byte aligned.
+                    unsafe {
+                        if self.half {
+                            let to = block.ptr().cast::<bf16>().add(place * width);
+                            for (j, x) in x.iter().enumerate() {
+                                to.add(j).write(bf16::from_f32(*x));
+                            }
+                        } else {
+                            let to = block.ptr().cast::<f32>().add(place * width);
+                            std::ptr::copy_nonoverlapping(x.as_ptr(), to, width);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A run of `width` numbers at `offset` of each position's entry in k, or in v.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    pub in_v: bool,
+    pub offset: usize,
+    pub width: usize,
+}
+
+/// Part of the query vectors, and the part of the cached entry that it is multiplied with. Row r, head h of the query
+/// is at `q[r * row_stride + h * head_stride + offset..]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    pub q: &'a [f32],
+    pub row_stride: usize,
+    pub head_stride: usize,
+    pub offset: usize,
+    pub width: usize,
+}
+
+/// What heads attend to: `kv_heads` groups of `group` heads; group g's keys and values are `keys(g)` and `value(g)`.
+pub struct Plan<'a> {
+    pub parts: &'a [Part<'a>],
+    pub kv_heads: usize,
+    pub group: usize,
+    /// For each part the field of the entry, given the group.
+    pub keys: &'a (dyn Fn(usize) -> Vec<Field> + Sync),
+    pub value: &'a (dyn Fn(usize) -> Field + Sync),
+    pub scale: f32,
+    pub window: Option<usize>,
+}
+
+/// Heads `heads` of group `group` for rows `rows` of a span (counted from the span's start).
+struct Item<'a> {
+    span: &'a Span,
+    group: usize,
+    heads: std::ops::Range<usize>,
+    rows: std::ops::Range<usize>,
+}
+
+#[derive(Default)]
+struct Scratch {
+    q: Vec<f32>,
+    scores: Vec<f32>,
+    out: Vec<f32>,
+    max: Vec<f32>,
+    sum: Vec<f32>,
+    decay: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Attends for all spans; the result of row r, head h (of kv_heads * group) goes to `out[(r * heads + h) * width..]`,
+/// width being the value's.
+pub fn attend(pool: &Pool, isa: Isa, cache: &Cache, spans: &[Span], plan: &Plan, out: &mut [f32]) {
+    let total: usize = spans.iter().map(|s| s.len).sum();
+    // Heads of a group share the reading of keys: keep them together unless threads would idle.
+    let units = total * plan.kv_heads;
+    let split = (2 * pool.threads()).div_ceil(units.max(1)).clamp(1, plan.group.div_ceil(4).max(1));
+    let heads_per_item = plan.group.div_ceil(split).min(QUERIES);
+    let rows_per_item = (QUERIES / heads_per_item).max(1);
+    let mut items = Vec::new();
+    for span in spans {
+        for from in (0..span.len).step_by(rows_per_item) {
+            for group in 0..plan.kv_heads {
+                for head in (0..plan.group).step_by(heads_per_item) {
+                    let heads = head..plan.group.min(head + heads_per_item);
+                    items.push(Item { span, group, heads, rows: from..span.len.min(from + rows_per_item) });
+                }
+            }
+        }
+    }
+    // Longest first.
+    items.sort_by_key(|item| std::cmp::Reverse(item.span.start + item.rows.end));
+    let width = (plan.value)(0).width;
+    let need = spans.iter().map(|s| s.row + s.len).max().unwrap_or(0) * plan.kv_heads * plan.group * width;
+    assert!(out.len() >= need, "attention output has {} numbers, needs {need}", out.len());
+    let out = SharedPtr(out.as_mut_ptr());
+    pool.run(items.len(), &|i| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            // SAFETY: `isa` was detected; items write disjoint (row, head) parts of out, which has room for all.
+            unsafe {
+                if cache.half {
+                    attend_bf16(isa, cache, plan, &items[i], scratch, out.get());
+                } else {
+                    attend_f32(isa, cache, plan, &items[i], scratch, out.get());
+                }
+            }
+        });
+    });
+}
+
+/// Numbers of the cache.
+trait Number: Copy {
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V;
+    unsafe fn load_n<S: Simd>(p: *const Self, n: usize) -> S::V;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const f32) -> S::V {
+        // SAFETY: the same contract.
+        unsafe { S::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_n<S: Simd>(p: *const f32, n: usize) -> S::V {
+        // SAFETY: the same contract.
+        unsafe { S::load_n(p, n) }
+    }
+}
+
+impl Number for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
+        // SAFETY: the same contract.
+        unsafe { S::load_bf16(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_n<S: Simd>(p: *const bf16, n: usize) -> S::V {
+        // SAFETY: the same contract.
+        unsafe { S::load_bf16_n(p, n) }
+    }
+}
+
+#[inline(always)]
+unsafe fn attend_f32_generic<S: Simd>(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) {
+    // SAFETY: the cache holds f32; the rest is the caller's promise.
+    unsafe { item_generic::<S, f32>(cache, plan, item, scratch, out) }
+}
+
+#[inline(always)]
+unsafe fn attend_bf16_generic<S: Simd>(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) {
+    // SAFETY: the cache holds bf16; the rest is the caller's promise.
+    unsafe { item_generic::<S, bf16>(cache, plan, item, scratch, out) }
+}
+
+simd_fn!(fn attend_f32(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_f32_generic);
+simd_fn!(fn attend_bf16(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_bf16_generic);
+
+#[inline(always)]
+unsafe fn item_generic<S: Simd, T: Number>(
+    cache: &Cache,
+    plan: &Plan,
+    item: &Item,
+    scratch: &mut Scratch,
+    out: *mut f32,
+) {
+    let heads = item.heads.len();
+    let queries = item.rows.len() * heads;
+    // Queries are taken by four, but one or two alone are taken as such.
+    let padded = if queries <= 2 { queries } else { queries.next_multiple_of(4) };
+    let value = (plan.value)(item.group);
+    let keys = (plan.keys)(item.group);
+    let q_width: usize = plan.parts.iter().map(|p| p.width.next_multiple_of(16)).sum();
+    let out_width = value.width.next_multiple_of(16);
+
+    let Scratch { q, scores, out: acc, max, sum, decay } = scratch;
+    q.clear();
+    q.resize(padded * q_width, 0.0);
+    acc.clear();
+    acc.resize(padded * out_width, 0.0);
+    scores.resize(padded * TILE, 0.0);
+    max.clear();
+    max.resize(padded, f32::NEG_INFINITY);
+    sum.clear();
+    sum.resize(padded, 0.0);
+    decay.clear();
+    decay.resize(padded, 1.0);
+
+    for (r, row) in item.rows.clone().enumerate() {
+        for (h, head) in item.heads.clone().enumerate() {
+            let mut at = (r * heads + h) * q_width;
+            for part in plan.parts {
+                let from = (item.span.row + row) * part.row_stride
+                    + (item.group * plan.group + head) * part.head_stride
+                    + part.offset;
+                q[at..at + part.width].copy_from_slice(&part.q[from..from + part.width]);
+                at += part.width.next_multiple_of(16);
+            }
+        }
+    }
+
+    let last = item.span.start + item.rows.end - 1;
+    let first_seen = |position: usize| plan.window.map_or(0, |w| (position + 1).saturating_sub(w));
+    let start = first_seen(item.span.start + item.rows.start) / TILE * TILE;
+    let mut places = [0usize; TILE];
+    for from in (start..=last).step_by(TILE) {
+        let count = TILE.min(last + 1 - from);
+        for (j, place) in places.iter_mut().enumerate() {
+            // The list is filled up with its last entry, whose surplus scores are masked below.
+            *place = cache.place(&item.span.blocks, from + j.min(count - 1));
+        }
+        // SAFETY: q has padded * q_width numbers and scores padded * TILE; places lie in the cache.
+        unsafe {
+            match padded {
+                1 => score_tile::<S, T, 1, 16>(cache, &keys, &places, count, q, q_width, scores),
+                2 => score_tile::<S, T, 2, 8>(cache, &keys, &places, count, q, q_width, scores),
+                _ => score_tile::<S, T, 4, 4>(cache, &keys, &places, count, q, q_width, scores),
+            }
+        }
+        for i in 0..queries {
+            let position = item.span.start + item.rows.start + i / heads;
+            let low = first_seen(position).saturating_sub(from).min(TILE);
+            let high = (position + 1).saturating_sub(from).min(TILE);
+            let row = &mut scores[i * TILE..][..TILE];
+            // SAFETY: the row has TILE numbers.
+            unsafe { softmax_step::<S>(row, low, high, plan.scale, &mut max[i], &mut sum[i], &mut decay[i]) };
+        }
+        // SAFETY: acc has padded * out_width numbers, out_width being the value's width rounded up to 16.
+        unsafe {
+            match padded {
+                1 => value_tile::<S, T, 1>(cache, value, &places[..count], scores, decay, acc, out_width),
+                2 => value_tile::<S, T, 2>(cache, value, &places[..count], scores, decay, acc, out_width),
+                _ => value_tile::<S, T, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
+            }
+        }
+    }
+
+    let all_heads = plan.kv_heads * plan.group;
+    for (r, row) in item.rows.clone().enumerate() {
+        for (h, head) in item.heads.clone().enumerate() {
+            let i = r * heads + h;
+            let to = ((item.span.row + row) * all_heads + item.group * plan.group + head) * value.width;
+            // SAFETY: the caller's out has room for every row and head; this item alone writes these.
+            let to = unsafe { std::slice::from_raw_parts_mut(out.add(to), value.width) };
+            let total = sum[i];
+            to.iter_mut().zip(&acc[i * out_width..]).for_each(|(to, x)| *to = x / total);
+        }
+    }
+}
+
+/// scores[q][0..count] = q . key, unscaled. Each product runs over the lanes of the entry in order and ends in one fold
+/// of 16 lanes, the same for every shape Q x K.
+#[inline(always)]
+unsafe fn score_tile<S: Simd, T: Number, const Q: usize, const K: usize>(
+    cache: &Cache,
+    keys: &[Field],
+    places: &[usize; TILE],
+    count: usize,
+    q: &[f32],
+    q_width: usize,
+    scores: &mut [f32],
+) {
+    for j in (0..count).step_by(K) {
+        for i in (0..q.len() / q_width).step_by(Q) {
+            // SAFETY: fields lie within an entry of the cache and places within the cache; a query has q_width
+            // numbers, each part of it padded to 16; scores has TILE for each query.
+            unsafe {
+                let mut acc = [S::splat(0.0); 16];
+                let mut at = q.as_ptr().add(i * q_width);
+                for field in keys {
+                    let (base, width) =
+                        if field.in_v { (cache.v.ptr(), cache.width_v) } else { (cache.k.ptr(), cache.width_k) };
+                    let base = base.cast::<T>().add(field.offset);
+                    let mut key = [base.cast_const(); K];
+                    for (k, key) in key.iter_mut().enumerate() {
+                        *key = key.add(places[j + k] * width);
+                    }
+                    let whole = field.width / 16 * 16;
+                    let mut d = 0;
+                    while d < whole {
+                        let mut x = [S::splat(0.0); Q];
+                        for (r, x) in x.iter_mut().enumerate() {
+                            *x = S::load(at.add(r * q_width + d));
+                        }
+                        for k in 0..K {
+                            let y = T::load::<S>(key[k].add(d));
+                            for r in 0..Q {
+                                acc[r * K + k] = S::fma(x[r], y, acc[r * K + k]);
+                            }
+                        }
+                        d += 16;
+                    }
+                    if whole < field.width {
+                        for k in 0..K {
+                            let y = T::load_n::<S>(key[k].add(whole), field.width - whole);
+                            for r in 0..Q {
+                                let x = S::load(at.add(r * q_width + whole));
+                                acc[r * K + k] = S::fma(x, y, acc[r * K + k]);
+                            }
+                        }
+                    }
+                    at = at.add(field.width.next_multiple_of(16));
+                }
+                let mut sums = [0.0f32; 16];
+                S::store(sums.as_mut_ptr(), S::sums(acc));
+                for r in 0..Q {
+                    scores[(i + r) * TILE + j..][..K].copy_from_slice(&sums[r * K..][..K]);
+                }
+            }
+        }
+    }
+}
+
+/// Turns scores low..high of a tile into weights relative to the running maximum, zero elsewhere.
+#[inline(always)]
+unsafe fn softmax_step<S: Simd>(
+    row: &mut [f32],
+    low: usize,
+    high: usize,
+    scale: f32,
+    max: &mut f32,
+    sum: &mut f32,
+    decay: &mut f32,
+) {
+    let mut largest = *max;
+    for (j, x) in row.iter_mut().enumerate() {
+        *x = if (low..high).contains(&j) { *x * scale } else { f32::NEG_INFINITY };
+        // NaN is let through to the weights, not to the maximum.
+        largest = if *x > largest { *x } else { largest };
+    }
+    if largest == f32::NEG_INFINITY && low >= high {
+        // Nothing seen yet: no weight, nothing to rescale.
+        row.fill(0.0);
+        *decay = 1.0;
+        return;
+    }
+    // SAFETY: the row has TILE = 4 * 16 numbers.
+    unsafe {
+        let shift = S::splat(largest);
+        let mut total = S::splat(0.0);
+        for j in (0..TILE).step_by(16) {
+            let p = row.as_mut_ptr().add(j);
+            let y = S::exp(S::sub(S::load(p), shift));
+            S::store(p, y);
+            total = S::add(total, y);
+        }
+        *decay = if *max == largest { 1.0 } else { (*max - largest).exp() };
+        *sum = *sum * *decay + S::sum(total);
+    }
+    *max = largest;
+}
+
+/// acc[q] = acc[q] * decay[q] + sum over the places of weight * value.
+#[inline(always)]
+unsafe fn value_tile<S: Simd, T: Number, const Q: usize>(
+    cache: &Cache,
+    field: Field,
+    places: &[usize],
+    weights: &[f32],
+    decay: &[f32],
+    acc: &mut [f32],
+    out_width: usize,
+) {
+    let (base, width) = if field.in_v { (cache.v.ptr(), cache.width_v) } else { (cache.k.ptr(), cache.width_k) };
+    // SAFETY: the field lies within an entry, the places within the cache, acc has out_width for each query; whole
+    // vectors stay below the field's width, and the last partial one reads only what remains of it.
+    unsafe {
+        let base = base.cast::<T>().add(field.offset).cast_const();
+        let mut d = 0;
+        while d + 64 <= field.width {
+            for i in (0..decay.len()).step_by(Q) {
+                let out = acc.as_mut_ptr().add(i * out_width + d);
+                let mut c = [[S::splat(0.0); 4]; Q];
+                for r in 0..Q {
+                    let factor = S::splat(decay[i + r]);
+                    for n in 0..4 {
+                        c[r][n] = S::mul(S::load(out.add(r * out_width + n * 16)), factor);
+                    }
+                }
+                for (j, place) in places.iter().enumerate() {
+                    let v = base.add(place * width + d);
+                    let v: [S::V; 4] =
+                        [T::load::<S>(v), T::load::<S>(v.add(16)), T::load::<S>(v.add(32)), T::load::<S>(v.add(48))];
+                    for r in 0..Q {
+                        let weight = S::splat(*weights.get_unchecked((i + r) * TILE + j));
+                        for n in 0..4 {
+                            c[r][n] = S::fma(weight, v[n], c[r][n]);
+                        }
+                    }
+                }
+                for r in 0..Q {
+                    for n in 0..4 {
+                        S::store(out.add(r * out_width + n * 16), c[r][n]);
+                    }
+                }
+            }
+            d += 64;
+        }
+        while d < field.width {
+            let n = (field.width - d).min(16);
+            for i in 0..decay.len() {
+                let out = acc.as_mut_ptr().add(i * out_width + d);
+                let mut c = S::mul(S::load(out), S::splat(decay[i]));
+                for (j, place) in places.iter().enumerate() {
+                    let v = base.add(place * width + d);
+                    let v = if n == 16 { T::load::<S>(v) } else { T::load_n::<S>(v, n) };
+                    c = S::fma(S::splat(weights[i * TILE + j]), v, c);
+                }
+                S::store(out, c);
+            }
+            d += 16;
+        }
+    }
+}

@@ -1,0 +1,623 @@
+//! Products of activations with packed weights. One layout serves one row and many: panels of 32 outputs, each a
+//! sequence of steps over the inputs. A row's result is accumulated over the steps in order, whatever rows stand
+//! beside it.
+//!
+//! A step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. An int8 panel keeps per
+//! group of 32 inputs 32 bf16 scales and 16 steps of 64 bytes; it is widened to bf16 steps on the way to the kernel.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use half::bf16;
+
+use super::memory::{Arena, Block};
+use super::pool::{Pool, SharedPtr};
+use super::simd::{Isa, Simd, int8_slot, simd_fn};
+use crate::backend::{HostData, HostMatrix, Precision};
+use crate::error::{Error, Result};
+
+/// Outputs of a panel.
+pub const PANEL: usize = 32;
+/// Inputs that share one int8 scale; inputs are padded to a multiple of it in every precision.
+pub const GROUP: usize = 32;
+const GROUP_STEPS: usize = GROUP / 2;
+const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
+/// Steps taken over all row tiles before going on: 32 KiB of weights, which stay in the first-level cache.
+const CHUNK_STEPS: usize = 256;
+/// Activations of a row block, in bytes: they stay in the second-level cache while panels stream by.
+const ROW_BLOCK_BYTES: usize = 384 << 10;
+/// Weight bytes of a work item at least.
+const ITEM_BYTES: usize = 64 << 10;
+
+/// A weight [outs, ins] packed for the product.
+#[derive(Debug, Clone)]
+pub struct Panels {
+    pub precision: Precision,
+    pub outs: usize,
+    pub ins: usize,
+    steps: usize,
+    panel_bytes: usize,
+    block: Block,
+}
+
+/// A matrix to pack: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
+pub struct Source<'a> {
+    pub data: &'a HostData,
+    pub offset: usize,
+    pub row_stride: usize,
+    pub col_stride: usize,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl<'a> Source<'a> {
+    pub fn whole(matrix: &'a HostMatrix) -> Source<'a> {
+        let HostMatrix { rows, cols, data } = matrix;
+        Source { data, offset: 0, row_stride: *cols, col_stride: 1, rows: *rows, cols: *cols }
+    }
+
+    fn check(&self) -> Result<()> {
+        let len = match self.data {
+            HostData::F32(v) => v.len(),
+            HostData::Bf16(v) => v.len(),
+        };
+        let last =
+            self.offset + self.rows.saturating_sub(1) * self.row_stride + self.cols.saturating_sub(1) * self.col_stride;
+        if self.rows > 0 && self.cols > 0 && last >= len {
+            let what = format!("[{}, {}] needs {} numbers, got {len}", self.rows, self.cols, last + 1);
+            return Err(Error::Shape { op: "weight", what });
+        }
+        Ok(())
+    }
+}
+
+trait Number: Copy + Sync {
+    fn f32(self) -> f32;
+    fn bf16_bits(self) -> u32;
+}
+
+impl Number for f32 {
+    fn f32(self) -> f32 {
+        self
+    }
+    fn bf16_bits(self) -> u32 {
+        u32::from(bf16::from_f32(self).to_bits())
+    }
+}
+
+impl Number for bf16 {
+    fn f32(self) -> f32 {
+        self.to_f32()
+    }
+    fn bf16_bits(self) -> u32 {
+        u32::from(self.to_bits())
+    }
+}
+
+impl Panels {
+    pub fn pack(pool: &Pool, arena: &Arena, source: &Source, precision: Precision) -> Result<Panels> {
+        source.check()?;
+        let padded = source.cols.next_multiple_of(GROUP);
+        let (steps, panel_bytes) = match precision {
+            Precision::F32 => (padded, padded * PANEL * 4),
+            Precision::Bf16 => (padded / 2, padded * PANEL * 2),
+            Precision::Int8 => (padded / 2, padded / GROUP * GROUP_BYTES),
+        };
+        let panels = source.rows.div_ceil(PANEL);
+        let block = arena.take(panels * panel_bytes)?;
+        let base = SharedPtr(block.ptr());
+        pool.run(panels, &|p| {
+            // SAFETY: the block is fresh and has panel_bytes for each panel; each item writes its own panel.
+            let panel = unsafe { std::slice::from_raw_parts_mut(base.get().add(p * panel_bytes), panel_bytes) };
+            match source.data {
+                HostData::F32(data) => pack_panel(source, data, p, precision, panel),
+                HostData::Bf16(data) => pack_panel(source, data, p, precision, panel),
+            }
+        });
+        Ok(Panels { precision, outs: source.rows, ins: source.cols, steps, panel_bytes, block })
+    }
+
+    pub fn panels(&self) -> usize {
+        self.outs.div_ceil(PANEL)
+    }
+
+    /// Bytes of packed weights.
+    pub fn bytes(&self) -> usize {
+        self.block.len()
+    }
+
+    /// Panels that make a work item of sensible size, leaving some items for each of `threads`.
+    pub fn panels_per_item(&self, threads: usize) -> usize {
+        let by_size = (ITEM_BYTES / self.panel_bytes.max(1)).max(1);
+        by_size.min((self.panels() / (4 * threads)).max(1))
+    }
+
+    fn panel(&self, p: usize) -> *const u8 {
+        self.block.ptr().wrapping_add(p * self.panel_bytes)
+    }
+}
+
+fn pack_panel<T: Number>(source: &Source, data: &[T], p: usize, precision: Precision, panel: &mut [u8]) {
+    let columns = PANEL.min(source.rows - p * PANEL);
+    let at = |c: usize, k: usize| data[source.offset + (p * PANEL + c) * source.row_stride + k * source.col_stride];
+    let inputs = source.cols;
+    // Groups of inputs outermost: a group of a panel fits the first-level cache.
+    for group in 0..inputs.div_ceil(GROUP) {
+        let (from, to) = (group * GROUP, inputs.min((group + 1) * GROUP));
+        match precision {
+            Precision::F32 => {
+                for c in 0..columns {
+                    for k in from..to {
+                        let word = &mut panel[(k * PANEL + c) * 4..][..4];
+                        word.copy_from_slice(&at(c, k).f32().to_ne_bytes());
+                    }
+                }
+            }
+            Precision::Bf16 => {
+                for c in 0..columns {
+                    for k in (from..to).step_by(2) {
+                        let high = if k + 1 < to { at(c, k + 1).bf16_bits() << 16 } else { 0 };
+                        let word = &mut panel[(k / 2 * PANEL + c) * 4..][..4];
+                        word.copy_from_slice(&(at(c, k).bf16_bits() | high).to_ne_bytes());
+                    }
+                }
+            }
+            Precision::Int8 => {
+                let (scales, steps) = panel[group * GROUP_BYTES..][..GROUP_BYTES].split_at_mut(PANEL * 2);
+                for c in 0..columns {
+                    let largest = (from..to).fold(0.0f32, |m, k| m.max(at(c, k).f32().abs()));
+                    // Rounded up and before use, so that nothing is clipped and the rounding costs nothing more.
+                    let mut scale = bf16::from_f32(largest / 127.0);
+                    if scale.to_f32() < largest / 127.0 {
+                        scale = bf16::from_bits(scale.to_bits() + 1);
+                    }
+                    scales[c * 2..][..2].copy_from_slice(&scale.to_ne_bytes());
+                    let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
+                    for k in from..to {
+                        let q = (at(c, k).f32() * inverse).round_ties_even().clamp(-127.0, 127.0);
+                        let byte = q.abs() as u8 | if q < 0.0 { 0x80 } else { 0 };
+                        steps[(k - from) / 2 * 64 + int8_slot(c, k % 2)] = byte;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows that one kernel call takes: `rows` of them, packed from row `first` on, at `words[first * steps]`, as
+/// `[step][row]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Tile {
+    pub first: usize,
+    pub rows: usize,
+}
+
+/// Activations in the order the kernel reads them.
+pub struct Packed {
+    pub words: Vec<u32>,
+    pub steps: usize,
+    pub tiles: Vec<Tile>,
+}
+
+/// How `rows` are cut into tiles of nearly equal height.
+fn cut(isa: Isa, first: usize, rows: usize, tiles: &mut Vec<Tile>) {
+    let count = rows.div_ceil(isa.tile_rows());
+    for i in 0..count {
+        let (from, to) = (rows * i / count, rows * (i + 1) / count);
+        tiles.push(Tile { first: first + from, rows: to - from });
+    }
+}
+
+/// Tiles for groups of rows that are multiplied with different weights; returns each group's range of tiles.
+pub fn cut_groups(isa: Isa, groups: impl Iterator<Item = usize>) -> (Vec<Tile>, Vec<Range<usize>>) {
+    let (mut tiles, mut ranges, mut first) = (Vec::new(), Vec::new(), 0);
+    for rows in groups {
+        let from = tiles.len();
+        cut(isa, first, rows, &mut tiles);
+        first += rows;
+        ranges.push(from..tiles.len());
+    }
+    (tiles, ranges)
+}
+
+pub fn steps_of(ins: usize, precision: Precision) -> usize {
+    let padded = ins.next_multiple_of(GROUP);
+    if precision == Precision::F32 { padded } else { padded / 2 }
+}
+
+impl Packed {
+    pub fn zeroed(tiles: Vec<Tile>, ins: usize, precision: Precision) -> Packed {
+        let rows = tiles.last().map_or(0, |t| t.first + t.rows);
+        let steps = steps_of(ins, precision);
+        Packed { words: vec![0; rows * steps], steps, tiles }
+    }
+
+    /// Packs rows of `ins` numbers; packed row i starts at `x[source(i)]`.
+    pub fn pack(
+        pool: &Pool,
+        isa: Isa,
+        tiles: Vec<Tile>,
+        x: &[f32],
+        ins: usize,
+        precision: Precision,
+        source: &(dyn Fn(usize) -> usize + Sync),
+    ) -> Packed {
+        let mut packed = Packed::zeroed(tiles, ins, precision);
+        let (steps, base) = (packed.steps, SharedPtr(packed.words.as_mut_ptr()));
+        let pack = |t: usize| {
+            let tile = packed.tiles[t];
+            for r in 0..tile.rows {
+                let row = &x[source(tile.first + r)..][..ins];
+                // SAFETY: tile t owns words [first * steps, (first + rows) * steps); row r writes every rows-th of
+                // them from r on, steps of them.
+                unsafe {
+                    let dst = base.get().add(tile.first * steps + r);
+                    pack_row(isa, row, dst, tile.rows, precision);
+                }
+            }
+        };
+        if packed.words.len() < 32 << 10 {
+            (0..packed.tiles.len()).for_each(pack);
+        } else {
+            pool.run(packed.tiles.len(), &pack);
+        }
+        packed
+    }
+}
+
+#[inline(always)]
+unsafe fn pack_row_generic<S: Simd>(row: &[f32], dst: *mut u32, stride: usize, precision: Precision) {
+    let mut words = [0.0f32; 32];
+    let mut tail = [0.0f32; 32];
+    for (group, chunk) in row.chunks(32).enumerate() {
+        let chunk = if chunk.len() == 32 {
+            chunk
+        } else {
+            tail[..chunk.len()].copy_from_slice(chunk);
+            &tail
+        };
+        let (per_group, words) = if precision == Precision::F32 {
+            (32, chunk)
+        } else {
+            // SAFETY: the chunk has 32 elements, words has 16 and more.
+            unsafe { S::store(words.as_mut_ptr(), S::load_pairs(chunk.as_ptr())) };
+            (16, &words[..16])
+        };
+        for (i, word) in words.iter().enumerate() {
+            // SAFETY: the caller has steps_of(row.len()) words at `stride`, which are per_group for each group.
+            unsafe { *dst.add((group * per_group + i) * stride) = word.to_bits() };
+        }
+    }
+}
+
+simd_fn!(
+    /// Writes the steps of one row at dst, dst + stride, ...
+    pub fn pack_row(row: &[f32], dst: *mut u32, stride: usize, precision: Precision) = pack_row_generic
+);
+
+/// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, else added to.
+#[inline(always)]
+unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
+    a: *const u32,
+    w: *const f32,
+    steps: usize,
+    acc: *mut f32,
+    first: bool,
+) {
+    // SAFETY: the caller gives steps * ROWS words at a, steps * 32 at w and ROWS * 32 at acc.
+    unsafe {
+        let mut c = [[S::splat(0.0); 2]; ROWS];
+        if !first {
+            for (r, c) in c.iter_mut().enumerate() {
+                *c = [S::load(acc.add(r * PANEL)), S::load(acc.add(r * PANEL + 16))];
+            }
+        }
+        let (mut a, mut w) = (a.cast::<f32>(), w);
+        for _ in 0..steps {
+            let w0 = S::load(w);
+            let w1 = S::load(w.add(16));
+            for (r, c) in c.iter_mut().enumerate() {
+                let x = S::splat(*a.add(r));
+                if PAIRS {
+                    c[0] = S::dot_pair(c[0], x, w0);
+                    c[1] = S::dot_pair(c[1], x, w1);
+                } else {
+                    c[0] = S::fma(x, w0, c[0]);
+                    c[1] = S::fma(x, w1, c[1]);
+                }
+            }
+            a = a.add(ROWS);
+            w = w.add(PANEL);
+        }
+        for (r, c) in c.iter().enumerate() {
+            S::store(acc.add(r * PANEL), c[0]);
+            S::store(acc.add(r * PANEL + 16), c[1]);
+        }
+    }
+}
+
+/// As `tile_kernel`, for widened int8 groups: each group's sum is scaled, then added.
+#[inline(always)]
+unsafe fn group_kernel<S: Simd, const ROWS: usize, const UNUSED: bool>(
+    a: *const u32,
+    w: *const f32,
+    scales: *const bf16,
+    groups: usize,
+    acc: *mut f32,
+    first: bool,
+) {
+    // SAFETY: the caller gives groups * 16 steps as for tile_kernel, and groups * GROUP_BYTES at scales.
+    unsafe {
+        let mut c = [[S::splat(0.0); 2]; ROWS];
+        if first {
+            for r in 0..ROWS {
+                S::store(acc.add(r * PANEL), c[r][0]);
+                S::store(acc.add(r * PANEL + 16), c[r][1]);
+            }
+        }
+        let (mut a, mut w) = (a.cast::<f32>(), w);
+        for g in 0..groups {
+            c = [[S::splat(0.0); 2]; ROWS];
+            for _ in 0..GROUP_STEPS {
+                let w0 = S::load(w);
+                let w1 = S::load(w.add(16));
+                for (r, c) in c.iter_mut().enumerate() {
+                    let x = S::splat(*a.add(r));
+                    c[0] = S::dot_pair(c[0], x, w0);
+                    c[1] = S::dot_pair(c[1], x, w1);
+                }
+                a = a.add(ROWS);
+                w = w.add(PANEL);
+            }
+            let scale = scales.byte_add(g * GROUP_BYTES);
+            let s0 = S::load_bf16(scale);
+            let s1 = S::load_bf16(scale.add(16));
+            for (r, c) in c.iter().enumerate() {
+                let (p0, p1) = (acc.add(r * PANEL), acc.add(r * PANEL + 16));
+                S::store(p0, S::fma(c[0], s0, S::load(p0)));
+                S::store(p1, S::fma(c[1], s1, S::load(p1)));
+            }
+        }
+    }
+}
+
+/// Calls a kernel instantiated for the tile's height.
+macro_rules! by_rows {
+    ($S:ty, $rows:expr, $flag:literal, $kernel:ident($($arg:expr),*)) => {
+        by_rows!(@ $S, $rows, $flag, $kernel($($arg),*), 1 2 3 4 5 6 7 8 9 10 11 12)
+    };
+    (@ $S:ty, $rows:expr, $flag:literal, $kernel:ident $args:tt, $($n:literal)*) => {
+        match $rows {
+            $($n if $n <= <$S>::TILE_ROWS => by_rows!(# $kernel::<$S, $n, $flag> $args),)*
+            _ => unreachable!("a tile has 1..=TILE_ROWS rows"),
+        }
+    };
+    (# $kernel:ident::<$S:ty, $n:literal, $flag:literal> ($($arg:expr),*)) => {
+        $kernel::<$S, $n, $flag>($($arg),*)
+    };
+}
+
+#[repr(align(64))]
+struct Widened {
+    words: [u32; CHUNK_STEPS * PANEL],
+}
+
+#[inline(always)]
+unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) {
+    debug_assert_eq!(a.steps, w.steps);
+    let tiles = &a.tiles[tiles];
+    let Some(first_row) = tiles.first().map(|t| t.first) else { return };
+    let last = tiles[tiles.len() - 1];
+    assert!(
+        acc.len() >= (last.first + last.rows - first_row) * PANEL
+            && a.words.len() >= (last.first + last.rows) * a.steps
+    );
+    let panel = w.panel(p);
+    let mut from = 0;
+    let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
+    // SAFETY: only the address of a field is taken.
+    let widened = unsafe { (&raw mut (*widened.as_mut_ptr()).words).cast::<u32>() };
+    while from < w.steps {
+        let steps = CHUNK_STEPS.min(w.steps - from);
+        let group = from / GROUP_STEPS;
+        if w.precision == Precision::Int8 {
+            for g in 0..steps / GROUP_STEPS {
+                for s in 0..GROUP_STEPS {
+                    // SAFETY: the panel has steps / GROUP_STEPS groups of GROUP_BYTES; the scratch has CHUNK_STEPS.
+                    unsafe {
+                        let src = panel.add((group + g) * GROUP_BYTES + PANEL * 2 + s * 64);
+                        S::expand_int8(src, widened.add((g * GROUP_STEPS + s) * PANEL));
+                    }
+                }
+            }
+        }
+        for tile in tiles {
+            // SAFETY: a tile's words are rows * steps from first * steps on, in [step][row] order; the panel has
+            // w.steps steps; acc has PANEL numbers for each row of the tiles (asserted above).
+            unsafe {
+                let x = a.words.as_ptr().add(tile.first * a.steps + from * tile.rows);
+                let acc = acc.as_mut_ptr().add((tile.first - first_row) * PANEL);
+                match w.precision {
+                    Precision::F32 => {
+                        let w = panel.cast::<f32>().add(from * PANEL);
+                        by_rows!(S, tile.rows, false, tile_kernel(x, w, steps, acc, from == 0))
+                    }
+                    Precision::Bf16 => {
+                        let w = panel.cast::<f32>().add(from * PANEL);
+                        by_rows!(S, tile.rows, true, tile_kernel(x, w, steps, acc, from == 0))
+                    }
+                    Precision::Int8 => {
+                        let scales = panel.add(group * GROUP_BYTES).cast::<bf16>();
+                        let w = widened.cast_const().cast::<f32>();
+                        by_rows!(S, tile.rows, false, group_kernel(x, w, scales, steps / GROUP_STEPS, acc, from == 0))
+                    }
+                }
+            }
+        }
+        from += steps;
+    }
+}
+
+simd_fn!(
+    /// Rows of `tiles` times panel p into acc [rows][32].
+    pub fn multiply_panel(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) = panel_generic
+);
+
+thread_local! {
+    static ACC: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Scratch of the calling thread.
+pub fn with_acc<R>(len: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    ACC.with_borrow_mut(|acc| {
+        if acc.len() < len {
+            acc.resize(len, 0.0);
+        }
+        f(&mut acc[..len])
+    })
+}
+
+/// Cuts a range of tiles into blocks whose activations fit the second-level cache.
+pub fn row_blocks(steps: usize, tile_rows: usize, tiles: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let per_block = (ROW_BLOCK_BYTES / (steps * tile_rows * 4).max(1)).max(1);
+    tiles.clone().step_by(per_block).map(move |from| from..tiles.end.min(from + per_block))
+}
+
+/// One product of a group of packed rows; the group's row i goes to `out + i * stride`, `w.outs` numbers.
+pub struct Job<'a> {
+    pub weight: &'a Panels,
+    pub tiles: Range<usize>,
+    pub out: SharedPtr<f32>,
+    pub stride: usize,
+    pub bias: Option<&'a [f32]>,
+}
+
+/// Runs the jobs over one set of packed activations.
+///
+/// # Safety
+/// The rows that the jobs write must be valid and disjoint, and not be read until this returns.
+pub unsafe fn multiply(pool: &Pool, isa: Isa, a: &Packed, jobs: &[Job]) {
+    let mut items = Vec::new();
+    for (j, job) in jobs.iter().enumerate() {
+        let per_item = job.weight.panels_per_item(pool.threads());
+        for block in row_blocks(a.steps, isa.tile_rows(), job.tiles.clone()) {
+            for p in (0..job.weight.panels()).step_by(per_item) {
+                items.push((j, block.clone(), p..job.weight.panels().min(p + per_item)));
+            }
+        }
+    }
+    let run = |i: usize| {
+        let (j, block, panels) = &items[i];
+        let job = &jobs[*j];
+        let first = a.tiles[block.start].first;
+        let last = a.tiles[block.end - 1];
+        let rows = last.first + last.rows - first;
+        let offset = first - a.tiles[job.tiles.start].first;
+        with_acc(rows * PANEL, |acc| {
+            for p in panels.clone() {
+                // SAFETY: `isa` was detected; the sizes are asserted inside.
+                unsafe { multiply_panel(isa, job.weight, p, a, block.clone(), acc) };
+                let columns = PANEL.min(job.weight.outs - p * PANEL);
+                let bias = job.bias.map(|b| &b[p * PANEL..][..columns]);
+                for r in 0..rows {
+                    // SAFETY: row offset + r of the job, columns of panel p: written by this item only.
+                    let out = unsafe {
+                        let start = job.out.get().add((offset + r) * job.stride + p * PANEL);
+                        std::slice::from_raw_parts_mut(start, columns)
+                    };
+                    let acc = &acc[r * PANEL..][..columns];
+                    match bias {
+                        None => out.copy_from_slice(acc),
+                        Some(bias) => out.iter_mut().zip(acc).zip(bias).for_each(|((o, a), b)| *o = a + b),
+                    }
+                }
+            }
+        });
+    };
+    pool.run(items.len(), &run);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        (0..n)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+            })
+            .collect()
+    }
+
+    fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, precision: Precision) -> Vec<f32> {
+        let (pool, arena) = (Pool::new(threads), Arena::default());
+        let panels = Panels::pack(&pool, &arena, &Source::whole(w), precision).unwrap();
+        let (tiles, groups) = cut_groups(isa, [rows].into_iter());
+        let packed = Packed::pack(&pool, isa, tiles, x, w.cols, precision, &|i| i * w.cols);
+        let mut out = vec![f32::NAN; rows * w.rows];
+        let job = Job {
+            weight: &panels,
+            tiles: groups[0].clone(),
+            out: SharedPtr(out.as_mut_ptr()),
+            stride: w.rows,
+            bias: None,
+        };
+        // SAFETY: out has rows * w.rows numbers, written by the one job.
+        unsafe { multiply(&pool, isa, &packed, &[job]) };
+        out
+    }
+
+    #[test]
+    fn awkward_sizes_agree_with_a_naive_product() {
+        for isa in Isa::available() {
+            for (rows, ins, outs) in [(1, 1, 1), (1, 64, 32), (2, 33, 31), (13, 7, 65), (25, 600, 40), (3, 1030, 100)] {
+                let x = numbers(rows * ins, 1);
+                let data = numbers(outs * ins, 2);
+                for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+                    let w = HostMatrix { rows: outs, cols: ins, data: HostData::F32(data.clone()) };
+                    let got = product(isa, 2, &x, rows, &w, precision);
+                    let round = |v: f32| if precision == Precision::F32 { v } else { bf16::from_f32(v).to_f32() };
+                    for r in 0..rows {
+                        for o in 0..outs {
+                            let (mut want, mut size) = (0.0f64, 0.0f64);
+                            for k in 0..ins {
+                                let mut weight = data[o * ins + k];
+                                if precision == Precision::Bf16 {
+                                    weight = round(weight);
+                                }
+                                let term = f64::from(round(x[r * ins + k])) * f64::from(weight);
+                                want += term;
+                                size += term * term;
+                            }
+                            let error = (f64::from(got[r * outs + o]) - want).abs() / size.sqrt().max(1e-3);
+                            let limit = if precision == Precision::Int8 { 2e-2 } else { 2e-5 };
+                            assert!(error < limit, "{isa:?} {precision:?} {rows}x{ins}x{outs}: {error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_alone_has_the_same_bits() {
+        for isa in Isa::available() {
+            for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
+                let (ins, outs) = (1100, 70);
+                let w = HostMatrix { rows: outs, cols: ins, data: HostData::F32(numbers(outs * ins, 3)) };
+                let x = numbers(50 * ins, 4);
+                let all = product(isa, 2, &x, 50, &w, precision);
+                for rows in [1, 2, 5, 11, 12, 13, 29] {
+                    for from in [0, 7, 50 - rows] {
+                        let some = product(isa, 1, &x[from * ins..][..rows * ins], rows, &w, precision);
+                        assert_eq!(some, all[from * outs..][..rows * outs], "{isa:?} {precision:?} {rows}@{from}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! The CPU backend: packed weights, SIMD kernels chosen at run time, a thread pool per rank.
+// Kernels count lanes and rows by index on purpose.
+#![allow(clippy::needless_range_loop)]
+
+mod attention;
+mod gemm;
+mod memory;
+mod moe;
+mod pool;
+pub(crate) mod probe;
+mod rope;
+mod route;
+mod simd;
+#[cfg(test)]
+mod tests;
+
+use half::bf16;
+
+use attention::{Field, Part, Plan};
+use gemm::{Job, Packed, Panels, Source};
+use memory::Arena;
+use pool::{Pool, SharedPtr};
+pub use simd::Isa;
+
+use crate::backend::*;
+use crate::collective::Collective;
+use crate::error::{Error, Result};
+
+/// Elementwise work below this many numbers is not worth waking threads for.
+const PARALLEL_NUMBERS: usize = 32 << 10;
+
+/// Activations, row-major.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    rows: usize,
+    cols: usize,
+    data: Vec<f32>,
+}
+
+impl Tensor {
+    pub fn data(&self) -> &[f32] {
+        &self.data
+    }
+}
+
+/// A packed weight.
+#[derive(Debug)]
+pub struct Linear(Weight);
+
+#[derive(Debug)]
+enum Weight {
+    Plain(Panels),
+    /// Per head: q_nope to latent [kv_rank, nope], and latent to value [v, kv_rank].
+    Absorbed {
+        to_latent: Vec<Panels>,
+        to_value: Vec<Panels>,
+    },
+}
+
+#[derive(Debug)]
+pub struct Embedding(HostMatrix);
+
+pub use attention::Cache;
+pub use moe::Experts;
+
+/// One rank on the CPU.
+pub struct Cpu {
+    isa: Isa,
+    pool: Pool,
+    arena: Arena,
+    rope: rope::Tables,
+    collective: Box<dyn Collective>,
+}
+
+impl Cpu {
+    /// `threads` participants per op, the calling thread included (at least 1).
+    pub fn new(threads: usize, collective: Box<dyn Collective>) -> Cpu {
+        Cpu::with_isa(threads, collective, Isa::detect())
+    }
+
+    /// With a given instruction set, which must be among `Isa::available()`; otherwise the detected one is used.
+    pub fn with_isa(threads: usize, collective: Box<dyn Collective>, isa: Isa) -> Cpu {
+        let isa = if Isa::available().contains(&isa) { isa } else { Isa::detect() };
+        Cpu { isa, pool: Pool::new(threads.max(1)), arena: Arena::default(), rope: rope::Tables::default(), collective }
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    pub fn collective(&self) -> &dyn Collective {
+        &*self.collective
+    }
+
+    /// Runs `f(first row, part)` over parts of `data` made of whole rows.
+    fn by_rows(&self, data: &mut [f32], cols: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+        let rows = data.len().checked_div(cols).unwrap_or(0);
+        if data.len() < PARALLEL_NUMBERS || self.pool.threads() == 1 {
+            return f(0, data);
+        }
+        let per_item = rows.div_ceil(4 * self.pool.threads());
+        let base = SharedPtr(data.as_mut_ptr());
+        self.pool.run(rows.div_ceil(per_item), &|i| {
+            let (from, to) = (i * per_item, rows.min((i + 1) * per_item));
+            // SAFETY: rows from..to of data, which no other item has.
+            let part = unsafe { std::slice::from_raw_parts_mut(base.get().add(from * cols), (to - from) * cols) };
+            f(from, part);
+        });
+    }
+
+    fn pack(&self, source: &Source, precision: Precision) -> Result<Panels> {
+        Panels::pack(&self.pool, &self.arena, source, precision)
+    }
+}
+
+fn tensor(rows: usize, cols: usize, data: Vec<f32>) -> Tensor {
+    assert_eq!(data.len(), rows * cols, "a tensor [{rows}, {cols}]");
+    Tensor { rows, cols, data }
+}
+
+fn zeros(rows: usize, cols: usize) -> Tensor {
+    Tensor { rows, cols, data: vec![0.0; rows * cols] }
+}
+
+fn shape(op: &'static str, what: String) -> Error {
+    Error::Shape { op, what }
+}
+
+impl Backend for Cpu {
+    type Tensor = Tensor;
+    type Vector = Vec<f32>;
+    type Linear = Linear;
+    type Embedding = Embedding;
+    type Experts = Experts;
+    type Cache = Cache;
+
+    fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
+        Ok(values)
+    }
+
+    fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Linear> {
+        Ok(Linear(Weight::Plain(self.pack(&Source::whole(&weight), precision)?)))
+    }
+
+    /// Kept as it comes in full precision, and as bf16 otherwise.
+    fn embedding(&self, mut table: HostMatrix, precision: Precision) -> Result<Embedding> {
+        let len = match &table.data {
+            HostData::F32(v) => v.len(),
+            HostData::Bf16(v) => v.len(),
+        };
+        if len != table.rows * table.cols {
+            return Err(shape("embedding", format!("[{}, {}] does not hold {len} numbers", table.rows, table.cols)));
+        }
+        if let (HostData::F32(v), Precision::Bf16 | Precision::Int8) = (&table.data, precision) {
+            table.data = HostData::Bf16(v.iter().map(|&x| bf16::from_f32(x)).collect());
+        }
+        Ok(Embedding(table))
+    }
+
+    fn experts(
+        &self,
+        weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
+        precision: Precision,
+    ) -> Result<Experts> {
+        let mut experts = Experts { precision, place: Vec::new(), gate: Vec::new(), up: Vec::new(), down: Vec::new() };
+        for weights in weights {
+            let ExpertWeights { id, gate, up, down } = weights?;
+            let (inter, hidden) = experts.gate.first().map_or((gate.rows, gate.cols), |g| (g.outs, g.ins));
+            let fits = |m: &HostMatrix, rows, cols| m.rows == rows && m.cols == cols;
+            if !(fits(&gate, inter, hidden) && fits(&up, inter, hidden) && fits(&down, hidden, inter)) {
+                let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
+                return Err(shape("experts", what));
+            }
+            let at = id as usize;
+            if experts.place.len() <= at {
+                experts.place.resize(at + 1, moe::ABSENT);
+            }
+            if experts.place[at] != moe::ABSENT {
+                return Err(shape("experts", format!("expert {id} given twice")));
+            }
+            experts.place[at] = experts.gate.len() as u32;
+            experts.gate.push(self.pack(&Source::whole(&gate), precision)?);
+            experts.up.push(self.pack(&Source::whole(&up), precision)?);
+            experts.down.push(self.pack(&Source::whole(&down), precision)?);
+        }
+        Ok(experts)
+    }
+
+    /// F32 keeps f32, the others bf16.
+    fn cache(
+        &self,
+        blocks: usize,
+        block_size: usize,
+        width_k: usize,
+        width_v: usize,
+        precision: Precision,
+    ) -> Result<Cache> {
+        Cache::new(&self.arena, blocks, block_size, (width_k, width_v), precision != Precision::F32)
+    }
+
+    fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
+        tensor(rows, cols, values)
+    }
+
+    fn to_host(&self, x: &Tensor) -> Vec<f32> {
+        x.data.clone()
+    }
+
+    fn rows(&self, x: &Tensor) -> usize {
+        x.rows
+    }
+
+    fn cols(&self, x: &Tensor) -> usize {
+        x.cols
+    }
+
+    fn gather_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        let data = rows.iter().flat_map(|&r| &x.data[r * x.cols..][..x.cols]).copied().collect();
+        tensor(rows.len(), x.cols, data)
+    }
+
+    fn slice_cols(&self, x: &Tensor, from: usize, len: usize) -> Tensor {
+        assert!(from + len <= x.cols, "columns {from}..{} of {}", from + len, x.cols);
+        let mut data = Vec::with_capacity(x.rows * len);
+        for r in 0..x.rows {
+            data.extend_from_slice(&x.data[r * x.cols + from..][..len]);
+        }
+        tensor(x.rows, len, data)
+    }
+
+    fn embed(&self, table: &Embedding, ids: &[u32]) -> Tensor {
+        let HostMatrix { rows, cols, data } = &table.0;
+        let mut out = Vec::with_capacity(ids.len() * cols);
+        for &id in ids {
+            assert!((id as usize) < *rows, "token {id} of a vocabulary of {rows}");
+            let at = id as usize * cols;
+            match data {
+                HostData::F32(v) => out.extend_from_slice(&v[at..at + cols]),
+                HostData::Bf16(v) => out.extend(v[at..at + cols].iter().map(|x| x.to_f32())),
+            }
+        }
+        tensor(ids.len(), *cols, out)
+    }
+
+    fn add_scaled(&self, x: &mut Tensor, y: &Tensor, factor: f32) {
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_scaled");
+        let cols = x.cols;
+        self.by_rows(&mut x.data, cols, &|from, part| {
+            part.iter_mut().zip(&y.data[from * cols..]).for_each(|(x, y)| *x += factor * y);
+        });
+    }
+
+    fn scale(&self, x: &mut Tensor, factor: f32) {
+        let cols = x.cols;
+        self.by_rows(&mut x.data, cols, &|_, part| part.iter_mut().for_each(|x| *x *= factor));
+    }
+
+    fn silu_mul(&self, gate: &Tensor, up: &Tensor) -> Tensor {
+        assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "silu_mul");
+        let (mut out, isa) = (gate.clone(), self.isa);
+        let cols = out.cols;
+        self.by_rows(&mut out.data, cols, &|from, part| {
+            // SAFETY: the set was detected.
+            unsafe { moe::silu_mul(isa, part, &up.data[from * cols..]) }
+        });
+        out
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Vec<f32>, eps: f32) -> Tensor {
+        assert!(
+            !weight.is_empty() && x.cols.is_multiple_of(weight.len()),
+            "rms_norm of {} by {}",
+            x.cols,
+            weight.len()
+        );
+        let (mut out, isa) = (x.clone(), self.isa);
+        let cols = out.cols;
+        self.by_rows(&mut out.data, cols, &|_, part| {
+            for group in part.chunks_exact_mut(weight.len()) {
+                // SAFETY: the set was detected.
+                unsafe { rope::rms_norm(isa, group, weight, eps) }
+            }
+        });
+        out
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Linear, bias: Option<&Vec<f32>>) -> Tensor {
+        let Weight::Plain(weight) = &weight.0 else { panic!("linear over a weight made by mla_weight") };
+        assert_eq!(x.cols, weight.ins, "linear: inputs");
+        assert!(bias.is_none_or(|b| b.len() == weight.outs), "linear: the bias needs {} numbers", weight.outs);
+        let mut out = zeros(x.rows, weight.outs);
+        if x.rows == 0 {
+            return out;
+        }
+        let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::once(x.rows));
+        let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.precision, &|i| i * x.cols);
+        let job = Job {
+            weight,
+            tiles: groups[0].clone(),
+            out: SharedPtr(out.data.as_mut_ptr()),
+            stride: weight.outs,
+            bias: bias.map(Vec::as_slice),
+        };
+        // SAFETY: out has outs numbers for each row.
+        unsafe { gemm::multiply(&self.pool, self.isa, &packed, &[job]) };
+        out
+    }
+
+    fn rope(&self, x: &mut Tensor, spec: &RopeSpec, positions: &[u32]) {
+        assert_eq!(positions.len(), x.rows, "rope: one position for each row");
+        assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
+        let table = &*self.rope.get(spec, positions);
+        let cols = x.cols;
+        self.by_rows(&mut x.data, cols, &|from, part| {
+            for (r, row) in part.chunks_exact_mut(cols).enumerate() {
+                rope::rotate_row(row, spec, table.row(from + r));
+            }
+        });
+    }
+
+    fn gqa_attention(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        cache: &mut Cache,
+        spans: &[Span],
+        spec: &GqaSpec,
+    ) -> Tensor {
+        let GqaSpec { heads, kv_heads, head_dim, scale, window } = *spec;
+        assert!(kv_heads > 0 && heads % kv_heads == 0 && q.cols == heads * head_dim, "gqa_attention: {spec:?}");
+        assert_eq!((k.cols, v.cols), (cache.width_k, cache.width_v), "gqa_attention: cache widths");
+        assert_eq!((k.cols, v.cols), (kv_heads * head_dim, kv_heads * head_dim), "gqa_attention: k and v");
+        cache.write(spans, &k.data, &v.data);
+        let part = Part { q: &q.data, row_stride: q.cols, head_stride: head_dim, offset: 0, width: head_dim };
+        let field = |in_v| move |g: usize| Field { in_v, offset: g * head_dim, width: head_dim };
+        let plan = Plan {
+            parts: &[part],
+            kv_heads,
+            group: heads / kv_heads,
+            keys: &|g| vec![field(false)(g)],
+            value: &field(true),
+            scale,
+            window,
+        };
+        let mut out = zeros(q.rows, q.cols);
+        attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut out.data);
+        out
+    }
+
+    fn mla_attention(
+        &self,
+        q: &Tensor,
+        latent: &Tensor,
+        k_rope: &Tensor,
+        kv_b: &Linear,
+        cache: &mut Cache,
+        spans: &[Span],
+        spec: &MlaSpec,
+    ) -> Tensor {
+        let Weight::Absorbed { to_latent, to_value } = &kv_b.0 else {
+            panic!("mla_attention needs a weight made by mla_weight");
+        };
+        let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
+        let (rows, q_dim) = (q.rows, nope_dim + rope_dim);
+        assert_eq!((q.cols, to_latent.len()), (heads * q_dim, heads), "mla_attention: heads");
+        assert_eq!((latent.cols, k_rope.cols), (kv_rank, rope_dim), "mla_attention: latent and rotary key");
+        assert_eq!((cache.width_k, cache.width_v), (kv_rank, rope_dim), "mla_attention: cache widths");
+        let mut out = zeros(rows, heads * v_dim);
+        if rows == 0 {
+            return out;
+        }
+        cache.write(spans, &latent.data, &k_rope.data);
+
+        // Products of each head with its own weight; packed row h * rows + r is row r of head h.
+        let by_head =
+            |weights: &[Panels], x: &[f32], ins: usize, at: &(dyn Fn(usize, usize) -> usize + Sync), y: &mut [f32]| {
+                let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::repeat_n(rows, heads));
+                let precision = weights[0].precision;
+                let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, precision, &|i| at(i % rows, i / rows));
+                let base = SharedPtr(y.as_mut_ptr());
+                let outs = weights[0].outs;
+                let jobs: Vec<Job> = weights
+                    .iter()
+                    .zip(groups)
+                    .enumerate()
+                    .map(|(h, (weight, tiles))| {
+                        let out = SharedPtr(base.get().wrapping_add(h * outs));
+                        Job { weight, tiles, out, stride: heads * outs, bias: None }
+                    })
+                    .collect();
+                assert_eq!(y.len(), rows * heads * outs, "mla_attention: product");
+                // SAFETY: y has heads * outs numbers for each row, of which head h's job writes its own outs.
+                unsafe { gemm::multiply(&self.pool, self.isa, &packed, &jobs) };
+            };
+        let mut query = zeros(rows, heads * kv_rank);
+        by_head(to_latent, &q.data, nope_dim, &|r, h| (r * heads + h) * q_dim, &mut query.data);
+
+        let parts = [
+            Part { q: &query.data, row_stride: heads * kv_rank, head_stride: kv_rank, offset: 0, width: kv_rank },
+            Part { q: &q.data, row_stride: heads * q_dim, head_stride: q_dim, offset: nope_dim, width: rope_dim },
+        ];
+        let plan = Plan {
+            parts: &parts,
+            kv_heads: 1,
+            group: heads,
+            keys: &|_| {
+                vec![Field { in_v: false, offset: 0, width: kv_rank }, Field { in_v: true, offset: 0, width: rope_dim }]
+            },
+            value: &|_| Field { in_v: false, offset: 0, width: kv_rank },
+            scale,
+            window: None,
+        };
+        let mut mixed = zeros(rows, heads * kv_rank);
+        attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut mixed.data);
+        by_head(to_value, &mixed.data, kv_rank, &|r, h| (r * heads + h) * kv_rank, &mut out.data);
+        out
+    }
+
+    fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Linear> {
+        let MlaSpec { heads, nope_dim, v_dim, kv_rank, .. } = *spec;
+        if (kv_b.rows, kv_b.cols) != (heads * (nope_dim + v_dim), kv_rank) {
+            let what =
+                format!("kv_b must be [{}, {kv_rank}], is [{}, {}]", heads * (nope_dim + v_dim), kv_b.rows, kv_b.cols);
+            return Err(shape("mla_weight", what));
+        }
+        let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());
+        for head in 0..heads {
+            let offset = head * (nope_dim + v_dim) * kv_rank;
+            let keys =
+                Source { data: &kv_b.data, offset, row_stride: 1, col_stride: kv_rank, rows: kv_rank, cols: nope_dim };
+            let values = Source {
+                data: &kv_b.data,
+                offset: offset + nope_dim * kv_rank,
+                row_stride: kv_rank,
+                col_stride: 1,
+                rows: v_dim,
+                cols: kv_rank,
+            };
+            to_latent.push(self.pack(&keys, precision)?);
+            to_value.push(self.pack(&values, precision)?);
+        }
+        Ok(Linear(Weight::Absorbed { to_latent, to_value }))
+    }
+
+    fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {
+        route::route(&self.pool, &scores.data, scores.cols, bias.map(Vec::as_slice), spec)
+    }
+
+    /// A row's contributions are added in the order in which the experts were loaded.
+    fn moe_experts(&self, x: &Tensor, routes: &Routes, experts: &Experts) -> Tensor {
+        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe_experts: routes for each row");
+        assert!(experts.gate.first().is_none_or(|g| g.ins == x.cols), "moe_experts: inputs");
+        let mut out = zeros(x.rows, x.cols);
+        moe::experts(&self.pool, self.isa, &x.data, x.cols, routes, experts, &mut out.data);
+        out
+    }
+
+    fn rank(&self) -> usize {
+        self.collective.rank()
+    }
+
+    fn ranks(&self) -> usize {
+        self.collective.size()
+    }
+
+    fn all_reduce(&self, x: &mut Tensor) -> Result<()> {
+        self.collective.all_reduce(&mut x.data)
+    }
+
+    fn all_gather_cols(&self, x: &Tensor) -> Result<Tensor> {
+        if self.collective.size() == 1 {
+            return Ok(x.clone());
+        }
+        let parts = self.collective.all_gather(&x.data)?;
+        let widths: Vec<usize> = parts.iter().map(|p| p.len().checked_div(x.rows).unwrap_or(0)).collect();
+        if parts.iter().zip(&widths).any(|(p, w)| p.len() != x.rows * w) {
+            return Err(shape("all_gather_cols", "ranks differ in their number of rows".into()));
+        }
+        let mut data = Vec::with_capacity(parts.iter().map(Vec::len).sum());
+        for r in 0..x.rows {
+            for (part, width) in parts.iter().zip(&widths) {
+                data.extend_from_slice(&part[r * width..][..*width]);
+            }
+        }
+        Ok(tensor(x.rows, widths.iter().sum(), data))
+    }
+}

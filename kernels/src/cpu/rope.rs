@@ -1,0 +1,102 @@
+//! Rotary embedding, and the norm.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use super::simd::{Simd, simd_fn};
+use crate::backend::RopeSpec;
+
+/// cos and sin of one step's positions, made once and used by every layer.
+pub struct Table {
+    inv_freq: Vec<f64>,
+    magnitude: f32,
+    positions: Vec<u32>,
+    /// Per position: dims/2 cosines, then dims/2 sines.
+    values: Vec<f32>,
+}
+
+impl Table {
+    pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
+        let half = self.inv_freq.len();
+        self.values[row * 2 * half..][..2 * half].split_at(half)
+    }
+}
+
+#[derive(Default)]
+pub struct Tables {
+    last: RefCell<Option<Arc<Table>>>,
+}
+
+impl Tables {
+    pub fn get(&self, spec: &RopeSpec, positions: &[u32]) -> Arc<Table> {
+        let mut last = self.last.borrow_mut();
+        if let Some(table) = &*last
+            && table.positions == positions
+            && table.inv_freq == spec.inv_freq
+            && table.magnitude == spec.magnitude
+        {
+            return Arc::clone(table);
+        }
+        assert_eq!(spec.inv_freq.len(), spec.dims / 2, "rope: dims / 2 frequencies");
+        let mut values = Vec::with_capacity(positions.len() * spec.dims);
+        for &position in positions {
+            // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.
+            let angle = |f: &f64| f64::from(*f as f32 * position as f32);
+            values.extend(spec.inv_freq.iter().map(|f| angle(f).cos() as f32 * spec.magnitude));
+            values.extend(spec.inv_freq.iter().map(|f| angle(f).sin() as f32 * spec.magnitude));
+        }
+        let table = Arc::new(Table {
+            inv_freq: spec.inv_freq.clone(),
+            magnitude: spec.magnitude,
+            positions: positions.to_vec(),
+            values,
+        });
+        *last = Some(Arc::clone(&table));
+        table
+    }
+}
+
+/// Rotates every head of one row.
+pub fn rotate_row(row: &mut [f32], spec: &RopeSpec, (cos, sin): (&[f32], &[f32])) {
+    let half = spec.dims / 2;
+    let mut pairs = vec![0.0; if spec.interleaved { spec.dims } else { 0 }];
+    for head in row.chunks_exact_mut(spec.head_dim) {
+        let x = &mut head[spec.offset..][..spec.dims];
+        if spec.interleaved {
+            pairs.copy_from_slice(x);
+            for i in 0..half {
+                x[i] = pairs[2 * i];
+                x[i + half] = pairs[2 * i + 1];
+            }
+        }
+        let (first, second) = x.split_at_mut(half);
+        for (((a, b), c), s) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+            (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn rms_norm_generic<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
+    let n = x.len().min(weight.len());
+    let whole = n / 16 * 16;
+    // SAFETY: whole vectors stay below n; the rest reads only what remains.
+    unsafe {
+        let mut squares = S::splat(0.0);
+        for i in (0..whole).step_by(16) {
+            let v = S::load(x.as_ptr().add(i));
+            squares = S::fma(v, v, squares);
+        }
+        if whole < n {
+            let v = S::load_n(x.as_ptr().add(whole), n - whole);
+            squares = S::fma(v, v, squares);
+        }
+        let factor = 1.0 / (S::sum(squares) / n as f32 + eps).sqrt();
+        x.iter_mut().zip(weight).for_each(|(x, w)| *x = *w * (*x * factor));
+    }
+}
+
+simd_fn!(
+    /// x * weight / sqrt(mean(x^2) + eps), in place
+    pub fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) = rms_norm_generic
+);

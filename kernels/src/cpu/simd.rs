@@ -1,0 +1,686 @@
+//! Sixteen f32 lanes on each instruction set, and dispatch at run time. Kernels are written once, generic over `Simd`,
+//! and compiled for each set by `simd_fn!`. Within one set every result is a pure function of its inputs; between
+//! sets results agree to rounding.
+
+use half::bf16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    /// AVX-512 F, BW, DQ, VL, BF16 and VBMI.
+    Avx512,
+    /// AVX2 and FMA.
+    Avx2,
+    Portable,
+}
+
+impl Isa {
+    pub fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let fma = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            if fma
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512bf16")
+                && is_x86_feature_detected!("avx512vbmi")
+            {
+                return Isa::Avx512;
+            }
+            if fma {
+                return Isa::Avx2;
+            }
+        }
+        Isa::Portable
+    }
+
+    /// `Simd::TILE_ROWS` of the set.
+    pub fn tile_rows(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::TILE_ROWS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::TILE_ROWS,
+            _ => Portable::TILE_ROWS,
+        }
+    }
+
+    /// The sets that this machine can run, best first.
+    pub fn available() -> Vec<Isa> {
+        match Isa::detect() {
+            Isa::Avx512 => vec![Isa::Avx512, Isa::Avx2, Isa::Portable],
+            Isa::Avx2 => vec![Isa::Avx2, Isa::Portable],
+            Isa::Portable => vec![Isa::Portable],
+        }
+    }
+}
+
+/// # Safety
+/// All methods need the instruction set of the implementing type; pointers must be valid for the 16 elements named.
+/// No alignment is asked for.
+pub unsafe trait Simd: Copy + 'static {
+    type V: Copy;
+    /// Rows of activations that a product kernel holds in registers at once.
+    const TILE_ROWS: usize;
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn load_bf16(p: *const bf16) -> Self::V;
+    /// The first n < 16 elements, zero beyond; only those are read.
+    unsafe fn load_n(p: *const f32, n: usize) -> Self::V;
+    unsafe fn load_bf16_n(p: *const bf16, n: usize) -> Self::V;
+    /// 32 f32 rounded to bf16 (nearest even), as 16 words of pairs.
+    unsafe fn load_pairs(p: *const f32) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// a * b + c
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Each 32-bit lane of a and b is a pair of bf16; acc + a.low * b.low + a.high * b.high.
+    unsafe fn dot_pair(acc: Self::V, a: Self::V, b: Self::V) -> Self::V;
+    /// e^x within 2 ulp; 0 below -104, and for -inf.
+    unsafe fn exp(x: Self::V) -> Self::V;
+    /// Sum of the lanes, in an order of the instruction set's own.
+    unsafe fn sum(v: Self::V) -> f32;
+    /// Lane i of the result is the sum of the lanes of v[i], in the same order for every i.
+    unsafe fn sums(v: [Self::V; 16]) -> Self::V;
+    /// 64 sign-magnitude bytes to 32 pairs of bf16 (see `gemm::int8_slot`).
+    unsafe fn expand_int8(src: *const u8, dst: *mut u32);
+}
+
+/// bf16 bits of x, rounded to nearest even; NaN stays NaN.
+#[inline(always)]
+fn round_bits(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }
+}
+
+const fn magnitude_table(high: bool) -> [u8; 128] {
+    let mut table = [0u8; 128];
+    let mut i = 1usize;
+    while i < 128 {
+        let exponent = (i as u32).ilog2();
+        let bits = ((127 + exponent) << 7) as u16 | ((i as u16) << (7 - exponent) & 0x7f);
+        table[i] = if high { (bits >> 8) as u8 } else { bits as u8 };
+        i += 1;
+    }
+    table
+}
+
+static HIGH: [u8; 128] = magnitude_table(true);
+static LOW: [u8; 128] = magnitude_table(false);
+
+/// Byte of a 64-byte int8 step that unpacks to element `half` of output `column`: the order in which
+/// `vpunpckl/hbw` of the low and high result bytes yields columns 0..16 and 16..32.
+#[inline(always)]
+pub fn int8_slot(column: usize, half: usize) -> usize {
+    let (hi, column) = (column / 16, column % 16);
+    16 * (column / 4) + 8 * hi + 2 * (column % 4) + half
+}
+
+#[inline(always)]
+fn expand_int8_by_table(src: &[u8; 64], dst: &mut [u32; 32]) {
+    for (column, word) in dst.iter_mut().enumerate() {
+        let at = |half| {
+            let byte = src[int8_slot(column, half)];
+            let bits = u32::from(HIGH[usize::from(byte & 0x7f)] | byte & 0x80) << 8;
+            bits | u32::from(LOW[usize::from(byte & 0x7f)])
+        };
+        *word = at(0) | at(1) << 16;
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+// SAFETY: plain Rust over arrays; the only needs are the pointers' validity, which the trait asks for.
+unsafe impl Simd for Portable {
+    type V = [f32; 16];
+    const TILE_ROWS: usize = 4;
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> [f32; 16] {
+        let mut all = [0.0f32; 16];
+        // SAFETY: n < 16 elements are readable by the trait's contract, and all has 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            Self::load(all.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_n(p: *const bf16, n: usize) -> [f32; 16] {
+        let mut all = [bf16::ZERO; 16];
+        // SAFETY: as for load_n.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            Self::load_bf16(all.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(p: *const f32) -> [f32; 16] {
+        let mut words = [0.0f32; 16];
+        // SAFETY: 32 elements are readable by the trait's contract.
+        let x = unsafe { p.cast::<[f32; 32]>().read_unaligned() };
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = f32::from_bits(round_bits(x[2 * i]) | round_bits(x[2 * i + 1]) << 16);
+        }
+        // SAFETY: words has 16 elements.
+        unsafe { Self::load(words.as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; 16] {
+        [x; 16]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> [f32; 16] {
+        // SAFETY: valid for 16 elements by the trait's contract; arrays of f32 may be read unaligned so.
+        unsafe { p.cast::<[f32; 16]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> [f32; 16] {
+        // SAFETY: as for load.
+        let bits = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
+        bits.map(|b| f32::from_bits(u32::from(b) << 16))
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: [f32; 16]) {
+        // SAFETY: as for load, for writes.
+        unsafe { p.cast::<[f32; 16]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    unsafe fn sub(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn div(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    unsafe fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn dot_pair(acc: [f32; 16], a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        let low = |x: f32| f32::from_bits(x.to_bits() << 16);
+        let high = |x: f32| f32::from_bits(x.to_bits() & 0xffff_0000);
+        std::array::from_fn(|i| acc[i] + low(a[i]) * low(b[i]) + high(a[i]) * high(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn exp(x: [f32; 16]) -> [f32; 16] {
+        x.map(f32::exp)
+    }
+    #[inline(always)]
+    unsafe fn sum(v: [f32; 16]) -> f32 {
+        let mut v = v;
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                v[i] += v[i + width];
+            }
+        }
+        v[0]
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [[f32; 16]; 16]) -> [f32; 16] {
+        // SAFETY: no need beyond the type's own.
+        v.map(|lanes| unsafe { Self::sum(lanes) })
+    }
+    #[inline(always)]
+    unsafe fn expand_int8(src: *const u8, dst: *mut u32) {
+        // SAFETY: valid for 64 bytes and 32 words by the trait's contract; src and dst never overlap; dst is scratch
+        // of u32 and so aligned.
+        unsafe { expand_int8_by_table(&*src.cast(), &mut *dst.cast()) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    // Every block below is an intrinsic whose only need is the instruction set, which the trait's contract grants,
+    // or a load or store of the elements that the contract names.
+    #![allow(clippy::undocumented_unsafe_blocks)]
+
+    use std::arch::x86_64::*;
+
+    use half::bf16;
+
+    use super::{HIGH, LOW, Simd, expand_int8_by_table, round_bits};
+
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    // ln 2 in two parts, so that n * LN2_HIGH is exact for the n that occur.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    // Minimax polynomial of (e^r - 1 - r) / r^2 on |r| <= ln 2 / 2 (Cephes, expf).
+    const POLY: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.0e-1];
+    const EXP_MIN: f32 = -104.0;
+    const EXP_MAX: f32 = 89.0;
+
+    #[derive(Clone, Copy)]
+    pub struct Avx512;
+
+    // SAFETY: implemented with AVX-512 intrinsics only; the contract is the trait's.
+    unsafe impl Simd for Avx512 {
+        type V = __m512;
+        const TILE_ROWS: usize = 12;
+        #[inline(always)]
+        unsafe fn load_n(p: *const f32, n: usize) -> __m512 {
+            unsafe { _mm512_maskz_loadu_ps((1u16 << n) - 1, p) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_n(p: *const bf16, n: usize) -> __m512 {
+            unsafe {
+                let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1u16 << n) - 1, p.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_pairs(p: *const f32) -> __m512 {
+            unsafe {
+                let pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(p.add(16)), _mm512_loadu_ps(p));
+                std::mem::transmute::<__m512bh, __m512>(pairs)
+            }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> __m512 {
+            unsafe { _mm512_set1_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> __m512 {
+            unsafe { _mm512_loadu_ps(p) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const bf16) -> __m512 {
+            unsafe {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(p: *mut f32, v: __m512) {
+            unsafe { _mm512_storeu_ps(p, v) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_add_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_sub_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_mul_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn div(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_div_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+            unsafe { _mm512_fmadd_ps(a, b, c) }
+        }
+        #[inline(always)]
+        unsafe fn dot_pair(acc: __m512, a: __m512, b: __m512) -> __m512 {
+            // The casts reinterpret 32-bit lanes as pairs of bf16.
+            unsafe {
+                let (a, b) = (std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b));
+                _mm512_dpbf16_ps(acc, a, b)
+            }
+        }
+        #[inline(always)]
+        unsafe fn exp(x: __m512) -> __m512 {
+            unsafe {
+                // The second operand is returned where one is NaN, so NaN goes through.
+                let x = _mm512_min_ps(_mm512_set1_ps(EXP_MAX), _mm512_max_ps(_mm512_set1_ps(EXP_MIN), x));
+                let n = _mm512_roundscale_ps::<0x08>(_mm512_mul_ps(x, _mm512_set1_ps(LOG2_E)));
+                let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2_HIGH), x);
+                let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2_LOW), r);
+                let mut p = _mm512_set1_ps(POLY[0]);
+                for &c in &POLY[1..] {
+                    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+                }
+                let y = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
+                _mm512_scalef_ps(_mm512_add_ps(y, _mm512_set1_ps(1.0)), n)
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum(v: __m512) -> f32 {
+            unsafe { _mm512_reduce_add_ps(v) }
+        }
+        #[inline(always)]
+        unsafe fn sums(v: [__m512; 16]) -> __m512 {
+            // At each level two vectors are folded into one; a lane always meets the lane 8, then 4, 2, 1 away.
+            unsafe {
+                let mut t = [_mm512_setzero_ps(); 8];
+                for i in 0..8 {
+                    let low = _mm512_shuffle_f32x4::<0x44>(v[i], v[i + 8]);
+                    let high = _mm512_shuffle_f32x4::<0xee>(v[i], v[i + 8]);
+                    t[i] = _mm512_add_ps(low, high);
+                }
+                let mut u = [_mm512_setzero_ps(); 4];
+                for i in 0..4 {
+                    let low = _mm512_shuffle_f32x4::<0x88>(t[i], t[i + 4]);
+                    let high = _mm512_shuffle_f32x4::<0xdd>(t[i], t[i + 4]);
+                    u[i] = _mm512_add_ps(low, high);
+                }
+                let mut w = [_mm512_setzero_ps(); 2];
+                for i in 0..2 {
+                    let low = _mm512_shuffle_ps::<0x44>(u[i], u[i + 2]);
+                    let high = _mm512_shuffle_ps::<0xee>(u[i], u[i + 2]);
+                    w[i] = _mm512_add_ps(low, high);
+                }
+                let low = _mm512_shuffle_ps::<0x88>(w[0], w[1]);
+                let high = _mm512_shuffle_ps::<0xdd>(w[0], w[1]);
+                // Lane 4q + w now holds v[[0, 8, 4, 12][q] + [0, 2, 1, 3][w]].
+                let order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+                _mm512_permutexvar_ps(order, _mm512_add_ps(low, high))
+            }
+        }
+        #[inline(always)]
+        unsafe fn expand_int8(src: *const u8, dst: *mut u32) {
+            unsafe {
+                let table = |t: &[u8; 128]| {
+                    (_mm512_loadu_si512(t.as_ptr().cast()), _mm512_loadu_si512(t.as_ptr().add(64).cast()))
+                };
+                let (high, low) = (table(&HIGH), table(&LOW));
+                let bytes = _mm512_loadu_si512(src.cast());
+                // vpermi2b looks at seven bits of the index, so the sign bit does not disturb.
+                let low_byte = _mm512_permutex2var_epi8(low.0, bytes, low.1);
+                let high_byte = _mm512_permutex2var_epi8(high.0, bytes, high.1);
+                // high | (bytes & 0x80)
+                let high_byte = _mm512_ternarylogic_epi32::<0xf8>(high_byte, bytes, _mm512_set1_epi8(-128));
+                _mm512_storeu_si512(dst.cast(), _mm512_unpacklo_epi8(low_byte, high_byte));
+                _mm512_storeu_si512(dst.add(16).cast(), _mm512_unpackhi_epi8(low_byte, high_byte));
+            }
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Avx2;
+
+    type Pair = [__m256; 2];
+
+    // SAFETY: implemented with AVX2 and FMA intrinsics only; the contract is the trait's.
+    unsafe impl Simd for Avx2 {
+        type V = Pair;
+        const TILE_ROWS: usize = 3;
+        #[inline(always)]
+        unsafe fn load_n(p: *const f32, n: usize) -> Pair {
+            let mut all = [0.0f32; 16];
+            // SAFETY: n < 16 elements are readable by the trait's contract, and all has 16.
+            unsafe {
+                std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+                Self::load(all.as_ptr())
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_n(p: *const bf16, n: usize) -> Pair {
+            let mut all = [bf16::ZERO; 16];
+            // SAFETY: as for load_n.
+            unsafe {
+                std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+                Self::load_bf16(all.as_ptr())
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_pairs(p: *const f32) -> Pair {
+            let mut words = [0.0f32; 16];
+            // SAFETY: 32 elements are readable by the trait's contract.
+            let x = unsafe { p.cast::<[f32; 32]>().read_unaligned() };
+            for (i, word) in words.iter_mut().enumerate() {
+                *word = f32::from_bits(round_bits(x[2 * i]) | round_bits(x[2 * i + 1]) << 16);
+            }
+            // SAFETY: words has 16 elements.
+            unsafe { Self::load(words.as_ptr()) }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Pair {
+            unsafe { [_mm256_set1_ps(x); 2] }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Pair {
+            unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(p: *const bf16) -> Pair {
+            unsafe {
+                let half = |p: *const bf16| {
+                    let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+                };
+                [half(p), half(p.add(8))]
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(p: *mut f32, v: Pair) {
+            unsafe {
+                _mm256_storeu_ps(p, v[0]);
+                _mm256_storeu_ps(p.add(8), v[1]);
+            }
+        }
+        #[inline(always)]
+        unsafe fn add(a: Pair, b: Pair) -> Pair {
+            unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn sub(a: Pair, b: Pair) -> Pair {
+            unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn mul(a: Pair, b: Pair) -> Pair {
+            unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn div(a: Pair, b: Pair) -> Pair {
+            unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
+            unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+        }
+        #[inline(always)]
+        unsafe fn dot_pair(acc: Pair, a: Pair, b: Pair) -> Pair {
+            unsafe {
+                let low = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(x)));
+                let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
+                let high = |x| _mm256_and_ps(x, mask);
+                let one = |acc, a, b| _mm256_fmadd_ps(high(a), high(b), _mm256_fmadd_ps(low(a), low(b), acc));
+                [one(acc[0], a[0], b[0]), one(acc[1], a[1], b[1])]
+            }
+        }
+        #[inline(always)]
+        unsafe fn exp(x: Pair) -> Pair {
+            unsafe {
+                let one = |x: __m256| {
+                    let x = _mm256_min_ps(_mm256_set1_ps(EXP_MAX), _mm256_max_ps(_mm256_set1_ps(EXP_MIN), x));
+                    let n = _mm256_round_ps::<0x08>(_mm256_mul_ps(x, _mm256_set1_ps(LOG2_E)));
+                    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_HIGH), x);
+                    let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_LOW), r);
+                    let mut p = _mm256_set1_ps(POLY[0]);
+                    for &c in &POLY[1..] {
+                        p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
+                    }
+                    let y = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r);
+                    let y = _mm256_add_ps(y, _mm256_set1_ps(1.0));
+                    // 2^n in two factors, as n reaches beyond the exponents of normal numbers.
+                    let n = _mm256_cvtps_epi32(n);
+                    let half = _mm256_srai_epi32::<1>(n);
+                    let power = |n| {
+                        let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
+                        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+                    };
+                    _mm256_mul_ps(_mm256_mul_ps(y, power(half)), power(_mm256_sub_epi32(n, half)))
+                };
+                [one(x[0]), one(x[1])]
+            }
+        }
+        #[inline(always)]
+        unsafe fn sum(v: Pair) -> f32 {
+            unsafe {
+                let v = _mm256_add_ps(v[0], v[1]);
+                let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+                let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+                _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn sums(v: [Pair; 16]) -> Pair {
+            unsafe {
+                let mut out = [0.0f32; 16];
+                for i in 0..16 {
+                    out[i] = Self::sum(v[i]);
+                }
+                Self::load(out.as_ptr())
+            }
+        }
+        #[inline(always)]
+        unsafe fn expand_int8(src: *const u8, dst: *mut u32) {
+            // SAFETY: valid for 64 bytes and 32 words by the trait's contract; src and dst never overlap; dst is
+            // scratch of u32 and so aligned.
+            unsafe { expand_int8_by_table(&*src.cast(), &mut *dst.cast()) }
+        }
+    }
+}
+
+/// Defines `unsafe fn name(isa, args)`, which calls the generic kernel compiled for that instruction set.
+macro_rules! simd_fn {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $kernel:ident) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis unsafe fn $name(isa: $crate::cpu::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma")]
+            unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the features are enabled here; the rest is the caller's promise.
+                unsafe { $kernel::<$crate::cpu::simd::Avx512>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: the features are enabled here; the rest is the caller's promise.
+                unsafe { $kernel::<$crate::cpu::simd::Avx2>($($arg),*) }
+            }
+            // SAFETY: an `Isa` other than Portable comes from `Isa::detect`, which asked the processor; the rest is
+            // the caller's promise.
+            unsafe {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::cpu::simd::Isa::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::cpu::simd::Isa::Avx2 => avx2($($arg),*),
+                    _ => $kernel::<$crate::cpu::simd::Portable>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use simd_fn;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[inline(always)]
+    unsafe fn exp_all<S: Simd>(x: &mut [f32]) {
+        for chunk in x.chunks_exact_mut(16) {
+            // SAFETY: a chunk has 16 elements.
+            unsafe { S::store(chunk.as_mut_ptr(), S::exp(S::load(chunk.as_ptr()))) }
+        }
+    }
+    simd_fn!(fn exp_slice(x: &mut [f32]) = exp_all);
+
+    #[inline(always)]
+    unsafe fn sums_all<S: Simd>(x: &[f32; 256], out: &mut [f32; 16], single: &mut [f32; 16]) {
+        // SAFETY: each slice of 16 lies inside its array.
+        unsafe {
+            let mut v = [S::splat(0.0); 16];
+            for i in 0..16 {
+                v[i] = S::load(x.as_ptr().add(16 * i));
+                single[i] = S::sum(v[i]);
+            }
+            S::store(out.as_mut_ptr(), S::sums(v));
+        }
+    }
+    simd_fn!(fn sums_of(x: &[f32; 256], out: &mut [f32; 16], single: &mut [f32; 16]) = sums_all);
+
+    #[inline(always)]
+    unsafe fn expand_one<S: Simd>(src: &[u8; 64], dst: &mut [u32; 32]) {
+        // SAFETY: the arrays have the sizes asked for.
+        unsafe { S::expand_int8(src.as_ptr(), dst.as_mut_ptr()) }
+    }
+    simd_fn!(fn expand(src: &[u8; 64], dst: &mut [u32; 32]) = expand_one);
+
+    #[test]
+    fn exp_is_accurate_everywhere() {
+        for isa in Isa::available() {
+            let x: Vec<f32> = (0..160_000).map(|i| -104.0 + i as f32 * 0.0012).filter(|x| *x < 88.0).collect();
+            let mut y = x[..x.len() / 16 * 16].to_vec();
+            // SAFETY: the set is available.
+            unsafe { exp_slice(isa, &mut y) };
+            for (x, y) in x.iter().zip(&y) {
+                let want = f64::from(*x).exp();
+                let error = (f64::from(*y) - want).abs() / want.max(1.2e-38);
+                assert!(error < 3e-7, "{isa:?}: exp({x}) = {y}, want {want}");
+            }
+            let mut edge = [f32::NEG_INFINITY, -1000.0, 0.0, -0.0, f32::NAN, 1.0, -104.5, -87.5]
+                .into_iter()
+                .chain([0.0; 8])
+                .collect::<Vec<_>>();
+            // SAFETY: the set is available.
+            unsafe { exp_slice(isa, &mut edge) };
+            assert_eq!((edge[0], edge[1], edge[2], edge[3]), (0.0, 0.0, 1.0, 1.0), "{isa:?}");
+            assert!(edge[4].is_nan(), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn lane_sums_do_not_depend_on_the_slot() {
+        for isa in Isa::available() {
+            let row: Vec<f32> = (0..16).map(|i| ((i * 37 % 17) as f32 - 8.3) * 1.1f32.powi(i)).collect();
+            let x: [f32; 256] = std::array::from_fn(|i| row[i % 16] * (1 + i / 16) as f32);
+            let same: [f32; 256] = std::array::from_fn(|i| row[i % 16]);
+            let (mut out, mut single) = ([0.0; 16], [0.0; 16]);
+            // SAFETY: the set is available.
+            unsafe { sums_of(isa, &same, &mut out, &mut single) };
+            assert!(out.iter().all(|o| o.to_bits() == out[0].to_bits()), "{isa:?} {out:?}");
+            // SAFETY: as above.
+            unsafe { sums_of(isa, &x, &mut out, &mut single) };
+            for i in 0..16 {
+                let want: f64 = (0..16).map(|j| f64::from(x[16 * i + j])).sum();
+                assert!((f64::from(out[i]) - want).abs() < 1e-4, "{isa:?}");
+                assert!((f64::from(single[i]) - want).abs() < 1e-4, "{isa:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn int8_expands_to_its_value() {
+        for isa in Isa::available() {
+            for base in 0..4u8 {
+                let src: [u8; 64] = std::array::from_fn(|i| base * 64 + i as u8);
+                let mut dst = [0u32; 32];
+                // SAFETY: the set is available.
+                unsafe { expand(isa, &src, &mut dst) };
+                for column in 0..32 {
+                    for half in 0..2 {
+                        let byte = src[int8_slot(column, half)];
+                        let value = f32::from(byte & 0x7f) * if byte & 0x80 == 0 { 1.0 } else { -1.0 };
+                        let got = bf16::from_bits((dst[column] >> (16 * half)) as u16);
+                        assert_eq!(got.to_f32(), value, "{isa:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! Every op against the f64 reference, and batch invariance bit for bit, on every instruction set at hand.
+
+use half::bf16;
+
+use super::*;
+use crate::collective::threads::group;
+use crate::diff::difference;
+use crate::reference;
+
+const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
+
+fn cpu(isa: Isa, threads: usize) -> Cpu {
+    Cpu::with_isa(threads, Box::new(group(1).remove(0)), isa)
+}
+
+/// A small generator, so that tests draw the same numbers everywhere.
+struct Numbers(u64);
+
+impl Numbers {
+    fn word(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.word() >> 33) as usize % n
+    }
+
+    /// About normal, variance 1.
+    fn vec(&mut self, n: usize) -> Vec<f32> {
+        let mut uniform = || (self.word() >> 40) as f32 / (1u64 << 24) as f32;
+        (0..n).map(|_| (uniform() + uniform() + uniform() + uniform() - 2.0) * 1.732).collect()
+    }
+
+    fn matrix(&mut self, rows: usize, cols: usize) -> HostMatrix {
+        HostMatrix { rows, cols, data: HostData::F32(self.vec(rows * cols)) }
+    }
+}
+
+fn f32s(matrix: &HostMatrix) -> Vec<f32> {
+    match &matrix.data {
+        HostData::F32(v) => v.clone(),
+        HostData::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
+    }
+}
+
+fn rounded(x: &[f32], precision: Precision) -> Vec<f32> {
+    if precision == Precision::F32 { x.to_vec() } else { x.iter().map(|&x| bf16::from_f32(x).to_f32()).collect() }
+}
+
+fn assert_close(got: &[f32], want: &[f32], tolerance: f64, what: &str) {
+    let d = difference(got, want);
+    assert!(d.within(tolerance), "{what}: {d}");
+}
+
+fn tolerance(precision: Precision) -> f64 {
+    match precision {
+        Precision::F32 => 1e-5,
+        Precision::Bf16 => 3e-2,
+        Precision::Int8 => 5e-2,
+    }
+}
+
+/// Block tables for sequences of the given lengths, in shuffled blocks of one cache.
+fn tables(rng: &mut Numbers, lengths: &[usize], block_size: usize) -> (usize, Vec<Vec<u32>>) {
+    let total: usize = lengths.iter().map(|l| l.div_ceil(block_size)).sum();
+    let mut free: Vec<u32> = (0..total as u32 + 3).collect();
+    let tables = lengths
+        .iter()
+        .map(|l| (0..l.div_ceil(block_size)).map(|_| free.swap_remove(rng.below(free.len()))).collect())
+        .collect();
+    (total + 3, tables)
+}
+
+/// Cuts every sequence into random chunks and mixes chunks of different sequences into steps.
+fn random_steps(rng: &mut Numbers, lengths: &[usize], tables: &[Vec<u32>]) -> Vec<Vec<(usize, Span)>> {
+    let mut done = vec![0; lengths.len()];
+    let mut steps = Vec::new();
+    while done.iter().zip(lengths).any(|(d, l)| d < l) {
+        let (mut step, mut row) = (Vec::new(), 0);
+        for (s, &length) in lengths.iter().enumerate() {
+            if done[s] < length && rng.below(3) > 0 {
+                let len = if rng.below(2) == 0 { 1 } else { 1 + rng.below(length - done[s]) };
+                step.push((s, Span { row, len, start: done[s], blocks: tables[s].clone() }));
+                done[s] += len;
+                row += len;
+            }
+        }
+        if !step.is_empty() {
+            steps.push(step);
+        }
+    }
+    steps
+}
+
+/// Rows of the sequences that a step takes, side by side.
+fn rows_of(step: &[(usize, Span)], data: &[Vec<f32>], width: usize) -> Vec<f32> {
+    step.iter().flat_map(|(s, span)| &data[*s][span.start * width..][..span.len * width]).copied().collect()
+}
+
+type Attend<'a> = dyn Fn(&Cpu, &mut Cache, &[&[Vec<f32>]], &[(usize, Span)]) -> Vec<f32> + 'a;
+
+/// Runs sequences whole and alone, then cut and mixed in several ways; results must agree bit for bit. Returns the
+/// results of each sequence.
+fn invariant(
+    isa: Isa,
+    precision: Precision,
+    widths: (usize, usize),
+    out_width: usize,
+    inputs: &[&[Vec<f32>]],
+    lengths: &[usize],
+    attend: &Attend,
+) -> Vec<Vec<f32>> {
+    let mut rng = Numbers(0x5eed);
+    let whole: Vec<Vec<f32>> = (0..lengths.len())
+        .map(|s| {
+            let cpu = cpu(isa, 1);
+            let mut cache = cpu.cache(1, lengths[s], widths.0, widths.1, precision).unwrap();
+            let span = Span { row: 0, len: lengths[s], start: 0, blocks: vec![0] };
+            attend(&cpu, &mut cache, inputs, &[(s, span)])
+        })
+        .collect();
+    for (threads, block_size) in [(1, 16), (2, 5), (3, 1), (2, 64)] {
+        let cpu = cpu(isa, threads);
+        let (blocks, tables) = tables(&mut rng, lengths, block_size);
+        let mut cache = cpu.cache(blocks, block_size, widths.0, widths.1, precision).unwrap();
+        for step in random_steps(&mut rng, lengths, &tables) {
+            let got = attend(&cpu, &mut cache, inputs, &step);
+            for (s, span) in &step {
+                let got = &got[span.row * out_width..][..span.len * out_width];
+                let want = &whole[*s][span.start * out_width..][..span.len * out_width];
+                let same = got.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{isa:?} {precision:?} blocks of {block_size}: sequence {s}, {span:?}");
+            }
+        }
+    }
+    whole
+}
+
+#[test]
+fn gqa_is_right_and_batch_invariant() {
+    for isa in Isa::available() {
+        for (heads, kv_heads, head_dim, window) in
+            [(4, 2, 64, None), (3, 3, 24, None), (8, 1, 16, Some(37)), (2, 2, 80, Some(1)), (6, 2, 7, Some(70))]
+        {
+            let spec = GqaSpec { heads, kv_heads, head_dim, scale: (head_dim as f32).powf(-0.5), window };
+            let lengths = [1, 200, 70, 13, 64];
+            let mut rng = Numbers(7);
+            let (wide, width) = (heads * head_dim, kv_heads * head_dim);
+            let q: Vec<_> = lengths.iter().map(|l| rng.vec(l * wide)).collect();
+            let k: Vec<_> = lengths.iter().map(|l| rng.vec(l * width)).collect();
+            let v: Vec<_> = lengths.iter().map(|l| rng.vec(l * width)).collect();
+            for precision in [Precision::F32, Precision::Bf16] {
+                let attend: &Attend = &|cpu, cache, inputs, step| {
+                    let rows = step.iter().map(|(_, s)| s.len).sum();
+                    let tensor = |i: usize, cols| cpu.to_device(rows, cols, rows_of(step, inputs[i], cols));
+                    let spans: Vec<Span> = step.iter().map(|(_, s)| s.clone()).collect();
+                    let (q, k, v) = (tensor(0, wide), tensor(1, width), tensor(2, width));
+                    cpu.to_host(&cpu.gqa_attention(&q, &k, &v, cache, &spans, &spec))
+                };
+                let got = invariant(isa, precision, (width, width), wide, &[&q, &k, &v], &lengths, attend);
+                for s in 0..lengths.len() {
+                    let (k, v) = (rounded(&k[s], precision), rounded(&v[s], precision));
+                    let want = reference::gqa_attention(&q[s], &k, &v, &spec);
+                    assert_close(&got[s], &want, 1e-5, &format!("{isa:?} {precision:?} {spec:?}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mla_is_right_and_batch_invariant() {
+    for isa in Isa::available() {
+        for (heads, nope_dim, rope_dim, v_dim, kv_rank) in [(8, 32, 16, 24, 64), (3, 20, 6, 33, 50)] {
+            let scale = ((nope_dim + rope_dim) as f32).powf(-0.5);
+            let spec = MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale };
+            let lengths = [1, 150, 70, 9];
+            let mut rng = Numbers(11);
+            let (wide, out) = (heads * (nope_dim + rope_dim), heads * v_dim);
+            let q: Vec<_> = lengths.iter().map(|l| rng.vec(l * wide)).collect();
+            let latent: Vec<_> = lengths.iter().map(|l| rng.vec(l * kv_rank)).collect();
+            let k_rope: Vec<_> = lengths.iter().map(|l| rng.vec(l * rope_dim)).collect();
+            let mut kv_b = rng.matrix(heads * (nope_dim + v_dim), kv_rank);
+            if let HostData::F32(w) = &mut kv_b.data {
+                w.iter_mut().for_each(|w| *w /= (kv_rank as f32).sqrt());
+            }
+            for precision in PRECISIONS {
+                let attend: &Attend = &|cpu, cache, inputs, step| {
+                    let rows = step.iter().map(|(_, s)| s.len).sum();
+                    let tensor = |i: usize, cols| cpu.to_device(rows, cols, rows_of(step, inputs[i], cols));
+                    let spans: Vec<Span> = step.iter().map(|(_, s)| s.clone()).collect();
+                    let weight = cpu.mla_weight(kv_b.clone(), &spec, precision).unwrap();
+                    let (q, latent, rope) = (tensor(0, wide), tensor(1, kv_rank), tensor(2, rope_dim));
+                    cpu.to_host(&cpu.mla_attention(&q, &latent, &rope, &weight, cache, &spans, &spec))
+                };
+                let inputs: [&[Vec<f32>]; 3] = [&q, &latent, &k_rope];
+                let got = invariant(isa, precision, (kv_rank, rope_dim), out, &inputs, &lengths, attend);
+                for s in 0..lengths.len() {
+                    let (latent, rope) = (rounded(&latent[s], precision), rounded(&k_rope[s], precision));
+                    let want = reference::mla_attention(&q[s], &latent, &rope, &f32s(&kv_b), &spec);
+                    let what = format!("{isa:?} {precision:?} {spec:?}");
+                    // Several roundings to bf16 on the way: weights, queries in, latents out.
+                    assert_close(&got[s], &want, 2.0 * tolerance(precision), &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn linear_agrees_and_a_row_alone_has_the_same_bits() {
+    for isa in Isa::available() {
+        let mut rng = Numbers(3);
+        let (rows, ins, outs) = (37, 520, 77);
+        let weight = rng.matrix(outs, ins);
+        let bias = rng.vec(outs);
+        let x = rng.vec(rows * ins);
+        for precision in PRECISIONS {
+            let cpu = cpu(isa, 2);
+            let w = cpu.linear_weight(weight.clone(), precision).unwrap();
+            let b = cpu.vector(bias.clone()).unwrap();
+            let all = cpu.to_host(&cpu.linear(&cpu.to_device(rows, ins, x.clone()), &w, Some(&b)));
+            let want = reference::linear(&x, &f32s(&weight), ins, Some(&bias));
+            assert_close(&all, &want, tolerance(precision), &format!("{isa:?} {precision:?}"));
+            // From bf16 the packed weights are the same as from f32 numbers rounded to bf16.
+            if precision == Precision::Bf16 {
+                let half = weight_bf16(&weight);
+                let w = cpu.linear_weight(half, precision).unwrap();
+                assert_eq!(cpu.to_host(&cpu.linear(&cpu.to_device(rows, ins, x.clone()), &w, Some(&b))), all);
+            }
+            for _ in 0..12 {
+                let picked: Vec<usize> = (0..1 + rng.below(rows)).map(|_| rng.below(rows)).collect();
+                let some = cpu.gather_rows(&cpu.to_device(rows, ins, x.clone()), &picked);
+                let got = cpu.to_host(&cpu.linear(&some, &w, Some(&b)));
+                for (i, &r) in picked.iter().enumerate() {
+                    assert_eq!(got[i * outs..][..outs], all[r * outs..][..outs], "{isa:?} {precision:?}");
+                }
+            }
+        }
+    }
+}
+
+fn weight_bf16(weight: &HostMatrix) -> HostMatrix {
+    let data = f32s(weight).iter().map(|&x| bf16::from_f32(x)).collect();
+    HostMatrix { rows: weight.rows, cols: weight.cols, data: HostData::Bf16(data) }
+}
+
+#[test]
+fn experts_agree_and_a_row_alone_has_the_same_bits() {
+    for isa in Isa::available() {
+        for (hidden, inter, experts, top_k, rows) in [(64, 32, 4, 2, 9), (70, 45, 7, 3, 40), (96, 40, 3, 3, 60)] {
+            let mut rng = Numbers(5);
+            // Local experts have ids 2, 3, ...; the others are other ranks'.
+            let matrices: Vec<[HostMatrix; 3]> = (0..experts)
+                .map(|_| [rng.matrix(inter, hidden), rng.matrix(inter, hidden), rng.matrix(hidden, inter)])
+                .collect();
+            let x = rng.vec(rows * hidden);
+            let mut routes = Routes { top_k, experts: Vec::new(), weights: rng.vec(rows * top_k) };
+            for _ in 0..rows {
+                let mut ids: Vec<u32> = (0..experts as u32 + 3).collect();
+                routes.experts.extend((0..top_k).map(|_| ids.swap_remove(rng.below(ids.len()))));
+            }
+            for precision in PRECISIONS {
+                let cpu = cpu(isa, 2);
+                let mut weights = matrices.iter().enumerate().map(|(i, [gate, up, down])| {
+                    let (gate, up, down) = (gate.clone(), up.clone(), down.clone());
+                    Ok(ExpertWeights { id: i as u32 + 2, gate, up, down })
+                });
+                let local = cpu.experts(&mut weights, precision).unwrap();
+                let all = cpu.to_host(&cpu.moe_experts(&cpu.to_device(rows, hidden, x.clone()), &routes, &local));
+                let mut want = vec![0.0f32; rows * hidden];
+                for (slot, (&id, &weight)) in routes.experts.iter().zip(&routes.weights).enumerate() {
+                    let Some(m) = (id as usize).checked_sub(2).and_then(|i| matrices.get(i)) else { continue };
+                    let row = slot / top_k;
+                    let part = reference::expert(
+                        &x[row * hidden..][..hidden],
+                        &f32s(&m[0]),
+                        &f32s(&m[1]),
+                        &f32s(&m[2]),
+                        hidden,
+                    );
+                    want[row * hidden..][..hidden].iter_mut().zip(part).for_each(|(w, p)| *w += weight * p);
+                }
+                // Two products in a row, the second of unbounded values: twice the tolerance of one.
+                assert_close(&all, &want, 2.0 * tolerance(precision), &format!("{isa:?} {precision:?} {hidden}"));
+                for _ in 0..8 {
+                    let picked: Vec<usize> = (0..1 + rng.below(rows)).map(|_| rng.below(rows)).collect();
+                    let some = cpu.gather_rows(&cpu.to_device(rows, hidden, x.clone()), &picked);
+                    let pick = |r: &usize| r * top_k..(r + 1) * top_k;
+                    let some_routes = Routes {
+                        top_k,
+                        experts: picked.iter().flat_map(|r| routes.experts[pick(r)].to_vec()).collect(),
+                        weights: picked.iter().flat_map(|r| routes.weights[pick(r)].to_vec()).collect(),
+                    };
+                    let got = cpu.to_host(&cpu.moe_experts(&some, &some_routes, &local));
+                    for (i, &r) in picked.iter().enumerate() {
+                        let same = got[i * hidden..][..hidden] == all[r * hidden..][..hidden];
+                        assert!(same, "{isa:?} {precision:?} {hidden}: row {r} among {picked:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn small_ops_agree_with_the_reference() {
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let cpu = cpu(isa, threads);
+            let mut rng = Numbers(9);
+            // Rows enough to be shared out among threads, and an awkward width.
+            for (rows, cols) in [(1, 5), (3, 96), (700, 72)] {
+                let (a, b) = (rng.vec(rows * cols), rng.vec(rows * cols));
+                let (ta, tb) = (cpu.to_device(rows, cols, a.clone()), cpu.to_device(rows, cols, b.clone()));
+                let silu = cpu.to_host(&cpu.silu_mul(&ta, &tb));
+                assert_close(&silu, &reference::silu_mul(&a, &b), 1e-6, "silu_mul");
+                let weight = rng.vec(if cols == 5 { 5 } else { 24 });
+                let norm = cpu.to_host(&cpu.rms_norm(&ta, &weight, 1e-6));
+                assert_close(&norm, &reference::rms_norm(&a, &weight, 1e-6), 1e-6, "rms_norm");
+                let mut sum = ta.clone();
+                cpu.add_scaled(&mut sum, &tb, 0.5);
+                cpu.scale(&mut sum, 2.0);
+                let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| (a + 0.5 * b) * 2.0).collect();
+                assert_eq!(cpu.to_host(&sum), want);
+                let slice = cpu.slice_cols(&ta, 1, 3);
+                assert_eq!((cpu.rows(&slice), cpu.cols(&slice)), (rows, 3));
+                assert_eq!(cpu.to_host(&slice)[..3], a[1..4]);
+            }
+        }
+    }
+}
+
+#[test]
+fn rope_agrees_with_the_reference() {
+    let cpu = cpu(Isa::detect(), 2);
+    let mut rng = Numbers(13);
+    for (head_dim, offset, dims, interleaved) in [(64, 0, 64, false), (48, 32, 16, true), (24, 4, 10, false)] {
+        let inv_freq: Vec<f64> = (0..dims / 2).map(|i| 10000f64.powf(-2.0 * i as f64 / dims as f64)).collect();
+        let spec = RopeSpec { head_dim, offset, dims, interleaved, inv_freq, magnitude: 1.25 };
+        let (rows, cols) = (300, 3 * head_dim);
+        let x = rng.vec(rows * cols);
+        let positions: Vec<u32> = (0..rows as u32).map(|r| r % 97).collect();
+        let mut got = cpu.to_device(rows, cols, x.clone());
+        cpu.rope(&mut got, &spec, &positions);
+        let mut want = x.clone();
+        reference::rope(&mut want, cols, &spec, &positions);
+        assert_close(&cpu.to_host(&got), &want, 2e-5, &format!("{spec:?}"));
+        // The kept table must not be used for other positions.
+        let mut other = cpu.to_device(1, cols, x[..cols].to_vec());
+        cpu.rope(&mut other, &spec, &[5]);
+        let mut want = x[..cols].to_vec();
+        reference::rope(&mut want, cols, &spec, &[5]);
+        assert_close(&cpu.to_host(&other), &want, 2e-5, "another position");
+    }
+}
+
+#[test]
+fn embedding_and_shape_errors() {
+    let cpu = cpu(Isa::detect(), 1);
+    let mut rng = Numbers(17);
+    let table = rng.matrix(9, 10);
+    for precision in PRECISIONS {
+        let embedding = cpu.embedding(table.clone(), precision).unwrap();
+        let got = cpu.to_host(&cpu.embed(&embedding, &[8, 0, 8]));
+        assert_eq!(got[10..20], rounded(&f32s(&table)[..10], precision));
+        assert_eq!(got[..10], got[20..]);
+    }
+    let short = HostMatrix { rows: 4, cols: 4, data: HostData::F32(vec![0.0; 15]) };
+    let error = cpu.linear_weight(short.clone(), Precision::Bf16).unwrap_err();
+    assert_eq!(error.to_string(), "weight: [4, 4] needs 16 numbers, got 15");
+    assert!(cpu.embedding(short, Precision::F32).is_err());
+    let spec = MlaSpec { heads: 2, nope_dim: 4, rope_dim: 2, v_dim: 4, kv_rank: 8, scale: 1.0 };
+    assert!(cpu.mla_weight(rng.matrix(15, 8), &spec, Precision::F32).is_err());
+    let uneven = ExpertWeights { id: 0, gate: rng.matrix(8, 4), up: rng.matrix(8, 4), down: rng.matrix(8, 4) };
+    assert!(cpu.experts(&mut std::iter::once(Ok(uneven)), Precision::F32).is_err());
+    assert!(cpu.cache(4, 0, 8, 8, Precision::F32).is_err());
+}
+
+#[test]
+fn ranks_sum_and_gather() {
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = group(3)
+            .into_iter()
+            .map(|rank| {
+                scope.spawn(move || {
+                    let cpu = Cpu::new(1, Box::new(rank));
+                    let r = cpu.rank() as f32;
+                    let mut x = cpu.to_device(2, 2, vec![r, 1.0, 2.0, 3.0]);
+                    cpu.all_reduce(&mut x).unwrap();
+                    let y = cpu.to_device(2, 1 + cpu.rank(), vec![r; 2 * (1 + cpu.rank())]);
+                    let gathered = cpu.all_gather_cols(&y).unwrap();
+                    // Nobody leaves before all are done.
+                    cpu.all_reduce(&mut x).unwrap();
+                    (cpu.to_host(&x), cpu.to_host(&gathered))
+                })
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    for (sum, gathered) in results {
+        assert_eq!(sum, [9.0, 9.0, 18.0, 27.0]);
+        assert_eq!(gathered, [0.0, 1.0, 1.0, 2.0, 2.0, 2.0].repeat(2));
+    }
+}

@@ -1,0 +1,76 @@
+//! The one metric by which results of an op are compared with another implementation's.
+
+use std::fmt;
+
+/// How far `got` is from `want`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Difference {
+    /// Largest |got - want|, relative to the root mean square of `want`. Infinite where NaN meets a number.
+    pub max: f64,
+    /// Place of that largest difference.
+    pub at: usize,
+    /// 1 - cosine of the angle between the two.
+    pub angle: f64,
+}
+
+/// Compares two results of the same length; lengths that differ are infinitely far apart.
+pub fn difference(got: &[f32], want: &[f32]) -> Difference {
+    if got.len() != want.len() {
+        return Difference { max: f64::INFINITY, at: got.len().min(want.len()), angle: 1.0 };
+    }
+    let (mut dot, mut got2, mut want2) = (0.0f64, 0.0f64, 0.0f64);
+    let (mut max, mut at) = (0.0f64, 0);
+    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+        let (g, w) = (f64::from(g), f64::from(w));
+        let apart = match (g.is_nan(), w.is_nan()) {
+            (true, true) => continue,
+            (false, false) if g == w => 0.0,
+            (false, false) => (g - w).abs(),
+            _ => f64::INFINITY,
+        };
+        if apart > max {
+            (max, at) = (apart, i);
+        }
+        if g.is_finite() && w.is_finite() {
+            dot += g * w;
+            got2 += g * g;
+            want2 += w * w;
+        }
+    }
+    let scale = (want2 / want.len().max(1) as f64).sqrt();
+    let max = if max == 0.0 { 0.0 } else { max / scale.max(f64::MIN_POSITIVE) };
+    let norms = (got2 * want2).sqrt();
+    let angle = if norms > 0.0 { (1.0 - dot / norms).max(0.0) } else { f64::from(u8::from(got2 != want2)) };
+    Difference { max, at, angle }
+}
+
+impl Difference {
+    pub fn within(&self, tolerance: f64) -> bool {
+        self.max <= tolerance && self.angle <= tolerance
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "largest difference {:.3e} of the rms at {}, 1 - cosine {:.3e}", self.max, self.at, self.angle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_metric() {
+        let want = [3.0, -4.0, 0.0, 0.0];
+        assert_eq!(difference(&want, &want).max, 0.0);
+        assert!(difference(&want, &want).within(1e-12));
+        let d = difference(&[3.0, -4.0, 0.25, 0.0], &want);
+        assert!((d.max - 0.1).abs() < 1e-12 && d.at == 2 && d.angle > 0.0);
+        assert!(!difference(&[f32::NAN, -4.0, 0.0, 0.0], &want).within(1e9));
+        assert!(difference(&[f32::NAN, 1.0], &[f32::NAN, 1.0]).within(0.0));
+        assert!(!difference(&[1.0], &[1.0, 2.0]).within(1e9));
+        assert!(difference(&[0.0; 3], &[0.0; 3]).within(0.0));
+        assert!(!difference(&[1e-3; 3], &[0.0; 3]).within(0.5));
+    }
+}
