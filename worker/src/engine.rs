@@ -158,8 +158,8 @@ impl Engine {
             if let Some(step) = step {
                 self.execute(&step);
             }
-            self.deliver();
             self.metrics.publish(&self.scheduler.stats());
+            self.deliver();
             if self.scheduler.is_empty() && self.ports.is_empty() {
                 for done in self.drains.drain(..) {
                     // Whoever asked may have gone.

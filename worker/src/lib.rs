@@ -3,13 +3,17 @@
 //! `start` turns an [`executor::Executor`] into an [`EngineService`], the gRPC service of engine.proto.
 
 pub mod blocks;
+pub mod checkpoint;
 mod engine;
 pub mod error;
 pub mod executor;
 pub mod limits;
 pub mod metrics;
+pub mod model;
+pub mod rank;
 mod request;
 pub mod scheduler;
+pub mod score;
 pub mod seq;
 mod service;
 pub mod sim;

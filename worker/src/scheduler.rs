@@ -344,7 +344,12 @@ impl Scheduler {
             }
             // Nobody stands behind a router that does not answer.
             let grace = self.options.park_grace;
-            let parked = || self.running.iter().rev().filter_map(|id| Some((*id, self.seqs[id].parked_since? + grace)));
+            let parked = || {
+                self.running
+                    .iter()
+                    .rev()
+                    .filter_map(|id| Some((*id, self.seqs[id].parked_since?.saturating_add(grace))))
+            };
             let Some((victim, _)) = parked().find(|(_, until)| *until <= now) else {
                 self.wake_at = parked().map(|(_, until)| until).min();
                 return;

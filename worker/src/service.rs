@@ -1,5 +1,8 @@
 //! The gRPC service of engine.proto, in front of the engine thread.
 
+#[cfg(test)]
+mod tests;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
