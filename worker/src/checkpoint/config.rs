@@ -1,0 +1,310 @@
+//! Strict reading of config.json: a key is implemented, known to be harmless, or refused by name.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::error::LoadError;
+
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// Keys that do not change the logits of an inference forward: bookkeeping, training, text generation defaults and the
+/// names of other people's kernels.
+const HARMLESS: &[&str] = &[
+    // identity and bookkeeping
+    "architectures",
+    "model_type",
+    "auto_map",
+    "_name_or_path",
+    "name_or_path",
+    "_commit_hash",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "attn_implementation",
+    "experts_implementation",
+    "_flash_attn_2_enabled",
+    "_output_attentions",
+    "transformers_version",
+    "transformers.js_config",
+    "license",
+    "model_name",
+    "task_specific_params",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "problem_type",
+    "finetuning_task",
+    "tokenizer_class",
+    "unsloth_fixed",
+    "unsloth_version",
+    "base_model_tp_plan",
+    "base_model_pp_plan",
+    // numeric types of storage; the loader reads what the tensors say
+    "torch_dtype",
+    "dtype",
+    "quantization_config",
+    // token ids
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "unk_token_id",
+    "cls_token_id",
+    "mask_token_id",
+    "im_start_token_id",
+    "im_end_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "begin_suppress_tokens",
+    "suppress_tokens",
+    "pad_to_multiple_of",
+    "prefix",
+    // training
+    "initializer_range",
+    "initializer_factor",
+    "attention_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "dropout",
+    "classifier_dropout",
+    "aux_loss_alpha",
+    "seq_aux",
+    "router_aux_loss_coef",
+    "router_z_loss_coef",
+    "router_jitter_noise",
+    "router_bias_update_speed",
+    "output_router_logits",
+    "ep_size",
+    "pretraining_tp",
+    "gradient_checkpointing",
+    "use_bfloat16",
+    "tf_legacy_loss",
+    "torchscript",
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    // how an implementation runs
+    "use_cache",
+    "cache_implementation",
+    "use_flash_attn",
+    "use_flash_attention",
+    "use_flash_attention_2",
+    "return_dict",
+    "return_dict_in_generate",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "chunk_size_feed_forward",
+    // generation defaults (generation_config.json's business)
+    "temperature",
+    "top_p",
+    "top_k",
+    "typical_p",
+    "do_sample",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "repetition_penalty",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "num_beams",
+    "num_beam_groups",
+    "num_return_sequences",
+    "diversity_penalty",
+    "early_stopping",
+    "bad_words_ids",
+    "exponential_decay_length_penalty",
+    "remove_invalid_values",
+    // context lengths of training and of other runtimes; max_position_embeddings counts
+    "max_sequence_length",
+    "model_max_length",
+    "tokenizer_model_max_length",
+    "tokenizer_padding_side",
+    "max_seq_len",
+];
+
+/// Keys that are harmless only with this value, whatever the architecture.
+fn harmless_value(key: &str, value: &Value) -> bool {
+    match key {
+        "is_decoder" => value.as_bool().is_some(),
+        "is_encoder_decoder"
+        | "add_cross_attention"
+        | "tie_encoder_decoder"
+        | "use_mrope"
+        | "use_parallel_residual"
+        | "clip_qkv" => value.as_bool() == Some(false),
+        "cross_attention_hidden_size" => value.is_null(),
+        "pruned_heads" => value.as_object().is_some_and(Map::is_empty),
+        "partial_rotary_factor" => value.as_f64() == Some(1.0),
+        _ => false,
+    }
+}
+
+/// The keys of one JSON object, with a record of which were read.
+pub struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// Where the object stands, for messages: "" or "rope_scaling.".
+    prefix: String,
+    read: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Fields<'a> {
+    pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> Self {
+        Self { map, prefix: prefix.into(), read: RefCell::default() }
+    }
+
+    /// The value of `key`, if it is there and not null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.read.borrow_mut().insert(key.to_owned());
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key is written down at all, be it as null.
+    pub fn mentions(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    pub fn error(&self, key: &str, what: impl Into<String>) -> LoadError {
+        LoadError::config(format!("{}{key}", self.prefix), what)
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, LoadError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => {
+                read(value).map(Some).ok_or_else(|| self.error(key, format!("must be {expected}, not {value}")))
+            }
+        }
+    }
+
+    pub fn usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        const MAX: u64 = 1 << 31;
+        self.typed(key, "a whole number from 0 to 2^31", |v| v.as_u64().filter(|&n| n <= MAX).map(|n| n as usize))
+    }
+
+    pub fn f64(&self, key: &str) -> Result<Option<f64>, LoadError> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    pub fn str(&self, key: &str) -> Result<Option<&'a str>, LoadError> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, LoadError> {
+        let map = self.typed(key, "an object", Value::as_object)?;
+        Ok(map.map(|map| Fields::new(map, format!("{}{key}.", self.prefix))))
+    }
+
+    pub fn usizes(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        self.typed(key, "a list of whole numbers", |value| {
+            value.as_array()?.iter().map(|v| v.as_u64().map(|n| n as usize)).collect()
+        })
+    }
+
+    pub fn strs(&self, key: &str) -> Result<Option<Vec<&'a str>>, LoadError> {
+        self.typed(key, "a list of strings", |value| value.as_array()?.iter().map(Value::as_str).collect())
+    }
+
+    /// A required size; zero is not one.
+    pub fn size(&self, key: &str) -> Result<usize, LoadError> {
+        match self.usize(key)? {
+            Some(0) => Err(self.error(key, "must be at least 1")),
+            Some(n) => Ok(n),
+            None => Err(self.error(key, "is required")),
+        }
+    }
+
+    /// Reads a key of which only one value is implemented here.
+    pub fn only(&self, key: &str, value: impl Into<Value>) -> Result<(), LoadError> {
+        let value = value.into();
+        match self.get(key) {
+            Some(found) if !same(found, &value) => {
+                Err(self.error(key, format!("{found} is not implemented for this architecture; only {value} is")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what nobody read, unless it is null or known to be harmless.
+    pub fn finish(self) -> Result<(), LoadError> {
+        let read = self.read.borrow();
+        let top = self.prefix.is_empty();
+        for (key, value) in self.map {
+            let harmless = top && (HARMLESS.contains(&key.as_str()) || harmless_value(key, value));
+            if !value.is_null() && !harmless && !read.contains(key) {
+                let what = "unknown key, which may change the numbers; remove it if it does not";
+                return Err(self.error(key, what));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same(a: &Value, b: &Value) -> bool {
+    a == b || matches!((a.as_f64(), b.as_f64()), (Some(a), Some(b)) if a == b)
+}
+
+/// Reads `config.json` of a checkpoint directory.
+pub fn read_config(dir: &Path) -> Result<Map<String, Value>, LoadError> {
+    let path = dir.join("config.json");
+    let io = |source| LoadError::Io { path: path.clone(), source };
+    let bad = |what: String| LoadError::File { path: path.clone(), what };
+    if std::fs::metadata(&path).map_err(io)?.len() > MAX_CONFIG_BYTES {
+        return Err(bad(format!("is larger than {MAX_CONFIG_BYTES} bytes")));
+    }
+    let text = std::fs::read(&path).map_err(io)?;
+    match serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON: {e}")))? {
+        Value::Object(map) => Ok(map),
+        _ => Err(bad("must be a JSON object".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn finish(value: Value, read: &[&str]) -> Result<(), LoadError> {
+        let fields = Fields::new(value.as_object().expect("object"), "");
+        for key in read {
+            fields.get(key);
+        }
+        fields.finish()
+    }
+
+    #[test]
+    fn a_key_is_read_harmless_null_or_refused_by_name() {
+        assert!(finish(json!({"hidden_size": 1, "use_cache": true, "new_thing": null}), &["hidden_size"]).is_ok());
+        let error = finish(json!({"new_thing": 1}), &[]).expect_err("unknown").to_string();
+        assert!(error.contains("new_thing"), "{error}");
+        assert!(finish(json!({"is_encoder_decoder": false}), &[]).is_ok());
+        assert!(finish(json!({"is_encoder_decoder": true}), &[]).is_err());
+    }
+
+    #[test]
+    fn wrong_types_and_fixed_values_are_named() {
+        let value = json!({"n": "4", "act": "gelu", "x": 1});
+        let fields = Fields::new(value.as_object().expect("object"), "rope_scaling.");
+        assert!(fields.usize("n").expect_err("string").to_string().contains("rope_scaling.n"));
+        assert!(fields.only("act", "silu").expect_err("gelu").to_string().contains("\"silu\""));
+        assert!(fields.only("x", 1.0).is_ok());
+        assert!(fields.size("y").expect_err("missing").to_string().contains("required"));
+    }
+}

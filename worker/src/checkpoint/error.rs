@@ -1,0 +1,53 @@
+use std::path::PathBuf;
+
+use rein_control_plane::placement::PlacementError;
+use thiserror::Error;
+
+/// Why a checkpoint directory cannot be loaded. Each names the file, key or tensor, and what would be right.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("{path}: {what}")]
+    File { path: PathBuf, what: String },
+    #[error("config.json: {key}: {what}")]
+    Config { key: String, what: String },
+    #[error("config.json: architecture {found} is not supported; supported are {supported}")]
+    Architecture { found: String, supported: String },
+    #[error("config.json: {what}; supported weight formats are {}", FORMATS)]
+    Quantization { what: String },
+    #[error("the checkpoint has no tensor {}", names(.0))]
+    Missing(Vec<String>),
+    #[error("the checkpoint has tensors that this architecture does not use: {}", names(.0))]
+    Extra(Vec<String>),
+    #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
+    TensorShape { name: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("tensor {name} is stored as {found}; expected {expected}")]
+    TensorDtype { name: String, found: String, expected: &'static str },
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    #[error("option {option}: {what}")]
+    Option { option: &'static str, what: String },
+    #[error("rank {rank}: {what}")]
+    Rank { rank: usize, what: String },
+    #[error(transparent)]
+    Kernel(#[from] rein_kernels::Error),
+}
+
+impl LoadError {
+    pub(crate) fn config(key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Config { key: key.into(), what: what.into() }
+    }
+}
+
+const FORMATS: &str = "bf16, f16, f32, block-scaled fp8 (e4m3 with weight_scale_inv) and compressed-tensors \
+                       pack-quantized int4";
+const NAMES_SHOWN: usize = 4;
+
+fn names(all: &[String]) -> String {
+    let shown = all.iter().take(NAMES_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(NAMES_SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}

@@ -1,0 +1,182 @@
+//! DeepSeek-V3 and Kimi K2: latent attention, sigmoid routing with a choice bias over groups of experts, shared experts.
+
+use std::sync::Arc;
+
+use rein_kernels::{RopeSpec, RouteSpec, Scoring};
+
+use crate::checkpoint::{Fields, LoadError};
+use crate::model::blocks::{Base, Defaults};
+use crate::model::spec::{Attention, Linear, Mla, MlaQuery, Mlp, Moe, Norm, Shard, Spec};
+
+const DEFAULTS: Defaults = Defaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-6, theta: 1e4 };
+
+/// The two latent norms do not follow rms_norm_eps.
+const LATENT_EPS: f32 = 1e-6;
+
+pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &DEFAULTS)?;
+    if base.kv_heads != base.heads {
+        let what = format!("{} must equal num_attention_heads, {}", base.kv_heads, base.heads);
+        return Err(config.error("num_key_value_heads", what));
+    }
+    let attention = Latent::read(&base)?;
+    let experts = Experts::read(&base)?;
+    let dense_inter = config.size("intermediate_size")?;
+    let first = config.usize("first_k_dense_replace")?.unwrap_or(3);
+    let every = config.usize("moe_layer_freq")?.unwrap_or(1);
+    if every == 0 {
+        return Err(config.error("moe_layer_freq", "must be at least 1"));
+    }
+    let window = base.uniform_window(None)?;
+    debug_assert!(window.is_none());
+    base.spec("DeepseekV3ForCausalLM", |i| {
+        let at = format!("{}mlp.", base.layer(i));
+        let mlp = if i >= first && i.is_multiple_of(every) {
+            Mlp::Moe(experts.layer(&base, &at)?)
+        } else {
+            Mlp::Dense(base.gated(&at, dense_inter, false))
+        };
+        Ok(base.decoder_layer(i, attention.layer(&base, i), mlp))
+    })
+}
+
+struct Latent {
+    q_rank: Option<usize>,
+    kv_rank: usize,
+    nope: usize,
+    rope: usize,
+    v: usize,
+    bias: bool,
+    scale: f32,
+    q_rope: Arc<RopeSpec>,
+    k_rope: Arc<RopeSpec>,
+}
+
+impl Latent {
+    fn read(base: &Base) -> Result<Self, LoadError> {
+        let config = base.config;
+        let (nope, rope) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
+        if rope % 2 == 1 {
+            return Err(config.error("qk_rope_head_dim", format!("must be even, not {rope}")));
+        }
+        // Derived numbers that newer configs write down.
+        config.only("head_dim", rope)?;
+        config.only("qk_head_dim", nope + rope)?;
+        let frequencies = base.rope(rope)?;
+        let q_rope = RopeSpec {
+            head_dim: nope + rope,
+            offset: nope,
+            dims: rope,
+            interleaved: base.flag("rope_interleave", true)?,
+            inv_freq: frequencies.inv_freq,
+            magnitude: frequencies.magnitude,
+        };
+        let k_rope = RopeSpec { head_dim: rope, offset: 0, ..q_rope.clone() };
+        let mscale = frequencies.softmax_mscale;
+        Ok(Self {
+            q_rank: config.usize("q_lora_rank")?,
+            kv_rank: config.size("kv_lora_rank")?,
+            nope,
+            rope,
+            v: config.size("v_head_dim")?,
+            bias: base.flag("attention_bias", false)?,
+            scale: (mscale * mscale / ((nope + rope) as f64).sqrt()) as f32,
+            q_rope: Arc::new(q_rope),
+            k_rope: Arc::new(k_rope),
+        })
+    }
+
+    fn layer(&self, base: &Base, i: usize) -> Attention {
+        let at = format!("{}self_attn.", base.layer(i));
+        let (h, heads, q_dim) = (base.hidden, base.heads, self.nope + self.rope);
+        let whole = |name: &str, shape, bias| Linear::new(format!("{at}{name}"), shape, bias, Shard::Whole);
+        let heads_out = |name: &str, width: usize, inp| {
+            Linear::new(format!("{at}{name}"), [heads * width, inp], false, Shard::OutHeads(width))
+        };
+        let norm = |name: &str, size| Norm { tensor: format!("{at}{name}.weight"), size, eps: LATENT_EPS };
+        let query = match self.q_rank {
+            None => MlaQuery::Full(heads_out("q_proj", q_dim, h)),
+            Some(rank) => MlaQuery::LowRank {
+                a: whole("q_a_proj", [rank, h], self.bias),
+                norm: norm("q_a_layernorm", rank),
+                b: heads_out("q_b_proj", q_dim, rank),
+            },
+        };
+        Attention::Mla(Mla {
+            query,
+            kv_a: whole("kv_a_proj_with_mqa", [self.kv_rank + self.rope, h], self.bias),
+            kv_norm: norm("kv_a_layernorm", self.kv_rank),
+            kv_b: heads_out("kv_b_proj", self.nope + self.v, self.kv_rank),
+            o: Linear::new(format!("{at}o_proj"), [h, heads * self.v], self.bias, Shard::InHeads(self.v)),
+            nope_dim: self.nope,
+            rope_dim: self.rope,
+            v_dim: self.v,
+            kv_rank: self.kv_rank,
+            scale: self.scale,
+            q_rope: self.q_rope.clone(),
+            k_rope: self.k_rope.clone(),
+        })
+    }
+}
+
+struct Experts {
+    count: usize,
+    inter: usize,
+    shared: usize,
+    route: RouteSpec,
+}
+
+impl Experts {
+    fn read(base: &Base) -> Result<Self, LoadError> {
+        let config = base.config;
+        config.only("scoring_func", "sigmoid")?;
+        config.only("topk_method", "noaux_tc")?;
+        let count = match config.usize("n_routed_experts")? {
+            Some(n) => n,
+            None => config.size("num_local_experts")?,
+        };
+        config.only("num_local_experts", count)?;
+        let groups = |key: &str, default: usize| -> Result<usize, LoadError> {
+            Ok(config.usize(key)?.unwrap_or(if config.mentions(key) { 1 } else { default }))
+        };
+        let (n_group, topk_group) = (groups("n_group", 8)?, groups("topk_group", 4)?);
+        if n_group == 0 || !count.is_multiple_of(n_group) || (n_group > 1 && count / n_group < 2) {
+            let what = format!("{n_group} groups cannot share {count} experts evenly, two or more to each");
+            return Err(config.error("n_group", what));
+        }
+        if topk_group == 0 || topk_group > n_group {
+            return Err(config.error("topk_group", format!("must be from 1 to n_group, {n_group}, not {topk_group}")));
+        }
+        let top_k = config.usize("num_experts_per_tok")?.unwrap_or(8);
+        if top_k > count / n_group * topk_group {
+            let what = format!("{top_k} is more than the {topk_group} eligible groups hold");
+            return Err(config.error("num_experts_per_tok", what));
+        }
+        let shared = match config.usize("n_shared_experts")? {
+            Some(n) => n,
+            None if config.mentions("n_shared_experts") => 0,
+            None => 1,
+        };
+        Ok(Self {
+            count,
+            inter: config.size("moe_intermediate_size")?,
+            shared,
+            route: RouteSpec {
+                top_k,
+                scoring: Scoring::Sigmoid,
+                n_group,
+                topk_group,
+                normalize: base.flag("norm_topk_prob", true)?,
+                scaling: base.number("routed_scaling_factor", 2.5)?,
+            },
+        })
+    }
+
+    fn layer(&self, base: &Base, at: &str) -> Result<Moe, LoadError> {
+        let names = ["gate_proj", "up_proj", "down_proj"];
+        let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), names, self.count, self.inter, self.route)?;
+        let shared =
+            (self.shared > 0).then(|| base.gated(&format!("{at}shared_experts."), self.shared * self.inter, false));
+        Ok(Moe { choice_bias: Some(format!("{at}gate.e_score_correction_bias")), shared, ..moe })
+    }
+}

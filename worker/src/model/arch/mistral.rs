@@ -1,0 +1,22 @@
+//! Mistral 7B and its dense successors: Llama with a sliding window over every layer.
+
+use crate::checkpoint::{Fields, LoadError};
+use crate::model::blocks::{Base, Defaults, GqaStyle};
+use crate::model::spec::{Mlp, Spec};
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(8), head_dim: None, max_positions: 131_072, eps: 1e-6, theta: 1e4 };
+
+pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &DEFAULTS)?;
+    let style = GqaStyle::plain(&base)?;
+    let inter = config.size("intermediate_size")?;
+    for bias in ["attention_bias", "mlp_bias"] {
+        config.only(bias, false)?;
+    }
+    let window = base.uniform_window(base.sliding_window(Some(4096))?)?;
+    base.spec("MistralForCausalLM", |i| {
+        let mlp = base.gated(&format!("{}mlp.", base.layer(i)), inter, false);
+        Ok(base.decoder_layer(i, style.layer(&base, i, window), Mlp::Dense(mlp)))
+    })
+}

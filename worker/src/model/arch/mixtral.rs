@@ -1,0 +1,35 @@
+//! Mixtral: Mistral's attention, softmax routing with weights normalized over the chosen experts.
+
+use rein_kernels::{RouteSpec, Scoring};
+
+use crate::checkpoint::{Fields, LoadError};
+use crate::model::blocks::{Base, Defaults, GqaStyle};
+use crate::model::spec::{Mlp, Spec};
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(8), head_dim: None, max_positions: 131_072, eps: 1e-5, theta: 1e6 };
+
+pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &DEFAULTS)?;
+    let style = GqaStyle::plain(&base)?;
+    config.only("attention_bias", false)?;
+    let inter = config.size("intermediate_size")?;
+    let experts = match config.usize("num_local_experts")? {
+        Some(n) => n,
+        None => config.usize("num_experts")?.unwrap_or(8),
+    };
+    let route = RouteSpec {
+        top_k: config.usize("num_experts_per_tok")?.unwrap_or(2),
+        scoring: Scoring::Softmax,
+        n_group: 1,
+        topk_group: 1,
+        normalize: true,
+        scaling: 1.0,
+    };
+    let window = base.uniform_window(base.sliding_window(None)?)?;
+    base.spec("MixtralForCausalLM", |i| {
+        let at = format!("{}block_sparse_moe.", base.layer(i));
+        let moe = base.moe(format!("{at}gate"), &format!("{at}experts."), ["w1", "w3", "w2"], experts, inter, route)?;
+        Ok(base.decoder_layer(i, style.layer(&base, i, window), Mlp::Moe(moe)))
+    })
+}

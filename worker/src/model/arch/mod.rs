@@ -1,0 +1,94 @@
+//! One file per architecture, one row each in the table. A file turns config.json into a `Spec`.
+
+mod deepseek_v3;
+mod granite;
+mod llama;
+mod mistral;
+mod mixtral;
+mod qwen;
+mod qwen3_moe;
+
+use serde_json::{Map, Value};
+
+use super::spec::Spec;
+use crate::checkpoint::{Fields, LoadError};
+
+struct Architecture {
+    /// As in config.json's `architectures`.
+    name: &'static str,
+    model_types: &'static [&'static str],
+    build: fn(&Fields, &str) -> Result<Spec, LoadError>,
+}
+
+const ARCHITECTURES: &[Architecture] = &[
+    Architecture { name: "DeepseekV3ForCausalLM", model_types: &["deepseek_v3", "kimi_k2"], build: deepseek_v3::build },
+    Architecture { name: "Qwen3MoeForCausalLM", model_types: &["qwen3_moe"], build: qwen3_moe::build },
+    Architecture { name: "MixtralForCausalLM", model_types: &["mixtral"], build: mixtral::build },
+    Architecture { name: "LlamaForCausalLM", model_types: &["llama"], build: llama::build },
+    Architecture { name: "MistralForCausalLM", model_types: &["mistral"], build: mistral::build },
+    Architecture { name: "Qwen2ForCausalLM", model_types: &["qwen2"], build: qwen::build_qwen2 },
+    Architecture { name: "Qwen3ForCausalLM", model_types: &["qwen3"], build: qwen::build_qwen3 },
+    Architecture { name: "GraniteForCausalLM", model_types: &["granite"], build: granite::build },
+];
+
+/// Multimodal wrappers of which only the language model runs: (architecture, beginning of its tensors' names, beginnings
+/// of the other parts' names). The language model's keys are in `text_config`.
+const WRAPPERS: &[(&str, &str, &[&str])] =
+    &[("KimiK25ForConditionalGeneration", "language_model.", &["vision_tower.", "mm_projector."])];
+
+/// The object of config.json that describes the language model.
+pub fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
+    match (wrapper(config), config.get("text_config").and_then(Value::as_object)) {
+        (Some(_), Some(text)) => text,
+        _ => config,
+    }
+}
+
+fn wrapper(config: &Map<String, Value>) -> Option<&'static (&'static str, &'static str, &'static [&'static str])> {
+    let name = config.get("architectures")?.get(0)?.as_str()?;
+    WRAPPERS.iter().find(|(wrapper, _, _)| *wrapper == name)
+}
+
+/// Reads config.json as a whole: every key is implemented, harmless or refused.
+pub fn build(config: &Map<String, Value>) -> Result<Spec, LoadError> {
+    let wrapper = wrapper(config);
+    let text = text_config(config);
+    let row = find(text)?;
+    let fields = Fields::new(text, "");
+    let prefix = wrapper.map_or("", |w| w.1);
+    let mut spec = (row.build)(&fields, prefix)?;
+    fields.finish()?;
+    if let Some((_, _, others)) = wrapper {
+        spec.ignored.extend(others.iter().map(|&other| other.to_owned()));
+    }
+    let mtp = fields_usize(text, "num_nextn_predict_layers").or(fields_usize(text, "num_mtp_layers")).unwrap_or(0);
+    let layers = spec.layers.len();
+    spec.ignored.extend((layers..layers + mtp).map(|i| format!("{prefix}model.layers.{i}.")));
+    Ok(spec)
+}
+
+fn fields_usize(map: &Map<String, Value>, key: &str) -> Option<usize> {
+    const MOST_MTP_LAYERS: u64 = 64;
+    map.get(key)?.as_u64().map(|n| n.min(MOST_MTP_LAYERS) as usize)
+}
+
+fn find(config: &Map<String, Value>) -> Result<&'static Architecture, LoadError> {
+    let stated = config.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let row = match (stated, model_type) {
+        (Some(name), _) => ARCHITECTURES.iter().find(|row| row.name == name),
+        (None, Some(kind)) => ARCHITECTURES.iter().find(|row| row.model_types.contains(&kind)),
+        (None, None) => None,
+    };
+    let Some(row) = row else {
+        let found = stated.or(model_type).map_or("(none given)".into(), |name| format!("{name:?}"));
+        let supported = ARCHITECTURES.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+        return Err(LoadError::Architecture { found, supported });
+    };
+    match model_type {
+        Some(kind) if !row.model_types.contains(&kind) => {
+            Err(LoadError::config("model_type", format!("{kind:?} does not go with {}", row.name)))
+        }
+        _ => Ok(row),
+    }
+}

@@ -1,0 +1,34 @@
+//! Qwen 2 and 2.5 (biases on q, k and v) and Qwen 3 (norms on each q and k head instead), dense.
+
+use crate::checkpoint::{Fields, LoadError};
+use crate::model::blocks::{Base, Defaults, GqaStyle};
+use crate::model::spec::{Mlp, Spec};
+
+const QWEN2: Defaults = Defaults { kv_heads: Some(32), head_dim: None, max_positions: 32_768, eps: 1e-6, theta: 1e4 };
+const QWEN3: Defaults = Defaults { head_dim: Some(128), ..QWEN2 };
+
+pub fn build_qwen2(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &QWEN2)?;
+    // The only biases there are; configs may say so under these names.
+    config.only("attention_bias", true)?;
+    config.only("qkv_bias", true)?;
+    let style = GqaStyle { qkv_bias: true, ..GqaStyle::plain(&base)? };
+    dense("Qwen2ForCausalLM", &base, &style)
+}
+
+pub fn build_qwen3(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+    let base = Base::read(config, prefix, &QWEN3)?;
+    let bias = base.flag("attention_bias", false)?;
+    let style = GqaStyle { qkv_bias: bias, o_bias: bias, qk_norm: true, ..GqaStyle::plain(&base)? };
+    dense("Qwen3ForCausalLM", &base, &style)
+}
+
+fn dense(architecture: &'static str, base: &Base, style: &GqaStyle) -> Result<Spec, LoadError> {
+    let windows = base.qwen_windows()?;
+    let inter = base.config.size("intermediate_size")?;
+    base.config.only("mlp_bias", false)?;
+    base.spec(architecture, |i| {
+        let mlp = base.gated(&format!("{}mlp.", base.layer(i)), inter, false);
+        Ok(base.decoder_layer(i, style.layer(base, i, windows[i]), Mlp::Dense(mlp)))
+    })
+}

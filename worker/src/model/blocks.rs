@@ -1,0 +1,284 @@
+//! What architectures share: the common keys of config.json, and constructors for blocks under the usual names.
+
+use std::sync::Arc;
+
+use rein_kernels::{RopeSpec, RouteSpec};
+
+use super::rope::{self, Frequencies};
+use super::spec::{Attention, Gated, Gqa, Layer, Linear, Mlp, Moe, Norm, Shard, Spec};
+use crate::checkpoint::{Fields, LoadError};
+
+/// What transformers' config class takes where config.json says nothing.
+pub struct Defaults {
+    /// None: as many as attention heads.
+    pub kv_heads: Option<usize>,
+    /// None: hidden_size / num_attention_heads.
+    pub head_dim: Option<usize>,
+    pub max_positions: usize,
+    pub eps: f64,
+    pub theta: f64,
+}
+
+pub const LLAMA_DEFAULTS: Defaults =
+    Defaults { kv_heads: None, head_dim: None, max_positions: 2048, eps: 1e-6, theta: 1e4 };
+
+/// The keys that every architecture here has.
+pub struct Base<'a> {
+    pub config: &'a Fields<'a>,
+    /// Before "model." and "lm_head." in tensor names.
+    pub prefix: &'a str,
+    pub vocab: usize,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub max_positions: usize,
+    pub eps: f32,
+    pub tied: bool,
+    pub theta: f64,
+    head_dim: Option<usize>,
+}
+
+impl<'a> Base<'a> {
+    pub fn read(config: &'a Fields<'a>, prefix: &'a str, defaults: &Defaults) -> Result<Self, LoadError> {
+        config.only("hidden_act", "silu")?;
+        let heads = config.size("num_attention_heads")?;
+        let kv_heads = config.usize("num_key_value_heads")?.or(defaults.kv_heads).unwrap_or(heads);
+        if kv_heads == 0 || heads % kv_heads != 0 {
+            return Err(
+                config.error("num_key_value_heads", format!("{kv_heads} does not divide {heads} attention heads"))
+            );
+        }
+        let eps = config.f64("rms_norm_eps")?.unwrap_or(defaults.eps);
+        if !(0.0..1.0).contains(&eps) {
+            return Err(config.error("rms_norm_eps", format!("must be between 0 and 1, not {eps}")));
+        }
+        Ok(Self {
+            config,
+            prefix,
+            vocab: config.size("vocab_size")?,
+            hidden: config.size("hidden_size")?,
+            layers: config.size("num_hidden_layers")?,
+            heads,
+            kv_heads,
+            max_positions: config.usize("max_position_embeddings")?.unwrap_or(defaults.max_positions).max(1),
+            eps: eps as f32,
+            tied: config.bool("tie_word_embeddings")?.unwrap_or(false),
+            theta: defaults.theta,
+            head_dim: defaults.head_dim,
+        })
+    }
+
+    /// `head_dim`, or what transformers derives.
+    pub fn head_dim(&self) -> Result<usize, LoadError> {
+        let dim = match self.config.usize("head_dim")?.or(self.head_dim) {
+            Some(dim) => dim,
+            None if self.hidden.is_multiple_of(self.heads) => self.hidden / self.heads,
+            None => {
+                let what = format!("{} is not a multiple of {} attention heads", self.hidden, self.heads);
+                return Err(self.config.error("hidden_size", what));
+            }
+        };
+        if dim == 0 || dim % 2 == 1 {
+            return Err(self.config.error("head_dim", format!("must be even, not {dim}")));
+        }
+        Ok(dim)
+    }
+
+    pub fn flag(&self, key: &str, default: bool) -> Result<bool, LoadError> {
+        Ok(self.config.bool(key)?.unwrap_or(default))
+    }
+
+    pub fn number(&self, key: &str, default: f64) -> Result<f32, LoadError> {
+        Ok(self.config.f64(key)?.unwrap_or(default) as f32)
+    }
+
+    pub fn rope(&self, dims: usize) -> Result<Frequencies, LoadError> {
+        rope::read(self.config, dims, self.max_positions, self.theta)
+    }
+
+    /// "model.layers.{i}."
+    pub fn layer(&self, i: usize) -> String {
+        format!("{}model.layers.{i}.", self.prefix)
+    }
+
+    pub fn norm(&self, name: String, size: usize) -> Norm {
+        Norm { tensor: format!("{name}.weight"), size, eps: self.eps }
+    }
+
+    /// A window of the whole model, as Mistral has it: `layer_types`, where given, must agree.
+    pub fn uniform_window(&self, window: Option<usize>) -> Result<Option<usize>, LoadError> {
+        let expected = if window.is_some() { "sliding_attention" } else { "full_attention" };
+        if let Some(types) = self.config.strs("layer_types")?
+            && let Some(other) = types.iter().find(|&&t| t != expected)
+        {
+            let what =
+                format!("{other:?} is not implemented for this architecture; only {expected:?} for every layer is");
+            return Err(self.config.error("layer_types", what));
+        }
+        if window == Some(0) {
+            return Err(self.config.error("sliding_window", "must be at least 1, or null"));
+        }
+        Ok(window)
+    }
+
+    /// Each layer's window, as Qwen has it.
+    pub fn qwen_windows(&self) -> Result<Vec<Option<usize>>, LoadError> {
+        let on = self.flag("use_sliding_window", false)?;
+        let stated = self.sliding_window(Some(4096))?;
+        let from = self.config.usize("max_window_layers")?.unwrap_or(28);
+        let window = stated.filter(|_| on);
+        if window == Some(0) {
+            return Err(self.config.error("sliding_window", "must be at least 1, or null"));
+        }
+        let Some(types) = self.config.strs("layer_types")? else {
+            return Ok((0..self.layers).map(|i| window.filter(|_| i >= from)).collect());
+        };
+        let bad = |what: String| Err(self.config.error("layer_types", what));
+        if types.len() != self.layers {
+            return bad(format!("has {} entries for {} layers", types.len(), self.layers));
+        }
+        let mut windows = Vec::with_capacity(types.len());
+        for kind in types {
+            windows.push(match (kind, window) {
+                ("full_attention", _) => None,
+                ("sliding_attention", Some(window)) => Some(window),
+                ("sliding_attention", None) => {
+                    return bad("has sliding_attention, but use_sliding_window or sliding_window is off".into());
+                }
+                (other, _) => return bad(format!("{other:?} is not full_attention or sliding_attention")),
+            });
+        }
+        Ok(windows)
+    }
+
+    /// `sliding_window`: absent means the architecture's default, null means none.
+    pub fn sliding_window(&self, default: Option<usize>) -> Result<Option<usize>, LoadError> {
+        let stated = self.config.usize("sliding_window")?;
+        Ok(if self.config.mentions("sliding_window") { stated } else { default })
+    }
+
+    /// The model around the layers.
+    pub fn spec(
+        &self,
+        architecture: &'static str,
+        layer: impl FnMut(usize) -> Result<Layer, LoadError>,
+    ) -> Result<Spec, LoadError> {
+        let name = |rest: &str| format!("{}{rest}", self.prefix);
+        Ok(Spec {
+            architecture,
+            vocab: self.vocab,
+            hidden: self.hidden,
+            max_positions: self.max_positions,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            embed: name("model.embed_tokens"),
+            embedding_multiplier: 1.0,
+            layers: (0..self.layers).map(layer).collect::<Result<_, _>>()?,
+            residual_multiplier: 1.0,
+            norm: self.norm(name("model.norm"), self.hidden),
+            head: Linear::new(name("lm_head"), [self.vocab, self.hidden], false, Shard::Out),
+            tied: self.tied,
+            logits_scaling: 1.0,
+            ignored: Vec::new(),
+        })
+    }
+
+    /// A pre-norm layer under the usual names.
+    pub fn decoder_layer(&self, i: usize, attention: Attention, mlp: Mlp) -> Layer {
+        let at = self.layer(i);
+        Layer {
+            input_norm: self.norm(format!("{at}input_layernorm"), self.hidden),
+            attention,
+            mlp_norm: self.norm(format!("{at}post_attention_layernorm"), self.hidden),
+            mlp,
+        }
+    }
+
+    /// down(silu(gate(x)) * up(x)) under the usual names.
+    pub fn gated(&self, at: &str, inter: usize, bias: bool) -> Gated {
+        self.gated_named(at, ["gate_proj", "up_proj", "down_proj"], inter, bias)
+    }
+
+    pub fn gated_named(&self, at: &str, [gate, up, down]: [&str; 3], inter: usize, bias: bool) -> Gated {
+        let h = self.hidden;
+        Gated {
+            gate: Linear::new(format!("{at}{gate}"), [inter, h], bias, Shard::Out),
+            up: Linear::new(format!("{at}{up}"), [inter, h], bias, Shard::Out),
+            down: Linear::new(format!("{at}{down}"), [h, inter], bias, Shard::In),
+        }
+    }
+
+    /// Routed experts under `at`, each with matrices of these names; `router` is the scoring module.
+    pub fn moe(
+        &self,
+        router: String,
+        at: &str,
+        names: [&str; 3],
+        experts: usize,
+        inter: usize,
+        route: RouteSpec,
+    ) -> Result<Moe, LoadError> {
+        if route.top_k == 0 || route.top_k > experts {
+            let what = format!("must be from 1 to {experts}, the number of experts, not {}", route.top_k);
+            return Err(self.config.error("num_experts_per_tok", what));
+        }
+        let expert = |e: usize| self.gated_named(&format!("{at}{e}."), names, inter, false);
+        Ok(Moe {
+            router: Linear::new(router, [experts, self.hidden], false, Shard::Whole),
+            choice_bias: None,
+            experts: (0..experts).map(expert).collect(),
+            route,
+            shared: None,
+        })
+    }
+}
+
+/// Grouped-query attention under the usual names.
+pub struct GqaStyle {
+    pub head_dim: usize,
+    pub qkv_bias: bool,
+    pub o_bias: bool,
+    pub qk_norm: bool,
+    /// None: 1 / sqrt(head_dim).
+    pub scale: Option<f32>,
+    pub rope: Arc<RopeSpec>,
+}
+
+impl GqaStyle {
+    /// No biases, no norms, the usual scale.
+    pub fn plain(base: &Base) -> Result<Self, LoadError> {
+        let head_dim = base.head_dim()?;
+        let rope = Arc::new(whole_head_rope(head_dim, base.rope(head_dim)?));
+        Ok(Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: false, scale: None, rope })
+    }
+
+    pub fn layer(&self, base: &Base, i: usize, window: Option<usize>) -> Attention {
+        let at = format!("{}self_attn.", base.layer(i));
+        let dim = self.head_dim;
+        let (q, kv, h) = (base.heads * dim, base.kv_heads * dim, base.hidden);
+        let norm = |name: &str| base.norm(format!("{at}{name}"), dim);
+        Attention::Gqa(Gqa {
+            q: Linear::new(format!("{at}q_proj"), [q, h], self.qkv_bias, Shard::OutHeads(dim)),
+            k: Linear::new(format!("{at}k_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
+            v: Linear::new(format!("{at}v_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
+            o: Linear::new(format!("{at}o_proj"), [h, q], self.o_bias, Shard::InHeads(dim)),
+            qk_norm: self.qk_norm.then(|| (norm("q_norm"), norm("k_norm"))),
+            head_dim: dim,
+            scale: self.scale.unwrap_or((1.0 / (dim as f64).sqrt()) as f32),
+            window,
+            rope: self.rope.clone(),
+        })
+    }
+}
+
+pub fn whole_head_rope(head_dim: usize, frequencies: Frequencies) -> RopeSpec {
+    RopeSpec {
+        head_dim,
+        offset: 0,
+        dims: head_dim,
+        interleaved: false,
+        inv_freq: frequencies.inv_freq,
+        magnitude: frequencies.magnitude,
+    }
+}

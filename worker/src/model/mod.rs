@@ -1,0 +1,13 @@
+//! Models: a declarative description per architecture, and one loader and one forward for all of them.
+
+mod arch;
+mod blocks;
+mod execute;
+mod network;
+mod rope;
+mod spec;
+
+pub use arch::{build, text_config};
+pub use execute::{Executing, check_row};
+pub use network::{Network, Precisions, bytes_to_load};
+pub use spec::{Attention, Layer, Spec};

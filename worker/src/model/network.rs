@@ -1,0 +1,390 @@
+//! One rank's share of a model on its backend: loading and the forward.
+
+use std::sync::Arc;
+
+use rein_control_plane::RankPlacement;
+use rein_kernels::{
+    Backend, Error, ExpertWeights, GqaSpec, HostMatrix, MlaSpec, Precision, Result as KernelResult, RopeSpec,
+    RouteSpec, Span,
+};
+
+use super::spec::{self, Attention, MlaQuery, Mlp, Spec};
+use crate::checkpoint::{Form, LoadError, Weights};
+
+/// How weights are kept. Routers are always f32, embeddings and latent expansions never int8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Precisions {
+    /// f32 or bf16; also of the KV cache.
+    pub base: Precision,
+    /// Of the large products: `base` or int8.
+    pub linear: Precision,
+}
+
+pub struct Network<B: Backend> {
+    backend: B,
+    spec: Arc<Spec>,
+    embed: B::Embedding,
+    layers: Vec<Layer<B>>,
+    norm: Norm<B>,
+    head: B::Linear,
+}
+
+struct Norm<B: Backend> {
+    weight: B::Vector,
+    eps: f32,
+}
+
+struct Linear<B: Backend> {
+    weight: B::Linear,
+    bias: Option<B::Vector>,
+}
+
+struct Layer<B: Backend> {
+    input_norm: Norm<B>,
+    attention: AttentionWeights<B>,
+    mlp_norm: Norm<B>,
+    mlp: MlpWeights<B>,
+    cache: B::Cache,
+}
+
+enum AttentionWeights<B: Backend> {
+    Gqa(Box<Gqa<B>>),
+    Mla(Box<Mla<B>>),
+}
+
+struct Gqa<B: Backend> {
+    q: Linear<B>,
+    k: Linear<B>,
+    v: Linear<B>,
+    o: Linear<B>,
+    qk_norm: Option<(Norm<B>, Norm<B>)>,
+    spec: GqaSpec,
+    rope: Arc<RopeSpec>,
+}
+
+struct Mla<B: Backend> {
+    query: Query<B>,
+    kv_a: Linear<B>,
+    kv_norm: Norm<B>,
+    kv_b: B::Linear,
+    o: Linear<B>,
+    spec: MlaSpec,
+    q_rope: Arc<RopeSpec>,
+    k_rope: Arc<RopeSpec>,
+}
+
+enum Query<B: Backend> {
+    Full(Linear<B>),
+    LowRank { a: Linear<B>, norm: Norm<B>, b: Linear<B> },
+}
+
+struct Gated<B: Backend> {
+    gate: Linear<B>,
+    up: Linear<B>,
+    down: Linear<B>,
+}
+
+enum MlpWeights<B: Backend> {
+    Dense(Gated<B>),
+    Moe(Box<Moe<B>>),
+}
+
+struct Moe<B: Backend> {
+    router: Linear<B>,
+    choice_bias: Option<B::Vector>,
+    experts: B::Experts,
+    route: RouteSpec,
+    shared: Option<Gated<B>>,
+}
+
+/// Bytes of the checkpoint that this rank reads, about.
+pub fn bytes_to_load(spec: &Spec, weights: &Weights, rank: &RankPlacement, ranks: usize) -> u64 {
+    let part = |l: &spec::Linear| {
+        let (rows, cols) = l.cut(rank, ranks);
+        weights.cost(&l.module, rows.len() * cols.len())
+    };
+    let whole = |l: &spec::Linear| weights.cost(&l.module, l.out * l.inp);
+    let mut total = weights.cost(&spec.embed, spec.vocab * spec.hidden) + part(&spec.head);
+    for (layer, held) in spec.layers.iter().zip(&rank.experts) {
+        total += layer.attention.linears().into_iter().map(part).sum::<u64>();
+        total += match &layer.mlp {
+            Mlp::Dense(gated) => gated.linears().map(part).iter().sum::<u64>(),
+            Mlp::Moe(moe) => {
+                let experts = held.iter().flat_map(|&e| moe.experts[e as usize].linears().map(whole));
+                let shared = moe.shared.iter().flat_map(|gated| gated.linears().map(part));
+                whole(&moe.router) + experts.chain(shared).sum::<u64>()
+            }
+        };
+    }
+    total
+}
+
+struct Loader<'a, B> {
+    backend: &'a B,
+    weights: &'a Weights,
+    rank: &'a RankPlacement,
+    ranks: usize,
+    precisions: Precisions,
+    /// Told the bytes of each part that was read.
+    progress: &'a dyn Fn(u64),
+}
+
+impl<B: Backend> Loader<'_, B> {
+    fn read(&self, l: &spec::Linear, whole: bool, precision: Precision) -> Result<HostMatrix, LoadError> {
+        let (rows, cols) = if whole { (0..l.out, 0..l.inp) } else { l.cut(self.rank, self.ranks) };
+        let form = match precision {
+            Precision::F32 => Form::F32,
+            Precision::Bf16 => Form::Bf16,
+            Precision::Int8 => Form::Widest,
+        };
+        let cost = self.weights.cost(&l.module, rows.len() * cols.len());
+        let matrix = self.weights.matrix(&l.module, [l.out, l.inp], rows, cols, form)?;
+        (self.progress)(cost);
+        Ok(matrix)
+    }
+
+    fn linear_in(&self, l: &spec::Linear, precision: Precision) -> Result<Linear<B>, LoadError> {
+        let weight = self.backend.linear_weight(self.read(l, false, precision)?, precision)?;
+        // The ranks' partial sums are added up: one of them brings the bias.
+        let bias = if l.bias && (!l.is_partial() || self.rank.rank == 0) {
+            let (rows, _) = l.cut(self.rank, self.ranks);
+            Some(self.vector(&format!("{}.bias", l.module), rows)?)
+        } else {
+            None
+        };
+        Ok(Linear { weight, bias })
+    }
+
+    fn linear(&self, l: &spec::Linear) -> Result<Linear<B>, LoadError> {
+        self.linear_in(l, self.precisions.linear)
+    }
+
+    fn vector(&self, tensor: &str, range: std::ops::Range<usize>) -> Result<B::Vector, LoadError> {
+        Ok(self.backend.vector(self.weights.vector(tensor, range)?)?)
+    }
+
+    fn norm(&self, norm: &spec::Norm) -> Result<Norm<B>, LoadError> {
+        Ok(Norm { weight: self.vector(&norm.tensor, 0..norm.size)?, eps: norm.eps })
+    }
+
+    fn gated(&self, gated: &spec::Gated) -> Result<Gated<B>, LoadError> {
+        Ok(Gated { gate: self.linear(&gated.gate)?, up: self.linear(&gated.up)?, down: self.linear(&gated.down)? })
+    }
+
+    fn attention(&self, attention: &Attention) -> Result<AttentionWeights<B>, LoadError> {
+        Ok(match attention {
+            Attention::Gqa(a) => AttentionWeights::Gqa(Box::new(Gqa {
+                q: self.linear(&a.q)?,
+                k: self.linear(&a.k)?,
+                v: self.linear(&a.v)?,
+                o: self.linear(&a.o)?,
+                qk_norm: match &a.qk_norm {
+                    Some((q, k)) => Some((self.norm(q)?, self.norm(k)?)),
+                    None => None,
+                },
+                spec: GqaSpec {
+                    heads: self.rank.heads.len(),
+                    kv_heads: self.rank.kv_heads.len(),
+                    head_dim: a.head_dim,
+                    scale: a.scale,
+                    window: a.window,
+                },
+                rope: a.rope.clone(),
+            })),
+            Attention::Mla(a) => {
+                let spec = MlaSpec {
+                    heads: self.rank.heads.len(),
+                    nope_dim: a.nope_dim,
+                    rope_dim: a.rope_dim,
+                    v_dim: a.v_dim,
+                    kv_rank: a.kv_rank,
+                    scale: a.scale,
+                };
+                let base = self.precisions.base;
+                AttentionWeights::Mla(Box::new(Mla {
+                    query: match &a.query {
+                        MlaQuery::Full(q) => Query::Full(self.linear(q)?),
+                        MlaQuery::LowRank { a, norm, b } => {
+                            Query::LowRank { a: self.linear(a)?, norm: self.norm(norm)?, b: self.linear(b)? }
+                        }
+                    },
+                    kv_a: self.linear(&a.kv_a)?,
+                    kv_norm: self.norm(&a.kv_norm)?,
+                    kv_b: self.backend.mla_weight(self.read(&a.kv_b, false, base)?, &spec, base)?,
+                    o: self.linear(&a.o)?,
+                    spec,
+                    q_rope: a.q_rope.clone(),
+                    k_rope: a.k_rope.clone(),
+                }))
+            }
+        })
+    }
+
+    fn moe(&self, moe: &spec::Moe, held: &[u32]) -> Result<Moe<B>, LoadError> {
+        let precision = self.precisions.linear;
+        let read = |l: &spec::Linear| {
+            self.read(l, true, precision).map_err(|e| Error::Shape { op: "experts", what: e.to_string() })
+        };
+        let mut experts = held.iter().map(|&id| {
+            let expert = &moe.experts[id as usize];
+            Ok(ExpertWeights { id, gate: read(&expert.gate)?, up: read(&expert.up)?, down: read(&expert.down)? })
+        });
+        Ok(Moe {
+            router: self.linear_in(&moe.router, Precision::F32)?,
+            choice_bias: match &moe.choice_bias {
+                Some(name) => Some(self.vector(name, 0..moe.experts.len())?),
+                None => None,
+            },
+            experts: self.backend.experts(&mut experts, precision)?,
+            route: moe.route,
+            shared: match &moe.shared {
+                Some(gated) => Some(self.gated(gated)?),
+                None => None,
+            },
+        })
+    }
+}
+
+impl Attention {
+    /// Width of a position's two cache entries on a rank with so many KV heads.
+    pub fn cache_widths(&self, kv_heads: usize) -> (usize, usize) {
+        match self {
+            Self::Gqa(a) => (kv_heads * a.head_dim, kv_heads * a.head_dim),
+            Self::Mla(a) => (a.kv_rank, a.rope_dim),
+        }
+    }
+}
+
+impl<B: Backend> Network<B> {
+    #[allow(clippy::too_many_arguments)]
+    pub fn load(
+        backend: B,
+        spec: Arc<Spec>,
+        weights: &Weights,
+        rank: &RankPlacement,
+        precisions: Precisions,
+        blocks: usize,
+        block_size: usize,
+        progress: &dyn Fn(u64),
+    ) -> Result<Self, LoadError> {
+        let loader = Loader { backend: &backend, weights, rank, ranks: backend.ranks(), precisions, progress };
+        let base = precisions.base;
+        let whole = |module: &str| spec::Linear::new(module, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
+        let embed = backend.embedding(loader.read(&whole(&spec.embed), true, base)?, base)?;
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (layer, held) in spec.layers.iter().zip(&rank.experts) {
+            let (width_k, width_v) = layer.attention.cache_widths(rank.kv_heads.len());
+            layers.push(Layer {
+                input_norm: loader.norm(&layer.input_norm)?,
+                attention: loader.attention(&layer.attention)?,
+                mlp_norm: loader.norm(&layer.mlp_norm)?,
+                mlp: match &layer.mlp {
+                    Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
+                    Mlp::Moe(moe) => MlpWeights::Moe(Box::new(loader.moe(moe, held)?)),
+                },
+                cache: backend.cache(blocks, block_size, width_k, width_v, base)?,
+            });
+        }
+        let norm = loader.norm(&spec.norm)?;
+        let head = loader.linear(&spec.head)?.weight;
+        Ok(Self { backend, spec, embed, layers, norm, head })
+    }
+
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Runs new tokens through all layers and writes their KV entries. The result, [rows, hidden], is not yet normed.
+    pub fn hidden(&mut self, ids: &[u32], positions: &[u32], spans: &[Span]) -> KernelResult<B::Tensor> {
+        let b = &self.backend;
+        let mut x = b.embed(&self.embed, ids);
+        if self.spec.embedding_multiplier != 1.0 {
+            b.scale(&mut x, self.spec.embedding_multiplier);
+        }
+        for layer in &mut self.layers {
+            let normed = layer.input_norm.apply(b, &x);
+            let mut out = match &layer.attention {
+                AttentionWeights::Gqa(a) => a.forward(b, &normed, positions, spans, &mut layer.cache),
+                AttentionWeights::Mla(a) => a.forward(b, &normed, positions, spans, &mut layer.cache),
+            };
+            b.all_reduce(&mut out)?;
+            b.add_scaled(&mut x, &out, self.spec.residual_multiplier);
+
+            let normed = layer.mlp_norm.apply(b, &x);
+            let mut out = match &layer.mlp {
+                MlpWeights::Dense(gated) => gated.forward(b, &normed),
+                MlpWeights::Moe(moe) => moe.forward(b, &normed),
+            };
+            b.all_reduce(&mut out)?;
+            b.add_scaled(&mut x, &out, self.spec.residual_multiplier);
+        }
+        Ok(x)
+    }
+
+    /// Logits [rows.len() * vocab] of some rows of what `hidden` gave, on the host of every rank.
+    pub fn logits(&self, hidden: &B::Tensor, rows: &[usize]) -> KernelResult<Vec<f32>> {
+        let b = &self.backend;
+        let normed = self.norm.apply(b, &b.gather_rows(hidden, rows));
+        let mut logits = b.all_gather_cols(&b.linear(&normed, &self.head, None))?;
+        if self.spec.logits_scaling != 1.0 {
+            b.scale(&mut logits, 1.0 / self.spec.logits_scaling);
+        }
+        Ok(b.to_host(&logits))
+    }
+}
+
+impl<B: Backend> Norm<B> {
+    fn apply(&self, b: &B, x: &B::Tensor) -> B::Tensor {
+        b.rms_norm(x, &self.weight, self.eps)
+    }
+}
+
+impl<B: Backend> Linear<B> {
+    fn apply(&self, b: &B, x: &B::Tensor) -> B::Tensor {
+        b.linear(x, &self.weight, self.bias.as_ref())
+    }
+}
+
+impl<B: Backend> Gated<B> {
+    fn forward(&self, b: &B, x: &B::Tensor) -> B::Tensor {
+        self.down.apply(b, &b.silu_mul(&self.gate.apply(b, x), &self.up.apply(b, x)))
+    }
+}
+
+impl<B: Backend> Moe<B> {
+    fn forward(&self, b: &B, x: &B::Tensor) -> B::Tensor {
+        let routes = b.moe_route(&self.router.apply(b, x), self.choice_bias.as_ref(), &self.route);
+        let mut out = b.moe_experts(x, &routes, &self.experts);
+        if let Some(shared) = &self.shared {
+            b.add_scaled(&mut out, &shared.forward(b, x), 1.0);
+        }
+        out
+    }
+}
+
+impl<B: Backend> Gqa<B> {
+    fn forward(&self, b: &B, x: &B::Tensor, positions: &[u32], spans: &[Span], cache: &mut B::Cache) -> B::Tensor {
+        let (mut q, mut k, v) = (self.q.apply(b, x), self.k.apply(b, x), self.v.apply(b, x));
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            (q, k) = (q_norm.apply(b, &q), k_norm.apply(b, &k));
+        }
+        b.rope(&mut q, &self.rope, positions);
+        b.rope(&mut k, &self.rope, positions);
+        self.o.apply(b, &b.gqa_attention(&q, &k, &v, cache, spans, &self.spec))
+    }
+}
+
+impl<B: Backend> Mla<B> {
+    fn forward(&self, b: &B, x: &B::Tensor, positions: &[u32], spans: &[Span], cache: &mut B::Cache) -> B::Tensor {
+        let mut q = match &self.query {
+            Query::Full(q) => q.apply(b, x),
+            Query::LowRank { a, norm, b: up } => up.apply(b, &norm.apply(b, &a.apply(b, x))),
+        };
+        b.rope(&mut q, &self.q_rope, positions);
+        let kv = self.kv_a.apply(b, x);
+        let latent = self.kv_norm.apply(b, &b.slice_cols(&kv, 0, self.spec.kv_rank));
+        let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
+        b.rope(&mut k_rope, &self.k_rope, positions);
+        self.o.apply(b, &b.mla_attention(&q, &latent, &k_rope, &self.kv_b, cache, spans, &self.spec))
+    }
+}

@@ -1,0 +1,194 @@
+//! Rotary frequencies from `rope_scaling` + `rope_theta` (published configs) or `rope_parameters` (transformers 5).
+//! The formulas are those of transformers' modeling_rope_utils.
+
+use std::f64::consts::PI;
+
+use crate::checkpoint::{Fields, LoadError};
+
+/// Frequencies before they are bound to a head layout.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frequencies {
+    /// dims / 2 of them.
+    pub inv_freq: Vec<f64>,
+    /// Multiplies cos and sin.
+    pub magnitude: f32,
+    /// YaRN's `mscale_all_dim` factor, once (DeepSeek multiplies the softmax scale by its square); 1 otherwise.
+    pub softmax_mscale: f64,
+}
+
+/// Reads the rope keys of `config` for `dims` rotated dimensions.
+pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f64) -> Result<Frequencies, LoadError> {
+    let (old, new) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
+    if old.is_some() && new.is_some() && config.get("rope_scaling") != config.get("rope_parameters") {
+        return Err(config.error("rope_scaling", "differs from rope_parameters; give one of them"));
+    }
+    let top_theta = config.f64("rope_theta")?;
+    config.only("partial_rotary_factor", 1.0)?;
+    let Some(rope) = new.or(old) else {
+        return Ok(plain(dims, check_theta(config, top_theta.unwrap_or(default_theta))?));
+    };
+    rope.only("partial_rotary_factor", 1.0)?;
+    let theta = check_theta(&rope, rope.f64("rope_theta")?.or(top_theta).unwrap_or(default_theta))?;
+    let kind = match (rope.str("rope_type")?, rope.str("type")?) {
+        (Some(a), Some(b)) if a != b => {
+            return Err(rope.error("rope_type", format!("is {a:?}, but type is {b:?}")));
+        }
+        (a, b) => a.or(b).unwrap_or("default"),
+    };
+    // transformers reads a top-level original_max_position_embeddings first.
+    let trained_length = || -> Result<f64, LoadError> {
+        let length = match config.usize("original_max_position_embeddings")? {
+            Some(n) => Some(n),
+            None => rope.usize("original_max_position_embeddings")?,
+        };
+        match length.unwrap_or(max_positions) {
+            0 => Err(rope.error("original_max_position_embeddings", "must be at least 1")),
+            n => Ok(n as f64),
+        }
+    };
+    let made = match kind {
+        "default" => plain(dims, theta),
+        "linear" => {
+            let factor = factor(&rope)?;
+            let mut made = plain(dims, theta);
+            made.inv_freq.iter_mut().for_each(|f| *f /= factor);
+            made
+        }
+        "dynamic" => {
+            // Scales only beyond max_position_embeddings, where no sequence can go.
+            factor(&rope)?;
+            rope.usize("original_max_position_embeddings")?;
+            plain(dims, theta)
+        }
+        "llama3" => llama3(&rope, dims, theta, trained_length()?)?,
+        "yarn" => yarn(&rope, dims, theta, trained_length()?)?,
+        other => {
+            let what = format!("{other:?} is not supported; default, linear, dynamic, llama3 and yarn are");
+            return Err(rope.error("rope_type", what));
+        }
+    };
+    rope.finish()?;
+    Ok(made)
+}
+
+fn check_theta(fields: &Fields, theta: f64) -> Result<f64, LoadError> {
+    if theta > 1.0 {
+        Ok(theta)
+    } else {
+        Err(fields.error("rope_theta", format!("must be greater than 1, not {theta}")))
+    }
+}
+
+fn factor(rope: &Fields) -> Result<f64, LoadError> {
+    match rope.f64("factor")? {
+        Some(factor) if factor >= 1.0 => Ok(factor),
+        Some(factor) => Err(rope.error("factor", format!("must be at least 1, not {factor}"))),
+        None => Err(rope.error("factor", "is required")),
+    }
+}
+
+fn plain(dims: usize, theta: f64) -> Frequencies {
+    let inv_freq = (0..dims / 2).map(|i| 1.0 / theta.powf(2.0 * i as f64 / dims as f64)).collect();
+    Frequencies { inv_freq, magnitude: 1.0, softmax_mscale: 1.0 }
+}
+
+fn llama3(rope: &Fields, dims: usize, theta: f64, trained: f64) -> Result<Frequencies, LoadError> {
+    let factor = factor(rope)?;
+    let need = |key: &str| rope.f64(key)?.ok_or_else(|| rope.error(key, "is required"));
+    let (low, high) = (need("low_freq_factor")?, need("high_freq_factor")?);
+    if low <= 0.0 || high <= low {
+        return Err(rope.error("high_freq_factor", "must be greater than low_freq_factor, and both than 0"));
+    }
+    let mut made = plain(dims, theta);
+    for f in &mut made.inv_freq {
+        let wavelength = 2.0 * PI / *f;
+        if wavelength > trained / low {
+            *f /= factor;
+        } else if wavelength >= trained / high {
+            let smooth = (trained / wavelength - low) / (high - low);
+            *f = (1.0 - smooth) * *f / factor + smooth * *f;
+        }
+    }
+    Ok(made)
+}
+
+fn yarn(rope: &Fields, dims: usize, theta: f64, trained: f64) -> Result<Frequencies, LoadError> {
+    let factor = factor(rope)?;
+    let or = |key: &str, default: f64| Ok::<_, LoadError>(rope.f64(key)?.filter(|&v| v != 0.0).unwrap_or(default));
+    let (beta_fast, beta_slow) = (or("beta_fast", 32.0)?, or("beta_slow", 1.0)?);
+    let truncate = rope.bool("truncate")?.unwrap_or(true);
+    let mscale_of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+    let (mscale, all_dim) = (or("mscale", 0.0)?, or("mscale_all_dim", 0.0)?);
+    let magnitude = match rope.f64("attention_factor")? {
+        Some(given) => given,
+        None if mscale != 0.0 && all_dim != 0.0 => mscale_of(mscale) / mscale_of(all_dim),
+        None => mscale_of(1.0),
+    };
+    // The dimension that turns `rotations` times within the trained length.
+    let dimension = |rotations: f64| dims as f64 * (trained / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
+    if truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(dims as f64 - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    let mut made = plain(dims, theta);
+    for (i, f) in made.inv_freq.iter_mut().enumerate() {
+        let slow = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        *f = *f / factor * slow + *f * (1.0 - slow);
+    }
+    made.magnitude = magnitude as f32;
+    made.softmax_mscale = if all_dim != 0.0 { mscale_of(all_dim) } else { 1.0 };
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn of(config: Value) -> Result<Frequencies, LoadError> {
+        read(&Fields::new(config.as_object().expect("object"), ""), 8, 64, 10000.0)
+    }
+
+    #[test]
+    fn both_spellings_agree() {
+        let old = of(json!({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}})).expect("old");
+        let new = of(json!({"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}}));
+        assert_eq!(old, new.expect("new"));
+        assert_eq!(old.inv_freq[0], 0.5);
+        assert_eq!(of(json!({})).expect("none"), of(json!({"rope_scaling": null})).expect("null"));
+    }
+
+    #[test]
+    fn what_is_not_implemented_is_named() {
+        let cases = [
+            (json!({"rope_scaling": {"type": "longrope", "factor": 2.0}}), "longrope"),
+            (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor"),
+            (json!({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}), "mrope_section"),
+            (json!({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}), "rope_type"),
+            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+            (json!({"rope_theta": 0}), "rope_theta"),
+            (json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}), "full_attention"),
+        ];
+        for (config, name) in cases {
+            let error = of(config).expect_err(name).to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn yarn_keeps_fast_dimensions_and_stretches_slow_ones() {
+        let made = of(json!({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32,
+            "mscale": 0.5, "mscale_all_dim": 1.0}}))
+        .expect("yarn");
+        let plain = plain(8, 10000.0);
+        assert_eq!(made.inv_freq[0], plain.inv_freq[0]);
+        assert!((made.inv_freq[3] - plain.inv_freq[3] / 4.0).abs() < 1e-12);
+        assert!((f64::from(made.magnitude) - (0.05 * 4f64.ln() + 1.0) / (0.1 * 4f64.ln() + 1.0)).abs() < 1e-7);
+        assert!((made.softmax_mscale - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
+    }
+}

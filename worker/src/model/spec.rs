@@ -1,0 +1,252 @@
+//! What a model is, as data: which weights under which names, cut how, and the numbers of each block. An architecture
+//! file makes a `Spec` from config.json; loading and the forward know only this.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rein_control_plane::placement::{ModelShape, RankPlacement, share};
+use rein_kernels::{RopeSpec, RouteSpec};
+
+/// Which part of a weight [out, in] a rank holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shard {
+    Whole,
+    /// The outputs of its attention heads, this many per head.
+    OutHeads(usize),
+    OutKvHeads(usize),
+    /// The inputs of its attention heads; ranks' results are summed.
+    InHeads(usize),
+    /// An even share of the outputs or inputs.
+    Out,
+    In,
+}
+
+/// A linear module: `{module}.weight` [out, inp] in any weight format and, with `bias`, `{module}.bias` [out].
+#[derive(Debug, Clone)]
+pub struct Linear {
+    pub module: String,
+    pub out: usize,
+    pub inp: usize,
+    pub bias: bool,
+    pub shard: Shard,
+}
+
+impl Linear {
+    pub fn new(module: impl Into<String>, [out, inp]: [usize; 2], bias: bool, shard: Shard) -> Self {
+        Self { module: module.into(), out, inp, bias, shard }
+    }
+
+    /// Rows and columns of this rank.
+    pub fn cut(&self, rank: &RankPlacement, ranks: usize) -> (Range<usize>, Range<usize>) {
+        let of = |heads: &Range<usize>, width: usize| heads.start * width..heads.end * width;
+        match self.shard {
+            Shard::Whole => (0..self.out, 0..self.inp),
+            Shard::OutHeads(width) => (of(&rank.heads, width), 0..self.inp),
+            Shard::OutKvHeads(width) => (of(&rank.kv_heads, width), 0..self.inp),
+            Shard::InHeads(width) => (0..self.out, of(&rank.heads, width)),
+            Shard::Out => (share(self.out, ranks, rank.rank), 0..self.inp),
+            Shard::In => (0..self.out, share(self.inp, ranks, rank.rank)),
+        }
+    }
+
+    /// Whether the ranks' outputs are partial sums.
+    pub fn is_partial(&self) -> bool {
+        matches!(self.shard, Shard::InHeads(_) | Shard::In)
+    }
+}
+
+/// An RMS norm's weight, by full tensor name.
+#[derive(Debug, Clone)]
+pub struct Norm {
+    pub tensor: String,
+    pub size: usize,
+    pub eps: f32,
+}
+
+#[derive(Debug, Clone)]
+pub struct Gqa {
+    pub q: Linear,
+    pub k: Linear,
+    pub v: Linear,
+    pub o: Linear,
+    /// Norms of each query and key head, before the rotation.
+    pub qk_norm: Option<(Norm, Norm)>,
+    pub head_dim: usize,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub rope: Arc<RopeSpec>,
+}
+
+#[derive(Debug, Clone)]
+pub enum MlaQuery {
+    Full(Linear),
+    LowRank { a: Linear, norm: Norm, b: Linear },
+}
+
+#[derive(Debug, Clone)]
+pub struct Mla {
+    pub query: MlaQuery,
+    /// Gives the latent and, behind it, the shared key's rotary part.
+    pub kv_a: Linear,
+    pub kv_norm: Norm,
+    pub kv_b: Linear,
+    pub o: Linear,
+    pub nope_dim: usize,
+    pub rope_dim: usize,
+    pub v_dim: usize,
+    pub kv_rank: usize,
+    pub scale: f32,
+    pub q_rope: Arc<RopeSpec>,
+    pub k_rope: Arc<RopeSpec>,
+}
+
+#[derive(Debug, Clone)]
+pub enum Attention {
+    Gqa(Gqa),
+    Mla(Mla),
+}
+
+/// down(silu(gate(x)) * up(x))
+#[derive(Debug, Clone)]
+pub struct Gated {
+    pub gate: Linear,
+    pub up: Linear,
+    pub down: Linear,
+}
+
+#[derive(Debug, Clone)]
+pub struct Moe {
+    pub router: Linear,
+    /// Tensor with one number per expert, added to the scores for the choice only.
+    pub choice_bias: Option<String>,
+    pub experts: Vec<Gated>,
+    pub route: RouteSpec,
+    pub shared: Option<Gated>,
+}
+
+#[derive(Debug, Clone)]
+pub enum Mlp {
+    Dense(Gated),
+    Moe(Moe),
+}
+
+#[derive(Debug, Clone)]
+pub struct Layer {
+    pub input_norm: Norm,
+    pub attention: Attention,
+    pub mlp_norm: Norm,
+    pub mlp: Mlp,
+}
+
+#[derive(Debug, Clone)]
+pub struct Spec {
+    pub architecture: &'static str,
+    pub vocab: usize,
+    pub hidden: usize,
+    pub max_positions: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// Module whose `.weight` is [vocab, hidden].
+    pub embed: String,
+    pub embedding_multiplier: f32,
+    pub layers: Vec<Layer>,
+    /// Each block's output is multiplied by this before it joins the residual stream.
+    pub residual_multiplier: f32,
+    pub norm: Norm,
+    pub head: Linear,
+    /// The head is the embedding's matrix.
+    pub tied: bool,
+    /// Logits are divided by this.
+    pub logits_scaling: f32,
+    /// Tensors with these beginnings are known and not needed: layers that only predict further tokens, a vision tower.
+    pub ignored: Vec<String>,
+}
+
+impl Spec {
+    pub fn shape(&self) -> ModelShape {
+        let experts = |layer: &Layer| match &layer.mlp {
+            Mlp::Dense(_) => 0,
+            Mlp::Moe(moe) => moe.experts.len(),
+        };
+        ModelShape {
+            attention_heads: self.heads,
+            kv_heads: self.kv_heads,
+            experts: self.layers.iter().map(experts).collect(),
+        }
+    }
+
+    /// All linear modules but embedding and head.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(|layer| {
+            let mut all = layer.attention.linears();
+            match &layer.mlp {
+                Mlp::Dense(gated) => all.extend(gated.linears()),
+                Mlp::Moe(moe) => {
+                    all.push(&moe.router);
+                    all.extend(moe.experts.iter().chain(&moe.shared).flat_map(Gated::linears));
+                }
+            }
+            all
+        })
+    }
+
+    pub fn norms(&self) -> impl Iterator<Item = &Norm> {
+        std::iter::once(&self.norm).chain(self.layers.iter().flat_map(Layer::norms))
+    }
+
+    /// Linear modules that the checkpoint must have, with [out, inp].
+    pub fn modules(&self) -> Vec<(String, [usize; 2])> {
+        let mut modules: Vec<_> = self.linears().map(|l| (l.module.clone(), [l.out, l.inp])).collect();
+        modules.push((self.embed.clone(), [self.vocab, self.hidden]));
+        if !self.tied {
+            modules.push((self.head.module.clone(), [self.vocab, self.hidden]));
+        }
+        modules
+    }
+
+    /// Plain tensors that the checkpoint must have, with their shapes.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let mut tensors: Vec<_> = self.norms().map(|n| (n.tensor.clone(), vec![n.size])).collect();
+        tensors.extend(self.linears().filter(|l| l.bias).map(|l| (format!("{}.bias", l.module), vec![l.out])));
+        for layer in &self.layers {
+            if let Mlp::Moe(Moe { choice_bias: Some(name), experts, .. }) = &layer.mlp {
+                tensors.push((name.clone(), vec![experts.len()]));
+            }
+        }
+        tensors
+    }
+}
+
+impl Attention {
+    pub fn linears(&self) -> Vec<&Linear> {
+        match self {
+            Self::Gqa(a) => vec![&a.q, &a.k, &a.v, &a.o],
+            Self::Mla(a) => match &a.query {
+                MlaQuery::Full(q) => vec![q, &a.kv_a, &a.kv_b, &a.o],
+                MlaQuery::LowRank { a: down, b: up, .. } => vec![down, up, &a.kv_a, &a.kv_b, &a.o],
+            },
+        }
+    }
+}
+
+impl Gated {
+    pub fn linears(&self) -> [&Linear; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+}
+
+impl Layer {
+    fn norms(&self) -> Vec<&Norm> {
+        let mut all = vec![&self.input_norm, &self.mlp_norm];
+        match &self.attention {
+            Attention::Gqa(a) => all.extend(a.qk_norm.iter().flat_map(|(q, k)| [q, k])),
+            Attention::Mla(a) => {
+                all.push(&a.kv_norm);
+                if let MlaQuery::LowRank { norm, .. } = &a.query {
+                    all.push(norm);
+                }
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,290 @@
+//! Every fixture of tests/fixtures/models (tiny random checkpoints written by transformers, with what transformers
+//! computes for them) against the same checkpoint here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rein_proto::internal::{Draw, Row, RowResult, Sampling};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::score::{ScoreOutput, score, score_with};
+
+mod broken;
+mod steps;
+
+const F32: f32 = 1e-4;
+const BF16: f32 = 5e-2;
+const QUANTIZED: f32 = 1e-3;
+const RANKS: f32 = 1e-4;
+
+#[derive(Deserialize)]
+struct Reference {
+    tokens: Vec<u32>,
+    logprobs: Vec<Option<f32>>,
+    top: Vec<Vec<Top>>,
+    greedy_prompt: Vec<u32>,
+    greedy: Vec<u32>,
+    bf16: Bf16,
+}
+
+#[derive(Deserialize)]
+struct Top {
+    id: u32,
+    logprob: f32,
+}
+
+#[derive(Deserialize)]
+struct Bf16 {
+    logprobs: Vec<Option<f32>>,
+}
+
+struct Fixture {
+    name: String,
+    dir: PathBuf,
+    config: Value,
+    reference: Reference,
+}
+
+fn fixture_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models")
+}
+
+fn fixture(name: &str) -> Fixture {
+    let dir = fixture_dir().join(name);
+    let read = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_else(|e| panic!("{name}/{file}: {e}"));
+    Fixture {
+        name: name.to_owned(),
+        config: serde_json::from_str(&read("config.json")).expect("config.json"),
+        reference: serde_json::from_str(&read("reference.json")).expect("reference.json"),
+        dir,
+    }
+}
+
+fn fixtures() -> Vec<Fixture> {
+    let entries = fs::read_dir(fixture_dir()).expect("tests/fixtures/models");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("entry"))
+        .filter(|entry| entry.path().join("reference.json").exists())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    assert!(!names.is_empty(), "no fixtures in {}", fixture_dir().display());
+    names.iter().map(|name| fixture(name)).collect()
+}
+
+impl Fixture {
+    fn is_quantized(&self) -> bool {
+        self.config.get("quantization_config").is_some()
+    }
+
+    fn heads(&self) -> usize {
+        self.config["num_attention_heads"].as_u64().expect("heads") as usize
+    }
+
+    fn score(&self, options: &ModelOptions) -> ScoreOutput {
+        score(&self.dir, options, &self.reference.tokens).unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+}
+
+fn f32_options() -> ModelOptions {
+    ModelOptions { dtype: Dtype::F32, threads: Some(2), kv_blocks: Some(16), block_size: 8, ..Default::default() }
+}
+
+fn load(dir: &Path, options: &ModelOptions) -> Group {
+    Group::load(dir, options, &mut |_, _| ()).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+}
+
+/// The largest distance of two lists of logprobs.
+fn distance(a: &[Option<f32>], b: &[Option<f32>]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let both = a.iter().zip(b).map(|pair| match pair {
+        (Some(a), Some(b)) => (a - b).abs(),
+        (None, None) => 0.0,
+        _ => f32::INFINITY,
+    });
+    both.fold(0.0, |worst, d| if d <= worst { worst } else { d })
+}
+
+fn sampling() -> Sampling {
+    Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }
+}
+
+fn greedy_draw(position: usize) -> Draw {
+    Draw { sampling: Some(sampling()), position: position as u32, logprobs: -1, ..Default::default() }
+}
+
+fn row(seq: u64, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> Row {
+    Row {
+        seq,
+        tokens: tokens.to_vec(),
+        start: start as u32,
+        blocks: blocks.to_vec(),
+        after: after.into(),
+        draw: (after == After::Draw).then(|| greedy_draw(0)),
+        score: -1,
+        next: None,
+    }
+}
+
+fn run(group: &mut Group, rows: Vec<Row>) -> Vec<RowResult> {
+    group.execute(&Step { epoch: 1, id: 7, rows, dropped: Vec::new() }).expect("step").rows
+}
+
+/// Greedy continuation, token by token.
+fn generate(group: &mut Group, prompt: &[u32], count: usize) -> Vec<u32> {
+    let blocks: Vec<u32> = (0..(prompt.len() + count).div_ceil(group.shape.block_size) as u32).collect();
+    let mut drawn = Vec::new();
+    let mut next = prompt.to_vec();
+    let mut start = 0;
+    while drawn.len() < count {
+        let result = run(group, vec![row(1, &next, start, &blocks, After::Draw)]);
+        start += next.len();
+        next = vec![result[0].token.expect("a token")];
+        drawn.push(next[0]);
+    }
+    drawn
+}
+
+#[test]
+fn every_fixture_gives_the_numbers_of_transformers() {
+    for fixture in fixtures() {
+        let Fixture { name, reference, .. } = &fixture;
+        let tolerance = if fixture.is_quantized() { QUANTIZED } else { F32 };
+        let mut group = load(&fixture.dir, &f32_options());
+        let scored = score_with(&mut group, 1, &reference.tokens).expect("score");
+        let far = distance(&scored.logprobs, &reference.logprobs);
+        let mut far_top: f32 = 0.0;
+        assert_eq!(scored.top.len(), reference.top.len(), "{name}");
+        for (ours, theirs) in scored.top.iter().zip(&reference.top) {
+            assert_eq!((ours.len(), theirs.len()), (5, 5), "{name}");
+            for (our, their) in ours.iter().zip(theirs) {
+                assert_eq!(our.id, their.id, "{name}: order of alternatives");
+                far_top = far_top.max((our.logprob - their.logprob).abs());
+            }
+        }
+        let greedy = generate(&mut group, &reference.greedy_prompt, reference.greedy.len());
+        println!("{name}: logprobs within {far:.1e}, alternatives within {far_top:.1e}");
+        assert!(far <= tolerance, "{name}: logprobs differ by {far}");
+        assert!(far_top <= tolerance, "{name}: alternatives differ by {far_top}");
+        assert_eq!(greedy, reference.greedy, "{name}: greedy tokens");
+    }
+}
+
+#[test]
+fn bf16_stays_close_to_transformers_in_bf16() {
+    for fixture in fixtures() {
+        let scored = fixture.score(&ModelOptions { dtype: Dtype::Bf16, ..f32_options() });
+        let far = distance(&scored.logprobs, &fixture.reference.bf16.logprobs);
+        println!("{}: bf16 within {far:.1e}", fixture.name);
+        assert!(far <= BF16, "{}: bf16 logprobs differ by {far}", fixture.name);
+    }
+}
+
+#[test]
+fn two_and_four_ranks_agree_with_one() {
+    for fixture in fixtures() {
+        let one = fixture.score(&f32_options());
+        for tp in [2, 4] {
+            assert!(fixture.heads().is_multiple_of(tp), "{}: choose heads that four ranks can share", fixture.name);
+            let many = fixture.score(&ModelOptions { tp, ..f32_options() });
+            let far = distance(&one.logprobs, &many.logprobs);
+            println!("{}: tp {tp} within {far:.1e} of tp 1", fixture.name);
+            assert!(far <= RANKS, "{}: tp {tp} differs by {far}", fixture.name);
+        }
+    }
+}
+
+#[test]
+fn both_spellings_of_a_config_mean_the_same() {
+    let mut seen = 0;
+    for fixture in fixtures() {
+        let other = fixture.dir.join("config.tf5.json");
+        if !other.exists() {
+            continue;
+        }
+        seen += 1;
+        let copy = Copied::of(&fixture);
+        fs::copy(other, copy.path().join("config.json")).expect("copy");
+        let again = score(copy.path(), &f32_options(), &fixture.reference.tokens);
+        let again = again.unwrap_or_else(|e| panic!("{}: {e}", fixture.name));
+        assert_eq!(again, fixture.score(&f32_options()), "{}", fixture.name);
+    }
+    assert!(seen > 0, "no fixture has config.tf5.json");
+}
+
+/// Largest and mean difference of a logprob. Random weights at tiny widths are the hard case: nothing averages out, and
+/// where one row's router decides otherwise its logprobs jump.
+const INT8: (f32, f32) = (0.25, 0.03);
+
+#[test]
+fn int8_stays_close() {
+    for fixture in fixtures() {
+        let one = fixture.score(&f32_options());
+        let int8 = fixture.score(&ModelOptions { quantize: Quantize::Int8, ..f32_options() });
+        let far = distance(&one.logprobs, &int8.logprobs);
+        let mean = mean_distance(&one.logprobs, &int8.logprobs);
+        println!("{}: int8 within {far:.1e}, {mean:.1e} on average", fixture.name);
+        assert!(far <= INT8.0 && mean <= INT8.1, "{}: int8 differs by {far}, on average {mean}", fixture.name);
+        assert!(mean > 0.0, "{}: int8 is not in use", fixture.name);
+    }
+}
+
+fn mean_distance(a: &[Option<f32>], b: &[Option<f32>]) -> f32 {
+    let pairs = a.iter().zip(b).filter_map(|(a, b)| Some((a.as_ref()? - b.as_ref()?).abs()));
+    pairs.sum::<f32>() / (a.len() - 1) as f32
+}
+
+#[test]
+fn auto_dtype_is_the_checkpoints() {
+    let of = |name: &str| open(&fixture(name).dir, &ModelOptions::default()).expect(name).precisions.base;
+    assert_eq!(of("llama3"), Precision::Bf16);
+    assert_eq!(of("llama_bias"), Precision::F32, "f16 becomes f32");
+    assert_eq!(of("llama_awkward"), Precision::F32);
+    assert_eq!(of("kimi_k2_int4"), Precision::Bf16);
+    assert_eq!(of("deepseek_v3_fp8"), Precision::Bf16);
+}
+
+#[test]
+fn progress_ends_at_the_total() {
+    let mut last = (0, 0);
+    let options = ModelOptions { tp: 2, ..f32_options() };
+    Group::load(&fixture("deepseek_v3").dir, &options, &mut |done, total| {
+        assert!(done >= last.0 && done <= total);
+        last = (done, total);
+    })
+    .expect("loads");
+    assert!(last.0 > 0 && last.0 == last.1, "{last:?}");
+}
+
+/// A directory with a fixture's files, to be changed.
+struct Copied(PathBuf);
+
+impl Copied {
+    fn of(fixture: &Fixture) -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("rein-{}-{n}-{}", fixture.name, std::process::id()));
+        fs::create_dir_all(&dir).expect("directory");
+        for entry in fs::read_dir(&fixture.dir).expect("fixture") {
+            let path = entry.expect("entry").path();
+            let name = path.file_name().expect("name").to_string_lossy().into_owned();
+            if name == "config.json" || name.starts_with("model") {
+                fs::copy(&path, dir.join(&name)).expect("copy");
+            }
+        }
+        Self(dir)
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,198 @@
+//! Checkpoints that must not load, each with a message that names the fault.
+
+use super::*;
+
+fn refusal(dir: &Path) -> String {
+    match Group::load(dir, &f32_options(), &mut |_, _| ()) {
+        Ok(_) => panic!("{} loaded", dir.display()),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[track_caller]
+fn assert_names(message: &str, names: &[&str]) {
+    for name in names {
+        assert!(message.contains(name), "{name:?} is not in: {message}");
+    }
+}
+
+/// A safetensors file taken apart.
+struct Tensors {
+    header: serde_json::Map<String, Value>,
+    data: Vec<u8>,
+}
+
+impl Tensors {
+    fn read(path: &Path) -> Self {
+        let bytes = fs::read(path).expect("file");
+        let length = u64::from_le_bytes(*bytes.first_chunk().expect("length")) as usize;
+        let header = serde_json::from_slice(&bytes[8..8 + length]).expect("header");
+        Self { header, data: bytes[8 + length..].to_vec() }
+    }
+
+    fn write(&self, path: &Path) {
+        let header = serde_json::to_vec(&self.header).expect("header");
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header);
+        bytes.extend(&self.data);
+        fs::write(path, bytes).expect("write");
+    }
+}
+
+fn with_tensors(name: &str, change: impl FnOnce(&mut Tensors)) -> String {
+    let copy = Copied::of(&fixture(name));
+    let path = copy.path().join("model.safetensors");
+    let mut tensors = Tensors::read(&path);
+    change(&mut tensors);
+    tensors.write(&path);
+    refusal(copy.path())
+}
+
+fn with_config(name: &str, change: impl FnOnce(&mut Value)) -> String {
+    let fixture = fixture(name);
+    let copy = Copied::of(&fixture);
+    let mut config = fixture.config.clone();
+    change(&mut config);
+    fs::write(copy.path().join("config.json"), config.to_string()).expect("write");
+    refusal(copy.path())
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let norm = "model.layers.1.input_layernorm.weight";
+    let message = with_tensors("llama3", |t| {
+        t.header.remove(norm);
+    });
+    assert_names(&message, &[norm, "no tensor"]);
+
+    let message = with_tensors("llama3", |t| {
+        t.header.remove("model.layers.0.mlp.up_proj.weight");
+    });
+    assert_names(&message, &["model.layers.0.mlp.up_proj.weight"]);
+
+    let message = with_tensors("llama3", |t| {
+        let entry = t.header[norm].clone();
+        t.header.insert("model.layers.0.self_attn.sinks".into(), entry);
+    });
+    assert_names(&message, &["model.layers.0.self_attn.sinks", "does not use"]);
+
+    let message = with_tensors("llama3", |t| t.header[norm]["shape"] = json!([8, 8]));
+    assert_names(&message, &[norm, "[8, 8]", "[64]"]);
+
+    let message = with_tensors("deepseek_v3", |t| {
+        t.header.remove("model.layers.1.mlp.experts.3.down_proj.weight");
+        t.header.remove("model.layers.2.mlp.gate.e_score_correction_bias");
+    });
+    assert_names(&message, &["experts.3.down_proj.weight", "e_score_correction_bias"]);
+
+    let message = with_tensors("kimi_k2_int4", |t| {
+        t.header.remove("model.layers.1.mlp.experts.0.up_proj.weight_scale");
+    });
+    assert_names(&message, &["experts.0.up_proj.weight_scale"]);
+}
+
+#[test]
+fn damaged_files_are_named() {
+    let sharded = Copied::of(&fixture("kimi_k2"));
+    let shard = "model-00002-of-00002.safetensors";
+    let path = sharded.path().join(shard);
+    let whole = fs::read(&path).expect("shard");
+    fs::write(&path, &whole[..whole.len() - 10]).expect("write");
+    assert_names(&refusal(sharded.path()), &[shard, "truncated"]);
+    fs::write(&path, b"<html>not found</html>").expect("write");
+    assert_names(&refusal(sharded.path()), &[shard]);
+    fs::write(&path, b"").expect("write");
+    assert_names(&refusal(sharded.path()), &[shard]);
+    fs::remove_file(&path).expect("remove");
+    assert_names(&refusal(sharded.path()), &[shard, "not there"]);
+
+    let index = sharded.path().join("model.safetensors.index.json");
+    fs::write(&index, r#"{"weight_map": {"a": "../secret.safetensors"}}"#).expect("write");
+    assert_names(&refusal(sharded.path()), &["secret", "file name"]);
+    fs::remove_file(&index).expect("remove");
+    assert_names(&refusal(sharded.path()), &["model.safetensors.index.json"]);
+    fs::remove_file(sharded.path().join("config.json")).expect("remove");
+    assert_names(&refusal(sharded.path()), &["config.json"]);
+}
+
+#[test]
+fn configs_that_are_not_implemented_are_named() {
+    type Case = (&'static str, &'static str, Value, &'static [&'static str]);
+    let cases: &[Case] = &[
+        ("llama3", "architectures", json!(["GPT2LMHeadModel"]), &["GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ("llama3", "model_type", json!("mistral"), &["model_type", "mistral"]),
+        ("llama3", "attn_logit_softcapping", json!(50.0), &["attn_logit_softcapping"]),
+        ("llama3", "hidden_act", json!("gelu"), &["hidden_act", "gelu"]),
+        ("llama3", "sliding_window", json!(4), &["sliding_window"]),
+        ("llama3", "hidden_size", json!("64"), &["hidden_size", "whole number"]),
+        ("llama3", "num_key_value_heads", json!(3), &["num_key_value_heads"]),
+        ("llama3", "vocab_size", Value::Null, &["vocab_size", "required"]),
+        ("llama3", "torch_dtype", json!("float8"), &["torch_dtype", "float8"]),
+        ("llama3", "rope_scaling", json!({"rope_type": "longrope", "factor": 2}), &["rope_scaling", "longrope"]),
+        ("llama3", "quantization_config", json!({"quant_method": "awq"}), &["awq", "int4"]),
+        ("llama3", "attention_bias", json!(true), &["self_attn.q_proj.bias"]),
+        ("mistral", "attention_bias", json!(true), &["attention_bias"]),
+        ("mistral", "layer_types", json!(["full_attention", "sliding_attention"]), &["layer_types"]),
+        ("qwen2", "layer_types", json!(["full_attention", "chunked_attention"]), &["layer_types", "chunked"]),
+        ("qwen2", "layer_types", json!(["full_attention"]), &["layer_types", "2 layers"]),
+        ("qwen2", "layer_types", json!(["full_attention", "sliding_attention"]), &["use_sliding_window"]),
+        ("deepseek_v3", "scoring_func", json!("softmax"), &["scoring_func", "softmax"]),
+        ("deepseek_v3", "topk_method", json!("greedy"), &["topk_method", "greedy"]),
+        ("deepseek_v3", "n_group", json!(3), &["n_group"]),
+        ("deepseek_v3", "num_experts_per_tok", json!(9), &["num_experts_per_tok"]),
+        ("deepseek_v3", "index_topk", json!(2048), &["index_topk"]),
+        ("deepseek_v3", "head_dim", json!(32), &["head_dim"]),
+        ("qwen3_moe", "decoder_sparse_step", json!(0), &["decoder_sparse_step"]),
+    ];
+    for (name, key, value, expected) in cases {
+        let message = with_config(name, |config| config[*key] = value.clone());
+        assert_names(&message, expected);
+    }
+    let copy = Copied::of(&fixture("llama3"));
+    for text in ["{", "[]", ""] {
+        fs::write(copy.path().join("config.json"), text).expect("write");
+        assert_names(&refusal(copy.path()), &["config.json", "JSON"]);
+    }
+}
+
+#[test]
+fn harmless_surplus_is_not_refused() {
+    let fixture = fixture("llama3");
+    let copy = Copied::of(&fixture);
+    let path = copy.path().join("model.safetensors");
+    let mut tensors = Tensors::read(&path);
+    let norm = tensors.header["model.norm.weight"].clone();
+    tensors.header.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), norm);
+    // A tied head that is written down once more.
+    let embed = tensors.header["model.embed_tokens.weight"].clone();
+    tensors.header.insert("lm_head.weight".into(), embed);
+    tensors.write(&path);
+    let mut config = fixture.config.clone();
+    config["transformers_version"] = json!("4.40.0");
+    config["some_new_key"] = Value::Null;
+    fs::write(copy.path().join("config.json"), config.to_string()).expect("write");
+    let again = score(copy.path(), &f32_options(), &fixture.reference.tokens).expect("loads");
+    assert_eq!(again, fixture.score(&f32_options()));
+}
+
+#[test]
+fn heads_that_cannot_be_shared_and_bad_options_are_named() {
+    let dir = &fixture("llama3").dir;
+    let of = |options: ModelOptions| match Group::load(dir, &options, &mut |_, _| ()) {
+        Ok(_) => panic!("loaded"),
+        Err(error) => error.to_string(),
+    };
+    assert_names(&of(ModelOptions { tp: 3, ..f32_options() }), &["4 attention heads", "3 ranks"]);
+    assert_names(&of(ModelOptions { tp: 0, ..f32_options() }), &["at least 1"]);
+    assert_names(&of(ModelOptions { block_size: 0, ..f32_options() }), &["block_size"]);
+    assert_names(&of(ModelOptions { max_context: Some(4096), ..f32_options() }), &["max_context", "128"]);
+}
+
+#[test]
+fn tokens_that_cannot_be_scored_are_named() {
+    let dir = &fixture("llama3").dir;
+    let of = |tokens: &[u32]| score(dir, &f32_options(), tokens).expect_err("refused").to_string();
+    assert_names(&of(&[]), &["at least one"]);
+    assert_names(&of(&[1, 256]), &["tokens[1] = 256"]);
+    assert_names(&of(&[1; 129]), &["129", "128"]);
+}

@@ -1,0 +1,151 @@
+//! Steps as the scheduler makes them: chunks, strangers in the batch, held rows, masks, and what is refused.
+
+use super::*;
+
+fn scores_of(result: &[RowResult], seq: u64) -> Vec<f32> {
+    let scores = result.iter().filter(|r| r.seq == seq).flat_map(|r| &r.scores);
+    scores.map(|s| s.logprob.expect("logprob")).collect()
+}
+
+fn scoring(seq: u64, tokens: &[u32], range: std::ops::Range<usize>, blocks: &[u32]) -> Row {
+    let next = tokens.get(range.end).copied();
+    Row { score: 0, next, ..row(seq, &tokens[range.clone()], range.start, blocks, After::Nothing) }
+}
+
+#[test]
+fn chunks_neighbours_and_block_order_change_no_bit() {
+    for name in ["deepseek_v3", "mistral", "qwen3_moe", "granite"] {
+        let fixture = fixture(name);
+        let tokens = &fixture.reference.tokens[..20];
+        let other: Vec<u32> = tokens.iter().rev().copied().collect();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let options = ModelOptions { dtype, ..f32_options() };
+            let mut group = load(&fixture.dir, &options);
+            let whole = scores_of(&run(&mut group, vec![scoring(1, tokens, 0..20, &[0, 1, 2])]), 1);
+            assert_eq!(whole.len(), 19);
+
+            let mut pieces = Vec::new();
+            let blocks = [9, 4, 6];
+            for (i, range) in [0..3, 3..4, 4..11, 11..20].into_iter().enumerate() {
+                let neighbour = scoring(2, &other, 0..(i + 2), &[12]);
+                let mine = scoring(1, tokens, range, &blocks);
+                let rows = if i % 2 == 0 { vec![neighbour, mine] } else { vec![mine, neighbour] };
+                pieces.extend(scores_of(&run(&mut group, rows), 1));
+            }
+            assert_eq!(pieces, whole, "{name} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn a_held_row_draws_later_what_it_would_have_drawn_at_once() {
+    for tp in [1, 2] {
+        let fixture = fixture("qwen3");
+        let prompt = &fixture.reference.greedy_prompt;
+        let mut group = load(&fixture.dir, &ModelOptions { tp, ..f32_options() });
+        let blocks = [0, 1];
+        let at_once = run(&mut group, vec![row(1, prompt, 0, &blocks, After::Draw)]);
+        assert!(run(&mut group, vec![row(2, prompt, 0, &blocks, After::Stash)]).is_empty());
+        let later = run(&mut group, vec![row(2, &[], prompt.len(), &blocks, After::Draw)]);
+        assert_eq!(at_once[0].token, later[0].token);
+
+        // Drawn from, it is used up; dropped, it is forgotten.
+        let again = |seq| Step {
+            epoch: 1,
+            id: 1,
+            rows: vec![row(seq, &[], prompt.len(), &blocks, After::Draw)],
+            dropped: Vec::new(),
+        };
+        assert!(matches!(group.execute(&again(2)), Err(ExecutorError::Step(what)) if what.contains("sequence 2")));
+        run(&mut group, vec![row(3, prompt, 0, &blocks, After::Stash)]);
+        let dropping = Step { dropped: vec![3, 99], ..again(3) };
+        assert!(matches!(group.execute(&dropping), Err(ExecutorError::Step(_))));
+    }
+}
+
+#[test]
+fn a_draw_obeys_mask_and_bans_and_reports_the_models_logprobs() {
+    let fixture = fixture("qwen3");
+    let vocab = fixture.config["vocab_size"].as_u64().expect("vocabulary") as usize;
+    let prompt = &fixture.reference.greedy_prompt;
+    let mut group = load(&fixture.dir, &f32_options());
+    let mut draw = |change: &dyn Fn(&mut Draw)| {
+        let mut asked = greedy_draw(0);
+        change(&mut asked);
+        let row = Row { draw: Some(asked), ..row(1, prompt, 0, &[0, 1], After::Draw) };
+        run(&mut group, vec![row]).remove(0)
+    };
+    let best = fixture.reference.greedy[0];
+    let plain = draw(&|d| d.logprobs = 3);
+    let found = plain.logprob.expect("logprob");
+    assert_eq!((plain.token, found.id, found.rank, found.top.len()), (Some(best), best, 1, 3));
+    assert_eq!(found.logprob, Some(found.top[0].logprob));
+
+    let banned = draw(&|d| (d.banned, d.logprobs) = (vec![best], 0));
+    assert_eq!(banned.token, Some(found.top[1].id));
+    let second = banned.logprob.expect("logprob");
+    assert_eq!((second.rank, second.logprob), (2, Some(found.top[1].logprob)), "bans do not change logprobs");
+
+    let mut mask = vec![0u8; vocab.div_ceil(8)];
+    mask[5] = 1;
+    assert_eq!(draw(&|d| d.mask = Some(mask.clone().into())).token, Some(40));
+    let nothing = draw(&|d| d.mask = Some(vec![0u8; vocab.div_ceil(8)].into()));
+    assert!(nothing.empty_mask && nothing.token.is_none());
+}
+
+#[test]
+fn results_come_in_step_order_for_rows_that_draw_or_score() {
+    let fixture = fixture("llama3");
+    let tokens = &fixture.reference.tokens;
+    let mut group = load(&fixture.dir, &f32_options());
+    let mut both = scoring(4, tokens, 0..4, &[3]);
+    (both.after, both.draw) = (After::Draw.into(), Some(greedy_draw(0)));
+    let result = run(
+        &mut group,
+        vec![
+            row(9, &tokens[..5], 0, &[0], After::Draw),
+            row(8, &tokens[..5], 0, &[1], After::Nothing),
+            row(7, &tokens[..5], 0, &[2], After::Stash),
+            both,
+        ],
+    );
+    assert_eq!(result.iter().map(|r| r.seq).collect::<Vec<_>>(), [9, 4]);
+    assert_eq!((result[1].scores.len(), result[1].token.is_some()), (4, true));
+    assert_eq!(result[1].scores[3].id, tokens[4]);
+}
+
+#[test]
+fn a_wrong_step_is_refused_and_the_next_one_runs() {
+    let fixture = fixture("llama3");
+    let mut group = load(&fixture.dir, &f32_options());
+    let good = row(1, &[5, 6], 0, &[0], After::Draw);
+    let step = |rows: Vec<Row>| Step { epoch: 1, id: 1, rows, dropped: Vec::new() };
+    let cases = [
+        (Step { epoch: 2, ..step(vec![good.clone()]) }, "epoch 2"),
+        (step(vec![Row { tokens: vec![256], ..good.clone() }]), "token 256"),
+        (step(vec![Row { next: Some(999), ..good.clone() }]), "token 999"),
+        (step(vec![Row { blocks: vec![], ..good.clone() }]), "do not cover"),
+        (step(vec![Row { blocks: vec![16], ..good.clone() }]), "no block 16"),
+        (step(vec![Row { start: 127, ..good.clone() }]), "context of 128"),
+        (step(vec![Row { draw: None, ..good.clone() }]), "must say how"),
+        (step(vec![Row { tokens: vec![], ..good.clone() }]), "no logits"),
+        (step(vec![row(1, &[], 0, &[0], After::Stash)]), "must draw"),
+    ];
+    for (step, expected) in cases {
+        match group.execute(&step) {
+            Err(ExecutorError::Step(what)) => assert!(what.contains(expected), "{what}"),
+            other => panic!("{expected}: {other:?}"),
+        }
+    }
+    assert_eq!(run(&mut group, vec![good]).len(), 1);
+}
+
+#[test]
+fn the_shape_is_the_checkpoints() {
+    let fixture = fixture("llama_awkward");
+    let group = load(&fixture.dir, &ModelOptions { tp: 2, kv_blocks: None, ..f32_options() });
+    let shape = group.shape();
+    assert_eq!((shape.vocab_size, shape.max_context, shape.block_size, shape.ranks), (257, 128, 8, 2));
+    assert_eq!((shape.kind, shape.model.as_str()), ("cpu", "llama_awkward"));
+    assert_eq!(group.plan().blocks, shape.blocks);
+}

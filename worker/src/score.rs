@@ -1,0 +1,92 @@
+//! Teacher forcing: what a model thinks of given tokens. The way to compare two implementations.
+
+use std::path::Path;
+
+use rein_proto::internal::{After, Row, Step, TopLogprob};
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::checkpoint::LoadError;
+use crate::executor::{Executor, ExecutorError};
+use crate::rank::{Group, ModelOptions};
+
+/// Alternatives per position.
+const TOP: i32 = 5;
+/// Tokens per forward.
+const CHUNK: usize = 256;
+
+/// The output of `rein score`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ScoreOutput {
+    pub tokens: Vec<u32>,
+    /// Natural logarithm of each token's probability given those before it; null for the first.
+    pub logprobs: Vec<Option<f32>>,
+    /// For each token the most likely ones to follow it: `top[i]` and `logprobs[i + 1]` are of one distribution.
+    pub top: Vec<Vec<Scored>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scored {
+    pub id: u32,
+    pub logprob: f32,
+}
+
+#[derive(Debug, Error)]
+pub enum ScoreError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    #[error("tokens: {0}")]
+    Tokens(String),
+}
+
+/// Scores tokens with a checkpoint directory. `options`' KV cache is sized for the tokens.
+pub fn score(dir: &Path, options: &ModelOptions, tokens: &[u32]) -> Result<ScoreOutput, ScoreError> {
+    if tokens.is_empty() {
+        return Err(ScoreError::Tokens("at least one is needed".into()));
+    }
+    let blocks = tokens.len().div_ceil(options.block_size.max(1));
+    let options = ModelOptions { kv_blocks: Some(blocks), max_context: None, ..options.clone() };
+    let mut group = Group::load(dir, &options, &mut |_, _| ())?;
+    score_with(&mut group, options.epoch, tokens)
+}
+
+/// Scores tokens with what is loaded already.
+pub fn score_with(executor: &mut dyn Executor, epoch: u64, tokens: &[u32]) -> Result<ScoreOutput, ScoreError> {
+    let shape = executor.shape();
+    if tokens.len() > shape.max_context {
+        return Err(ScoreError::Tokens(format!("{} are more than the context of {}", tokens.len(), shape.max_context)));
+    }
+    if let Some((i, token)) = tokens.iter().enumerate().find(|&(_, &t)| t as usize >= shape.vocab_size) {
+        let vocab = shape.vocab_size;
+        return Err(ScoreError::Tokens(format!("tokens[{i}] = {token} is not below the vocabulary size, {vocab}")));
+    }
+    let mut output = ScoreOutput { tokens: tokens.to_vec(), logprobs: vec![None], top: Vec::new() };
+    for (i, chunk) in tokens.chunks(CHUNK).enumerate() {
+        let start = i * CHUNK;
+        let end = start + chunk.len();
+        let row = Row {
+            seq: 1,
+            tokens: chunk.to_vec(),
+            start: start as u32,
+            blocks: (0..end.div_ceil(shape.block_size) as u32).collect(),
+            after: After::Nothing.into(),
+            draw: None,
+            score: TOP,
+            // Behind the last token any will do: only its alternatives are of interest.
+            next: Some(tokens.get(end).copied().unwrap_or(0)),
+        };
+        let step = Step { epoch, id: i as u64, rows: vec![row], dropped: Vec::new() };
+        for result in executor.execute(&step)?.rows {
+            for score in result.scores {
+                output.logprobs.push(score.logprob);
+                output
+                    .top
+                    .push(score.top.into_iter().map(|TopLogprob { id, logprob }| Scored { id, logprob }).collect());
+            }
+        }
+    }
+    output.logprobs.truncate(tokens.len());
+    Ok(output)
+}
