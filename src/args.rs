@@ -102,9 +102,6 @@ pub struct ServeArgs {
     /// Name under which the model is served [default: the directory's]
     #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME")]
     pub served_name: Option<String>,
-    /// Tool-call format [default: found from the model directory]
-    #[arg(long, env = "REIN_FORMAT", value_name = "NAME")]
-    pub format: Option<String>,
     /// Chat template file instead of the model's own
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
@@ -135,11 +132,11 @@ pub struct SimArgs {
     #[arg(long, env = "REIN_SIM_STEP_US", default_value_t = 0, value_name = "US")]
     pub sim_step_us: u64,
     /// Microseconds per prefill token
-    #[arg(long, env = "REIN_SIM_PREFILL_US", default_value_t = 0.0, value_name = "US", value_parser = microseconds)]
-    pub sim_prefill_us: f64,
+    #[arg(long, env = "REIN_SIM_PREFILL_US", default_value_t = 0, value_name = "US")]
+    pub sim_prefill_us: u64,
     /// Microseconds per decoding sequence
-    #[arg(long, env = "REIN_SIM_DECODE_US", default_value_t = 0.0, value_name = "US", value_parser = microseconds)]
-    pub sim_decode_us: f64,
+    #[arg(long, env = "REIN_SIM_DECODE_US", default_value_t = 0, value_name = "US")]
+    pub sim_decode_us: u64,
     /// KV blocks
     #[arg(long, env = "REIN_SIM_BLOCKS", default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub sim_blocks: u32,
@@ -168,14 +165,4 @@ pub struct RenderArgs {
     /// Directory with a tokenizer instead of the model's
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    /// Time that `strftime_now` shows, as YYYY-MM-DDTHH:MM:SS [default: now]
-    #[arg(long, env = "REIN_TEMPLATE_NOW", value_name = "TIME")]
-    pub now: Option<String>,
-}
-
-fn microseconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(us) if us.is_finite() && us >= 0.0 => Ok(us),
-        _ => Err("must be a number of microseconds, 0 or more".into()),
-    }
 }

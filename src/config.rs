@@ -79,7 +79,7 @@ fn apply(
             None => return Err(ConfigError::Type { path: path.into(), key }),
         };
         command = command
-            .mut_subcommand(name, |c| c.mut_arg(id, |arg| arg.required(false).default_values(texts)));
+            .mut_subcommand(name, |c| c.mut_arg(id, |arg| arg.required(false).default_values(texts.into_iter().map(clap::builder::OsStr::from))));
     }
     Ok(command)
 }

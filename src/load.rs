@@ -21,7 +21,7 @@ pub fn options(args: &ModelArgs) -> ModelOptions {
         },
         tp: args.tp.into(),
         threads: args.threads.map(Into::into),
-        kv_memory: args.kv_memory.map(|mib| mib << 20),
+        kv_memory: args.kv_memory.map(|mib| (mib as usize) << 20),
         block_size: args.block_size.into(),
         max_context: args.max_context.map(|n| n as usize),
         ..ModelOptions::default()

@@ -6,9 +6,8 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rein_proto::internal::engine_server::EngineServer;
 use rein_router::textmodel::{Overrides, TextModel};
-use rein_router::{EngineTransport, ModelEntry, Router, RouterConfig};
+use rein_router::{ModelEntry, Router, RouterConfig};
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
 use rein_worker::{EngineOptions, EngineService};
@@ -16,7 +15,6 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_stream::wrappers::TcpListenerStream;
-use tower::ServiceExt;
 
 use crate::args::{EngineKind, ServeArgs};
 use crate::load;
@@ -25,10 +23,10 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let text = TextModel::load(
         &args.model.model,
         &Overrides {
-            served_name: args.served_name.clone(),
-            chat_template: args.chat_template.clone(),
+            name: args.served_name.clone(),
+            template: args.chat_template.clone(),
             max_context: args.model.max_context.map(|n| n as usize),
-            ..Overrides::default()
+            ..Overrides::from_env()?
         },
     )?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -39,8 +37,8 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         let executor = executor(&args, &text)?;
         let engine = rein_worker::start(executor, engine_options(&args));
         let router = Router::new(
-            RouterConfig { format: args.format.clone(), ..RouterConfig::default() },
-            vec![ModelEntry { text, engine: in_process(engine.clone()) }],
+            RouterConfig::default(),
+            vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()) }],
         )?;
         serve(&args, router, engine, http, grpc).await
     })
@@ -50,12 +48,12 @@ fn executor(args: &ServeArgs, text: &TextModel) -> Result<Box<dyn Executor>, Box
     Ok(match args.engine {
         EngineKind::Cpu => Box::new(load::group(&args.model, &load::options(&args.model))?),
         EngineKind::Sim => Box::new(Sim::new(SimOptions {
-            model: text.name().to_owned(),
-            vocab_size: text.vocab_size() as u32,
-            max_context: text.max_context() as u32,
-            blocks: args.sim.sim_blocks,
+            model: text.name.clone(),
+            vocab_size: text.tokenizer.vocab_size(),
+            max_context: text.max_context,
+            blocks: args.sim.sim_blocks as usize,
             block_size: args.model.block_size.into(),
-            step_base_us: args.sim.sim_step_us as f64,
+            step_base_us: args.sim.sim_step_us,
             per_prefill_token_us: args.sim.sim_prefill_us,
             per_decode_row_us: args.sim.sim_decode_us,
             seed: args.sim.sim_seed,
@@ -67,14 +65,10 @@ fn engine_options(args: &ServeArgs) -> EngineOptions {
     EngineOptions {
         max_sequences: args.max_sequences as usize,
         max_queue: args.max_queue as usize,
-        token_budget: args.token_budget as usize,
+        step_tokens: args.token_budget as usize,
         prefix_cache: !args.no_prefix_cache,
         ..EngineOptions::default()
     }
-}
-
-fn in_process(engine: EngineService) -> EngineTransport {
-    EngineTransport::new(EngineServer::new(engine).map_err(|never| match never {}))
 }
 
 async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener, Box<dyn Error>> {
