@@ -36,6 +36,7 @@ struct Block {
 #[derive(Debug)]
 pub struct Blocks {
     block_size: usize,
+    caches: bool,
     blocks: Vec<Block>,
     free: Vec<BlockId>,
     index: HashMap<Arc<Key>, BlockId>,
@@ -46,11 +47,13 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    pub fn new(count: usize, block_size: usize) -> Self {
+    /// Without `caches` no block is to be registered.
+    pub fn new(count: usize, block_size: usize, caches: bool) -> Self {
         assert!(block_size > 0, "a KV block holds at least one token");
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self {
             block_size,
+            caches,
             blocks: (0..count).map(|_| Block::default()).collect(),
             free: (0..count).rev().collect(),
             index: HashMap::new(),
@@ -62,6 +65,10 @@ impl Blocks {
 
     pub fn block_size(&self) -> usize {
         self.block_size
+    }
+
+    pub fn caches(&self) -> bool {
+        self.caches
     }
 
     pub fn total(&self) -> usize {
@@ -268,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_prefix_is_found_only_under_its_salt_and_its_whole_past() {
-        let mut blocks = Blocks::new(8, 2);
+        let mut blocks = Blocks::new(8, 2, true);
         let (salt, other): (Arc<str>, Arc<str>) = ("".into(), "tenant".into());
         let table = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
         assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4, 5]), table);
@@ -279,7 +286,7 @@ mod tests {
 
     #[test]
     fn equal_contents_end_up_in_one_block() {
-        let mut blocks = Blocks::new(4, 2);
+        let mut blocks = Blocks::new(4, 2, true);
         let salt: Arc<str> = "".into();
         let first = fill(&mut blocks, &salt, &[1, 2]);
         assert_eq!(fill(&mut blocks, &salt, &[1, 2]), first);
@@ -292,7 +299,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_goes_first_and_leaves_before_their_parents() {
-        let mut blocks = Blocks::new(4, 2);
+        let mut blocks = Blocks::new(4, 2, true);
         let salt: Arc<str> = "".into();
         let old = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
         release(&mut blocks, &old);

@@ -155,7 +155,8 @@ impl Engine {
             self.tend_ports();
             let step = self.scheduler.schedule(self.started.elapsed());
             let idle = step.is_none();
-            if let Some(step) = step {
+            if let Some(mut step) = step {
+                step.epoch = self.executor.epoch();
                 self.execute(&step);
             }
             self.metrics.publish(&self.scheduler.stats());

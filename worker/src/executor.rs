@@ -34,6 +34,10 @@ pub struct ExecutorShape {
 /// logits and `Draw`; `empty_mask` says that bans and mask left no token.
 pub trait Executor: Send {
     fn shape(&self) -> ExecutorShape;
+    /// Of the placement it executes for. The engine stamps steps with it.
+    fn epoch(&self) -> u64 {
+        1
+    }
     fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError>;
 }
 

@@ -8,6 +8,8 @@
 //! step; the oldest sequence that can run always runs, whatever must be preempted for it.
 
 #[cfg(test)]
+mod interleave;
+#[cfg(test)]
 mod replay;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +36,8 @@ pub struct EngineOptions {
     pub step_tokens: usize,
     /// How long a sequence may wait for its router before others may take its slot and blocks.
     pub park_grace: Duration,
+    /// Share the KV blocks of equal prefixes.
+    pub prefix_cache: bool,
 }
 
 impl Default for EngineOptions {
@@ -43,6 +47,7 @@ impl Default for EngineOptions {
             max_queue: limits::MAX_QUEUE,
             step_tokens: limits::STEP_TOKENS,
             park_grace: limits::PARK_GRACE,
+            prefix_cache: true,
         }
     }
 }
@@ -124,10 +129,10 @@ impl Scheduler {
         options.max_sequences = options.max_sequences.max(1);
         options.step_tokens = options.step_tokens.max(options.max_sequences);
         Self {
+            blocks: Blocks::new(shape.blocks, shape.block_size, options.prefix_cache),
             options,
             vocab_size: shape.vocab_size,
             context: context_limit(shape),
-            blocks: Blocks::new(shape.blocks, shape.block_size),
             seqs: BTreeMap::new(),
             running: BTreeSet::new(),
             waiting: BTreeSet::new(),
@@ -226,7 +231,7 @@ impl Scheduler {
         }
     }
 
-    /// The next step, or nothing to do before an event or `wake_at`.
+    /// The next step, or nothing to do before an event or `wake_at`. Its epoch is left to the caller.
     pub fn schedule(&mut self, now: Duration) -> Option<Step> {
         debug_assert!(self.planned.is_empty(), "the step before was committed");
         let mut budget = self.options.step_tokens;

@@ -210,7 +210,7 @@ impl Seq {
     pub fn advance(&mut self, count: usize, blocks: &mut Blocks) {
         self.computed += count;
         let size = blocks.block_size();
-        while (self.registered + 1) * size <= self.computed {
+        while blocks.caches() && (self.registered + 1) * size <= self.computed {
             let index = self.registered;
             let parent = match index.checked_sub(1) {
                 None => Some(Parent::Root(self.salt.clone())),

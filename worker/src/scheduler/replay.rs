@@ -286,6 +286,7 @@ impl World {
             max_queue: rng.random_range(1..12),
             step_tokens: rng.random_range(1..40),
             park_grace: Duration::from_millis(50),
+            prefix_cache: rng.random_bool(0.9),
         };
         let prefixes =
             (0..3).map(|_| (0..rng.random_range(1..24)).map(|_| rng.random_range(0..VOCAB)).collect()).collect();

@@ -1,0 +1,143 @@
+//! Real models: what stands beside a sequence in the batch, what was cached, preempted or rewound, does not change a bit.
+
+use std::path::Path;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rein_proto::internal::{Limits, Sampling};
+
+use super::*;
+use crate::executor::Executor;
+use crate::rank::{Dtype, Group, ModelOptions};
+
+const REQUESTS: usize = 64;
+
+/// Prompts with shared and with own prefixes; three of four greedy, the others seeded.
+fn requests(rng: &mut StdRng, vocab: usize, context: usize) -> Vec<Start> {
+    let mut tokens = |count: usize| (0..count).map(|_| rng.random_range(0..vocab as u32)).collect::<Vec<_>>();
+    let prefixes = [tokens(37), tokens(16), tokens(3)];
+    (0..REQUESTS)
+        .map(|index| {
+            let mut prompt = prefixes[index % 3].clone();
+            prompt.extend(tokens(1 + index * 7 % 23));
+            let sampling = Sampling {
+                temperature: if index % 4 == 3 { 0.8 } else { 0.0 },
+                top_p: 0.95,
+                repetition_penalty: if index % 8 == 5 { 1.2 } else { 1.0 },
+                seed: index as u64,
+                ..Sampling::default()
+            };
+            let max_tokens = (8 + index * 5 % 17).min(context - prompt.len()) as u32;
+            Start {
+                prompt,
+                sampling: Some(sampling),
+                limits: Some(Limits { max_tokens, ..Limits::default() }),
+                logprobs: -1,
+                prompt_logprobs: -1,
+                ..Start::default()
+            }
+        })
+        .collect()
+}
+
+/// Runs all requests, each starting at the round its number names. With `rewinds`, routers throw tokens away at random,
+/// only to get the same ones again.
+fn run(
+    group: &mut Group,
+    requests: &[(usize, Start)],
+    options: EngineOptions,
+    mut rewinds: Option<StdRng>,
+) -> (Vec<Vec<u32>>, EngineStats) {
+    let mut scheduler = Scheduler::new(&group.shape(), options);
+    let mut generated = vec![Vec::new(); requests.len()];
+    let mut epochs = vec![0; requests.len()];
+    let mut finished = 0;
+    for round in 0.. {
+        for (index, (_, start)) in requests.iter().enumerate().filter(|(_, (at, _))| *at == round) {
+            let event = Event::Start { seq: index as SeqId, start: Box::new(start.clone()) };
+            scheduler.apply(event).expect("there is room in the queue");
+        }
+        if let Some(rng) = &mut rewinds {
+            let index = rng.random_range(0..requests.len());
+            let (keep, epoch) = (rng.random_range(0..=generated[index].len()), epochs[index] + 1);
+            if scheduler.seqs.contains_key(&(index as SeqId)) {
+                generated[index].truncate(keep);
+                epochs[index] = epoch;
+                let steer = Steer { epoch, keep: keep as u32, ..Steer::default() };
+                scheduler.apply(Event::Steer { seq: index as SeqId, steer }).expect("only a Start is rejected");
+            }
+        }
+        if let Some(mut step) = scheduler.schedule(Duration::ZERO) {
+            scheduler.check().expect("intact");
+            step.epoch = group.epoch();
+            scheduler.commit(group.execute(&step).expect("executed"));
+        }
+        for Output { seq, message, .. } in scheduler.take_outputs() {
+            match message.kind.expect("set") {
+                from_engine::Kind::Tokens(tokens) => {
+                    assert_eq!(tokens.position as usize, generated[seq as usize].len());
+                    generated[seq as usize].extend(tokens.ids);
+                }
+                from_engine::Kind::Finish(finish) => {
+                    assert_eq!(finish.reason(), FinishReason::Length, "{finish:?}");
+                    finished += 1;
+                }
+                from_engine::Kind::Admitted(_) => {}
+            }
+        }
+        if finished == requests.len() {
+            break;
+        }
+    }
+    (generated, scheduler.stats())
+}
+
+fn interleaving_changes_nothing(name: &str, dtype: Dtype, tp: usize) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name);
+    let load = |kv_blocks| {
+        let options = ModelOptions {
+            dtype,
+            tp,
+            threads: Some(tp),
+            kv_blocks: Some(kv_blocks),
+            block_size: 4,
+            ..ModelOptions::default()
+        };
+        Group::load(&dir, &options, &mut |_, _| {}).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let mut group = load(40);
+    let mut rng = StdRng::seed_from_u64(11);
+    let starts = requests(&mut rng, group.shape().vocab_size, context_limit(&group.shape()));
+    // Alone, whole prompts at once, nothing shared.
+    let plain = EngineOptions { step_tokens: 1000, prefix_cache: false, ..EngineOptions::default() };
+    let alone: Vec<_> =
+        starts.iter().map(|start| run(&mut group, &[(0, start.clone())], plain.clone(), None).0.remove(0)).collect();
+    for seed in 0..2 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let spread: Vec<_> = starts.iter().map(|start| (rng.random_range(0..40), start.clone())).collect();
+        let options = EngineOptions { max_sequences: 12, step_tokens: 29, ..EngineOptions::default() };
+        let (together, stats) = run(&mut group, &spread, options, (seed == 1).then_some(rng));
+        for (index, (got, want)) in together.iter().zip(&alone).enumerate() {
+            assert_eq!(got, want, "{name} {dtype:?} tp {tp}: request {index} among others");
+        }
+        let EngineStats { preemptions, cached_tokens, rewound_tokens, .. } = stats;
+        assert!(preemptions > 10 && cached_tokens > 100, "too easy: {stats:?}");
+        assert_eq!(rewound_tokens > 0, seed == 1);
+    }
+}
+
+#[test]
+fn mla_with_experts() {
+    interleaving_changes_nothing("deepseek_v3", Dtype::F32, 1);
+    interleaving_changes_nothing("kimi_k2", Dtype::Bf16, 1);
+}
+
+#[test]
+fn grouped_queries_with_experts_over_two_ranks() {
+    interleaving_changes_nothing("qwen3_moe", Dtype::F32, 2);
+}
+
+#[test]
+fn a_sliding_window() {
+    interleaving_changes_nothing("mistral", Dtype::F32, 1);
+}
