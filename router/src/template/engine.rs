@@ -1,0 +1,188 @@
+//! The template engine, set up to behave as transformers' Jinja2 environment.
+
+use std::fmt::Write as _;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use chrono::NaiveDateTime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
+use serde_json::{Map, Value as Json};
+
+use super::error::{Reason, TemplateError};
+use super::{MAX_PROMPT_BYTES, MAX_TEMPLATE_BYTES, TemplateOptions, filters, methods, python, rewrite};
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    env: Environment<'static>,
+    special_tokens: Map<String, Json>,
+}
+
+/// Marks an error as raised by the template on purpose.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+/// Parses the clock option: `2026-01-31`, `2026-01-31T12:00:00` or with a blank for the `T`; an offset is dropped.
+pub fn parse_now(text: &str) -> Option<NaiveDateTime> {
+    let text = text.trim();
+    if let Ok(time) = chrono::DateTime::parse_from_rfc3339(text) {
+        return Some(time.naive_local());
+    }
+    let formats = ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M"];
+    formats
+        .iter()
+        .find_map(|format| NaiveDateTime::parse_from_str(text, format).ok())
+        .or_else(|| chrono::NaiveDate::parse_from_str(text, "%Y-%m-%d").ok().and_then(|date| date.and_hms_opt(0, 0, 0)))
+}
+
+impl Engine {
+    pub fn new(options: TemplateOptions) -> Self {
+        let mut env = Environment::new();
+        env.set_auto_escape_callback(|_| AutoEscape::None);
+        if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
+            env.set_syntax(syntax);
+        }
+        env.set_fuel(Some(options.fuel));
+        env.set_unknown_method_callback(methods::call);
+        env.set_formatter(format);
+        filters::register(&mut env);
+        env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+            let message = python::str_of(message);
+            Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+        });
+        let now = options.now;
+        env.add_function("strftime_now", move |format: &str| strftime(now, format));
+        env.add_function("cycler", |items: minijinja::value::Rest<Value>| {
+            minijinja_contrib::globals::cycler(items.to_vec())
+        });
+        env.add_function("joiner", minijinja_contrib::globals::joiner);
+        Engine { env, special_tokens: options.special_tokens }
+    }
+
+    pub fn special_tokens(&self) -> &Map<String, Json> {
+        &self.special_tokens
+    }
+
+    pub fn add(&mut self, name: &str, source: &str) -> Result<(), TemplateError> {
+        if source.len() > MAX_TEMPLATE_BYTES {
+            return Err(TemplateError::new(
+                Reason::TooLarge,
+                format!("the chat template has {} bytes; the limit is {MAX_TEMPLATE_BYTES}", source.len()),
+            ));
+        }
+        let source = rewrite::rewrite(source);
+        let added = guarded(|| self.env.add_template_owned(name.to_owned(), source.clone()));
+        match added {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.explain(&error, Some(&source), Reason::Syntax)),
+            Err(panic) => Err(TemplateError::new(Reason::Syntax, format!("the chat template does not parse: {panic}"))),
+        }
+    }
+
+    pub fn render(&self, name: &str, context: Value) -> Result<String, TemplateError> {
+        let rendered = guarded(|| {
+            let template = self.env.get_template(name)?;
+            let mut prompt = Prompt(Vec::with_capacity(4096));
+            template.render_captured_to(context, &mut prompt)?;
+            Ok(prompt.0)
+        });
+        let source = || self.env.get_template(name).ok().map(|template| template.source().to_owned());
+        match rendered {
+            Ok(Ok(bytes)) => String::from_utf8(bytes)
+                .map_err(|_| TemplateError::new(Reason::Failed, "the chat template wrote text that is not UTF-8")),
+            Ok(Err(error)) => Err(self.explain(&error, source().as_deref(), Reason::Failed)),
+            Err(panic) => Err(TemplateError::new(
+                Reason::Failed,
+                format!("the chat template broke the template engine on this conversation: {panic}"),
+            )),
+        }
+    }
+
+    /// Says what went wrong, and in which line of the template.
+    fn explain(&self, error: &Error, source: Option<&str>, reason: Reason) -> TemplateError {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
+        while let Some(inner) = cause {
+            if let Some(Raised(message)) = inner.downcast_ref::<Raised>() {
+                return TemplateError::new(Reason::Raised, message.clone());
+            }
+            cause = inner.source();
+        }
+        match error.kind() {
+            ErrorKind::OutOfFuel => {
+                let fuel = self.env.fuel().unwrap_or_default();
+                return TemplateError::new(
+                    Reason::Fuel,
+                    format!("the chat template ran over its limit of {fuel} instructions on this conversation"),
+                );
+            }
+            ErrorKind::WriteFailure => {
+                return TemplateError::new(
+                    Reason::TooLarge,
+                    format!("the rendered prompt is longer than the limit of {MAX_PROMPT_BYTES} bytes"),
+                );
+            }
+            _ => {}
+        }
+        let mut message = format!("the chat template failed: {}", error.kind());
+        if reason == Reason::Syntax {
+            message = "the chat template does not parse".to_owned();
+        }
+        if let Some(detail) = error.detail() {
+            let _ = write!(message, ": {detail}");
+        }
+        if let Some(number) = error.line() {
+            let _ = write!(message, " (line {number}");
+            if let Some(line) = source.and_then(|source| source.lines().nth(number - 1)) {
+                let line = line.replace(&format!(")|{}", rewrite::ITERATE), "").replace(" in ( ", " in ");
+                let _ = write!(message, ": {}", line.trim().chars().take(160).collect::<String>());
+            }
+            message.push(')');
+        }
+        TemplateError::new(reason, message)
+    }
+}
+
+/// Runs engine code that may panic on odd inputs (an empty sequence reversed by a slice does).
+fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        text.unwrap_or("unknown cause").to_owned()
+    })
+}
+
+/// Prints values as Jinja2 does.
+fn format(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
+    let written = match value.as_str() {
+        Some(text) => out.write_str(text),
+        None => out.write_str(&python::str_of(value)),
+    };
+    written.map_err(|_| Error::from(ErrorKind::WriteFailure))
+}
+
+fn strftime(now: Option<NaiveDateTime>, format: &str) -> Result<String, Error> {
+    let now = now.unwrap_or_else(|| chrono::Local::now().naive_local());
+    // A naive time has no zone: Python prints nothing for it.
+    let format = format.replace("%z", "").replace("%Z", "");
+    let mut out = String::new();
+    write!(out, "{}", now.format(&format))
+        .map_err(|_| filters::invalid(format!("strftime_now: bad format {format:?}")))?;
+    Ok(out)
+}
+
+/// Collects the prompt up to its limit.
+struct Prompt(Vec<u8>);
+
+impl io::Write for Prompt {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_PROMPT_BYTES {
+            return Err(io::Error::other("prompt too long"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

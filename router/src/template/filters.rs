@@ -1,0 +1,383 @@
+//! Filters and tests whose result in Jinja2 differs from the engine's own.
+
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, ErrorKind, Value};
+
+use super::methods::split_lines;
+use super::python::{self, Dumps};
+use super::rewrite::ITERATE;
+
+/// Registers them all.
+pub(super) fn register(env: &mut Environment<'static>) {
+    env.add_filter(ITERATE, iterate);
+    env.add_filter("tojson", to_json);
+    env.add_filter("trim", trim);
+    env.add_filter("string", string);
+    env.add_filter("length", length);
+    env.add_filter("count", length);
+    env.add_filter("indent", indent);
+    env.add_filter("items", items);
+    env.add_filter("default", default);
+    env.add_filter("d", default);
+    env.add_filter("replace", replace);
+    env.add_filter("join", join);
+    env.add_filter("list", list);
+    env.add_filter("int", int);
+    env.add_filter("float", float);
+    env.add_filter("title", title);
+    env.add_filter("wordcount", |v: &Value| {
+        python::str_of(v).split(|c: char| !is_word(c)).filter(|w| !w.is_empty()).count()
+    });
+    env.add_filter("center", center);
+    for name in ["e", "escape", "forceescape"] {
+        env.add_filter(name, escape);
+    }
+    env.add_function("dict", dict);
+
+    env.add_test("iterable", is_iterable);
+    env.add_test("sequence", is_sequence);
+    env.add_test("number", |v: &Value| {
+        matches!(v.kind(), ValueKind::Number | ValueKind::Bool) || python::number(v).is_some()
+    });
+    env.add_test("float", |v: &Value| python::as_float(v).is_some());
+    env.add_test("integer", |v: &Value| v.is_integer() || python::number(v).is_some_and(|n| n.float.is_none()));
+    env.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain && python::number(v).is_none());
+}
+
+/// Arguments of a filter, by position or by name.
+pub(super) struct Call<'a> {
+    name: &'static str,
+    positional: &'a [Value],
+    kwargs: Kwargs,
+}
+
+impl<'a> Call<'a> {
+    pub fn parse(name: &'static str, args: &'a [Value]) -> Result<Self, Error> {
+        let (positional, kwargs): (&[Value], Kwargs) = from_args(args)?;
+        Ok(Call { name, positional, kwargs })
+    }
+
+    pub fn get(&self, index: usize, name: &str) -> Result<Option<Value>, Error> {
+        match self.positional.get(index) {
+            Some(value) => Ok(Some(value.clone())),
+            None if self.kwargs.has(name) => self.kwargs.get(name).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub fn truth(&self, index: usize, name: &str) -> Result<bool, Error> {
+        Ok(self.get(index, name)?.is_some_and(|v| v.is_true()))
+    }
+
+    pub fn text(&self, index: usize, name: &str) -> Result<String, Error> {
+        let value = self.get(index, name)?;
+        value.map(|v| python::str_of(&v)).ok_or_else(|| invalid(format!("{}: argument {name} is missing", self.name)))
+    }
+
+    pub fn integer(&self, index: usize, name: &str) -> Result<Option<i64>, Error> {
+        match self.get(index, name)? {
+            Some(v) if !v.is_none() => i64::try_from(v).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Refuses what no call of `get` asked for.
+    pub fn end(self, most: usize) -> Result<(), Error> {
+        if self.positional.len() > most {
+            return Err(invalid(format!("{} takes at most {most} arguments", self.name)));
+        }
+        self.kwargs.assert_all_used()
+    }
+}
+
+pub(super) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn iterate(value: Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None => Err(invalid("'NoneType' object is not iterable")),
+        ValueKind::String => Ok(chars(&value)),
+        _ => Ok(value),
+    }
+}
+
+fn chars(text: &Value) -> Value {
+    Value::from(text.as_str().unwrap_or_default().chars().map(|c| Value::from(c.to_string())).collect::<Vec<_>>())
+}
+
+/// The filter that transformers installs: `json.dumps` with its arguments, `ensure_ascii` false by default.
+fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let call = Call::parse("tojson", &args)?;
+    let mut dumps = Dumps {
+        ensure_ascii: call.truth(0, "ensure_ascii")?,
+        sort_keys: call.truth(3, "sort_keys")?,
+        indent: match call.get(1, "indent")? {
+            None => None,
+            Some(v) if v.is_none() => None,
+            Some(v) => match v.as_str() {
+                Some(text) => Some(text.to_owned()),
+                None => Some(" ".repeat(usize::try_from(i64::try_from(v)?).unwrap_or(0).min(64))),
+            },
+        },
+        ..Dumps::default()
+    };
+    if dumps.indent.is_some() {
+        dumps.item_separator = ",".into();
+    }
+    if let Some(separators) = call.get(2, "separators")?.filter(|v| !v.is_none()) {
+        let pair: Vec<Value> = separators.try_iter()?.collect();
+        let [item, key] = pair.as_slice() else {
+            return Err(invalid("tojson: separators must be a pair of strings"));
+        };
+        dumps.item_separator = python::str_of(item);
+        dumps.key_separator = python::str_of(key);
+    }
+    call.end(4)?;
+    dumps.dump(value)
+}
+
+fn trim(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let call = Call::parse("trim", &args)?;
+    let chars = call.get(0, "chars")?.filter(|v| !v.is_none()).map(|v| python::str_of(&v));
+    call.end(1)?;
+    let text = python::str_of(value);
+    Ok(match chars {
+        Some(chars) => text.trim_matches(|c| chars.contains(c)),
+        None => text.trim_matches(python::is_space),
+    }
+    .to_owned())
+}
+
+fn string(value: &Value) -> Value {
+    match value.as_str() {
+        Some(_) => value.clone(),
+        None => Value::from(python::str_of(value)),
+    }
+}
+
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() {
+        return Ok(0);
+    }
+    value.len().ok_or_else(|| invalid(format!("cannot calculate length of value of type {}", value.kind())))
+}
+
+/// Jinja2 appends a newline before splitting, so one trailing newline survives.
+fn indent(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let call = Call::parse("indent", &args)?;
+    let unit = match call.get(0, "width")? {
+        None => "    ".to_owned(),
+        Some(v) => match v.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(i64::try_from(v)?).unwrap_or(0).min(1024)),
+        },
+    };
+    let (first, blank) = (call.truth(1, "first")?, call.truth(2, "blank")?);
+    call.end(3)?;
+    let text = python::str_of(value) + "\n";
+    let mut out = String::with_capacity(text.len() + 64);
+    for (i, line) in split_lines(&text, false).into_iter().enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        if (i == 0 && first) || (i > 0 && (blank || !line.is_empty())) {
+            out.push_str(&unit);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+fn items(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
+        ValueKind::Map => minijinja::filters::items(value),
+        _ => Err(invalid("Can only get item pairs from a mapping.")),
+    }
+}
+
+fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let call = Call::parse("default", &args)?;
+    let other = call.get(0, "default_value")?.unwrap_or_else(|| Value::from(""));
+    let boolean = call.truth(1, "boolean")?;
+    call.end(2)?;
+    Ok(if value.is_undefined() || (boolean && !value.is_true()) { other } else { value.clone() })
+}
+
+fn replace(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let call = Call::parse("replace", &args)?;
+    let (old, new, count) = (call.text(0, "old")?, call.text(1, "new")?, call.integer(2, "count")?);
+    call.end(3)?;
+    let text = python::str_of(value);
+    Ok(match count.and_then(|n| usize::try_from(n).ok()) {
+        Some(count) => text.replacen(&old, &new, count),
+        None => text.replace(&old, &new),
+    })
+}
+
+fn join(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let call = Call::parse("join", &args)?;
+    let separator = call.get(0, "d")?.map(|v| python::str_of(&v)).unwrap_or_default();
+    let attribute = call.get(1, "attribute")?.filter(|v| !v.is_none());
+    call.end(2)?;
+    let mut out = String::new();
+    for (i, item) in iterate(value.clone())?.try_iter()?.enumerate() {
+        if i > 0 {
+            out.push_str(&separator);
+        }
+        let item = match &attribute {
+            None => item,
+            Some(path) => match path.as_str() {
+                Some(path) => path.split('.').try_fold(item, |item, key| item.get_attr(key))?,
+                None => item.get_item(path)?,
+            },
+        };
+        out.push_str(&python::str_of(&item));
+    }
+    Ok(out)
+}
+
+fn list(value: Value) -> Result<Value, Error> {
+    Ok(Value::from(iterate(value)?.try_iter()?.collect::<Vec<_>>()))
+}
+
+fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let call = Call::parse("int", &args)?;
+    let default = call.get(0, "default")?.unwrap_or_else(|| Value::from(0));
+    let base = u32::try_from(call.integer(1, "base")?.unwrap_or(10)).unwrap_or(10);
+    call.end(2)?;
+    if let Some(text) = value.as_str() {
+        let text = text.trim_matches(python::is_space);
+        let digits = text.replace('_', "");
+        let (base, digits) = radix(base, &digits);
+        return Ok(match i128::from_str_radix(digits, base) {
+            Ok(i) => i64::try_from(i).map_or_else(|_| Value::from(i), Value::from),
+            // Jinja2 falls back on int(float(value)).
+            Err(_) => digits.parse::<f64>().ok().filter(|x| x.is_finite()).map_or(default, |x| Value::from(x as i64)),
+        });
+    }
+    Ok(match python::as_float(value) {
+        Some(x) if x.is_finite() => i64::try_from(x as i128).map_or_else(|_| Value::from(x as i128), Value::from),
+        Some(_) => default,
+        None => match value.kind() {
+            ValueKind::Bool => Value::from(i64::from(value.is_true())),
+            ValueKind::Number => value.clone(),
+            _ if python::number(value).is_some() => value.clone(),
+            _ => default,
+        },
+    })
+}
+
+/// Base 0 reads the base from the prefix; a prefix that fits the base is dropped.
+fn radix(base: u32, digits: &str) -> (u32, &str) {
+    let lower = digits.to_ascii_lowercase();
+    for (prefix, of) in [("0x", 16), ("0o", 8), ("0b", 2)] {
+        if lower.starts_with(prefix) && (base == of || base == 0) {
+            return (of, &digits[2..]);
+        }
+    }
+    (if base == 0 { 10 } else { base.clamp(2, 36) }, digits)
+}
+
+fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let call = Call::parse("float", &args)?;
+    let default = call.get(0, "default")?.unwrap_or_else(|| Value::from(0.0));
+    call.end(1)?;
+    let parsed = match value.as_str() {
+        Some(text) => text.trim_matches(python::is_space).parse().ok(),
+        None => python::as_float(value).or_else(|| match value.kind() {
+            ValueKind::Number | ValueKind::Bool => f64::try_from(value.clone()).ok(),
+            _ => python::number(value).and_then(|n| n.text.parse().ok()),
+        }),
+    };
+    Ok(parsed.map_or(default, python::from_float))
+}
+
+/// Jinja2's own word borders, not those of `str.title`.
+fn title(value: &Value) -> String {
+    let mut start = true;
+    let mut out = String::new();
+    for c in python::str_of(value).chars() {
+        if start {
+            out.extend(c.to_uppercase());
+        } else {
+            out.extend(c.to_lowercase());
+        }
+        start = python::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
+    }
+    out
+}
+
+/// MarkupSafe's spelling of the entities.
+fn escape(value: &Value) -> String {
+    let mut out = String::new();
+    for c in python::str_of(value).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Python's `dict`: of a mapping or of pairs, with keywords on top.
+fn dict(args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let (from, kwargs): (Option<Value>, Kwargs) = from_args(&args)?;
+    let mut entries = Vec::new();
+    if let Some(from) = from {
+        for item in iterate(from.clone())?.try_iter()? {
+            if from.kind() == ValueKind::Map {
+                entries.push((item.clone(), from.get_item(&item)?));
+            } else {
+                let pair: Vec<Value> = item.try_iter()?.collect();
+                let [key, value] = pair.as_slice() else {
+                    return Err(invalid("dict() takes a mapping or pairs"));
+                };
+                entries.push((key.clone(), value.clone()));
+            }
+        }
+    }
+    for name in kwargs.args() {
+        entries.push((Value::from(name), kwargs.get(name)?));
+    }
+    Ok(Value::from_pairs(entries))
+}
+
+fn center(value: &Value, width: Option<usize>) -> String {
+    super::methods::pad(&python::str_of(value), width.unwrap_or(80), ' ', super::methods::Align::Center)
+}
+
+fn is_iterable(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::None => false,
+        ValueKind::Undefined | ValueKind::String => true,
+        _ => value.try_iter().is_ok(),
+    }
+}
+
+/// True for whatever has a length and takes an index in Python; a slice is lazy here and a list there.
+fn is_sequence(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map => true,
+        ValueKind::Iterable => value.len().is_some(),
+        _ => false,
+    }
+}

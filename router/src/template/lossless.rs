@@ -1,0 +1,112 @@
+//! JSON numbers that a template must print as Python does.
+//!
+//! `serde_json` turns an integer beyond 64 bits into a float and may round a float's last digit. Python keeps both. So
+//! number literals that `serde_json` could change are carried as marked strings: U+F0002 followed by the literal. A client
+//! that sends such a string itself gains nothing, it prints as the number it spells.
+
+use serde_json::Value as Json;
+
+/// A private-use character, as in Python's own control-token markers (U+F0000, U+F0001).
+const MARK: char = '\u{F0002}';
+
+/// Parses JSON text; see the module's words for what differs from `serde_json::from_str`.
+pub fn from_str(text: &str) -> serde_json::Result<Json> {
+    match mark_numbers(text) {
+        Some(marked) => serde_json::from_str(&marked),
+        None => serde_json::from_str(text),
+    }
+}
+
+/// Parses JSON bytes; bad UTF-8 is an error of the parser.
+pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Json> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => from_str(text),
+        Err(_) => serde_json::from_slice(bytes),
+    }
+}
+
+/// The literal inside a marked string.
+pub(super) fn literal(text: &str) -> Option<&str> {
+    let literal = text.strip_prefix(MARK)?;
+    let digits = literal.strip_prefix('-').unwrap_or(literal);
+    let valid = digits.starts_with(|c: char| c.is_ascii_digit())
+        && digits.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'))
+        && (is_integer(literal) || literal.parse::<f64>().is_ok());
+    valid.then_some(literal)
+}
+
+pub(super) fn is_integer(literal: &str) -> bool {
+    literal.strip_prefix('-').unwrap_or(literal).bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Replaces floats and integers of 19 digits or more by marked strings; `None` when there are none.
+fn mark_numbers(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let mut out = String::new();
+    let (mut at, mut copied) = (0, 0);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => at = skip_string(bytes, at),
+            b'-' | b'0'..=b'9' => {
+                let start = at;
+                while at < bytes.len() && matches!(bytes[at], b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-') {
+                    at += 1;
+                }
+                let number = &text[start..at];
+                // Anything that is not a JSON number stays as it is, for the parser to refuse.
+                if (!is_integer(number) || number.len() >= 19)
+                    && serde_json::from_str::<serde_json::Number>(number).is_ok()
+                {
+                    out.push_str(&text[copied..start]);
+                    out.push('"');
+                    out.push(MARK);
+                    out.push_str(number);
+                    out.push('"');
+                    copied = at;
+                }
+            }
+            _ => at += 1,
+        }
+    }
+    if copied == 0 {
+        return None;
+    }
+    out.push_str(&text[copied..]);
+    Some(out)
+}
+
+fn skip_string(bytes: &[u8], open: usize) -> usize {
+    let mut at = open + 1;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\\' => at += 2,
+            b'"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_numbers_that_could_change_are_marked() {
+        let json = from_str(r#"{"a": [1, -7, 1.5, 18446744073709551616, "2.5 \" 3.5"], "b": 1e5}"#).unwrap();
+        assert_eq!(json["a"][0], 1);
+        assert_eq!(literal(json["a"][2].as_str().unwrap()), Some("1.5"));
+        assert_eq!(literal(json["a"][3].as_str().unwrap()), Some("18446744073709551616"));
+        assert_eq!(json["a"][4], "2.5 \" 3.5");
+        assert_eq!(literal(json["b"].as_str().unwrap()), Some("1e5"));
+    }
+
+    #[test]
+    fn broken_numbers_stay_broken() {
+        for text in ["[1.]", "[01.5]", "[1e]", "[-]", "[.5]", "[1.5.2]"] {
+            assert!(from_str(text).is_err(), "{text}");
+        }
+        assert_eq!(literal("\u{F0002}abc"), None);
+        assert_eq!(literal("\u{F0002}1e+-5"), None);
+    }
+}

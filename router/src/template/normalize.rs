@@ -1,0 +1,205 @@
+//! Messages as clients send them, to messages as templates expect them.
+
+use serde_json::{Map, Value as Json};
+
+use super::error::TemplateError;
+use super::{RenderInput, lossless};
+
+/// What a template understands, found by `probe`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Traits {
+    /// Renders tool-call arguments right that are a JSON string.
+    pub string_arguments: bool,
+    /// Roles whose content may be a list of parts.
+    pub part_lists: PartLists,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PartLists {
+    pub user: bool,
+    pub system: bool,
+    pub assistant: bool,
+    pub tool: bool,
+}
+
+impl PartLists {
+    pub fn of(&self, role: &str) -> bool {
+        match role {
+            "system" | "developer" => self.system,
+            "assistant" => self.assistant,
+            "tool" | "function" | "ipython" => self.tool,
+            _ => self.user,
+        }
+    }
+}
+
+/// The names under which clients send reasoning, the standard one first.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// Refuses what a template would turn into a wrong prompt, and names the place.
+pub(super) fn check(input: &RenderInput) -> Result<(), TemplateError> {
+    if input.messages.is_empty() {
+        return Err(TemplateError::input("messages", "messages is empty; give at least one message"));
+    }
+    for (i, message) in input.messages.iter().enumerate() {
+        let at = format!("messages[{i}]");
+        let Json::Object(message) = message else {
+            return Err(wrong(&at, "an object", message));
+        };
+        if !input.raw {
+            check_message(&at, message)?;
+        }
+    }
+    for (name, list) in [("tools", &input.tools), ("documents", &input.documents)] {
+        for (i, item) in list.iter().flatten().enumerate() {
+            if !item.is_object() {
+                return Err(wrong(&format!("{name}[{i}]"), "an object", item));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_message(at: &str, message: &Map<String, Json>) -> Result<(), TemplateError> {
+    let role = match message.get("role") {
+        Some(Json::String(role)) if !role.is_empty() => role.as_str(),
+        other => return Err(wrong(&format!("{at}.role"), "a string", other.unwrap_or(&Json::Null))),
+    };
+    let content_at = format!("{at}.content");
+    match message.get("content") {
+        Some(Json::String(_)) => {}
+        Some(Json::Array(parts)) => {
+            for (i, part) in parts.iter().enumerate() {
+                check_part(&format!("{content_at}[{i}]"), part)?;
+            }
+        }
+        Some(Json::Object(_)) if matches!(role, "tool" | "function" | "ipython") => {}
+        content @ (None | Some(Json::Null)) => {
+            if matches!(role, "user" | "system" | "developer" | "tool") {
+                let what = format!("a string or a list of text parts for the role {role}");
+                return Err(wrong(&content_at, &what, content.unwrap_or(&Json::Null)));
+            }
+        }
+        Some(other) => return Err(wrong(&content_at, "a string or a list of text parts", other)),
+    }
+    match message.get("tool_calls") {
+        None | Some(Json::Null) => {}
+        Some(Json::Array(calls)) => {
+            for (i, call) in calls.iter().enumerate() {
+                check_call(&format!("{at}.tool_calls[{i}]"), call)?;
+            }
+        }
+        Some(other) => return Err(wrong(&format!("{at}.tool_calls"), "a list", other)),
+    }
+    for name in REASONING {
+        match message.get(name) {
+            None | Some(Json::Null | Json::String(_)) => {}
+            Some(other) => return Err(wrong(&format!("{at}.{name}"), "a string", other)),
+        }
+    }
+    Ok(())
+}
+
+fn check_part(at: &str, part: &Json) -> Result<(), TemplateError> {
+    match part {
+        Json::String(_) => Ok(()),
+        Json::Object(fields) => match fields.get("text") {
+            None | Some(Json::String(_)) => Ok(()),
+            Some(other) => Err(wrong(&format!("{at}.text"), "a string", other)),
+        },
+        other => Err(wrong(at, "an object such as {\"type\": \"text\", \"text\": \"...\"}", other)),
+    }
+}
+
+fn check_call(at: &str, call: &Json) -> Result<(), TemplateError> {
+    let Json::Object(call) = call else {
+        return Err(wrong(at, "an object", call));
+    };
+    let (at, function) = match call.get("function") {
+        Some(Json::Object(function)) => (format!("{at}.function"), function),
+        None | Some(Json::Null) => (at.to_owned(), call),
+        Some(other) => return Err(wrong(&format!("{at}.function"), "an object", other)),
+    };
+    match function.get("name") {
+        None | Some(Json::String(_)) => {}
+        Some(other) => return Err(wrong(&format!("{at}.name"), "a string", other)),
+    }
+    match function.get("arguments") {
+        None | Some(Json::Null | Json::String(_) | Json::Object(_)) => Ok(()),
+        Some(other) => Err(wrong(&format!("{at}.arguments"), "a JSON string or an object", other)),
+    }
+}
+
+fn wrong(at: &str, expected: &str, got: &Json) -> TemplateError {
+    let got = match got {
+        Json::Null => "null or nothing".to_owned(),
+        Json::Bool(b) => b.to_string(),
+        Json::Number(n) => n.to_string(),
+        Json::String(s) => match lossless::literal(s) {
+            Some(number) => number.to_owned(),
+            None => format!("the string {:?}", s.chars().take(40).collect::<String>()),
+        },
+        Json::Array(_) => "a list".to_owned(),
+        Json::Object(_) => "an object".to_owned(),
+    };
+    TemplateError::input(at, format!("{at} must be {expected}, got {got}"))
+}
+
+/// The messages for a template with these traits: nulls dropped, reasoning under both names, string arguments parsed,
+/// text parts joined.
+pub(super) fn normalize(messages: &[Json], traits: &Traits) -> Vec<Json> {
+    messages.iter().map(|message| message.as_object().map_or(Json::Null, |m| one(m, traits))).collect()
+}
+
+fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
+    let mut out = Map::with_capacity(message.len() + 2);
+    let reasoning = REASONING.iter().find_map(|name| message.get(*name).filter(|v| !v.is_null()));
+    if let Some(reasoning) = reasoning {
+        out.insert("thinking".into(), reasoning.clone());
+    }
+    let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
+    for (key, value) in message.iter().filter(|(_, value)| !value.is_null()) {
+        let value = match (key.as_str(), value) {
+            ("content", Json::Array(parts)) if !traits.part_lists.of(role) => flatten(parts),
+            ("tool_calls", Json::Array(calls)) if !traits.string_arguments => {
+                calls.iter().cloned().map(parse_arguments).collect()
+            }
+            _ => value.clone(),
+        };
+        out.insert(key.clone(), value);
+    }
+    if let Some(reasoning) = reasoning {
+        out.insert("reasoning_content".into(), reasoning.clone());
+    }
+    Json::Object(out)
+}
+
+/// Joins text parts; a list with anything else stays as it is.
+fn flatten(parts: &[Json]) -> Json {
+    let texts: Option<Vec<&str>> = parts
+        .iter()
+        .map(|part| match part {
+            Json::String(text) => Some(text.as_str()),
+            part => match part.get("type").and_then(Json::as_str) {
+                None | Some("text" | "input_text" | "output_text") => part.get("text").and_then(Json::as_str),
+                Some(_) => None,
+            },
+        })
+        .collect();
+    texts.map_or_else(|| Json::Array(parts.to_vec()), |texts| Json::String(texts.join("\n")))
+}
+
+/// Arguments that spell an object become it; blank ones become an empty object; others stay a string.
+fn parse_arguments(mut call: Json) -> Json {
+    let nested = call.get("function").is_some_and(Json::is_object);
+    let holder = if nested { call.get_mut("function") } else { Some(&mut call) };
+    if let Some(slot) = holder.and_then(|holder| holder.get_mut("arguments"))
+        && let Json::String(text) = slot
+    {
+        let parsed = if text.trim().is_empty() { Ok(Json::Object(Map::new())) } else { lossless::from_str(text) };
+        if let Ok(object @ Json::Object(_)) = parsed {
+            *slot = object;
+        }
+    }
+    call
+}

@@ -1,0 +1,219 @@
+//! Against what Jinja2 gives: `expected.json` holds template sources and the text that transformers 5.23's environment
+//! (Jinja2 3.1.6) renders for them with the variables below, or null where it raises.
+
+use serde_json::json;
+
+use super::*;
+
+const VARIABLES: &str = r#"{
+  "s": " He\"l'lo <é> \u2028", "d": {"k": 1, "items": [1], "z": "é\u007f\n</>&'"}, "l": [{"a": 1}, {"a": 2, "b": 3}],
+  "f1": 1e20, "f2": 1e-7, "f3": 0.5, "f4": -0.0, "big": 10000000000000000000000000000000000000000,
+  "big2": 18446744073709551616, "t": [{"n": "a", "c": [{"n": "b"}]}, {"n": "d"}], "nb": "\u00a0\u200b\u3000\u001c"
+}"#;
+
+fn options() -> TemplateOptions {
+    let mut options = TemplateOptions { now: parse_now("2026-11-21T10:30:05"), ..TemplateOptions::default() };
+    options.special_tokens.insert("bos_token".into(), json!("<s>"));
+    options
+}
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::from_source(source, options()).unwrap()
+}
+
+fn input(messages: Json) -> RenderInput {
+    RenderInput { messages: messages.as_array().unwrap().clone(), ..RenderInput::default() }
+}
+
+fn user(text: &str) -> RenderInput {
+    input(json!([{"role": "user", "content": text}]))
+}
+
+#[test]
+fn expressions_render_as_in_jinja2() {
+    let cases: Vec<(String, Option<String>)> = serde_json::from_str(include_str!("expected.json")).unwrap();
+    assert!(cases.len() > 300);
+    let mut input = input(json!([{"role": "user", "content": "Hi é"}, {"role": "assistant", "content": "x"}]));
+    input.raw = true;
+    input.kwargs = lossless::from_str(VARIABLES).unwrap().as_object().unwrap().clone();
+    for (source, expected) in cases {
+        let rendered = ChatTemplate::from_source(&source, options()).and_then(|t| t.render(&input));
+        assert_eq!(rendered.as_ref().ok(), expected.as_ref(), "{source}: {rendered:?}");
+    }
+}
+
+#[test]
+fn newlines_of_the_source_are_normalised_and_the_last_one_dropped() {
+    assert_eq!(template("a\r\n{% if true %}\r\nb\r{% endif %}\r\nc\r\n").render(&user("x")).unwrap(), "a\nb\nc");
+}
+
+#[test]
+fn the_context_has_what_transformers_gives() {
+    let source = "{{ bos_token }}|{{ eos_token }}|{{ tools }}|{{ documents }}|{{ add_generation_prompt }}|{{ x }}|{{ messages|length }}";
+    let mut input = user("x");
+    input.tools = Some(Vec::new());
+    input.kwargs = json!({"x": 1.0, "messages": "no", "tools": [1]}).as_object().unwrap().clone();
+    assert_eq!(template(source).render(&input).unwrap(), "<s>||None|None|True|1.0|1");
+    input.kwargs = json!({"add_generation_prompt": false, "bos_token": "<b>"}).as_object().unwrap().clone();
+    assert_eq!(template(source).render(&input).unwrap(), "<b>||None|None|False||1");
+}
+
+const LISTS: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}[{{ c.text }}]{% endfor %}{% endif %};{% endfor %}";
+const STRINGS: &str = "{% for m in messages %}{{ m.content }};{% endfor %}";
+
+#[test]
+fn text_parts_are_joined_unless_the_template_takes_them() {
+    let input =
+        input(json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]));
+    assert_eq!(template(LISTS).render(&input).unwrap(), "[a][b];");
+    assert_eq!(template(STRINGS).render(&input).unwrap(), "a\nb;");
+    let raw = RenderInput { raw: true, ..input };
+    assert_eq!(
+        template(STRINGS).render(&raw).unwrap(),
+        "[{'type': 'text', 'text': 'a'}, {'type': 'text', 'text': 'b'}];"
+    );
+}
+
+#[test]
+fn string_arguments_become_objects_unless_the_template_takes_strings() {
+    let dumps =
+        "{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.arguments|tojson }}{% endfor %}{% endfor %}";
+    let tests = "{% for m in messages %}{% for t in m.tool_calls %}{% if t.function.arguments is string %}{{ t.function.arguments }}{% else %}{{ t.function.arguments|tojson }}{% endif %}{% endfor %}{% endfor %}";
+    for (arguments, by_dumps, by_tests) in [
+        (
+            "{\"a\":1e20,\"b\":18446744073709551616}",
+            "{\"a\": 1e+20, \"b\": 18446744073709551616}",
+            "{\"a\":1e20,\"b\":18446744073709551616}",
+        ),
+        ("", "{}", ""),
+        ("not json", "\"not json\"", "not json"),
+        ("[1]", "\"[1]\"", "[1]"),
+    ] {
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        let input = input(
+            json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]}]),
+        );
+        assert_eq!(template(dumps).render(&input).unwrap(), by_dumps);
+        assert_eq!(template(tests).render(&input).unwrap(), by_tests);
+    }
+}
+
+#[test]
+fn reasoning_has_both_names() {
+    let source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}";
+    for (message, expected) in [
+        (json!({"role": "assistant", "content": "", "reasoning": "r"}), "r|r;"),
+        (json!({"role": "assistant", "content": "", "thinking": "t", "reasoning": "r"}), "t|t;"),
+        (json!({"role": "assistant", "content": "", "reasoning_content": null, "thinking": "t"}), "t|t;"),
+        (json!({"role": "assistant", "content": "", "reasoning_content": "c", "thinking": "t"}), "c|t;"),
+        (json!({"role": "assistant", "content": ""}), "|;"),
+    ] {
+        assert_eq!(template(source).render(&input(json!([message]))).unwrap(), expected);
+    }
+}
+
+#[test]
+fn nulls_are_dropped_and_empty_content_stays() {
+    let source = "{% for m in messages %}{{ m.content is defined }}{{ m.content == '' }}{{ m.tool_calls is defined }};{% endfor %}";
+    let messages = json!([{"role": "assistant", "content": null, "tool_calls": null}, {"role": "user", "content": ""}]);
+    assert_eq!(template(source).render(&input(messages)).unwrap(), "FalseFalseFalse;TrueTrueFalse;");
+}
+
+#[test]
+fn wrong_messages_name_the_place() {
+    let template = template(STRINGS);
+    for (messages, param) in [
+        (json!([]), "messages"),
+        (json!(["hi"]), "messages[0]"),
+        (json!([{"content": "x"}]), "messages[0].role"),
+        (json!([{"role": 1, "content": "x"}]), "messages[0].role"),
+        (json!([{"role": "user", "content": null}]), "messages[0].content"),
+        (json!([{"role": "user"}]), "messages[0].content"),
+        (json!([{"role": "user", "content": 5}]), "messages[0].content"),
+        (json!([{"role": "user", "content": [5]}]), "messages[0].content[0]"),
+        (json!([{"role": "user", "content": [{"type": "text", "text": 5}]}]), "messages[0].content[0].text"),
+        (json!([{"role": "assistant", "tool_calls": {}}]), "messages[0].tool_calls"),
+        (json!([{"role": "assistant", "tool_calls": ["x"]}]), "messages[0].tool_calls[0]"),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}]),
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (json!([{"role": "assistant", "content": "", "thinking": []}]), "messages[0].thinking"),
+    ] {
+        let error = template.render(&input(messages)).unwrap_err();
+        assert_eq!((error.reason, error.param.as_deref()), (Reason::Input, Some(param)), "{error}");
+        assert!(error.message.contains(param.rsplit('.').next().unwrap()), "{error}");
+    }
+    let tools = RenderInput { tools: Some(vec![json!("f")]), ..user("x") };
+    assert_eq!(template.render(&tools).unwrap_err().param.as_deref(), Some("tools[0]"));
+}
+
+#[test]
+fn the_last_message_can_be_continued() {
+    let spaced = template("{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}");
+    let trimmed = template("{% for m in messages %}<{{ m.role }}>{{ m.content|trim }}<end>{% endfor %}");
+    let dropped = template("{% for m in messages %}<{{ m.role }}>{{ m.content[:1] }}{% endfor %}");
+    let parts = template(LISTS);
+    let mut input = input(json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "so far "}]));
+    input.continue_final_message = true;
+    assert_eq!(spaced.render(&input).unwrap_err().param.as_deref(), Some("continue_final_message"));
+    input.add_generation_prompt = false;
+    assert_eq!(spaced.render(&input).unwrap(), "<user>q<end><assistant>so far ");
+    assert_eq!(trimmed.render(&input).unwrap(), "<user>q<end><assistant>so far");
+    assert_eq!(dropped.render(&input).unwrap_err().reason, Reason::Failed);
+    input.messages[1] =
+        json!({"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
+    assert_eq!(parts.render(&input).unwrap(), "q;[a][b");
+    input.messages[1] = json!({"role": "assistant", "content": null});
+    assert_eq!(spaced.render(&input).unwrap_err().reason, Reason::Input);
+}
+
+#[test]
+fn errors_say_what_and_where() {
+    let error = ChatTemplate::from_source("a\n{% if %}", options()).unwrap_err();
+    assert_eq!(error.reason, Reason::Syntax);
+    assert!(error.message.contains("line 2: {% if %}"), "{error}");
+    let error = template("{{ raise_exception('roles must alternate') }}").render(&user("x")).unwrap_err();
+    assert_eq!((error.reason, error.message.as_str()), (Reason::Raised, "roles must alternate"));
+    let error = template("a\n{% for x in messages[0].nothing.at_all %}{% endfor %}").render(&user("x")).unwrap_err();
+    assert_eq!(error.reason, Reason::Failed);
+    assert!(error.message.contains("line 2: {% for x in messages[0].nothing.at_all"), "{error}");
+}
+
+#[test]
+fn no_template_panics_or_runs_away() {
+    let error = template("{{ [][::-1] }}{{ ''[::-1] }}").render(&user("x")).unwrap_err();
+    assert_eq!(error.reason, Reason::Failed);
+    let endless = "{% for a in range(10000) %}{% for b in range(10000) %}{{ a }}{% endfor %}{% endfor %}";
+    let few = TemplateOptions { fuel: UNTRUSTED_TEMPLATE_FUEL, ..TemplateOptions::default() };
+    let error = ChatTemplate::from_source(endless, few).unwrap().render(&user("x")).unwrap_err();
+    assert_eq!(error.reason, Reason::Fuel);
+    let long = template("{% for a in range(100) %}{{ 'x' * 1000000 }}{% endfor %}").render(&user("x")).unwrap_err();
+    assert_eq!(long.reason, Reason::TooLarge);
+    let source = " ".repeat(MAX_TEMPLATE_BYTES + 1);
+    assert_eq!(ChatTemplate::from_source(&source, options()).unwrap_err().reason, Reason::TooLarge);
+    let deep = template("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}").render(&user("x")).unwrap_err();
+    assert_eq!(deep.reason, Reason::Failed);
+}
+
+#[test]
+fn models_with_several_templates() {
+    let dir = std::env::temp_dir().join(format!("rein-template-{}", std::process::id()));
+    std::fs::create_dir_all(dir.join("additional_chat_templates")).unwrap();
+    let config =
+        json!({"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]});
+    let load = |config: &Json| ChatTemplate::from_sources(Sources::from_model(&dir, config).unwrap(), options());
+    let tools = RenderInput { tools: Some(vec![json!({"type": "function"})]), ..user("x") };
+    let template = load(&config).unwrap();
+    assert_eq!((template.render(&user("x")).unwrap(), template.render(&tools).unwrap()), ("D".into(), "T".into()));
+    assert!(template.render_named(Some("rag"), &tools).unwrap_err().message.contains("default, tool_use"));
+    assert_eq!(load(&json!({"chat_template": "S"})).unwrap().render(&tools).unwrap(), "S");
+    assert_eq!(load(&Json::Null).unwrap_err().reason, Reason::Missing);
+    assert!(Sources::from_model(&dir, &json!({"chat_template": 5})).is_err());
+    std::fs::write(dir.join("additional_chat_templates/rag.jinja"), "R").unwrap();
+    std::fs::write(dir.join("chat_template.jinja"), "F").unwrap();
+    let template = load(&config).unwrap();
+    assert_eq!(template.render(&tools).unwrap(), "F");
+    assert_eq!(template.render_named(Some("rag"), &tools).unwrap(), "R");
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -1,0 +1,217 @@
+//! What the router knows of a model, from its directory: tokenizer, template, defaults. No weights.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
+use crate::tokenize::{Encode, NAMED, TokenizeError, Tokenizer, read_json, token_text};
+
+/// Why a model directory cannot be used, or a conversation not be turned into a prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+    #[error("{path}: {field}: {message}")]
+    Config { path: String, field: String, message: String },
+}
+
+/// What the command line says instead of the model directory.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    /// The name under which the model is served; the directory's name otherwise.
+    pub name: Option<String>,
+    /// A template file.
+    pub template: Option<std::path::PathBuf>,
+    /// A directory with another tokenizer.
+    pub tokenizer: Option<std::path::PathBuf>,
+    /// A smaller context, tokens.
+    pub max_context: Option<usize>,
+    /// The clock of `strftime_now`.
+    pub now: Option<chrono::NaiveDateTime>,
+}
+
+impl Overrides {
+    /// Takes the template clock from `REIN_TEMPLATE_NOW` (ISO date or date-time), so that prompts can be compared.
+    pub fn from_env() -> Result<Self, TextError> {
+        let now = match std::env::var("REIN_TEMPLATE_NOW") {
+            Ok(text) => Some(parse_now(&text).ok_or_else(|| TextError::Config {
+                path: "environment".into(),
+                field: "REIN_TEMPLATE_NOW".into(),
+                message: format!("{text:?} is not an ISO date or date-time such as 2026-01-31T12:00:00"),
+            })?),
+            Err(_) => None,
+        };
+        Ok(Overrides { now, ..Overrides::default() })
+    }
+}
+
+/// Sampling defaults of `generation_config.json`; `None` where the model says nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GenerationDefaults {
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<u32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub max_new_tokens: Option<u32>,
+    /// `Some(false)`: the model asks for greedy decoding.
+    pub do_sample: Option<bool>,
+}
+
+/// A prompt as text and as tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendered {
+    pub prompt: String,
+    pub ids: Vec<u32>,
+}
+
+/// The router's knowledge of one model.
+#[derive(Debug)]
+pub struct TextModel {
+    pub name: String,
+    pub tokenizer: Tokenizer,
+    /// Absent for a base model: only completions then.
+    pub template: Option<ChatTemplate>,
+    pub generation: GenerationDefaults,
+    /// Tokens that end a sequence, ascending.
+    pub stop_token_ids: Vec<u32>,
+    /// Prompt and output together, tokens.
+    pub max_context: usize,
+    /// The first of `architectures`, such as `DeepseekV3ForCausalLM`.
+    pub architecture: String,
+    pub bos_token_id: Option<u32>,
+    pub eos_token_id: Option<u32>,
+}
+
+impl TextModel {
+    /// Reads a model directory.
+    pub fn load(dir: &Path, overrides: &Overrides) -> Result<Self, TextError> {
+        let config_path = dir.join("config.json");
+        let config = read_json(&config_path)?;
+        let bad = |field: &str, message: &str| TextError::Config {
+            path: config_path.display().to_string(),
+            field: field.into(),
+            message: message.into(),
+        };
+        if config.is_null() {
+            return Err(bad("config.json", "the model directory has none"));
+        }
+        let tokenizer_dir = overrides.tokenizer.as_deref().unwrap_or(dir);
+        let tokenizer = Tokenizer::load(tokenizer_dir)?;
+        let tokenizer_config = read_json(&tokenizer_dir.join("tokenizer_config.json"))?;
+        let special_tokens = special_tokens(tokenizer_dir, &tokenizer_config)?;
+        let sources = match &overrides.template {
+            Some(path) => Sources::from_file(path)?,
+            None => Sources::from_model(dir, &tokenizer_config)?,
+        };
+        let named_id =
+            |name: &str| special_tokens.get(name).and_then(Json::as_str).and_then(|t| tokenizer.special_id(t));
+        let (bos_token_id, eos_token_id) = (named_id("bos_token"), named_id("eos_token"));
+        let generation_config = read_json(&dir.join("generation_config.json"))?;
+        // Multimodal checkpoints keep the language model's values one level down.
+        let text_config = config.get("text_config").unwrap_or(&Json::Null);
+        let field = |name: &str| config.get(name).or_else(|| text_config.get(name)).filter(|v| !v.is_null());
+
+        let mut stop: BTreeSet<u32> = eos_token_id.into_iter().collect();
+        for source in [&config, text_config, &generation_config] {
+            stop.extend(ids(source.get("eos_token_id").unwrap_or(&Json::Null)));
+        }
+        let architecture =
+            field("architectures").and_then(|a| a.get(0)).and_then(Json::as_str).unwrap_or_default().to_owned();
+        // Kimi's tokenizer says [EOS], its configuration <|im_end|>; base checkpoints name only one of them.
+        if tokenizer.special_id("<|im_middle|>").is_some() {
+            stop.extend(["[EOS]", "<|im_end|>"].iter().filter_map(|text| tokenizer.special_id(text)));
+        }
+        let vocab_size = tokenizer.vocab_size();
+        if let Some(id) = stop.iter().find(|id| **id as usize >= vocab_size) {
+            let message = format!("{id} is not in the tokenizer, which has {vocab_size} ids");
+            return Err(bad("eos_token_id", &message));
+        }
+        let context = field("max_position_embeddings").and_then(Json::as_u64).filter(|n| *n > 0);
+        let max_context = match (overrides.max_context, context) {
+            (Some(limit), Some(context)) => limit.min(context as usize),
+            (Some(limit), None) => limit,
+            (None, Some(context)) => context as usize,
+            (None, None) => return Err(bad("max_position_embeddings", "missing or not a positive number")),
+        };
+        let options = TemplateOptions { now: overrides.now, special_tokens, ..TemplateOptions::default() };
+        let template = match sources.templates.is_empty() {
+            true => None,
+            false => Some(ChatTemplate::from_sources(sources, options)?),
+        };
+        let directory = || dir.canonicalize().ok().and_then(|d| Some(d.file_name()?.to_string_lossy().into_owned()));
+        Ok(TextModel {
+            name: overrides.name.clone().or_else(directory).unwrap_or_else(|| "model".into()),
+            tokenizer,
+            template,
+            generation: generation_defaults(&generation_config),
+            stop_token_ids: stop.into_iter().collect(),
+            max_context,
+            architecture,
+            bos_token_id,
+            eos_token_id,
+        })
+    }
+
+    /// Renders and encodes a conversation.
+    pub fn render(&self, input: &RenderInput) -> Result<Rendered, TextError> {
+        let prompt = self.chat_template()?.render(input)?;
+        let ids = self.tokenizer.encode(&prompt, Encode::TEMPLATED)?;
+        Ok(Rendered { prompt, ids })
+    }
+
+    fn chat_template(&self) -> Result<&ChatTemplate, TemplateError> {
+        self.template.as_ref().ok_or_else(|| TemplateError {
+            reason: Reason::Missing,
+            message: format!("the model {} has no chat template; use completions, or give a template", self.name),
+            param: Some("model".into()),
+        })
+    }
+
+    /// Source of the template for chats with tools, by which a grammar format is recognised; empty without a template.
+    pub fn template_source(&self) -> &str {
+        self.template.as_ref().map(ChatTemplate::tool_source).unwrap_or_default()
+    }
+
+    /// Whether the tokenizer has this text as one added token.
+    pub fn has_special(&self, text: &str) -> bool {
+        self.tokenizer.special_id(text).is_some()
+    }
+}
+
+/// Named special tokens for the template, from `tokenizer_config.json`, else `special_tokens_map.json`.
+pub(crate) fn special_tokens(dir: &Path, config: &Json) -> Result<Map<String, Json>, TokenizeError> {
+    let map = read_json(&dir.join("special_tokens_map.json"))?;
+    let text = |name: &str| {
+        let token = config.get(name).filter(|v| !v.is_null()).or_else(|| map.get(name));
+        token.and_then(token_text).map(|text| (name.to_owned(), Json::from(text)))
+    };
+    Ok(NAMED.iter().filter_map(|name| text(name)).collect())
+}
+
+/// Token ids given as a number or a list of numbers.
+fn ids(json: &Json) -> Vec<u32> {
+    let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
+    match json {
+        Json::Array(list) => list.iter().filter_map(id).collect(),
+        other => id(other).into_iter().collect(),
+    }
+}
+
+fn generation_defaults(config: &Json) -> GenerationDefaults {
+    let float = |name: &str| config.get(name).and_then(Json::as_f64).map(|x| x as f32);
+    let int = |name: &str| config.get(name).and_then(Json::as_u64).and_then(|n| u32::try_from(n).ok());
+    GenerationDefaults {
+        temperature: float("temperature"),
+        top_p: float("top_p"),
+        top_k: int("top_k"),
+        min_p: float("min_p"),
+        repetition_penalty: float("repetition_penalty"),
+        max_new_tokens: int("max_new_tokens"),
+        do_sample: config.get("do_sample").and_then(Json::as_bool),
+    }
+}

@@ -1,0 +1,180 @@
+//! Kimi's `tiktoken.model`, converted in memory to a byte-level BPE that gives the same ids.
+//!
+//! tiktoken merges by rank; the merges are recovered by running each token through the merges of lower rank until two
+//! parts remain. Pattern and reserved tokens are those of K2, K2-Thinking, K2.5 and K2.6.
+
+use std::collections::HashMap;
+
+use serde_json::Value as Json;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{AddedToken, SplitDelimiterBehavior};
+
+use super::bytes::alphabet;
+
+const PATTERN: &str = concat!(
+    r"[\p{Han}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"|\s*[\r\n]+",
+    r"|\s+(?!\S)",
+    r"|\s+",
+);
+
+/// Ids after the ranks that are special tokens, named or reserved.
+const SPECIAL_TOKENS: u32 = 256;
+/// The reference encodes at most so many characters at once,
+const MAX_PART: usize = 400_000;
+/// and at most so long a run of blanks or of other characters.
+pub(super) const MAX_RUN: usize = 25_000;
+
+/// Builds the tokenizer from the rank file and `added_tokens_decoder` of the configuration.
+pub(super) fn convert(model: &[u8], config: &Json) -> Result<tokenizers::Tokenizer, String> {
+    let tokens = ranks(model)?;
+    let by_bytes: HashMap<&[u8], u32> = tokens.iter().zip(0_u32..).map(|(token, id)| (token.as_slice(), id)).collect();
+    if by_bytes.len() != tokens.len() {
+        return Err("a token appears twice".into());
+    }
+    let alphabet = alphabet();
+    let spell = |bytes: &[u8]| bytes.iter().map(|b| alphabet[usize::from(*b)]).collect::<String>();
+    let mut merges = Vec::with_capacity(tokens.len());
+    for (token, rank) in tokens.iter().zip(0_u32..).filter(|(token, _)| token.len() > 1) {
+        let at = split(token, rank, &by_bytes).ok_or_else(|| format!("the token of rank {rank} has no merge"))?;
+        merges.push((spell(&token[..at]), spell(&token[at..])));
+    }
+    let vocab: Vocab = tokens.iter().zip(0_u32..).map(|(token, id)| (spell(token), id)).collect();
+    let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(true).build().map_err(|e| e.to_string())?;
+
+    let split = Split::new(SplitPattern::Regex(PATTERN.into()), SplitDelimiterBehavior::Isolated, false)
+        .map_err(|e| e.to_string())?;
+    let byte_level = ByteLevel::new(false, true, false);
+    let mut tokenizer = tokenizers::Tokenizer::new(bpe);
+    tokenizer.with_pre_tokenizer(Some(Sequence::new(vec![
+        PreTokenizerWrapper::Split(split),
+        PreTokenizerWrapper::ByteLevel(byte_level),
+    ])));
+    tokenizer.with_decoder(Some(byte_level));
+    add_special(&mut tokenizer, tokens.len() as u32, config)?;
+    Ok(tokenizer)
+}
+
+fn add_special(tokenizer: &mut tokenizers::Tokenizer, base: u32, config: &Json) -> Result<(), String> {
+    let mut named: HashMap<u32, AddedToken> = HashMap::new();
+    for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
+        let content = token.get("content").and_then(Json::as_str);
+        let (Ok(id), Some(content)) = (id.parse::<u32>(), content) else {
+            return Err(format!("tokenizer_config.json: added_tokens_decoder.{id} needs a number and a content"));
+        };
+        if !(base..base + SPECIAL_TOKENS).contains(&id) {
+            return Err(format!(
+                "tokenizer_config.json: added token {id} is outside {base}..{}",
+                base + SPECIAL_TOKENS
+            ));
+        }
+        let special = token.get("special").and_then(Json::as_bool).unwrap_or(false);
+        named.insert(id, AddedToken::from(content, special).normalized(false));
+    }
+    let reserved = |id| AddedToken::from(format!("<|reserved_token_{id}|>"), true).normalized(false);
+    let all = (base..base + SPECIAL_TOKENS).map(|id| named.remove(&id).unwrap_or_else(|| reserved(id)));
+    let added = tokenizer.add_tokens(all).map_err(|e| e.to_string())?;
+    match added == SPECIAL_TOKENS as usize {
+        true => Ok(()),
+        false => Err("tokenizer_config.json: two added tokens have the same content".into()),
+    }
+}
+
+/// Reads lines of base64 and rank; ranks must be 0, 1, 2, ...
+fn ranks(model: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+    let mut tokens = Vec::new();
+    for (number, line) in model.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty()) {
+        let bad = |what: &str| format!("line {}: {what}", number + 1);
+        let mut fields = line.trim_ascii().splitn(2, |b| *b == b' ');
+        let token = fields.next().and_then(base64).filter(|t| !t.is_empty()).ok_or_else(|| bad("not base64"))?;
+        let rank = fields.next().and_then(|rank| std::str::from_utf8(rank).ok()?.trim().parse::<usize>().ok());
+        if rank != Some(tokens.len()) {
+            return Err(bad(&format!("expected rank {}", tokens.len())));
+        }
+        tokens.push(token);
+    }
+    match tokens.len() {
+        256..=1_000_000 => Ok(tokens),
+        len => Err(format!("{len} ranks; expected 256 to 1000000")),
+    }
+}
+
+fn base64(text: &[u8]) -> Option<Vec<u8>> {
+    let text = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
+    let mut out = Vec::with_capacity(text.len() * 3 / 4);
+    let (mut bits, mut count) = (0_u32, 0);
+    for c in text {
+        let value = match c {
+            b'A'..=b'Z' => c - b'A',
+            b'a'..=b'z' => c - b'a' + 26,
+            b'0'..=b'9' => c - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = (bits << 6) | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+        }
+    }
+    Some(out)
+}
+
+/// Where the last merge of a token joins its two parts.
+fn split(token: &[u8], rank: u32, ranks: &HashMap<&[u8], u32>) -> Option<usize> {
+    // Borders of the parts; `pair[i]` is the rank of the parts i and i + 1 joined.
+    let mut borders: Vec<usize> = (0..=token.len()).collect();
+    let join = |borders: &[usize], i: usize| {
+        let range = *borders.get(i)?..*borders.get(i + 2)?;
+        ranks.get(&token[range]).copied().filter(|r| *r < rank)
+    };
+    let mut pairs: Vec<u32> = (0..token.len()).map(|i| join(&borders, i).unwrap_or(u32::MAX)).collect();
+    while borders.len() > 3 {
+        let (i, best) = pairs.iter().enumerate().min_by_key(|(_, rank)| **rank)?;
+        if *best == u32::MAX {
+            return None;
+        }
+        borders.remove(i + 1);
+        pairs.remove(i);
+        pairs[i] = join(&borders, i).unwrap_or(u32::MAX);
+        if i > 0 {
+            pairs[i - 1] = join(&borders, i - 1).unwrap_or(u32::MAX);
+        }
+    }
+    (borders.len() == 3).then(|| borders[1])
+}
+
+/// Cuts a text where the reference does, before encoding each part on its own.
+pub(super) fn cut(text: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let (mut start, mut count, mut run, mut space) = (0, 0, 0, None);
+    for (at, c) in text.char_indices() {
+        let is_space = c.is_whitespace() || ('\x1c'..='\x1f').contains(&c);
+        if count == MAX_PART {
+            parts.push(&text[start..at]);
+            (start, count, run, space) = (at, 0, 0, None);
+        }
+        count += 1;
+        if space != Some(is_space) {
+            (run, space) = (1, Some(is_space));
+            continue;
+        }
+        run += 1;
+        if run > MAX_RUN {
+            parts.push(&text[start..at]);
+            (start, run) = (at, 1);
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}

@@ -1,0 +1,85 @@
+//! Streaming detokenization: bytes are held until they are whole characters.
+
+use super::Tokenizer;
+use super::bytes::Start;
+
+/// What a token adds to the output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// Text, never empty and always valid UTF-8: a broken sequence has become U+FFFD.
+    Bytes(Vec<u8>),
+    /// An added token, special or not.
+    Special(&'a str),
+}
+
+/// Decodes one sequence token by token. All pieces together equal the lossy text of `Tokenizer::decode`.
+#[derive(Debug, Clone)]
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
+    held: Vec<u8>,
+    start: Start,
+}
+
+impl Detokenizer {
+    pub(super) fn new(tokenizer: Tokenizer) -> Self {
+        let start = tokenizer.0.start;
+        Detokenizer { tokenizer, held: Vec::new(), start }
+    }
+
+    /// Takes the next token; gives none, one or two pieces (text held back before an added token, and the token).
+    pub fn push(&mut self, id: u32) -> impl Iterator<Item = Piece<'_>> + use<'_> {
+        let (text, special) = match self.tokenizer.special(id) {
+            Some(special) => {
+                self.start.special(&[]);
+                (broken(&mut self.held), Some(Piece::Special(special)))
+            }
+            None => {
+                if let Some(bytes) = self.tokenizer.0.table.get(id) {
+                    self.held.extend_from_slice(self.start.text(bytes));
+                }
+                (whole(&mut self.held), None)
+            }
+        };
+        text.map(Piece::Bytes).into_iter().chain(special)
+    }
+
+    /// Ends the sequence; gives what was held back, as U+FFFD.
+    pub fn finish(&mut self) -> Option<Piece<'static>> {
+        broken(&mut self.held).map(Piece::Bytes)
+    }
+}
+
+/// Takes the whole characters out of `held`; broken ones become U+FFFD, an incomplete last one stays.
+fn whole(held: &mut Vec<u8>) -> Option<Vec<u8>> {
+    if let Ok(text) = std::str::from_utf8(held) {
+        return (!text.is_empty()).then(|| std::mem::take(held));
+    }
+    let mut out = Vec::with_capacity(held.len() + 3);
+    let mut rest = held.as_slice();
+    let tail = loop {
+        match std::str::from_utf8(rest) {
+            Ok(text) => {
+                out.extend_from_slice(text.as_bytes());
+                break Vec::new();
+            }
+            Err(error) => {
+                let (valid, after) = rest.split_at(error.valid_up_to());
+                out.extend_from_slice(valid);
+                match error.error_len() {
+                    Some(len) => {
+                        out.extend_from_slice("\u{fffd}".as_bytes());
+                        rest = &after[len..];
+                    }
+                    None => break after.to_vec(),
+                }
+            }
+        }
+    };
+    *held = tail;
+    (!out.is_empty()).then_some(out)
+}
+
+fn broken(held: &mut Vec<u8>) -> Option<Vec<u8>> {
+    let held = std::mem::take(held);
+    (!held.is_empty()).then(|| String::from_utf8_lossy(&held).into_owned().into_bytes())
+}

@@ -1,0 +1,174 @@
+//! Against what Python gives: `fixtures/make.py` wrote the tokenizers and `expected.json`.
+
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+
+use super::*;
+
+const NAMES: [&str; 4] = ["byte_level", "byte_fallback", "metaspace", "kimi"];
+
+fn dir(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures").join(name)
+}
+
+fn load(name: &str) -> Tokenizer {
+    Tokenizer::load(&dir(name)).unwrap()
+}
+
+fn cases(name: &str) -> Vec<Json> {
+    let json: Json = serde_json::from_str(include_str!("fixtures/expected.json")).unwrap();
+    json[name].as_array().unwrap().clone()
+}
+
+fn ids(case: &Json, key: &str) -> Vec<u32> {
+    case[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let mut detokenizer = tokenizer.detokenizer();
+    let mut out = String::new();
+    let mut put = |piece: Piece<'_>| match piece {
+        Piece::Bytes(bytes) => out.push_str(std::str::from_utf8(&bytes).expect("whole characters")),
+        Piece::Special(text) => out.push_str(text),
+    };
+    for id in ids {
+        detokenizer.push(*id).for_each(&mut put);
+    }
+    detokenizer.finish().into_iter().for_each(put);
+    out
+}
+
+#[test]
+fn ids_and_text_equal_python() {
+    for name in NAMES {
+        let tokenizer = load(name);
+        for case in cases(name) {
+            let text = case["text"].as_str().unwrap();
+            for (key, how) in [("ids", Encode::TEMPLATED), ("with_special", Encode::PROMPT), ("plain", Encode::TEXT)] {
+                assert_eq!(tokenizer.encode(text, how).unwrap(), ids(&case, key), "{name} {key} {text:?}");
+            }
+            let ids = ids(&case, "ids");
+            let decoded = String::from_utf8(tokenizer.decode(&ids)).unwrap();
+            assert_eq!(decoded, case["decoded"].as_str().unwrap(), "{name} {text:?}");
+        }
+    }
+}
+
+#[test]
+fn streaming_equals_decoding_for_any_ids() {
+    for name in NAMES {
+        let tokenizer = load(name);
+        let size = tokenizer.vocab_size() as u64;
+        for seed in 0..200_u64 {
+            let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let random: Vec<u32> = (0..seed % 40)
+                .map(|_| {
+                    x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    // Every second token is among the single bytes, so that characters break.
+                    (if x >> 63 == 0 { (x >> 33) % 259 } else { (x >> 33) % size }) as u32
+                })
+                .collect();
+            let batch = String::from_utf8_lossy(&tokenizer.decode(&random)).into_owned();
+            assert_eq!(stream(&tokenizer, &random), batch, "{name} {random:?}");
+        }
+    }
+}
+
+#[test]
+fn incomplete_characters_are_held() {
+    let tokenizer = load("kimi");
+    let byte = |b: u8| tokenizer.encode_bytes(b);
+    let mut detokenizer = tokenizer.detokenizer();
+    let [a, b, c] = [0xe5, 0x8c, 0x97].map(byte);
+    assert_eq!(detokenizer.push(a).count(), 0);
+    assert_eq!(detokenizer.push(b).count(), 0);
+    assert_eq!(detokenizer.push(c).collect::<Vec<_>>(), [Piece::Bytes("北".into())]);
+    // An added token breaks a character off.
+    assert_eq!(detokenizer.push(a).count(), 0);
+    let end = tokenizer.special_id("<|im_end|>").unwrap();
+    assert_eq!(
+        detokenizer.push(end).collect::<Vec<_>>(),
+        [Piece::Bytes("\u{fffd}".into()), Piece::Special("<|im_end|>")]
+    );
+    assert_eq!(detokenizer.push(a).count(), 0);
+    assert_eq!(detokenizer.finish(), Some(Piece::Bytes("\u{fffd}".into())));
+    assert_eq!(detokenizer.finish(), None);
+}
+
+impl Tokenizer {
+    fn encode_bytes(&self, byte: u8) -> u32 {
+        (0..256).find(|id| self.token_bytes(*id).is_some_and(|b| *b == [byte])).unwrap()
+    }
+}
+
+#[test]
+fn added_tokens_are_known_by_name_and_id() {
+    let kimi = load("kimi");
+    let base = kimi.vocab_size() as u32 - 256;
+    assert_eq!(kimi.special_id("[BOS]"), Some(base));
+    assert_eq!(kimi.special(base + 3), Some(format!("<|reserved_token_{}|>", base + 3).as_str()));
+    assert_eq!(kimi.special_id("[PAD]"), Some(base + 255));
+    let tool = kimi.special_id("<tool>").unwrap();
+    assert!(!kimi.is_control(tool) && kimi.is_control(base));
+    assert_eq!(kimi.token_bytes(tool).as_deref(), Some(b"<tool>".as_slice()));
+    assert_eq!(kimi.token_bytes(base + 256), None);
+    assert_eq!(kimi.special(0), None);
+}
+
+#[test]
+fn sentencepiece_tokens_keep_their_blank() {
+    for name in ["byte_fallback", "metaspace"] {
+        let tokenizer = load(name);
+        let ids = tokenizer.encode(" x", Encode::TEXT).unwrap();
+        let middle: Vec<u8> = ids.iter().flat_map(|id| tokenizer.token_bytes(*id).unwrap().into_owned()).collect();
+        assert!(middle.starts_with(b" "), "{name}");
+        let newline =
+            (0..tokenizer.vocab_size() as u32).find(|id| tokenizer.token_bytes(*id).as_deref() == Some(b"\n"));
+        assert!(newline.is_some(), "{name}: the byte token of a newline");
+    }
+}
+
+#[test]
+fn long_texts_are_refused_and_long_runs_cut() {
+    let tokenizer = load("kimi");
+    let text = "a".repeat(MAX_TEXT_BYTES + 1);
+    assert!(matches!(tokenizer.encode(&text, Encode::TEXT), Err(TokenizeError::TooLong { .. })));
+    let lengths = |text: &str| kimi::cut(text).iter().map(|part| part.len()).collect::<Vec<_>>();
+    assert_eq!(lengths(&" ".repeat(60_000)), [25_000, 25_000, 10_000]);
+    assert_eq!(lengths(&("a ".repeat(30_000))), [60_000]);
+    assert_eq!(lengths(&("a ".repeat(250_000))), [400_000, 100_000]);
+}
+
+#[test]
+fn unsupported_tokenizers_are_refused_by_name() {
+    let root = std::env::temp_dir().join(format!("rein-tokenize-{}", std::process::id()));
+    let refuse = |name: &str, files: &[(&str, &str)], expected: &str| {
+        let dir = root.join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        for (file, text) in files {
+            std::fs::write(dir.join(file), text).unwrap();
+        }
+        let error = Tokenizer::load(&dir).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refuse("none", &[], "no tokenizer.json and no tiktoken.model");
+    refuse("spm", &[("tokenizer.model", "x")], "SentencePiece");
+    refuse("tekken", &[("tekken.json", "{}")], "Tekken");
+    refuse("broken", &[("tokenizer.json", "{\"model\": ")], "tokenizer.json");
+    refuse("class", &[("tiktoken.model", ""), ("tokenizer_config.json", "{\"tokenizer_class\": \"Other\"}")], "Other");
+    refuse(
+        "ranks",
+        &[
+            ("tiktoken.model", "IQ== 0\nIg== 7\n"),
+            ("tokenizer_config.json", "{\"tokenizer_class\": \"TikTokenTokenizer\"}"),
+        ],
+        "line 2: expected rank 1",
+    );
+    let wordpiece = std::fs::read_to_string(dir("byte_level").join("tokenizer.json")).unwrap().replace(
+        "\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, \"use_regex\": true}",
+        "\"decoder\": {\"type\": \"WordPiece\", \"prefix\": \"##\", \"cleanup\": true}",
+    );
+    refuse("wordpiece", &[("tokenizer.json", &wordpiece)], "decoder WordPiece");
+    let _ = std::fs::remove_dir_all(root);
+}
