@@ -176,9 +176,9 @@ impl Parser {
         self.calls
     }
 
-    /// Bytes looked at so far, counting each look: what the parser costs, without a clock.
+    /// Bytes looked at or moved so far, counting each time: what the parser costs, without a clock.
     pub fn work(&self) -> u64 {
-        self.work
+        self.work + self.input.moved()
     }
 
     /// Where the letters of a tool marker count, it makes no difference that the tokenizer has it as one token.

@@ -37,6 +37,8 @@ pub(crate) struct Input {
     pos: usize,
     /// The start of a character, at most three bytes.
     partial: Vec<u8>,
+    /// Bytes moved to the front so far.
+    moved: u64,
 }
 
 impl Input {
@@ -91,7 +93,12 @@ impl Input {
         } else if self.pos > SLACK && self.pos * 2 > self.bytes.len() {
             self.bytes.drain(..self.pos);
             self.pos = 0;
+            self.moved += self.bytes.len() as u64;
         }
+    }
+
+    pub fn moved(&self) -> u64 {
+        self.moved
     }
 }
 

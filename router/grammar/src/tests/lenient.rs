@@ -198,6 +198,7 @@ fn hermes() {
         ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x", "C?(f|-|{\"a\": \"x)"),
         ("<tool_call>{\"name\": \"f\", \"arguments\": {}", "C?(f|-|{})"),
         ("<tool_call>{\"name\": \"f\", \"arguments\": {}}", "C(f|-|{})"),
+        ("<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"", "C?(f|-|{\"a\": 1})"),
         ("<tool_call>{\"arguments\": {\"a\": 1}, \"name", "M({\"arguments\": {\"a\": 1}, \"name)"),
         // Text that only begins like a marker.
         ("a < b <tool <tool_ca", "T(a < b <tool <tool_ca)"),
