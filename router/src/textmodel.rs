@@ -215,3 +215,109 @@ fn generation_defaults(config: &Json) -> GenerationDefaults {
         do_sample: config.get("do_sample").and_then(Json::as_bool),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A model directory with the tiny Kimi tokenizer (its base vocabulary, then [BOS] +0, [EOS] +1, <|im_end|> +2).
+    struct Model(PathBuf);
+
+    impl Model {
+        fn new(name: &str, config: &Json) -> Self {
+            let dir = std::env::temp_dir().join(format!("rein-textmodel-{}-{name}", std::process::id()));
+            fs::create_dir_all(&dir).unwrap();
+            let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures/kimi");
+            for file in ["tiktoken.model", "tokenizer_config.json"] {
+                fs::copy(fixture.join(file), dir.join(file)).unwrap();
+            }
+            fs::write(dir.join("config.json"), config.to_string()).unwrap();
+            Model(dir)
+        }
+
+        fn with(self, file: &str, text: &str) -> Self {
+            fs::write(self.0.join(file), text).unwrap();
+            self
+        }
+
+        fn load(&self) -> Result<TextModel, TextError> {
+            TextModel::load(&self.0, &Overrides::default())
+        }
+    }
+
+    impl Drop for Model {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn config() -> Json {
+        json!({"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 4096, "eos_token_id": [3, 5]})
+    }
+
+    fn user(text: &str) -> RenderInput {
+        let messages = vec![json!({"role": "user", "content": text})];
+        RenderInput { messages, ..RenderInput::default() }
+    }
+
+    #[test]
+    fn a_directory_tells_all() {
+        let model = Model::new("all", &config())
+            .with("generation_config.json", r#"{"eos_token_id": 7, "temperature": 0.6, "top_k": 20, "do_sample": true}"#)
+            .with("chat_template.jinja", "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}");
+        let text = model.load().unwrap();
+        let base = text.tokenizer.vocab_size() as u32 - 256;
+        assert_eq!(text.stop_token_ids, [3, 5, 7, base + 1], "config, generation_config and the tokenizer's EOS");
+        assert_eq!((text.bos_token_id, text.eos_token_id), (Some(base), Some(base + 1)));
+        assert_eq!((text.max_context, text.architecture.as_str()), (4096, "DeepseekV3ForCausalLM"));
+        assert_eq!((text.generation.temperature, text.generation.top_k), (Some(0.6), Some(20)));
+        assert_eq!((text.generation.top_p, text.generation.do_sample), (None, Some(true)));
+        assert!(text.name.contains("rein-textmodel") && text.has_special("<tool>") && !text.has_special("<x>"));
+        assert!(text.template_source().contains("bos_token"));
+        let rendered = text.render(&user("a<tool>")).unwrap();
+        assert_eq!(rendered.prompt, "[BOS]a<tool>[EOS]");
+        assert_eq!(rendered.ids.first(), Some(&base));
+        assert_eq!(rendered.ids[2..], [text.tokenizer.special_id("<tool>").unwrap(), base + 1]);
+    }
+
+    #[test]
+    fn a_model_without_template_is_for_completions() {
+        let text = Model::new("base", &config()).load().unwrap();
+        let error = text.render(&user("x")).unwrap_err().to_string();
+        assert!(error.contains("has no chat template; use completions"), "{error}");
+        assert_eq!(text.template_source(), "");
+    }
+
+    #[test]
+    fn overrides_win_but_do_not_widen() {
+        let model = Model::new("over", &json!({"text_config": config()}));
+        let load = |max_context| {
+            let overrides = Overrides { name: Some("n".into()), max_context: Some(max_context), ..Overrides::default() };
+            TextModel::load(&model.0, &overrides).unwrap()
+        };
+        assert_eq!((load(100).max_context, load(100_000).max_context, load(1).name.as_str()), (100, 4096, "n"));
+        assert_eq!(load(1).architecture, "DeepseekV3ForCausalLM");
+        assert!(load(1).stop_token_ids.starts_with(&[3, 5]));
+    }
+
+    #[test]
+    fn bad_directories_are_refused_by_name() {
+        for (name, config, expected) in [
+            ("nothing", json!(null), "config.json"),
+            ("context", json!({"architectures": ["X"]}), "max_position_embeddings"),
+            ("eos", json!({"max_position_embeddings": 8, "eos_token_id": 1_000_000}), "eos_token_id: 1000000"),
+        ] {
+            let error = Model::new(name, &config).load().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = Model::new("json", &config()).with("generation_config.json", "{").load().unwrap_err().to_string();
+        assert!(error.contains("generation_config.json"), "{error}");
+        let error = Model::new("jinja", &config()).with("chat_template.jinja", "{% if").load().unwrap_err().to_string();
+        assert!(error.contains("does not parse"), "{error}");
+    }
+}
