@@ -7,7 +7,7 @@ use super::{AbortHandle, Collective};
 use crate::error::{Error, Result};
 
 /// How often a waiting rank looks before it parks, in spin-loop turns (tens of microseconds).
-const SPINS: u32 = 20_000;
+const SPINS: u32 = 4_000;
 
 /// What a rank shows the others in one operation.
 #[derive(Default)]

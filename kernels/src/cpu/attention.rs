@@ -134,7 +134,7 @@ pub fn attend(pool: &Pool, isa: Isa, cache: &Cache, spans: &[Span], plan: &Plan,
     let total: usize = spans.iter().map(|s| s.len).sum();
     // Heads of a group share the reading of keys: keep them together unless threads would idle.
     let units = total * plan.kv_heads;
-    let split = (2 * pool.threads()).div_ceil(units.max(1)).clamp(1, plan.group.div_ceil(4).max(1));
+    let split = pool.threads().div_ceil(units.max(1)).clamp(1, plan.group.div_ceil(4).max(1));
     let heads_per_item = plan.group.div_ceil(split).min(QUERIES);
     let rows_per_item = (QUERIES / heads_per_item).max(1);
     let mut items = Vec::new();
@@ -152,6 +152,10 @@ pub fn attend(pool: &Pool, isa: Isa, cache: &Cache, spans: &[Span], plan: &Plan,
     items.sort_by_key(|item| std::cmp::Reverse(item.span.start + item.rows.end));
     let width = (plan.value)(0).width;
     let need = spans.iter().map(|s| s.row + s.len).max().unwrap_or(0) * plan.kv_heads * plan.group * width;
+    if total * plan.kv_heads * plan.group * width < out.len() {
+        // Rows of no span.
+        out.fill(0.0);
+    }
     assert!(out.len() >= need, "attention output has {} numbers, needs {need}", out.len());
     let out = SharedPtr(out.as_mut_ptr());
     pool.run(items.len(), &|i| {
@@ -168,35 +172,60 @@ pub fn attend(pool: &Pool, isa: Isa, cache: &Cache, spans: &[Span], plan: &Plan,
     });
 }
 
-/// Numbers of the cache.
+/// Numbers of the cache. 32 of them are loaded in the order that is cheapest, which queries and outputs follow: number i
+/// of whole 32 stands at `place(i)`. What remains beyond the last 32 keeps its order.
 trait Number: Copy {
-    unsafe fn load<S: Simd>(p: *const Self) -> S::V;
+    fn place(i: usize) -> usize;
+    unsafe fn load_32<S: Simd>(p: *const Self) -> [S::V; 2];
+    /// At most 16.
     unsafe fn load_n<S: Simd>(p: *const Self, n: usize) -> S::V;
+}
+
+/// Copies a vector into the order of `Number::place`, or back.
+#[inline(always)]
+fn permute<T: Number>(from: &[f32], to: &mut [f32], back: bool) {
+    let whole = from.len().min(to.len()) / 32 * 32;
+    for base in (0..whole).step_by(32) {
+        for i in 0..32 {
+            let (a, b) = if back { (T::place(i), i) } else { (i, T::place(i)) };
+            to[base + b] = from[base + a];
+        }
+    }
+    let end = from.len().min(to.len());
+    to[whole..end].copy_from_slice(&from[whole..end]);
 }
 
 impl Number for f32 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const f32) -> S::V {
-        // SAFETY: the same contract.
-        unsafe { S::load(p) }
+    fn place(i: usize) -> usize {
+        i
+    }
+    #[inline(always)]
+    unsafe fn load_32<S: Simd>(p: *const f32) -> [S::V; 2] {
+        // SAFETY: valid for 32 numbers by the caller's promise.
+        unsafe { [S::load(p), S::load(p.add(16))] }
     }
     #[inline(always)]
     unsafe fn load_n<S: Simd>(p: *const f32, n: usize) -> S::V {
         // SAFETY: the same contract.
-        unsafe { S::load_n(p, n) }
+        unsafe { if n == 16 { S::load(p) } else { S::load_n(p, n) } }
     }
 }
 
 impl Number for bf16 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
-        // SAFETY: the same contract.
-        unsafe { S::load_bf16(p) }
+    fn place(i: usize) -> usize {
+        i / 2 + 16 * (i % 2)
+    }
+    #[inline(always)]
+    unsafe fn load_32<S: Simd>(p: *const bf16) -> [S::V; 2] {
+        // SAFETY: valid for 32 numbers by the caller's promise.
+        unsafe { S::load_bf16_split(p) }
     }
     #[inline(always)]
     unsafe fn load_n<S: Simd>(p: *const bf16, n: usize) -> S::V {
         // SAFETY: the same contract.
-        unsafe { S::load_bf16_n(p, n) }
+        unsafe { if n == 16 { S::load_bf16(p) } else { S::load_bf16_n(p, n) } }
     }
 }
 
@@ -225,8 +254,8 @@ unsafe fn item_generic<S: Simd, T: Number>(
 ) {
     let heads = item.heads.len();
     let queries = item.rows.len() * heads;
-    // Queries are taken by four, but one or two alone are taken as such.
-    let padded = if queries <= 2 { queries } else { queries.next_multiple_of(4) };
+    // Queries are taken by eight, few alone as one, two or four.
+    let padded = if queries > 4 { queries.next_multiple_of(8) } else { queries.next_power_of_two() };
     let value = (plan.value)(item.group);
     let keys = (plan.keys)(item.group);
     let q_width: usize = plan.parts.iter().map(|p| p.width.next_multiple_of(16)).sum();
@@ -252,7 +281,7 @@ unsafe fn item_generic<S: Simd, T: Number>(
                 let from = (item.span.row + row) * part.row_stride
                     + (item.group * plan.group + head) * part.head_stride
                     + part.offset;
-                q[at..at + part.width].copy_from_slice(&part.q[from..from + part.width]);
+                permute::<T>(&part.q[from..from + part.width], &mut q[at..at + part.width], false);
                 at += part.width.next_multiple_of(16);
             }
         }
@@ -273,7 +302,8 @@ unsafe fn item_generic<S: Simd, T: Number>(
             match padded {
                 1 => score_tile::<S, T, 1, 16>(cache, &keys, &places, count, q, q_width, scores),
                 2 => score_tile::<S, T, 2, 8>(cache, &keys, &places, count, q, q_width, scores),
-                _ => score_tile::<S, T, 4, 4>(cache, &keys, &places, count, q, q_width, scores),
+                4 => score_tile::<S, T, 4, 4>(cache, &keys, &places, count, q, q_width, scores),
+                _ => score_tile::<S, T, 8, 2>(cache, &keys, &places, count, q, q_width, scores),
             }
         }
         for i in 0..queries {
@@ -287,9 +317,10 @@ unsafe fn item_generic<S: Simd, T: Number>(
         // SAFETY: acc has padded * out_width numbers, out_width being the value's width rounded up to 16.
         unsafe {
             match padded {
-                1 => value_tile::<S, T, 1>(cache, value, &places[..count], scores, decay, acc, out_width),
-                2 => value_tile::<S, T, 2>(cache, value, &places[..count], scores, decay, acc, out_width),
-                _ => value_tile::<S, T, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
+                1 => value_tile::<S, T, 1, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
+                2 => value_tile::<S, T, 2, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
+                4 => value_tile::<S, T, 4, 4>(cache, value, &places[..count], scores, decay, acc, out_width),
+                _ => value_tile::<S, T, 8, 2>(cache, value, &places[..count], scores, decay, acc, out_width),
             }
         }
     }
@@ -302,7 +333,8 @@ unsafe fn item_generic<S: Simd, T: Number>(
             // SAFETY: the caller's out has room for every row and head; this item alone writes these.
             let to = unsafe { std::slice::from_raw_parts_mut(out.add(to), value.width) };
             let total = sum[i];
-            to.iter_mut().zip(&acc[i * out_width..]).for_each(|(to, x)| *to = x / total);
+            permute::<T>(&acc[i * out_width..][..value.width], to, true);
+            to.iter_mut().for_each(|x| *x /= total);
         }
     }
 }
@@ -334,29 +366,33 @@ unsafe fn score_tile<S: Simd, T: Number, const Q: usize, const K: usize>(
                     for (k, key) in key.iter_mut().enumerate() {
                         *key = key.add(places[j + k] * width);
                     }
-                    let whole = field.width / 16 * 16;
+                    let whole = field.width / 32 * 32;
                     let mut d = 0;
                     while d < whole {
-                        let mut x = [S::splat(0.0); Q];
-                        for (r, x) in x.iter_mut().enumerate() {
-                            *x = S::load(at.add(r * q_width + d));
-                        }
+                        let mut y = [[S::splat(0.0); 2]; K];
                         for k in 0..K {
-                            let y = T::load::<S>(key[k].add(d));
+                            y[k] = T::load_32::<S>(key[k].add(d));
+                        }
+                        for half in 0..2 {
                             for r in 0..Q {
-                                acc[r * K + k] = S::fma(x[r], y, acc[r * K + k]);
+                                let x = S::load(at.add(r * q_width + d + 16 * half));
+                                for k in 0..K {
+                                    acc[r * K + k] = S::fma(x, y[k][half], acc[r * K + k]);
+                                }
                             }
                         }
-                        d += 16;
+                        d += 32;
                     }
-                    if whole < field.width {
+                    while d < field.width {
+                        let n = (field.width - d).min(16);
                         for k in 0..K {
-                            let y = T::load_n::<S>(key[k].add(whole), field.width - whole);
+                            let y = T::load_n::<S>(key[k].add(d), n);
                             for r in 0..Q {
-                                let x = S::load(at.add(r * q_width + whole));
+                                let x = S::load(at.add(r * q_width + d));
                                 acc[r * K + k] = S::fma(x, y, acc[r * K + k]);
                             }
                         }
+                        d += 16;
                     }
                     at = at.add(field.width.next_multiple_of(16));
                 }
@@ -381,11 +417,23 @@ unsafe fn softmax_step<S: Simd>(
     sum: &mut f32,
     decay: &mut f32,
 ) {
+    row[..low].fill(f32::NEG_INFINITY);
+    row[high.max(low)..].fill(f32::NEG_INFINITY);
     let mut largest = *max;
-    for (j, x) in row.iter_mut().enumerate() {
-        *x = if (low..high).contains(&j) { *x * scale } else { f32::NEG_INFINITY };
-        // NaN is let through to the weights, not to the maximum.
-        largest = if *x > largest { *x } else { largest };
+    // SAFETY: the row has TILE = 4 * 16 numbers.
+    unsafe {
+        let mut top = S::splat(f32::NEG_INFINITY);
+        for j in (0..TILE).step_by(16) {
+            let p = row.as_mut_ptr().add(j);
+            let x = S::mul(S::load(p), S::splat(scale));
+            S::store(p, x);
+            top = S::max(x, top);
+        }
+        let mut lanes = [0.0f32; 16];
+        S::store(lanes.as_mut_ptr(), top);
+        for x in lanes {
+            largest = if x > largest { x } else { largest };
+        }
     }
     if largest == f32::NEG_INFINITY && low >= high {
         // Nothing seen yet: no weight, nothing to rescale.
@@ -409,9 +457,9 @@ unsafe fn softmax_step<S: Simd>(
     *max = largest;
 }
 
-/// acc[q] = acc[q] * decay[q] + sum over the places of weight * value.
+/// acc[q] = acc[q] * decay[q] + sum over the places of weight * value, Q queries and 16 * N numbers (N even) at a time.
 #[inline(always)]
-unsafe fn value_tile<S: Simd, T: Number, const Q: usize>(
+unsafe fn value_tile<S: Simd, T: Number, const Q: usize, const N: usize>(
     cache: &Cache,
     field: Field,
     places: &[usize],
@@ -426,34 +474,13 @@ unsafe fn value_tile<S: Simd, T: Number, const Q: usize>(
     unsafe {
         let base = base.cast::<T>().add(field.offset).cast_const();
         let mut d = 0;
-        while d + 64 <= field.width {
-            for i in (0..decay.len()).step_by(Q) {
-                let out = acc.as_mut_ptr().add(i * out_width + d);
-                let mut c = [[S::splat(0.0); 4]; Q];
-                for r in 0..Q {
-                    let factor = S::splat(decay[i + r]);
-                    for n in 0..4 {
-                        c[r][n] = S::mul(S::load(out.add(r * out_width + n * 16)), factor);
-                    }
-                }
-                for (j, place) in places.iter().enumerate() {
-                    let v = base.add(place * width + d);
-                    let v: [S::V; 4] =
-                        [T::load::<S>(v), T::load::<S>(v.add(16)), T::load::<S>(v.add(32)), T::load::<S>(v.add(48))];
-                    for r in 0..Q {
-                        let weight = S::splat(*weights.get_unchecked((i + r) * TILE + j));
-                        for n in 0..4 {
-                            c[r][n] = S::fma(weight, v[n], c[r][n]);
-                        }
-                    }
-                }
-                for r in 0..Q {
-                    for n in 0..4 {
-                        S::store(out.add(r * out_width + n * 16), c[r][n]);
-                    }
-                }
-            }
-            d += 64;
+        while d + 16 * N <= field.width {
+            value_part::<S, T, Q, N>(base.add(d), width, places, weights, decay, acc.as_mut_ptr().add(d), out_width);
+            d += 16 * N;
+        }
+        while N > 2 && d + 32 <= field.width {
+            value_part::<S, T, Q, 2>(base.add(d), width, places, weights, decay, acc.as_mut_ptr().add(d), out_width);
+            d += 32;
         }
         while d < field.width {
             let n = (field.width - d).min(16);
@@ -461,13 +488,56 @@ unsafe fn value_tile<S: Simd, T: Number, const Q: usize>(
                 let out = acc.as_mut_ptr().add(i * out_width + d);
                 let mut c = S::mul(S::load(out), S::splat(decay[i]));
                 for (j, place) in places.iter().enumerate() {
-                    let v = base.add(place * width + d);
-                    let v = if n == 16 { T::load::<S>(v) } else { T::load_n::<S>(v, n) };
+                    let v = T::load_n::<S>(base.add(place * width + d), n);
                     c = S::fma(S::splat(weights[i * TILE + j]), v, c);
                 }
                 S::store(out, c);
             }
             d += 16;
+        }
+    }
+}
+
+/// 16 * N columns of `value_tile`, at `base` and `acc`.
+#[inline(always)]
+unsafe fn value_part<S: Simd, T: Number, const Q: usize, const N: usize>(
+    base: *const T,
+    width: usize,
+    places: &[usize],
+    weights: &[f32],
+    decay: &[f32],
+    acc: *mut f32,
+    out_width: usize,
+) {
+    for i in (0..decay.len()).step_by(Q) {
+        // SAFETY: the caller's columns lie within entries and within acc; weights has TILE for each query.
+        unsafe {
+            let out = acc.add(i * out_width);
+            let mut c = [[S::splat(0.0); N]; Q];
+            for r in 0..Q {
+                let factor = S::splat(decay[i + r]);
+                for n in 0..N {
+                    c[r][n] = S::mul(S::load(out.add(r * out_width + n * 16)), factor);
+                }
+            }
+            for (j, place) in places.iter().enumerate() {
+                let v = base.add(place * width);
+                let mut y = [S::splat(0.0); N];
+                for n in (0..N).step_by(2) {
+                    [y[n], y[n + 1]] = T::load_32::<S>(v.add(16 * n));
+                }
+                for r in 0..Q {
+                    let weight = S::splat(*weights.get_unchecked((i + r) * TILE + j));
+                    for n in 0..N {
+                        c[r][n] = S::fma(weight, y[n], c[r][n]);
+                    }
+                }
+            }
+            for r in 0..Q {
+                for n in 0..N {
+                    S::store(out.add(r * out_width + n * 16), c[r][n]);
+                }
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::buffer::Buffer;
 use super::memory::{Arena, Block};
 use super::pool::{Pool, SharedPtr};
 use super::simd::{Isa, Simd, int8_slot, simd_fn};
@@ -24,6 +25,8 @@ const GROUP_STEPS: usize = GROUP / 2;
 const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
 /// Steps taken over all row tiles before going on: 32 KiB of weights, which stay in the first-level cache.
 const CHUNK_STEPS: usize = 256;
+/// How far ahead of its use an int8 panel is fetched, in bytes.
+const INT8_AHEAD: usize = 16 << 10;
 /// Activations of a row block, in bytes: they stay in the second-level cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 384 << 10;
 /// Weight bytes of a work item at least.
@@ -37,6 +40,9 @@ pub struct Panels {
     pub ins: usize,
     steps: usize,
     panel_bytes: usize,
+    /// Panel p starts at `first + p * stride` of the block.
+    first: usize,
+    stride: usize,
     block: Block,
 }
 
@@ -96,34 +102,48 @@ impl Number for bf16 {
 
 impl Panels {
     pub fn pack(pool: &Pool, arena: &Arena, source: &Source, precision: Precision) -> Result<Panels> {
-        source.check()?;
-        let padded = source.cols.next_multiple_of(GROUP);
-        let (steps, panel_bytes) = match precision {
-            Precision::F32 => (padded, padded * PANEL * 4),
-            Precision::Bf16 => (padded / 2, padded * PANEL * 2),
-            Precision::Int8 => (padded / 2, padded / GROUP * GROUP_BYTES),
+        let [panels] = Panels::pack_side_by_side(pool, arena, [source], precision)?;
+        Ok(panels)
+    }
+
+    /// Packs matrices of one shape that are read together: panel by panel in turns.
+    pub fn pack_side_by_side<const N: usize>(
+        pool: &Pool,
+        arena: &Arena,
+        sources: [&Source; N],
+        precision: Precision,
+    ) -> Result<[Panels; N]> {
+        let (outs, ins) = (sources[0].rows, sources[0].cols);
+        for source in sources {
+            source.check()?;
+            assert_eq!((source.rows, source.cols), (outs, ins), "matrices side by side");
+        }
+        let padded = ins.next_multiple_of(GROUP);
+        let steps = steps_of(ins, precision);
+        let panel_bytes = match precision {
+            Precision::F32 | Precision::Bf16 => steps * PANEL * 4,
+            Precision::Int8 => padded / GROUP * GROUP_BYTES,
         };
-        let panels = source.rows.div_ceil(PANEL);
+        let panels = outs.div_ceil(PANEL) * N;
         let block = arena.take(panels * panel_bytes)?;
         let base = SharedPtr(block.ptr());
-        pool.run(panels, &|p| {
+        pool.run(panels, &|i| {
             // SAFETY: the block is fresh and has panel_bytes for each panel; each item writes its own panel.
-            let panel = unsafe { std::slice::from_raw_parts_mut(base.get().add(p * panel_bytes), panel_bytes) };
+            let panel = unsafe { std::slice::from_raw_parts_mut(base.get().add(i * panel_bytes), panel_bytes) };
+            let (source, p) = (sources[i % N], i / N);
             match source.data {
                 HostData::F32(data) => pack_panel(source, data, p, precision, panel),
                 HostData::Bf16(data) => pack_panel(source, data, p, precision, panel),
             }
         });
-        Ok(Panels { precision, outs: source.rows, ins: source.cols, steps, panel_bytes, block })
+        Ok(std::array::from_fn(|n| {
+            let block = block.clone();
+            Panels { precision, outs, ins, steps, panel_bytes, first: n * panel_bytes, stride: N * panel_bytes, block }
+        }))
     }
 
     pub fn panels(&self) -> usize {
         self.outs.div_ceil(PANEL)
-    }
-
-    /// Bytes of packed weights.
-    pub fn bytes(&self) -> usize {
-        self.block.len()
     }
 
     /// Panels that make a work item of sensible size, leaving some items for each of `threads`.
@@ -133,7 +153,7 @@ impl Panels {
     }
 
     fn panel(&self, p: usize) -> *const u8 {
-        self.block.ptr().wrapping_add(p * self.panel_bytes)
+        self.block.ptr().wrapping_add(self.first + p * self.stride)
     }
 }
 
@@ -194,7 +214,8 @@ pub struct Tile {
 
 /// Activations in the order the kernel reads them.
 pub struct Packed {
-    pub words: Vec<u32>,
+    /// 32-bit words, which are f32 or pairs of bf16.
+    pub words: Buffer,
     pub steps: usize,
     pub tiles: Vec<Tile>,
 }
@@ -226,10 +247,11 @@ pub fn steps_of(ins: usize, precision: Precision) -> usize {
 }
 
 impl Packed {
-    pub fn zeroed(tiles: Vec<Tile>, ins: usize, precision: Precision) -> Packed {
+    /// Room for the rows of the tiles, to be written by `pack_row`.
+    pub fn room(tiles: Vec<Tile>, ins: usize, precision: Precision) -> Packed {
         let rows = tiles.last().map_or(0, |t| t.first + t.rows);
         let steps = steps_of(ins, precision);
-        Packed { words: vec![0; rows * steps], steps, tiles }
+        Packed { words: Buffer::stale(rows * steps), steps, tiles }
     }
 
     /// Packs rows of `ins` numbers; packed row i starts at `x[source(i)]`.
@@ -242,8 +264,8 @@ impl Packed {
         precision: Precision,
         source: &(dyn Fn(usize) -> usize + Sync),
     ) -> Packed {
-        let mut packed = Packed::zeroed(tiles, ins, precision);
-        let (steps, base) = (packed.steps, SharedPtr(packed.words.as_mut_ptr()));
+        let mut packed = Packed::room(tiles, ins, precision);
+        let (steps, base) = (packed.steps, SharedPtr(packed.words.as_mut_ptr().cast::<u32>()));
         let pack = |t: usize| {
             let tile = packed.tiles[t];
             for r in 0..tile.rows {
@@ -295,12 +317,14 @@ simd_fn!(
     pub fn pack_row(row: &[f32], dst: *mut u32, stride: usize, precision: Precision) = pack_row_generic
 );
 
-/// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, else added to.
+/// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, else added to. Weights
+/// `ahead` numbers further on are fetched meanwhile.
 #[inline(always)]
 unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
     a: *const u32,
     w: *const f32,
     steps: usize,
+    ahead: usize,
     acc: *mut f32,
     first: bool,
 ) {
@@ -316,6 +340,8 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
         for _ in 0..steps {
             let w0 = S::load(w);
             let w1 = S::load(w.add(16));
+            S::prefetch(w.wrapping_add(ahead).cast());
+            S::prefetch(w.wrapping_add(ahead + 16).cast());
             for (r, c) in c.iter_mut().enumerate() {
                 let x = S::splat(*a.add(r));
                 if PAIRS {
@@ -336,42 +362,49 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
     }
 }
 
-/// As `tile_kernel`, for widened int8 groups: each group's sum is scaled, then added.
+/// As `tile_kernel`, for int8 groups: each group's sum is scaled, then added. With `WIDENED` the steps come from w as
+/// bf16 pairs, else from the panel itself.
 #[inline(always)]
-unsafe fn group_kernel<S: Simd, const ROWS: usize, const UNUSED: bool>(
+unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
     a: *const u32,
     w: *const f32,
-    scales: *const bf16,
+    panel: *const u8,
     groups: usize,
     acc: *mut f32,
     first: bool,
 ) {
-    // SAFETY: the caller gives groups * 16 steps as for tile_kernel, and groups * GROUP_BYTES at scales.
+    // SAFETY: the caller gives groups * 16 steps at a (and at w) as for tile_kernel, and groups * GROUP_BYTES at panel.
     unsafe {
-        let mut c = [[S::splat(0.0); 2]; ROWS];
         if first {
-            for r in 0..ROWS {
-                S::store(acc.add(r * PANEL), c[r][0]);
-                S::store(acc.add(r * PANEL + 16), c[r][1]);
+            for i in 0..2 * ROWS {
+                S::store(acc.add(16 * i), S::splat(0.0));
             }
         }
         let (mut a, mut w) = (a.cast::<f32>(), w);
         for g in 0..groups {
-            c = [[S::splat(0.0); 2]; ROWS];
-            for _ in 0..GROUP_STEPS {
-                let w0 = S::load(w);
-                let w1 = S::load(w.add(16));
+            let group = panel.add(g * GROUP_BYTES);
+            let mut c = [[S::splat(0.0); 2]; ROWS];
+            for s in 0..GROUP_STEPS {
+                let [w0, w1] = if WIDENED {
+                    [S::load(w), S::load(w.add(16))]
+                } else {
+                    let step = group.add(PANEL * 2 + s * 64);
+                    S::prefetch(step.wrapping_add(INT8_AHEAD));
+                    S::widen_int8(step)
+                };
                 for (r, c) in c.iter_mut().enumerate() {
                     let x = S::splat(*a.add(r));
                     c[0] = S::dot_pair(c[0], x, w0);
                     c[1] = S::dot_pair(c[1], x, w1);
                 }
                 a = a.add(ROWS);
-                w = w.add(PANEL);
+                if WIDENED {
+                    w = w.add(PANEL);
+                }
             }
-            let scale = scales.byte_add(g * GROUP_BYTES);
-            let s0 = S::load_bf16(scale);
-            let s1 = S::load_bf16(scale.add(16));
+            let scales = group.cast::<bf16>();
+            let s0 = S::load_bf16(scales);
+            let s1 = S::load_bf16(scales.add(16));
             for (r, c) in c.iter().enumerate() {
                 let (p0, p1) = (acc.add(r * PANEL), acc.add(r * PANEL + 16));
                 S::store(p0, S::fma(c[0], s0, S::load(p0)));
@@ -399,7 +432,7 @@ macro_rules! by_rows {
 
 #[repr(align(64))]
 struct Widened {
-    words: [u32; CHUNK_STEPS * PANEL],
+    words: [f32; CHUNK_STEPS * PANEL],
 }
 
 #[inline(always)]
@@ -416,40 +449,50 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
     let mut from = 0;
     let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
     // SAFETY: only the address of a field is taken.
-    let widened = unsafe { (&raw mut (*widened.as_mut_ptr()).words).cast::<u32>() };
+    let widened = unsafe { (&raw mut (*widened.as_mut_ptr()).words).cast::<f32>() };
     while from < w.steps {
         let steps = CHUNK_STEPS.min(w.steps - from);
         let group = from / GROUP_STEPS;
-        if w.precision == Precision::Int8 {
+        // Widened once for all tiles, unless they are few.
+        let widen = w.precision == Precision::Int8 && tiles.len() > 2;
+        if widen {
             for g in 0..steps / GROUP_STEPS {
                 for s in 0..GROUP_STEPS {
                     // SAFETY: the panel has steps / GROUP_STEPS groups of GROUP_BYTES; the scratch has CHUNK_STEPS.
                     unsafe {
-                        let src = panel.add((group + g) * GROUP_BYTES + PANEL * 2 + s * 64);
-                        S::expand_int8(src, widened.add((g * GROUP_STEPS + s) * PANEL));
+                        let [low, high] = S::widen_int8(panel.add((group + g) * GROUP_BYTES + PANEL * 2 + s * 64));
+                        let to = widened.add((g * GROUP_STEPS + s) * PANEL);
+                        S::store(to, low);
+                        S::store(to.add(16), high);
                     }
                 }
             }
         }
-        for tile in tiles {
+        for (t, tile) in tiles.iter().enumerate() {
+            // The next chunk is wanted after the last tile.
+            let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
             // SAFETY: a tile's words are rows * steps from first * steps on, in [step][row] order; the panel has
             // w.steps steps; acc has PANEL numbers for each row of the tiles (asserted above).
             unsafe {
-                let x = a.words.as_ptr().add(tile.first * a.steps + from * tile.rows);
+                let x = a.words.as_ptr().add(tile.first * a.steps + from * tile.rows).cast::<u32>();
                 let acc = acc.as_mut_ptr().add((tile.first - first_row) * PANEL);
                 match w.precision {
                     Precision::F32 => {
                         let w = panel.cast::<f32>().add(from * PANEL);
-                        by_rows!(S, tile.rows, false, tile_kernel(x, w, steps, acc, from == 0))
+                        by_rows!(S, tile.rows, false, tile_kernel(x, w, steps, ahead, acc, from == 0))
                     }
                     Precision::Bf16 => {
                         let w = panel.cast::<f32>().add(from * PANEL);
-                        by_rows!(S, tile.rows, true, tile_kernel(x, w, steps, acc, from == 0))
+                        by_rows!(S, tile.rows, true, tile_kernel(x, w, steps, ahead, acc, from == 0))
                     }
                     Precision::Int8 => {
-                        let scales = panel.add(group * GROUP_BYTES).cast::<bf16>();
-                        let w = widened.cast_const().cast::<f32>();
-                        by_rows!(S, tile.rows, false, group_kernel(x, w, scales, steps / GROUP_STEPS, acc, from == 0))
+                        let groups = panel.add(group * GROUP_BYTES);
+                        let (w, n) = (widened.cast_const(), steps / GROUP_STEPS);
+                        if widen {
+                            by_rows!(S, tile.rows, true, group_kernel(x, w, groups, n, acc, from == 0))
+                        } else {
+                            by_rows!(S, tile.rows, false, group_kernel(x, w, groups, n, acc, from == 0))
+                        }
                     }
                 }
             }

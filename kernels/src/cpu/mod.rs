@@ -3,6 +3,7 @@
 #![allow(clippy::needless_range_loop)]
 
 mod attention;
+mod buffer;
 mod gemm;
 mod memory;
 mod moe;
@@ -17,6 +18,7 @@ mod tests;
 use half::bf16;
 
 use attention::{Field, Part, Plan};
+use buffer::Buffer;
 use gemm::{Job, Packed, Panels, Source};
 use memory::Arena;
 use pool::{Pool, SharedPtr};
@@ -34,7 +36,7 @@ const PARALLEL_NUMBERS: usize = 32 << 10;
 pub struct Tensor {
     rows: usize,
     cols: usize,
-    data: Vec<f32>,
+    data: Buffer,
 }
 
 impl Tensor {
@@ -119,11 +121,16 @@ impl Cpu {
 
 fn tensor(rows: usize, cols: usize, data: Vec<f32>) -> Tensor {
     assert_eq!(data.len(), rows * cols, "a tensor [{rows}, {cols}]");
-    Tensor { rows, cols, data }
+    Tensor { rows, cols, data: data.into() }
+}
+
+/// To be written wholly.
+fn stale(rows: usize, cols: usize) -> Tensor {
+    Tensor { rows, cols, data: Buffer::stale(rows * cols) }
 }
 
 fn zeros(rows: usize, cols: usize) -> Tensor {
-    Tensor { rows, cols, data: vec![0.0; rows * cols] }
+    Tensor { rows, cols, data: Buffer::zeroed(rows * cols) }
 }
 
 fn shape(op: &'static str, what: String) -> Error {
@@ -183,8 +190,10 @@ impl Backend for Cpu {
                 return Err(shape("experts", format!("expert {id} given twice")));
             }
             experts.place[at] = experts.gate.len() as u32;
-            experts.gate.push(self.pack(&Source::whole(&gate), precision)?);
-            experts.up.push(self.pack(&Source::whole(&up), precision)?);
+            let (gate, up) = (Source::whole(&gate), Source::whole(&up));
+            let [gate, up] = Panels::pack_side_by_side(&self.pool, &self.arena, [&gate, &up], precision)?;
+            experts.gate.push(gate);
+            experts.up.push(up);
             experts.down.push(self.pack(&Source::whole(&down), precision)?);
         }
         Ok(experts)
@@ -207,7 +216,7 @@ impl Backend for Cpu {
     }
 
     fn to_host(&self, x: &Tensor) -> Vec<f32> {
-        x.data.clone()
+        x.data.to_vec()
     }
 
     fn rows(&self, x: &Tensor) -> usize {
@@ -219,17 +228,20 @@ impl Backend for Cpu {
     }
 
     fn gather_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
-        let data = rows.iter().flat_map(|&r| &x.data[r * x.cols..][..x.cols]).copied().collect();
-        tensor(rows.len(), x.cols, data)
+        let mut out = stale(rows.len(), x.cols);
+        for (i, &r) in rows.iter().enumerate() {
+            out.data[i * x.cols..][..x.cols].copy_from_slice(&x.data[r * x.cols..][..x.cols]);
+        }
+        out
     }
 
     fn slice_cols(&self, x: &Tensor, from: usize, len: usize) -> Tensor {
         assert!(from + len <= x.cols, "columns {from}..{} of {}", from + len, x.cols);
-        let mut data = Vec::with_capacity(x.rows * len);
+        let mut out = stale(x.rows, len);
         for r in 0..x.rows {
-            data.extend_from_slice(&x.data[r * x.cols + from..][..len]);
+            out.data[r * len..][..len].copy_from_slice(&x.data[r * x.cols + from..][..len]);
         }
-        tensor(x.rows, len, data)
+        out
     }
 
     fn embed(&self, table: &Embedding, ids: &[u32]) -> Tensor {
@@ -292,7 +304,7 @@ impl Backend for Cpu {
         let Weight::Plain(weight) = &weight.0 else { panic!("linear over a weight made by mla_weight") };
         assert_eq!(x.cols, weight.ins, "linear: inputs");
         assert!(bias.is_none_or(|b| b.len() == weight.outs), "linear: the bias needs {} numbers", weight.outs);
-        let mut out = zeros(x.rows, weight.outs);
+        let mut out = stale(x.rows, weight.outs);
         if x.rows == 0 {
             return out;
         }
@@ -370,7 +382,7 @@ impl Backend for Cpu {
         assert_eq!((q.cols, to_latent.len()), (heads * q_dim, heads), "mla_attention: heads");
         assert_eq!((latent.cols, k_rope.cols), (kv_rank, rope_dim), "mla_attention: latent and rotary key");
         assert_eq!((cache.width_k, cache.width_v), (kv_rank, rope_dim), "mla_attention: cache widths");
-        let mut out = zeros(rows, heads * v_dim);
+        let mut out = stale(rows, heads * v_dim);
         if rows == 0 {
             return out;
         }
@@ -397,7 +409,7 @@ impl Backend for Cpu {
                 // SAFETY: y has heads * outs numbers for each row, of which head h's job writes its own outs.
                 unsafe { gemm::multiply(&self.pool, self.isa, &packed, &jobs) };
             };
-        let mut query = zeros(rows, heads * kv_rank);
+        let mut query = stale(rows, heads * kv_rank);
         by_head(to_latent, &q.data, nope_dim, &|r, h| (r * heads + h) * q_dim, &mut query.data);
 
         let parts = [
@@ -481,12 +493,14 @@ impl Backend for Cpu {
         if parts.iter().zip(&widths).any(|(p, w)| p.len() != x.rows * w) {
             return Err(shape("all_gather_cols", "ranks differ in their number of rows".into()));
         }
-        let mut data = Vec::with_capacity(parts.iter().map(Vec::len).sum());
-        for r in 0..x.rows {
+        let mut out = stale(x.rows, widths.iter().sum());
+        for (r, mut row) in out.data.chunks_exact_mut(out.cols.max(1)).enumerate() {
             for (part, width) in parts.iter().zip(&widths) {
-                data.extend_from_slice(&part[r * width..][..*width]);
+                let (own, rest) = row.split_at_mut(*width);
+                own.copy_from_slice(&part[r * width..][..*width]);
+                row = rest;
             }
         }
-        Ok(tensor(x.rows, widths.iter().sum(), data))
+        Ok(out)
     }
 }

@@ -45,7 +45,7 @@ pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes,
     let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));
     let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, precision, &|i| source[i]);
     let inter = experts.gate[0].outs;
-    let mut middle = Packed::zeroed(tiles, inter, precision);
+    let mut middle = Packed::room(tiles, inter, precision);
 
     // silu(gate) * up, packed as the input of the second product.
     let mut items = Vec::new();
@@ -58,7 +58,7 @@ pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes,
             }
         }
     }
-    let (steps, words) = (middle.steps, SharedPtr(middle.words.as_mut_ptr()));
+    let (steps, words) = (middle.steps, SharedPtr(middle.words.as_mut_ptr().cast::<u32>()));
     let per_panel = gemm::steps_of(PANEL, precision);
     pool.run(items.len(), &|i| {
         let (expert, block, panels) = &items[i];
@@ -91,9 +91,8 @@ pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes,
     });
 
     let panels = experts.down[0].panels();
-    let bytes: usize = groups.iter().map(|g| experts.down[g.expert].bytes()).sum();
     // An item takes some output panels of every expert, so that a row's sum is made by one thread in one order.
-    let per_item = ((256 << 10) * panels / bytes.max(1)).clamp(1, (panels / (4 * pool.threads())).max(1));
+    let per_item = experts.down[0].panels_per_item(pool.threads());
     let out = SharedPtr(out.as_mut_ptr());
     pool.run(panels.div_ceil(per_item), &|item| {
         for (group, range) in groups.iter().zip(&ranges) {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// How long a worker looks for a job before it parks, in spin-loop turns (tens of microseconds).
-const SPINS: u32 = 20_000;
+const SPINS: u32 = 4_000;
 
 /// state = epoch << 17 | open << 16 | workers inside the job.
 const OPEN: u64 = 1 << 16;

@@ -76,6 +76,10 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// Where either is NaN the result is one of the two.
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    /// Asks for the cache line of p, which need not be valid, in the second-level cache.
+    unsafe fn prefetch(p: *const u8);
     /// a * b + c
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Each 32-bit lane of a and b is a pair of bf16; acc + a.low * b.low + a.high * b.high.
@@ -86,8 +90,10 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn sum(v: Self::V) -> f32;
     /// Lane i of the result is the sum of the lanes of v[i], in the same order for every i.
     unsafe fn sums(v: [Self::V; 16]) -> Self::V;
-    /// 64 sign-magnitude bytes to 32 pairs of bf16 (see `gemm::int8_slot`).
-    unsafe fn expand_int8(src: *const u8, dst: *mut u32);
+    /// 64 sign-magnitude bytes to 32 pairs of bf16, for columns 0..16 and 16..32 (see `int8_slot`).
+    unsafe fn widen_int8(src: *const u8) -> [Self::V; 2];
+    /// 32 numbers: the even ones and the odd ones.
+    unsafe fn load_bf16_split(p: *const bf16) -> [Self::V; 2];
 }
 
 /// bf16 bits of x, rounded to nearest even; NaN stays NaN.
@@ -122,15 +128,14 @@ pub fn int8_slot(column: usize, half: usize) -> usize {
 }
 
 #[inline(always)]
-fn expand_int8_by_table(src: &[u8; 64], dst: &mut [u32; 32]) {
-    for (column, word) in dst.iter_mut().enumerate() {
-        let at = |half| {
-            let byte = src[int8_slot(column, half)];
-            let bits = u32::from(HIGH[usize::from(byte & 0x7f)] | byte & 0x80) << 8;
-            bits | u32::from(LOW[usize::from(byte & 0x7f)])
-        };
-        *word = at(0) | at(1) << 16;
-    }
+fn widen_int8_by_table(src: &[u8; 64]) -> [[f32; 16]; 2] {
+    let at = |column, half| {
+        let byte = src[int8_slot(column, half)];
+        let bits = u32::from(HIGH[usize::from(byte & 0x7f)] | byte & 0x80) << 8;
+        bits | u32::from(LOW[usize::from(byte & 0x7f)])
+    };
+    let word = |column| f32::from_bits(at(column, 0) | at(column, 1) << 16);
+    [std::array::from_fn(word), std::array::from_fn(|column| word(16 + column))]
 }
 
 #[derive(Clone, Copy)]
@@ -206,6 +211,14 @@ unsafe impl Simd for Portable {
         std::array::from_fn(|i| a[i] / b[i])
     }
     #[inline(always)]
+    unsafe fn max(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
+    #[inline(always)]
     unsafe fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| a[i] * b[i] + c[i])
     }
@@ -235,10 +248,16 @@ unsafe impl Simd for Portable {
         v.map(|lanes| unsafe { Self::sum(lanes) })
     }
     #[inline(always)]
-    unsafe fn expand_int8(src: *const u8, dst: *mut u32) {
-        // SAFETY: valid for 64 bytes and 32 words by the trait's contract; src and dst never overlap; dst is scratch
-        // of u32 and so aligned.
-        unsafe { expand_int8_by_table(&*src.cast(), &mut *dst.cast()) }
+    unsafe fn widen_int8(src: *const u8) -> [[f32; 16]; 2] {
+        // SAFETY: valid for 64 bytes by the trait's contract.
+        widen_int8_by_table(unsafe { &*src.cast() })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_split(p: *const bf16) -> [[f32; 16]; 2] {
+        // SAFETY: valid for 32 elements by the trait's contract.
+        let bits = unsafe { p.cast::<[u16; 32]>().read_unaligned() };
+        let widen = |i: usize| f32::from_bits(u32::from(bits[i]) << 16);
+        [std::array::from_fn(|i| widen(2 * i)), std::array::from_fn(|i| widen(2 * i + 1))]
     }
 }
 
@@ -255,7 +274,7 @@ mod x86 {
 
     use half::bf16;
 
-    use super::{HIGH, LOW, Simd, expand_int8_by_table, round_bits};
+    use super::{HIGH, LOW, Simd, round_bits};
 
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     // ln 2 in two parts, so that n * LN2_HIGH is exact for the n that occur.
@@ -327,6 +346,14 @@ mod x86 {
             unsafe { _mm512_div_ps(a, b) }
         }
         #[inline(always)]
+        unsafe fn max(a: __m512, b: __m512) -> __m512 {
+            unsafe { _mm512_max_ps(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(p: *const u8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        }
+        #[inline(always)]
         unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
             unsafe { _mm512_fmadd_ps(a, b, c) }
         }
@@ -388,7 +415,7 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn expand_int8(src: *const u8, dst: *mut u32) {
+        unsafe fn widen_int8(src: *const u8) -> [__m512; 2] {
             unsafe {
                 let table = |t: &[u8; 128]| {
                     (_mm512_loadu_si512(t.as_ptr().cast()), _mm512_loadu_si512(t.as_ptr().add(64).cast()))
@@ -400,8 +427,18 @@ mod x86 {
                 let high_byte = _mm512_permutex2var_epi8(high.0, bytes, high.1);
                 // high | (bytes & 0x80)
                 let high_byte = _mm512_ternarylogic_epi32::<0xf8>(high_byte, bytes, _mm512_set1_epi8(-128));
-                _mm512_storeu_si512(dst.cast(), _mm512_unpacklo_epi8(low_byte, high_byte));
-                _mm512_storeu_si512(dst.add(16).cast(), _mm512_unpackhi_epi8(low_byte, high_byte));
+                [
+                    _mm512_castsi512_ps(_mm512_unpacklo_epi8(low_byte, high_byte)),
+                    _mm512_castsi512_ps(_mm512_unpackhi_epi8(low_byte, high_byte)),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_split(p: *const bf16) -> [__m512; 2] {
+            unsafe {
+                let words = _mm512_loadu_si512(p.cast());
+                let odd = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+                [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(odd)]
             }
         }
     }
@@ -486,6 +523,14 @@ mod x86 {
             unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
         }
         #[inline(always)]
+        unsafe fn max(a: Pair, b: Pair) -> Pair {
+            unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(p: *const u8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+        }
+        #[inline(always)]
         unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
             unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
         }
@@ -545,10 +590,35 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn expand_int8(src: *const u8, dst: *mut u32) {
-            // SAFETY: valid for 64 bytes and 32 words by the trait's contract; src and dst never overlap; dst is
-            // scratch of u32 and so aligned.
-            unsafe { expand_int8_by_table(&*src.cast(), &mut *dst.cast()) }
+        unsafe fn widen_int8(src: *const u8) -> [Pair; 2] {
+            unsafe {
+                // Eight words of two bytes each: (low byte, high byte) become the bf16 pair of a column.
+                let words = |from: *const u8| {
+                    let bytes = _mm_unpacklo_epi64(_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(16).cast()));
+                    let word = _mm256_cvtepu16_epi32(bytes);
+                    let seven = _mm256_set1_epi32(0x7f);
+                    let bits = |magnitude| _mm256_castps_si256(_mm256_cvtepi32_ps(magnitude));
+                    let low = _mm256_srli_epi32::<16>(bits(_mm256_and_si256(word, seven)));
+                    let high = bits(_mm256_and_si256(_mm256_srli_epi32::<8>(word), seven));
+                    let low_sign = _mm256_slli_epi32::<8>(_mm256_and_si256(word, _mm256_set1_epi32(0x80)));
+                    let high_sign = _mm256_slli_epi32::<16>(_mm256_and_si256(word, _mm256_set1_epi32(0x8000)));
+                    let all = _mm256_or_si256(_mm256_or_si256(low, low_sign), _mm256_or_si256(high, high_sign));
+                    _mm256_castsi256_ps(all)
+                };
+                [[words(src), words(src.add(32))], [words(src.add(8)), words(src.add(40))]]
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {
+            unsafe {
+                let half = |p: *const bf16| {
+                    let words = _mm256_loadu_si256(p.cast());
+                    let odd = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+                    (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(odd))
+                };
+                let (a, b) = (half(p), half(p.add(16)));
+                [[a.0, b.0], [a.1, b.1]]
+            }
         }
     }
 }
@@ -617,7 +687,11 @@ mod tests {
     #[inline(always)]
     unsafe fn expand_one<S: Simd>(src: &[u8; 64], dst: &mut [u32; 32]) {
         // SAFETY: the arrays have the sizes asked for.
-        unsafe { S::expand_int8(src.as_ptr(), dst.as_mut_ptr()) }
+        unsafe {
+            let [low, high] = S::widen_int8(src.as_ptr());
+            S::store(dst.as_mut_ptr().cast(), low);
+            S::store(dst.as_mut_ptr().add(16).cast(), high);
+        }
     }
     simd_fn!(fn expand(src: &[u8; 64], dst: &mut [u32; 32]) = expand_one);
 

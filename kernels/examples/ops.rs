@@ -1,0 +1,243 @@
+//! Speed of the CPU ops against what the machine can do.
+//!
+//! `cargo run --release -p rein-kernels --example ops -- [threads] [products|model|all] [cpu-time]`
+//!
+//! `cpu-time` counts the process's processor time instead of the wall's: for one thread on a machine that others use.
+//!
+//! Memory bandwidth is probed before and after, because it is what small batches are bound by. `model` runs the ops of a
+//! 0.68 B-parameter DeepSeek-V3-style decoder (hidden 1024, 12 layers, 64 experts of 256, top-8, vocabulary 32,256) with
+//! random weights.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use half::bf16;
+use rein_kernels::collective::threads::group;
+use rein_kernels::cpu::{Cache, Cpu, Experts, Linear, Tensor};
+use rein_kernels::probe::memory_bandwidth;
+use rein_kernels::*;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let threads = args.next().and_then(|a| a.parse().ok()).unwrap_or(2);
+    let what = args.next().unwrap_or_default();
+    CPU_TIME.store(args.next().is_some_and(|a| a == "cpu-time"), Relaxed);
+    let cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
+    println!("{:?}, {threads} threads, {:.1} GB/s read", cpu.isa(), memory_bandwidth(threads, 0.5));
+    if what != "model" {
+        products(&cpu);
+    }
+    if what != "products" {
+        model(&cpu, Precision::Bf16);
+        model(&cpu, Precision::Int8);
+    }
+    println!("{:.1} GB/s read", memory_bandwidth(threads, 0.5));
+}
+
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    }
+
+    fn matrix(&mut self, rows: usize, cols: usize) -> HostMatrix {
+        let scale = 3.0 / (cols as f32).sqrt();
+        let data = (0..rows * cols).map(|_| bf16::from_f32(self.next() * scale)).collect();
+        HostMatrix { rows, cols, data: HostData::Bf16(data) }
+    }
+
+    fn tensor(&mut self, cpu: &Cpu, rows: usize, cols: usize) -> Tensor {
+        cpu.to_device(rows, cols, (0..rows * cols).map(|_| self.next()).collect())
+    }
+}
+
+static CPU_TIME: AtomicBool = AtomicBool::new(false);
+
+/// Seconds on the clock in use.
+fn now() -> f64 {
+    if CPU_TIME.load(Relaxed) {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call fills the struct that it is given.
+        unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+        return time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9;
+    }
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs_f64()
+}
+
+/// Median seconds of a call, over about a second.
+fn seconds(mut f: impl FnMut()) -> f64 {
+    f();
+    let mut times = Vec::new();
+    let first = now();
+    while times.len() < 5 || (now() - first < 1.0 && times.len() < 200) {
+        let start = now();
+        f();
+        times.push(now() - start);
+    }
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn products(cpu: &Cpu) {
+    let mut rng = Numbers(1);
+    let (n, count) = (2048, 32);
+    for (precision, bytes) in [(Precision::F32, 4.0), (Precision::Bf16, 2.0), (Precision::Int8, 1.0625)] {
+        let source = rng.matrix(n, n);
+        let weights: Vec<Linear> =
+            (0..count).map(|_| cpu.linear_weight(source.clone(), precision).expect("memory")).collect();
+        for rows in [1, 2, 4, 8, 16] {
+            let x = rng.tensor(cpu, rows, n);
+            let time = seconds(|| weights.iter().for_each(|w| drop(cpu.linear(&x, w, None))));
+            let gb = (count * n * n) as f64 * bytes / time / 1e9;
+            let flops = (2 * rows * count * n * n) as f64 / time / 1e9;
+            println!("{precision:?} {rows:2} rows x {count} weights {n} x {n}: {gb:6.1} GB/s, {flops:6.0} GFLOPS");
+        }
+        let x = rng.tensor(cpu, 512, n);
+        let time = seconds(|| drop(cpu.linear(&x, &weights[0], None)));
+        println!("{precision:?} 512 x {n} x {n}: {:.0} GFLOPS", (2 * 512 * n * n) as f64 / time / 1e9);
+    }
+}
+
+const HIDDEN: usize = 1024;
+const LAYERS: usize = 12;
+const EXPERTS: usize = 64;
+const INTER: usize = 256;
+const VOCAB: usize = 32_256;
+const CONTEXT: usize = 2560;
+const BLOCK: usize = 16;
+const MLA: MlaSpec = MlaSpec { heads: 8, nope_dim: 128, rope_dim: 64, v_dim: 128, kv_rank: 512, scale: 0.072 };
+
+struct Layer {
+    norms: [Vec<f32>; 4],
+    q_a: Linear,
+    q_b: Linear,
+    kv_a: Linear,
+    kv_b: Linear,
+    o: Linear,
+    /// gate, up, down: the dense layer's or the shared expert's.
+    mlp: [Linear; 3],
+    router: Option<Linear>,
+    experts: Option<Experts>,
+    cache: Cache,
+}
+
+fn model(cpu: &Cpu, precision: Precision) {
+    let mut rng = Numbers(2);
+    let start = Instant::now();
+    let linear =
+        |rng: &mut Numbers, outs, ins, precision| cpu.linear_weight(rng.matrix(outs, ins), precision).expect("memory");
+    let one = [rng.matrix(INTER, HIDDEN), rng.matrix(INTER, HIDDEN), rng.matrix(HIDDEN, INTER)];
+    let mut layers: Vec<Layer> = (0..LAYERS)
+        .map(|l| {
+            let inter = if l == 0 { 2816 } else { INTER };
+            let kv_b = rng.matrix(MLA.heads * (MLA.nope_dim + MLA.v_dim), MLA.kv_rank);
+            let mut experts = (0..EXPERTS as u32)
+                .map(|id| Ok(ExpertWeights { id, gate: one[0].clone(), up: one[1].clone(), down: one[2].clone() }));
+            Layer {
+                norms: [vec![1.0; HIDDEN], vec![1.0; 384], vec![1.0; MLA.kv_rank], vec![1.0; HIDDEN]],
+                q_a: linear(&mut rng, 384, HIDDEN, precision),
+                q_b: linear(&mut rng, MLA.heads * 192, 384, precision),
+                kv_a: linear(&mut rng, 576, HIDDEN, precision),
+                kv_b: cpu.mla_weight(kv_b, &MLA, precision).expect("memory"),
+                o: linear(&mut rng, HIDDEN, MLA.heads * 128, precision),
+                mlp: [
+                    linear(&mut rng, inter, HIDDEN, precision),
+                    linear(&mut rng, inter, HIDDEN, precision),
+                    linear(&mut rng, HIDDEN, inter, precision),
+                ],
+                router: (l > 0).then(|| linear(&mut rng, EXPERTS, HIDDEN, Precision::F32)),
+                experts: (l > 0).then(|| cpu.experts(&mut experts, precision).expect("memory")),
+                cache: cpu.cache(16 * CONTEXT / BLOCK, BLOCK, 512, 64, precision).expect("memory"),
+            }
+        })
+        .collect();
+    let head = linear(&mut rng, VOCAB, HIDDEN, precision);
+    let per_weight = if precision == Precision::Int8 { 1.0625 } else { 2.0 };
+    println!("{precision:?} model made in {:.1} s", start.elapsed().as_secs_f64());
+
+    let rope = RopeSpec {
+        head_dim: 192,
+        offset: 128,
+        dims: 64,
+        interleaved: true,
+        inv_freq: (0..32).map(|i| 50_000f64.powf(-f64::from(i) / 32.0)).collect(),
+        magnitude: 1.0,
+    };
+    let key_rope = RopeSpec { head_dim: 64, offset: 0, ..rope.clone() };
+    let route =
+        RouteSpec { top_k: 8, scoring: Scoring::Sigmoid, n_group: 1, topk_group: 1, normalize: true, scaling: 2.827 };
+    let mut parts = [0.0f64; 6];
+    let mut forward = |x: &Tensor, spans: &[Span]| {
+        let mut x = x.clone();
+        let positions: Vec<u32> = spans.iter().flat_map(|s| (s.start..s.start + s.len).map(|p| p as u32)).collect();
+        for layer in &mut layers {
+            let t0 = now();
+            let h = cpu.rms_norm(&x, &layer.norms[0], 1e-6);
+            let q = cpu.rms_norm(&cpu.linear(&h, &layer.q_a, None), &layer.norms[1], 1e-6);
+            let mut q = cpu.linear(&q, &layer.q_b, None);
+            let kv = cpu.linear(&h, &layer.kv_a, None);
+            let t1 = now();
+            let latent = cpu.rms_norm(&cpu.slice_cols(&kv, 0, 512), &layer.norms[2], 1e-6);
+            let mut key = cpu.slice_cols(&kv, 512, 64);
+            cpu.rope(&mut q, &rope, &positions);
+            cpu.rope(&mut key, &key_rope, &positions);
+            let t2 = now();
+            let mixed = cpu.mla_attention(&q, &latent, &key, &layer.kv_b, &mut layer.cache, spans, &MLA);
+            let t3 = now();
+            let attended = cpu.linear(&mixed, &layer.o, None);
+            cpu.add_scaled(&mut x, &attended, 1.0);
+            let h = cpu.rms_norm(&x, &layer.norms[3], 1e-6);
+            let gate = cpu.linear(&h, &layer.mlp[0], None);
+            let up = cpu.linear(&h, &layer.mlp[1], None);
+            let out = cpu.linear(&cpu.silu_mul(&gate, &up), &layer.mlp[2], None);
+            cpu.add_scaled(&mut x, &out, 1.0);
+            let t4 = now();
+            if let (Some(router), Some(experts)) = (&layer.router, &layer.experts) {
+                let routes = cpu.moe_route(&cpu.linear(&h, router, None), None, &route);
+                let t5 = now();
+                parts[4] += t5 - t4;
+                let out = cpu.moe_experts(&h, &routes, experts);
+                cpu.add_scaled(&mut x, &out, 1.0);
+                parts[3] += now() - t5;
+            }
+            parts[0] += t1 - t0 + (t4 - t3);
+            parts[1] += t2 - t1;
+            parts[2] += t3 - t2;
+        }
+        let t0 = now();
+        let last: Vec<usize> = spans.iter().map(|s| s.row + s.len - 1).collect();
+        let logits = cpu.linear(&cpu.gather_rows(&x, &last), &head, None);
+        parts[5] += now() - t0;
+        drop(logits);
+        std::mem::take(&mut parts)
+    };
+    let table = |s: usize| -> Vec<u32> { ((s * CONTEXT / BLOCK) as u32..((s + 1) * CONTEXT / BLOCK) as u32).collect() };
+    let mut step = |name: &str, rows: usize, len: usize, start: usize, bytes: f64| {
+        let x = rng.tensor(cpu, rows * len, HIDDEN);
+        let spans: Vec<Span> = (0..rows).map(|s| Span { row: s * len, len, start, blocks: table(s) }).collect();
+        let mut split = [0.0; 6];
+        let time = seconds(|| split = forward(&x, &spans));
+        let split: Vec<String> = ["linears", "rope", "attention", "experts", "route", "head"]
+            .iter()
+            .zip(split)
+            .map(|(n, s)| format!("{n} {:.2}", s * 1e3))
+            .collect();
+        let bound = if bytes > 0.0 { format!(", {:.1} GB/s of weights", bytes / time / 1e9) } else { String::new() };
+        println!(
+            "{name}: {:.1} tok/s, {:.2} ms{bound}; ms: {}",
+            (rows * len) as f64 / time,
+            time * 1e3,
+            split.join(", ")
+        );
+    };
+    step("prefill of 512", 1, 512, 0, 0.0);
+    // 164.3 M active weights for one row; the embedding is not read here.
+    step("decode, 1 row", 1, 1, 64, 164.3e6 * per_weight);
+    step("decode, 4 rows", 4, 1, 64, 0.0);
+    step("decode, 8 rows", 8, 1, 64, 0.0);
+    step("decode, 16 rows", 16, 1, 64, 0.0);
+    step("decode, 1 row at 2048", 1, 1, 2048, 164.3e6 * per_weight);
+}
