@@ -214,6 +214,10 @@ impl Executor for Group {
         self.shape.clone()
     }
 
+    fn epoch(&self) -> u64 {
+        self.placement.epoch
+    }
+
     fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
         if let Some(why) = &self.lost {
             return Err(ExecutorError::Lost(why.clone()));

@@ -49,11 +49,11 @@ pub fn score(dir: &Path, options: &ModelOptions, tokens: &[u32]) -> Result<Score
     let blocks = tokens.len().div_ceil(options.block_size.max(1));
     let options = ModelOptions { kv_blocks: Some(blocks), max_context: None, ..options.clone() };
     let mut group = Group::load(dir, &options, &mut |_, _| ())?;
-    score_with(&mut group, options.epoch, tokens)
+    score_with(&mut group, tokens)
 }
 
 /// Scores tokens with what is loaded already.
-pub fn score_with(executor: &mut dyn Executor, epoch: u64, tokens: &[u32]) -> Result<ScoreOutput, ScoreError> {
+pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOutput, ScoreError> {
     let shape = executor.shape();
     if tokens.len() > shape.max_context {
         return Err(ScoreError::Tokens(format!("{} are more than the context of {}", tokens.len(), shape.max_context)));
@@ -77,7 +77,7 @@ pub fn score_with(executor: &mut dyn Executor, epoch: u64, tokens: &[u32]) -> Re
             // Behind the last token any will do: only its alternatives are of interest.
             next: Some(tokens.get(end).copied().unwrap_or(0)),
         };
-        let step = Step { epoch, id: i as u64, rows: vec![row], dropped: Vec::new() };
+        let step = Step { epoch: executor.epoch(), id: i as u64, rows: vec![row], dropped: Vec::new() };
         for result in executor.execute(&step)?.rows {
             for score in result.scores {
                 output.logprobs.push(score.logprob);

@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 use super::error::LoadError;
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// Of a dimension.
+const MAX_SIZE: usize = 1 << 26;
 
 /// Keys that do not change the logits of an inference forward: bookkeeping, training, text generation defaults and the
 /// names of other people's kernels.
@@ -40,6 +42,7 @@ const HARMLESS: &[&str] = &[
     "problem_type",
     "finetuning_task",
     "tokenizer_class",
+    "is_llama_config",
     "unsloth_fixed",
     "unsloth_version",
     "base_model_tp_plan",
@@ -139,8 +142,12 @@ fn harmless_value(key: &str, value: &Value) -> bool {
         | "tie_encoder_decoder"
         | "use_mrope"
         | "use_parallel_residual"
+        | "use_qk_norm"
+        | "qk_layernorm"
+        | "use_sliding_window"
+        | "rope_interleaved"
         | "clip_qkv" => value.as_bool() == Some(false),
-        "cross_attention_hidden_size" => value.is_null(),
+        "activation" => matches!(value.as_str(), Some("silu" | "swiglu")),
         "pruned_heads" => value.as_object().is_some_and(Map::is_empty),
         "partial_rotary_factor" => value.as_f64() == Some(1.0),
         _ => false,
@@ -223,10 +230,15 @@ impl<'a> Fields<'a> {
 
     /// A required size; zero is not one.
     pub fn size(&self, key: &str) -> Result<usize, LoadError> {
-        match self.usize(key)? {
-            Some(0) => Err(self.error(key, "must be at least 1")),
-            Some(n) => Ok(n),
-            None => Err(self.error(key, "is required")),
+        self.usize(key)?.map_or_else(|| Err(self.error(key, "is required")), |n| self.within(key, n, MAX_SIZE))
+    }
+
+    /// Refuses a count of zero or above a limit.
+    pub fn within(&self, key: &str, n: usize, most: usize) -> Result<usize, LoadError> {
+        match n {
+            0 => Err(self.error(key, "must be at least 1")),
+            n if n > most => Err(self.error(key, format!("must be at most {most}, not {n}"))),
+            n => Ok(n),
         }
     }
 

@@ -8,6 +8,11 @@ use super::rope::{self, Frequencies};
 use super::spec::{Attention, Gated, Gqa, Layer, Linear, Mlp, Moe, Norm, Shard, Spec};
 use crate::checkpoint::{Fields, LoadError};
 
+const MAX_LAYERS: usize = 1 << 12;
+const MAX_EXPERTS: usize = 1 << 14;
+const MAX_HEADS: usize = 1 << 16;
+pub const MAX_HEAD_DIM: usize = 1 << 16;
+
 /// What transformers' config class takes where config.json says nothing.
 pub struct Defaults {
     /// None: as many as attention heads.
@@ -42,7 +47,7 @@ pub struct Base<'a> {
 impl<'a> Base<'a> {
     pub fn read(config: &'a Fields<'a>, prefix: &'a str, defaults: &Defaults) -> Result<Self, LoadError> {
         config.only("hidden_act", "silu")?;
-        let heads = config.size("num_attention_heads")?;
+        let heads = config.within("num_attention_heads", config.size("num_attention_heads")?, MAX_HEADS)?;
         let kv_heads = config.usize("num_key_value_heads")?.or(defaults.kv_heads).unwrap_or(heads);
         if kv_heads == 0 || heads % kv_heads != 0 {
             return Err(
@@ -58,7 +63,7 @@ impl<'a> Base<'a> {
             prefix,
             vocab: config.size("vocab_size")?,
             hidden: config.size("hidden_size")?,
-            layers: config.size("num_hidden_layers")?,
+            layers: config.within("num_hidden_layers", config.size("num_hidden_layers")?, MAX_LAYERS)?,
             heads,
             kv_heads,
             max_positions: config.usize("max_position_embeddings")?.unwrap_or(defaults.max_positions).max(1),
@@ -79,8 +84,8 @@ impl<'a> Base<'a> {
                 return Err(self.config.error("hidden_size", what));
             }
         };
-        if dim == 0 || dim % 2 == 1 {
-            return Err(self.config.error("head_dim", format!("must be even, not {dim}")));
+        if dim == 0 || dim % 2 == 1 || dim > MAX_HEAD_DIM {
+            return Err(self.config.error("head_dim", format!("must be even and at most {MAX_HEAD_DIM}, not {dim}")));
         }
         Ok(dim)
     }
@@ -223,6 +228,7 @@ impl<'a> Base<'a> {
             let what = format!("must be from 1 to {experts}, the number of experts, not {}", route.top_k);
             return Err(self.config.error("num_experts_per_tok", what));
         }
+        self.config.within("number of experts", experts, MAX_EXPERTS)?;
         let expert = |e: usize| self.gated_named(&format!("{at}{e}."), names, inter, false);
         Ok(Moe {
             router: Linear::new(router, [experts, self.hidden], false, Shard::Whole),

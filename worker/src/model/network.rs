@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crossbeam_channel::bounded;
 use rein_control_plane::RankPlacement;
 use rein_kernels::{
     Backend, Error, ExpertWeights, GqaSpec, HostMatrix, MlaSpec, Precision, Result as KernelResult, RopeSpec,
@@ -10,6 +11,9 @@ use rein_kernels::{
 
 use super::spec::{self, Attention, MlaQuery, Mlp, Spec};
 use crate::checkpoint::{Form, LoadError, Weights};
+
+/// Experts that have been read and wait for the backend.
+const EXPERTS_AHEAD: usize = 1;
 
 /// How weights are kept. Routers are always f32, embeddings and latent expansions never int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,17 +123,17 @@ pub fn bytes_to_load(spec: &Spec, weights: &Weights, rank: &RankPlacement, ranks
     total
 }
 
-struct Loader<'a, B> {
-    backend: &'a B,
+/// Reads this rank's parts of weights.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
     weights: &'a Weights,
     rank: &'a RankPlacement,
     ranks: usize,
-    precisions: Precisions,
     /// Told the bytes of each part that was read.
-    progress: &'a dyn Fn(u64),
+    progress: &'a (dyn Fn(u64) + Sync),
 }
 
-impl<B: Backend> Loader<'_, B> {
+impl Reader<'_> {
     fn read(&self, l: &spec::Linear, whole: bool, precision: Precision) -> Result<HostMatrix, LoadError> {
         let (rows, cols) = if whole { (0..l.out, 0..l.inp) } else { l.cut(self.rank, self.ranks) };
         let form = match precision {
@@ -143,11 +147,27 @@ impl<B: Backend> Loader<'_, B> {
         Ok(matrix)
     }
 
+    fn expert(&self, moe: &spec::Moe, id: u32, precision: Precision) -> KernelResult<ExpertWeights> {
+        let expert = &moe.experts[id as usize];
+        let read = |l: &spec::Linear| {
+            self.read(l, true, precision).map_err(|e| Error::Shape { op: "experts", what: e.to_string() })
+        };
+        Ok(ExpertWeights { id, gate: read(&expert.gate)?, up: read(&expert.up)?, down: read(&expert.down)? })
+    }
+}
+
+struct Loader<'a, B> {
+    backend: &'a B,
+    reader: Reader<'a>,
+    precisions: Precisions,
+}
+
+impl<B: Backend> Loader<'_, B> {
     fn linear_in(&self, l: &spec::Linear, precision: Precision) -> Result<Linear<B>, LoadError> {
-        let weight = self.backend.linear_weight(self.read(l, false, precision)?, precision)?;
+        let weight = self.backend.linear_weight(self.reader.read(l, false, precision)?, precision)?;
         // The ranks' partial sums are added up: one of them brings the bias.
-        let bias = if l.bias && (!l.is_partial() || self.rank.rank == 0) {
-            let (rows, _) = l.cut(self.rank, self.ranks);
+        let bias = if l.bias && (!l.is_partial() || self.reader.rank.rank == 0) {
+            let (rows, _) = l.cut(self.reader.rank, self.reader.ranks);
             Some(self.vector(&format!("{}.bias", l.module), rows)?)
         } else {
             None
@@ -160,7 +180,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn vector(&self, tensor: &str, range: std::ops::Range<usize>) -> Result<B::Vector, LoadError> {
-        Ok(self.backend.vector(self.weights.vector(tensor, range)?)?)
+        Ok(self.backend.vector(self.reader.weights.vector(tensor, range)?)?)
     }
 
     fn norm(&self, norm: &spec::Norm) -> Result<Norm<B>, LoadError> {
@@ -183,8 +203,8 @@ impl<B: Backend> Loader<'_, B> {
                     None => None,
                 },
                 spec: GqaSpec {
-                    heads: self.rank.heads.len(),
-                    kv_heads: self.rank.kv_heads.len(),
+                    heads: self.reader.rank.heads.len(),
+                    kv_heads: self.reader.rank.kv_heads.len(),
                     head_dim: a.head_dim,
                     scale: a.scale,
                     window: a.window,
@@ -193,7 +213,7 @@ impl<B: Backend> Loader<'_, B> {
             })),
             Attention::Mla(a) => {
                 let spec = MlaSpec {
-                    heads: self.rank.heads.len(),
+                    heads: self.reader.rank.heads.len(),
                     nope_dim: a.nope_dim,
                     rope_dim: a.rope_dim,
                     v_dim: a.v_dim,
@@ -210,7 +230,7 @@ impl<B: Backend> Loader<'_, B> {
                     },
                     kv_a: self.linear(&a.kv_a)?,
                     kv_norm: self.norm(&a.kv_norm)?,
-                    kv_b: self.backend.mla_weight(self.read(&a.kv_b, false, base)?, &spec, base)?,
+                    kv_b: self.backend.mla_weight(self.reader.read(&a.kv_b, false, base)?, &spec, base)?,
                     o: self.linear(&a.o)?,
                     spec,
                     q_rope: a.q_rope.clone(),
@@ -222,20 +242,26 @@ impl<B: Backend> Loader<'_, B> {
 
     fn moe(&self, moe: &spec::Moe, held: &[u32]) -> Result<Moe<B>, LoadError> {
         let precision = self.precisions.linear;
-        let read = |l: &spec::Linear| {
-            self.read(l, true, precision).map_err(|e| Error::Shape { op: "experts", what: e.to_string() })
-        };
-        let mut experts = held.iter().map(|&id| {
-            let expert = &moe.experts[id as usize];
-            Ok(ExpertWeights { id, gate: read(&expert.gate)?, up: read(&expert.up)?, down: read(&expert.down)? })
-        });
+        let reader = self.reader;
+        // Reading the next expert overlaps with what the backend makes of this one.
+        let experts = std::thread::scope(|scope| {
+            let (send, receive) = bounded(EXPERTS_AHEAD);
+            scope.spawn(move || {
+                for &id in held {
+                    if send.send(reader.expert(moe, id, precision)).is_err() {
+                        return;
+                    }
+                }
+            });
+            self.backend.experts(&mut receive.into_iter(), precision)
+        })?;
         Ok(Moe {
             router: self.linear_in(&moe.router, Precision::F32)?,
             choice_bias: match &moe.choice_bias {
                 Some(name) => Some(self.vector(name, 0..moe.experts.len())?),
                 None => None,
             },
-            experts: self.backend.experts(&mut experts, precision)?,
+            experts,
             route: moe.route,
             shared: match &moe.shared {
                 Some(gated) => Some(self.gated(gated)?),
@@ -265,12 +291,13 @@ impl<B: Backend> Network<B> {
         precisions: Precisions,
         blocks: usize,
         block_size: usize,
-        progress: &dyn Fn(u64),
+        progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, LoadError> {
-        let loader = Loader { backend: &backend, weights, rank, ranks: backend.ranks(), precisions, progress };
+        let reader = Reader { weights, rank, ranks: backend.ranks(), progress };
+        let loader = Loader { backend: &backend, reader, precisions };
         let base = precisions.base;
         let whole = |module: &str| spec::Linear::new(module, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
-        let embed = backend.embedding(loader.read(&whole(&spec.embed), true, base)?, base)?;
+        let embed = backend.embedding(reader.read(&whole(&spec.embed), true, base)?, base)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (layer, held) in spec.layers.iter().zip(&rank.experts) {
             let (width_k, width_v) = layer.attention.cache_widths(rank.kv_heads.len());

@@ -153,7 +153,7 @@ fn every_fixture_gives_the_numbers_of_transformers() {
         let Fixture { name, reference, .. } = &fixture;
         let tolerance = if fixture.is_quantized() { QUANTIZED } else { F32 };
         let mut group = load(&fixture.dir, &f32_options());
-        let scored = score_with(&mut group, 1, &reference.tokens).expect("score");
+        let scored = score_with(&mut group, &reference.tokens).expect("score");
         let far = distance(&scored.logprobs, &reference.logprobs);
         let mut far_top: f32 = 0.0;
         assert_eq!(scored.top.len(), reference.top.len(), "{name}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rein_kernels::{RopeSpec, RouteSpec, Scoring};
 
 use crate::checkpoint::{Fields, LoadError};
-use crate::model::blocks::{Base, Defaults};
+use crate::model::blocks::{Base, Defaults, MAX_HEAD_DIM};
 use crate::model::spec::{Attention, Linear, Mla, MlaQuery, Mlp, Moe, Norm, Shard, Spec};
 
 const DEFAULTS: Defaults = Defaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-6, theta: 1e4 };
@@ -56,8 +56,10 @@ impl Latent {
     fn read(base: &Base) -> Result<Self, LoadError> {
         let config = base.config;
         let (nope, rope) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
-        if rope % 2 == 1 {
-            return Err(config.error("qk_rope_head_dim", format!("must be even, not {rope}")));
+        if rope % 2 == 1 || rope > MAX_HEAD_DIM {
+            return Err(
+                config.error("qk_rope_head_dim", format!("must be even and at most {MAX_HEAD_DIM}, not {rope}"))
+            );
         }
         // Derived numbers that newer configs write down.
         config.only("head_dim", rope)?;

@@ -10,8 +10,6 @@ pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
     let style = GqaStyle { qkv_bias: bias, o_bias: bias, ..GqaStyle::plain(&base)? };
     let mlp_bias = base.flag("mlp_bias", false)?;
     let inter = config.size("intermediate_size")?;
-    config.only("use_sliding_window", false)?;
-    config.only("rope_interleaved", false)?;
     let window = base.uniform_window(None)?;
     base.spec("LlamaForCausalLM", |i| {
         let mlp = base.gated(&format!("{}mlp.", base.layer(i)), inter, mlp_bias);

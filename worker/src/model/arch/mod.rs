@@ -92,3 +92,6 @@ fn find(config: &Map<String, Value>) -> Result<&'static Architecture, LoadError>
         _ => Ok(row),
     }
 }
+
+#[cfg(test)]
+mod tests;

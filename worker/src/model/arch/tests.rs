@@ -1,0 +1,173 @@
+//! config.json as published for well-known models: none of their keys may be refused.
+
+use super::*;
+use crate::checkpoint::Quantization;
+use crate::model::spec::{Attention, Layer, Mlp};
+
+fn spec(text: &str) -> Spec {
+    let config: Value = serde_json::from_str(text).expect("JSON");
+    let config = config.as_object().expect("object");
+    Quantization::read(&Fields::new(text_config(config), "")).expect("weight format");
+    build(config).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn is_moe(layer: &Layer) -> bool {
+    matches!(layer.mlp, Mlp::Moe(_))
+}
+
+const KIMI_K2: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "aux_loss_alpha": 0.001,
+    "bos_token_id": 163584, "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu",
+    "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
+    "max_position_embeddings": 131072, "model_type": "kimi_k2", "moe_intermediate_size": 2048, "moe_layer_freq": 1,
+    "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+    "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+    "weight_block_size": [128, 128]}, "rms_norm_eps": 1e-06, "rope_scaling": {"beta_fast": 1.0, "beta_slow": 1.0,
+    "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn"},
+    "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": true,
+    "tie_word_embeddings": false, "topk_group": 1, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+    "transformers_version": "4.48.3", "use_cache": true, "v_head_dim": 128, "vocab_size": 163840}"#;
+
+#[test]
+fn kimi_k2() {
+    let spec = spec(KIMI_K2);
+    assert_eq!((spec.layers.len(), spec.vocab, spec.max_positions), (61, 163_840, 131_072));
+    assert!(!is_moe(&spec.layers[0]) && spec.layers[1..].iter().all(is_moe));
+    let Attention::Mla(mla) = &spec.layers[0].attention else { panic!("latent attention") };
+    let mscale = 0.1 * 32f64.ln() + 1.0;
+    assert!((f64::from(mla.scale) - mscale * mscale / 192f64.sqrt()).abs() < 1e-8);
+    assert_eq!(mla.q_rope.magnitude, 1.0);
+    assert_eq!(mla.kv_a.module, "model.layers.0.self_attn.kv_a_proj_with_mqa");
+}
+
+#[test]
+fn kimi_k2_inside_its_multimodal_wrapper() {
+    let text: Value = serde_json::from_str(KIMI_K2).expect("JSON");
+    let whole = serde_json::json!({"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25",
+        "media_placeholder_token_id": 163605, "vision_config": {"hidden_size": 1152}, "text_config": text});
+    let spec = spec(&whole.to_string());
+    assert_eq!(spec.embed, "language_model.model.embed_tokens");
+    assert_eq!(spec.head.module, "language_model.lm_head");
+    assert!(spec.ignored.contains(&"vision_tower.".to_owned()));
+}
+
+#[test]
+fn deepseek_v3_with_its_prediction_layer() {
+    let text = KIMI_K2.replace("\"num_nextn_predict_layers\": 0", "\"num_nextn_predict_layers\": 1");
+    let spec = spec(&text.replace("kimi_k2", "deepseek_v3"));
+    assert_eq!(spec.ignored, ["model.layers.61."]);
+}
+
+#[test]
+fn qwen3_30b_a3b() {
+    let spec = spec(
+        r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960,
+        "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+        "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06,
+        "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
+        "use_sliding_window": false, "vocab_size": 151936}"#,
+    );
+    assert!(spec.layers.iter().all(is_moe));
+    assert_eq!(spec.shape().experts, vec![128; 48]);
+}
+
+#[test]
+fn mixtral_8x7b() {
+    let spec = spec(
+        r#"{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": false,
+        "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0",
+        "use_cache": true, "vocab_size": 32000}"#,
+    );
+    let Mlp::Moe(moe) = &spec.layers[0].mlp else { panic!("experts") };
+    assert_eq!(moe.experts[7].down.module, "model.layers.0.block_sparse_moe.experts.7.w2");
+}
+
+#[test]
+fn llama_3_1_8b_and_small_relatives() {
+    let text = r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false,
+        "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.43.0.dev0", "use_cache": true, "vocab_size": 128256}"#;
+    assert_eq!(spec(text).kv_heads, 8);
+    // SmolLM2 and Falcon 3 write down a little more.
+    let more = r#"{"is_llama_config": true, "rope_interleaved": false, "transformers.js_config": {"dtype": "q4"},
+        "activation": "swiglu", "head_dim": 128,"#;
+    assert_eq!(spec(&text.replacen('{', more, 1)).layers.len(), 32);
+}
+
+#[test]
+fn mistral_windows_are_absent_null_or_stated() {
+    let text = r#"{"architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+        "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768,
+        "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 2, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "vocab_size": 32000, "use_cache": true}"#;
+    let window = |text: &str| match &spec(text).layers[1].attention {
+        Attention::Gqa(gqa) => gqa.window,
+        Attention::Mla(_) => panic!("grouped-query attention"),
+    };
+    assert_eq!(window(text), Some(4096), "what transformers takes where nothing is said");
+    assert_eq!(window(&text.replacen('{', "{\"sliding_window\": null,", 1)), None);
+    assert_eq!(window(&text.replacen('{', "{\"sliding_window\": 17,", 1)), Some(17));
+}
+
+#[test]
+fn qwen_2_5_and_3() {
+    let text = r#"{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
+        "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28, "model_type": "qwen2",
+        "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.43.1", "use_cache": true, "use_mrope": false, "use_sliding_window": false,
+        "vocab_size": 152064}"#;
+    let qwen2 = spec(text);
+    assert!(qwen2.linears().filter(|l| l.bias).count() == 3 * 28);
+    let yarn = r#"{"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},"#;
+    spec(&text.replacen('{', yarn, 1));
+    let qwen3 = spec(&text.replace("Qwen2For", "Qwen3For").replace("\"qwen2\"", "\"qwen3\""));
+    let Attention::Gqa(gqa) = &qwen3.layers[0].attention else { panic!("grouped-query attention") };
+    assert_eq!((gqa.head_dim, gqa.qk_norm.is_some(), gqa.q.bias), (128, true, false));
+}
+
+#[test]
+fn granite_3_1() {
+    let spec = spec(
+        r#"{"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.1,
+        "attention_multiplier": 0.0078125, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 12800,
+        "logits_scaling": 16.0, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "granite",
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0,
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000000.0,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 49155}"#,
+    );
+    assert_eq!((spec.embedding_multiplier, spec.residual_multiplier, spec.logits_scaling), (12.0, 0.22, 16.0));
+    assert!(spec.tied);
+}
+
+#[test]
+fn sizes_have_limits() {
+    for (from, to) in [
+        ("\"num_hidden_layers\": 61", "\"num_hidden_layers\": 2000000000"),
+        ("\"n_routed_experts\": 384", "\"n_routed_experts\": 2000000000"),
+        ("\"qk_rope_head_dim\": 64", "\"qk_rope_head_dim\": 2000000000"),
+        ("\"hidden_size\": 7168", "\"hidden_size\": 2000000000"),
+    ] {
+        let config: Value = serde_json::from_str(&KIMI_K2.replace(from, to)).expect("JSON");
+        let error = build(config.as_object().expect("object")).expect_err(to).to_string();
+        assert!(error.contains("at most"), "{error}");
+    }
+}
