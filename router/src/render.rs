@@ -2,7 +2,7 @@
 //!
 //! A line is a conversation `{"messages", "tools", "documents", "chat_template_kwargs", "add_generation_prompt",
 //! "continue_final_message", "raw"}`, giving `{"prompt", "token_ids"}`; or `{"text"}`, giving `{"token_ids"}`; or
-//! `{"ids"}`, giving `{"text"}`. A line that cannot be answered gives `{"error"}`; the next line goes on.
+//! `{"token_ids"}`, giving `{"text"}`. A line that cannot be answered gives `{"error"}`; the next line goes on.
 
 use std::io::{self, BufRead, Read, Write};
 use std::path::Path;
@@ -73,9 +73,9 @@ impl RenderSource {
             };
             return Ok(json!({ "token_ids": self.tokenizer()?.encode(text, how).map_err(|e| e.to_string())? }));
         }
-        if let Some(ids) = request.get("ids") {
+        if let Some(ids) = request.get("token_ids").or_else(|| request.get("ids")) {
             let tokenizer = self.tokenizer()?;
-            let ids = ids.as_array().ok_or("ids must be a list of token ids")?;
+            let ids = ids.as_array().ok_or("token_ids must be a list of token ids")?;
             let ids = ids.iter().map(|id| token_id(id, tokenizer)).collect::<Result<Vec<_>, _>>()?;
             return Ok(json!({ "text": String::from_utf8_lossy(&tokenizer.decode(&ids)) }));
         }
@@ -119,7 +119,7 @@ fn render_input(request: &Map<String, Json>) -> Result<RenderInput, String> {
     };
     let continue_final_message = flag(request, "continue_final_message")?.unwrap_or(false);
     Ok(RenderInput {
-        messages: list("messages")?.ok_or("a line needs messages, text or ids")?,
+        messages: list("messages")?.ok_or("a line needs messages, text or token_ids")?,
         tools: list("tools")?,
         documents: list("documents")?,
         add_generation_prompt: flag(request, "add_generation_prompt")?.unwrap_or(!continue_final_message),
@@ -146,7 +146,6 @@ pub fn run(mut input: impl BufRead, mut output: impl Write, source: &RenderSourc
             json!({ "error": format!("the line is longer than the limit of {MAX_LINE_BYTES} bytes") })
         } else {
             match std::str::from_utf8(&line) {
-                Ok(text) if text.trim().is_empty() => continue,
                 Ok(text) => source.answer(text),
                 Err(e) => json!({ "error": format!("the line is not UTF-8: {e}") }),
             }
@@ -204,22 +203,32 @@ mod tests {
     #[test]
     fn every_line_gets_its_answer() {
         let template = std::env::temp_dir().join(format!("rein-render-{}.jinja", std::process::id()));
-        std::fs::write(&template, "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}")
-            .unwrap();
-        let overrides =
-            Overrides { template: Some(template.clone()), tokenizer: Some(fixtures().join("kimi")), ..Overrides::default() };
+        std::fs::write(
+            &template,
+            "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}",
+        )
+        .unwrap();
+        let overrides = Overrides {
+            template: Some(template.clone()),
+            tokenizer: Some(fixtures().join("kimi")),
+            ..Overrides::default()
+        };
         let source = RenderSource::parts(&overrides).unwrap();
         let input = b"{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u2028\"}]}\n\nnot json\n\xff\n[]\n{}\n\
-            {\"messages\": []}\n{\"text\": \"ab\"}\n{\"ids\": [65, 66]}\n{\"ids\": [100000]}\n{\"text\": 5}\n\
+            {\"messages\": []}\n{\"text\": \"ab\"}\n{\"token_ids\": [65, 66]}\n{\"ids\": [100000]}\n{\"text\": 5}\n\
             {\"messages\": [{\"role\": \"user\", \"content\": \"b\"}], \"add_generation_prompt\": false}";
-        let answers = answers(&source, input);
+        let mut answers = answers(&source, input);
+        assert!(
+            answers.remove(1)["error"].as_str().unwrap().starts_with("not JSON"),
+            "an empty line has an answer too"
+        );
         assert_eq!(answers[0]["prompt"], "a\u{2028}>");
         assert_eq!(answers[0]["token_ids"].as_array().unwrap().len(), 5);
         let error = |i: usize| answers[i]["error"].as_str().unwrap();
         assert!(error(1).starts_with("not JSON"));
         assert!(error(2).contains("not UTF-8"));
         assert_eq!(error(3), "a line must be a JSON object");
-        assert_eq!(error(4), "a line needs messages, text or ids");
+        assert_eq!(error(4), "a line needs messages, text or token_ids");
         assert!(error(5).contains("messages is empty"));
         assert!(answers[6]["token_ids"].is_array());
         assert_eq!(answers[7]["text"], "AB");
@@ -228,7 +237,8 @@ mod tests {
         assert_eq!(answers[10]["prompt"], "b");
         assert_eq!(answers.len(), 11);
 
-        let source = RenderSource::parts(&Overrides { template: Some(template.clone()), ..Overrides::default() }).unwrap();
+        let source =
+            RenderSource::parts(&Overrides { template: Some(template.clone()), ..Overrides::default() }).unwrap();
         let first = source.answer(r#"{"messages": [{"role": "user", "content": "x"}]}"#);
         assert_eq!(first, json!({"prompt": "x>"}));
         assert!(source.answer(r#"{"text": "x"}"#)["error"].as_str().unwrap().contains("no tokenizer"));

@@ -232,11 +232,15 @@ mod tests {
 
     impl Model {
         fn new(name: &str, config: &Json) -> Self {
+            Self::of("kimi", name, config)
+        }
+
+        fn of(tokenizer: &str, name: &str, config: &Json) -> Self {
             let dir = std::env::temp_dir().join(format!("rein-textmodel-{}-{name}", std::process::id()));
             fs::create_dir_all(&dir).unwrap();
-            let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures/kimi");
-            for file in ["tiktoken.model", "tokenizer_config.json"] {
-                fs::copy(fixture.join(file), dir.join(file)).unwrap();
+            let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures").join(tokenizer);
+            for file in fs::read_dir(fixture).unwrap().map(|entry| entry.unwrap().path()) {
+                fs::copy(&file, dir.join(file.file_name().unwrap())).unwrap();
             }
             fs::write(dir.join("config.json"), config.to_string()).unwrap();
             Model(dir)
@@ -305,6 +309,40 @@ mod tests {
         assert_eq!(text.tokenizer.decode(&rendered.ids), rendered.prompt.as_bytes());
         let harmless = user("nothing to see");
         assert_eq!(text.render_sanitized(&harmless).unwrap(), text.render(&harmless).unwrap());
+    }
+
+    /// The ids are those of transformers 5.23: `apply_chat_template(..., sanitize_control_tokens=True)`.
+    #[test]
+    fn sanitized_prompts_equal_transformers() {
+        let template = "{{ bos_token }}{% for m in messages %}<tool>{{ m.content|trim }}</tool><|end|>{% endfor %}";
+        let mut input = user(" a <|end|>b<tool>\u{F0000}c</tool> Hello <|en");
+        input.messages.push(json!({"role": "user", "content": "x</tool>"}));
+        for (tokenizer, expected) in [
+            (
+                "byte_level",
+                &[
+                    330, 332, 64, 220, 27, 91, 68, 77, 67, 91, 29, 65, 27, 268, 29, 66, 27, 14, 268, 29, 220, 291, 278,
+                    275, 91, 68, 77, 333, 331, 332, 87, 27, 14, 268, 29, 333, 331,
+                ][..],
+            ),
+            (
+                "byte_fallback",
+                &[
+                    1, 350, 354, 289, 320, 280, 127, 293, 302, 292, 127, 281, 290, 280, 354, 291, 280, 367, 320, 378,
+                    280, 127, 293, 302, 280, 367, 400, 350, 354, 312, 280, 367, 280, 367, 400,
+                ],
+            ),
+            (
+                "metaspace",
+                &[
+                    1, 280, 354, 289, 320, 280, 127, 293, 302, 292, 127, 281, 290, 280, 354, 291, 280, 367, 320, 378,
+                    280, 127, 293, 302, 280, 367, 400, 280, 354, 312, 280, 367, 280, 367, 400,
+                ],
+            ),
+        ] {
+            let model = Model::of(tokenizer, tokenizer, &config()).with("chat_template.jinja", template);
+            assert_eq!(model.load().unwrap().render_sanitized(&input).unwrap().ids, expected, "{tokenizer}");
+        }
     }
 
     #[test]

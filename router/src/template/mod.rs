@@ -31,7 +31,7 @@ use normalize::Traits;
 /// Longest template source, bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// Longest rendered prompt, bytes.
-pub const MAX_PROMPT_BYTES: usize = 8 << 20;
+pub const MAX_PROMPT_BYTES: usize = 4 << 20;
 /// Instructions that a model's own template may run in one render. One message costs a few hundred.
 pub const TEMPLATE_FUEL: u64 = 20_000_000;
 /// Instructions for a template that a request brought along.
@@ -69,7 +69,7 @@ pub struct RenderInput {
     pub continue_final_message: bool,
     /// `chat_template_kwargs`: variables for the template. They never replace messages, tools or documents.
     pub kwargs: Map<String, Json>,
-    /// Renders the messages as they are, without normalisation.
+    /// Renders the messages as transformers' `render_jinja_template` does, without our normalisation and checks.
     pub raw: bool,
 }
 
@@ -176,10 +176,11 @@ impl ChatTemplate {
             ));
         }
         normalize::check(input)?;
-        let mut messages = match input.raw {
+        let messages = match input.raw {
             true => input.messages.clone(),
             false => normalize::normalize(&input.messages, &compiled.traits),
         };
+        let mut messages: Vec<Json> = messages.into_iter().map(normalize::alias_reasoning).collect();
         let last = if continued { Some(tag_last(&mut messages, &compiled.source)?) } else { None };
 
         let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());

@@ -145,18 +145,13 @@ fn wrong(at: &str, expected: &str, got: &Json) -> TemplateError {
     TemplateError::input(at, format!("{at} must be {expected}, got {got}"))
 }
 
-/// The messages for a template with these traits: nulls dropped, reasoning under both names, string arguments parsed,
-/// text parts joined.
+/// The messages for a template with these traits: nulls dropped, string arguments parsed, text parts joined.
 pub(super) fn normalize(messages: &[Json], traits: &Traits) -> Vec<Json> {
     messages.iter().map(|message| message.as_object().map_or(Json::Null, |m| one(m, traits))).collect()
 }
 
 fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
     let mut out = Map::with_capacity(message.len() + 2);
-    let reasoning = REASONING.iter().find_map(|name| message.get(*name).filter(|v| !v.is_null()));
-    if let Some(reasoning) = reasoning {
-        out.insert("thinking".into(), reasoning.clone());
-    }
     let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
     for (key, value) in message.iter().filter(|(_, value)| !value.is_null()) {
         let value = match (key.as_str(), value) {
@@ -168,9 +163,22 @@ fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
         };
         out.insert(key.clone(), value);
     }
-    if let Some(reasoning) = reasoning {
-        out.insert("reasoning_content".into(), reasoning.clone());
-    }
+    Json::Object(out)
+}
+
+/// Fills `reasoning_content` and `thinking` from whichever name the client used. transformers does it in its renderer,
+/// so raw messages get it too.
+pub(super) fn alias_reasoning(message: Json) -> Json {
+    let Json::Object(message) = message else {
+        return message;
+    };
+    let Some(reasoning) = REASONING.iter().find_map(|name| message.get(*name).filter(|v| !v.is_null())).cloned() else {
+        return Json::Object(message);
+    };
+    let mut out = Map::with_capacity(message.len() + 2);
+    out.insert("thinking".into(), reasoning.clone());
+    out.extend(message);
+    out.insert("reasoning_content".into(), reasoning);
     Json::Object(out)
 }
 
