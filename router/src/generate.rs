@@ -222,7 +222,6 @@ pub async fn generate(
         usage.prompt_tokens += sequence.prompt.len() as u32;
         open(&call, &model, &reading, sequence, &mut starts, &mut choices).await?;
     }
-    call.metrics.prompt_tokens.fetch_add(u64::from(usage.prompt_tokens), Ordering::Relaxed);
     let choices = choices.into_iter().map(|choice| {
         stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
     });

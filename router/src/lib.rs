@@ -33,16 +33,16 @@ use std::{sync::Arc, time::Duration};
 use rein_proto::v1::inference_server::SERVICE_NAME;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-pub use crate::{
-    error::{Error, Kind},
-    http::serve_http,
-    pool::{EngineTransport, transport},
-};
 use crate::{
     admit::Admission,
     metrics::{EngineReport, Metrics},
     model::Model,
     textmodel::TextModel,
+};
+pub use crate::{
+    error::{Error, Kind},
+    http::serve_http,
+    pool::{EngineTransport, transport},
 };
 
 /// What an operator may set.

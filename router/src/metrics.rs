@@ -1,4 +1,4 @@
-//! Counters and histograms in the Prometheus text format. docs/metrics.md lists them.
+//! Counters and histograms in the Prometheus text format.
 
 use std::{
     collections::BTreeMap,
@@ -87,7 +87,11 @@ impl Metrics {
         }
         for (name, help, value) in [
             ("rein_prompt_tokens_total", "Prompt tokens of admitted sequences.", &self.prompt_tokens),
-            ("rein_cached_tokens_total", "Prompt tokens found in the prefix cache.", &self.cached_tokens),
+            (
+                "rein_cached_tokens_total",
+                "Prompt tokens of admitted sequences found in the prefix cache.",
+                &self.cached_tokens,
+            ),
             ("rein_generated_tokens_total", "Generated tokens that counted.", &self.generated_tokens),
             ("rein_abandoned_total", "Streams whose client left before the end.", &self.abandoned),
         ] {

@@ -204,7 +204,7 @@ impl Transcript {
             }
             Event::Malformed(text) => {
                 self.in_reasoning = false;
-                self.emit(Out::Malformed(v1::Malformed { text }));
+                return self.tell_malformed(&text);
             }
         }
         Flow::Continue
@@ -232,7 +232,24 @@ impl Transcript {
     fn tell_text(&mut self, text: &str) -> Flow {
         let scanned = self.opening.stops.push(text);
         self.emit_text(scanned.text);
-        let Some(matched) = scanned.matched else { return Flow::Continue };
+        self.end_if(scanned.matched)
+    }
+
+    /// Clients see it as text, so it is searched for stop strings like text.
+    fn tell_malformed(&mut self, text: &str) -> Flow {
+        let scanned = self.opening.stops.push(text);
+        let mut text = scanned.text;
+        if scanned.matched.is_none() {
+            text.push_str(&self.opening.stops.flush());
+        }
+        if !text.is_empty() {
+            self.emit(chat_event::Event::Malformed(v1::Malformed { text }));
+        }
+        self.end_if(scanned.matched)
+    }
+
+    fn end_if(&mut self, matched: Option<String>) -> Flow {
+        let Some(matched) = matched else { return Flow::Continue };
         self.leave();
         self.stop_reason = matched;
         self.done(if self.calls == 0 { v1::FinishReason::Stop } else { v1::FinishReason::ToolCalls });
@@ -327,7 +344,7 @@ impl Choice {
         let missing = || Error::internal("the engine ended this request", "no Admitted before tokens or finish");
         match self.engine.as_mut().ok_or_else(missing)?.hear().await? {
             Heard::Admitted(admitted) => {
-                self.transcript.cached_tokens = admitted.cached_tokens;
+                self.admit(&admitted);
                 Ok(admitted)
             }
             Heard::Finish(finish) if finish.reason() == EngineFinish::Error => Err(failed(finish)),
@@ -359,7 +376,7 @@ impl Choice {
 
     fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
         match heard? {
-            Heard::Admitted(admitted) => self.transcript.cached_tokens = admitted.cached_tokens,
+            Heard::Admitted(admitted) => self.admit(&admitted),
             Heard::Tokens(drawn) => {
                 self.clock(drawn.len());
                 for drawn in drawn {
@@ -381,6 +398,12 @@ impl Choice {
             }
         }
         Ok(())
+    }
+
+    fn admit(&mut self, admitted: &internal::Admitted) {
+        self.transcript.cached_tokens = admitted.cached_tokens;
+        self.metrics.prompt_tokens.fetch_add(u64::from(admitted.prompt_tokens), Ordering::Relaxed);
+        self.metrics.cached_tokens.fetch_add(u64::from(admitted.cached_tokens), Ordering::Relaxed);
     }
 
     fn clock(&mut self, tokens: usize) {

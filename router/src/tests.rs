@@ -1,0 +1,262 @@
+//! The router as a client sees it, over a scripted engine.
+
+mod bad_input;
+mod chat;
+mod completions;
+mod description;
+mod fake;
+mod grpc;
+mod lifecycle;
+mod random;
+
+use std::{collections::HashMap, path::PathBuf, sync::atomic::AtomicU32};
+
+use axum::{body::Body, response::Response};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::{ModelEntry, Router, RouterConfig, textmodel::Overrides, textmodel::TextModel, transport};
+use fake::Fake;
+use rein_proto::internal::engine_server::EngineServer;
+
+/// Ids below 256 are bytes.
+const END: u32 = 256;
+const THINK: u32 = 257;
+const END_THINK: u32 = 258;
+const SECTION: u32 = 259;
+const END_SECTION: u32 = 260;
+const CALL: u32 = 261;
+const ARGUMENTS: u32 = 262;
+const END_CALL: u32 = 263;
+const CONTROL: u32 = 264;
+const EXTRA: u32 = 265;
+const VOCAB: u32 = 266;
+/// Prompt and output.
+const CONTEXT: u32 = 2048;
+
+const ADDED: [(&str, bool); 10] = [
+    ("<|im_end|>", true),
+    ("<think>", false),
+    ("</think>", false),
+    ("<|tool_calls_section_begin|>", false),
+    ("<|tool_calls_section_end|>", false),
+    ("<|tool_call_begin|>", false),
+    ("<|tool_call_argument_begin|>", false),
+    ("<|tool_call_end|>", false),
+    ("<|control|>", true),
+    ("<|extra|>", false),
+];
+
+const TEMPLATE: &str = "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}\
+    {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
+    {% if add_generation_prompt %}assistant: {% if thinking %}<think>{% endif %}{% endif %}";
+
+/// The character that a byte-level tokenizer writes for each byte.
+fn byte_chars() -> Vec<char> {
+    let printable =
+        |byte: u32| (33..=126).contains(&byte) || (161..=172).contains(&byte) || (174..=255).contains(&byte);
+    let mut other = 256..;
+    (0..256).filter_map(|byte| char::from_u32(if printable(byte) { byte } else { other.next()? })).collect()
+}
+
+/// Writes a model directory whose tokens are bytes and a few markers.
+fn model_dir() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("rein-router-test-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let vocab: serde_json::Map<String, Value> =
+        byte_chars().iter().enumerate().map(|(id, c)| (c.to_string(), id.into())).collect();
+    let added = |(i, (content, special)): (usize, &(&str, bool))| {
+        json!({"id": END as usize + i, "content": content, "special": special, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false})
+    };
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": ADDED.iter().enumerate().map(added).collect::<Vec<_>>(),
+        "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
+    });
+    for (name, content) in [
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", json!({"eos_token": "<|im_end|>", "chat_template": TEMPLATE})),
+        ("config.json", json!({"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": CONTEXT})),
+        ("generation_config.json", json!({"temperature": 0.5, "top_k": 40})),
+    ] {
+        std::fs::write(dir.join(name), content.to_string()).unwrap();
+    }
+    dir
+}
+
+/// A router over one scripted engine, serving the model "bytes".
+struct Edge {
+    router: Router,
+    fake: Fake,
+}
+
+impl Edge {
+    fn new() -> Self {
+        Edge::with(RouterConfig::default(), Fake::default())
+    }
+
+    fn with(config: RouterConfig, fake: Fake) -> Self {
+        let dir = model_dir();
+        let text = TextModel::load(&dir, &Overrides { name: Some("bytes".into()), ..Overrides::default() }).unwrap();
+        std::fs::remove_dir_all(dir).unwrap();
+        let engine = transport(EngineServer::new(fake.clone()));
+        let router = Router::new(config, vec![ModelEntry { text, engine }]).unwrap();
+        Edge { router, fake }
+    }
+
+    async fn send(&self, request: Request<Body>) -> Response {
+        self.router.http().oneshot(request).await.unwrap()
+    }
+
+    async fn post_bytes(&self, path: &str, body: impl Into<Body>) -> Answer {
+        let request = Request::post(path).header("content-type", "application/json").body(body.into()).unwrap();
+        Answer::of(self.send(request).await).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Answer {
+        self.post_bytes(path, body.to_string()).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        Answer::of(self.send(Request::get(path).body(Body::empty()).unwrap()).await).await
+    }
+
+    /// A chat with one user message; `more` adds to the request.
+    async fn chat(&self, script: &[u32], more: Value) -> Answer {
+        self.post("/v1/chat/completions", chat_request(script, more)).await
+    }
+
+    async fn stream(&self, script: &[u32], more: Value) -> Vec<Value> {
+        let mut request = chat_request(script, more);
+        request["stream"] = true.into();
+        let answer = self.post("/v1/chat/completions", request).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        answer.payloads()
+    }
+}
+
+fn chat_request(script: &[u32], more: Value) -> Value {
+    let mut request = json!({"model": "bytes", "messages": [{"role": "user", "content": "hi"}], "script": script});
+    for (name, value) in more.as_object().unwrap() {
+        request[name] = value.clone();
+    }
+    request
+}
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Answer {
+    async fn of(response: Response) -> Self {
+        let (parts, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        Answer { status: parts.status, headers: parts.headers, text: String::from_utf8(bytes.to_vec()).unwrap() }
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {}", self.text))
+    }
+
+    /// The JSON of a request that went well.
+    fn ok(&self) -> Value {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.text);
+        self.json()
+    }
+
+    /// The payloads of an event stream that ends as it should.
+    fn payloads(&self) -> Vec<Value> {
+        let body = self.text.strip_suffix("data: [DONE]\n\n").unwrap_or_else(|| panic!("no [DONE]: {}", self.text));
+        let payload = |block: &str| serde_json::from_str(block.strip_prefix("data: ").unwrap()).unwrap();
+        body.split_terminator("\n\n").map(payload).collect()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
+    }
+}
+
+/// Bytes of a text as tokens.
+fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// A call as the model writes it.
+fn call(header: &str, arguments: &str) -> Vec<u32> {
+    [&[CALL], bytes(header).as_slice(), &[ARGUMENTS], bytes(arguments).as_slice(), &[END_CALL]].concat()
+}
+
+fn tools(names: &[&str]) -> Value {
+    let tool = |name: &&str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+    names.iter().map(tool).collect()
+}
+
+/// What a client makes of a stream: per choice the message, as a whole answer has it.
+fn join(chunks: &[Value]) -> Vec<Value> {
+    let mut choices: HashMap<u64, Value> = HashMap::new();
+    for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
+        let joined = choices.entry(choice["index"].as_u64().unwrap()).or_insert_with(|| {
+            json!({"content": "", "reasoning": "", "calls": [], "logprobs": [], "token_ids": [], "finish": null,
+                   "stop": null})
+        });
+        let append = |to: &mut Value, text: &Value| {
+            *to = format!("{}{}", to.as_str().unwrap(), text.as_str().unwrap_or_default()).into();
+        };
+        let delta = &choice["delta"];
+        assert_eq!(delta["reasoning"], delta["reasoning_content"]);
+        append(&mut joined["content"], &delta["content"]);
+        append(&mut joined["reasoning"], &delta["reasoning_content"]);
+        for part in delta["tool_calls"].as_array().into_iter().flatten() {
+            let calls = joined["calls"].as_array_mut().unwrap();
+            let index = part["index"].as_u64().unwrap() as usize;
+            if index == calls.len() {
+                assert_eq!(part["type"], "function");
+                calls.push(json!({"id": part["id"], "name": part["function"]["name"], "arguments": ""}));
+            } else {
+                assert!(part.get("id").is_none(), "{part}");
+            }
+            append(&mut calls[index]["arguments"], &part["function"]["arguments"]);
+        }
+        for (from, to) in [(&choice["logprobs"]["content"], "logprobs"), (&choice["token_ids"], "token_ids")] {
+            let items = from.as_array().cloned().unwrap_or_default();
+            joined[to].as_array_mut().unwrap().extend(items);
+        }
+        if !choice["finish_reason"].is_null() {
+            assert!(joined["finish"].is_null(), "a choice finishes once");
+            joined["finish"] = choice["finish_reason"].clone();
+            joined["stop"] = choice["stop_reason"].clone();
+        }
+    }
+    (0..choices.len() as u64).map(|index| choices.remove(&index).unwrap()).collect()
+}
+
+/// The same of a whole answer.
+fn unfold(body: &Value) -> Vec<Value> {
+    let choice = |choice: &Value| {
+        let message = &choice["message"];
+        assert_eq!(message["reasoning"], message["reasoning_content"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let call = |call: &Value| {
+            assert_eq!(call["type"], "function");
+            json!({"id": call["id"], "name": call["function"]["name"], "arguments": call["function"]["arguments"]})
+        };
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        json!({
+            "content": text(&message["content"]), "reasoning": text(&message["reasoning"]),
+            "calls": list(&message["tool_calls"]).iter().map(call).collect::<Vec<_>>(),
+            "logprobs": list(&choice["logprobs"]["content"]), "token_ids": list(&choice["token_ids"]),
+            "finish": choice["finish_reason"], "stop": choice["stop_reason"],
+        })
+    };
+    body["choices"].as_array().unwrap().iter().map(choice).collect()
+}

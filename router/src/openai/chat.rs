@@ -186,7 +186,7 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
 
 /// For tests of the documentation: every field that a request may have.
 #[cfg(test)]
-pub(super) fn asked(body: Value) -> Vec<&'static str> {
+pub fn asked(body: Value) -> Vec<&'static str> {
     let mut fields = Fields::new(body).unwrap();
     read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
     fields.asked().to_vec()

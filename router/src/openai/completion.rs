@@ -130,7 +130,7 @@ pub fn encode(
 
 /// For tests of the documentation: every field that a request may have.
 #[cfg(test)]
-pub(super) fn asked(body: Value) -> Vec<&'static str> {
+pub fn asked(body: Value) -> Vec<&'static str> {
     let mut fields = Fields::new(body).unwrap();
     read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
     fields.asked().to_vec()

@@ -22,6 +22,8 @@ pub use completion::{CompletionRequest, completion, encode as encode_completion}
 pub use fold::{chat_body, completion_body};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, tokenize};
 pub use wire::{model, models};
+#[cfg(test)]
+pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion};
 
 /// How the client wants its answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -217,6 +219,3 @@ fn logit_bias(fields: &mut Fields) -> Result<std::collections::HashMap<u32, f32>
     };
     fields.object("logit_bias")?.unwrap_or_default().into_iter().map(bias).collect()
 }
-
-#[cfg(test)]
-mod tests;

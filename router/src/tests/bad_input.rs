@@ -1,0 +1,274 @@
+//! Every wrong request gets an error of its own that names the field, over both surfaces, and the server goes on.
+
+use serde_json::json;
+
+use super::*;
+
+/// Field to change, its value, the param and a part of the message.
+type Row = (&'static str, Value, &'static str, &'static str);
+
+fn chat_rows() -> Vec<Row> {
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    vec![
+        ("messages", json!([]), "messages", "at least one message"),
+        ("messages", json!(null), "messages", "required"),
+        ("messages", json!("hi"), "messages", "must be an array, got a string"),
+        ("messages", json!(["hi"]), "messages[0]", "must be an object, got a string"),
+        ("messages", json!([{"content": "x"}]), "messages[0].role", "required"),
+        ("messages", json!([{"role": "wizard", "content": "x"}]), "messages[0].role", "got 'wizard'"),
+        ("messages", json!([{"role": "function", "name": "f", "content": "x"}]), "messages[0].role", "one of"),
+        ("messages", json!([{"role": 7, "content": "x"}]), "messages[0].role", "got a number"),
+        ("messages", json!([{"role": "user"}]), "messages[0].content", "required"),
+        ("messages", user(json!(null)), "messages[0].content", "got null"),
+        ("messages", user(json!(5)), "messages[0].content", "got a number"),
+        ("messages", user(json!([5])), "messages[0].content[0]", "must be an object"),
+        ("messages", user(json!([{"type": "text"}])), "messages[0].content[0].text", "required"),
+        (
+            "messages",
+            user(json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}])),
+            "messages[0].content[1].type",
+            "no image_url parts",
+        ),
+        (
+            "messages",
+            json!([{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]),
+            "messages[0].tool_calls[0].function.name",
+            "empty",
+        ),
+        (
+            "messages",
+            json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]),
+            "messages[0].tool_calls[0].function.arguments",
+            "got an array",
+        ),
+        ("model", json!(null), "model", "required"),
+        ("model", json!(3), "model", "must be a string"),
+        ("temperature", json!(-1), "temperature", "between 0 and 2, got -1"),
+        ("temperature", json!(2.5), "temperature", "got 2.5"),
+        ("temperature", json!("warm"), "temperature", "must be a number, got a string"),
+        ("temperature", json!(1e300), "temperature", "between 0 and 2"),
+        ("top_p", json!(0), "top_p", "above 0 and at most 1"),
+        ("top_p", json!(1.5), "top_p", "got 1.5"),
+        ("top_k", json!(-2), "top_k", "got -2"),
+        ("top_k", json!(1.5), "top_k", "an integer"),
+        ("min_p", json!(-0.1), "min_p", "between 0 and 1"),
+        ("repetition_penalty", json!(0), "repetition_penalty", "above 0"),
+        ("presence_penalty", json!(3), "presence_penalty", "between -2 and 2"),
+        ("frequency_penalty", json!(-3), "frequency_penalty", "between -2 and 2"),
+        ("max_tokens", json!(0), "max_tokens", "at least 1, got 0"),
+        ("max_tokens", json!(-5), "max_tokens", "at least 0, got -5"),
+        ("max_tokens", json!(1.5), "max_tokens", "an integer"),
+        ("max_tokens", json!("5"), "max_tokens", "an integer, got a string"),
+        ("max_tokens", json!(10_000_000_000u64), "max_tokens", "at most"),
+        ("max_completion_tokens", json!(0), "max_completion_tokens", "at least 1"),
+        (
+            "max_tokens",
+            json!(4000),
+            "messages",
+            "20 tokens and 'max_tokens' asks for 4000 more, but this model's context is 2048",
+        ),
+        ("max_completion_tokens", json!(2029), "messages", "'max_completion_tokens' asks for 2029 more"),
+        ("messages", user(json!("x".repeat(2048))), "messages", "context is 2048 tokens"),
+        ("min_tokens", json!(-1), "min_tokens", "at least 0"),
+        ("n", json!(0), "n", "at least 1"),
+        ("n", json!(1000), "n", "between 1 and 128, got 1000"),
+        ("stop", json!(7), "stop", "a string or an array of strings"),
+        ("stop", json!(["a", 7]), "stop[1]", "must be a string"),
+        ("stop", json!(["a", ""]), "stop[1]", "empty string"),
+        ("stop", json!(vec!["a"; 17]), "stop", "at most 16 strings, got 17"),
+        ("stop", json!("x".repeat(2000)), "stop[0]", "at most 1024 bytes"),
+        ("stop_token_ids", json!([VOCAB]), "stop_token_ids[0]", "out of the vocabulary: ids are between 0 and 265"),
+        ("stop_token_ids", json!([-1]), "stop_token_ids[0]", "token id, got -1"),
+        ("logit_bias", json!({"9999": 1}), "logit_bias.9999", "out of the vocabulary"),
+        ("logit_bias", json!({"5": 101}), "logit_bias.5", "between -100 and 100"),
+        ("logit_bias", json!({"five": 1}), "logit_bias.five", "token ids to numbers"),
+        ("logit_bias", json!({"5": "x"}), "logit_bias.5", "must be a number"),
+        ("logit_bias", json!([1]), "logit_bias", "must be an object"),
+        ("seed", json!("x"), "seed", "an integer"),
+        ("seed", json!(1e30), "seed", "64 bits"),
+        ("logprobs", json!(3), "logprobs", "a boolean"),
+        ("top_logprobs", json!(3), "top_logprobs", "when 'logprobs' is true"),
+        ("prompt_logprobs", json!(21), "prompt_logprobs", "between 0 and 20, got 21"),
+        ("stream", json!("yes"), "stream", "a boolean"),
+        ("stream_options", json!({"include_usage": true}), "stream_options", "when 'stream' is true"),
+        ("tools", json!({}), "tools", "must be an array"),
+        ("tools", json!([{"type": "retrieval"}]), "tools[0].type", "must be 'function'"),
+        ("tools", json!([{"type": "function"}]), "tools[0].function", "required"),
+        ("tools", json!([{"type": "function", "function": {}}]), "tools[0].function.name", "required"),
+        ("tools", json!([{"function": {"name": "a b"}}]), "tools[0].function.name", "no blanks"),
+        (
+            "tools",
+            json!([{"function": {"name": "f", "parameters": "{}"}}]),
+            "tools[0].function.parameters",
+            "JSON Schema",
+        ),
+        ("tool_choice", json!("required"), "tool_choice", "not supported"),
+        ("tool_choice", json!({"type": "function", "function": {"name": "f"}}), "tool_choice", "not supported"),
+        ("tool_choice", json!("sometimes"), "tool_choice", "got 'sometimes'"),
+        ("parallel_tool_calls", json!(false), "parallel_tool_calls", "not supported"),
+        ("response_format", json!({"type": "json_object"}), "response_format", "not supported"),
+        ("response_format", json!({"type": "json_schema", "json_schema": {}}), "response_format", "not supported"),
+        ("modalities", json!(["text", "audio"]), "modalities", "not supported"),
+        ("audio", json!({"voice": "x"}), "audio", "not supported"),
+        ("functions", json!([{"name": "f"}]), "functions", "use 'tools'"),
+        ("function_call", json!("auto"), "function_call", "use 'tool_choice'"),
+        ("web_search_options", json!({}), "web_search_options", "not supported"),
+        ("best_of", json!(3), "best_of", "not supported"),
+        ("guided_json", json!({"type": "object"}), "guided_json", "not supported"),
+        ("use_beam_search", json!(true), "use_beam_search", "not supported"),
+        ("chat_template", json!("x"), "chat_template", "not supported"),
+        ("thinking", json!("on"), "thinking", "a boolean or an object"),
+        ("thinking", json!({"type": "maybe"}), "thinking.type", "'enabled' or 'disabled'"),
+        ("reasoning_effort", json!("huge"), "reasoning_effort", "one of none, minimal"),
+        ("chat_template_kwargs", json!([]), "chat_template_kwargs", "must be an object"),
+        ("chat_template_kwargs", json!({"messages": []}), "chat_template_kwargs.messages", "may not set 'messages'"),
+        ("continue_final_message", json!(true), "continue_final_message", "role assistant"),
+        ("cache_salt", json!(""), "cache_salt", "empty"),
+        ("cache_salt", json!("x".repeat(300)), "cache_salt", "at most 256 bytes"),
+        ("script", json!([9999]), "script[0]", "out of the vocabulary"),
+    ]
+}
+
+async fn check(edge: &Edge, path: &str, request: Value, row: &Row) {
+    let answer = edge.post(path, request).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{row:?}: {}", answer.text);
+    let body = answer.json();
+    let error = &body["error"];
+    assert_eq!(error["param"], row.2, "{row:?}: {error}");
+    assert!(error["message"].as_str().unwrap().contains(row.3), "{row:?}: {error}");
+    assert_eq!(error["type"], "invalid_request_error");
+    assert!(error["code"].is_string(), "{error}");
+}
+
+#[tokio::test]
+async fn every_wrong_chat_field_is_named() {
+    let edge = Edge::new();
+    for row in chat_rows() {
+        check(&edge, "/v1/chat/completions", chat_request(&[], json!({row.0: row.1})), &row).await;
+        // Nothing of it reached the engine, and the next request is served.
+        assert!(edge.fake.starts().is_empty(), "{row:?}");
+    }
+    edge.chat(&bytes("a"), json!({})).await.ok();
+    assert_eq!(edge.router.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn every_wrong_completion_field_is_named() {
+    let edge = Edge::new();
+    let rows: Vec<Row> = vec![
+        ("prompt", json!(null), "prompt", "required"),
+        ("prompt", json!([]), "prompt", "at least one prompt"),
+        ("prompt", json!(7), "prompt", "a string, an array"),
+        ("prompt", json!(""), "prompt", "no tokens"),
+        ("prompt", json!(["a", 7]), "prompt[1]", "a string or an array of token ids"),
+        ("prompt", json!([1, "a"]), "prompt[1]", "a token id"),
+        ("prompt", json!([1, VOCAB]), "prompt[1]", "out of the vocabulary"),
+        ("prompt", json!([[1], [2, VOCAB]]), "prompt[1][1]", "out of the vocabulary"),
+        ("prompt", json!([1, -1]), "prompt[1]", "token id, got -1"),
+        ("prompt", json!(vec!["a"; 300]), "prompt", "at most 256"),
+        ("prompt", json!("x".repeat(2048)), "prompt", "2048 tokens"),
+        ("max_tokens", json!(0), "max_tokens", "works with 'echo' only"),
+        ("max_tokens", json!(2048), "prompt", "context"),
+        ("logprobs", json!(true), "logprobs", "an integer"),
+        ("logprobs", json!(50), "logprobs", "between 0 and 20"),
+        ("suffix", json!("end"), "suffix", "not supported"),
+        ("best_of", json!(2), "best_of", "not supported"),
+        ("echo", json!(1), "echo", "a boolean"),
+        ("temperature", json!(9), "temperature", "between 0 and 2"),
+    ];
+    for row in rows {
+        let mut request = json!({"model": "bytes", "prompt": "ab"});
+        request[row.0] = row.1.clone();
+        check(&edge, "/v1/completions", request, &row).await;
+    }
+    assert!(edge.fake.starts().is_empty());
+}
+
+#[tokio::test]
+async fn wrong_fields_of_the_small_endpoints_are_named() {
+    let edge = Edge::new();
+    let rows: Vec<(&str, Value, Row)> = vec![
+        ("/tokenize", json!({}), ("", json!(null), "prompt", "either 'prompt' or 'messages'")),
+        ("/tokenize", json!({"prompt": 3}), ("", json!(null), "prompt", "a string")),
+        ("/tokenize", json!({"messages": []}), ("", json!(null), "messages", "at least one")),
+        ("/detokenize", json!({}), ("", json!(null), "tokens", "required")),
+        ("/detokenize", json!({"tokens": "x"}), ("", json!(null), "tokens", "an array")),
+        ("/detokenize", json!({"tokens": [1, 99999]}), ("", json!(null), "tokens[1]", "out of the vocabulary")),
+        ("/v1/chat/completions/render", json!({"messages": 1}), ("", json!(null), "messages", "an array")),
+    ];
+    for (path, request, row) in rows {
+        check(&edge, path, request, &row).await;
+    }
+}
+
+#[tokio::test]
+async fn broken_bodies_say_where() {
+    let edge = Edge::new();
+    for (body, code, part) in [
+        (b"".as_slice(), "invalid_json", "the body is empty"),
+        (b"{\"model\": \n nope}", "invalid_json", "line 2 column"),
+        (b"{\"model\": \"x\"", "invalid_json", "EOF while parsing"),
+        (b"{\"temperature\": NaN}", "invalid_json", "line 1 column"),
+        (b"{\"temperature\": 1e999}", "invalid_json", "number out of range"),
+        (b"{\"model\": \"\xff\"}", "invalid_utf8", "offset 11"),
+        (b"{\"model\": \"\\ud800\"}", "invalid_json", "line 1"),
+        (b"[1]", "invalid_type", "the body must be a JSON object, got an array"),
+    ] {
+        for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+            let answer = edge.post_bytes(path, body).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+            let error = answer.json()["error"].clone();
+            assert_eq!((&error["code"], &error["param"]), (&json!(code), &json!(null)), "{error}");
+            assert!(error["message"].as_str().unwrap().contains(part), "{error}");
+        }
+    }
+    let deep = "[".repeat(100_000);
+    assert_eq!(edge.post_bytes("/tokenize", deep).await.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn routes_methods_models_and_types_have_errors_of_their_own() {
+    let edge = Edge::new();
+    let error = |answer: &Answer| answer.json()["error"].clone();
+
+    let unknown = edge.chat(&[], json!({"model": "gpt-4"})).await;
+    assert_eq!(unknown.status, StatusCode::NOT_FOUND);
+    assert_eq!(
+        (error(&unknown)["code"].clone(), error(&unknown)["param"].clone()),
+        (json!("model_not_found"), json!("model"))
+    );
+    assert!(error(&unknown)["message"].as_str().unwrap().contains("bytes"));
+    assert_eq!(edge.get("/v1/models/gpt-4").await.status, StatusCode::NOT_FOUND);
+
+    let nowhere = edge.get("/v1/nothing").await;
+    assert_eq!((nowhere.status, error(&nowhere)["code"].clone()), (StatusCode::NOT_FOUND, json!("unknown_url")));
+
+    let method = edge.get("/v1/chat/completions").await;
+    assert_eq!(method.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!((error(&method)["code"].clone(), method.header("allow")), (json!("method_not_allowed"), "POST"));
+
+    for (kind, status) in [
+        ("text/plain", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        ("application/x-www-form-urlencoded", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        ("Application/JSON; charset=utf-8", StatusCode::OK),
+    ] {
+        let body = chat_request(&bytes("a"), json!({})).to_string();
+        let request = Request::post("/v1/chat/completions").header("content-type", kind).body(body.into()).unwrap();
+        assert_eq!(Answer::of(edge.send(request).await).await.status, status, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_and_not_kept() {
+    let edge = Edge::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
+    let announced = edge.post_bytes("/v1/chat/completions", vec![b'x'; 1001]).await;
+    // A hundred megabytes in pieces, with no length announced.
+    let pieces = futures::stream::iter((0..1600).map(|_| Ok::<_, std::convert::Infallible>(vec![b' '; 64 << 10])));
+    let streamed = edge.post_bytes("/v1/chat/completions", Body::from_stream(pieces)).await;
+    for answer in [announced, streamed] {
+        assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(answer.json()["error"]["code"], "body_too_large");
+        assert!(answer.json()["error"]["message"].as_str().unwrap().contains("at most 1000 bytes"));
+    }
+    edge.chat(&bytes("a"), json!({})).await.ok();
+}

@@ -1,0 +1,155 @@
+use serde_json::json;
+
+use super::*;
+
+fn request(script: &[u32], more: Value) -> Value {
+    let mut request = json!({"model": "bytes", "prompt": "ab", "script": script});
+    for (name, value) in more.as_object().unwrap() {
+        request[name] = value.clone();
+    }
+    request
+}
+
+async fn complete(edge: &Edge, script: &[u32], more: Value) -> Value {
+    edge.post("/v1/completions", request(script, more)).await.ok()
+}
+
+#[tokio::test]
+async fn a_completion_continues_its_prompt() {
+    let edge = Edge::new();
+    let body = complete(&edge, &bytes("cd"), json!({})).await;
+    assert_eq!(body["object"], "text_completion");
+    assert_eq!(body["choices"], json!([{"index": 0, "text": "cd", "logprobs": null, "finish_reason": "stop"}]));
+    assert_eq!(body["usage"]["prompt_tokens"], 2);
+    let start = &edge.fake.starts()[0];
+    assert_eq!((start.prompt.clone(), start.limits.as_ref().unwrap().max_tokens), (bytes("ab"), 16));
+}
+
+#[tokio::test]
+async fn prompts_come_in_four_shapes() {
+    let edge = Edge::new();
+    for (prompt, count) in
+        [(json!("ab"), 1), (json!([97, 98]), 1), (json!(["ab", "ab"]), 2), (json!([[97, 98], [97, 98], [97, 98]]), 3)]
+    {
+        let before = edge.fake.starts().len();
+        let body = complete(&edge, &bytes("c"), json!({"prompt": prompt, "n": 2, "seed": 5})).await;
+        assert_eq!(body["choices"].as_array().unwrap().len(), 2 * count);
+        assert_eq!(body["usage"]["prompt_tokens"], 2 * count);
+        assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 3 * count);
+        let starts = edge.fake.starts().split_off(before);
+        assert!(starts.iter().all(|start| start.prompt == bytes("ab")));
+        // Every prompt's first choice draws with the given seed.
+        let given = starts.iter().filter(|start| start.sampling.as_ref().unwrap().seed == 5).count();
+        assert_eq!(given, count);
+    }
+}
+
+#[tokio::test]
+async fn echo_with_logprobs_scores_the_prompt() {
+    let edge = Edge::new();
+    let body = complete(&edge, &bytes("c"), json!({"echo": true, "logprobs": 1})).await;
+    let choice = &body["choices"][0];
+    assert_eq!(choice["text"], "abc");
+    let logprobs = &choice["logprobs"];
+    assert_eq!(logprobs["tokens"], json!(["a", "b", "c", "<|im_end|>"]));
+    assert_eq!(logprobs["token_logprobs"], json!([null, -0.5, -0.5, -0.5]));
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 3]));
+    assert_eq!(logprobs["top_logprobs"][0], json!(null));
+    assert_eq!(logprobs["top_logprobs"][2], json!({"c": -0.5}));
+    assert_eq!(edge.fake.starts()[0].prompt_logprobs, 1);
+}
+
+#[tokio::test]
+async fn no_tokens_with_echo_scores_the_prompt_and_frees_the_slot() {
+    let edge = Edge::new();
+    let body = complete(&edge, &bytes("c"), json!({"echo": true, "logprobs": 0, "max_tokens": 0})).await;
+    let choice = &body["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("ab"), &json!("length")));
+    assert_eq!(choice["logprobs"]["tokens"], json!(["a", "b"]));
+    assert_eq!(body["usage"]["completion_tokens"], 0);
+    edge.fake.open(0).await;
+}
+
+#[tokio::test]
+async fn echo_of_token_ids_is_their_text() {
+    let body = complete(&Edge::new(), &bytes("c"), json!({"echo": true, "prompt": [104, 195, 169]})).await;
+    assert_eq!(body["choices"][0]["text"], "héc");
+}
+
+#[tokio::test]
+async fn a_stream_says_the_same_as_the_whole() {
+    let edge = Edge::new();
+    for more in [
+        json!({}),
+        json!({"echo": true, "logprobs": 2, "n": 2}),
+        json!({"return_token_ids": true, "prompt": ["ab", "xyz"]}),
+        json!({"stop": ["lo w", "zz"], "logprobs": 0}),
+        json!({"prompt_logprobs": 1, "max_tokens": 3}),
+    ] {
+        let script = bytes("héllo world");
+        let whole = complete(&edge, &script, more.clone()).await;
+        let mut streamed = request(&script, more.clone());
+        streamed["stream"] = true.into();
+        streamed["stream_options"] = json!({"include_usage": true});
+        let chunks = edge.post("/v1/completions", streamed).await.payloads();
+        for expected in whole["choices"].as_array().unwrap() {
+            let mut text = String::new();
+            let mut lists: HashMap<&str, Vec<Value>> = HashMap::new();
+            let mut finish = Value::Null;
+            for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
+                if choice["index"] != expected["index"] {
+                    continue;
+                }
+                text.push_str(choice["text"].as_str().unwrap());
+                for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+                    let items = choice["logprobs"][name].as_array().cloned().unwrap_or_default();
+                    lists.entry(name).or_default().extend(items);
+                }
+                let ids = choice["token_ids"].as_array().cloned().unwrap_or_default();
+                lists.entry("token_ids").or_default().extend(ids);
+                for once in ["prompt_token_ids", "prompt_logprobs"] {
+                    if let Some(value) = choice.get(once) {
+                        assert_eq!(*value, expected[once]);
+                    }
+                }
+                if !choice["finish_reason"].is_null() {
+                    finish = choice["finish_reason"].clone();
+                }
+            }
+            assert_eq!((&json!(text), &finish), (&expected["text"], &expected["finish_reason"]), "{more}");
+            for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+                let whole = expected["logprobs"][name].as_array().cloned().unwrap_or_default();
+                assert_eq!(lists[name], whole, "{more} {name}");
+            }
+            assert_eq!(lists["token_ids"], expected["token_ids"].as_array().cloned().unwrap_or_default());
+        }
+        let last = chunks.last().unwrap();
+        assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
+        assert!(chunks[..chunks.len() - 1].iter().all(|chunk| chunk["usage"].is_null()));
+    }
+}
+
+#[tokio::test]
+async fn control_tokens_are_left_out_unless_asked_for_and_markers_are_text() {
+    let edge = Edge::new();
+    let script = [bytes("a").as_slice(), &[CONTROL, THINK], &bytes("b")].concat();
+    assert_eq!(complete(&edge, &script, json!({})).await["choices"][0]["text"], "a<think>b");
+    let body = complete(&edge, &script, json!({"skip_special_tokens": false})).await;
+    assert_eq!(body["choices"][0]["text"], "a<|control|><think>b");
+}
+
+#[tokio::test]
+async fn tokens_there_and_back() {
+    let edge = Edge::new();
+    let tokens = edge.post("/tokenize", json!({"prompt": "hé<|im_end|>", "return_token_strs": true})).await.ok();
+    let ids = [104, 195, 169, END];
+    assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!(ids), &json!(4)));
+    assert_eq!(tokens["max_model_len"], CONTEXT);
+    assert_eq!(tokens["token_strs"], json!(["h", "\u{FFFD}", "\u{FFFD}", "<|im_end|>"]));
+    let text = edge.post("/detokenize", json!({"model": "bytes", "tokens": ids})).await.ok();
+    assert_eq!(text, json!({"prompt": "hé<|im_end|>"}));
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": false});
+    let answer = edge.post("/tokenize", chat).await;
+    assert_eq!(answer.ok()["tokens"], json!(bytes("user: hi\n")));
+    assert_eq!(answer.ok()["token_strs"], json!(null));
+}

@@ -1,0 +1,144 @@
+//! `/openapi.json` describes what is served: every route, every request field, every field of the answers.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::*;
+use crate::openai;
+
+fn document() -> Value {
+    serde_json::from_str(crate::openapi::DOCUMENT).unwrap()
+}
+
+fn properties(document: &Value, schema: &str) -> BTreeSet<String> {
+    document["components"]["schemas"][schema]["properties"].as_object().unwrap().keys().cloned().collect()
+}
+
+#[tokio::test]
+async fn every_described_route_is_served_with_its_method_and_no_other() {
+    let edge = Edge::new();
+    assert_eq!(edge.get("/openapi.json").await.ok(), document());
+    for (path, item) in document()["paths"].as_object().unwrap() {
+        let path = path.replace("{id}", "bytes");
+        let described: Vec<&String> = item.as_object().unwrap().keys().collect();
+        for method in ["get", "post"] {
+            let request = Request::builder().method(method.to_uppercase().as_str()).uri(&path);
+            let status = edge.send(request.body(Body::empty()).unwrap()).await.status();
+            let wrong = status == StatusCode::METHOD_NOT_ALLOWED || status == StatusCode::NOT_FOUND;
+            assert_eq!(described.contains(&&method.to_owned()), !wrong, "{method} {path}: {status}");
+        }
+    }
+}
+
+#[test]
+fn every_route_in_the_code_is_described() {
+    let source = include_str!("../http.rs");
+    let routes: BTreeSet<String> = source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next())
+        .map(|route| route.replace("{*id}", "{id}"))
+        .collect();
+    let described: BTreeSet<String> = document()["paths"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!((routes.len(), routes), (11, described));
+}
+
+#[test]
+fn every_field_that_is_read_is_described_and_no_other() {
+    let document = document();
+    let set = |names: Vec<&'static str>| names.into_iter().map(String::from).collect::<BTreeSet<_>>();
+    let chat = openai::asked_by_chat(json!({"messages": []}));
+    assert_eq!(set(chat), properties(&document, "ChatRequest"));
+    let completion = openai::asked_by_completion(json!({"prompt": "a"}));
+    assert_eq!(set(completion), properties(&document, "CompletionRequest"));
+}
+
+/// Every field of a value is a property of its schema, all the way down, and nothing required is missing.
+fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
+    if let Some(name) = schema["$ref"].as_str() {
+        return fits(document, document.pointer(name.trim_start_matches('#')).unwrap(), value, at);
+    }
+    if let Some(options) = schema["anyOf"].as_array() {
+        let option = options.iter().find(|option| (option["type"] == "null") == value.is_null());
+        return fits(document, option.unwrap(), value, at);
+    }
+    match value {
+        Value::Object(map) => {
+            for (name, value) in map {
+                let schema = match &schema["properties"][name] {
+                    Value::Null => &schema["additionalProperties"],
+                    schema => schema,
+                };
+                assert!(schema.is_object(), "{at}.{name} is not described");
+                fits(document, schema, value, &format!("{at}.{name}"));
+            }
+            for name in schema["required"].as_array().into_iter().flatten() {
+                assert!(map.contains_key(name.as_str().unwrap()), "{at}.{name} is missing");
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| fits(document, &schema["items"], item, &format!("{at}[]"))),
+        scalar => {
+            let name = match scalar {
+                Value::String(_) => "string",
+                Value::Bool(_) => "boolean",
+                Value::Null => "null",
+                Value::Number(number) if number.is_f64() => "number",
+                _ => "integer",
+            };
+            let allowed = match &schema["type"] {
+                Value::String(one) => vec![one.as_str()],
+                Value::Array(many) => many.iter().filter_map(Value::as_str).collect(),
+                _ => {
+                    let listed = schema["enum"].as_array().is_some_and(|options| options.contains(scalar));
+                    assert!(listed || schema["const"] == *scalar, "{at}: {scalar} is none of {schema}");
+                    return;
+                }
+            };
+            assert!(allowed.contains(&name) || (name == "integer" && allowed.contains(&"number")), "{at}: {scalar}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_answer_fits_its_description() {
+    let (edge, document) = (Edge::new(), document());
+    let check = |schema: &str, value: &Value| {
+        fits(&document, &document["components"]["schemas"][schema], value, schema);
+    };
+    let script = [
+        &[THINK],
+        bytes("w").as_slice(),
+        &[END_THINK],
+        &bytes("text"),
+        &[SECTION],
+        &call("functions.f:0", "{}"),
+        &[END_SECTION],
+    ]
+    .concat();
+    let all = json!({"tools": tools(&["f"]), "logprobs": true, "top_logprobs": 2, "prompt_logprobs": 1,
+        "return_token_ids": true, "n": 2});
+    check("ChatCompletion", &edge.chat(&script, all.clone()).await.ok());
+    check("ChatCompletion", &edge.chat(&bytes("ab"), json!({"stop": "b"})).await.ok());
+    let mut streamed = all;
+    streamed["stream_options"] = json!({"include_usage": true});
+    for chunk in edge.stream(&script, streamed).await {
+        check("ChatCompletionChunk", &chunk);
+    }
+    let all = json!({"model": "bytes", "prompt": "ab", "script": bytes("cd"), "echo": true, "logprobs": 1,
+        "return_token_ids": true, "stop": "d"});
+    check("Completion", &edge.post("/v1/completions", all.clone()).await.ok());
+    let mut streamed = all;
+    streamed["stream"] = true.into();
+    for chunk in edge.post("/v1/completions", streamed).await.payloads() {
+        check("Completion", &chunk);
+    }
+    let chat = chat_request(&[], json!({}));
+    check("Rendered", &edge.post("/v1/chat/completions/render", chat).await.ok());
+    check("Tokenized", &edge.post("/tokenize", json!({"prompt": "a", "return_token_strs": true})).await.ok());
+    check("Detokenized", &edge.post("/detokenize", json!({"tokens": [97]})).await.ok());
+    check("Models", &edge.get("/v1/models").await.ok());
+    check("Model", &edge.get("/v1/models/bytes").await.ok());
+    check("Status", &edge.get("/ready").await.ok());
+    check("Error", &edge.chat(&[], json!({"temperature": 9})).await.json());
+    check("Error", &edge.get("/nowhere").await.json());
+}

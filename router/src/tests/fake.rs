@@ -1,0 +1,176 @@
+//! An engine that emits the script of each request, byte tokens and all, and remembers what it was told.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex},
+};
+
+use futures::{Stream, StreamExt, stream};
+use rein_proto::internal::*;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{CONTEXT, VOCAB};
+
+/// What the engine does after the tokens of the script.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum Ending {
+    #[default]
+    Finish,
+    /// Says nothing more until the router leaves.
+    Hang,
+    Error,
+    /// Hangs up.
+    Silence,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    starts: Mutex<Vec<Start>>,
+    steers: watch::Sender<Vec<Steer>>,
+    open: watch::Sender<usize>,
+}
+
+#[derive(Clone, Default)]
+pub struct Fake {
+    pub ending: Ending,
+    /// Tokens per message, in turn; empty: one.
+    pub batches: Vec<usize>,
+    pub refuse: Option<tonic::Code>,
+    pub(super) state: Arc<State>,
+}
+
+impl Fake {
+    pub fn ending(ending: Ending) -> Self {
+        Fake { ending, ..Fake::default() }
+    }
+
+    pub fn starts(&self) -> Vec<Start> {
+        self.state.starts.lock().unwrap().clone()
+    }
+
+    /// Returns what was steered when there are this many steers.
+    pub async fn steers(&self, count: usize) -> Vec<Steer> {
+        self.state.steers.subscribe().wait_for(|steers| steers.len() >= count).await.unwrap().clone()
+    }
+
+    /// Returns when this many sequences are open.
+    pub async fn open(&self, count: usize) {
+        self.state.open.subscribe().wait_for(|open| *open == count).await.unwrap();
+    }
+
+    fn messages(&self, start: &Start) -> Vec<FromEngine> {
+        let limits = start.limits.as_ref().unwrap();
+        let wanted = |width: i32| width >= 0;
+        let score = |position: usize, id: u32| {
+            let top = (0..start.logprobs.max(start.prompt_logprobs).max(0) as u32)
+                .map(|i| TopLogprob { id: (id + i) % 256, logprob: -0.5 - i as f32 });
+            let logprob = (position > 0).then_some(-0.5);
+            TokenLogprob { id, logprob, rank: 1, top: if position > 0 { top.collect() } else { Vec::new() } }
+        };
+        let prompt_logprobs = match wanted(start.prompt_logprobs) {
+            true => start.prompt.iter().enumerate().map(|(i, &id)| score(i, id)).collect(),
+            false => Vec::new(),
+        };
+        let admitted = Admitted { prompt_tokens: start.prompt.len() as u32, cached_tokens: 3, prompt_logprobs };
+        let mut messages = vec![from_engine::Kind::Admitted(admitted)];
+        if start.hold {
+            return messages.into_iter().map(|kind| FromEngine { kind: Some(kind) }).collect();
+        }
+        let stop = limits.stop_token_ids.first().copied();
+        let full: Vec<u32> = start.script.iter().copied().chain(stop).collect();
+        let end = full.iter().position(|id| limits.stop_token_ids.contains(id)).map_or(full.len(), |at| at + 1);
+        let cut = end.min(limits.max_tokens as usize);
+        let by_stop = cut == end && cut > 0 && limits.stop_token_ids.contains(&full[cut - 1]);
+        let ids = if self.ending == Ending::Finish { &full[..cut] } else { &start.script[..] };
+        let mut sizes = self.batches.iter().copied().chain([1]).cycle();
+        let mut position = 0;
+        while position < ids.len() {
+            let next = ids.len().min(position + sizes.next().unwrap());
+            let batch = ids[position..next].to_vec();
+            let logprobs = match wanted(start.logprobs) {
+                true => batch.iter().map(|&id| score(1, id)).collect(),
+                false => Vec::new(),
+            };
+            messages.push(from_engine::Kind::Tokens(Tokens {
+                epoch: 0,
+                position: position as u32,
+                ids: batch,
+                logprobs,
+            }));
+            position = next;
+        }
+        let finish = |reason: FinishReason, error: &str| {
+            let generated = ids.len() as u32;
+            from_engine::Kind::Finish(Finish { epoch: 0, reason: reason.into(), generated, error: error.into() })
+        };
+        match self.ending {
+            Ending::Finish if by_stop => messages.push(finish(FinishReason::Stop, "")),
+            Ending::Finish => messages.push(finish(FinishReason::Length, "")),
+            Ending::Error => messages.push(finish(FinishReason::Error, "secret cause")),
+            Ending::Hang | Ending::Silence => {}
+        }
+        messages.into_iter().map(|kind| FromEngine { kind: Some(kind) }).collect()
+    }
+}
+
+/// One sequence that is open until dropped.
+struct Open(Arc<State>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.send_modify(|open| *open -= 1);
+    }
+}
+
+#[tonic::async_trait]
+impl engine_server::Engine for Fake {
+    type GenerateStream = Pin<Box<dyn Stream<Item = Result<FromEngine, Status>> + Send>>;
+
+    async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Self::GenerateStream>, Status> {
+        if let Some(code) = self.refuse {
+            return Err(Status::new(code, "refused by the engine"));
+        }
+        let mut requests = request.into_inner();
+        let Some(ToEngine { kind: Some(to_engine::Kind::Start(start)) }) = requests.message().await? else {
+            return Err(Status::invalid_argument("the first message must be Start"));
+        };
+        self.state.open.send_modify(|open| *open += 1);
+        let open = Open(self.state.clone());
+        self.state.starts.lock().unwrap().push(start.clone());
+        let hangs = self.ending == Ending::Hang || start.hold;
+        let state = self.state.clone();
+        let listen = async move {
+            while let Ok(Some(message)) = requests.message().await {
+                if let Some(to_engine::Kind::Steer(steer)) = message.kind {
+                    state.steers.send_modify(|steers| steers.push(steer));
+                }
+            }
+        };
+        tokio::spawn(listen);
+        let messages = stream::iter(self.messages(&start).into_iter().map(Ok));
+        let tail = if hangs { stream::pending().left_stream() } else { stream::empty().right_stream() };
+        Ok(Response::new(messages.chain(tail).map(move |item| (item, &open).0).boxed()))
+    }
+
+    async fn info(&self, _: Request<InfoRequest>) -> Result<Response<EngineInfo>, Status> {
+        if self.refuse == Some(tonic::Code::Unavailable) {
+            return Err(Status::unavailable("not there"));
+        }
+        Ok(Response::new(EngineInfo {
+            model: "bytes".into(),
+            vocab_size: VOCAB,
+            max_context: CONTEXT,
+            block_size: 16,
+            total_blocks: 128,
+            max_sequences: 8,
+            kind: "sim".into(),
+            tensor_parallel: 1,
+            max_queue: 8,
+        }))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
+        Ok(Response::new(EngineStats { running: 2, ..EngineStats::default() }))
+    }
+}

@@ -1,0 +1,161 @@
+//! Requests that do not end by themselves: clients that leave, engines that fail, limits, drains.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use serde_json::json;
+
+use super::{fake::Ending, *};
+
+fn hanging() -> Edge {
+    Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang))
+}
+
+fn request(more: Value) -> Request<Body> {
+    let body = chat_request(&bytes("abc"), more).to_string();
+    Request::post("/v1/chat/completions").header("content-type", "application/json").body(body.into()).unwrap()
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_frees_its_slots() {
+    let edge = hanging();
+    let response = edge.send(request(json!({"stream": true, "n": 2}))).await;
+    let mut body = response.into_body().into_data_stream();
+    body.next().await.unwrap().unwrap();
+    edge.fake.open(2).await;
+    assert_eq!(edge.router.in_flight(), 1);
+    drop(body);
+    edge.fake.open(0).await;
+    assert_eq!(edge.router.in_flight(), 0);
+    assert!(edge.get("/metrics").await.text.contains("rein_abandoned_total 1"));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_answer_frees_its_slot() {
+    let edge = hanging();
+    let mut waiting = Box::pin(edge.send(request(json!({}))));
+    tokio::select! {
+        _ = &mut waiting => panic!("the engine hangs"),
+        () = edge.fake.open(1) => {}
+    }
+    drop(waiting);
+    edge.fake.open(0).await;
+    assert_eq!(edge.router.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn the_deadline_ends_a_request_and_frees_its_slot() {
+    let config = RouterConfig { request_time: Duration::from_millis(50), ..RouterConfig::default() };
+    let edge = Edge::with(config, Fake::ending(Ending::Hang));
+    let whole = edge.chat(&bytes("ab"), json!({})).await;
+    assert_eq!(
+        (whole.status, whole.json()["error"]["code"].clone()),
+        (StatusCode::GATEWAY_TIMEOUT, json!("deadline_exceeded"))
+    );
+    edge.fake.open(0).await;
+    let streamed = Answer::of(edge.send(request(json!({"stream": true}))).await).await;
+    assert!(streamed.text.contains("event: error\ndata: {\"error\":{\"message\":\"the request's deadline passed"));
+    edge.fake.open(0).await;
+}
+
+#[tokio::test]
+async fn an_engine_error_is_one_last_event_and_keeps_its_cause_to_itself() {
+    for ending in [Ending::Error, Ending::Silence] {
+        let edge = Edge::with(RouterConfig::default(), Fake::ending(ending));
+        let streamed = Answer::of(edge.send(request(json!({"stream": true, "n": 2}))).await).await;
+        let blocks: Vec<&str> = streamed.text.split_terminator("\n\n").collect();
+        let errors = blocks.iter().filter(|block| block.starts_with("event: error\n")).count();
+        assert_eq!((errors, blocks.last().unwrap().starts_with("event: error\n")), (1, true), "{}", streamed.text);
+        let payload = blocks.last().unwrap().strip_prefix("event: error\ndata: ").unwrap();
+        let error = serde_json::from_str::<Value>(payload).unwrap()["error"].clone();
+        assert_eq!(error["type"], "server_error");
+        let whole = edge.chat(&bytes("abc"), json!({})).await;
+        assert_eq!(whole.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!streamed.text.contains("secret") && !whole.text.contains("secret"));
+        assert_eq!(edge.router.in_flight(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_the_engine_refuses_is_told_before_a_stream_begins() {
+    for (code, status, name) in [
+        (tonic::Code::ResourceExhausted, StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
+        (tonic::Code::Unavailable, StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error"),
+        (tonic::Code::InvalidArgument, StatusCode::BAD_REQUEST, "invalid_request_error"),
+        (tonic::Code::Internal, StatusCode::INTERNAL_SERVER_ERROR, "server_error"),
+    ] {
+        let edge = Edge::with(RouterConfig::default(), Fake { refuse: Some(code), ..Fake::default() });
+        let answer = Answer::of(edge.send(request(json!({"stream": true}))).await).await;
+        assert_eq!((answer.status, answer.json()["error"]["type"].clone()), (status, json!(name)));
+        let again = matches!(code, tonic::Code::ResourceExhausted | tonic::Code::Unavailable);
+        assert_eq!(answer.header("retry-after") == "1", again);
+        assert_eq!(edge.router.in_flight(), 0);
+    }
+}
+
+#[tokio::test]
+async fn requests_above_the_limit_are_told_when_to_come_back() {
+    let config = RouterConfig { max_in_flight: 1, ..RouterConfig::default() };
+    let edge = Edge::with(config, Fake::ending(Ending::Hang));
+    let first = edge.send(request(json!({"stream": true}))).await;
+    let second = edge.chat(&bytes("a"), json!({})).await;
+    assert_eq!((second.status, second.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
+    drop(first);
+    edge.fake.open(0).await;
+    // Bodies that never were polled still free their place.
+    assert_eq!(edge.router.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn draining_refuses_new_requests_and_waits_for_open_ones() {
+    let edge = hanging();
+    assert_eq!(edge.get("/ready").await.status, StatusCode::OK);
+    let open = edge.send(request(json!({"stream": true}))).await;
+    let mut drain = Box::pin(edge.router.drain());
+    assert!(futures::poll!(drain.as_mut()).is_pending());
+    let refused = edge.chat(&bytes("a"), json!({})).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    assert_eq!(edge.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(edge.get("/health").await.status, StatusCode::OK);
+    drop(open);
+    drain.await;
+}
+
+#[tokio::test]
+async fn a_router_without_its_engine_is_alive_and_not_ready() {
+    let fake = Fake { refuse: Some(tonic::Code::Unavailable), ..Fake::default() };
+    let edge = Edge::with(RouterConfig::default(), fake);
+    assert_eq!(edge.get("/health").await.status, StatusCode::OK);
+    assert_eq!(edge.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(edge.get("/v1/models").await.ok()["data"][0]["max_model_len"], json!(null));
+}
+
+#[tokio::test]
+async fn models_and_metrics() {
+    let edge = Edge::new();
+    let list = edge.get("/v1/models").await.ok();
+    assert_eq!((&list["object"], list["data"].as_array().unwrap().len()), (&json!("list"), 1));
+    let model = edge.get("/v1/models/bytes").await.ok();
+    assert_eq!(model, list["data"][0]);
+    assert_eq!(
+        (&model["id"], &model["object"], &model["max_model_len"]),
+        (&json!("bytes"), &json!("model"), &json!(CONTEXT))
+    );
+    assert!(model["created"].is_u64() && model["owned_by"].is_string());
+    edge.chat(&bytes("abc"), json!({})).await.ok();
+    edge.chat(&bytes("abc"), json!({"temperature": 9})).await;
+    let metrics = edge.get("/metrics").await.text;
+    for line in [
+        "rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 1",
+        "rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"400\"} 1",
+        "rein_prompt_tokens_total 20",
+        "rein_cached_tokens_total 3",
+        "rein_generated_tokens_total 4",
+        "rein_time_to_first_token_seconds_count 1",
+        "rein_inter_token_latency_seconds_count 3",
+        "rein_open_streams 0",
+        "rein_engine_running_sequences{model=\"bytes\",engine=\"0\"} 2",
+    ] {
+        assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
+    }
+}
