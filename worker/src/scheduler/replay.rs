@@ -424,8 +424,12 @@ impl World {
     /// One round. False: there was nothing to do.
     fn round(&mut self) -> bool {
         self.now += Duration::from_millis(self.rng.random_range(0..20));
+        let scheduler = &self.scheduler;
+        let oldest = scheduler.running.iter().copied().find(|id| scheduler.seqs[id].work() != Work::Parked);
         let step = self.scheduler.schedule(self.now);
         self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
+        let in_step = |id| step.iter().any(|step| step.rows.iter().any(|row| row.seq == id));
+        assert!(oldest.is_none_or(in_step), "the oldest that can run does not");
         let Some(step) = step else { return false };
         let budget: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
         assert!(budget <= self.scheduler.options.step_tokens, "{budget} tokens in a step");
@@ -522,6 +526,46 @@ fn random_routers_get_what_they_would_get_alone() {
     println!("{total:?}");
     let reached = [total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
     assert!(reached.iter().all(|&count| count > 1000), "the seeds do not reach everything: {total:?}");
+}
+
+#[test]
+fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
+    let shape = ExecutorShape {
+        model: "ledger".into(),
+        vocab_size: VOCAB as usize,
+        max_context: 60,
+        blocks: 20,
+        block_size: 4,
+        kind: "sim",
+        ranks: 1,
+    };
+    let options = EngineOptions { max_sequences: 2, step_tokens: 5, ..EngineOptions::default() };
+    let mut scheduler = Scheduler::new(&shape, options);
+    let mut ledger = Ledger::new(&shape);
+    let limits = Some(Limits { max_tokens: 20, ..Limits::default() });
+    let other = Start { prompt: (1..9).collect(), limits, hold: true, prompt_logprobs: -1, ..Start::default() };
+    let sampling = Some(Sampling::default());
+    let scored = Start { resume: vec![9; 9], sampling, hold: false, prompt_logprobs: 0, ..other.clone() };
+    let mut oracle = Oracle::new(scored.clone(), 60);
+    scheduler.apply(Event::Start { seq: 1, start: Box::new(other) }).expect("room");
+    scheduler.apply(Event::Start { seq: 2, start: Box::new(scored) }).expect("room");
+    while scheduler.seqs[&2].computed < 8 {
+        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        scheduler.commit(ledger.execute(&step));
+    }
+    // Now the prompt's blocks are shared, and its last token must be computed again.
+    let steer = Steer { epoch: 1, ..Steer::default() };
+    oracle.steer(&steer);
+    scheduler.apply(Event::Steer { seq: 2, steer }).expect("taken");
+    scheduler.take_outputs();
+    while !oracle.admitted {
+        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        assert_eq!(step.rows[0].tokens, [5, 6, 7, 8], "the shared block is not written");
+        scheduler.commit(ledger.execute(&step));
+        for Output { message, last, .. } in scheduler.take_outputs() {
+            oracle.output(message.kind.expect("set"), last);
+        }
+    }
 }
 
 #[test]
