@@ -359,6 +359,7 @@ impl Drop for Running {
         if !self.ended {
             metrics.abandoned.fetch_add(1, Ordering::Relaxed);
         }
+        tracing::debug!(id = self.call.id, ended = self.ended, "generation over");
     }
 }
 

@@ -3,20 +3,19 @@
 mod body;
 mod sse;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
     extract::{Path, Request, State},
     response::{IntoResponse, Response},
     routing::{get, post},
-    serve::ListenerExt,
 };
 use futures::StreamExt;
 use http::{HeaderValue, Method, StatusCode, Uri, header};
 use rein_proto::v1;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, time::Instant};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
@@ -47,20 +46,6 @@ pub fn routes(core: Arc<Core>) -> axum::Router {
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .with_state(core)
-}
-
-/// Serves until `shutdown` is done and the open requests are answered. Sockets send at once (TCP_NODELAY).
-pub async fn serve_http(
-    listener: TcpListener,
-    routes: axum::Router,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> std::io::Result<()> {
-    let listener = listener.tap_io(|socket| {
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::warn!(%error, "TCP_NODELAY could not be set");
-        }
-    });
-    axum::serve(listener, routes).with_graceful_shutdown(shutdown).await
 }
 
 type Shared = State<Arc<Core>>;

@@ -41,7 +41,6 @@ use crate::{
 };
 pub use crate::{
     error::{Error, Kind},
-    http::serve_http,
     pool::{EngineTransport, transport},
 };
 

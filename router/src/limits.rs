@@ -20,6 +20,8 @@ pub const ENGINE_CALL_TIME: Duration = Duration::from_secs(5);
 pub const SSE_SILENCE: Duration = Duration::from_secs(15);
 /// Bytes of text above which rendering and tokenizing leave the async threads.
 pub const INLINE_TEXT_BYTES: usize = 64 << 10;
+/// Texts rendered or tokenized at once off the async threads, per model; more wait for their turn.
+pub const TEXTS_OFF_THREAD: usize = 4;
 
 /// Messages of a conversation.
 pub const MESSAGES: usize = 16_384;

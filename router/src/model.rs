@@ -5,6 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use rand::{Rng, distr::Alphanumeric};
 use rein_grammar::{self as grammar, Format};
 use rein_proto::{internal, v1};
+use tokio::sync::Semaphore;
 
 use crate::{
     error::{Error, Kind},
@@ -28,6 +29,7 @@ pub struct Model {
     pub pool: Pool,
     /// Seconds since the epoch.
     pub created: u64,
+    off_thread: Arc<Semaphore>,
 }
 
 /// What the model and its engine together allow.
@@ -48,7 +50,13 @@ impl Model {
             special: &special,
         };
         let format = grammar::detect(&detect).unwrap_or(grammar::PLAIN);
-        Model { text, format, pool: Pool::new(transports), created: now() }
+        Model {
+            text,
+            format,
+            pool: Pool::new(transports),
+            created: now(),
+            off_thread: Arc::new(Semaphore::new(limits::TEXTS_OFF_THREAD)),
+        }
     }
 
     pub fn name(&self) -> &str {
@@ -69,8 +77,7 @@ impl Model {
         if approximate_bytes(&input) <= limits::INLINE_TEXT_BYTES {
             return render(self, &input);
         }
-        let model = self.clone();
-        off_thread(move || render(&model, &input)).await
+        self.off_thread(move |model| render(model, &input)).await
     }
 
     /// Tokens of a text in which control tokens are spelled out.
@@ -85,8 +92,22 @@ impl Model {
         if text.len() <= limits::INLINE_TEXT_BYTES {
             return encode(self, &text);
         }
+        self.off_thread(move |model| encode(model, &text)).await
+    }
+
+    /// The permit goes with the work, which goes on when its request is given up.
+    async fn off_thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let failed = |cause: &dyn std::fmt::Display| Error::internal("the request could not be rendered", cause);
+        let permit = self.off_thread.clone().acquire_owned().await.map_err(|closed| failed(&closed))?;
         let model = self.clone();
-        off_thread(move || encode(&model, &text)).await
+        let work = move || {
+            let _permit = permit;
+            work(&model)
+        };
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| Err(failed(&panic)))
     }
 
     /// The id of a call: the format's own, counted over the conversation, or a random one.
@@ -134,12 +155,6 @@ impl Model {
 
 pub fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_secs()).unwrap_or_default()
-}
-
-async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|panic| Err(Error::internal("the request could not be rendered", panic)))
 }
 
 fn text_error(error: TextError) -> Error {

@@ -62,7 +62,7 @@ fn byte_chars() -> Vec<char> {
 }
 
 /// Writes a model directory whose tokens are bytes and a few markers.
-fn model_dir() -> PathBuf {
+fn model_dir(template: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let dir = std::env::temp_dir().join(format!("rein-router-test-{}-{number}", std::process::id()));
@@ -83,13 +83,20 @@ fn model_dir() -> PathBuf {
     });
     for (name, content) in [
         ("tokenizer.json", tokenizer),
-        ("tokenizer_config.json", json!({"eos_token": "<|im_end|>", "chat_template": TEMPLATE})),
+        ("tokenizer_config.json", json!({"eos_token": "<|im_end|>", "chat_template": template})),
         ("config.json", json!({"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": CONTEXT})),
         ("generation_config.json", json!({"temperature": 0.5, "top_k": 40})),
     ] {
         std::fs::write(dir.join(name), content.to_string()).unwrap();
     }
     dir
+}
+
+fn entry(template: &str, fake: &Fake) -> ModelEntry {
+    let dir = model_dir(template);
+    let text = TextModel::load(&dir, &Overrides { name: Some("bytes".into()), ..Overrides::default() }).unwrap();
+    std::fs::remove_dir_all(dir).unwrap();
+    ModelEntry { text, engine: transport(EngineServer::new(fake.clone())) }
 }
 
 /// A router over one scripted engine, serving the model "bytes".
@@ -104,12 +111,8 @@ impl Edge {
     }
 
     fn with(config: RouterConfig, fake: Fake) -> Self {
-        let dir = model_dir();
-        let text = TextModel::load(&dir, &Overrides { name: Some("bytes".into()), ..Overrides::default() }).unwrap();
-        std::fs::remove_dir_all(dir).unwrap();
-        let engine = transport(EngineServer::new(fake.clone()));
-        let router = Router::new(config, vec![ModelEntry { text, engine }]).unwrap();
-        Edge { router, fake }
+        let entry = entry(TEMPLATE, &fake);
+        Edge { router: Router::new(config, vec![entry]).unwrap(), fake }
     }
 
     async fn send(&self, request: Request<Body>) -> Response {

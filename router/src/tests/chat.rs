@@ -305,3 +305,20 @@ async fn added_tokens_that_are_not_control_tokens_are_text() {
     let body = Edge::new().chat(&script, json!({})).await.ok();
     assert_eq!(body["choices"][0]["message"]["content"], "a<|extra|>b");
 }
+
+#[tokio::test]
+async fn calls_of_a_format_without_ids_get_random_ones() {
+    let template = format!("{{# <tool_call> arguments #}}{TEMPLATE}");
+    let fake = Fake::default();
+    let router = Router::new(RouterConfig::default(), vec![entry(&template, &fake)]).unwrap();
+    let edge = Edge { router, fake };
+    assert_eq!(edge.get("/v1/models").await.ok()["data"][0]["format"], "hermes");
+    let script = bytes("sure\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>");
+    let body = edge.chat(&script, json!({"tools": tools(&["f"])})).await.ok();
+    let message = &body["choices"][0]["message"];
+    assert_eq!(message["content"], "sure");
+    let call = &message["tool_calls"][0];
+    assert_eq!(call["function"], json!({"name": "f", "arguments": "{\"a\": 1}"}));
+    let id = call["id"].as_str().unwrap().strip_prefix("call_").unwrap();
+    assert!(id.len() == 24 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
+}

@@ -159,3 +159,40 @@ async fn models_and_metrics() {
         assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
     }
 }
+
+#[tokio::test]
+async fn engines_of_one_model_share_its_load() {
+    let fakes = [Fake::ending(Ending::Hang), Fake::ending(Ending::Hang)];
+    let entries = fakes.iter().map(|fake| entry(TEMPLATE, fake)).collect();
+    let edge = Edge { router: Router::new(RouterConfig::default(), entries).unwrap(), fake: Fake::default() };
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        open.push(edge.send(request(json!({"stream": true}))).await);
+    }
+    assert_eq!(fakes.each_ref().map(|fake| fake.starts().len()), [2, 2]);
+    // Choices of one prompt stay together, where the prompt is cached.
+    open.push(edge.send(request(json!({"stream": true, "n": 3}))).await);
+    let mut starts = fakes.each_ref().map(|fake| fake.starts().len());
+    starts.sort();
+    assert_eq!(starts, [2, 5]);
+    assert_eq!(edge.get("/v1/models").await.ok()["data"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_long_text_takes_the_same_way_off_the_async_threads() {
+    let edge = Edge::new();
+    let text = "word ".repeat(20_000);
+    let tokens = edge.post("/tokenize", json!({"prompt": text})).await.ok();
+    assert_eq!(tokens["count"], text.len());
+    let messages = json!([{"role": "user", "content": text}]);
+    let rendered =
+        edge.post("/v1/chat/completions/render", chat_request(&[], json!({"messages": messages}))).await.ok();
+    assert_eq!(rendered["prompt"], format!("user: {text}\nassistant: "));
+}
+
+#[test]
+fn a_router_without_models_or_room_is_not_built() {
+    assert!(matches!(Router::new(RouterConfig::default(), vec![]), Err(crate::BuildError::NoModel)));
+    let config = RouterConfig { max_in_flight: 0, ..RouterConfig::default() };
+    assert!(matches!(Router::new(config, vec![]), Err(crate::BuildError::NoRequests)));
+}
