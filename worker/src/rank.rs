@@ -147,7 +147,7 @@ impl Group {
         // The last rank to have loaded closes the files.
         drop(checkpoint);
         let group = Self { shape, placement, plan, ranks, stashed: HashSet::new(), lost: None };
-        await_loaded(&reports, options.tp, total, progress)?;
+        await_loaded(reports, options.tp, total, progress)?;
         Ok(group)
     }
 
@@ -254,8 +254,9 @@ impl Drop for Group {
     }
 }
 
+/// Takes the reports' queue with it, so that ranks which go on after a failure do not wait for a reader.
 fn await_loaded(
-    reports: &Receiver<Report>,
+    reports: Receiver<Report>,
     ranks: usize,
     total: u64,
     progress: &mut dyn FnMut(u64, u64),

@@ -7,7 +7,7 @@ mod network;
 mod rope;
 mod spec;
 
-pub use arch::{build, text_config};
+pub use arch::{architectures, build, text_config};
 pub use execute::{Executing, check_row};
 pub use network::{Network, Precisions, bytes_to_load};
 pub use spec::{Attention, Layer, Spec};

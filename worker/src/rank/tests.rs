@@ -173,6 +173,14 @@ fn every_fixture_gives_the_numbers_of_transformers() {
 }
 
 #[test]
+fn every_architecture_has_a_fixture() {
+    let all = fixtures();
+    for name in model::architectures() {
+        assert!(all.iter().any(|fixture| fixture.config["architectures"][0] == name), "{name}");
+    }
+}
+
+#[test]
 fn bf16_stays_close_to_transformers_in_bf16() {
     for fixture in fixtures() {
         let scored = fixture.score(&ModelOptions { dtype: Dtype::Bf16, ..f32_options() });

@@ -31,6 +31,11 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "GraniteForCausalLM", model_types: &["granite"], build: granite::build },
 ];
 
+/// Names of the supported architectures.
+pub fn architectures() -> impl Iterator<Item = &'static str> {
+    ARCHITECTURES.iter().map(|row| row.name)
+}
+
 /// Multimodal wrappers of which only the language model runs: (architecture, beginning of its tensors' names, beginnings
 /// of the other parts' names). The language model's keys are in `text_config`.
 const WRAPPERS: &[(&str, &str, &[&str])] =
@@ -82,7 +87,7 @@ fn find(config: &Map<String, Value>) -> Result<&'static Architecture, LoadError>
     };
     let Some(row) = row else {
         let found = stated.or(model_type).map_or("(none given)".into(), |name| format!("{name:?}"));
-        let supported = ARCHITECTURES.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+        let supported = architectures().collect::<Vec<_>>().join(", ");
         return Err(LoadError::Architecture { found, supported });
     };
     match model_type {
