@@ -417,17 +417,15 @@ unsafe fn softmax_step<S: Simd>(
     sum: &mut f32,
     decay: &mut f32,
 ) {
+    row.iter_mut().for_each(|x| *x *= scale);
     row[..low].fill(f32::NEG_INFINITY);
     row[high.max(low)..].fill(f32::NEG_INFINITY);
     let mut largest = *max;
     // SAFETY: the row has TILE = 4 * 16 numbers.
     unsafe {
-        let mut top = S::splat(f32::NEG_INFINITY);
-        for j in (0..TILE).step_by(16) {
-            let p = row.as_mut_ptr().add(j);
-            let x = S::mul(S::load(p), S::splat(scale));
-            S::store(p, x);
-            top = S::max(x, top);
+        let mut top = S::load(row.as_ptr());
+        for j in (16..TILE).step_by(16) {
+            top = S::max(S::load(row.as_ptr().add(j)), top);
         }
         let mut lanes = [0.0f32; 16];
         S::store(lanes.as_mut_ptr(), top);

@@ -25,8 +25,9 @@ const GROUP_STEPS: usize = GROUP / 2;
 const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
 /// Steps taken over all row tiles before going on: 32 KiB of weights, which stay in the first-level cache.
 const CHUNK_STEPS: usize = 256;
-/// How far ahead of its use an int8 panel is fetched, in bytes.
-const INT8_AHEAD: usize = 16 << 10;
+/// Tile height from which on arithmetic takes so long that weights must be asked for ahead; below, the processor's own
+/// prefetching does better alone (measured).
+const FETCH_ROWS: usize = 5;
 /// Activations of a row block, in bytes: they stay in the second-level cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 384 << 10;
 /// Weight bytes of a work item at least.
@@ -340,8 +341,10 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
         for _ in 0..steps {
             let w0 = S::load(w);
             let w1 = S::load(w.add(16));
-            S::prefetch(w.wrapping_add(ahead).cast());
-            S::prefetch(w.wrapping_add(ahead + 16).cast());
+            if ROWS >= FETCH_ROWS {
+                S::prefetch(w.wrapping_add(ahead).cast());
+                S::prefetch(w.wrapping_add(ahead + 16).cast());
+            }
             for (r, c) in c.iter_mut().enumerate() {
                 let x = S::splat(*a.add(r));
                 if PAIRS {
@@ -388,9 +391,7 @@ unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
                 let [w0, w1] = if WIDENED {
                     [S::load(w), S::load(w.add(16))]
                 } else {
-                    let step = group.add(PANEL * 2 + s * 64);
-                    S::prefetch(step.wrapping_add(INT8_AHEAD));
-                    S::widen_int8(step)
+                    S::widen_int8(group.add(PANEL * 2 + s * 64))
                 };
                 for (r, c) in c.iter_mut().enumerate() {
                     let x = S::splat(*a.add(r));
