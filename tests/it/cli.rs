@@ -121,7 +121,7 @@ fn unknown_architectures_are_refused_by_name() {
 
 #[test]
 fn score_refuses_tokens_out_of_vocabulary() {
-    let dir = fixture("llama");
+    let dir = fixture("llama3");
     let path = std::env::temp_dir().join(format!("rein-tokens-{}.json", std::process::id()));
     std::fs::write(&path, "[1, 4000000]").expect("writes");
     let output = run(&["score", "--model", &dir, "--tokens", &path.display().to_string()]);

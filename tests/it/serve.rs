@@ -91,7 +91,7 @@ fn bad_requests_leave_the_server_serving() {
         (r#"{"model":"demo","messages":[]}"#, "messages"),
         (r#"{"model":"demo","messages":[{"role":"wizard","content":"x"}]}"#, "messages"),
         (r#"{"model":"demo","messages":[{"role":"user","content":"x"}],"temperature":-1}"#, "temperature"),
-        (r#"{"model":"demo","messages":[{"role":"user","content":"x"}],"max_tokens":100000000}"#, "max_tokens"),
+        (r#"{"model":"demo","messages":[{"role":"user","content":"x"}],"max_tokens":100000000}"#, "messages"),
     ];
     for (body, names) in cases {
         let answer = server.request("POST", "/v1/chat/completions", body);
