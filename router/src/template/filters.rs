@@ -3,9 +3,11 @@
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::methods::split_lines;
+use super::methods::{capitalize, split_lines};
+use super::printf;
 use super::python::{self, Dumps};
-use super::rewrite::ITERATE;
+use super::rewrite::{ITERATE, MODULO, VARIADIC};
+use super::variadic::Variadic;
 
 /// Registers them all.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -25,6 +27,7 @@ pub(super) fn register(env: &mut Environment<'static>) {
     env.add_filter("int", int);
     env.add_filter("float", float);
     env.add_filter("title", title);
+    env.add_filter("capitalize", |v: &Value| capitalize(&python::str_of(v)));
     env.add_filter("wordcount", |v: &Value| {
         python::str_of(v).split(|c: char| !is_word(c)).filter(|w| !w.is_empty()).count()
     });
@@ -32,7 +35,12 @@ pub(super) fn register(env: &mut Environment<'static>) {
     for name in ["e", "escape", "forceescape"] {
         env.add_filter(name, escape);
     }
+    env.add_filter("truncate", truncate);
+    env.add_filter("urlencode", url_encode);
+    env.add_filter("format", format);
+    env.add_filter(MODULO, printf::format);
     env.add_function("dict", dict);
+    env.add_function(VARIADIC, Variadic::wrap);
 
     env.add_test("iterable", is_iterable);
     env.add_test("sequence", is_sequence);
@@ -319,6 +327,49 @@ fn title(value: &Value) -> String {
         start = python::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     }
     out
+}
+
+fn truncate(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    const LEEWAY: i64 = 5;
+    let args = args.into_values();
+    let call = Call::parse("truncate", &args)?;
+    let length = call.integer(0, "length")?.unwrap_or(255);
+    let kill_words = call.truth(1, "killwords")?;
+    let end = call.get(2, "end")?.map_or_else(|| "...".to_owned(), |v| python::str_of(&v));
+    let leeway = call.integer(3, "leeway")?.unwrap_or(LEEWAY);
+    call.end(4)?;
+    let text = python::str_of(value);
+    let keep = usize::try_from(length - end.chars().count() as i64)
+        .map_err(|_| invalid(format!("truncate: length {length} is shorter than its end {end:?}")))?;
+    if text.chars().count() as i64 <= length.saturating_add(leeway) {
+        return Ok(text);
+    }
+    let kept: String = text.chars().take(keep).collect();
+    let kept = if kill_words { kept.as_str() } else { kept.rsplit_once(' ').map_or(kept.as_str(), |(kept, _)| kept) };
+    Ok(format!("{kept}{end}"))
+}
+
+fn url_encode(value: &Value) -> String {
+    let mut out = String::new();
+    for byte in python::str_of(value).bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => out.push(byte as char),
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+fn format(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let (positional, kwargs): (&[Value], Kwargs) = from_args(&args)?;
+    let named: Vec<(Value, Value)> =
+        kwargs.args().map(|name| Ok((Value::from(name), kwargs.get(name)?))).collect::<Result<_, Error>>()?;
+    let args = match named.is_empty() {
+        true => Value::from(minijinja::value::Tuple::from(positional)),
+        false => Value::from_pairs(named),
+    };
+    printf::format(&Value::from(python::str_of(value)), &args)
 }
 
 /// MarkupSafe's spelling of the entities.

@@ -140,11 +140,15 @@ fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error>
                 if cased {
                     out.extend(c.to_lowercase());
                 } else {
-                    out.extend(c.to_uppercase());
+                    push_title(&mut out, c);
                 }
                 cased = c.is_lowercase() || c.is_uppercase();
             }
             text(&out)
+        }
+        "capitalize" => {
+            none()?;
+            text(&capitalize(s))
         }
         "swapcase" => {
             none()?;
@@ -181,10 +185,42 @@ fn string(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error>
             };
             text(&pad(s, width, fill, align))
         }
+        "encode" => {
+            let (encoding,): (Option<&str>,) = from_args(args)?;
+            match encoding.map_or_else(|| "utf-8".to_owned(), str::to_lowercase).as_str() {
+                "utf-8" | "utf8" => Ok(Some(Value::from_bytes(s.as_bytes().to_vec()))),
+                other => Err(invalid(format!("encode: the encoding {other} is not supported"))),
+            }
+        }
         "isspace" => all(is_space),
         "isdecimal" => all(is_decimal),
         "isdigit" => all(|c| is_decimal(c) || "¹²³⁰⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉".contains(c)),
         _ => Ok(None),
+    }
+}
+
+/// Python's `str.capitalize`.
+pub(super) fn capitalize(s: &str) -> String {
+    let mut out = String::with_capacity(s.len());
+    let mut chars = s.chars();
+    if let Some(first) = chars.next() {
+        push_title(&mut out, first);
+    }
+    out + &chars.as_str().to_lowercase()
+}
+
+/// The title case of a character: digraphs have one of their own; what becomes several letters keeps one capital.
+fn push_title(out: &mut String, c: char) {
+    match c {
+        'Ǆ'..='ǆ' => out.push('ǅ'),
+        'Ǉ'..='ǉ' => out.push('ǈ'),
+        'Ǌ'..='ǌ' => out.push('ǋ'),
+        'Ǳ'..='ǳ' => out.push('ǲ'),
+        c => {
+            let mut upper = c.to_uppercase();
+            out.extend(upper.next());
+            out.extend(upper.flat_map(char::to_lowercase));
+        }
     }
 }
 

@@ -9,12 +9,14 @@ mod filters;
 pub mod lossless;
 mod methods;
 mod normalize;
+mod printf;
 mod probe;
 mod python;
 mod rewrite;
 mod source;
 #[cfg(test)]
 mod tests;
+mod variadic;
 
 use std::collections::BTreeMap;
 
@@ -67,7 +69,8 @@ pub struct RenderInput {
     pub add_generation_prompt: bool,
     /// Ends the prompt inside the last message, for the model to go on with it.
     pub continue_final_message: bool,
-    /// `chat_template_kwargs`: variables for the template. They never replace messages, tools or documents.
+    /// `chat_template_kwargs`: variables for the template. They never replace messages or tools; `documents` are taken
+    /// from here where the input has none.
     pub kwargs: Map<String, Json>,
     /// Renders the messages as transformers' `render_jinja_template` does, without our normalisation and checks.
     pub raw: bool,
@@ -184,6 +187,10 @@ impl ChatTemplate {
         let last = if continued { Some(tag_last(&mut messages, &compiled.source)?) } else { None };
 
         let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
+        let documents = match (&input.documents, input.kwargs.get("documents")) {
+            (None, Some(Json::Array(documents))) => Some(documents),
+            (documents, _) => documents.as_ref(),
+        };
         let optional = |items: Option<&Vec<Json>>| items.map_or_else(|| Value::from(()), |items| list(items));
         let mut context: Vec<(&str, Value)> = Vec::with_capacity(8 + input.kwargs.len());
         context.extend(self.engine.special_tokens().iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
@@ -193,7 +200,7 @@ impl ChatTemplate {
         context.extend(free.map(|(k, v)| (k.as_str(), python::from_json(v))));
         context.push(("messages", list(&messages)));
         context.push(("tools", optional(tools)));
-        context.push(("documents", optional(input.documents.as_ref())));
+        context.push(("documents", optional(documents)));
 
         let prompt = self.engine.render(name, Value::from_pairs(context))?;
         match last {

@@ -1,6 +1,6 @@
 //! The bytes of every token, by the kind of decoder that the tokenizer declares.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value as Json;
 use tokenizers::DecoderWrapper;
@@ -29,7 +29,7 @@ pub(super) enum Start {
 
 impl Start {
     /// What remains of a token's bytes at this point of the text.
-    pub fn text<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+    fn text<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         match *self {
             Start::Keep => bytes,
             Start::Strip(byte, left) => {
@@ -43,11 +43,6 @@ impl Start {
                 &bytes[bytes.iter().take_while(|b| **b == b' ').count()..]
             }
         }
-    }
-
-    pub fn special<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        *self = Start::Keep;
-        bytes
     }
 }
 
@@ -99,7 +94,8 @@ impl Decoding {
         Ok(())
     }
 
-    fn bytes(&self, token: &str, out: &mut Vec<u8>, from_char: &HashMap<char, u8>) {
+    /// Writes a token's bytes; true for a byte of the fallback, which is a character only together with its neighbours.
+    fn bytes(&self, token: &str, out: &mut Vec<u8>, from_char: &HashMap<char, u8>) -> bool {
         if self.byte_level {
             let from = out.len();
             for c in token.chars() {
@@ -109,11 +105,11 @@ impl Decoding {
                     None => {
                         out.truncate(from);
                         out.extend_from_slice(token.as_bytes());
-                        return;
+                        return false;
                     }
                 }
             }
-            return;
+            return false;
         }
         if self.byte_fallback
             && token.len() == 6
@@ -121,10 +117,11 @@ impl Decoding {
             && let Ok(byte) = u8::from_str_radix(hex, 16)
         {
             out.push(byte);
-            return;
+            return true;
         }
         let replaced = self.replace.iter().fold(token.to_owned(), |token, (from, to)| token.replace(from, to));
         out.extend_from_slice(replaced.as_bytes());
+        false
     }
 }
 
@@ -133,6 +130,8 @@ pub(super) struct Table {
     bytes: Vec<u8>,
     /// Start and end; an unused id has start = u32::MAX.
     spans: Vec<(u32, u32)>,
+    /// Ids of fallback bytes.
+    fallback: HashSet<u32>,
 }
 
 impl Table {
@@ -147,17 +146,23 @@ impl Table {
             return Err(format!("a vocabulary of {size} ids; the limit is {MAX_VOCAB}"));
         }
         let from_char: HashMap<char, u8> = alphabet().into_iter().zip(0..=u8::MAX).collect();
-        let mut table = Table { bytes: Vec::with_capacity(vocab.len() * 8), spans: vec![(u32::MAX, 0); size] };
-        let mut put = |id: u32, write: &mut dyn FnMut(&mut Vec<u8>)| {
-            let start = table.bytes.len() as u32;
-            write(&mut table.bytes);
-            table.spans[id as usize] = (start, table.bytes.len() as u32);
+        let mut table = Table {
+            bytes: Vec::with_capacity(vocab.len() * 8),
+            spans: vec![(u32::MAX, 0); size],
+            fallback: HashSet::new(),
         };
         for (token, id) in &vocab {
-            put(*id, &mut |out| decoding.bytes(token, out, &from_char));
+            let start = table.bytes.len() as u32;
+            if decoding.bytes(token, &mut table.bytes, &from_char) {
+                table.fallback.insert(*id);
+            }
+            table.spans[*id as usize] = (start, table.bytes.len() as u32);
         }
         for (id, token) in added {
-            put(*id, &mut |out| out.extend_from_slice(token.text.as_bytes()));
+            let start = table.bytes.len() as u32;
+            table.bytes.extend_from_slice(token.text.as_bytes());
+            table.spans[*id as usize] = (start, table.bytes.len() as u32);
+            table.fallback.remove(id);
         }
         Ok(table)
     }
@@ -169,6 +174,51 @@ impl Table {
     pub fn get(&self, id: u32) -> Option<&[u8]> {
         let (start, end) = *self.spans.get(id as usize)?;
         (start != u32::MAX).then(|| &self.bytes[start as usize..end as usize])
+    }
+}
+
+/// Joins tokens to text, as far as tokens depend on their neighbours.
+#[derive(Debug, Clone)]
+pub(super) struct Join {
+    start: Start,
+    /// Fallback bytes whose run goes on.
+    run: Vec<u8>,
+}
+
+impl Join {
+    pub fn new(start: Start) -> Self {
+        Join { start, run: Vec::new() }
+    }
+
+    /// Appends what is certain after this token.
+    pub fn text(&mut self, table: &Table, id: u32, out: &mut Vec<u8>) {
+        let Some(bytes) = table.get(id) else {
+            return;
+        };
+        if table.fallback.contains(&id) {
+            self.run.extend_from_slice(bytes);
+            return;
+        }
+        self.end_run(out);
+        out.extend_from_slice(self.start.text(bytes));
+    }
+
+    /// An added token stands here.
+    pub fn special(&mut self, out: &mut Vec<u8>) {
+        self.end_run(out);
+        self.start = Start::Keep;
+    }
+
+    /// Ends a run of fallback bytes: a run that is not UTF-8 as a whole becomes one U+FFFD per byte, as in Python.
+    pub fn end_run(&mut self, out: &mut Vec<u8>) {
+        if self.run.is_empty() {
+            return;
+        }
+        let run = match std::str::from_utf8(&self.run) {
+            Ok(_) => std::mem::take(&mut self.run),
+            Err(_) => "\u{fffd}".repeat(std::mem::take(&mut self.run).len()).into_bytes(),
+        };
+        out.extend_from_slice(self.start.text(&run));
     }
 }
 

@@ -18,10 +18,10 @@ use tokenizers::{AddedVocabulary, PreTokenizedString};
 pub(crate) use load::{NAMED, read_json, token_text};
 pub use stream::{Detokenizer, Piece};
 
-use bytes::{Decoding, Start, Table};
+use bytes::{Decoding, Join, Start, Table};
 
 /// Longest text to encode in one call, bytes: encoding costs about a microsecond per character at worst.
-pub const MAX_TEXT_BYTES: usize = 8 << 20;
+pub const MAX_TEXT_BYTES: usize = 4 << 20;
 /// Largest tokenizer file, bytes.
 pub const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 /// Largest vocabulary, ids.
@@ -177,16 +177,17 @@ impl Tokenizer {
     /// The bytes of a sequence, added tokens as their text; unused ids are left out, as in Python.
     pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
         let mut out = Vec::with_capacity(ids.len() * 4);
-        let mut start = self.0.start;
+        let mut join = Join::new(self.0.start);
         for &id in ids {
-            if let Some(bytes) = self.0.table.get(id) {
-                let bytes = match self.0.added.contains_key(&id) {
-                    true => start.special(bytes),
-                    false => start.text(bytes),
-                };
-                out.extend_from_slice(bytes);
+            match self.special(id) {
+                Some(text) => {
+                    join.special(&mut out);
+                    out.extend_from_slice(text.as_bytes());
+                }
+                None => join.text(&self.0.table, id, &mut out),
             }
         }
+        join.end_run(&mut out);
         out
     }
 

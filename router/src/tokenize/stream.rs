@@ -1,7 +1,7 @@
 //! Streaming detokenization: bytes are held until they are whole characters.
 
 use super::Tokenizer;
-use super::bytes::Start;
+use super::bytes::Join;
 
 /// What a token adds to the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,34 +17,33 @@ pub enum Piece<'a> {
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     held: Vec<u8>,
-    start: Start,
+    join: Join,
 }
 
 impl Detokenizer {
     pub(super) fn new(tokenizer: Tokenizer) -> Self {
-        let start = tokenizer.0.start;
-        Detokenizer { tokenizer, held: Vec::new(), start }
+        let join = Join::new(tokenizer.0.start);
+        Detokenizer { tokenizer, held: Vec::new(), join }
     }
 
     /// Takes the next token; gives none, one or two pieces (text held back before an added token, and the token).
     pub fn push(&mut self, id: u32) -> impl Iterator<Item = Piece<'_>> + use<'_> {
         let (text, special) = match self.tokenizer.special(id) {
             Some(special) => {
-                self.start.special(&[]);
+                self.join.special(&mut self.held);
                 (broken(&mut self.held), Some(Piece::Special(special)))
             }
             None => {
-                if let Some(bytes) = self.tokenizer.0.table.get(id) {
-                    self.held.extend_from_slice(self.start.text(bytes));
-                }
+                self.join.text(&self.tokenizer.0.table, id, &mut self.held);
                 (whole(&mut self.held), None)
             }
         };
         text.map(Piece::Bytes).into_iter().chain(special)
     }
 
-    /// Ends the sequence; gives what was held back, as U+FFFD.
+    /// Ends the sequence; gives what was held back, broken characters as U+FFFD.
     pub fn finish(&mut self) -> Option<Piece<'static>> {
+        self.join.end_run(&mut self.held);
         broken(&mut self.held).map(Piece::Bytes)
     }
 }

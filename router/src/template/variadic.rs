@@ -1,0 +1,41 @@
+//! Macros that read `varargs` and `kwargs`, which Jinja2 fills with the arguments that have no parameter.
+
+use std::sync::Arc;
+
+use minijinja::value::{Kwargs, Object, ObjectRepr, from_args};
+use minijinja::{Error, State, Value};
+
+/// A macro with the names of its own parameters; its two last ones are `varargs` and `kwargs`.
+#[derive(Debug)]
+pub(super) struct Variadic {
+    inner: Value,
+    parameters: Vec<String>,
+}
+
+impl Variadic {
+    pub fn wrap(inner: Value, parameters: Vec<String>) -> Value {
+        Value::from_object(Variadic { inner, parameters })
+    }
+}
+
+impl Object for Variadic {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
+        let (positional, named): (&[Value], Kwargs) = from_args(args)?;
+        let (own, free) = positional.split_at(positional.len().min(self.parameters.len()));
+        let (mut passed, mut rest) = (Vec::new(), Vec::new());
+        for name in named.args() {
+            let known = name == "caller" || self.parameters.iter().any(|parameter| parameter == name);
+            let list = if known { &mut passed } else { &mut rest };
+            list.push((name.to_owned(), named.get::<Value>(name)?));
+        }
+        passed.push(("varargs".into(), Value::from(minijinja::value::Tuple::from(free))));
+        passed.push(("kwargs".into(), Value::from_pairs(rest)));
+        let mut args = own.to_vec();
+        args.push(Value::from(Kwargs::from_iter(passed)));
+        self.inner.call(state, &args)
+    }
+}
