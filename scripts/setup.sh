@@ -19,7 +19,7 @@ install() {
     $as_root apt-get update -qq && $as_root apt-get install -y -qq "$@" >/dev/null
 }
 
-command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain (https://rustup.rs), 1.88 or later"
+command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain (https://rustup.rs), 1.89 or later"
 command -v cc >/dev/null || install gcc libc6-dev || fail "a C linker is missing: install gcc (Debian: sudo apt-get install gcc libc6-dev)"
 
 have_venv() { [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1; }
