@@ -23,7 +23,8 @@ fn main() {
     let what = args.next().unwrap_or_default();
     CPU_TIME.store(args.next().is_some_and(|a| a == "cpu-time"), Relaxed);
     let cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
-    println!("{:?}, {threads} threads, {:.1} GB/s read", cpu.isa(), memory_bandwidth(threads, 0.5));
+    println!("{:?}, {threads} threads", cpu.isa());
+    bandwidth(threads);
     if what != "model" {
         products(&cpu);
     }
@@ -31,7 +32,19 @@ fn main() {
         model(&cpu, Precision::Bf16);
         model(&cpu, Precision::Int8);
     }
-    println!("{:.1} GB/s read", memory_bandwidth(threads, 0.5));
+    bandwidth(threads);
+}
+
+/// Prints the memory bandwidth; by processor time that of one thread's plain loop.
+fn bandwidth(threads: usize) {
+    if !CPU_TIME.load(Relaxed) {
+        return println!("{:.1} GB/s read", memory_bandwidth(threads, 0.5));
+    }
+    let words = vec![1u64; 64 << 20];
+    let time = seconds(|| {
+        std::hint::black_box(words.iter().fold(0u64, |a, b| a.wrapping_add(*b)));
+    });
+    println!("{:.1} GB/s read by one thread", (words.len() * 8) as f64 / time / 1e9);
 }
 
 struct Numbers(u64);
@@ -88,6 +101,8 @@ fn products(cpu: &Cpu) {
         let source = rng.matrix(n, n);
         let weights: Vec<Linear> =
             (0..count).map(|_| cpu.linear_weight(source.clone(), precision).expect("memory")).collect();
+        let time = seconds(|| drop(cpu.linear_weight(source.clone(), precision)));
+        println!("{precision:?} packing: {:.2} GB/s of bf16", (2 * n * n) as f64 / time / 1e9);
         for rows in [1, 2, 4, 8, 16] {
             let x = rng.tensor(cpu, rows, n);
             let time = seconds(|| weights.iter().for_each(|w| drop(cpu.linear(&x, w, None))));

@@ -1,9 +1,5 @@
-//! Products of activations with packed weights. One layout serves one row and many: panels of 32 outputs, each a
-//! sequence of steps over the inputs. A row's result is accumulated over the steps in order, whatever rows stand
-//! beside it.
-//!
-//! A step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. An int8 panel keeps per
-//! group of 32 inputs 32 bf16 scales and 16 steps of 64 bytes; it is widened to bf16 steps on the way to the kernel.
+//! Products of activations with packed weights. A row's result is accumulated over the steps of a panel in order,
+//! whatever rows stand beside it.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,18 +7,11 @@ use std::ops::Range;
 use half::bf16;
 
 use super::buffer::Buffer;
-use super::memory::{Arena, Block};
 use super::pool::{Pool, SharedPtr};
-use super::simd::{Isa, Simd, int8_slot, simd_fn};
-use crate::backend::{HostData, HostMatrix, Precision};
-use crate::error::{Error, Result};
+use super::simd::{Isa, Simd, simd_fn};
+use super::weights::{GROUP_BYTES, GROUP_STEPS, PANEL, Panels, steps_of};
+use crate::backend::Precision;
 
-/// Outputs of a panel.
-pub const PANEL: usize = 32;
-/// Inputs that share one int8 scale; inputs are padded to a multiple of it in every precision.
-pub const GROUP: usize = 32;
-const GROUP_STEPS: usize = GROUP / 2;
-const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
 /// Steps taken over all row tiles before going on: 32 KiB of weights, which stay in the first-level cache.
 const CHUNK_STEPS: usize = 256;
 /// Tile height from which on arithmetic takes so long that weights must be asked for ahead; below, the processor's own
@@ -30,180 +19,6 @@ const CHUNK_STEPS: usize = 256;
 const FETCH_ROWS: usize = 5;
 /// Activations of a row block, in bytes: they stay in the second-level cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 384 << 10;
-/// Weight bytes of a work item at least.
-const ITEM_BYTES: usize = 64 << 10;
-
-/// A weight [outs, ins] packed for the product.
-#[derive(Debug, Clone)]
-pub struct Panels {
-    pub precision: Precision,
-    pub outs: usize,
-    pub ins: usize,
-    steps: usize,
-    panel_bytes: usize,
-    /// Panel p starts at `first + p * stride` of the block.
-    first: usize,
-    stride: usize,
-    block: Block,
-}
-
-/// A matrix to pack: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
-pub struct Source<'a> {
-    pub data: &'a HostData,
-    pub offset: usize,
-    pub row_stride: usize,
-    pub col_stride: usize,
-    pub rows: usize,
-    pub cols: usize,
-}
-
-impl<'a> Source<'a> {
-    pub fn whole(matrix: &'a HostMatrix) -> Source<'a> {
-        let HostMatrix { rows, cols, data } = matrix;
-        Source { data, offset: 0, row_stride: *cols, col_stride: 1, rows: *rows, cols: *cols }
-    }
-
-    fn check(&self) -> Result<()> {
-        let len = match self.data {
-            HostData::F32(v) => v.len(),
-            HostData::Bf16(v) => v.len(),
-        };
-        let last =
-            self.offset + self.rows.saturating_sub(1) * self.row_stride + self.cols.saturating_sub(1) * self.col_stride;
-        if self.rows > 0 && self.cols > 0 && last >= len {
-            let what = format!("[{}, {}] needs {} numbers, got {len}", self.rows, self.cols, last + 1);
-            return Err(Error::Shape { op: "weight", what });
-        }
-        Ok(())
-    }
-}
-
-trait Number: Copy + Sync {
-    fn f32(self) -> f32;
-    fn bf16_bits(self) -> u32;
-}
-
-impl Number for f32 {
-    fn f32(self) -> f32 {
-        self
-    }
-    fn bf16_bits(self) -> u32 {
-        u32::from(bf16::from_f32(self).to_bits())
-    }
-}
-
-impl Number for bf16 {
-    fn f32(self) -> f32 {
-        self.to_f32()
-    }
-    fn bf16_bits(self) -> u32 {
-        u32::from(self.to_bits())
-    }
-}
-
-impl Panels {
-    pub fn pack(pool: &Pool, arena: &Arena, source: &Source, precision: Precision) -> Result<Panels> {
-        let [panels] = Panels::pack_side_by_side(pool, arena, [source], precision)?;
-        Ok(panels)
-    }
-
-    /// Packs matrices of one shape that are read together: panel by panel in turns.
-    pub fn pack_side_by_side<const N: usize>(
-        pool: &Pool,
-        arena: &Arena,
-        sources: [&Source; N],
-        precision: Precision,
-    ) -> Result<[Panels; N]> {
-        let (outs, ins) = (sources[0].rows, sources[0].cols);
-        for source in sources {
-            source.check()?;
-            assert_eq!((source.rows, source.cols), (outs, ins), "matrices side by side");
-        }
-        let padded = ins.next_multiple_of(GROUP);
-        let steps = steps_of(ins, precision);
-        let panel_bytes = match precision {
-            Precision::F32 | Precision::Bf16 => steps * PANEL * 4,
-            Precision::Int8 => padded / GROUP * GROUP_BYTES,
-        };
-        let panels = outs.div_ceil(PANEL) * N;
-        let block = arena.take(panels * panel_bytes)?;
-        let base = SharedPtr(block.ptr());
-        pool.run(panels, &|i| {
-            // SAFETY: the block is fresh and has panel_bytes for each panel; each item writes its own panel.
-            let panel = unsafe { std::slice::from_raw_parts_mut(base.get().add(i * panel_bytes), panel_bytes) };
-            let (source, p) = (sources[i % N], i / N);
-            match source.data {
-                HostData::F32(data) => pack_panel(source, data, p, precision, panel),
-                HostData::Bf16(data) => pack_panel(source, data, p, precision, panel),
-            }
-        });
-        Ok(std::array::from_fn(|n| {
-            let block = block.clone();
-            Panels { precision, outs, ins, steps, panel_bytes, first: n * panel_bytes, stride: N * panel_bytes, block }
-        }))
-    }
-
-    pub fn panels(&self) -> usize {
-        self.outs.div_ceil(PANEL)
-    }
-
-    /// Panels that make a work item of sensible size, leaving some items for each of `threads`.
-    pub fn panels_per_item(&self, threads: usize) -> usize {
-        let by_size = (ITEM_BYTES / self.panel_bytes.max(1)).max(1);
-        by_size.min((self.panels() / (4 * threads)).max(1))
-    }
-
-    fn panel(&self, p: usize) -> *const u8 {
-        self.block.ptr().wrapping_add(self.first + p * self.stride)
-    }
-}
-
-fn pack_panel<T: Number>(source: &Source, data: &[T], p: usize, precision: Precision, panel: &mut [u8]) {
-    let columns = PANEL.min(source.rows - p * PANEL);
-    let at = |c: usize, k: usize| data[source.offset + (p * PANEL + c) * source.row_stride + k * source.col_stride];
-    let inputs = source.cols;
-    // Groups of inputs outermost: a group of a panel fits the first-level cache.
-    for group in 0..inputs.div_ceil(GROUP) {
-        let (from, to) = (group * GROUP, inputs.min((group + 1) * GROUP));
-        match precision {
-            Precision::F32 => {
-                for c in 0..columns {
-                    for k in from..to {
-                        let word = &mut panel[(k * PANEL + c) * 4..][..4];
-                        word.copy_from_slice(&at(c, k).f32().to_ne_bytes());
-                    }
-                }
-            }
-            Precision::Bf16 => {
-                for c in 0..columns {
-                    for k in (from..to).step_by(2) {
-                        let high = if k + 1 < to { at(c, k + 1).bf16_bits() << 16 } else { 0 };
-                        let word = &mut panel[(k / 2 * PANEL + c) * 4..][..4];
-                        word.copy_from_slice(&(at(c, k).bf16_bits() | high).to_ne_bytes());
-                    }
-                }
-            }
-            Precision::Int8 => {
-                let (scales, steps) = panel[group * GROUP_BYTES..][..GROUP_BYTES].split_at_mut(PANEL * 2);
-                for c in 0..columns {
-                    let largest = (from..to).fold(0.0f32, |m, k| m.max(at(c, k).f32().abs()));
-                    // Rounded up and before use, so that nothing is clipped and the rounding costs nothing more.
-                    let mut scale = bf16::from_f32(largest / 127.0);
-                    if scale.to_f32() < largest / 127.0 {
-                        scale = bf16::from_bits(scale.to_bits() + 1);
-                    }
-                    scales[c * 2..][..2].copy_from_slice(&scale.to_ne_bytes());
-                    let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
-                    for k in from..to {
-                        let q = (at(c, k).f32() * inverse).round_ties_even().clamp(-127.0, 127.0);
-                        let byte = q.abs() as u8 | if q < 0.0 { 0x80 } else { 0 };
-                        steps[(k - from) / 2 * 64 + int8_slot(c, k % 2)] = byte;
-                    }
-                }
-            }
-        }
-    }
-}
 
 /// Rows that one kernel call takes: `rows` of them, packed from row `first` on, at `words[first * steps]`, as
 /// `[step][row]`.
@@ -240,11 +55,6 @@ pub fn cut_groups(isa: Isa, groups: impl Iterator<Item = usize>) -> (Vec<Tile>, 
         ranges.push(from..tiles.len());
     }
     (tiles, ranges)
-}
-
-pub fn steps_of(ins: usize, precision: Precision) -> usize {
-    let padded = ins.next_multiple_of(GROUP);
-    if precision == Precision::F32 { padded } else { padded / 2 }
 }
 
 impl Packed {
@@ -438,7 +248,7 @@ struct Widened {
 
 #[inline(always)]
 unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<usize>, acc: &mut [f32]) {
-    debug_assert_eq!(a.steps, w.steps);
+    debug_assert_eq!(a.steps, w.steps());
     let tiles = &a.tiles[tiles];
     let Some(first_row) = tiles.first().map(|t| t.first) else { return };
     let last = tiles[tiles.len() - 1];
@@ -451,8 +261,8 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
     let mut widened = std::mem::MaybeUninit::<Widened>::uninit();
     // SAFETY: only the address of a field is taken.
     let widened = unsafe { (&raw mut (*widened.as_mut_ptr()).words).cast::<f32>() };
-    while from < w.steps {
-        let steps = CHUNK_STEPS.min(w.steps - from);
+    while from < w.steps() {
+        let steps = CHUNK_STEPS.min(w.steps() - from);
         let group = from / GROUP_STEPS;
         // Widened once for all tiles, unless they are few.
         let widen = w.precision == Precision::Int8 && tiles.len() > 2;
@@ -473,7 +283,7 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             // The next chunk is wanted after the last tile.
             let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
             // SAFETY: a tile's words are rows * steps from first * steps on, in [step][row] order; the panel has
-            // w.steps steps; acc has PANEL numbers for each row of the tiles (asserted above).
+            // w.steps() steps; acc has PANEL numbers for each row of the tiles (asserted above).
             unsafe {
                 let x = a.words.as_ptr().add(tile.first * a.steps + from * tile.rows).cast::<u32>();
                 let acc = acc.as_mut_ptr().add((tile.first - first_row) * PANEL);
@@ -584,6 +394,9 @@ pub unsafe fn multiply(pool: &Pool, isa: Isa, a: &Packed, jobs: &[Job]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::{HostData, HostMatrix};
+    use crate::cpu::memory::Arena;
+    use crate::cpu::weights::Source;
 
     fn numbers(n: usize, seed: u64) -> Vec<f32> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

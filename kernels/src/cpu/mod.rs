@@ -14,15 +14,19 @@ mod route;
 mod simd;
 #[cfg(test)]
 mod tests;
+mod weights;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use half::bf16;
 
 use attention::{Field, Part, Plan};
 use buffer::Buffer;
-use gemm::{Job, Packed, Panels, Source};
+use gemm::{Job, Packed};
 use memory::Arena;
 use pool::{Pool, SharedPtr};
 pub use simd::Isa;
+use weights::{Panels, Source};
 
 use crate::backend::*;
 use crate::collective::Collective;

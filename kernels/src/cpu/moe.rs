@@ -1,9 +1,10 @@
 //! The experts of one rank. Rows are grouped by expert and each expert's weights are read once for all of its rows; a
 //! row's contributions are added in the order in which the experts were loaded.
 
-use super::gemm::{self, PANEL, Packed, Panels};
+use super::gemm::{self, Packed};
 use super::pool::{Pool, SharedPtr};
 use super::simd::{Isa, Simd, simd_fn};
+use super::weights::{PANEL, Panels, steps_of};
 use crate::backend::{Precision, Routes};
 
 pub struct Experts {
@@ -59,7 +60,7 @@ pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes,
         }
     }
     let (steps, words) = (middle.steps, SharedPtr(middle.words.as_mut_ptr().cast::<u32>()));
-    let per_panel = gemm::steps_of(PANEL, precision);
+    let per_panel = steps_of(PANEL, precision);
     pool.run(items.len(), &|i| {
         let (expert, block, panels) = &items[i];
         let first = input.tiles[block.start].first;

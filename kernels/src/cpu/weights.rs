@@ -1,0 +1,211 @@
+//! Weights packed for the product. One layout serves one row and many: panels of 32 outputs, each a sequence of steps
+//! over the inputs.
+//!
+//! A step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. An int8 panel keeps per
+//! group of 32 inputs 32 bf16 scales and 16 steps of 64 bytes; it is widened to bf16 steps on the way to the kernel.
+
+use half::bf16;
+
+use super::memory::{Arena, Block};
+use super::pool::{Pool, SharedPtr};
+use super::simd::int8_slot;
+use crate::backend::{HostData, HostMatrix, Precision};
+use crate::error::{Error, Result};
+
+/// Outputs of a panel.
+pub const PANEL: usize = 32;
+/// Inputs that share one int8 scale; inputs are padded to a multiple of it in every precision.
+pub const GROUP: usize = 32;
+pub const GROUP_STEPS: usize = GROUP / 2;
+pub const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
+/// Weight bytes of a work item at least.
+const ITEM_BYTES: usize = 64 << 10;
+
+pub fn steps_of(ins: usize, precision: Precision) -> usize {
+    let padded = ins.next_multiple_of(GROUP);
+    if precision == Precision::F32 { padded } else { padded / 2 }
+}
+
+/// A weight [outs, ins] packed for the product.
+#[derive(Debug, Clone)]
+pub struct Panels {
+    pub precision: Precision,
+    pub outs: usize,
+    pub ins: usize,
+    steps: usize,
+    panel_bytes: usize,
+    /// Panel p starts at `first + p * stride` of the block.
+    first: usize,
+    stride: usize,
+    block: Block,
+}
+
+/// A matrix to pack: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
+pub struct Source<'a> {
+    pub data: &'a HostData,
+    pub offset: usize,
+    pub row_stride: usize,
+    pub col_stride: usize,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl<'a> Source<'a> {
+    pub fn whole(matrix: &'a HostMatrix) -> Source<'a> {
+        let HostMatrix { rows, cols, data } = matrix;
+        Source { data, offset: 0, row_stride: *cols, col_stride: 1, rows: *rows, cols: *cols }
+    }
+
+    fn check(&self) -> Result<()> {
+        let len = match self.data {
+            HostData::F32(v) => v.len(),
+            HostData::Bf16(v) => v.len(),
+        };
+        let last =
+            self.offset + self.rows.saturating_sub(1) * self.row_stride + self.cols.saturating_sub(1) * self.col_stride;
+        if self.rows > 0 && self.cols > 0 && last >= len {
+            let what = format!("[{}, {}] needs {} numbers, got {len}", self.rows, self.cols, last + 1);
+            return Err(Error::Shape { op: "weight", what });
+        }
+        Ok(())
+    }
+}
+
+trait Number: Copy + Sync + Default {
+    fn f32(self) -> f32;
+    fn bf16_bits(self) -> u32;
+}
+
+impl Number for f32 {
+    fn f32(self) -> f32 {
+        self
+    }
+    fn bf16_bits(self) -> u32 {
+        u32::from(bf16::from_f32(self).to_bits())
+    }
+}
+
+impl Number for bf16 {
+    fn f32(self) -> f32 {
+        self.to_f32()
+    }
+    fn bf16_bits(self) -> u32 {
+        u32::from(self.to_bits())
+    }
+}
+
+impl Panels {
+    pub fn pack(pool: &Pool, arena: &Arena, source: &Source, precision: Precision) -> Result<Panels> {
+        let [panels] = Panels::pack_side_by_side(pool, arena, [source], precision)?;
+        Ok(panels)
+    }
+
+    /// Packs matrices of one shape that are read together: panel by panel in turns.
+    pub fn pack_side_by_side<const N: usize>(
+        pool: &Pool,
+        arena: &Arena,
+        sources: [&Source; N],
+        precision: Precision,
+    ) -> Result<[Panels; N]> {
+        let (outs, ins) = (sources[0].rows, sources[0].cols);
+        for source in sources {
+            source.check()?;
+            assert_eq!((source.rows, source.cols), (outs, ins), "matrices side by side");
+        }
+        let padded = ins.next_multiple_of(GROUP);
+        let steps = steps_of(ins, precision);
+        let panel_bytes = match precision {
+            Precision::F32 | Precision::Bf16 => steps * PANEL * 4,
+            Precision::Int8 => padded / GROUP * GROUP_BYTES,
+        };
+        let panels = outs.div_ceil(PANEL) * N;
+        let block = arena.take(panels * panel_bytes)?;
+        let base = SharedPtr(block.ptr());
+        pool.run(panels, &|i| {
+            // SAFETY: the block is fresh and has panel_bytes for each panel; each item writes its own panel.
+            let panel = unsafe { std::slice::from_raw_parts_mut(base.get().add(i * panel_bytes), panel_bytes) };
+            let (source, p) = (sources[i % N], i / N);
+            match source.data {
+                HostData::F32(data) => pack_panel(source, data, p, precision, panel),
+                HostData::Bf16(data) => pack_panel(source, data, p, precision, panel),
+            }
+        });
+        Ok(std::array::from_fn(|n| {
+            let block = block.clone();
+            Panels { precision, outs, ins, steps, panel_bytes, first: n * panel_bytes, stride: N * panel_bytes, block }
+        }))
+    }
+
+    pub fn panels(&self) -> usize {
+        self.outs.div_ceil(PANEL)
+    }
+
+    /// Panels that make a work item of sensible size, leaving some items for each of `threads`.
+    pub fn panels_per_item(&self, threads: usize) -> usize {
+        let by_size = (ITEM_BYTES / self.panel_bytes.max(1)).max(1);
+        by_size.min((self.panels() / (4 * threads)).max(1))
+    }
+
+    /// Steps of a panel, padding included.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// The panel's bytes, aligned to 64.
+    pub fn panel(&self, p: usize) -> *const u8 {
+        self.block.ptr().wrapping_add(self.first + p * self.stride)
+    }
+}
+
+fn pack_panel<T: Number>(source: &Source, data: &[T], p: usize, precision: Precision, panel: &mut [u8]) {
+    let columns = PANEL.min(source.rows - p * PANEL);
+    // Groups of inputs outermost: a group of a panel fits the first-level cache.
+    for from in (0..source.cols).step_by(GROUP) {
+        let (group, len) = (from / GROUP, GROUP.min(source.cols - from));
+        for c in 0..columns {
+            let start = source.offset + (p * PANEL + c) * source.row_stride + from * source.col_stride;
+            let mut values = [T::default(); GROUP];
+            if source.col_stride == 1 {
+                values[..len].copy_from_slice(&data[start..start + len]);
+            } else {
+                let strided = data[start..].iter().step_by(source.col_stride);
+                values[..len].iter_mut().zip(strided).for_each(|(v, x)| *v = *x);
+            }
+            match precision {
+                Precision::F32 => {
+                    let words = panel[group * GROUP * PANEL * 4..][..GROUP * PANEL * 4].as_chunks_mut::<4>().0;
+                    for (k, v) in values.iter().enumerate() {
+                        words[k * PANEL + c] = v.f32().to_ne_bytes();
+                    }
+                }
+                Precision::Bf16 => {
+                    let words = panel[group * GROUP * PANEL * 2..][..GROUP * PANEL * 2].as_chunks_mut::<4>().0;
+                    for (k, v) in values.as_chunks::<2>().0.iter().enumerate() {
+                        words[k * PANEL + c] = (v[0].bf16_bits() | v[1].bf16_bits() << 16).to_ne_bytes();
+                    }
+                }
+                Precision::Int8 => pack_int8(&values, c, &mut panel[group * GROUP_BYTES..][..GROUP_BYTES]),
+            }
+        }
+    }
+}
+
+/// One column of a group: its scale and its sign-magnitude bytes.
+fn pack_int8<T: Number>(values: &[T; GROUP], c: usize, group: &mut [u8]) {
+    // Adding and subtracting it rounds a small number to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    let values = values.map(T::f32);
+    let (scales, steps) = group.split_at_mut(PANEL * 2);
+    let largest = values.iter().fold(0.0f32, |m, v| if v.abs() > m { v.abs() } else { m });
+    // Rounded up and before use, so that nothing is clipped and the rounding costs nothing more.
+    let mut scale = bf16::from_f32(largest / 127.0);
+    if scale.to_f32() < largest / 127.0 {
+        scale = bf16::from_bits(scale.to_bits() + 1);
+    }
+    scales[c * 2..][..2].copy_from_slice(&scale.to_ne_bytes());
+    let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
+    for (k, v) in values.iter().enumerate() {
+        let q = (v * inverse + ROUND - ROUND).clamp(-127.0, 127.0);
+        steps[k / 2 * 64 + int8_slot(c, k % 2)] = q.abs() as u8 | if q < 0.0 { 0x80 } else { 0 };
+    }
+}

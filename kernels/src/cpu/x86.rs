@@ -1,0 +1,355 @@
+//! AVX-512 and AVX2 with FMA.
+// Every block below is an intrinsic whose only need is the instruction set, which the trait's contract grants, or a load
+// or store of the elements that the contract names.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::simd::{HIGH, LOW, Simd, round_bits};
+
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+// ln 2 in two parts, so that n * LN2_HIGH is exact for the n that occur.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+// Minimax polynomial of (e^r - 1 - r) / r^2 on |r| <= ln 2 / 2 (Cephes, expf).
+const POLY: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.0e-1];
+const EXP_MIN: f32 = -104.0;
+const EXP_MAX: f32 = 89.0;
+
+#[derive(Clone, Copy)]
+pub struct Avx512;
+
+// SAFETY: implemented with AVX-512 intrinsics only; the contract is the trait's.
+unsafe impl Simd for Avx512 {
+    type V = __m512;
+    const TILE_ROWS: usize = 12;
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> __m512 {
+        unsafe { _mm512_maskz_loadu_ps((1u16 << n) - 1, p) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_n(p: *const bf16, n: usize) -> __m512 {
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1u16 << n) - 1, p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(p: *const f32) -> __m512 {
+        unsafe {
+            let pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(p.add(16)), _mm512_loadu_ps(p));
+            std::mem::transmute::<__m512bh, __m512>(pairs)
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> __m512 {
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn dot_pair(acc: __m512, a: __m512, b: __m512) -> __m512 {
+        // The casts reinterpret 32-bit lanes as pairs of bf16.
+        unsafe {
+            let (a, b) = (std::mem::transmute::<__m512, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b));
+            _mm512_dpbf16_ps(acc, a, b)
+        }
+    }
+    #[inline(always)]
+    unsafe fn exp(x: __m512) -> __m512 {
+        unsafe {
+            // The second operand is returned where one is NaN, so NaN goes through.
+            let x = _mm512_min_ps(_mm512_set1_ps(EXP_MAX), _mm512_max_ps(_mm512_set1_ps(EXP_MIN), x));
+            let n = _mm512_roundscale_ps::<0x08>(_mm512_mul_ps(x, _mm512_set1_ps(LOG2_E)));
+            let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2_HIGH), x);
+            let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2_LOW), r);
+            let mut p = _mm512_set1_ps(POLY[0]);
+            for &c in &POLY[1..] {
+                p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+            }
+            let y = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r);
+            _mm512_scalef_ps(_mm512_add_ps(y, _mm512_set1_ps(1.0)), n)
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(v: __m512) -> f32 {
+        unsafe { _mm512_reduce_add_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [__m512; 16]) -> __m512 {
+        // At each level two vectors are folded into one; a lane always meets the lane 8, then 4, 2, 1 away.
+        unsafe {
+            let mut t = [_mm512_setzero_ps(); 8];
+            for i in 0..8 {
+                let low = _mm512_shuffle_f32x4::<0x44>(v[i], v[i + 8]);
+                let high = _mm512_shuffle_f32x4::<0xee>(v[i], v[i + 8]);
+                t[i] = _mm512_add_ps(low, high);
+            }
+            let mut u = [_mm512_setzero_ps(); 4];
+            for i in 0..4 {
+                let low = _mm512_shuffle_f32x4::<0x88>(t[i], t[i + 4]);
+                let high = _mm512_shuffle_f32x4::<0xdd>(t[i], t[i + 4]);
+                u[i] = _mm512_add_ps(low, high);
+            }
+            let mut w = [_mm512_setzero_ps(); 2];
+            for i in 0..2 {
+                let low = _mm512_shuffle_ps::<0x44>(u[i], u[i + 2]);
+                let high = _mm512_shuffle_ps::<0xee>(u[i], u[i + 2]);
+                w[i] = _mm512_add_ps(low, high);
+            }
+            let low = _mm512_shuffle_ps::<0x88>(w[0], w[1]);
+            let high = _mm512_shuffle_ps::<0xdd>(w[0], w[1]);
+            // Lane 4q + w now holds v[[0, 8, 4, 12][q] + [0, 2, 1, 3][w]].
+            let order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+            _mm512_permutexvar_ps(order, _mm512_add_ps(low, high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen_int8(src: *const u8) -> [__m512; 2] {
+        unsafe {
+            let table =
+                |t: &[u8; 128]| (_mm512_loadu_si512(t.as_ptr().cast()), _mm512_loadu_si512(t.as_ptr().add(64).cast()));
+            let (high, low) = (table(&HIGH), table(&LOW));
+            let bytes = _mm512_loadu_si512(src.cast());
+            // vpermi2b looks at seven bits of the index, so the sign bit does not disturb.
+            let low_byte = _mm512_permutex2var_epi8(low.0, bytes, low.1);
+            let high_byte = _mm512_permutex2var_epi8(high.0, bytes, high.1);
+            // high | (bytes & 0x80)
+            let high_byte = _mm512_ternarylogic_epi32::<0xf8>(high_byte, bytes, _mm512_set1_epi8(-128));
+            [
+                _mm512_castsi512_ps(_mm512_unpacklo_epi8(low_byte, high_byte)),
+                _mm512_castsi512_ps(_mm512_unpackhi_epi8(low_byte, high_byte)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_split(p: *const bf16) -> [__m512; 2] {
+        unsafe {
+            let words = _mm512_loadu_si512(p.cast());
+            let odd = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), _mm512_castsi512_ps(odd)]
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct Avx2;
+
+type Pair = [__m256; 2];
+
+// SAFETY: implemented with AVX2 and FMA intrinsics only; the contract is the trait's.
+unsafe impl Simd for Avx2 {
+    type V = Pair;
+    const TILE_ROWS: usize = 3;
+    #[inline(always)]
+    unsafe fn load_n(p: *const f32, n: usize) -> Pair {
+        let mut all = [0.0f32; 16];
+        // SAFETY: n < 16 elements are readable by the trait's contract, and all has 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            Self::load(all.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_n(p: *const bf16, n: usize) -> Pair {
+        let mut all = [bf16::ZERO; 16];
+        // SAFETY: as for load_n.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            Self::load_bf16(all.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(p: *const f32) -> Pair {
+        let mut words = [0.0f32; 16];
+        // SAFETY: 32 elements are readable by the trait's contract.
+        let x = unsafe { p.cast::<[f32; 32]>().read_unaligned() };
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = f32::from_bits(round_bits(x[2 * i]) | round_bits(x[2 * i + 1]) << 16);
+        }
+        // SAFETY: words has 16 elements.
+        unsafe { Self::load(words.as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Pair {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Pair {
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const bf16) -> Pair {
+        unsafe {
+            let half = |p: *const bf16| {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+            };
+            [half(p), half(p.add(8))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: Pair) {
+        unsafe {
+            _mm256_storeu_ps(p, v[0]);
+            _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: Pair, b: Pair) -> Pair {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Pair, b: Pair) -> Pair {
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Pair, b: Pair) -> Pair {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn div(a: Pair, b: Pair) -> Pair {
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Pair, b: Pair) -> Pair {
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn dot_pair(acc: Pair, a: Pair, b: Pair) -> Pair {
+        unsafe {
+            let low = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(x)));
+            let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff_0000_u32 as i32));
+            let high = |x| _mm256_and_ps(x, mask);
+            let one = |acc, a, b| _mm256_fmadd_ps(high(a), high(b), _mm256_fmadd_ps(low(a), low(b), acc));
+            [one(acc[0], a[0], b[0]), one(acc[1], a[1], b[1])]
+        }
+    }
+    #[inline(always)]
+    unsafe fn exp(x: Pair) -> Pair {
+        unsafe {
+            let one = |x: __m256| {
+                let x = _mm256_min_ps(_mm256_set1_ps(EXP_MAX), _mm256_max_ps(_mm256_set1_ps(EXP_MIN), x));
+                let n = _mm256_round_ps::<0x08>(_mm256_mul_ps(x, _mm256_set1_ps(LOG2_E)));
+                let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_HIGH), x);
+                let r = _mm256_fnmadd_ps(n, _mm256_set1_ps(LN2_LOW), r);
+                let mut p = _mm256_set1_ps(POLY[0]);
+                for &c in &POLY[1..] {
+                    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
+                }
+                let y = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r);
+                let y = _mm256_add_ps(y, _mm256_set1_ps(1.0));
+                // 2^n in two factors, as n reaches beyond the exponents of normal numbers.
+                let n = _mm256_cvtps_epi32(n);
+                let half = _mm256_srai_epi32::<1>(n);
+                let power = |n| {
+                    let biased = _mm256_add_epi32(n, _mm256_set1_epi32(127));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+                };
+                _mm256_mul_ps(_mm256_mul_ps(y, power(half)), power(_mm256_sub_epi32(n, half)))
+            };
+            [one(x[0]), one(x[1])]
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(v: Pair) -> f32 {
+        unsafe {
+            let v = _mm256_add_ps(v[0], v[1]);
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sums(v: [Pair; 16]) -> Pair {
+        unsafe {
+            let mut out = [0.0f32; 16];
+            for i in 0..16 {
+                out[i] = Self::sum(v[i]);
+            }
+            Self::load(out.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen_int8(src: *const u8) -> [Pair; 2] {
+        unsafe {
+            // Eight words of two bytes each: (low byte, high byte) become the bf16 pair of a column.
+            let words = |from: *const u8| {
+                let bytes = _mm_unpacklo_epi64(_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(16).cast()));
+                let word = _mm256_cvtepu16_epi32(bytes);
+                let seven = _mm256_set1_epi32(0x7f);
+                let bits = |magnitude| _mm256_castps_si256(_mm256_cvtepi32_ps(magnitude));
+                let low = _mm256_srli_epi32::<16>(bits(_mm256_and_si256(word, seven)));
+                let high = bits(_mm256_and_si256(_mm256_srli_epi32::<8>(word), seven));
+                let low_sign = _mm256_slli_epi32::<8>(_mm256_and_si256(word, _mm256_set1_epi32(0x80)));
+                let high_sign = _mm256_slli_epi32::<16>(_mm256_and_si256(word, _mm256_set1_epi32(0x8000)));
+                let all = _mm256_or_si256(_mm256_or_si256(low, low_sign), _mm256_or_si256(high, high_sign));
+                _mm256_castsi256_ps(all)
+            };
+            [[words(src), words(src.add(32))], [words(src.add(8)), words(src.add(40))]]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_split(p: *const bf16) -> [Pair; 2] {
+        unsafe {
+            let half = |p: *const bf16| {
+                let words = _mm256_loadu_si256(p.cast());
+                let odd = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+                (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)), _mm256_castsi256_ps(odd))
+            };
+            let (a, b) = (half(p), half(p.add(16)));
+            [[a.0, b.0], [a.1, b.1]]
+        }
+    }
+}
