@@ -1,0 +1,555 @@
+"""Synthetic tool-calling conversations for the demo model.
+
+`Gen(seed, held)` makes conversations {"messages", "tools", "thinking"} in the OpenAI spelling. With held=True all tools come from
+nouns, domains and templates that training never sees, and half of the names and places are unseen too.
+`python data.py [N] [--held]` prints N conversations as JSON lines.
+"""
+import json, random, string, sys, zlib
+from catalog import *
+
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+CONDITIONS = "sunny cloudy rainy windy foggy snowy clear stormy".split()
+TOPPINGS = "cheese mushrooms ham olives onions peppers tuna basil".split()
+LANGS = "French German Spanish Italian Japanese Chinese Dutch Polish Swedish Greek Turkish Korean".split()
+ROOMS = "kitchen bedroom bathroom office garage hallway garden attic cellar studio".split()
+CURRENCIES = "USD EUR GBP JPY CHF CAD AUD SEK INR BRL".split()
+ACTIVITIES = "running swimming cycling yoga rowing hiking climbing boxing skating dancing".split()
+FORMAT_NAME = {"city": "City name", "date": "Date as YYYY-MM-DD", "time": "Time as HH:MM", "email": "Email address", "url": "URL", "path": "File path"}
+INT_KINDS = {"limit": (1, 50), "days": (1, 14), "minutes": (1, 180), "small": (1, 20), "percent": (1, 100), "degrees": (10, 30), "stars": (1, 5), "px": (16, 4096), "int": (1, 9999)}
+
+
+def held_out(word):
+    return zlib.crc32(word.lower().encode()) % 6 == 0
+
+
+def words(name):
+    return name.replace("_", " ")
+
+
+def plural(noun):
+    return words(noun) + ("es" if noun.endswith(("s", "x", "h")) else "s") if not noun.endswith(("y",)) or noun[-2] in VOWELS else words(noun)[:-1] + "ies"
+
+
+def article(noun, adjective=""):
+    text = (adjective + " " if adjective else "") + words(noun)
+    return ("an " if text[0] in VOWELS else "a ") + text
+
+
+def join(parts, last="and"):
+    parts = [str(p) for p in parts]
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f" {last} " + parts[-1]
+
+
+def dumps(x):
+    return json.dumps(x, separators=(",", ":"), ensure_ascii=False)
+
+
+class Tool:
+    """One declared tool: its OpenAI spec and what is needed to ask for it and to answer from its result."""
+
+    def __init__(self, key, name, noun, spec, params, asks, answer):
+        self.key, self.name, self.noun, self.spec, self.params, self.asks, self.answer = key, name, noun, spec, params, asks, answer
+
+
+class Gen:
+    def __init__(self, seed=0, held=False):
+        self.r, self.held, self.most_tools = random.Random(seed), held, 6
+        self.pieces = []  # training sets it to the tokenizer's word pieces, so that each of them is copied now and then
+        nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
+        self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
+        self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
+
+    @staticmethod
+    def parse_tool(line):
+        names, descs, params, asks, result, answer = line.split("|") if "@many" not in line else [*line.split("|")[:4], "@many", ""]
+        ps = []
+        for p in params.split():
+            pnames, kind = p.rstrip("!").split("=")
+            ps.append((pnames.split(","), kind, p.endswith("!")))
+        return names.split(","), descs.split(","), ps, asks.split(";"), result, answer
+
+    # ---- values ----
+    def pick(self, xs):
+        return self.r.choice(xs)
+
+    def known(self, xs):
+        """From a fixed list; words that hash as held out are kept for evaluation."""
+        want = self.held and self.r.random() < 0.5
+        for _ in range(50):
+            x = self.pick(xs)
+            if held_out(x) == want:
+                break
+        return x.replace("_", " ")
+
+    def pseudo(self, lo=1, hi=3):
+        r = self.r
+        if self.pieces and r.random() < 0.5:
+            return r.choice(self.pieces) + (r.choice(self.pieces) if r.random() < 0.6 else "")
+        return "".join(r.choice(CONSONANTS) + r.choice(VOWELS) + (r.choice(CONSONANTS) if r.random() < 0.3 else "") for _ in range(r.randint(lo, hi)))
+
+    def phrase(self, lo=1, hi=5):
+        ws = [self.pick(WORDS) if self.r.random() < 0.88 else self.pseudo() for _ in range(self.r.randint(lo, hi))]
+        text = " ".join(ws)
+        return text[0].upper() + text[1:] if self.r.random() < 0.4 else text
+
+    def code(self):
+        r, al, nu = self.r, string.ascii_uppercase, string.digits
+        s = lambda a, lo, hi: "".join(r.choice(a) for _ in range(r.randint(lo, hi)))
+        return r.choice([lambda: s(al, 1, 4) + "-" + s(nu, 2, 5), lambda: s(nu, 2, 7), lambda: s(string.ascii_lowercase + nu, 4, 9), lambda: self.pseudo(1, 2) + "_" + s(nu, 1, 4),
+                         lambda: s("0123456789abcdef", 6, 10), lambda: s(al + nu, 5, 8), lambda: self.pick(WORDS) + "-" + s(nu, 1, 3), lambda: "#" + s(nu, 2, 5)])()
+
+    def person(self):
+        first = self.known(PEOPLE) if self.r.random() < 0.8 else self.pseudo(2, 3).capitalize()
+        return first if self.r.random() < 0.55 else first + " " + (self.known(SURNAMES) if self.r.random() < 0.8 else self.pseudo(1, 3).capitalize())
+
+    def city(self):
+        return self.known(CITIES) if self.r.random() < 0.85 else self.pseudo(2, 3).capitalize() + self.pick(["", "", "", " City", "ville", "burg"])
+
+    def value(self, kind):
+        """(JSON value, how the user says it)"""
+        r = self.r
+        if kind in INT_KINDS:
+            v = r.randint(*INT_KINDS[kind])
+            return v, str(v)
+        if kind.startswith("enum:"):
+            v = self.pick(ENUMS[kind[5:]][1].split())
+            return v, v
+        plain = {
+            "city": self.city, "country": lambda: self.known(COUNTRIES), "person": self.person, "id": self.code, "word": lambda: self.pseudo() if r.random() < 0.5 else self.pick(WORDS),
+            "title": lambda: self.phrase(1, 4), "text": lambda: self.phrase(2, 7) + self.pick(["", "", ".", "!"]), "query": lambda: self.phrase(1, 3).lower(), "words": lambda: self.phrase(3, 6),
+            "email": lambda: (self.known(PEOPLE) if r.random() < .6 else self.pseudo()).lower() + self.pick(["", ".", "_"]) + self.pick([str(r.randint(1, 99)), self.pseudo(), self.known(SURNAMES).lower()]) + "@" + self.pseudo() + self.pick([".com", ".org", ".net", ".io"]),
+            "phone": lambda: self.pick(["+1 555 ", "+49 ", "0", "555-"]) + "".join(r.choice("0123456789") for _ in range(r.randint(4, 8))), "slug": lambda: self.pick([self.pseudo(), self.pick(WORDS)]) + self.pick(["-", "_", "/"]) + self.pick([self.pseudo(), self.pick(WORDS), str(r.randint(1, 99))]),
+            "date": lambda: f"20{r.randint(24, 29)}-{r.randint(1, 12):02}-{r.randint(1, 28):02}", "time": lambda: f"{r.randint(0, 23):02}:{r.choice([0, 15, 30, 45, r.randint(0, 59)]):02}", "proper": lambda: self.phrase(1, 2).title(),
+            "money": lambda: self.pick([r.randint(1, 5000), round(r.uniform(1, 900), 2), round(r.uniform(1, 90), 1)]), "currency": lambda: self.pick(CURRENCIES), "lang": lambda: self.pick(LANGS), "ticker": lambda: "".join(r.choice(string.ascii_uppercase) for _ in range(r.randint(2, 5))),
+            "url": lambda: "https://" + self.pseudo() + self.pick([".com", ".org", ".io"]) + self.pick(["", "/" + self.pseudo(), "/" + self.pick(WORDS) + "/" + str(r.randint(1, 999))]), "path": lambda: self.pick(["", "/", "/home/", "src/", "docs/"]) + self.pick([self.pseudo(), self.pick(WORDS)]) + self.pick(["", "_" + self.pseudo(), "/" + self.pick(WORDS)]) + self.pick([".txt", ".py", ".csv", ".md", ".json", ".png"]),
+            "expr": lambda: " ".join([str(r.randint(1, 999)), self.pick("+-*/"), str(r.randint(1, 999))] + ([self.pick("+-*"), str(r.randint(1, 99))] if r.random() < .3 else [])), "sql": lambda: f"SELECT {self.pick(['*', self.pick(WORDS), 'COUNT(*)'])} FROM {self.pick(WORDS)}" + self.pick(["", f" WHERE {self.pick(WORDS)} = {r.randint(1, 99)}", f" LIMIT {r.randint(1, 99)}"]),
+            "room": lambda: self.pick(ROOMS), "cuisine": lambda: self.pick("italian thai indian mexican japanese greek vegan french korean".split()), "cabin": lambda: self.pick("economy business first".split()), "travelmode": lambda: self.pick("walking driving cycling transit".split()), "tempunit": lambda: self.pick(["celsius", "fahrenheit"]), "activity": lambda: self.pick(ACTIVITIES),
+            "role": lambda: self.pick("viewer editor admin".split()), "shipstate": lambda: self.pick(["in transit", "delivered", "delayed"]),
+        }
+        if kind in plain:
+            v = plain[kind]()
+            return v, dumps(v) if isinstance(v, (int, float)) else v
+        lists = {"tags": lambda: self.pick(WORDS) if r.random() < .7 else self.pseudo(), "people": self.person, "emails": lambda: self.value("email")[0], "toppings": lambda: self.pick(TOPPINGS), "ids": self.code}
+        if kind in lists:
+            v = list(dict.fromkeys(lists[kind]() for _ in range(r.randint(1, 3))))
+            return v, join(v)
+        if kind == "items":
+            v = [{"name": n, "quantity": r.randint(1, 40)} for n in r.sample(ITEMS, r.randint(1, 3))]
+            return v, join(f"{x['quantity']} {x['name']}" for x in v)
+        if kind == "address":
+            v = {"street": f"{r.randint(1, 199)} {self.phrase(1, 1).title()} {self.pick(['Street', 'Road', 'Lane'])}", "city": self.city(), "zip": str(r.randint(10000, 99999))}
+            return v, f"{v['street']}, {v['zip']} {v['city']}" if r.random() < .5 else f"{v['street']}, {v['city']} {v['zip']}"
+        if kind == "geo":
+            v = {"lat": round(r.uniform(-80, 80), 2), "lng": round(r.uniform(-170, 170), 2)}
+            return v, f"{v['lat']}, {v['lng']}"
+        if kind == "contact":
+            v = {"name": self.person(), "email": self.value("email")[0]}
+            return v, f"{v['name']} ({v['email']})" if r.random() < .5 else f"{v['name']}, {v['email']}"
+        if kind == "dims":
+            v = {"width": r.randint(2, 4000), "height": r.randint(2, 4000)}
+            return v, self.pick([f"{v['width']} by {v['height']}", f"{v['width']}x{v['height']}"])
+        if kind == "daterange":
+            v = {"from": self.value("date")[0], "to": self.value("date")[0]}
+            return v, f"{v['from']} to {v['to']}" if r.random() < .6 else f"{v['from']} and {v['to']}"
+        raise KeyError(kind)
+
+    # ---- parameters: kind -> (names, schema, descriptions, clauses) ----
+    def param(self, kind):
+        if kind in ENUMS or kind.startswith("enum:"):
+            names, vals, descs, says = ENUMS[kind.removeprefix("enum:")]
+            return names.split(), {"type": "string", "enum": vals.split()}, descs, says
+        if kind in FLAGS or kind == "bool":
+            names, descs, yes, no = FLAGS[kind if kind != "bool" else "private"]
+            return names.split(), {"type": "boolean"}, descs, (yes, no)
+        s = lambda t: {"type": t}
+        obj = lambda **p: {"type": "object", "properties": {k: s(t) for k, t in p.items()}, "required": list(p)}
+        arr = {"type": "array", "items": s("string")}
+        enum = lambda text: {"type": "string", "enum": text.split()}
+        table = {
+            "tags": ("tags labels keywords", arr, ["Tags", "Labels to attach"], ["tagged {v}", "with the tags {v}", "label it {v}"]), "people": ("people attendees members guests", arr, ["Names of people", "Who takes part"], ["with {v}", "and invite {v}", "for {v}"]),
+            "emails": ("emails recipients invitees", arr, ["Email addresses"], ["with {v}", "to {v}"]), "ids": ("ids", arr, ["Identifiers"], ["for {v}"]), "toppings": ("toppings", arr, ["List of toppings"], ["with {v}"]),
+            "items": ("items products lines", {"type": "array", "items": obj(name="string", quantity="integer")}, ["Items to order", "Names and quantities"], ["{v}"]), "address": ("address shipping_address delivery_address", obj(street="string", city="string", zip="string"), ["Postal address"], ["to {v}", "at {v}"]),
+            "geo": ("location coordinates position", obj(lat="number", lng="number"), ["Coordinates"], ["at {v}", "at the coordinates {v}"]), "contact": ("contact owner requester", obj(name="string", email="string"), ["Contact person"], ["for {v}", "contact {v}"]),
+            "dims": ("size dimensions", obj(width="integer", height="integer"), ["New size"], ["to {v}"]), "daterange": ("range dates date_range", obj(**{"from": "string", "to": "string"}), ["Date range"], ["from {v}", "between {v}"]),
+            "id": ("id", self.pick([s("string")] * 3 + [s("string")]), ["Identifier", "The id"], ["{v}", "with id {v}", "with the id {v}", "number {v}"]), "title": ("title name label subject", s("string"), ["Title", "Name", "A short name"], ['called "{v}"', "named '{v}'", 'titled "{v}"', 'with the name "{v}"', "'{v}'", "called {v}"]),
+            "newtitle": ("title name new_name", s("string"), ["New title", "The new name"], ['to "{v}"', 'and rename it to "{v}"', 'so that it is called "{v}"']), "newstatus": ("status new_status state", enum("open closed pending"), ["New status"], ["to {v}", "and set the status to {v}", "to status {v}"]),
+            "newamount": ("amount price total value", s("number"), ["New amount"], ["to {v}", "and set the amount to {v}"]), "newowner": ("owner assignee manager", s("string"), ["New owner"], ["so that {v} owns it", "and make {v} the owner"]), "newdate": ("date due_date deadline", s("string"), ["New date"], ["to {v}", "and move the date to {v}"]),
+            "text": ("text message body content note comment", s("string"), ["Text", "The message"], ['saying "{v}"', "with the text '{v}'", 'with the note "{v}"', 'and say "{v}"']), "reason": ("reason", s("string"), ["Why", "Reason"], ['because "{v}"', 'the reason is "{v}"']),
+            "query": ("query q term keyword text", s("string"), ["Search query", "What to look for"], ['for "{v}"', "for {v}", "about {v}", "matching '{v}'"]), "city": ("city location place town", s("string"), ["City", "Name of the city"], ["in {v}", "near {v}"]), "destination": ("to target destination", s("string"), ["Where to"], ["to {v}"]),
+            "people_one": ("owner assignee user created_by", s("string"), ["Only of this person"], ["of {v}", "owned by {v}"]), "assignee": ("assignee person to user", s("string"), ["Person", "Who gets it"], ["to {v}"]), "person": ("name person", s("string"), ["Name of the person"], ["for {v}"]),
+            "date": ("date day due_date on", s("string"), ["Date", "Day as YYYY-MM-DD"], ["on {v}", "for {v}", "due {v}"]), "time": ("time start_time at", s("string"), ["Time", "Time as HH:MM"], ["at {v}"]), "amount": ("amount price total", s("number"), ["Amount"], ["over {v}", "with an amount of {v}", "worth {v}"]), "maxprice": ("max_price budget price_limit", s("number"), ["Highest price"], ["under {v}", "for at most {v}", "below {v}"]),
+            "limit": ("limit max_results count top_k", s("integer"), ["How many results", "Maximum number"], ["limit {v}", "at most {v}", "only {v} of them", "show {v} results"]), "minutes": ("minutes duration duration_minutes", s("integer"), ["Minutes", "Duration in minutes"], ["for {v} minutes"]), "days": ("days num_days nights", s("integer"), ["Number of days"], ["for {v} days"]),
+            "small": ("count number guests", s("integer"), ["How many"], ["for {v}"]), "stars": ("stars rating score", {"type": "integer", "minimum": 1, "maximum": 5}, ["1 to 5"], ["with {v} stars", "{v} stars"]), "percent": ("level volume", s("integer"), ["Percent"], ["at {v} percent"]), "degrees": ("degrees", s("number"), ["Degrees"], ["to {v} degrees"]),
+            "email": ("email", s("string"), ["Email address"], ["with email {v}", "{v}"]), "tempunit": ("unit units", enum("celsius fahrenheit"), ["Temperature unit", "Unit", "The unit"], ["in {v}", "in {v} please", "use {v}"]), "currency": ("currency", s("string"), ["Currency code"], ["in {v}"]), "path": ("path file filename", s("string"), ["File path"], ["to {v}", "into {v}"]),
+            "money": ("amount", s("number"), ["Amount"], ["over {v}"]), "cabin": ("cabin", enum("economy business first"), ["Cabin class"], ["in {v}", "in {v} class"]), "cuisine": ("cuisine", s("string"), ["Kind of food"], ["with {v} food", "serving {v} food"]), "travelmode": ("mode", enum("walking driving cycling transit"), ["How to travel"], ["by {v}", "{v}"]), "room": ("room", s("string"), ["Room"], ["in the {v}"]),
+        }
+        names, schema, descs, says = table.get(kind, (kind, s("integer") if kind in INT_KINDS else s("string"), [FORMAT_NAME.get(kind, "The " + kind)], ["{v}"]))
+        return names.split(), dict(schema), descs, says
+
+    # ---- tools ----
+    def style(self, parts, domain=None):
+        r, parts = self.r, [p for x in parts for p in x.split("_")]
+        k = r.random()
+        if k < .62: return "_".join(parts)
+        if k < .74: return parts[0] + "".join(p.capitalize() for p in parts[1:])
+        if k < .82: return "-".join(parts)
+        if k < .90 and domain: return domain + "." + "_".join(parts)
+        if k < .93 and domain: return "mcp__" + domain + "__" + "_".join(parts)
+        if k < .96: return "_".join(parts[1:] + parts[:1])
+        return "_".join(parts) + self.pick(["_v2", "_tool", "_api", "2"])
+
+    def spec(self, name, desc, params):
+        r, props, used, out = self.r, {}, set(), []
+        with_desc = r.random() < .6
+        for names, kind, required, want in params:
+            pnames, schema, descs, says = self.param(kind)
+            free = [n for n in (want or pnames) if n not in used]
+            if not free:
+                continue
+            pname = self.pick(free)
+            used.add(pname)
+            if (with_desc and r.random() < .8) or (kind in ("city", "tempunit") and r.random() < .5):
+                d = self.pick(descs)
+                schema = {**schema, "description": d} if r.random() < .75 else {"description": d, **schema}
+            props[pname] = schema
+            out.append((pname, kind, required))
+        p = {"type": "object", "properties": props}
+        req = [n for n, _, q in out if q]
+        if req or r.random() < .3: p["required"] = req
+        if r.random() < .08: p["additionalProperties"] = False
+        f = {"name": name, "description": desc, "parameters": p}
+        if r.random() < .04: del f["description"]
+        if r.random() < .05: f["strict"] = True
+        if not props and r.random() < .3: del f["parameters"]
+        t = {"type": "function", "function": f}
+        return t, out
+
+    def handmade(self, index=None):
+        i = self.r.randrange(len(self.tools)) if index is None else index
+        names, descs, ps, asks, result, answer = self.tools[i]
+        first = self.r.random() < .4
+        params = [(None, kind, req, n if not first else n[:1]) for n, kind, req in ps if req or self.r.random() < .6]
+        name = names[0] if self.r.random() < .35 else self.style([self.pick(names)], None)
+        spec, out = self.spec(name, self.pick(descs), params)
+        if len(out) < len(params): return self.handmade(i)
+        return Tool(("hand", i), name, names[0], spec, out, asks, (result, answer))
+
+    def procedural(self, group=None, noun=None):
+        r = self.r
+        group = group or self.pick(list(ACTIONS))
+        if not noun:
+            noun = self.pick(self.nouns) if r.random() < .75 else (self.pseudo(1, 2), self.pick(["", "", self.pick(WORDS) + "_"]) + self.pseudo(1, 3))
+        domain, n = noun
+        verbs, asks, descs, required, optional, result = ACTIONS[group]
+        verb = self.pick(verbs.split())
+        parts = [verb, plural(n).replace(" ", "_") if group in ("list", "search", "count") and r.random() < .7 else n]
+        fill = dict(n=words(n), ns=plural(n), an=article(n), a_new=article(n, "new"))
+        kinds = [self.pick(k.split("|")) for k in required]
+        opts = r.sample(optional.split(), min(len(optional.split()), r.choice([0, 0, 1, 1, 2, 3])))
+        idname = self.pick([["id"], [n + "_id"], [n + "_id"], ["id", "key", "ref", "number", n]])
+        params = [(None, k, True, idname if k == "id" else None) for k in kinds] + [(None, k, group in ("create", "schedule") and r.random() < .25, None) for k in opts]
+        spec, out = self.spec(self.style(parts, domain), self.pick(descs).format(**fill), params)
+        return Tool((group, n), spec["function"]["name"], words(n), spec, out, [a.format(**fill) for a in asks], (result, group))
+
+    def tool(self):
+        return self.handmade() if self.r.random() < .3 else self.procedural()
+
+    def toolset(self, must, count):
+        """The given tools among others: some share a noun or an action with them, none does the same job."""
+        tools, keys = list(must), {t.key for t in must}
+        names = {t.name for t in must}
+        while len(tools) < count:
+            like = self.pick(must) if must and self.r.random() < .5 else None
+            if like and like.key[0] != "hand":
+                t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < .6 else self.procedural(group=like.key[0])
+            else:
+                t = self.tool()
+            if t.key in keys or t.name in names: continue
+            tools.append(t); keys.add(t.key); names.add(t.name)
+        self.r.shuffle(tools)
+        return tools
+
+    # ---- requests ----
+    def args_for(self, t, drop=None):
+        """One request for a tool: (imperative or question, arguments). `drop` names a required parameter to leave out."""
+        r = self.r
+        chosen = [p for p in t.params if p[2] or r.random() < .45]
+        args, said = {}, {}
+        for name, kind, req in t.params:
+            if (name, kind, req) not in chosen or name == drop: continue
+            if kind in FLAGS or kind == "bool":
+                yes, no = self.param(kind)[3]
+                v = r.random() < .65
+                args[name], said[name] = v, self.pick(yes if v else no)
+            else:
+                base = {"newtitle": "title", "newstatus": "enum:status", "newamount": "money", "newowner": "person", "newdate": "date", "destination": self.pick(["city", "slug", "person"]), "people_one": "person", "assignee": "person",
+                        "reason": "title", "amount": "money", "maxprice": "money"}.get(kind, "enum:" + kind if kind in ENUMS else kind)
+                args[name], said[name] = self.value(base)
+        slots, ask = [], self.pick(t.asks)
+        if t.key[0] == "hand":
+            slots = [p[0] for p in t.params if p[2]]
+            for i, n in enumerate(slots):
+                if n in said: ask = ask.replace("{%d}" % i, said[n])
+        rest = [p for p in t.params if p[0] in said and (p[0] not in slots)]
+        head, tail = [p for p in rest if p[1] in ("id", "items", "query", "title")], [p for p in rest if p[1] not in ("id", "items", "query", "title")]
+        if r.random() < .7: r.shuffle(tail)
+        text, question = ask.rstrip("?"), ask.endswith("?")
+        for name, kind, _ in head + tail:
+            if kind in FLAGS or kind == "bool": clause = said[name]
+            else: clause = self.pick(self.param(kind)[3]).replace("{v}", said[name])
+            bare = len(args) > 1 or kind not in ("id",)
+            text += (", " if kind in FLAGS or (bare and r.random() < .12) else " ") + clause
+        return text + ("?" if question else ""), {n: args[n] for n, _, _ in t.params if n in args}
+
+    def polite(self, text):
+        r = self.r
+        up = lambda s: s[0].upper() + s[1:]
+        if text.endswith("?"):
+            if r.random() < .12: text = text[:-1]
+            return up(text) if r.random() < .75 else text
+        k = r.random()
+        if k < .35: s = up(text) + self.pick([".", ".", ""])
+        elif k < .50: s = self.pick(["Please ", "please ", "Now ", "Hey, ", "Hi, please ", "Ok, "]) + text + self.pick([".", ""])
+        elif k < .66: s = self.pick(["Can you ", "Could you ", "Would you ", "can you ", "Could you please "]) + text + "?"
+        elif k < .78: s = self.pick(["I want to ", "I need to ", "I'd like to ", "I need you to ", "I want you to ", "We have to "]) + text + self.pick([".", ""])
+        elif k < .86: s = up(text) + self.pick([", please.", " please", ", thanks.", "!"])
+        else: s = text
+        return s
+
+    # ---- results and answers ----
+    def result(self, t, args):
+        """(content of the tool message, the assistant's sentence)"""
+        r = self.r
+        spaced = lambda x: json.dumps(x, ensure_ascii=False) if r.random() < .5 else dumps(x)
+        if r.random() < .05:
+            e = self.pick(["not found", "permission denied", "timeout", "invalid id", "service unavailable", self.phrase(1, 3).lower()])
+            return (spaced({"error": e}) if r.random() < .8 else "Error: " + e), f"That did not work: {e}."
+        kind, answer = t.answer
+        if kind == "@many" or kind == "many":
+            names = [self.phrase(1, 3) if r.random() < .8 else self.person() for _ in range(r.choice([0, 1, 2, 2, 3, 3, 4]))]
+            style = r.random()
+            rows = names if style < .3 else [{"id": self.code(), self.pick(["name", "title"]): n} for n in names] if style < .8 else [{"name": n, "price": self.value("money")[0]} for n in names]
+            return spaced(rows if r.random() < .4 else {self.pick(["results", "items", "data"]): rows}), (f"I found {len(names)}: {join(names)}." if names else "I found nothing.")
+        if kind == "weather":
+            temp, cond = r.randint(-15, 38), self.pick(CONDITIONS)
+            place = next((v for (n, k, q) in t.params for v in [args.get(n)] if k == "city"), "")
+            out = {self.pick(["temperature", "temp", "temp_c", "degrees"]): temp, self.pick(["condition", "conditions", "description", "sky"]): cond}
+            if r.random() < .3: out = {"city": place, **out}
+            if r.random() < .3: out[self.pick(["humidity", "wind"])] = r.randint(1, 99)
+            if r.random() < .3: out["unit"] = args.get("unit", "celsius")
+            if r.random() < .2: return self.pick([f"{temp} degrees, {cond}", f"{cond}, {temp} degrees", f"{temp}°C and {cond}", f"It is {temp} degrees and {cond}."]), f"It is {temp} degrees and {cond} in {place}."
+            return spaced(out), f"It is {temp} degrees and {cond} in {place}."
+        if t.key[0] == "hand" and r.random() < .8:
+            out = {}
+            for k, vk in (item.split(":") for item in kind.split()):
+                try:
+                    out[k] = self.value(vk)[0]
+                except KeyError:  # a literal such as status:sent
+                    out[k] = vk
+            req = [p[0] for p in t.params if p[2]]
+            text = answer
+            for i, n in enumerate(req): text = text.replace("{%d}" % i, str(args.get(n)))
+            for k, v in out.items(): text = text.replace("{" + k + "}", str(v))
+            return spaced(out), text.strip()
+        if kind == "created":
+            i = self.code()
+            return spaced({**({"status": self.pick(["created", "ok"])} if r.random() < .6 else {}), "id": i}), f"Done, the id is {i}."
+        if kind == "done":
+            out = self.pick([{"status": "ok"}, {"ok": True}, {"success": True}, {"status": "done"}, "ok", "done"])
+            return (out if isinstance(out, str) else spaced(out)), "Done."
+        if kind == "file":
+            f = self.value("path")[0]
+            return spaced({self.pick(["file", "path", "url"]): f}), f"Done, the file is {f}."
+        if kind == "count":
+            n = r.randint(0, 500)
+            return spaced({"count": n}) if r.random() < .8 else str(n), f"The count is {n}."
+        keys = r.sample("status owner total name city date price email level stock color rating weight phone".split(), r.randint(1, 3))
+        kinds = dict(status="enum:status", owner="person", total="money", name="title", city="city", date="date", price="money", email="email", level="small", stock="int", color="enum:color", rating="stars", weight="money", phone="phone")
+        out = {k: self.value(kinds[k])[0] for k in keys}
+        return spaced(out), "Here it is: " + ", ".join(f"{k} {v}" for k, v in out.items()) + "."
+
+    # ---- conversations ----
+    def conversation(self):
+        r = self.r
+        tools_n = min(self.most_tools, r.choice([1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6]))
+        c = Conversation(self, thinking=r.random() < .3)
+        plan = r.choices(["call", "parallel", "chat", "nofit", "missing", "notools", "chain", "multi"], [30, 17, 5, 10, 6, 7, 5, 20])[0]
+        if r.random() < .3: c.messages.append({"role": "system", "content": self.pick(SYSTEM) if r.random() < .8 else self.pick(SYSTEM) + " " + self.phrase(3, 8).capitalize() + "."})
+        if plan == "notools":
+            for _ in range(r.randint(1, 3)): c.chat() if r.random() < .75 else c.no_tools()
+            return c.done()
+        if plan == "chain":
+            noun = self.pick(self.nouns)
+            search, act = self.procedural("search", noun), self.procedural(self.pick(["delete", "get", "start", "stop", "cancel"]), noun)
+            c.declare(self.toolset([search, act], max(2, tools_n)))
+            c.chain(search, act)
+            return c.done()
+        main = self.tool() if r.random() > .1 or self.held else self.handmade(0)
+        if plan == "nofit":
+            others = [t for t in self.toolset([main], tools_n + 1) if t is not main]
+            c.declare(others)
+            c.no_fit(main)
+            if r.random() < .3: c.call([self.pick(others)])
+            return c.done()
+        c.declare(self.toolset([main], tools_n))
+        if plan == "chat":
+            c.chat()
+            if r.random() < .5: c.call([main])
+        elif plan == "missing":
+            if not c.missing(main): c.call([main])
+        elif plan == "parallel":
+            c.call([main] * r.choice([2, 2, 3]) if r.random() < .5 or tools_n == 1 else r.sample(c.tools, min(len(c.tools), r.choice([2, 2, 3]))))
+        elif plan == "call":
+            c.call([main])
+            if r.random() < .1: c.chat()
+        else:
+            c.call([main])
+            for _ in range(r.randint(1, 2)):
+                k = r.random()
+                if k < .65: c.call([self.pick(c.tools)])
+                elif k < .85: c.call([self.pick(c.tools)] * 2)
+                else: c.chat()
+        return c.done()
+
+
+class Conversation:
+    def __init__(self, gen, thinking):
+        self.g, self.thinking, self.messages, self.tools, self.count = gen, thinking, [], [], 0
+
+    def declare(self, tools):
+        self.tools = tools
+
+    def done(self):
+        return {"messages": self.messages, "tools": [t.spec for t in self.tools] or None, "thinking": self.thinking}
+
+    def user(self, text):
+        self.messages.append({"role": "user", "content": text})
+
+    def say(self, text, thought, kind):
+        m = {"role": "assistant", "content": text, "kind": kind}
+        if self.thinking: m["reasoning_content"] = thought
+        self.messages.append(m)
+
+    def emit(self, calls, kind="call"):
+        """calls: [(tool, args)]; returns the ids"""
+        ids, tcs, thought = [], [], []
+        for t, args in calls:
+            ids.append(f"functions.{t.name}:{self.count}")
+            self.count += 1
+            tcs.append({"id": ids[-1], "type": "function", "function": {"name": t.name, "arguments": args}})
+            told = [f"{k} is {v if isinstance(v, str) else dumps(v)}" for k, v in args.items() if not isinstance(v, (dict, list))]
+            thought.append(f"{t.name}" + (" with " + ", ".join(told) if told else ""))
+        m = {"role": "assistant", "content": "", "tool_calls": tcs, "kind": kind}
+        if self.thinking: m["reasoning_content"] = ("I call " if len(calls) == 1 else f"I need {len(calls)} calls: ") + "; ".join(thought) + "."
+        self.messages.append(m)
+        return ids
+
+    def results(self, ids, calls, given=None):
+        said = []
+        named = self.g.r.random() < .5
+        for i, (id, (t, args)) in enumerate(zip(ids, calls)):
+            content, sentence = given[i] if given else self.g.result(t, args)
+            if sentence not in said: said.append(sentence)
+            self.messages.append({"role": "tool", "tool_call_id": id, **({"name": t.name} if named else {}), "content": content})
+        return " ".join(said)
+
+    def call(self, tools):
+        g, r = self.g, self.g.r
+        asks = [g.args_for(t) for t in tools]
+        same = len(tools) > 1 and all(t is tools[0] for t in tools)
+        text = None
+        if same and r.random() < .75:  # one value differs: "the weather in Paris and London"
+            t, (first, args) = tools[0], asks[0]
+            strings = [n for n, k, q in t.params if q and k in ("city", "id", "ticker", "person", "word", "path", "country", "slug", "query", "url")]
+            if strings and str(args.get(strings[0])) in first and first.count(str(args[strings[0]])) == 1:
+                n = strings[0]
+                kind = next(k for m, k, _ in t.params if m == n)
+                values = list(dict.fromkeys([args[n]] + [g.value(kind)[0] for _ in tools[1:]]))
+                if all(v == values[0] or v not in first for v in values):
+                    asks = [(first, {**args, n: v}) for v in values]
+                    text = g.polite(first.replace(str(args[n]), join(values)))
+                    tools = [t] * len(asks)
+        if text is None:
+            unique = {(t.name, dumps(args)): (t, ask, args) for t, (ask, args) in zip(tools, asks)}
+            tools, asks = [u[0] for u in unique.values()], [u[1:] for u in unique.values()]
+            parts = [ask for ask, _ in asks]
+            if len(parts) == 1: text = g.polite(parts[0])
+            elif r.random() < .45: text = " ".join(g.polite(p) if p.endswith("?") else p[0].upper() + p[1:] + "." if i == 0 else g.pick(["And ", "Also ", "Then ", ""]) + p + "." for i, p in enumerate(parts))
+            else: text = g.polite(g.pick([", and ", " and ", ", and also ", " and then ", "; "]).join(p.rstrip("?") if i + 1 < len(parts) else p for i, p in enumerate(parts)))
+        calls = [(t, a[1]) for t, a in zip(tools, asks)]
+        self.user(text)
+        ids = self.emit(calls)
+        if r.random() < .8:
+            answer = self.results(ids, calls)
+            self.say(answer, "I have the result and can answer." if len(ids) == 1 else "I have the results and can answer.", "answer")
+
+    def chain(self, search, act):
+        g = self.g
+        title = g.phrase(1, 3)
+        q = next(n for n, k, _ in search.params if k == "query")
+        i = next(n for n, k, _ in act.params if k == "id")
+        ask = g.pick(act.asks)
+        self.user(g.polite(g.pick([f'find the {search.noun} "{title}" and {ask.replace("the " + act.noun, "it")}', f'{ask} called "{title}", search for it first', f'look for the {search.noun} "{title}", then {ask.replace("the " + act.noun, "it")}'])))
+        calls = [(search, {q: title})]
+        ids = self.emit(calls)
+        code = g.code()
+        rows = [{"id": code, "name": title}]
+        if g.r.random() < .3: rows.append({"id": g.code(), "name": g.phrase(1, 3)})
+        self.results(ids, calls, [(dumps({"results": rows}) if g.r.random() < .5 else json.dumps({"results": rows}), "")])
+        calls = [(act, {i: code})]
+        ids = self.emit(calls, "chain")
+        self.say(self.results(ids, calls), "I have the result and can answer.", "answer")
+
+    def missing(self, t):
+        named = [p for p in t.params if p[2] and p[1] not in ("items",)]
+        if t.key[0] == "hand" or not named: return False
+        p = self.g.pick(named)
+        text, args = self.g.args_for(t, drop=p[0])
+        self.user(self.g.polite(text))
+        self.say(f"Please tell me the {words(p[0])}.", f"{t.name} needs {p[0]}, which is missing.", "ask")
+        if self.g.r.random() < .5 and p[1] in ("id", "query", "title", "date"):
+            v, said = self.g.value(p[1])
+            self.user(said if self.g.r.random() < .6 else "It is " + said)
+            calls = [(t, {n: {**args, p[0]: v}[n] for n, _, _ in t.params if n in {**args, p[0]: v}})]
+            ids = self.emit(calls)
+            self.say(self.results(ids, calls), "I have the result and can answer.", "answer")
+        return True
+
+    def no_fit(self, t):
+        self.user(self.g.polite(self.g.args_for(t)[0]))
+        self.say("I cannot do that: none of my tools fits.", "No tool fits this request.", "nofit")
+
+    def no_tools(self):
+        t = self.g.tool()
+        self.user(self.g.polite(self.g.args_for(t)[0]))
+        self.say("I cannot do that: I have no tools.", "I have no tools.", "nofit")
+
+    def chat(self):
+        g, r = self.g, self.g.r
+        k = r.random()
+        if k < .62:
+            asks, answer = g.pick(CHAT)
+            text = g.pick(asks.split(";"))
+            text = text[0].upper() + text[1:] if r.random() < .6 else text
+        elif k < .74 and not self.tools:
+            country = g.pick(list(CAPITALS))
+            text, answer = g.pick(["What is the capital of {}?", "what is the capital of {}", "Capital of {}?", "What's the capital of {}?"]).format(country), f"The capital of {country} is {CAPITALS[country]}."
+        elif k < .80 and not self.tools:
+            a, b = r.randint(0, 9), r.randint(0, 9)
+            text, answer = g.pick(["What is {} + {}?", "what is {} plus {}?", "{} + {}?", "Calculate {} + {}."]).format(a, b), f"{a} + {b} is {a + b}."
+        elif self.tools and k < .85:
+            text, answer = g.pick(["What can you do?", "which tools do you have?", "What tools do you have?", "what can you do for me?", "List your tools."]), "I can use these tools: " + join([t.name for t in self.tools]) + "."
+        elif not self.tools and k < .85:
+            text, answer = g.pick(["What can you do?", "which tools do you have?", "What tools do you have?", "what can you do for me?"]), "I can call tools, but you gave me none."
+        else:
+            text, answer = g.pick(UNKNOWN).format(w=g.pick(WORDS) if r.random() < .7 else g.pseudo(), w2=g.pick(WORDS)), "I do not know. I am a very small model that calls tools."
+            text = text[0].upper() + text[1:] if r.random() < .6 else text
+        self.user(text)
+        self.say(answer, "No tool is needed.", "chat")
+
+
+if __name__ == "__main__":
+    n = next((int(a) for a in sys.argv[1:] if a.isdigit()), 10)
+    gen = Gen(seed=1, held="--held" in sys.argv)
+    for _ in range(n):
+        print(json.dumps(gen.conversation(), ensure_ascii=False))

@@ -1,0 +1,148 @@
+"""Measures the exported checkpoint with transformers: greedy decoding, held-out conversations, tools never seen in training.
+
+    python eval.py [--n 600]            decisions on held-out conversations
+    python eval.py --samples            rewrites samples.json (f32 reference continuations)
+    python eval.py --ask "What is the weather in Paris?"
+"""
+import argparse, collections, json
+from pathlib import Path
+import torch
+from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
+from data import Gen
+
+HERE = Path(__file__).parent
+WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Get the current weather for a city", "parameters": {"type": "object", "properties": {
+    "city": {"type": "string", "description": "City name"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}}, "required": ["city"]}}}
+EMAIL = {"type": "function", "function": {"name": "send_email", "description": "Send an email", "parameters": {"type": "object", "properties": {
+    "to": {"type": "string", "description": "Email address"}, "subject": {"type": "string"}, "body": {"type": "string"}}, "required": ["to", "subject"]}}}
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def load(folder, dtype):
+    """transformers knows the architecture as deepseek_v3; the published model_type is kimi_k2, so the config class is named."""
+    raw = json.loads((folder / "config.json").read_text())
+    raw.pop("model_type")
+    config = DeepseekV3Config(**{k: v for k, v in raw.items() if k != "rope_scaling"})
+    return AutoTokenizer.from_pretrained(folder), DeepseekV3ForCausalLM.from_pretrained(folder, config=config, dtype=dtype).eval()
+
+
+def prompt(tok, messages, tools, thinking):
+    return tok.apply_chat_template(messages, tools=tools, add_generation_prompt=True, thinking=thinking, tokenize=False)
+
+
+@torch.no_grad()
+def complete(tok, model, prompts, tokens=192, batch=64):
+    """Greedy continuations, in the order of the prompts."""
+    order, out = sorted(range(len(prompts)), key=lambda i: len(prompts[i])), [None] * len(prompts)
+    tok.padding_side = "left"
+    for at in range(0, len(order), batch):
+        part = order[at : at + batch]
+        x = tok([prompts[i] for i in part], return_tensors="pt", padding=True, add_special_tokens=False)
+        y = model.generate(input_ids=x.input_ids, attention_mask=x.attention_mask, max_new_tokens=tokens, do_sample=False, eos_token_id=[tok.convert_tokens_to_ids(t) for t in ("<|im_end|>", "[EOS]")], pad_token_id=tok.pad_token_id)
+        for i, row in zip(part, y[:, x.input_ids.shape[1] :]):
+            out[i] = tok.decode(row, skip_special_tokens=False).split("<|im_end|>")[0].split("[PAD]")[0]
+    return out
+
+
+def parse(text):
+    """(answer text, [(name, arguments or None)])"""
+    text = text.split("</think>")[-1]
+    head, _, section = text.partition("<|tool_calls_section_begin|>")
+    calls = []
+    for part in section.split("<|tool_call_begin|>")[1:]:
+        id, _, args = part.split("<|tool_call_end|>")[0].partition("<|tool_call_argument_begin|>")
+        name = id.removeprefix("functions.").rpartition(":")[0]
+        try:
+            calls.append((name, json.loads(args)))
+        except ValueError:
+            calls.append((name, None))
+    return head.strip(), calls
+
+
+def decisions(n, held, seed):
+    """(kind, history, tools, thinking, expected message) for each assistant turn."""
+    gen, out = Gen(seed, held), []
+    while len(out) < n:
+        c = gen.conversation()
+        for i, m in enumerate(c["messages"]):
+            if m["role"] == "assistant":
+                out.append((m["kind"], c["messages"][:i], c["tools"], c["thinking"], m))
+    return out[:n]
+
+
+def evaluate(tok, model, n, held, seed, show):
+    items = decisions(n, held, seed)
+    texts = complete(tok, model, [prompt(tok, h, t, think) for _, h, t, think, _ in items])
+    score = collections.defaultdict(lambda: [0, 0])
+
+    def count(name, ok):
+        score[name][0] += bool(ok)
+        score[name][1] += 1
+        return ok
+
+    for (kind, history, tools, thinking, want), text in zip(items, texts):
+        answer, calls = parse(text)
+        expected = [(t["function"]["name"], t["function"]["arguments"]) for t in want.get("tool_calls", [])]
+        ok = count("decision to call or not (turns with tools)", bool(calls) == bool(expected)) if tools else count("no call without tools", not calls)
+        if expected:
+            count("number of calls right", len(calls) == len(expected))
+            for i, (name, args) in enumerate(expected):
+                got = calls[i] if i < len(calls) else (None, None)
+                count("right tool", got[0] == name)
+                ok &= count("exact arguments (and right tool)", got == (name, args))
+                count("valid JSON arguments", got[1] is not None)
+            ok &= count("whole turn exact: " + ("thinking" if thinking else "direct"), calls == expected)
+            count("whole turn exact: " + ("several calls" if len(expected) > 1 else "one call" if kind == "call" else "second call, from a result"), calls == expected)
+        elif kind == "answer":
+            ok &= count("answer from results, verbatim", answer == want["content"])
+        else:
+            ok &= count({"nofit": "refuses when nothing fits", "ask": "asks for a missing value", "chat": "small talk, verbatim"}[kind], not calls and (kind != "chat" or answer == want["content"]))
+        if show and not ok:
+            print(json.dumps({"kind": kind, "tools": [t["function"]["name"] for t in tools or []], "user": history[-1]["content"], "want": expected or want["content"], "got": text}, ensure_ascii=False))
+    for name, (good, all) in score.items():
+        print(f"| {name} | {100 * good / all:.1f} % | {good} of {all} |")
+
+
+def samples(tok, folder):
+    model = load(folder, torch.float32)[1]
+    result = json.dumps({"temperature": 18, "condition": "cloudy"})
+    call = {"id": "functions.get_weather:0", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    after = user("What is the weather in Paris?") + [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "name": "get_weather", "content": result}]
+    cases = [("hello", user("hello"), None, False), ("one call", user("What is the weather in Paris?"), [WEATHER], False), ("two calls", user("What is the weather in Paris and Tokyo?"), [WEATHER, EMAIL], False),
+             ("answer", after, [WEATHER], False), ("thinking", user("What is the weather in Oslo in fahrenheit?"), [WEATHER, EMAIL], True), ("nothing fits", user("Delete the invoice INV-221."), [WEATHER, EMAIL], False)]
+    out = []
+    for name, messages, tools, thinking in cases:
+        ids = tok(prompt(tok, messages, tools, thinking), add_special_tokens=False).input_ids
+        with torch.no_grad():
+            x = list(ids)
+            for _ in range(32):  # no cache and no stop: 32 tokens by plain argmax
+                x.append(model(torch.tensor([x]), use_cache=False).logits[0, -1].argmax().item())
+        out.append({"name": name, "messages": messages, "tools": tools, "thinking": thinking, "prompt_ids": ids, "greedy_ids": x[len(ids) :], "greedy_text": tok.decode(x[len(ids) :], skip_special_tokens=False)})
+    (folder / "samples.json").write_text(json.dumps(out, ensure_ascii=False, indent=1) + "\n")
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("--model", type=Path, default=HERE)
+    a.add_argument("--n", type=int, default=600, help="decisions to measure")
+    a.add_argument("--seen", action="store_true", help="tools of the training set instead of held-out ones")
+    a.add_argument("--seed", type=int, default=99)
+    a.add_argument("--show", action="store_true", help="print what went wrong")
+    a.add_argument("--samples", action="store_true")
+    a.add_argument("--ask")
+    a.add_argument("--thinking", action="store_true")
+    a.add_argument("--no-tools", action="store_true")
+    a.add_argument("--threads", type=int, default=2)
+    a = a.parse_args()
+    torch.set_num_threads(a.threads)
+    tok, model = load(a.model, torch.float32)  # the stored bf16 weights, computed in f32
+    if a.samples: samples(tok, a.model)
+    elif a.ask: print(complete(tok, model, [prompt(tok, user(a.ask), None if a.no_tools else [WEATHER, EMAIL], a.thinking)])[0])
+    else: evaluate(tok, model, a.n, not a.seen, a.seed, a.show)
+
+
+if __name__ == "__main__":
+    main()

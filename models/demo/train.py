@@ -1,0 +1,318 @@
+"""Trains the demo model (Kimi K2 architecture, 4 M parameters) on one CPU and exports a Hugging Face checkpoint.
+
+    python tokenizer.py && python train.py --minutes 60 --out . --checkpoint /tmp/demo.pt
+
+The model below is DeepSeek V3 / Kimi K2 as transformers computes it (eval.py loads the export with transformers), written for
+speed on one thread per process: the schedule follows the wall clock, so that it ends on time on a busy machine.
+"""
+import argparse, json, math, os, random, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoTokenizer
+from data import Gen
+
+HERE = Path(__file__).parent
+CONFIG = {
+    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "aux_loss_alpha": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+    "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 192, "initializer_range": 0.02, "intermediate_size": 512, "kv_lora_rank": 64,
+    "max_position_embeddings": 4096, "model_type": "kimi_k2", "moe_intermediate_size": 128, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 8, "n_shared_experts": 1,
+    "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 5, "num_key_value_heads": 4, "num_nextn_predict_layers": 0,
+    "pretraining_tp": 1, "q_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000.0,
+    "routed_scaling_factor": 1.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 48, "vocab_size": 1536,
+}
+
+
+def linear(i, o):
+    return nn.Linear(i, o, bias=False)
+
+
+class Norm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight, 1e-6).to(x.dtype)
+
+
+class Mlp(nn.Module):
+    def __init__(self, hidden, width):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = linear(hidden, width), linear(hidden, width), linear(width, hidden)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Moe(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        e, h, w = c["n_routed_experts"], c["hidden_size"], c["moe_intermediate_size"]
+        self.k, self.scale = c["num_experts_per_tok"], c["routed_scaling_factor"]
+        self.router = nn.Parameter(torch.randn(e, h) * 0.02)
+        self.gate_up, self.down = nn.Parameter(torch.empty(e, 2 * w, h)), nn.Parameter(torch.empty(e, h, w))
+        self.shared_experts = Mlp(h, w)
+        self.register_buffer("bias", torch.zeros(e))
+        self.load = torch.zeros(e)
+
+    def forward(self, x):
+        shape, x = x.shape, x.reshape(-1, x.shape[-1])
+        with torch.autocast("cpu", enabled=False):
+            scores = F.linear(x.float(), self.router).sigmoid()
+        index = (scores + self.bias).topk(self.k, -1)[1]
+        weight = scores.gather(1, index)
+        weight = weight / weight.sum(-1, keepdim=True) * self.scale
+        order = index.flatten().argsort(stable=True)
+        self.load = torch.bincount(index.flatten(), minlength=len(self.bias)).float()
+        gate_up, down = self.gate_up.to(x.dtype), self.down.to(x.dtype)
+        parts = []
+        for e, part in enumerate(x[order // self.k].split(self.load.int().tolist())):
+            gate, up = F.linear(part, gate_up[e]).chunk(2, -1)
+            parts.append(F.linear(F.silu(gate) * up, down[e]))
+        parts = torch.cat(parts)
+        out = torch.empty_like(parts).index_copy(0, order, parts).view(-1, self.k, shape[-1])
+        return ((out * weight[..., None].to(out.dtype)).sum(1) + self.shared_experts(x)).view(shape)
+
+
+class Attention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.heads, self.nope, self.rope, self.v, self.latent = (c[k] for k in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"))
+        h, q = c["hidden_size"], c["q_lora_rank"]
+        self.q_a_proj, self.q_a_layernorm, self.q_b_proj = linear(h, q), Norm(q), linear(q, self.heads * (self.nope + self.rope))
+        self.kv_a_proj_with_mqa, self.kv_a_layernorm = linear(h, self.latent + self.rope), Norm(self.latent)
+        self.kv_b_proj, self.o_proj = linear(self.latent, self.heads * (self.nope + self.v)), linear(self.heads * self.v, h)
+
+    def forward(self, x, cos, sin):
+        b, t, _ = x.shape
+
+        def rotate(z):  # interleaved pairs, as DeepSeek stores them
+            even, odd = z[..., 0::2], z[..., 1::2]
+            return torch.cat([even * cos - odd * sin, odd * cos + even * sin], -1)
+
+        q_nope, q_rope = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).view(b, t, self.heads, -1).transpose(1, 2).split([self.nope, self.rope], -1)
+        latent, k_rope = self.kv_a_proj_with_mqa(x).split([self.latent, self.rope], -1)
+        k_nope, v = self.kv_b_proj(self.kv_a_layernorm(latent)).view(b, t, self.heads, -1).transpose(1, 2).split([self.nope, self.v], -1)
+        q = torch.cat([q_nope, rotate(q_rope)], -1)
+        k = torch.cat([k_nope, rotate(k_rope[:, None]).expand(b, self.heads, t, self.rope)], -1)
+        with torch.autocast("cpu", enabled=False):  # in bf16 by hand: twice as fast here as the fused kernel; padding is on the right
+            scores = (q * q.shape[-1] ** -0.5) @ k.mT + torch.full((t, t), float("-inf"), dtype=q.dtype).triu(1)
+            out = scores.softmax(-1) @ v
+        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
+
+
+class Layer(nn.Module):
+    def __init__(self, c, index):
+        super().__init__()
+        h = c["hidden_size"]
+        self.input_layernorm, self.post_attention_layernorm, self.self_attn = Norm(h), Norm(h), Attention(c)
+        self.mlp = Mlp(h, c["intermediate_size"]) if index < c["first_k_dense_replace"] else Moe(c)
+
+    def forward(self, x, cos, sin):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Model(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.config = c
+        self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
+        self.layers = nn.ModuleList(Layer(c, i) for i in range(c["num_hidden_layers"]))
+        self.norm, self.lm_head = Norm(c["hidden_size"]), linear(c["hidden_size"], c["vocab_size"])
+        depth = (2 * c["num_hidden_layers"]) ** -0.5
+        for name, p in self.named_parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02 if "embed" in name or "router" in name else p.shape[-1] ** -0.5 * (depth if "o_proj" in name or "down" in name else 1) * 0.7)
+
+    def forward(self, ids):
+        c = self.config
+        angle = torch.arange(ids.shape[1])[:, None] * c["rope_theta"] ** (-torch.arange(0, c["qk_rope_head_dim"], 2) / c["qk_rope_head_dim"])
+        x, cos, sin = self.embed_tokens(ids).bfloat16(), angle.cos().bfloat16(), angle.sin().bfloat16()
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)
+
+    def loss(self, ids, weight):
+        hidden = self(ids)[:, :-1]
+        keep = weight[:, 1:] > 0
+        logits = self.lm_head(hidden[keep]).float()
+        each = F.cross_entropy(logits, ids[:, 1:][keep], reduction="none")
+        w = weight[:, 1:][keep]
+        return (each * w).sum() / w.sum(), each[w == 1].mean().item()
+
+    def balance(self, rate):
+        """Nudges each expert's selection bias towards an even load (DeepSeek's auxiliary-loss-free balancing)."""
+        for layer in self.layers:
+            if isinstance(layer.mlp, Moe):
+                layer.mlp.bias += rate * torch.sign(layer.mlp.load.mean() - layer.mlp.load)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised by Newton-Schulz; for matrices and stacks of matrices. Update size matches AdamW's."""
+
+    def __init__(self, params, lr, decay=0.02, momentum=0.95):
+        super().__init__(params, dict(lr=lr, decay=decay, momentum=momentum))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                m = state.setdefault("m", torch.zeros_like(p))
+                m.lerp_(p.grad, 1 - group["momentum"])
+                x = p.grad.lerp(m, group["momentum"]).bfloat16()
+                rows, cols = x.shape[-2:]
+                x = x.mT if rows > cols else x
+                x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+                for _ in range(5):
+                    a = x @ x.mT
+                    x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+                x = x.mT if rows > cols else x
+                p.mul_(1 - group["lr"] * group["decay"]).add_(x.float(), alpha=-group["lr"] * 0.2 * max(rows, cols) ** 0.5)
+
+
+class Batches:
+    """Endless batches of about `tokens` tokens: conversations of like length, padded on the right."""
+
+    def __init__(self, tokenizer, seed, tokens, longest=1024):
+        self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
+        self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
+        self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>")}
+
+    def encode(self, conversation):
+        """(ids, weights): weight 1 on what the assistant writes, 0.15 elsewhere, 0 on `<think>`, which the prompt holds."""
+        text = self.tok.apply_chat_template(conversation["messages"], tools=conversation["tools"], tokenize=False)
+        ids, weights, header, speaking = self.tok(text, add_special_tokens=False).input_ids[: self.longest], [], False, False
+        for i in ids:
+            weights.append(0.0 if i == self.id["<think>"] else 1.0 if speaking else 0.15)
+            header = header or i == self.id["<|im_assistant|>"]
+            if i == self.id["<|im_middle|>"] and header: header, speaking = False, True
+            if i == self.id["<|im_end|>"]: speaking = False
+        return ids, weights
+
+    def __iter__(self):
+        while True:
+            pool = sorted((self.encode(self.gen.conversation()) for _ in range(400)), key=lambda x: len(x[0]))
+            batches, batch = [], []
+            for item in pool:
+                if batch and (len(batch) + 1) * len(item[0]) > self.tokens:
+                    batches.append(batch)
+                    batch = []
+                batch.append(item)
+            self.rng.shuffle(batches)
+            for batch in batches:
+                n = max(len(x[0]) for x in batch)
+                pad = lambda xs, fill: torch.tensor([x + [fill] * (n - len(x)) for x in xs])
+                self.seen += sum(len(x[0]) for x in batch)
+                yield pad([x[0] for x in batch], 0), pad([x[1] for x in batch], 0.0)
+
+
+def export(model, tok, out):
+    """Writes model.safetensors (bf16, one tensor per expert, names as on the Hub), config.json and generation_config.json."""
+    tensors = {}
+    for name, p in model.state_dict().items():
+        name = name if name.startswith("lm_head") else "model." + name
+        p = p.detach().float()
+        if name.endswith("mlp.router"): tensors[name.replace("router", "gate.weight")] = p.bfloat16()
+        elif name.endswith("mlp.bias"): tensors[name.replace("bias", "gate.e_score_correction_bias")] = p
+        elif name.endswith("mlp.gate_up"):
+            for e, (gate, up) in enumerate(x.chunk(2) for x in p):
+                tensors[name.replace("gate_up", f"experts.{e}.gate_proj.weight")] = gate.bfloat16()
+                tensors[name.replace("gate_up", f"experts.{e}.up_proj.weight")] = up.bfloat16()
+        elif name.endswith("mlp.down"):
+            for e, x in enumerate(p): tensors[name.replace("down", f"experts.{e}.down_proj.weight")] = x.bfloat16()
+        else: tensors[name] = p.bfloat16()
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, out / "model.safetensors.tmp", metadata={"format": "pt"})
+    (out / "model.safetensors.tmp").chmod(0o644)
+    os.replace(out / "model.safetensors.tmp", out / "model.safetensors")
+    end, eos, bos = (tok.convert_tokens_to_ids(t) for t in ("<|im_end|>", "[EOS]", "[BOS]"))
+    config = {**model.config, "bos_token_id": bos, "eos_token_id": end}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (out / "generation_config.json").write_text(json.dumps({"bos_token_id": bos, "do_sample": False, "eos_token_id": [eos, end], "pad_token_id": tok.convert_tokens_to_ids("[PAD]")}, indent=2) + "\n")
+
+
+def average(model, elapsed):
+    """Means over all ranks of the gradients, the experts' loads and the time that has passed: one all-reduce of one flat vector."""
+    grads, moes = [p.grad for p in model.parameters()], [l.mlp for l in model.layers if isinstance(l.mlp, Moe)]
+    flat = torch.cat([g.flatten() for g in grads] + [m.load for m in moes] + [torch.tensor([elapsed])])
+    if dist.is_initialized():
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+    *parts, elapsed = flat.split([g.numel() for g in grads] + [len(m.load) for m in moes] + [1])
+    for g, x in zip(grads, parts): g.copy_(x.view_as(g))
+    for m, x in zip(moes, parts[len(grads) :]): m.load = x
+    return elapsed.item()
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("--minutes", type=float, default=60)
+    a.add_argument("--lr", type=float, default=3e-3)
+    a.add_argument("--tokens", type=int, default=3072, help="tokens in a rank's batch")
+    a.add_argument("--ranks", type=int, default=2, help="data-parallel processes of one thread each")
+    a.add_argument("--out", type=Path, default=HERE)
+    a.add_argument("--checkpoint", type=Path, default=Path("demo.pt"))
+    a.add_argument("--resume", action="store_true")
+    a = a.parse_args()
+    if a.ranks == 1: return train(0, a)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29500 + os.getpid() % 1000))
+    torch.multiprocessing.spawn(train, (a,), nprocs=a.ranks)
+
+
+def train(rank, a):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    if a.ranks > 1: dist.init_process_group("gloo", rank=rank, world_size=a.ranks)
+    tok = AutoTokenizer.from_pretrained(HERE)
+    model = Model(CONFIG)
+    hidden = [p for n, p in model.named_parameters() if p.dim() > 1 and n.startswith("layers") and "router" not in n]
+    rest = [p for p in model.parameters() if all(p is not h for h in hidden)]
+    opts = [torch.optim.AdamW(rest, lr=a.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True), Muon(hidden, a.lr)]
+    step, seen, before, seed = 0, 0, 0.0, 1000
+    if a.resume:
+        s = torch.load(a.checkpoint)
+        model.load_state_dict(s["model"])
+        for o, d in zip(opts, s["opts"]): o.load_state_dict(d)
+        step, seen, before, seed = s["step"], s["seen"], s["elapsed"], s["seed"] + a.ranks
+    batches = Batches(tok, seed + rank, a.tokens)
+    say = (lambda *x: print(*x, flush=True)) if rank == 0 else lambda *x: None
+    say("parameters", sum(p.numel() for p in model.parameters()))
+    start, saved, elapsed, recent, total = time.time(), before, before, [], a.minutes * 60
+    for ids, weight in batches:
+        if (elapsed >= total or elapsed - saved > 480) and rank == 0:
+            torch.save({"model": model.state_dict(), "opts": [o.state_dict() for o in opts], "step": step, "seen": seen + batches.seen * a.ranks, "elapsed": elapsed, "seed": seed}, a.checkpoint)
+            export(model, tok, a.out)
+            say("exported", step)
+        saved = elapsed if elapsed - saved > 480 else saved
+        if elapsed >= total: break
+        scale = min(1, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * min(1, elapsed / total))))
+        batches.gen.most_tools = 1 + int(12 * elapsed / total)  # short prompts first: copying is learnt sooner
+        for o in opts:
+            for g in o.param_groups: g["lr"] = a.lr * scale
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, said = model.loss(ids, weight)
+        loss.backward()
+        elapsed = average(model, before + time.time() - start)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for o in opts:
+            o.step()
+            o.zero_grad()
+        model.balance(5e-3 if step < 200 else 2e-3 * scale)
+        step += 1
+        recent.append((loss.item(), said))
+        if step % 25 == 0:
+            mean = [sum(x) / len(recent) for x in zip(*recent)]
+            load = [round((l.mlp.load.max() / l.mlp.load.mean()).item(), 1) for l in model.layers if isinstance(l.mlp, Moe)]
+            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {mean[0]:.3f} assistant {mean[1]:.4f} load {load}")
+            recent = []
+
+
+if __name__ == "__main__":
+    main()
