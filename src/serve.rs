@@ -49,7 +49,7 @@ fn executor(args: &ServeArgs, text: &TextModel) -> Result<Box<dyn Executor>, Box
         EngineKind::Cpu => Box::new(load::group(&args.model, &load::options(&args.model))?),
         EngineKind::Sim => Box::new(Sim::new(SimOptions {
             model: text.name.clone(),
-            vocab_size: text.tokenizer.vocab_size(),
+            vocab_size: text.vocab_size,
             max_context: text.max_context,
             blocks: args.sim.sim_blocks as usize,
             block_size: args.model.block_size.into(),

@@ -83,6 +83,8 @@ pub struct TextModel {
     pub stop_token_ids: Vec<u32>,
     /// Prompt and output together, tokens.
     pub max_context: usize,
+    /// Ids that the model may be given and may emit; the tokenizer may know fewer.
+    pub vocab_size: usize,
     /// The first of `architectures`, such as `DeepseekV3ForCausalLM`.
     pub architecture: String,
     pub bos_token_id: Option<u32>,
@@ -128,10 +130,10 @@ impl TextModel {
         if tokenizer.special_id("<|im_middle|>").is_some() {
             stop.extend(["[EOS]", "<|im_end|>"].iter().filter_map(|text| tokenizer.special_id(text)));
         }
-        let vocab_size = tokenizer.vocab_size();
+        // A model's vocabulary may be padded beyond its tokenizer's.
+        let vocab_size = field("vocab_size").and_then(Json::as_u64).map_or(tokenizer.vocab_size(), |n| n as usize);
         if let Some(id) = stop.iter().find(|id| **id as usize >= vocab_size) {
-            let message = format!("{id} is not in the tokenizer, which has {vocab_size} ids");
-            return Err(bad("eos_token_id", &message));
+            return Err(bad("eos_token_id", &format!("{id} is not below vocab_size, which is {vocab_size}")));
         }
         let context = field("max_position_embeddings").and_then(Json::as_u64).filter(|n| *n > 0);
         let max_context = match (overrides.max_context, context) {
@@ -153,6 +155,7 @@ impl TextModel {
             generation: generation_defaults(&generation_config),
             stop_token_ids: stop.into_iter().collect(),
             max_context,
+            vocab_size,
             architecture,
             bos_token_id,
             eos_token_id,
@@ -364,6 +367,13 @@ mod tests {
         assert_eq!((load(100).max_context, load(100_000).max_context, load(1).name.as_str()), (100, 4096, "n"));
         assert_eq!(load(1).architecture, "DeepseekV3ForCausalLM");
         assert!(load(1).stop_token_ids.starts_with(&[3, 5]));
+    }
+
+    #[test]
+    fn a_vocabulary_may_be_padded_beyond_the_tokenizer() {
+        let padded = json!({"max_position_embeddings": 8, "vocab_size": 9000, "eos_token_id": 8999});
+        let text = Model::new("padded", &padded).load().unwrap();
+        assert_eq!((text.vocab_size, text.stop_token_ids.last()), (9000, Some(&8999)));
     }
 
     #[test]
