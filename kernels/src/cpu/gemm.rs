@@ -412,7 +412,7 @@ mod tests {
 
     fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, precision: Precision) -> Vec<f32> {
         let (pool, arena) = (Pool::new(threads), Arena::default());
-        let panels = Panels::pack(&pool, &arena, &Source::whole(w), precision).unwrap();
+        let panels = Panels::pack(&pool, isa, &arena, &Source::whole(w), precision).unwrap();
         let (tiles, groups) = cut_groups(isa, [rows].into_iter());
         let packed = Packed::pack(&pool, isa, tiles, x, w.cols, precision, &|i| i * w.cols);
         let mut out = vec![f32::NAN; rows * w.rows];

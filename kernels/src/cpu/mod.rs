@@ -119,7 +119,7 @@ impl Cpu {
     }
 
     fn pack(&self, source: &Source, precision: Precision) -> Result<Panels> {
-        Panels::pack(&self.pool, &self.arena, source, precision)
+        Panels::pack(&self.pool, self.isa, &self.arena, source, precision)
     }
 }
 
@@ -195,7 +195,7 @@ impl Backend for Cpu {
             }
             experts.place[at] = experts.gate.len() as u32;
             let (gate, up) = (Source::whole(&gate), Source::whole(&up));
-            let [gate, up] = Panels::pack_side_by_side(&self.pool, &self.arena, [&gate, &up], precision)?;
+            let [gate, up] = Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?;
             experts.gate.push(gate);
             experts.up.push(up);
             experts.down.push(self.pack(&Source::whole(&down), precision)?);

@@ -90,6 +90,8 @@ pub unsafe trait Simd: Copy + 'static {
     unsafe fn sum(v: Self::V) -> f32;
     /// Lane i of the result is the sum of the lanes of v[i], in the same order for every i.
     unsafe fn sums(v: [Self::V; 16]) -> Self::V;
+    /// Lane j of result i is lane i of v[j].
+    unsafe fn transpose(v: [Self::V; 16]) -> [Self::V; 16];
     /// 64 sign-magnitude bytes to 32 pairs of bf16, for columns 0..16 and 16..32 (see `int8_slot`).
     unsafe fn widen_int8(src: *const u8) -> [Self::V; 2];
     /// 32 numbers: the even ones and the odd ones.
@@ -248,6 +250,10 @@ unsafe impl Simd for Portable {
         v.map(|lanes| unsafe { Self::sum(lanes) })
     }
     #[inline(always)]
+    unsafe fn transpose(v: [[f32; 16]; 16]) -> [[f32; 16]; 16] {
+        std::array::from_fn(|i| std::array::from_fn(|j| v[j][i]))
+    }
+    #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [[f32; 16]; 2] {
         // SAFETY: valid for 64 bytes by the trait's contract.
         widen_int8_by_table(unsafe { &*src.cast() })
@@ -376,6 +382,31 @@ mod tests {
                 assert!((f64::from(out[i]) - want).abs() < 1e-4, "{isa:?}");
                 assert!((f64::from(single[i]) - want).abs() < 1e-4, "{isa:?}");
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose_all<S: Simd>(x: &mut [f32; 256]) {
+        // SAFETY: each row of 16 lies inside the array.
+        unsafe {
+            let mut v = [S::splat(0.0); 16];
+            for i in 0..16 {
+                v[i] = S::load(x.as_ptr().add(16 * i));
+            }
+            for (i, v) in S::transpose(v).into_iter().enumerate() {
+                S::store(x.as_mut_ptr().add(16 * i), v);
+            }
+        }
+    }
+    simd_fn!(fn transpose_of(x: &mut [f32; 256]) = transpose_all);
+
+    #[test]
+    fn transposed_lanes() {
+        for isa in Isa::available() {
+            let mut x: [f32; 256] = std::array::from_fn(|i| i as f32);
+            // SAFETY: the set is available.
+            unsafe { transpose_of(isa, &mut x) };
+            assert!((0..256).all(|i| x[i] == (i % 16 * 16 + i / 16) as f32), "{isa:?} {x:?}");
         }
     }
 

@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::memory::{Arena, Block};
 use super::pool::{Pool, SharedPtr};
-use super::simd::int8_slot;
+use super::simd::{Isa, Simd, int8_slot, simd_fn};
 use crate::backend::{HostData, HostMatrix, Precision};
 use crate::error::{Error, Result};
 
@@ -71,38 +71,57 @@ impl<'a> Source<'a> {
     }
 }
 
-trait Number: Copy + Sync + Default {
+trait Number: Copy + Default {
     fn f32(self) -> f32;
-    fn bf16_bits(self) -> u32;
+    unsafe fn load<S: Simd>(p: *const Self) -> S::V;
+    /// 32 numbers as 16 words of bf16 pairs.
+    unsafe fn load_pairs<S: Simd>(p: *const Self) -> S::V;
 }
 
 impl Number for f32 {
+    #[inline(always)]
     fn f32(self) -> f32 {
         self
     }
-    fn bf16_bits(self) -> u32 {
-        u32::from(bf16::from_f32(self).to_bits())
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const f32) -> S::V {
+        // SAFETY: the same contract.
+        unsafe { S::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs<S: Simd>(p: *const f32) -> S::V {
+        // SAFETY: the same contract.
+        unsafe { S::load_pairs(p) }
     }
 }
 
 impl Number for bf16 {
+    #[inline(always)]
     fn f32(self) -> f32 {
-        self.to_f32()
+        f32::from_bits(u32::from(self.to_bits()) << 16)
     }
-    fn bf16_bits(self) -> u32 {
-        u32::from(self.to_bits())
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const bf16) -> S::V {
+        // SAFETY: the same contract.
+        unsafe { S::load_bf16(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs<S: Simd>(p: *const bf16) -> S::V {
+        // SAFETY: 32 bf16 are 16 words, in pairs as they lie (little-endian as the sets are; see `Simd`).
+        unsafe { S::load(p.cast()) }
     }
 }
 
 impl Panels {
-    pub fn pack(pool: &Pool, arena: &Arena, source: &Source, precision: Precision) -> Result<Panels> {
-        let [panels] = Panels::pack_side_by_side(pool, arena, [source], precision)?;
+    pub fn pack(pool: &Pool, isa: Isa, arena: &Arena, source: &Source, precision: Precision) -> Result<Panels> {
+        let [panels] = Panels::pack_side_by_side(pool, isa, arena, [source], precision)?;
         Ok(panels)
     }
 
     /// Packs matrices of one shape that are read together: panel by panel in turns.
     pub fn pack_side_by_side<const N: usize>(
         pool: &Pool,
+        isa: Isa,
         arena: &Arena,
         sources: [&Source; N],
         precision: Precision,
@@ -126,8 +145,10 @@ impl Panels {
             let panel = unsafe { std::slice::from_raw_parts_mut(base.get().add(i * panel_bytes), panel_bytes) };
             let (source, p) = (sources[i % N], i / N);
             match source.data {
-                HostData::F32(data) => pack_panel(source, data, p, precision, panel),
-                HostData::Bf16(data) => pack_panel(source, data, p, precision, panel),
+                // SAFETY: `isa` was detected; a panel has panel_bytes.
+                HostData::F32(data) => unsafe { pack_f32(isa, source, data, p, precision, panel) },
+                // SAFETY: as above.
+                HostData::Bf16(data) => unsafe { pack_bf16(isa, source, data, p, precision, panel) },
             }
         });
         Ok(std::array::from_fn(|n| {
@@ -157,46 +178,85 @@ impl Panels {
     }
 }
 
-fn pack_panel<T: Number>(source: &Source, data: &[T], p: usize, precision: Precision, panel: &mut [u8]) {
+#[inline(always)]
+unsafe fn pack_panel_generic<S: Simd, T: Number>(
+    source: &Source,
+    data: &[T],
+    p: usize,
+    precision: Precision,
+    panel: &mut [u8],
+) {
     let columns = PANEL.min(source.rows - p * PANEL);
     // Groups of inputs outermost: a group of a panel fits the first-level cache.
     for from in (0..source.cols).step_by(GROUP) {
         let (group, len) = (from / GROUP, GROUP.min(source.cols - from));
+        let column = |c: usize| source.offset + (p * PANEL + c) * source.row_stride + from * source.col_stride;
+        let mut values = [[T::default(); GROUP]; PANEL];
         for c in 0..columns {
-            let start = source.offset + (p * PANEL + c) * source.row_stride + from * source.col_stride;
-            let mut values = [T::default(); GROUP];
-            if source.col_stride == 1 {
-                values[..len].copy_from_slice(&data[start..start + len]);
+            if source.col_stride == 1 && len == GROUP {
+                values[c].copy_from_slice(&data[column(c)..][..GROUP]);
             } else {
-                let strided = data[start..].iter().step_by(source.col_stride);
-                values[..len].iter_mut().zip(strided).for_each(|(v, x)| *v = *x);
+                let strided = data[column(c)..].iter().step_by(source.col_stride).take(len);
+                values[c].iter_mut().zip(strided).for_each(|(v, x)| *v = *x);
             }
-            match precision {
-                Precision::F32 => {
-                    let words = panel[group * GROUP * PANEL * 4..][..GROUP * PANEL * 4].as_chunks_mut::<4>().0;
-                    for (k, v) in values.iter().enumerate() {
-                        words[k * PANEL + c] = v.f32().to_ne_bytes();
+        }
+        if precision == Precision::Int8 {
+            let group = &mut panel[group * GROUP_BYTES..][..GROUP_BYTES];
+            values[..columns].iter().enumerate().for_each(|(c, values)| pack_int8(values, c, group));
+            continue;
+        }
+        let steps = if precision == Precision::F32 { GROUP } else { GROUP_STEPS };
+        let words = panel[group * steps * PANEL * 4..][..steps * PANEL * 4].as_mut_ptr().cast::<f32>();
+        // Squares of 16 columns by 16 steps are turned over.
+        for half in 0..2 {
+            for part in 0..steps / 16 {
+                // SAFETY: a column has 32 values, of which a part is 16 f32 or 32 to be paired; words has steps rows
+                // of PANEL words (panels are aligned to 64 bytes).
+                unsafe {
+                    let mut square = [S::splat(0.0); 16];
+                    for i in 0..16 {
+                        let values = &values[16 * half + i];
+                        square[i] = match precision {
+                            Precision::F32 => T::load::<S>(values.as_ptr().add(16 * part)),
+                            _ => T::load_pairs::<S>(values.as_ptr()),
+                        };
+                    }
+                    for (i, row) in S::transpose(square).into_iter().enumerate() {
+                        S::store(words.add((16 * part + i) * PANEL + 16 * half), row);
                     }
                 }
-                Precision::Bf16 => {
-                    let words = panel[group * GROUP * PANEL * 2..][..GROUP * PANEL * 2].as_chunks_mut::<4>().0;
-                    for (k, v) in values.as_chunks::<2>().0.iter().enumerate() {
-                        words[k * PANEL + c] = (v[0].bf16_bits() | v[1].bf16_bits() << 16).to_ne_bytes();
-                    }
-                }
-                Precision::Int8 => pack_int8(&values, c, &mut panel[group * GROUP_BYTES..][..GROUP_BYTES]),
             }
         }
     }
 }
 
+#[inline(always)]
+unsafe fn pack_f32_generic<S: Simd>(source: &Source, data: &[f32], p: usize, precision: Precision, panel: &mut [u8]) {
+    // SAFETY: the same contract.
+    unsafe { pack_panel_generic::<S, f32>(source, data, p, precision, panel) }
+}
+
+#[inline(always)]
+unsafe fn pack_bf16_generic<S: Simd>(source: &Source, data: &[bf16], p: usize, precision: Precision, panel: &mut [u8]) {
+    // SAFETY: the same contract.
+    unsafe { pack_panel_generic::<S, bf16>(source, data, p, precision, panel) }
+}
+
+simd_fn!(fn pack_f32(source: &Source, data: &[f32], p: usize, precision: Precision, panel: &mut [u8]) = pack_f32_generic);
+simd_fn!(fn pack_bf16(source: &Source, data: &[bf16], p: usize, precision: Precision, panel: &mut [u8]) = pack_bf16_generic);
+
 /// One column of a group: its scale and its sign-magnitude bytes.
+#[inline(always)]
 fn pack_int8<T: Number>(values: &[T; GROUP], c: usize, group: &mut [u8]) {
     // Adding and subtracting it rounds a small number to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     let values = values.map(T::f32);
     let (scales, steps) = group.split_at_mut(PANEL * 2);
-    let largest = values.iter().fold(0.0f32, |m, v| if v.abs() > m { v.abs() } else { m });
+    let mut tops = [0.0f32; 8];
+    for part in values.as_chunks::<8>().0 {
+        tops.iter_mut().zip(part).for_each(|(m, v)| *m = if v.abs() > *m { v.abs() } else { *m });
+    }
+    let largest = tops.into_iter().fold(0.0, f32::max);
     // Rounded up and before use, so that nothing is clipped and the rounding costs nothing more.
     let mut scale = bf16::from_f32(largest / 127.0);
     if scale.to_f32() < largest / 127.0 {
@@ -204,8 +264,20 @@ fn pack_int8<T: Number>(values: &[T; GROUP], c: usize, group: &mut [u8]) {
     }
     scales[c * 2..][..2].copy_from_slice(&scale.to_ne_bytes());
     let inverse = if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 };
-    for (k, v) in values.iter().enumerate() {
-        let q = (v * inverse + ROUND - ROUND).clamp(-127.0, 127.0);
-        steps[k / 2 * 64 + int8_slot(c, k % 2)] = q.abs() as u8 | if q < 0.0 { 0x80 } else { 0 };
+    let bytes = values.map(|v| {
+        let q = v * inverse + ROUND - ROUND;
+        // NaN becomes 0.
+        let magnitude = (if q.abs() <= 127.0 {
+            q.abs()
+        } else if q.is_nan() {
+            0.0
+        } else {
+            127.0
+        }) as i32 as u8;
+        magnitude | if q < 0.0 { 0x80 } else { 0 }
+    });
+    let slot = int8_slot(c, 0);
+    for (step, pair) in bytes.as_chunks::<2>().0.iter().enumerate() {
+        steps[step * 64 + slot..][..2].copy_from_slice(pair);
     }
 }

@@ -148,6 +148,35 @@ unsafe impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn transpose(v: [__m512; 16]) -> [__m512; 16] {
+        unsafe {
+            // Within 128-bit lanes: t[4 * q + i] holds column i (of every four) of rows 4q..4q + 4.
+            let mut t = v;
+            for q in 0..4 {
+                let [a, b, c, d] = [v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3]];
+                let (ab_low, ab_high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                t[4 * q] = _mm512_shuffle_ps::<0x44>(ab_low, cd_low);
+                t[4 * q + 1] = _mm512_shuffle_ps::<0xee>(ab_low, cd_low);
+                t[4 * q + 2] = _mm512_shuffle_ps::<0x44>(ab_high, cd_high);
+                t[4 * q + 3] = _mm512_shuffle_ps::<0xee>(ab_high, cd_high);
+            }
+            // Then the 4 x 4 lanes of t[i], t[4 + i], t[8 + i], t[12 + i] among themselves.
+            let mut out = t;
+            for i in 0..4 {
+                let low = _mm512_shuffle_f32x4::<0x44>(t[i], t[4 + i]);
+                let high = _mm512_shuffle_f32x4::<0xee>(t[i], t[4 + i]);
+                let low2 = _mm512_shuffle_f32x4::<0x44>(t[8 + i], t[12 + i]);
+                let high2 = _mm512_shuffle_f32x4::<0xee>(t[8 + i], t[12 + i]);
+                out[i] = _mm512_shuffle_f32x4::<0x88>(low, low2);
+                out[4 + i] = _mm512_shuffle_f32x4::<0xdd>(low, low2);
+                out[8 + i] = _mm512_shuffle_f32x4::<0x88>(high, high2);
+                out[12 + i] = _mm512_shuffle_f32x4::<0xdd>(high, high2);
+            }
+            out
+        }
+    }
+    #[inline(always)]
     unsafe fn widen_int8(src: *const u8) -> [__m512; 2] {
         unsafe {
             let table =
@@ -319,6 +348,21 @@ unsafe impl Simd for Avx2 {
                 out[i] = Self::sum(v[i]);
             }
             Self::load(out.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(v: [Pair; 16]) -> [Pair; 16] {
+        unsafe {
+            let mut rows = [[0.0f32; 16]; 16];
+            for i in 0..16 {
+                Self::store(rows[i].as_mut_ptr(), v[i]);
+            }
+            let mut out = v;
+            for i in 0..16 {
+                let column: [f32; 16] = std::array::from_fn(|j| rows[j][i]);
+                out[i] = Self::load(column.as_ptr());
+            }
+            out
         }
     }
     #[inline(always)]
