@@ -15,8 +15,8 @@ class Client:
         self.database = ProtoReflectionDescriptorDatabase(self.channel)
         self.pool = descriptor_pool.DescriptorPool(self.database)
 
-    def message(self, name, **fields):
-        return message_factory.GetMessageClass(self.pool.FindMessageTypeByName("rein.v1." + name))(**fields)
+    def message(self, kind, /, **fields):
+        return message_factory.GetMessageClass(self.pool.FindMessageTypeByName("rein.v1." + kind))(**fields)
 
     def call(self, method, request, timeout=60):
         info = self.pool.FindServiceByName("rein.v1.Inference").FindMethodByName(method)

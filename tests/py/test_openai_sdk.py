@@ -127,8 +127,9 @@ def test_stop_strings_are_never_leaked(client, model):
 
 
 def test_completions_with_text_ids_echo_and_logprobs(client, model):
+    strict(Completion, client.completions.create(model=model, prompt="The weather", max_tokens=5, logprobs=2))
+    # With echo the API answers null for the first token, which its published schema forgets.
     answer = client.completions.create(model=model, prompt="The weather", max_tokens=5, temperature=0, echo=True, logprobs=2)
-    strict(Completion, answer)
     choice = answer.choices[0]
     assert choice.text.startswith("The weather")
     assert choice.logprobs.token_logprobs[0] is None
