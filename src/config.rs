@@ -49,11 +49,7 @@ fn config_path(args: &[OsString]) -> Option<PathBuf> {
 }
 
 fn subcommand(command: &clap::Command, args: &[OsString]) -> Option<String> {
-    args.iter()
-        .skip(1)
-        .filter_map(|a| a.to_str())
-        .find(|a| command.find_subcommand(a).is_some())
-        .map(str::to_owned)
+    args.iter().skip(1).filter_map(|a| a.to_str()).find(|a| command.find_subcommand(a).is_some()).map(str::to_owned)
 }
 
 fn read(path: &Path) -> Result<toml::Table, ConfigError> {
@@ -69,8 +65,7 @@ fn apply(
 ) -> Result<clap::Command, ConfigError> {
     for (key, value) in values {
         let id = key.replace('-', "_");
-        let known =
-            command.find_subcommand(name).is_some_and(|c| c.get_arguments().any(|a| a.get_id() == id.as_str()));
+        let known = command.find_subcommand(name).is_some_and(|c| c.get_arguments().any(|a| a.get_id() == id.as_str()));
         if !known {
             return Err(ConfigError::UnknownKey { path: path.into(), key, command: name.into() });
         }
@@ -78,8 +73,9 @@ fn apply(
             Some(texts) => texts,
             None => return Err(ConfigError::Type { path: path.into(), key }),
         };
-        command = command
-            .mut_subcommand(name, |c| c.mut_arg(id, |arg| arg.required(false).default_values(texts.into_iter().map(clap::builder::OsStr::from))));
+        command = command.mut_subcommand(name, |c| {
+            c.mut_arg(id, |arg| arg.required(false).default_values(texts.into_iter().map(clap::builder::OsStr::from)))
+        });
     }
     Ok(command)
 }

@@ -6,11 +6,8 @@ use rein_router::textmodel::Overrides;
 use crate::args::RenderArgs;
 
 pub fn run(args: &RenderArgs) -> Result<(), Box<dyn Error>> {
-    let overrides = Overrides {
-        template: args.template.clone(),
-        tokenizer: args.tokenizer.clone(),
-        ..Overrides::from_env()?
-    };
+    let overrides =
+        Overrides { template: args.template.clone(), tokenizer: args.tokenizer.clone(), ..Overrides::from_env()? };
     let source = match &args.model {
         Some(dir) => RenderSource::model(dir, &overrides)?,
         None => RenderSource::parts(&overrides)?,

@@ -100,7 +100,8 @@ fn a_truncated_shard_is_refused_by_name() {
     let weights = dir.join("model.safetensors");
     let size = std::fs::metadata(&weights).expect("weights").len();
     std::fs::OpenOptions::new().write(true).open(&weights).and_then(|f| f.set_len(size / 2)).expect("truncates");
-    let output = run(&["serve", "--model", &dir.display().to_string(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
+    let output =
+        run(&["serve", "--model", &dir.display().to_string(), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
     std::fs::remove_dir_all(&dir).expect("cleans up");
     assert!(!output.status.success());
     assert!(stderr(&output).contains("model.safetensors"), "{}", stderr(&output));

@@ -45,7 +45,8 @@ impl Server {
         let mut next = |prefix: &str| -> SocketAddr {
             let mut line = String::new();
             output.read_line(&mut line).expect("a line");
-            let address = line.trim().strip_prefix(prefix).unwrap_or_else(|| panic!("{prefix:?} expected, got {line:?}"));
+            let address =
+                line.trim().strip_prefix(prefix).unwrap_or_else(|| panic!("{prefix:?} expected, got {line:?}"));
             address.parse().expect("an address")
         };
         let http = next("rein: http listening on http://");

@@ -17,6 +17,8 @@ fn serves_the_demo_model_and_stops_on_sigterm() {
     assert_eq!(server.request("GET", "/ready", "").status, 200);
     let answer = server.post("/v1/chat/completions", chat("hello", 24));
     assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.head.to_lowercase().contains("\r\nx-request-id: "), "{answer:?}");
+    std::net::TcpStream::connect(server.grpc).expect("gRPC listens");
     let answer = answer.json();
     let message = &answer["choices"][0]["message"];
     assert!(message["content"].as_str().is_some_and(|c| !c.is_empty()), "{answer}");

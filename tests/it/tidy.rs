@@ -55,7 +55,9 @@ fn is_test(path: &Path) -> bool {
         || name == "tests.rs"
         || name.ends_with("_test.rs")
         || name.ends_with("_tests.rs")
-        || path.components().any(|c| c.as_os_str() == "tests" || c.as_os_str() == "benches" || c.as_os_str() == "examples")
+        || path
+            .components()
+            .any(|c| c.as_os_str() == "tests" || c.as_os_str() == "benches" || c.as_os_str() == "examples")
 }
 
 fn assert_none(what: &str, found: Vec<String>) {
@@ -108,7 +110,11 @@ fn unsafe_code_lives_in_kernels_only() {
     assert_none("unsafe outside kernels/", found);
     for manifest in files(&["toml"]).into_iter().filter(|p| p.ends_with("Cargo.toml") && !p.starts_with("kernels")) {
         let text = read(&manifest);
-        assert!(text.contains("[lints]\nworkspace = true"), "{} does not take the workspace's lints", manifest.display());
+        assert!(
+            text.contains("[lints]\nworkspace = true"),
+            "{} does not take the workspace's lints",
+            manifest.display()
+        );
     }
 }
 
@@ -123,7 +129,9 @@ fn no_unwrap_on_a_request_path() {
                 .lines()
                 .enumerate()
                 .filter(|(_, l)| !l.trim_start().starts_with("//"))
-                .filter(|(_, l)| l.contains(".unwrap()") || l.contains("unbounded_channel") || l.contains("unbounded()"))
+                .filter(|(_, l)| {
+                    l.contains(".unwrap()") || l.contains("unbounded_channel") || l.contains("unbounded()")
+                })
                 .map(|(n, l)| format!("{}:{}: {}", p.display(), n + 1, l.trim()))
                 .collect();
             hits
