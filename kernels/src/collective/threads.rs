@@ -88,11 +88,14 @@ impl Shared {
             self.arrived.store(0, Relaxed);
             self.round.store(round, SeqCst);
             self.wake_parked();
-            return self.check();
+            return Ok(());
         }
         let mut turns = 0;
         while self.round.load(Acquire) < round {
-            self.check()?;
+            if let Err(aborted) = self.check() {
+                // A rank that left right after the round was complete took nothing from it.
+                return if self.round.load(SeqCst) < round { Err(aborted) } else { Ok(()) };
+            }
             turns += 1;
             if turns < SPINS {
                 std::hint::spin_loop();

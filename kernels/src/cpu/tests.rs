@@ -393,7 +393,7 @@ fn ranks_sum_and_gather() {
                     cpu.all_reduce(&mut x).unwrap();
                     let y = cpu.to_device(2, 1 + cpu.rank(), vec![r; 2 * (1 + cpu.rank())]);
                     let gathered = cpu.all_gather_cols(&y).unwrap();
-                    // Nobody leaves before all are done.
+                    // The first to be done leaves while others may still be waking up.
                     cpu.all_reduce(&mut x).unwrap();
                     (cpu.to_host(&x), cpu.to_host(&gathered))
                 })
