@@ -14,9 +14,9 @@ pub const OUTPUT_BACKLOG: usize = 64;
 /// Sequences computed at once, unless configured.
 pub const MAX_SEQUENCES: usize = 64;
 /// Sequences waiting for a slot before RESOURCE_EXHAUSTED, unless configured.
-pub const MAX_QUEUE: usize = 256;
+pub const MAX_QUEUE: usize = 1024;
 /// Tokens computed in one step, unless configured. Long prompts are cut to this, so that streams keep flowing.
-pub const STEP_TOKENS: usize = 256;
+pub const STEP_TOKENS: usize = 512;
 
 /// A row that waits for its router this long may lose its slot and its blocks to a sequence that could use them.
 pub const PARK_GRACE: Duration = Duration::from_millis(50);

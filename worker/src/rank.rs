@@ -14,6 +14,7 @@ use rein_proto::internal::{After, Step, StepResult};
 
 use crate::checkpoint::{Fields, LoadError, Quantization, StoredDtype, Weights, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
+use crate::limits::MAX_SEQUENCES;
 use crate::model::{self, Executing, Network, Precisions, Spec, check_row};
 
 mod memory;
@@ -48,12 +49,14 @@ pub struct ModelOptions {
     pub threads: Option<usize>,
     /// KV blocks. None: as many as `kv_memory` holds.
     pub kv_blocks: Option<usize>,
-    /// Bytes for the KV cache of all ranks together. None: a quarter of the free memory.
+    /// Bytes for the KV cache of all ranks together. None: a quarter of the memory that the weights leave free.
     pub kv_memory: Option<usize>,
     /// Tokens per KV block.
     pub block_size: usize,
     /// Longest prompt + generated. None: what the model allows, or what the KV cache holds if that is less.
     pub max_context: Option<usize>,
+    /// Sequences computed at once, as in `EngineOptions`. The KV cache is no larger than so many full contexts.
+    pub max_sequences: usize,
     /// Of the placement; steps of another epoch are refused.
     pub epoch: u64,
 }
@@ -69,6 +72,7 @@ impl Default for ModelOptions {
             kv_memory: None,
             block_size: 16,
             max_context: None,
+            max_sequences: MAX_SEQUENCES,
             epoch: 1,
         }
     }
@@ -109,7 +113,7 @@ impl Group {
         let checkpoint = open(dir, options)?;
         let Checkpoint { spec, weights, precisions } = &checkpoint;
         let placement = place(&spec.shape(), options.tp, options.epoch)?;
-        let plan = KvPlan::new(spec, &placement, precisions.base, options)?;
+        let plan = KvPlan::new(spec, &placement, *precisions, options)?;
         let total: u64 = placement.ranks.iter().map(|r| model::bytes_to_load(spec, weights, r, options.tp)).sum();
 
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -392,6 +396,11 @@ fn stored_precision(config: &Fields, weights: &Weights, embed: &str) -> Result<P
         }),
         Some((key, other)) => Err(config.error(key, format!("{other:?} is not bfloat16, float16 or float32"))),
     }
+}
+
+/// The longest sequence that a checkpoint directory and `options` allow, before its weights are looked at.
+pub(crate) fn max_context(dir: &Path, options: &ModelOptions) -> Result<usize, LoadError> {
+    memory::context(&model::build(&read_config(dir)?)?, options)
 }
 
 /// The directory's own name, for clients.

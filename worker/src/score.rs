@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::checkpoint::LoadError;
 use crate::executor::{Executor, ExecutorError};
-use crate::rank::{Group, ModelOptions};
+use crate::rank::{self, Group, ModelOptions};
 
 /// Alternatives per position.
 const TOP: i32 = 5;
@@ -41,14 +41,30 @@ pub enum ScoreError {
     Tokens(String),
 }
 
-/// Scores tokens with a checkpoint directory. `options`' KV cache is sized for the tokens.
+/// Scores tokens with a checkpoint directory. `options`' KV cache is sized for the tokens, which must not be more than
+/// `options.max_context` or else the model's.
 pub fn score(dir: &Path, options: &ModelOptions, tokens: &[u32]) -> Result<ScoreOutput, ScoreError> {
+    score_with_progress(dir, options, tokens, &mut |_, _| ())
+}
+
+/// As `score`; `progress` is told (bytes read, bytes to read) of the weights as they load.
+pub fn score_with_progress(
+    dir: &Path,
+    options: &ModelOptions,
+    tokens: &[u32],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<ScoreOutput, ScoreError> {
     if tokens.is_empty() {
         return Err(ScoreError::Tokens("at least one is needed".into()));
     }
+    let most = rank::max_context(dir, options)?;
+    if tokens.len() > most {
+        let limit = options.max_context.map_or("the model's max_position_embeddings", |_| "max_context");
+        return Err(ScoreError::Tokens(format!("{} are more than {limit}, {most}", tokens.len())));
+    }
     let blocks = tokens.len().div_ceil(options.block_size.max(1));
     let options = ModelOptions { kv_blocks: Some(blocks), max_context: None, ..options.clone() };
-    let mut group = Group::load(dir, &options, &mut |_, _| ())?;
+    let mut group = Group::load(dir, &options, progress)?;
     score_with(&mut group, tokens)
 }
 

@@ -9,5 +9,5 @@ mod spec;
 
 pub use arch::{architectures, build, text_config};
 pub use execute::{Executing, check_row};
-pub use network::{Network, Precisions, bytes_to_load};
+pub use network::{Network, Precisions, bytes_to_hold, bytes_to_load};
 pub use spec::{Attention, Layer, Spec};

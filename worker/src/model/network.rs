@@ -123,6 +123,38 @@ pub fn bytes_to_load(spec: &Spec, weights: &Weights, rank: &RankPlacement, ranks
     total
 }
 
+/// Bytes of memory that this rank's weights take once loaded, about: vectors and int8's scales do not count.
+pub fn bytes_to_hold(spec: &Spec, precisions: Precisions, rank: &RankPlacement, ranks: usize) -> usize {
+    let size = |precision| match precision {
+        Precision::F32 => 4,
+        Precision::Bf16 => 2,
+        Precision::Int8 => 1,
+    };
+    let (base, linear) = (size(precisions.base), size(precisions.linear));
+    let elements = |l: &spec::Linear| {
+        let (rows, cols) = l.cut(rank, ranks);
+        rows.len() * cols.len()
+    };
+    let gated = |gated: &spec::Gated| linear * gated.linears().map(elements).iter().sum::<usize>();
+    let mut total = base * spec.vocab * spec.hidden + linear * elements(&spec.head);
+    for (layer, held) in spec.layers.iter().zip(&rank.experts) {
+        let attention: usize = layer.attention.linears().into_iter().map(|l| linear * elements(l)).sum();
+        total += match &layer.attention {
+            Attention::Gqa(_) => attention,
+            Attention::Mla(a) => attention - linear * elements(&a.kv_b) + base * elements(&a.kv_b),
+        };
+        total += match &layer.mlp {
+            Mlp::Dense(dense) => gated(dense),
+            Mlp::Moe(moe) => {
+                let whole = |&e: &u32| moe.experts[e as usize].linears().map(|l| linear * l.out * l.inp);
+                let experts: usize = held.iter().flat_map(whole).sum();
+                size(Precision::F32) * elements(&moe.router) + experts + moe.shared.as_ref().map_or(0, gated)
+            }
+        };
+    }
+    total
+}
+
 /// Reads this rank's parts of weights.
 #[derive(Clone, Copy)]
 struct Reader<'a> {

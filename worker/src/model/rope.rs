@@ -35,13 +35,16 @@ pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f
         }
         (a, b) => a.or(b).unwrap_or("default"),
     };
-    // transformers reads a top-level original_max_position_embeddings first.
+    // Older configs write it at the top level.
     let trained_length = || -> Result<f64, LoadError> {
-        let length = match config.usize("original_max_position_embeddings")? {
-            Some(n) => Some(n),
-            None => rope.usize("original_max_position_embeddings")?,
-        };
-        match length.unwrap_or(max_positions) {
+        const KEY: &str = "original_max_position_embeddings";
+        let (top, inner) = (config.usize(KEY)?, rope.usize(KEY)?);
+        if let (Some(top), Some(inner)) = (top, inner)
+            && top != inner
+        {
+            return Err(rope.error(KEY, format!("is {inner}, but {top} at the top level")));
+        }
+        match top.or(inner).unwrap_or(max_positions) {
             0 => Err(rope.error("original_max_position_embeddings", "must be at least 1")),
             n => Ok(n as f64),
         }
@@ -57,7 +60,7 @@ pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f
         "dynamic" => {
             // Scales only beyond max_position_embeddings, where no sequence can go.
             factor(&rope)?;
-            rope.usize("original_max_position_embeddings")?;
+            trained_length()?;
             plain(dims, theta)
         }
         "llama3" => llama3(&rope, dims, theta, trained_length()?)?,
@@ -178,6 +181,19 @@ mod tests {
             let error = of(config).expect_err(name).to_string();
             assert!(error.contains(name), "{error}");
         }
+    }
+
+    #[test]
+    fn the_trained_length_may_be_written_twice_but_not_differ() {
+        let with = |top: Value, inner: Value| {
+            of(json!({"original_max_position_embeddings": top, "rope_scaling": {"type": "yarn", "factor": 4,
+                "original_max_position_embeddings": inner}}))
+        };
+        let once = with(Value::Null, 32.into()).expect("inside");
+        assert_eq!(once, with(32.into(), Value::Null).expect("top level"));
+        assert_eq!(once, with(32.into(), 32.into()).expect("both"));
+        let error = with(16.into(), 32.into()).expect_err("they differ").to_string();
+        assert!(error.contains("original_max_position_embeddings") && error.contains("16"), "{error}");
     }
 
     #[test]

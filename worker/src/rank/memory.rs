@@ -7,10 +7,9 @@ use rein_kernels::Precision;
 
 use super::ModelOptions;
 use crate::checkpoint::LoadError;
-use crate::limits::MAX_SEQUENCES;
-use crate::model::Spec;
+use crate::model::{Precisions, Spec, bytes_to_hold};
 
-/// Of the free memory, unless configured: 1 / this.
+/// Of the memory that the weights leave free, unless configured: 1 / this.
 const DEFAULT_SHARE: usize = 4;
 /// Assumed free where the system does not say.
 const UNKNOWN_FREE: usize = 2 << 30;
@@ -25,6 +24,8 @@ pub struct KvPlan {
     pub bytes_per_token: usize,
     /// Longest prompt + generated.
     pub max_context: usize,
+    /// What it would be with a larger KV cache.
+    pub full_context: usize,
 }
 
 impl fmt::Display for KvPlan {
@@ -33,9 +34,15 @@ impl fmt::Display for KvPlan {
         let mib = (tokens * self.bytes_per_token) as f64 / f64::from(1 << 20);
         write!(
             f,
-            "KV cache: {} blocks of {} tokens ({tokens} tokens, {mib:.1} MiB, {} bytes per token), context {}",
-            self.blocks, self.block_size, self.bytes_per_token, self.max_context
-        )
+            "KV cache: {} blocks of {} tokens ({tokens} tokens, {mib:.1} MiB, {} bytes per token), context ",
+            self.blocks, self.block_size, self.bytes_per_token
+        )?;
+        match self.max_context == self.full_context {
+            true => write!(f, "{} tokens", self.max_context),
+            false => {
+                write!(f, "{} of {} tokens: the KV cache holds no more", self.max_context, self.full_context)
+            }
+        }
     }
 }
 
@@ -43,21 +50,21 @@ impl KvPlan {
     pub(super) fn new(
         spec: &Spec,
         placement: &Placement,
-        precision: Precision,
+        precisions: Precisions,
         options: &ModelOptions,
     ) -> Result<Self, LoadError> {
-        Self::with_free(spec, placement, precision, options, free_memory())
+        Self::with_free(spec, placement, precisions, options, free_memory())
     }
 
     fn with_free(
         spec: &Spec,
         placement: &Placement,
-        precision: Precision,
+        precisions: Precisions,
         options: &ModelOptions,
         free: usize,
     ) -> Result<Self, LoadError> {
         let block_size = options.block_size;
-        let size = if precision == Precision::F32 { 4 } else { 2 };
+        let size = if precisions.base == Precision::F32 { 4 } else { 2 };
         let of_rank = |kv_heads: usize| -> usize {
             let width = |layer: &crate::model::Layer| {
                 let (k, v) = layer.attention.cache_widths(kv_heads);
@@ -67,17 +74,17 @@ impl KvPlan {
         };
         let bytes_per_token = size * placement.ranks.iter().map(|rank| of_rank(rank.kv_heads.len())).sum::<usize>();
 
-        let allowed = spec.max_positions;
-        let context = options.max_context.unwrap_or(allowed);
-        if context == 0 || context > allowed {
-            let what = format!("must be from 1 to max_position_embeddings, {allowed}, not {context}");
-            return Err(LoadError::Option { option: "max_context", what });
-        }
-        let blocks = match options.kv_blocks {
-            Some(blocks) => blocks,
-            None => {
-                let budget = options.kv_memory.unwrap_or(free / DEFAULT_SHARE);
-                let most = context.div_ceil(block_size) * MAX_SEQUENCES;
+        let context = context(spec, options)?;
+        let weights: usize = placement.ranks.iter().map(|r| bytes_to_hold(spec, precisions, r, options.tp)).sum();
+        let blocks = match (options.kv_blocks, options.kv_memory) {
+            (Some(blocks), _) => blocks,
+            (None, None) if weights >= free => {
+                let what = format!("the weights take {} of the {} MiB that are free", weights >> 20, free >> 20);
+                return Err(LoadError::Option { option: "kv_memory", what });
+            }
+            (None, memory) => {
+                let budget = memory.unwrap_or(free.saturating_sub(weights) / DEFAULT_SHARE);
+                let most = context.div_ceil(block_size).saturating_mul(options.max_sequences.max(1));
                 (budget / (block_size * bytes_per_token).max(1)).min(most)
             }
         };
@@ -91,8 +98,22 @@ impl KvPlan {
                 let what = format!("{asked} tokens do not fit the KV cache of {fits}; give it more memory or blocks");
                 Err(LoadError::Option { option: "max_context", what })
             }
-            _ => Ok(Self { blocks, block_size, bytes_per_token, max_context: context.min(fits) }),
+            _ => {
+                Ok(Self { blocks, block_size, bytes_per_token, max_context: context.min(fits), full_context: context })
+            }
         }
+    }
+}
+
+/// Longest prompt + generated that config.json and `options` allow.
+pub(super) fn context(spec: &Spec, options: &ModelOptions) -> Result<usize, LoadError> {
+    let allowed = spec.max_positions;
+    match options.max_context.unwrap_or(allowed) {
+        context if context == 0 || context > allowed => {
+            let what = format!("must be from 1 to max_position_embeddings, {allowed}, not {context}");
+            Err(LoadError::Option { option: "max_context", what })
+        }
+        context => Ok(context),
     }
 }
 
@@ -110,14 +131,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::limits::MAX_SEQUENCES;
 
+    const PRECISIONS: Precisions = Precisions { base: Precision::Bf16, linear: Precision::Bf16 };
+
+    /// `free` is what the weights leave.
     fn plan(options: &ModelOptions, free: usize) -> Result<KvPlan, LoadError> {
         let config = json!({"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 16,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 8,
             "max_position_embeddings": 100});
         let spec = crate::model::build(config.as_object().expect("object")).expect("spec");
         let placement = place(&spec.shape(), options.tp, 1).expect("placement");
-        KvPlan::with_free(&spec, &placement, Precision::Bf16, options, free)
+        let weights: usize =
+            placement.ranks.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, options.tp)).sum();
+        // Embedding and head; q and o, k and v, the MLP, of each layer.
+        if options.tp == 1 {
+            assert_eq!(weights, 2 * (2 * 8 * 16 + 2 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 8 * 16)));
+        }
+        KvPlan::with_free(&spec, &placement, PRECISIONS, options, weights + free)
     }
 
     #[test]
@@ -127,10 +158,14 @@ mod tests {
         assert_eq!((all.bytes_per_token, all.blocks, all.max_context), (64, 7 * MAX_SEQUENCES, 100));
         let few = plan(&ModelOptions::default(), 4 * 64 * 16 * 3).expect("plan");
         assert_eq!((few.blocks, few.max_context), (3, 48));
+        assert!(few.to_string().contains("context 48 of 100 tokens"), "{few}");
+        let narrow = plan(&ModelOptions { max_sequences: 2, ..Default::default() }, 1 << 30).expect("plan");
+        assert_eq!(narrow.blocks, 7 * 2);
         // Four ranks, two heads: each head is held twice.
         let wide = plan(&ModelOptions { tp: 4, ..Default::default() }, 1 << 30).expect("plan");
         assert_eq!(wide.bytes_per_token, 128);
         assert!(all.to_string().contains("448 blocks of 16 tokens"), "{all}");
+        assert!(all.to_string().ends_with("context 100 tokens"), "{all}");
     }
 
     #[test]
@@ -141,5 +176,6 @@ mod tests {
             of(ModelOptions { max_context: Some(64), ..Default::default() }, 4 * 64 * 16 * 3).contains("64 tokens")
         );
         assert!(of(ModelOptions::default(), 0).contains("kv_memory"));
+        assert!(of(ModelOptions::default(), 64).contains("one block"));
     }
 }

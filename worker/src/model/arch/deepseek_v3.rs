@@ -135,7 +135,8 @@ impl Experts {
         config.only("topk_method", "noaux_tc")?;
         let count = match config.usize("n_routed_experts")? {
             Some(n) => n,
-            None => config.size("num_local_experts")?,
+            None if config.get("num_local_experts").is_some() => config.size("num_local_experts")?,
+            None => config.size("n_routed_experts")?,
         };
         config.only("num_local_experts", count)?;
         let groups = |key: &str, default: usize| -> Result<usize, LoadError> {

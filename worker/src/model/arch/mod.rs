@@ -36,10 +36,31 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|row| row.name)
 }
 
-/// Multimodal wrappers of which only the language model runs: (architecture, beginning of its tensors' names, beginnings
-/// of the other parts' names). The language model's keys are in `text_config`.
-const WRAPPERS: &[(&str, &str, &[&str])] =
-    &[("KimiK25ForConditionalGeneration", "language_model.", &["vision_tower.", "mm_projector."])];
+/// A multimodal architecture of which only the language model runs. That one's keys are in `text_config`.
+struct Wrapper {
+    name: &'static str,
+    model_type: &'static str,
+    /// Beginning of the language model's tensors' names.
+    prefix: &'static str,
+    /// Beginnings of the other parts' names.
+    others: &'static [&'static str],
+    /// Keys beside `text_config` that are of the other parts only.
+    keys: &'static [&'static str],
+}
+
+const WRAPPERS: &[Wrapper] = &[Wrapper {
+    name: "KimiK25ForConditionalGeneration",
+    model_type: "kimi_k25",
+    prefix: "language_model.",
+    others: &["vision_tower.", "mm_projector."],
+    keys: &[
+        "vision_config",
+        "media_placeholder_token_id",
+        "ignore_index",
+        "use_unified_vision_chunk",
+        "video_placeholder",
+    ],
+}];
 
 /// The object of config.json that describes the language model.
 pub fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
@@ -49,22 +70,43 @@ pub fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
     }
 }
 
-fn wrapper(config: &Map<String, Value>) -> Option<&'static (&'static str, &'static str, &'static [&'static str])> {
+fn wrapper(config: &Map<String, Value>) -> Option<&'static Wrapper> {
     let name = config.get("architectures")?.get(0)?.as_str()?;
-    WRAPPERS.iter().find(|(wrapper, _, _)| *wrapper == name)
+    WRAPPERS.iter().find(|wrapper| wrapper.name == name)
+}
+
+/// Reads the keys around `text_config` like all others.
+fn check_wrapper(wrapper: &Wrapper, config: &Map<String, Value>, spec: &Spec) -> Result<(), LoadError> {
+    let fields = Fields::new(config, "");
+    fields.only("model_type", wrapper.model_type)?;
+    fields.object("text_config")?;
+    for key in wrapper.keys {
+        fields.get(key);
+    }
+    match fields.bool("tie_word_embeddings")? {
+        Some(tied) if tied != spec.tied => {
+            let what = format!("is {tied}, but the language model in text_config has {}", spec.tied);
+            Err(fields.error("tie_word_embeddings", what))
+        }
+        _ => fields.finish(),
+    }
 }
 
 /// Reads config.json as a whole: every key is implemented, harmless or refused.
 pub fn build(config: &Map<String, Value>) -> Result<Spec, LoadError> {
     let wrapper = wrapper(config);
+    if wrapper.is_some() && Fields::new(config, "").object("text_config")?.is_none() {
+        return Err(LoadError::config("text_config", "is required"));
+    }
     let text = text_config(config);
     let row = find(text)?;
     let fields = Fields::new(text, "");
-    let prefix = wrapper.map_or("", |w| w.1);
+    let prefix = wrapper.map_or("", |w| w.prefix);
     let mut spec = (row.build)(&fields, prefix)?;
     fields.finish()?;
-    if let Some((_, _, others)) = wrapper {
-        spec.ignored.extend(others.iter().map(|&other| other.to_owned()));
+    if let Some(wrapper) = wrapper {
+        check_wrapper(wrapper, config, &spec)?;
+        spec.ignored.extend(wrapper.others.iter().map(|&other| other.to_owned()));
     }
     let mtp = fields_usize(text, "num_nextn_predict_layers").or(fields_usize(text, "num_mtp_layers")).unwrap_or(0);
     let layers = spec.layers.len();

@@ -54,6 +54,36 @@ fn kimi_k2_inside_its_multimodal_wrapper() {
 }
 
 #[test]
+fn keys_around_the_language_model_are_read_too() {
+    let text: Value = serde_json::from_str(KIMI_K2).expect("JSON");
+    let outer = |key: &str, value: Value| {
+        let mut whole = serde_json::json!({"architectures": ["KimiK25ForConditionalGeneration"], "dtype": "bfloat16",
+            "model_type": "kimi_k25", "ignore_index": -100, "use_unified_vision_chunk": true, "pad_token_id": 163839,
+            "video_placeholder": "<|kimi_k25_video_placeholder|>", "tie_word_embeddings": false, "text_config": text});
+        whole[key] = value;
+        build(whole.as_object().expect("object"))
+    };
+    outer("vision_config", serde_json::json!({"patch_size": 14})).expect("as published");
+    for (key, value) in [
+        ("tie_word_embeddings", Value::from(true)),
+        ("model_type", "kimi_k26".into()),
+        ("new_thing", 1.into()),
+        ("rope_theta", 1e6.into()),
+        ("text_config", Value::Null),
+    ] {
+        let error = outer(key, value).expect_err(key).to_string();
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+#[test]
+fn a_missing_number_of_experts_is_named_as_published() {
+    let config: Value = serde_json::from_str(&KIMI_K2.replace("\"n_routed_experts\": 384,", "")).expect("JSON");
+    let error = build(config.as_object().expect("object")).expect_err("missing").to_string();
+    assert!(error.contains("n_routed_experts"), "{error}");
+}
+
+#[test]
 fn deepseek_v3_with_its_prediction_layer() {
     let text = KIMI_K2.replace("\"num_nextn_predict_layers\": 0", "\"num_nextn_predict_layers\": 1");
     let spec = spec(&text.replace("kimi_k2", "deepseek_v3"));
