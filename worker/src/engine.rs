@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rein_proto::internal::{FromEngine, Start, Steer, Step, StepResult};
@@ -44,6 +44,10 @@ pub enum Command {
     Room,
     /// Take no new sequences; answer when the last is gone.
     Drain {
+        done: oneshot::Sender<()>,
+    },
+    /// Take no new sequences and end the open ones; answer when that is said to all.
+    Abort {
         done: oneshot::Sender<()>,
     },
 }
@@ -120,16 +124,18 @@ pub struct Engine {
     next_seq: SeqId,
     drains: Vec<oneshot::Sender<()>>,
     draining: bool,
-    lost: Option<String>,
+    lost: Arc<OnceLock<String>>,
 }
 
 impl Engine {
-    /// `runtime` only waits for commands with a timeout.
+    /// `lost` is set to the reason once the executor cannot execute any more; `runtime` only waits for commands with a
+    /// timeout.
     pub fn new(
         executor: Box<dyn Executor>,
         options: EngineOptions,
         commands: mpsc::Receiver<Command>,
         metrics: Arc<Metrics>,
+        lost: Arc<OnceLock<String>>,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
         let scheduler = Scheduler::new(&executor.shape(), options);
@@ -145,7 +151,7 @@ impl Engine {
             next_seq: 1,
             drains: Vec::new(),
             draining: false,
-            lost: None,
+            lost,
         }
     }
 
@@ -223,6 +229,13 @@ impl Engine {
                 self.draining = true;
                 self.drains.push(done);
             }
+            Command::Abort { done } => {
+                self.draining = true;
+                self.scheduler.fail_all("the engine is shutting down");
+                self.deliver();
+                // Whoever asked may have gone.
+                let _ = done.send(());
+            }
         }
         self.deliver();
     }
@@ -233,7 +246,7 @@ impl Engine {
         outputs: mpsc::Sender<FromEngine>,
         room: RoomWanted,
     ) -> Result<SeqId, Rejected> {
-        if let Some(why) = &self.lost {
+        if let Some(why) = self.lost.get() {
             return Err(Rejected::Lost(why.clone()));
         }
         if self.draining {
@@ -291,8 +304,9 @@ impl Engine {
                 match &error {
                     ExecutorError::Step(_) => self.scheduler.fail(&error.to_string()),
                     ExecutorError::Lost(_) => {
+                        // Set before the sequences end, so that whoever sees one end sees the reason too.
+                        let _ = self.lost.set(error.to_string());
                         self.scheduler.fail_all(&error.to_string());
-                        self.lost = Some(error.to_string());
                     }
                 }
             }

@@ -4,8 +4,8 @@
 mod tests;
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -42,6 +42,8 @@ struct Shared {
     options: EngineOptions,
     metrics: Arc<Metrics>,
     draining: AtomicBool,
+    /// Why the executor cannot execute any more.
+    lost: Arc<OnceLock<String>>,
 }
 
 /// Start the engine thread over `executor`.
@@ -52,14 +54,21 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
     let (commands, queue) = mpsc::channel(limits::COMMAND_QUEUE);
     let metrics = Arc::new(Metrics::default());
     let shape = executor.shape();
-    let shared = Shared { shape, options: options.clone(), metrics: metrics.clone(), draining: AtomicBool::new(false) };
+    let lost = Arc::new(OnceLock::new());
+    let shared = Shared {
+        shape,
+        options: options.clone(),
+        metrics: metrics.clone(),
+        draining: AtomicBool::new(false),
+        lost: lost.clone(),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .unwrap_or_else(|error| panic!("no runtime for the engine thread: {error}"));
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || Engine::new(executor, options, queue, metrics, runtime).run())
+        .spawn(move || Engine::new(executor, options, queue, metrics, lost, runtime).run())
         .unwrap_or_else(|error| panic!("no thread for the engine: {error}"));
     EngineService { commands, shared: Arc::new(shared) }
 }
@@ -100,6 +109,26 @@ impl EngineService {
             // An engine that is gone has nothing left to drain.
             let _ = drained.await;
         }
+    }
+
+    /// End every open sequence with a Finish ERROR and take no new ones. Returns when all routers have been told, which
+    /// is after the step that runs now.
+    pub async fn abort(&self) {
+        self.shared.draining.store(true, Ordering::SeqCst);
+        let (done, aborted) = oneshot::channel();
+        if self.commands.send(Command::Abort { done }).await.is_ok() {
+            // An engine that is gone has no sequences left.
+            let _ = aborted.await;
+        }
+    }
+
+    /// Why the executor cannot execute any more, if so. Nothing brings it back.
+    pub fn lost(&self) -> Option<&str> {
+        self.shared.lost.get().map(String::as_str)
+    }
+
+    fn executable(&self) -> Result<(), Status> {
+        self.lost().map_or(Ok(()), |why| Err(rejected(Rejected::Lost(why.to_owned()))))
     }
 
     async fn open(&self, start: Box<Start>) -> Result<(SeqId, Open), Status> {
@@ -165,10 +194,12 @@ impl engine_server::Engine for EngineService {
     }
 
     async fn info(&self, _: Request<InfoRequest>) -> Result<Response<EngineInfo>, Status> {
+        self.executable()?;
         Ok(Response::new(self.engine_info()))
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
+        self.executable()?;
         Ok(Response::new(self.engine_stats()))
     }
 }

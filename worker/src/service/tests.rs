@@ -16,6 +16,8 @@ use super::*;
 use crate::executor::ExecutorError;
 use crate::sim::{Sim, SimOptions};
 
+mod abort;
+
 const VOCAB: u32 = 100;
 const EOS: u32 = 99;
 
@@ -457,6 +459,14 @@ async fn a_step_that_fails_ends_its_sequences_and_a_lost_executor_all() {
     let status = open(&gate.service, request(&[])).await.err().expect("refused");
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("rank 0 is gone"));
+    assert!(gate.service.lost().expect("a reason").contains("rank 0 is gone"));
+    let mut client = EngineClient::new(gate.service.clone().into_server());
+    let info = client.info(InfoRequest {}).await.expect_err("no info");
+    let stats = client.stats(StatsRequest {}).await.expect_err("no stats");
+    for status in [info, stats] {
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("rank 0 is gone"), "{status}");
+    }
 }
 
 #[tokio::test]

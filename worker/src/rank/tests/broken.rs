@@ -194,5 +194,53 @@ fn tokens_that_cannot_be_scored_are_named() {
     let of = |tokens: &[u32]| score(dir, &f32_options(), tokens).expect_err("refused").to_string();
     assert_names(&of(&[]), &["at least one"]);
     assert_names(&of(&[1, 256]), &["tokens[1] = 256"]);
-    assert_names(&of(&[1; 129]), &["129", "128"]);
+    assert_names(&of(&[1; 129]), &["129", "128", "max_position_embeddings"]);
+    let within = |max_context, tokens: &[u32]| {
+        let options = ModelOptions { max_context: Some(max_context), ..f32_options() };
+        score(dir, &options, tokens).map_err(|error| error.to_string())
+    };
+    assert_eq!(within(2, &[1; 2]).expect("they fit"), score(dir, &f32_options(), &[1; 2]).expect("without a limit"));
+    assert_names(&within(2, &[1; 3]).expect_err("too many"), &["max_context", "3", "2"]);
+    assert_names(&within(129, &[1]).expect_err("beyond the model"), &["max_context", "128"]);
+    assert_names(&within(0, &[1]).expect_err("nothing"), &["max_context", "from 1"]);
+}
+
+/// Each int4 scale twice, for groups of half the size: the same weights.
+#[test]
+fn int4_groups_of_another_size_are_read() {
+    let fixture = fixture("kimi_k2_int4");
+    let copy = Copied::of(&fixture);
+    let path = copy.path().join("model.safetensors");
+    let mut tensors = Tensors::read(&path);
+    let Tensors { header, data } = &mut tensors;
+    for (_, entry) in header.iter_mut().filter(|(name, _)| name.ends_with(".weight_scale")) {
+        let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
+        let (rows, groups) = (entry["shape"][0].as_u64().expect("rows"), entry["shape"][1].as_u64().expect("groups"));
+        let scales = data[offset(0)..offset(1)].to_vec();
+        let from = data.len();
+        for scale in scales.chunks(scales.len() / (rows * groups) as usize) {
+            data.extend(scale);
+            data.extend(scale);
+        }
+        entry["shape"] = json!([rows, 2 * groups]);
+        entry["data_offsets"] = json!([from, data.len()]);
+    }
+    // Whatever is not referred to any more is left out.
+    let mut packed = Vec::new();
+    for (_, entry) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
+        let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
+        let part = offset(0)..offset(1);
+        let from = packed.len();
+        packed.extend_from_slice(&data[part]);
+        entry["data_offsets"] = json!([from, packed.len()]);
+    }
+    *data = packed;
+    tensors.write(&path);
+    let mut config = fixture.config.clone();
+    let size = &mut config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"];
+    assert_eq!(*size, 32);
+    *size = json!(16);
+    fs::write(copy.path().join("config.json"), config.to_string()).expect("write");
+    let again = score(copy.path(), &f32_options(), &fixture.reference.tokens).expect("loads");
+    assert_eq!(again, fixture.score(&f32_options()));
 }
