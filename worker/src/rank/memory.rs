@@ -79,7 +79,8 @@ impl KvPlan {
         let blocks = match (options.kv_blocks, options.kv_memory) {
             (Some(blocks), _) => blocks,
             (None, None) if weights >= free => {
-                let what = format!("the weights take {} of the {} MiB that are free", weights >> 20, free >> 20);
+                let (weights, free) = (weights >> 20, free >> 20);
+                let what = format!("the weights take {weights} MiB, of {free} that are free; state the size to use");
                 return Err(LoadError::Option { option: "kv_memory", what });
             }
             (None, memory) => {
