@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::error::Error;
 
@@ -13,23 +13,38 @@ pub struct Admission {
     limit: u32,
     free: Arc<Semaphore>,
     draining: AtomicBool,
+    aborted: watch::Sender<bool>,
 }
 
 /// One request in flight, until dropped.
 pub struct Permit {
     _permit: OwnedSemaphorePermit,
+    aborted: watch::Receiver<bool>,
+}
+
+impl Permit {
+    /// Returns when the request has to end now. Cancel-safe.
+    pub async fn aborted(&mut self) {
+        raised(&mut self.aborted).await;
+    }
 }
 
 impl Admission {
     pub fn new(limit: u32) -> Self {
-        Admission { limit, free: Arc::new(Semaphore::new(limit as usize)), draining: AtomicBool::new(false) }
+        Admission {
+            limit,
+            free: Arc::new(Semaphore::new(limit as usize)),
+            draining: AtomicBool::new(false),
+            aborted: watch::Sender::new(false),
+        }
     }
 
     pub fn enter(&self) -> Result<Permit, Error> {
         if self.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
-        self.free.clone().try_acquire_owned().map(|_permit| Permit { _permit }).map_err(|_| {
+        let permit = |_permit| Permit { _permit, aborted: self.aborted.subscribe() };
+        self.free.clone().try_acquire_owned().map(permit).map_err(|_| {
             Error::full(format!(
                 "this server has {} requests in flight, which is its limit; try again later",
                 self.limit
@@ -54,6 +69,29 @@ impl Admission {
         self.draining.store(true, Ordering::Release);
         // Fails only when the semaphore is closed, and nobody closes it.
         drop(self.free.acquire_many(self.limit).await);
+    }
+
+    /// Admits nothing more and ends what is open.
+    pub fn abort(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.aborted.send_replace(true);
+    }
+
+    /// Does a request's work, unless the server stops before it is done.
+    pub async fn unless_aborted<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let mut aborted = self.aborted.subscribe();
+        tokio::select! {
+            biased;
+            result = work => result,
+            () = raised(&mut aborted) => Err(Error::shutting_down()),
+        }
+    }
+}
+
+async fn raised(flag: &mut watch::Receiver<bool>) {
+    if flag.wait_for(|raised| *raised).await.is_err() {
+        // The router is gone, and with it who could raise it.
+        std::future::pending().await
     }
 }
 

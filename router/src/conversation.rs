@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{error::Error, limits};
+use crate::{error::Error, job::ToolChoice, limits};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -46,6 +46,9 @@ fn check_message(at: &str, message: &Value) -> Result<(), Error> {
     if calls && role != "assistant" {
         let text = format!("'{at}.tool_calls' belongs to the role assistant, not {role}");
         return Err(Error::invalid(format!("{at}.tool_calls"), text));
+    }
+    if role == "tool" && message.get("tool_call_id").is_none_or(Value::is_null) {
+        return Err(Error::missing(&format!("{at}.tool_call_id"), "the id of the call that this answers"));
     }
     check_content(at, role, message)
 }
@@ -104,7 +107,10 @@ fn check_calls(at: &str, message: &Map<String, Value>) -> Result<bool, Error> {
         };
         check_name(&format!("{at}.function.name"), function)?;
         match function.get("arguments") {
-            None | Some(Value::Null | Value::String(_) | Value::Object(_)) => {}
+            Some(Value::String(_) | Value::Object(_)) => {}
+            None | Some(Value::Null) => {
+                return Err(Error::missing(&format!("{at}.function.arguments"), "a JSON object as a string"));
+            }
             Some(other) => {
                 return Err(Error::wrong_type(&format!("{at}.function.arguments"), "a JSON object as a string", other));
             }
@@ -165,6 +171,11 @@ pub fn check_tools(tools: &[Value]) -> Result<(), Error> {
         match function.get("parameters") {
             None | Some(Value::Null | Value::Object(_)) => {}
             Some(other) => return Err(Error::wrong_type(&format!("{at}.function.parameters"), "a JSON Schema", other)),
+        }
+        match function.get("strict") {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(Value::Bool(true)) => return Err(ToolChoice::unenforced(&format!("{at}.function.strict"))),
+            Some(other) => return Err(Error::wrong_type(&format!("{at}.function.strict"), "a boolean", other)),
         }
     }
     Ok(())

@@ -94,6 +94,10 @@ impl Error {
         }
     }
 
+    pub fn shutting_down() -> Self {
+        Error::unavailable("the server is shutting down")
+    }
+
     pub fn deadline() -> Self {
         Error {
             code: Some("deadline_exceeded"),

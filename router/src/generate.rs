@@ -37,7 +37,7 @@ pub struct Call {
     pub id: String,
     pub began: Instant,
     pub deadline: Instant,
-    pub _permit: Permit,
+    pub permit: Permit,
     pub metrics: Arc<Metrics>,
 }
 
@@ -90,7 +90,7 @@ pub struct Plan {
 pub struct Defaults {
     /// The request field that holds the prompt.
     pub prompt: &'static str,
-    /// None: as many as the context takes.
+    /// None: the model's generation_config, then as many as the context takes.
     pub max_tokens: Option<u32>,
 }
 
@@ -105,6 +105,8 @@ impl Plan {
     ) -> Result<Self, Error> {
         let asked = &generation.limits;
         let score_only = asked.max_tokens == Some(0);
+        let defaults =
+            Defaults { max_tokens: defaults.max_tokens.or(model.text.generation.max_new_tokens), ..defaults };
         let max_tokens = max_tokens(generation, bounds, prompt, defaults)?;
         let eos: &[u32] = if asked.ignore_eos { &[] } else { &model.text.stop_token_ids };
         let mut stop_token_ids = [eos, &asked.stop_token_ids].concat();
@@ -161,6 +163,8 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
         return Err(Error::invalid(defaults.prompt, format!("'{}' gives a prompt of no tokens", defaults.prompt)));
     }
     let wanted = match asked {
+        // Its place is reserved before the engine is told to stop.
+        Some(0) => "the engine needs room for 1 more, also when none is generated".to_owned(),
         Some(asked) => format!("'{}' asks for {asked} more", generation.max_tokens_param()),
         None => "at least 1 more is to be generated".to_owned(),
     };
@@ -171,8 +175,8 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
             format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");
         return Err(Error { code: Some("context_length_exceeded"), ..Error::invalid(defaults.prompt, message) });
     }
-    // `room` is below `context`, so it fits.
-    Ok(asked.map_or(defaults.max_tokens.unwrap_or(u32::MAX), |asked| asked.max(1)).min(room as u32))
+    // `room` is below `context`, so it fits. An engine is asked for at least one token, also where it is stopped before.
+    Ok(asked.or(defaults.max_tokens).unwrap_or(u32::MAX).max(1).min(room as u32))
 }
 
 /// The request's word, then the model's generation_config, then the API's default.
@@ -250,6 +254,7 @@ async fn open(
             index,
             reader: reading.reader(model),
             stops: plan.stops.clone(),
+            min_tokens: plan.limits.min_tokens,
             stop_ids: plan.limits.stop_token_ids.clone(),
             named_stop_ids: plan.named_stop_ids.clone(),
             report: Report { token_ids: plan.token_ids, logprobs: plan.logprobs.is_some() },
@@ -312,7 +317,12 @@ impl Merged {
         if let Some(start) = self.starts.pop_front() {
             return Some((Ok(start), Some(self)));
         }
-        match self.choices.next().await {
+        let next = tokio::select! {
+            biased;
+            () = self.running.call.permit.aborted() => Some(Err(Error::shutting_down())),
+            next = self.choices.next() => next,
+        };
+        match next {
             Some(Ok(event)) => {
                 if let Some(chat_event::Event::Done(v1::Done { usage: Some(usage), .. })) = &event.event {
                     self.usage.completion_tokens += usage.completion_tokens;

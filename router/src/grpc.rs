@@ -16,6 +16,10 @@ use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status, metadata::MetadataMap, service::Routes};
 use tonic_health::{
     ServingStatus,
+    pb::{
+        HealthCheckRequest, HealthCheckResponse, health_check_response,
+        health_server::{Health, HealthServer},
+    },
     server::{HealthReporter, HealthService},
 };
 use uuid::Uuid;
@@ -37,14 +41,40 @@ pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildEr
             .with_service_name(SERVICE_NAME)
             .with_service_name("grpc.health.v1.Health")
     };
+    let health = Readiness { core: core.clone(), service: HealthService::from_health_reporter(health) };
     Ok(Routes::new(InferenceServer::new(Service { core }).max_decoding_message_size(limit))
-        .add_service(tonic_health::pb::health_server::HealthServer::new(HealthService::from_health_reporter(health)))
+        .add_service(HealthServer::new(health))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?))
 }
 
 struct Service {
     core: Arc<Core>,
+}
+
+/// The usual health service, whose `Check` asks the engines too. `Watch` tells only of draining.
+struct Readiness {
+    core: Arc<Core>,
+    service: HealthService,
+}
+
+#[tonic::async_trait]
+impl Health for Readiness {
+    type WatchStream = <HealthService as Health>::WatchStream;
+
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        let mut answer = self.service.check(request).await?;
+        if answer.get_ref().status() == health_check_response::ServingStatus::Serving
+            && self.core.ready().await.is_err()
+        {
+            answer.get_mut().set_status(health_check_response::ServingStatus::NotServing);
+        }
+        Ok(answer)
+    }
+
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.service.watch(request).await
+    }
 }
 
 type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -62,7 +92,7 @@ impl Inference for Service {
             let events = chat::generate(call, model, job).await?;
             Ok(events.map(|event| event.map_err(|error| status(&error))).boxed())
         };
-        self.finish("chat", answer.await)
+        self.finish("chat", self.core.admission.unless_aborted(answer).await)
     }
 
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
@@ -73,7 +103,7 @@ impl Inference for Service {
             let events = complete::generate(call, model, job).await?;
             Ok(complete::events(events).map(|event| event.map_err(|error| status(&error))).boxed())
         };
-        self.finish("complete", answer.await)
+        self.finish("complete", self.core.admission.unless_aborted(answer).await)
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
@@ -82,14 +112,16 @@ impl Inference for Service {
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
             let model = self.core.model_or_only(Some(&model))?;
             let ids = match input {
-                Some(v1::tokenize_request::Input::Text(text)) => model.encode(text, add_special_tokens).await?,
+                Some(v1::tokenize_request::Input::Text(text)) => {
+                    model.encode(text, add_special_tokens.unwrap_or(true)).await?
+                }
                 Some(v1::tokenize_request::Input::Chat(chat)) => chat::render(model, request::chat(chat)?).await?.ids,
                 None => return Err(Error::missing("input", "either 'text' or 'chat'")),
             };
             let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
             Ok(v1::TokenizeResponse { ids, tokens, max_context: model.bounds().await?.context })
         };
-        self.finish("tokenize", answer.await)
+        self.finish("tokenize", self.core.admission.unless_aborted(answer).await)
     }
 
     async fn detokenize(
@@ -102,7 +134,7 @@ impl Inference for Service {
             let model = self.core.model_or_only(Some(&model))?;
             Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? })
         };
-        self.finish("detokenize", answer.await)
+        self.finish("detokenize", self.core.admission.unless_aborted(answer).await)
     }
 
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
@@ -113,7 +145,7 @@ impl Inference for Service {
             let rendered = chat::render(model, job).await?;
             Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
         };
-        self.finish("render", answer.await)
+        self.finish("render", self.core.admission.unless_aborted(answer).await)
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
@@ -140,7 +172,7 @@ impl Service {
             id: format!("{prefix}-{}", Uuid::new_v4().simple()),
             began,
             deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
-            _permit: self.core.admission.enter()?,
+            permit: self.core.admission.enter()?,
             metrics: self.core.metrics.clone(),
         })
     }

@@ -7,7 +7,8 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    extract::{Path, Request, State},
+    extract::{Path, Request, State, rejection::PathRejection},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -22,6 +23,7 @@ use crate::{
     Core, chat, complete,
     error::{Error, Kind},
     generate::{Call, ChatEvents},
+    limits,
     model::Model,
     openai::{self, Body, TokenizeInput},
     openapi,
@@ -45,6 +47,7 @@ pub fn routes(core: Arc<Core>) -> axum::Router {
         .route("/openapi.json", get(openapi_json))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn(request_id))
         .with_state(core)
 }
 
@@ -62,11 +65,11 @@ async fn chat_completions(State(core): Shared, request: Request) -> Response {
         let response = if delivery.stream {
             sse::response(events, move |event, start| openai::encode_chat(event, start, delivery, token_ids))
         } else {
-            json_bytes(openai::chat_body(collect(events).await?, token_ids))
+            json_bytes(openai::chat_body(collect(events).await?, delivery, token_ids))
         };
         Ok(labelled(response, Some(&id), &ignored))
     };
-    finish(&core, "chat", answer.await)
+    finish(&core, "chat", core.admission.unless_aborted(answer).await)
 }
 
 async fn completions(State(core): Shared, request: Request) -> Response {
@@ -79,16 +82,13 @@ async fn completions(State(core): Shared, request: Request) -> Response {
         let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
         let events = complete::generate(call, model, job).await?;
         let response = if delivery.stream {
-            let mut offsets = Vec::new();
-            sse::response(events, move |event, start| {
-                openai::encode_completion(event, start, delivery, token_ids, &mut offsets)
-            })
+            sse::response(events, move |event, start| openai::encode_completion(event, start, delivery, token_ids))
         } else {
             json_bytes(openai::completion_body(collect(events).await?, token_ids))
         };
         Ok(labelled(response, Some(&id), &ignored))
     };
-    finish(&core, "completions", answer.await)
+    finish(&core, "completions", core.admission.unless_aborted(answer).await)
 }
 
 async fn render(State(core): Shared, request: Request) -> Response {
@@ -106,7 +106,7 @@ async fn render(State(core): Shared, request: Request) -> Response {
         });
         Ok(labelled(Json(answer).into_response(), None, &ignored))
     };
-    finish(&core, "render", answer.await)
+    finish(&core, "render", core.admission.unless_aborted(answer).await)
 }
 
 async fn tokenize(State(core): Shared, request: Request) -> Response {
@@ -130,7 +130,7 @@ async fn tokenize(State(core): Shared, request: Request) -> Response {
         });
         Ok(labelled(Json(answer).into_response(), None, &ignored))
     };
-    finish(&core, "tokenize", answer.await)
+    finish(&core, "tokenize", core.admission.unless_aborted(answer).await)
 }
 
 async fn detokenize(State(core): Shared, request: Request) -> Response {
@@ -143,7 +143,7 @@ async fn detokenize(State(core): Shared, request: Request) -> Response {
         let answer = json!({"prompt": String::from_utf8_lossy(&text)});
         Ok(labelled(Json(answer).into_response(), None, &ignored))
     };
-    finish(&core, "detokenize", answer.await)
+    finish(&core, "detokenize", core.admission.unless_aborted(answer).await)
 }
 
 /// A model as clients see it; its context is unknown while its engine does not answer.
@@ -159,8 +159,12 @@ async fn models(State(core): Shared) -> Response {
     finish(&core, "models", Ok(Json(openai::models(list)).into_response()))
 }
 
-async fn model(State(core): Shared, Path(id): Path<String>) -> Response {
-    let answer = match core.model(Some(&id)) {
+async fn model(State(core): Shared, id: Result<Path<String>, PathRejection>) -> Response {
+    let found = match &id {
+        Ok(Path(id)) => core.model(Some(id)),
+        Err(rejection) => Err(Error::invalid("model", format!("the path is not right: {}", rejection.body_text()))),
+    };
+    let answer = match found {
         Ok(model) => Ok(Json(describe(model).await).into_response()),
         Err(error) => Err(error),
     };
@@ -203,7 +207,7 @@ fn call(core: &Core, prefix: &str) -> Result<Call, Error> {
         id: format!("{prefix}-{}", Uuid::new_v4().simple()),
         began,
         deadline: began + core.config.request_time,
-        _permit: core.admission.enter()?,
+        permit: core.admission.enter()?,
         metrics: core.metrics.clone(),
     })
 }
@@ -218,6 +222,18 @@ async fn collect(mut events: ChatEvents) -> Result<Vec<v1::ChatEvent>, Error> {
 
 fn json_bytes(body: Vec<u8>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Every answer has an id: the client's own if it sent one, else the completion's, else a new one.
+async fn request_id(request: Request, next: Next) -> Response {
+    let valid = |id: &&HeaderValue| (1..=limits::REQUEST_ID_BYTES).contains(&id.len()) && id.to_str().is_ok();
+    let given = request.headers().get(REQUEST_ID).filter(valid).cloned();
+    let mut response = next.run(request).await;
+    let own = || HeaderValue::from_str(&format!("req-{}", Uuid::new_v4().simple())).ok();
+    if let Some(id) = given.or_else(|| response.headers().get(REQUEST_ID).cloned()).or_else(own) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
 }
 
 /// Adds the request's id and the names of the fields that nobody read.

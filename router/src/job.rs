@@ -34,8 +34,8 @@ pub enum ToolChoice {
 impl ToolChoice {
     /// What only a grammar can promise.
     pub fn unenforced(param: &str) -> Error {
-        let why = "this version enforces no grammar; of 'tool_choice' 'auto' and 'none' work, and of \
-                   'parallel_tool_calls' true";
+        let why = "this version enforces no grammar; of 'tool_choice' 'auto' and 'none' work, of \
+                   'parallel_tool_calls' true, and of a tool's 'strict' false";
         Error::unsupported(param, why)
     }
 }

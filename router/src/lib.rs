@@ -143,6 +143,12 @@ impl Router {
         self.core.admission.drain().await;
     }
 
+    /// Ends every open request with one error, "the server is shutting down", and takes no new ones. For when the time
+    /// for `drain` is over.
+    pub fn abort(&self) {
+        self.core.admission.abort();
+    }
+
     /// Requests that are being answered.
     pub fn in_flight(&self) -> usize {
         self.core.admission.in_flight()
@@ -168,13 +174,14 @@ impl Core {
         }
     }
 
-    /// Whether requests can be answered: not draining, and an engine of every model answers.
+    /// Whether requests can be answered: not draining, and an engine of every model answers now.
     async fn ready(&self) -> Result<(), Error> {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
         for model in &self.models {
             model.bounds().await?;
+            model.pool.answers().await?;
         }
         Ok(())
     }

@@ -47,6 +47,8 @@ pub const TOP_LOGPROBS: u32 = 20;
 pub const CACHE_SALT_BYTES: usize = 256;
 /// Tokens a completion may generate if the request does not say (the OpenAI API's default).
 pub const COMPLETION_TOKENS: u32 = 16;
+/// Bytes of a client's `x-request-id` that is sent back; a longer one is replaced.
+pub const REQUEST_ID_BYTES: usize = 128;
 /// Ignored fields named in the response header.
 pub const IGNORED_FIELDS: usize = 32;
 
@@ -54,5 +56,3 @@ pub const IGNORED_FIELDS: usize = 32;
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
 /// Steers on their way to the engine, per sequence.
 pub const STEER_QUEUE: usize = 16;
-/// Events read ahead per choice when several choices are generated together.
-pub const CHOICE_QUEUE: usize = 32;

@@ -12,7 +12,7 @@ use crate::{
     job::out_of_vocabulary,
     limits,
     pool::{EngineTransport, Pool},
-    template::{RenderInput, TemplateError},
+    template::{Reason, RenderInput, TemplateError},
     textmodel::{Rendered, TextError, TextModel},
     tokenize::{Encode, TokenizeError},
 };
@@ -149,6 +149,7 @@ impl Model {
             logprob: logprob.logprob,
             top: logprob.top.into_iter().map(top).collect(),
             rank: logprob.rank,
+            text_offset: None,
         }
     }
 }
@@ -159,6 +160,9 @@ pub fn now() -> u64 {
 
 fn text_error(error: TextError) -> Error {
     match error {
+        TextError::Template(TemplateError { reason: Reason::TooLarge, message, .. }) => {
+            Error { code: Some("context_length_exceeded"), ..Error::invalid("messages", message) }
+        }
         TextError::Template(TemplateError { message, param, .. }) => Error {
             code: Some("template_error"),
             ..Error::invalid(param.unwrap_or_else(|| "messages".into()), message)

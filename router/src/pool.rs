@@ -84,6 +84,18 @@ impl Pool {
         &self.engines
     }
 
+    /// Whether any engine answers now: one that once did may have lost its workers since.
+    pub async fn answers(&self) -> Result<(), Error> {
+        let mut why = Error::unavailable("this model has no engine");
+        for engine in &self.engines {
+            match engine.stats().await {
+                Ok(_) => return Ok(()),
+                Err(error) => why = Error { cause: error.cause, ..Error::unavailable(error.message) },
+            }
+        }
+        Err(why)
+    }
+
     /// The engine for one more sequence, which counts as open there until the lease is dropped.
     pub fn lease(&self) -> Result<Lease, Error> {
         let open: Vec<usize> = self.engines.iter().map(|engine| engine.open.load(Ordering::Relaxed)).collect();

@@ -36,9 +36,16 @@ impl StopStrings {
             all.truncate(if self.include { end } else { start });
             return Scanned { text: all, matched: Some(matched) };
         }
+        Scanned { text: self.pass(&all), matched: None }
+    }
+
+    /// Takes text in which no match may end; one may begin in it.
+    pub fn pass(&mut self, text: &str) -> String {
+        let mut all = std::mem::take(&mut self.held);
+        all.push_str(text);
         let hold = self.stops.iter().map(|stop| overlap(&all, stop)).max().unwrap_or(0);
         self.held = all.split_off(all.len() - hold);
-        Scanned { text: all, matched: None }
+        all
     }
 
     /// The text ends here without a match, and with it what was held back.

@@ -17,7 +17,7 @@ use crate::{
     metrics::Metrics,
     model::Model,
     steer::{Drawn, EngineStream, Heard},
-    stop::StopStrings,
+    stop::{Scanned, StopStrings},
     tokenize::{self, Detokenizer},
 };
 
@@ -41,6 +41,8 @@ pub struct Opening {
     pub index: u32,
     pub reader: Reader,
     pub stops: StopStrings,
+    /// Stop strings count only beyond so many tokens, as stop tokens do.
+    pub min_tokens: u32,
     /// Ids that end the output, and of them those that the request named.
     pub stop_ids: Vec<u32>,
     pub named_stop_ids: Vec<u32>,
@@ -66,10 +68,16 @@ pub struct Transcript {
     /// Of tokens that no event has reported yet.
     token_ids: Vec<u32>,
     logprobs: Vec<v1::TokenLogprob>,
+    /// Where the next token begins in the text, and how much of the text is out; characters.
+    next_offset: u32,
+    told: u32,
+    /// A stop string matched: there is no text beyond what is out.
+    cut: bool,
     completion_tokens: u32,
     reasoning_tokens: u32,
     cached_tokens: u32,
     stop_reason: String,
+    stop_token: Option<u32>,
     events: VecDeque<v1::ChatEvent>,
 }
 
@@ -98,10 +106,14 @@ impl Transcript {
             calls: 0,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
+            next_offset: 0,
+            told: 0,
+            cut: false,
             completion_tokens: 0,
             reasoning_tokens: 0,
             cached_tokens: 0,
             stop_reason: String::new(),
+            stop_token: None,
             events: VecDeque::new(),
         }
     }
@@ -121,7 +133,9 @@ impl Transcript {
     }
 
     /// Prompt text as the beginning of the output, for `echo`.
-    pub fn echo(&mut self, text: String, logprobs: Vec<v1::TokenLogprob>) {
+    pub fn echo(&mut self, text: String, mut logprobs: Vec<v1::TokenLogprob>) {
+        place(&text, &mut logprobs);
+        self.next_offset = text.chars().count() as u32;
         self.logprobs = logprobs;
         self.emit(chat_event::Event::TextDelta(v1::Delta { text }));
     }
@@ -131,16 +145,25 @@ impl Transcript {
         if self.opening.report.token_ids {
             self.token_ids.push(drawn.id);
         }
+        let ends = self.opening.stop_ids.contains(&drawn.id);
+        let control = self.model.text.tokenizer.is_control(drawn.id);
         if let Some(logprob) = drawn.logprob.filter(|_| self.opening.report.logprobs) {
-            self.logprobs.push(self.model.logprob(logprob));
+            let mut logprob = self.model.logprob(logprob);
+            if let Reader::Plain { skip_special_tokens } = self.opening.reader {
+                let shown = !ends && !(control && skip_special_tokens);
+                let bytes = if shown { logprob.token.as_slice() } else { &[] };
+                logprob.text_offset = Some(self.next_offset.saturating_sub(within(bytes)));
+                self.next_offset += characters(bytes);
+            }
+            self.logprobs.push(logprob);
         }
-        if self.opening.stop_ids.contains(&drawn.id) {
+        if ends {
             if self.opening.named_stop_ids.contains(&drawn.id) {
                 self.stop_reason = drawn.id.to_string();
+                self.stop_token = Some(drawn.id);
             }
             return Flow::Continue;
         }
-        let control = self.model.text.tokenizer.is_control(drawn.id);
         for piece in self.detokenizer.push(drawn.id) {
             read(&mut self.opening.reader, self.model.format, control, piece, &mut self.parsed);
         }
@@ -230,14 +253,22 @@ impl Transcript {
     }
 
     fn tell_text(&mut self, text: &str) -> Flow {
-        let scanned = self.opening.stops.push(text);
+        let scanned = self.scan(text);
+        self.cut = scanned.matched.is_some();
         self.emit_text(scanned.text);
         self.end_if(scanned.matched)
     }
 
+    fn scan(&mut self, text: &str) -> Scanned {
+        if self.completion_tokens <= self.opening.min_tokens {
+            return Scanned { text: self.opening.stops.pass(text), matched: None };
+        }
+        self.opening.stops.push(text)
+    }
+
     /// Clients see it as text, so it is searched for stop strings like text.
     fn tell_malformed(&mut self, text: &str) -> Flow {
-        let scanned = self.opening.stops.push(text);
+        let scanned = self.scan(text);
         let mut text = scanned.text;
         if scanned.matched.is_none() {
             text.push_str(&self.opening.stops.flush());
@@ -276,11 +307,20 @@ impl Transcript {
             finish_reason: reason.into(),
             usage: Some(self.usage()),
             stop_reason: std::mem::take(&mut self.stop_reason),
+            stop_token: self.stop_token.take(),
         };
         self.emit(chat_event::Event::Done(done));
     }
 
     fn emit(&mut self, event: chat_event::Event) {
+        if let chat_event::Event::TextDelta(v1::Delta { text }) = &event {
+            self.told += text.chars().count() as u32;
+        }
+        if self.cut {
+            for logprob in &mut self.logprobs {
+                logprob.text_offset = logprob.text_offset.map(|offset| offset.min(self.told));
+            }
+        }
         self.events.push_back(v1::ChatEvent {
             choice: self.opening.index,
             token_ids: std::mem::take(&mut self.token_ids),
@@ -288,6 +328,35 @@ impl Transcript {
             event: Some(event),
         });
     }
+}
+
+/// Where the tokens of a prompt begin in its text. Tokens that the text does not spell, such as a begin-of-sequence, take
+/// no room; nor does the blank that some tokenizers put before the first word.
+fn place(text: &str, tokens: &mut [v1::TokenLogprob]) {
+    let (mut at, mut offset) = (0, 0);
+    for token in tokens {
+        let rest = &text.as_bytes()[at..];
+        let spelled = [token.token.as_slice(), token.token.strip_prefix(b" ").unwrap_or_default()];
+        let bytes = spelled.into_iter().find(|bytes| rest.starts_with(bytes)).unwrap_or_default();
+        token.text_offset = Some(u32::saturating_sub(offset, within(bytes)));
+        offset += characters(bytes);
+        at += bytes.len();
+    }
+}
+
+/// Characters that begin in these bytes.
+fn characters(bytes: &[u8]) -> u32 {
+    bytes.iter().filter(|&&byte| !continues(byte)).count() as u32
+}
+
+/// 1 if these bytes begin inside a character, which began before them.
+fn within(bytes: &[u8]) -> u32 {
+    u32::from(bytes.first().is_some_and(|&byte| continues(byte)))
+}
+
+/// Not the first byte of a character in UTF-8.
+fn continues(byte: u8) -> bool {
+    byte & 0xC0 == 0x80
 }
 
 /// A piece of output, as the reader sees it. Added tokens that are neither control tokens nor markers are text.

@@ -1,5 +1,6 @@
 //! What the router knows of a model, from its directory: tokenizer, template, defaults. No weights.
 
+mod generation;
 mod sanitize;
 
 use std::collections::BTreeSet;
@@ -94,6 +95,13 @@ pub struct TextModel {
 impl TextModel {
     /// Reads a model directory.
     pub fn load(dir: &Path, overrides: &Overrides) -> Result<Self, TextError> {
+        if overrides.name.as_deref() == Some("") {
+            return Err(TextError::Config {
+                path: "options".into(),
+                field: "name".into(),
+                message: "the name under which a model is served must not be empty".into(),
+            });
+        }
         let config_path = dir.join("config.json");
         let config = read_json(&config_path)?;
         let bad = |field: &str, message: &str| TextError::Config {
@@ -115,15 +123,27 @@ impl TextModel {
         let named_id =
             |name: &str| special_tokens.get(name).and_then(Json::as_str).and_then(|t| tokenizer.special_id(t));
         let (bos_token_id, eos_token_id) = (named_id("bos_token"), named_id("eos_token"));
-        let generation_config = read_json(&dir.join("generation_config.json"))?;
+        let generation_path = dir.join("generation_config.json");
+        let generation_config = read_json(&generation_path)?;
+        let wrong = |path: &Path, (field, message): generation::Wrong| TextError::Config {
+            path: path.display().to_string(),
+            field: field.into(),
+            message,
+        };
+        let generation = generation::defaults(&generation_config).map_err(|error| wrong(&generation_path, error))?;
+        for key in generation::without_effect(&generation_config) {
+            tracing::warn!(file = %generation_path.display(), key, "this generation default is not implemented and has no effect");
+        }
         // Multimodal checkpoints keep the language model's values one level down.
         let text_config = config.get("text_config").unwrap_or(&Json::Null);
         let field = |name: &str| config.get(name).or_else(|| text_config.get(name)).filter(|v| !v.is_null());
 
         let mut stop: BTreeSet<u32> = eos_token_id.into_iter().collect();
-        for source in [&config, text_config, &generation_config] {
-            stop.extend(ids(source.get("eos_token_id").unwrap_or(&Json::Null)));
-        }
+        let eos = |path: &Path, source: &Json| generation::eos_ids(source).map_err(|error| wrong(path, error));
+        stop.extend(eos(&config_path, &config)?);
+        stop.extend(eos(&config_path, text_config)?);
+        let generation_eos = eos(&generation_path, &generation_config)?;
+        stop.extend(&generation_eos);
         let architecture =
             field("architectures").and_then(|a| a.get(0)).and_then(Json::as_str).unwrap_or_default().to_owned();
         // Kimi's tokenizer says [EOS], its configuration <|im_end|>; base checkpoints name only one of them.
@@ -133,7 +153,8 @@ impl TextModel {
         // A model's vocabulary may be padded beyond its tokenizer's.
         let vocab_size = field("vocab_size").and_then(Json::as_u64).map_or(tokenizer.vocab_size(), |n| n as usize);
         if let Some(id) = stop.iter().find(|id| **id as usize >= vocab_size) {
-            return Err(bad("eos_token_id", &format!("{id} is not below vocab_size, which is {vocab_size}")));
+            let path = if generation_eos.contains(id) { &generation_path } else { &config_path };
+            return Err(wrong(path, ("eos_token_id", format!("{id} is not below vocab_size, which is {vocab_size}"))));
         }
         let context = field("max_position_embeddings").and_then(Json::as_u64).filter(|n| *n > 0);
         let max_context = match (overrides.max_context, context) {
@@ -152,7 +173,7 @@ impl TextModel {
             name: overrides.name.clone().or_else(directory).unwrap_or_else(|| "model".into()),
             tokenizer,
             template,
-            generation: generation_defaults(&generation_config),
+            generation,
             stop_token_ids: stop.into_iter().collect(),
             max_context,
             vocab_size,
@@ -196,29 +217,6 @@ pub(crate) fn special_tokens(dir: &Path, config: &Json) -> Result<Map<String, Js
         token.and_then(token_text).map(|text| (name.to_owned(), Json::from(text)))
     };
     Ok(NAMED.iter().filter_map(|name| text(name)).collect())
-}
-
-/// Token ids given as a number or a list of numbers.
-fn ids(json: &Json) -> Vec<u32> {
-    let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
-    match json {
-        Json::Array(list) => list.iter().filter_map(id).collect(),
-        other => id(other).into_iter().collect(),
-    }
-}
-
-fn generation_defaults(config: &Json) -> GenerationDefaults {
-    let float = |name: &str| config.get(name).and_then(Json::as_f64).map(|x| x as f32);
-    let int = |name: &str| config.get(name).and_then(Json::as_u64).and_then(|n| u32::try_from(n).ok());
-    GenerationDefaults {
-        temperature: float("temperature"),
-        top_p: float("top_p"),
-        top_k: int("top_k"),
-        min_p: float("min_p"),
-        repetition_penalty: float("repetition_penalty"),
-        max_new_tokens: int("max_new_tokens"),
-        do_sample: config.get("do_sample").and_then(Json::as_bool),
-    }
 }
 
 #[cfg(test)]
@@ -388,6 +386,18 @@ mod tests {
         }
         let error = Model::new("json", &config()).with("generation_config.json", "{").load().unwrap_err().to_string();
         assert!(error.contains("generation_config.json"), "{error}");
+        for (name, generation, expected) in [
+            ("generation", json!({"temperature": -1}), "generation_config.json: temperature: must be"),
+            ("list", json!([]), "must be a JSON object"),
+            ("geneos", json!({"eos_token_id": [9_999_999]}), "generation_config.json: eos_token_id: 9999999"),
+        ] {
+            let model = Model::new(name, &config()).with("generation_config.json", &generation.to_string());
+            let error = model.load().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let unnamed = Overrides { name: Some(String::new()), ..Overrides::default() };
+        let error = TextModel::load(&Model::new("unnamed", &config()).0, &unnamed).unwrap_err().to_string();
+        assert!(error.contains("name: the name under which"), "{error}");
         let error = Model::new("jinja", &config()).with("chat_template.jinja", "{% if").load().unwrap_err().to_string();
         assert!(error.contains("does not parse"), "{error}");
     }

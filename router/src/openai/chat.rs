@@ -73,7 +73,7 @@ pub(super) fn conversation(fields: &mut Fields) -> Result<ChatJob, Error> {
         documents: fields.array("documents")?,
         add_generation_prompt: fields.bool("add_generation_prompt")?,
         continue_final_message: fields.bool("continue_final_message")?.unwrap_or(false),
-        thinking: thinking(fields.take("thinking"))?,
+        thinking: thinking(fields)?,
         reasoning_effort: fields.string("reasoning_effort")?,
         template_kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
         ..ChatJob::default()
@@ -81,15 +81,20 @@ pub(super) fn conversation(fields: &mut Fields) -> Result<ChatJob, Error> {
 }
 
 /// A boolean, or `{"type": "enabled" | "disabled"}`.
-fn thinking(value: Option<Value>) -> Result<Option<bool>, Error> {
-    match value {
+fn thinking(fields: &mut Fields) -> Result<Option<bool>, Error> {
+    match fields.take("thinking") {
         None => Ok(None),
         Some(Value::Bool(on)) => Ok(Some(on)),
-        Some(Value::Object(map)) => match map.get("type").and_then(Value::as_str) {
-            Some("enabled") => Ok(Some(true)),
-            Some("disabled") => Ok(Some(false)),
-            _ => Err(Error::invalid("thinking.type", "'thinking.type' must be 'enabled' or 'disabled'")),
-        },
+        Some(Value::Object(map)) => {
+            let mut object = Fields::within("thinking.", map);
+            let on = match object.take("type").as_ref().and_then(Value::as_str) {
+                Some("enabled") => true,
+                Some("disabled") => false,
+                _ => return Err(Error::invalid("thinking.type", "'thinking.type' must be 'enabled' or 'disabled'")),
+            };
+            fields.remember(object);
+            Ok(Some(on))
+        }
         Some(other) => Err(Error::wrong_type("thinking", "a boolean or an object with a type", &other)),
     }
 }
@@ -125,7 +130,7 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
             prompt_ids = (!started.prompt_token_ids.is_empty()).then_some(started.prompt_token_ids.as_slice());
             prompt_scores = prompt_logprobs(&started.prompt_logprobs);
         }
-        Event::ReasoningDelta(text) => {
+        Event::ReasoningDelta(text) if !delivery.hide_reasoning => {
             delta.reasoning_content = Some(&text.text);
             delta.reasoning = Some(&text.text);
         }
@@ -148,6 +153,7 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
         Event::Usage(_) if !delivery.include_usage => return None,
         Event::Usage(_) => {}
         Event::ReasoningStart(_)
+        | Event::ReasoningDelta(_)
         | Event::ReasoningEnd(_)
         | Event::TextStart(_)
         | Event::TextEnd(_)

@@ -71,22 +71,12 @@ fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, Error> {
     items.into_iter().enumerate().map(prompt).collect()
 }
 
-/// One SSE payload. `offsets` holds, per choice, where the next token lies in the text.
-pub fn encode(
-    event: &v1::ChatEvent,
-    start: &v1::Started,
-    delivery: Delivery,
-    token_ids: bool,
-    offsets: &mut Vec<usize>,
-) -> Option<Vec<u8>> {
-    let index = event.choice as usize;
-    if offsets.len() <= index {
-        offsets.resize(index + 1, 0);
-    }
+/// One SSE payload. None: this event says nothing to an OpenAI client.
+pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, token_ids: bool) -> Option<Vec<u8>> {
     let mut choice = CompletionChoice {
         index: event.choice,
         text: "",
-        logprobs: CompletionLogprobs::new(&event.logprobs, &mut offsets[index]),
+        logprobs: CompletionLogprobs::new(&event.logprobs),
         finish_reason: None,
         stop_reason: None,
         token_ids: token_ids.then_some(event.token_ids.as_slice()),

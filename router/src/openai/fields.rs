@@ -9,12 +9,14 @@ pub struct Fields {
     path: String,
     map: Map<String, Value>,
     asked: Vec<&'static str>,
+    /// Fields below this object that nobody asked for.
+    below: Vec<String>,
 }
 
 impl Fields {
     pub fn new(body: Value) -> Result<Self, Error> {
         match body {
-            Value::Object(map) => Ok(Fields { path: String::new(), map, asked: Vec::new() }),
+            Value::Object(map) => Ok(Fields { path: String::new(), map, asked: Vec::new(), below: Vec::new() }),
             other => {
                 let mut error = Error::wrong_type("body", "a JSON object", &other);
                 error.message = error.message.replace("'body'", "the body");
@@ -22,6 +24,11 @@ impl Fields {
                 Err(error)
             }
         }
+    }
+
+    /// An object that lies at this path, which ends in a dot.
+    pub fn within(path: &str, map: Map<String, Value>) -> Self {
+        Fields { path: path.into(), map, asked: Vec::new(), below: Vec::new() }
     }
 
     /// A field's path in the request.
@@ -73,7 +80,7 @@ impl Fields {
     /// An object whose fields are asked for in turn.
     pub fn fields(&mut self, name: &'static str) -> Result<Option<Fields>, Error> {
         let path = format!("{}.", self.at(name));
-        Ok(self.object(name)?.map(|map| Fields { path, map, asked: Vec::new() }))
+        Ok(self.object(name)?.map(|map| Fields::within(&path, map)))
     }
 
     pub fn number(&mut self, name: &'static str) -> Result<Option<f32>, Error> {
@@ -118,10 +125,19 @@ impl Fields {
         }
     }
 
+    /// Remembers what nobody asked for in an object of this one, whose fields have been read.
+    pub fn remember(&mut self, object: Fields) {
+        self.below.extend(object.ignored());
+    }
+
     /// What nobody asked for.
     pub fn ignored(self) -> Vec<String> {
         let unknown = self.map.iter().filter(|(name, value)| !value.is_null() && !self.asked.contains(&name.as_str()));
-        unknown.map(|(name, _)| format!("{}{name}", self.path)).take(limits::IGNORED_FIELDS).collect()
+        unknown
+            .map(|(name, _)| format!("{}{name}", self.path))
+            .chain(self.below.iter().cloned())
+            .take(limits::IGNORED_FIELDS)
+            .collect()
     }
 
     #[cfg(test)]

@@ -2,9 +2,12 @@
 
 use rein_proto::v1::{self, chat_event::Event};
 
-use super::wire::{
-    self, ChatBody, ChatBodyChoice, ChatLogprobs, CompletionBody, CompletionChoice, CompletionLogprobs, Function,
-    Message, ToolCall, Usage,
+use super::{
+    Delivery,
+    wire::{
+        self, ChatBody, ChatBodyChoice, ChatLogprobs, CompletionBody, CompletionChoice, CompletionLogprobs, Function,
+        Message, ToolCall, Usage,
+    },
 };
 
 #[derive(Default)]
@@ -68,7 +71,7 @@ fn fold(events: Vec<v1::ChatEvent>) -> Answer {
 }
 
 /// The body of a chat that was not streamed.
-pub fn chat_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
+pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: Delivery, token_ids: bool) -> Vec<u8> {
     let answer = fold(events);
     let first = answer.choices.first().map(|choice| &choice.start);
     let choice = |(index, choice)| {
@@ -77,7 +80,7 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
             let v1::ToolCall { id, name, arguments }: &v1::ToolCall = call;
             ToolCall { id, kind: "function", function: Function { name, arguments } }
         };
-        let reasoning = (!reasoning.is_empty()).then_some(reasoning.as_str());
+        let reasoning = (!reasoning.is_empty() && !delivery.hide_reasoning).then_some(reasoning.as_str());
         ChatBodyChoice {
             index,
             message: Message {
@@ -118,7 +121,7 @@ pub fn completion_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
         CompletionChoice {
             index,
             text: content,
-            logprobs: CompletionLogprobs::new(logprobs, &mut 0),
+            logprobs: CompletionLogprobs::new(logprobs),
             finish_reason: Some(wire::finish_reason(done.finish_reason())),
             stop_reason: wire::stop_reason(done),
             token_ids: token_ids.then_some(ids),

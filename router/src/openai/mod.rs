@@ -30,6 +30,8 @@ pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion}
 pub struct Delivery {
     pub stream: bool,
     pub include_usage: bool,
+    /// The reasoning is generated and not sent.
+    pub hide_reasoning: bool,
 }
 
 /// A request body: JSON, and its text for what JSON values cannot hold.
@@ -73,7 +75,7 @@ impl<'a> Body<'a> {
 }
 
 /// Fields of OpenAI's API, and of its relatives, that cannot change the result. They are read and dropped.
-const HARMLESS: [&str; 11] = [
+const HARMLESS: [&str; 10] = [
     "user",
     "metadata",
     "store",
@@ -84,7 +86,6 @@ const HARMLESS: [&str; 11] = [
     "prediction",
     "priority",
     "request_id",
-    "include_reasoning",
 ];
 
 /// Fields of other servers that would change the result, and that this one does not have.
@@ -174,8 +175,10 @@ fn common(fields: &mut Fields) -> Result<(Generation, Delivery), Error> {
             |value| *value == Value::Bool(false),
             "usage comes once, at the end of the stream",
         )?;
+        fields.remember(options);
     }
-    Ok((generation, Delivery { stream, include_usage }))
+    let hide_reasoning = fields.bool("include_reasoning")? == Some(false);
+    Ok((generation, Delivery { stream, include_usage, hide_reasoning }))
 }
 
 /// vLLM writes -1 for off.

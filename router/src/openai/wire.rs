@@ -234,18 +234,17 @@ pub struct CompletionChoice<'a> {
     pub prompt_logprobs: Option<PromptLogprobs<'a>>,
 }
 
-/// Parallel lists, one entry per token. Offsets are in characters of the concatenated tokens.
+/// Parallel lists, one entry per token. Offsets are in characters of the choice's text.
 #[derive(Serialize)]
 pub struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<serde_json::Map<String, Value>>>,
-    text_offset: Vec<usize>,
+    text_offset: Vec<u32>,
 }
 
 impl CompletionLogprobs {
-    /// `offset` is where the first token lies, and afterwards where the next one will.
-    pub fn new(logprobs: &[v1::TokenLogprob], offset: &mut usize) -> Option<Self> {
+    pub fn new(logprobs: &[v1::TokenLogprob]) -> Option<Self> {
         if logprobs.is_empty() {
             return None;
         }
@@ -257,8 +256,7 @@ impl CompletionLogprobs {
         };
         for logprob in logprobs {
             let token = String::from_utf8_lossy(&logprob.token).into_owned();
-            lists.text_offset.push(*offset);
-            *offset += token.chars().count();
+            lists.text_offset.push(logprob.text_offset.unwrap_or(0));
             lists.token_logprobs.push(logprob.logprob.map(|value| finite(Some(value))));
             lists.top_logprobs.push(logprob.logprob.map(|value| {
                 let mut top = serde_json::Map::new();
@@ -316,8 +314,8 @@ pub fn finish_reason(reason: v1::FinishReason) -> &'static str {
 
 /// The stop string, or the id of the stop token that the request named.
 pub fn stop_reason(done: &v1::Done) -> Option<Value> {
-    let reason = &done.stop_reason;
-    (!reason.is_empty()).then(|| reason.parse::<u32>().map_or_else(|_| reason.as_str().into(), Value::from))
+    let string = || (!done.stop_reason.is_empty()).then(|| done.stop_reason.as_str().into());
+    done.stop_token.map(Value::from).or_else(string)
 }
 
 pub fn model(model: &Model, max_context: Option<u32>) -> Value {

@@ -41,6 +41,14 @@ fn chat_rows() -> Vec<Row> {
             "messages[0].tool_calls[0].function.arguments",
             "got an array",
         ),
+        (
+            "messages",
+            json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]),
+            "messages[0].tool_calls[0].function.arguments",
+            "required",
+        ),
+        ("messages", json!([{"role": "tool", "content": "x"}]), "messages[0].tool_call_id", "required"),
+        ("include_reasoning", json!("no"), "include_reasoning", "a boolean"),
         ("model", json!(null), "model", "required"),
         ("model", json!(3), "model", "must be a string"),
         ("temperature", json!(-1), "temperature", "between 0 and 2, got -1"),
@@ -102,6 +110,8 @@ fn chat_rows() -> Vec<Row> {
             "tools[0].function.parameters",
             "JSON Schema",
         ),
+        ("tools", json!([{"function": {"name": "f", "strict": true}}]), "tools[0].function.strict", "not supported"),
+        ("tools", json!([{"function": {"name": "f", "strict": 1}}]), "tools[0].function.strict", "a boolean"),
         ("tool_choice", json!("required"), "tool_choice", "not supported"),
         ("tool_choice", json!({"type": "function", "function": {"name": "f"}}), "tool_choice", "not supported"),
         ("tool_choice", json!("sometimes"), "tool_choice", "got 'sometimes'"),
@@ -239,6 +249,8 @@ async fn routes_methods_models_and_types_have_errors_of_their_own() {
     );
     assert!(error(&unknown)["message"].as_str().unwrap().contains("bytes"));
     assert_eq!(edge.get("/v1/models/gpt-4").await.status, StatusCode::NOT_FOUND);
+    let broken = edge.get("/v1/models/%ff").await;
+    assert_eq!((broken.status, error(&broken)["param"].clone()), (StatusCode::BAD_REQUEST, json!("model")));
 
     let nowhere = edge.get("/v1/nothing").await;
     assert_eq!((nowhere.status, error(&nowhere)["code"].clone()), (StatusCode::NOT_FOUND, json!("unknown_url")));

@@ -322,3 +322,40 @@ async fn calls_of_a_format_without_ids_get_random_ones() {
     let id = call["id"].as_str().unwrap().strip_prefix("call_").unwrap();
     assert!(id.len() == 24 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
 }
+
+#[tokio::test]
+async fn reasoning_that_is_not_wanted_is_not_sent() {
+    let edge = Edge::new();
+    let script = [&[THINK], bytes("why").as_slice(), &[END_THINK], &bytes("so")].concat();
+    let asked = json!({"include_reasoning": false});
+    let whole = edge.chat(&script, asked.clone()).await.ok();
+    let message = &whole["choices"][0]["message"];
+    assert_eq!(
+        (&message["content"], message.get("reasoning_content"), message.get("reasoning")),
+        (&json!("so"), None, None)
+    );
+    let joined = join(&edge.stream(&script, asked).await);
+    assert_eq!((&joined[0]["content"], &joined[0]["reasoning"]), (&json!("so"), &json!("")));
+    assert!(edge.chat(&script, json!({})).await.ok()["choices"][0]["message"]["reasoning"] == "why");
+}
+
+#[tokio::test]
+async fn stop_strings_wait_for_min_tokens_and_stay_strings() {
+    let edge = Edge::new();
+    let choice = async |more: Value| edge.chat(&bytes("a44b44c"), more).await.ok()["choices"][0].clone();
+    let at_once = choice(json!({"stop": "44"})).await;
+    assert_eq!((&at_once["message"]["content"], &at_once["stop_reason"]), (&json!("a"), &json!("44")));
+    let later = choice(json!({"stop": "44", "min_tokens": 3})).await;
+    assert_eq!((&later["message"]["content"], &later["stop_reason"]), (&json!("a44b"), &json!("44")));
+    // A match that begins before and ends after counts.
+    let across = choice(json!({"stop": "44", "min_tokens": 2})).await;
+    assert_eq!(across["message"]["content"], "a");
+}
+
+#[tokio::test]
+async fn unknown_fields_below_others_are_named_too() {
+    let edge = Edge::new();
+    let more = json!({"stream": true, "stream_options": {"x": 1}, "thinking": {"type": "enabled", "budget_tokens": 9}});
+    let answer = edge.chat(&bytes("a"), more).await;
+    assert_eq!(answer.header("x-rein-ignored-fields"), "stream_options.x,thinking.budget_tokens");
+}

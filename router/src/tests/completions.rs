@@ -153,3 +153,27 @@ async fn tokens_there_and_back() {
     assert_eq!(answer.ok()["tokens"], json!(bytes("user: hi\n")));
     assert_eq!(answer.ok()["token_strs"], json!(null));
 }
+
+#[tokio::test]
+async fn text_offsets_are_characters_of_the_text() {
+    let edge = Edge::new();
+    let script = [bytes("aé").as_slice(), &[CONTROL], &bytes("bc")].concat();
+    let asked = json!({"prompt": "hé", "echo": true, "logprobs": 0, "stop": "c"});
+    let body = complete(&edge, &script, asked).await;
+    assert_eq!(body["choices"][0]["text"], "héaéb");
+    // h, two bytes of é, a, two bytes of é, a control token that is not shown, b, and the c that ended it.
+    assert_eq!(body["choices"][0]["logprobs"]["text_offset"], json!([0, 1, 1, 2, 3, 3, 4, 4, 5]));
+}
+
+#[tokio::test]
+async fn scoring_a_full_context_says_that_one_place_is_needed() {
+    let edge = Edge::new();
+    let asked = |length: u32| {
+        json!({"model": "bytes", "prompt": vec![97; length as usize], "echo": true,
+        "logprobs": 0, "max_tokens": 0})
+    };
+    edge.post("/v1/completions", asked(CONTEXT - 1)).await.ok();
+    let full = edge.post("/v1/completions", asked(CONTEXT)).await.json()["error"].clone();
+    assert_eq!(full["code"], "context_length_exceeded");
+    assert!(full["message"].as_str().unwrap().contains("also when none is generated"), "{full}");
+}

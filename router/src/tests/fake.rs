@@ -2,7 +2,10 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use futures::{Stream, StreamExt, stream};
@@ -29,6 +32,7 @@ pub(super) struct State {
     starts: Mutex<Vec<Start>>,
     steers: watch::Sender<Vec<Steer>>,
     open: watch::Sender<usize>,
+    lost: AtomicBool,
 }
 
 #[derive(Clone, Default)]
@@ -47,6 +51,11 @@ impl Fake {
 
     pub fn starts(&self) -> Vec<Start> {
         self.state.starts.lock().unwrap().clone()
+    }
+
+    /// The engine answers no more questions.
+    pub fn lose(&self) {
+        self.state.lost.store(true, Ordering::Release);
     }
 
     /// Returns what was steered when there are this many steers.
@@ -171,6 +180,9 @@ impl engine_server::Engine for Fake {
     }
 
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
+        if self.state.lost.load(Ordering::Acquire) {
+            return Err(Status::unavailable("the executor is lost"));
+        }
         Ok(Response::new(EngineStats { running: 2, ..EngineStats::default() }))
     }
 }

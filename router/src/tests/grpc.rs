@@ -186,6 +186,30 @@ async fn deadlines_and_cancellation_reach_the_engine() {
 }
 
 #[tokio::test]
+async fn health_tells_of_a_lost_engine() {
+    use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+    let edge = Edge::new();
+    let mut health = HealthClient::new(channel(&edge));
+    let check = HealthCheckRequest { service: "rein.v1.Inference".into() };
+    assert_eq!(health.check(check.clone()).await.unwrap().into_inner().status(), ServingStatus::Serving);
+    edge.fake.lose();
+    assert_eq!(health.check(check).await.unwrap().into_inner().status(), ServingStatus::NotServing);
+}
+
+#[tokio::test]
+async fn an_abort_ends_a_stream_with_unavailable() {
+    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let open = client(&edge).chat(request(&bytes("ab"))).await.unwrap().into_inner();
+    edge.router.abort();
+    let items: Vec<_> = open.collect().await;
+    let status = items.last().unwrap().as_ref().unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::Unavailable, "the server is shutting down"));
+    assert_eq!(items.iter().filter(|item| item.is_err()).count(), 1);
+    edge.fake.open(0).await;
+    assert_eq!(edge.router.in_flight(), 0);
+}
+
+#[tokio::test]
 async fn full_and_draining_have_codes_of_their_own() {
     let config = RouterConfig { max_in_flight: 1, ..RouterConfig::default() };
     let edge = Edge::with(config, Fake::ending(Ending::Hang));
@@ -213,7 +237,7 @@ async fn the_other_calls() {
     assert_eq!(rendered.token_ids, bytes(&rendered.prompt));
 
     let input = Some(v1::tokenize_request::Input::Text("hé".into()));
-    let tokens = v1::TokenizeRequest { model: "bytes".into(), input, add_special_tokens: false };
+    let tokens = v1::TokenizeRequest { model: "bytes".into(), input, add_special_tokens: Some(false) };
     let tokens = client.tokenize(tokens).await.unwrap().into_inner();
     assert_eq!((tokens.ids.as_slice(), tokens.max_context), ([104, 195, 169].as_slice(), CONTEXT));
     assert_eq!(tokens.tokens, [vec![104], vec![195], vec![169]]);

@@ -134,6 +134,57 @@ async fn a_router_without_its_engine_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
+async fn an_engine_that_is_lost_later_makes_the_router_not_ready() {
+    let edge = Edge::new();
+    assert_eq!(edge.get("/ready").await.status, StatusCode::OK);
+    assert!(edge.get("/metrics").await.text.contains("rein_engine_up{model=\"bytes\",engine=\"0\"} 1"));
+    edge.fake.lose();
+    let answer = edge.get("/ready").await;
+    assert_eq!((answer.status, answer.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    assert!(edge.get("/metrics").await.text.contains("rein_engine_up{model=\"bytes\",engine=\"0\"} 0"));
+    assert_eq!(edge.get("/health").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn an_abort_ends_every_open_request_with_one_error() {
+    let edge = hanging();
+    let streamed = edge.send(request(json!({"stream": true, "n": 2}))).await;
+    edge.fake.open(2).await;
+    let mut whole = Box::pin(edge.send(request(json!({}))));
+    tokio::select! {
+        _ = &mut whole => panic!("the engine hangs"),
+        () = edge.fake.open(3) => {}
+    }
+    edge.router.abort();
+    let streamed = Answer::of(streamed).await.text;
+    let last = streamed.split_terminator("\n\n").last().unwrap();
+    let payload = last.strip_prefix("event: error\ndata: ").unwrap_or_else(|| panic!("{streamed}"));
+    let error = serde_json::from_str::<Value>(payload).unwrap()["error"].clone();
+    assert_eq!((&error["message"], &error["code"]), (&json!("the server is shutting down"), &json!("unavailable")));
+    assert_eq!((streamed.matches("event: error").count(), streamed.contains("[DONE]")), (1, false));
+    let whole = Answer::of(whole.await).await;
+    assert_eq!(whole.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(whole.json()["error"]["message"], "the server is shutting down");
+    edge.fake.open(0).await;
+    edge.router.drain().await;
+    assert_eq!(edge.chat(&[], json!({})).await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn every_answer_has_a_request_id() {
+    let edge = Edge::new();
+    for path in ["/health", "/nowhere", "/v1/models", "/v1/chat/completions", "/openapi.json"] {
+        assert!(edge.get(path).await.header("x-request-id").starts_with("req-"), "{path}");
+    }
+    let answer = edge.chat(&bytes("a"), json!({})).await;
+    assert_eq!(answer.header("x-request-id"), answer.ok()["id"]);
+    let own = |id: &str| Request::get("/health").header("x-request-id", id).body(Body::empty()).unwrap();
+    assert_eq!(Answer::of(edge.send(own("mine-7")).await).await.header("x-request-id"), "mine-7");
+    let long = "x".repeat(200);
+    assert!(Answer::of(edge.send(own(&long)).await).await.header("x-request-id").starts_with("req-"));
+}
+
+#[tokio::test]
 async fn models_and_metrics() {
     let edge = Edge::new();
     let list = edge.get("/v1/models").await.ok();

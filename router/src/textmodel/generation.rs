@@ -1,0 +1,174 @@
+//! `generation_config.json`: the model's own defaults, checked when the model is loaded.
+
+use serde_json::Value as Json;
+
+use super::GenerationDefaults;
+
+/// A key of the file and what would be right.
+pub(super) type Wrong = (&'static str, String);
+
+/// Keys that would change the result and are not implemented, with the value under which they do nothing. Null and
+/// empty lists do nothing either.
+const WITHOUT_EFFECT: [(&str, f64); 28] = [
+    ("no_repeat_ngram_size", 0.0),
+    ("encoder_no_repeat_ngram_size", 0.0),
+    ("encoder_repetition_penalty", 1.0),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+    ("diversity_penalty", 0.0),
+    ("penalty_alpha", 0.0),
+    ("num_beams", 1.0),
+    ("num_beam_groups", 1.0),
+    ("length_penalty", 1.0),
+    ("exponential_decay_length_penalty", 0.0),
+    ("typical_p", 1.0),
+    ("top_h", 1.0),
+    ("epsilon_cutoff", 0.0),
+    ("eta_cutoff", 0.0),
+    ("guidance_scale", 1.0),
+    ("min_length", 0.0),
+    ("min_new_tokens", 0.0),
+    ("max_time", f64::INFINITY),
+    ("stop_strings", f64::NAN),
+    ("bad_words_ids", f64::NAN),
+    ("suppress_tokens", f64::NAN),
+    ("begin_suppress_tokens", f64::NAN),
+    ("forced_bos_token_id", f64::NAN),
+    ("forced_eos_token_id", f64::NAN),
+    ("sequence_bias", f64::NAN),
+    ("watermarking_config", f64::NAN),
+    ("dola_layers", f64::NAN),
+];
+
+/// Reads the defaults; null, which is a missing file, has none.
+pub(super) fn defaults(config: &Json) -> Result<GenerationDefaults, Wrong> {
+    if !config.is_null() && !config.is_object() {
+        return Err(("generation_config.json", "must be a JSON object".into()));
+    }
+    let unit = |key, allowed: fn(f64) -> bool, expected: &str| number(config, key, allowed, expected);
+    let do_sample = match present(config, "do_sample") {
+        None => None,
+        Some(Json::Bool(on)) => Some(*on),
+        Some(other) => return Err(wrong("do_sample", "true or false", other)),
+    };
+    let top_k = match present(config, "top_k") {
+        None => None,
+        Some(value) => match value.as_i64() {
+            Some(-1) => Some(0),
+            Some(k) if u32::try_from(k).is_ok() => Some(k as u32),
+            _ => return Err(wrong("top_k", "an integer from 0 up (0 or -1 for off)", value)),
+        },
+    };
+    let max_new_tokens = match present(config, "max_new_tokens") {
+        None => None,
+        Some(value) => match value.as_u64().map(|n| u32::try_from(n).unwrap_or(u32::MAX)) {
+            Some(n) if n > 0 => Some(n),
+            _ => return Err(wrong("max_new_tokens", "an integer from 1 up", value)),
+        },
+    };
+    Ok(GenerationDefaults {
+        temperature: unit("temperature", |x| x >= 0.0, "a number from 0 up")?,
+        top_p: unit("top_p", |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")?,
+        top_k,
+        min_p: unit("min_p", |x| (0.0..=1.0).contains(&x), "a number between 0 and 1")?,
+        repetition_penalty: unit("repetition_penalty", |x| x > 0.0, "a number above 0")?,
+        max_new_tokens,
+        do_sample,
+    })
+}
+
+/// Keys with a value that would change the result and is not going to.
+pub(super) fn without_effect(config: &Json) -> Vec<&'static str> {
+    let matters = |&&(key, neutral): &&(&'static str, f64)| match present(config, key) {
+        None | Some(Json::Bool(false)) => false,
+        Some(Json::Array(items)) => !items.is_empty(),
+        Some(Json::Object(items)) => !items.is_empty(),
+        Some(value) => value.as_f64() != Some(neutral),
+    };
+    WITHOUT_EFFECT.iter().filter(matters).map(|&(key, _)| key).collect()
+}
+
+/// Token ids given as a number or a list of numbers.
+pub(super) fn eos_ids(config: &Json) -> Result<Vec<u32>, Wrong> {
+    let id = |value: &Json| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| wrong("eos_token_id", "a token id or a list of token ids", value))
+    };
+    match present(config, "eos_token_id") {
+        None => Ok(Vec::new()),
+        Some(Json::Array(list)) => list.iter().map(id).collect(),
+        Some(one) => id(one).map(|id| vec![id]),
+    }
+}
+
+fn number(config: &Json, key: &'static str, allowed: fn(f64) -> bool, expected: &str) -> Result<Option<f32>, Wrong> {
+    let Some(value) = present(config, key) else { return Ok(None) };
+    // As the engine will have it: what is too large for 32 bits is not finite there.
+    match value.as_f64().map(|x| x as f32) {
+        Some(x) if x.is_finite() && allowed(f64::from(x)) => Ok(Some(x)),
+        _ => Err(wrong(key, expected, value)),
+    }
+}
+
+fn present<'a>(config: &'a Json, key: &str) -> Option<&'a Json> {
+    config.get(key).filter(|value| !value.is_null())
+}
+
+fn wrong(key: &'static str, expected: &str, got: &Json) -> Wrong {
+    let mut got = got.to_string();
+    if got.chars().count() > 80 {
+        got = got.chars().take(80).chain("...".chars()).collect();
+    }
+    (key, format!("must be {expected}, got {got}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_in_their_ranges_are_taken_and_null_is_absent() {
+        let config = json!({"temperature": 0, "top_p": 1.0, "top_k": -1, "min_p": null, "repetition_penalty": 1.1,
+            "max_new_tokens": 2048, "do_sample": true});
+        let defaults = defaults(&config).unwrap();
+        assert_eq!((defaults.temperature, defaults.top_p, defaults.top_k), (Some(0.0), Some(1.0), Some(0)));
+        assert_eq!((defaults.min_p, defaults.repetition_penalty), (None, Some(1.1)));
+        assert_eq!((defaults.max_new_tokens, defaults.do_sample), (Some(2048), Some(true)));
+        assert_eq!(super::defaults(&Json::Null).unwrap(), GenerationDefaults::default());
+    }
+
+    #[test]
+    fn wrong_values_name_their_key() {
+        for (key, value) in [
+            ("temperature", json!(-0.1)),
+            ("temperature", json!("0.6")),
+            ("temperature", json!(1e300)),
+            ("top_p", json!(0)),
+            ("top_p", json!(1.01)),
+            ("top_k", json!(-2)),
+            ("top_k", json!(1.5)),
+            ("min_p", json!(2)),
+            ("repetition_penalty", json!(0)),
+            ("max_new_tokens", json!(0)),
+            ("do_sample", json!("yes")),
+        ] {
+            let (named, message) = defaults(&json!({key: value})).unwrap_err();
+            assert!(named == key && message.contains(&format!("got {value}")), "{named} {message}");
+        }
+        assert_eq!(defaults(&json!([1])).unwrap_err().0, "generation_config.json");
+        for value in [json!("2"), json!([1, -1]), json!(true), json!(1.5)] {
+            assert_eq!(eos_ids(&json!({"eos_token_id": value})).unwrap_err().0, "eos_token_id");
+        }
+        assert_eq!(eos_ids(&json!({"eos_token_id": [3, 4]})).unwrap(), [3, 4]);
+    }
+
+    #[test]
+    fn keys_without_effect_are_listed_when_they_would_matter() {
+        let config = json!({"num_beams": 4, "no_repeat_ngram_size": 0, "suppress_tokens": [], "stop_strings": ["x"],
+            "length_penalty": 1.0, "typical_p": 0.9, "forced_eos_token_id": 7, "bos_token_id": 1});
+        assert_eq!(without_effect(&config), ["num_beams", "typical_p", "stop_strings", "forced_eos_token_id"]);
+        assert!(without_effect(&Json::Null).is_empty());
+    }
+}
