@@ -175,7 +175,7 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
             format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");
         return Err(Error { code: Some("context_length_exceeded"), ..Error::invalid(defaults.prompt, message) });
     }
-    // `room` is below `context`, so it fits. An engine is asked for at least one token, also where it is stopped before.
+    // `room` is below `context`, so it fits. An engine is asked for at least one token, also if it is stopped before.
     Ok(asked.or(defaults.max_tokens).unwrap_or(u32::MAX).max(1).min(room as u32))
 }
 

@@ -330,8 +330,8 @@ impl Transcript {
     }
 }
 
-/// Where the tokens of a prompt begin in its text. Tokens that the text does not spell, such as a begin-of-sequence, take
-/// no room; nor does the blank that some tokenizers put before the first word.
+/// Where the tokens of a prompt begin in its text. Tokens that the text does not spell, such as a begin-of-sequence,
+/// take no room; nor does the blank that some tokenizers put before the first word.
 fn place(text: &str, tokens: &mut [v1::TokenLogprob]) {
     let (mut at, mut offset) = (0, 0);
     for token in tokens {
