@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rein_worker::limits;
 
 use crate::bench::BenchOptions;
 
@@ -11,9 +12,11 @@ use crate::bench::BenchOptions;
 #[command(
     name = "rein",
     version,
-    about = "Serves mixture-of-experts language models over HTTP and gRPC; every tool call is valid.",
+    about = "Serves mixture-of-experts language models over OpenAI HTTP and gRPC.",
     after_help = "Every option of `serve` can also stand in a TOML file (--config rein.toml, keys as the flags without \
-                  dashes in front) or in the environment (REIN_TP=2). A flag wins over the environment, which wins over the file."
+                  dashes in front) or in the environment (REIN_TP=2). A flag wins over the environment, which wins over the file.\n\
+                  REIN_LOG=debug logs more (to standard error), REIN_LOG_FORMAT=json as JSON lines. \
+                  REIN_TEMPLATE_NOW=2026-01-31T12:00:00 sets the clock that chat templates see."
 )]
 pub struct Cli {
     /// TOML file with default values for the command's options
@@ -75,15 +78,13 @@ pub struct ModelArgs {
     /// Compute threads of all ranks together [default: all cores]
     #[arg(long, env = "REIN_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Longest prompt plus answer in tokens [default: the model's]
-    #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_context: Option<u32>,
-    /// Memory for the KV cache in MiB [default: a quarter of what is free, as far as it is of use]
-    #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
-    pub kv_memory: Option<u64>,
-    /// Tokens per KV block
-    #[arg(long, env = "REIN_BLOCK_SIZE", default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub block_size: u16,
+}
+
+impl ModelArgs {
+    /// Whether nothing is said about how weights are loaded.
+    pub fn is_default(&self) -> bool {
+        self.tp == 1 && self.dtype == DtypeArg::Auto && self.quantize == QuantizeArg::None && self.threads.is_none()
+    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -105,14 +106,23 @@ pub struct ServeArgs {
     /// Chat template file instead of the model's own
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Longest prompt plus answer in tokens [default: the model's]
+    #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_context: Option<u32>,
+    /// Memory for the KV cache in MiB [default: a quarter of what is free, as far as it is of use]
+    #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub kv_memory: Option<u64>,
+    /// Tokens per KV block
+    #[arg(long, env = "REIN_BLOCK_SIZE", default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub block_size: u16,
     /// Sequences that run at once; more wait
-    #[arg(long, env = "REIN_MAX_SEQUENCES", default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, env = "REIN_MAX_SEQUENCES", default_value_t = limits::MAX_SEQUENCES as u32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub max_sequences: u32,
     /// Sequences that may wait before requests are refused with 429
-    #[arg(long, env = "REIN_MAX_QUEUE", default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, env = "REIN_MAX_QUEUE", default_value_t = limits::MAX_QUEUE as u32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_queue: u32,
     /// Tokens that one step computes at most; long prompts are cut into chunks of it
-    #[arg(long, env = "REIN_TOKEN_BUDGET", default_value_t = 512, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, env = "REIN_TOKEN_BUDGET", default_value_t = limits::STEP_TOKENS as u32, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub token_budget: u32,
     /// Do not share the KV blocks of equal prompt prefixes
     #[arg(long, env = "REIN_NO_PREFIX_CACHE")]

@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rein_worker::rank::{Dtype, Group, ModelOptions, Quantize};
 
-use crate::args::{DtypeArg, ModelArgs, QuantizeArg};
+use crate::args::{DtypeArg, ModelArgs, QuantizeArg, ServeArgs};
 
 pub fn options(args: &ModelArgs) -> ModelOptions {
     ModelOptions {
@@ -21,21 +21,32 @@ pub fn options(args: &ModelArgs) -> ModelOptions {
         },
         tp: args.tp.into(),
         threads: args.threads.map(Into::into),
-        kv_memory: args.kv_memory.map(|mib| (mib as usize) << 20),
-        block_size: args.block_size.into(),
-        max_context: args.max_context.map(|n| n as usize),
         ..ModelOptions::default()
     }
 }
 
-pub fn group(args: &ModelArgs, options: &ModelOptions) -> Result<Group, Box<dyn Error>> {
+pub fn group(args: &ServeArgs) -> Result<Group, Box<dyn Error>> {
+    let options = ModelOptions {
+        kv_memory: args.kv_memory.map(|mib| (mib as usize) << 20),
+        block_size: args.block_size.into(),
+        max_context: args.max_context.map(|n| n as usize),
+        max_sequences: args.max_sequences as usize,
+        ..options(&args.model)
+    };
+    let group = with_bar(|progress| Group::load(&args.model.model, &options, progress))?;
+    tracing::info!("{}", group.plan());
+    Ok(group)
+}
+
+/// Shows what `load` tells of its progress: (bytes read, bytes to read).
+pub fn with_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
     let bar = bar();
-    let group = Group::load(&args.model, options, &mut |loaded, total| {
+    let loaded = load(&mut |loaded, total| {
         bar.set_length(total);
         bar.set_position(loaded);
-    })?;
+    });
     bar.finish_and_clear();
-    Ok(group)
+    loaded
 }
 
 /// Hidden where nobody looks at a terminal.

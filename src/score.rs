@@ -1,7 +1,7 @@
 use std::error::Error;
-use std::io::Read;
+use std::io::{Read, Write};
 
-use rein_worker::score::score;
+use rein_worker::score::score_with_progress;
 
 use crate::args::ScoreArgs;
 use crate::load;
@@ -17,7 +17,8 @@ pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
     };
     let tokens: Vec<u32> =
         serde_json::from_str(&text).map_err(|e| format!("--tokens: not a JSON array of token ids: {e}"))?;
-    let output = score(&args.model.model, &load::options(&args.model), &tokens)?;
-    println!("{}", serde_json::to_string(&output)?);
+    let options = load::options(&args.model);
+    let output = load::with_bar(|progress| score_with_progress(&args.model.model, &options, &tokens, progress))?;
+    writeln!(std::io::stdout(), "{}", serde_json::to_string(&output)?)?;
     Ok(())
 }

@@ -4,28 +4,37 @@
 use std::error::Error;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use rein_router::textmodel::{Overrides, TextModel};
 use rein_router::{ModelEntry, Router, RouterConfig};
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
 use rein_worker::{EngineOptions, EngineService};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
 use crate::args::{EngineKind, ServeArgs};
 use crate::load;
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
+    if args.engine == EngineKind::Sim && !args.model.is_default() {
+        return Err("--engine sim loads no weights: --tp, --dtype, --quantize and --threads do not go with it".into());
+    }
     let text = TextModel::load(
         &args.model.model,
         &Overrides {
             name: args.served_name.clone(),
             template: args.chat_template.clone(),
-            max_context: args.model.max_context.map(|n| n as usize),
+            max_context: args.max_context.map(|n| n as usize),
             ..Overrides::from_env()?
         },
     )?;
@@ -46,13 +55,13 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
 
 fn executor(args: &ServeArgs, text: &TextModel) -> Result<Box<dyn Executor>, Box<dyn Error>> {
     Ok(match args.engine {
-        EngineKind::Cpu => Box::new(load::group(&args.model, &load::options(&args.model))?),
+        EngineKind::Cpu => Box::new(load::group(args)?),
         EngineKind::Sim => Box::new(Sim::new(SimOptions {
             model: text.name.clone(),
             vocab_size: text.vocab_size,
             max_context: text.max_context,
             blocks: args.sim.sim_blocks as usize,
-            block_size: args.model.block_size.into(),
+            block_size: args.block_size.into(),
             step_base_us: args.sim.sim_step_us,
             per_prefill_token_us: args.sim.sim_prefill_us,
             per_decode_row_us: args.sim.sim_decode_us,
@@ -90,14 +99,25 @@ async fn serve(
     println!("rein: http listening on http://{http_address}");
     println!("rein: grpc listening on {grpc_address}");
 
-    let signal = stop_signal().await?;
+    let mut stop = StopSignals::new()?;
+    let signal = stop.next().await;
     tracing::info!(signal, "draining: open requests finish, new ones are refused");
-    let drained = tokio::time::timeout(Duration::from_secs(args.drain_seconds), async {
+    let drained = async {
         router.drain().await;
         engine.drain().await;
-    });
-    if drained.await.is_err() {
-        tracing::warn!(seconds = args.drain_seconds, "requests still open after the drain time are cut");
+    };
+    let cut = tokio::select! {
+        () = drained => None,
+        () = tokio::time::sleep(Duration::from_secs(args.drain_seconds)) => Some("the drain time is over"),
+        signal = stop.next() => Some(signal),
+    };
+    if let Some(reason) = cut {
+        tracing::warn!(reason, "open requests are ended with an error");
+        router.abort();
+        // It answers after the step that is running.
+        if tokio::time::timeout(CLOSE_TIME, engine.abort()).await.is_err() {
+            tracing::warn!("the engine is still in a step");
+        }
     }
     closing.send_replace(true);
     let stopped = tokio::time::timeout(CLOSE_TIME, async { (http_server.await, grpc_server.await) });
@@ -112,6 +132,14 @@ async fn serve(
     Ok(())
 }
 
+/// HTTP connections open at once.
+const HTTP_CONNECTIONS: usize = 16_384;
+/// Requests open at once on one gRPC connection.
+const GRPC_STREAMS: u32 = 4_096;
+/// Time in which a request's head has to arrive; idle connections are closed after it.
+const HEADER_TIME: Duration = Duration::from_secs(60);
+/// Pause after a connection could not be accepted.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long idle connections get to close after the drain.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
 
@@ -125,13 +153,45 @@ async fn serve_http(
     listener: TcpListener,
     closed: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), String> {
-    use axum::serve::ListenerExt;
-    let listener = listener.tap_io(|socket| {
+    let open = GracefulShutdown::new();
+    let slots = Arc::new(Semaphore::new(HTTP_CONNECTIONS));
+    let mut closed = pin!(closed);
+    loop {
+        // More clients wait in the kernel's backlog.
+        let slot = tokio::select! {
+            slot = slots.clone().acquire_owned() => slot.map_err(|e| format!("http: {e}"))?,
+            () = &mut closed => break,
+        };
+        let socket = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut closed => break,
+        };
+        let socket = match socket {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                // Out of descriptors, say: others have to close first.
+                tracing::warn!(%error, "http: accept");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY");
         }
-    });
-    axum::serve(listener, app).with_graceful_shutdown(closed).await.map_err(|e| format!("http: {e}"))
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIME)
+            .serve_connection(TokioIo::new(socket), TowerToHyperService::new(app.clone()));
+        let connection = open.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "http connection");
+            }
+            drop(slot);
+        });
+    }
+    open.shutdown().await;
+    Ok(())
 }
 
 async fn serve_grpc(
@@ -148,14 +208,24 @@ async fn serve_grpc(
     });
     tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
+        .max_concurrent_streams(GRPC_STREAMS)
         .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, closed)
         .await
         .map_err(|e| format!("grpc: {e}"))
 }
 
-async fn stop_signal() -> Result<&'static str, std::io::Error> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    Ok(tokio::select! { _ = term.recv() => "SIGTERM", _ = int.recv() => "SIGINT" })
+struct StopSignals {
+    term: Signal,
+    int: Signal,
+}
+
+impl StopSignals {
+    fn new() -> Result<Self, std::io::Error> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! { _ = self.term.recv() => "SIGTERM", _ = self.int.recv() => "SIGINT" }
+    }
 }

@@ -69,6 +69,26 @@ fn an_open_stream_finishes_while_draining_and_new_requests_are_refused() {
 }
 
 #[test]
+fn what_is_open_when_the_drain_time_is_over_ends_with_an_error() {
+    let server = Server::start(&["--engine", "sim", "--sim-step-us", "20000", "--drain-seconds", "0"]);
+    let mut request = chat("count", 3000);
+    request["ignore_eos"] = json!(true);
+    let whole = server.send("POST", "/v1/chat/completions", &request.to_string());
+    request["stream"] = json!(true);
+    let mut stream = server.send("POST", "/v1/chat/completions", &request.to_string());
+    let mut first = [0u8; 1];
+    stream.read_exact(&mut first).expect("the stream begins");
+    server.signal("TERM");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).expect("the stream ends");
+    assert!(rest.contains("\"error\":{") && !rest.contains("[DONE]"), "{rest}");
+    let whole = read_response(whole);
+    assert_eq!(whole.status, 503, "{whole:?}");
+    let (status, _) = server.wait();
+    assert!(status.success());
+}
+
+#[test]
 fn a_client_that_leaves_frees_its_slot() {
     let server = Server::start(&["--engine", "sim", "--sim-step-us", "5000", "--max-sequences", "1"]);
     let mut request = chat("leave", 4000);

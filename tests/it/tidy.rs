@@ -44,14 +44,31 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The part of a source file before its unit tests.
-fn without_tests(text: &str) -> &str {
-    text.split("\n#[cfg(test)]").next().unwrap_or(text)
+/// Modules that are declared `#[cfg(test)]` and named for what they test.
+const TEST_MODULES: &[&str] = &["worker/src/scheduler/replay.rs", "worker/src/scheduler/interleave.rs"];
+
+/// A source file without its items under `#[cfg(test)]`; their lines stay, empty, so that numbers hold.
+fn without_tests(text: &str) -> String {
+    let mut out = String::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let block = line == "#[cfg(test)]" && lines.peek().is_some_and(|next| next.ends_with('{'));
+        if block {
+            while lines.next().is_some_and(|l| l != "}") {
+                out.push('\n');
+            }
+            out.push('\n');
+        }
+        out.push_str(if block { "" } else { line });
+        out.push('\n');
+    }
+    out
 }
 
 fn is_test(path: &Path) -> bool {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     path.starts_with("tests")
+        || TEST_MODULES.iter().any(|m| path == Path::new(m))
         || name == "tests.rs"
         || name.ends_with("_test.rs")
         || name.ends_with("_tests.rs")
@@ -128,9 +145,9 @@ fn no_unwrap_on_a_request_path() {
             let hits: Vec<String> = without_tests(&text)
                 .lines()
                 .enumerate()
-                .filter(|(_, l)| !l.trim_start().starts_with("//"))
+                .filter(|(_, l)| !l.trim_start().starts_with("//") && !l.contains("LazyLock"))
                 .filter(|(_, l)| {
-                    l.contains(".unwrap()") || l.contains("unbounded_channel") || l.contains("unbounded()")
+                    [".unwrap()", ".expect(", "unbounded_channel", "unbounded()"].iter().any(|b| l.contains(b))
                 })
                 .map(|(n, l)| format!("{}:{}: {}", p.display(), n + 1, l.trim()))
                 .collect();

@@ -93,6 +93,8 @@ def test_reasoning_is_a_field_of_its_own(client, model):
 def test_usage_in_a_stream(client, model):
     chunks = list(client.chat.completions.create(
         model=model, messages=ASK, max_tokens=8, stream=True, stream_options={"include_usage": True}))
+    for chunk in chunks:
+        strict(ChatCompletionChunk, chunk)
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens > 0
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
@@ -101,6 +103,7 @@ def test_logprobs_and_n(client, model):
     answer = client.chat.completions.create(
         model=model, messages=ASK, max_tokens=6, n=3, logprobs=True, top_logprobs=4, temperature=1.0, seed=7)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    strict(ChatCompletion, answer)
     for choice in answer.choices:
         for token in choice.logprobs.content:
             assert len(token.top_logprobs) == 4 and token.logprob <= 0
@@ -134,6 +137,10 @@ def test_completions_with_text_ids_echo_and_logprobs(client, model):
     assert choice.text.startswith("The weather")
     assert choice.logprobs.token_logprobs[0] is None
     assert len(choice.logprobs.tokens) == answer.usage.total_tokens
+    pieces = list(client.completions.create(model=model, prompt="The weather", max_tokens=5, temperature=0, stream=True))
+    for piece in pieces:
+        strict(Completion, piece)
+    assert "The weather" + "".join(choice.text for piece in pieces for choice in piece.choices) == answer.choices[0].text
     by_ids = client.completions.create(model=model, prompt=[5, 6, 7], max_tokens=3, extra_body={"return_token_ids": True})
     assert len(by_ids.choices[0].token_ids) == by_ids.usage.completion_tokens
 
