@@ -150,7 +150,7 @@ impl Transcript {
         if let Some(logprob) = drawn.logprob.filter(|_| self.opening.report.logprobs) {
             let mut logprob = self.model.logprob(logprob);
             if let Reader::Plain { skip_special_tokens } = self.opening.reader {
-                let shown = !ends && !(control && skip_special_tokens);
+                let shown = !(ends || control && skip_special_tokens);
                 let bytes = if shown { logprob.token.as_slice() } else { &[] };
                 logprob.text_offset = Some(self.next_offset.saturating_sub(within(bytes)));
                 self.next_offset += characters(bytes);
