@@ -1,6 +1,6 @@
 """Trains the demo model (Kimi K2 architecture, 4 M parameters) on one CPU and exports a Hugging Face checkpoint.
 
-    python tokenizer.py && python train.py --minutes 60 --out . --checkpoint /tmp/demo.pt
+    python tokenizer.py && python train.py --minutes 60 --out . --checkpoint demo.pt
 
 The model below is DeepSeek V3 / Kimi K2 as transformers computes it (eval.py loads the export with transformers), written for
 speed on one thread per process: the schedule follows the wall clock, so that it ends on time on a busy machine.

@@ -36,8 +36,6 @@ pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 pub const MAX_PROMPT_BYTES: usize = 4 << 20;
 /// Instructions that a model's own template may run in one render. One message costs a few hundred.
 pub const TEMPLATE_FUEL: u64 = 20_000_000;
-/// Instructions for a template that a request brought along.
-pub const UNTRUSTED_TEMPLATE_FUEL: u64 = 500_000;
 
 /// What transformers appends to the last message, to find where to cut.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";

@@ -54,8 +54,6 @@ pub struct Encode {
 impl Encode {
     /// For a prompt that a template rendered.
     pub const TEMPLATED: Encode = Encode { add_special_tokens: false, parse_special: true };
-    /// For a plain completion prompt.
-    pub const PROMPT: Encode = Encode { add_special_tokens: true, parse_special: true };
     /// For text that must stay text.
     pub const TEXT: Encode = Encode { add_special_tokens: false, parse_special: false };
 }
