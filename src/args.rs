@@ -46,6 +46,26 @@ pub enum EngineKind {
     Sim,
 }
 
+/// What holds tool calls to their declarations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EnforcementArg {
+    /// Only declared tools, and arguments that satisfy their schemas
+    #[value(name = "names+arguments")]
+    NamesAndArguments,
+    /// Only declared tools, with any JSON object
+    Names,
+    /// Nothing is enforced unless a request asks for it; calls are parsed leniently
+    Off,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MasksArg {
+    /// After a refused token, and for a while after several
+    OnRefusal,
+    /// At every step: slower, for comparison
+    Always,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DtypeArg {
     /// What the checkpoint holds
@@ -106,6 +126,15 @@ pub struct ServeArgs {
     /// Chat template file instead of the model's own
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Tool-call format, one of `rein formats` or a file [default: as the model directory tells]
+    #[arg(long, env = "REIN_FORMAT", value_name = "NAME")]
+    pub format: Option<String>,
+    /// What tool calls are held to; a tool's or response format's `strict` may ask for more
+    #[arg(long, env = "REIN_ENFORCEMENT", value_enum, default_value_t = EnforcementArg::NamesAndArguments)]
+    pub enforcement: EnforcementArg,
+    /// When the engine draws under a mask
+    #[arg(long, env = "REIN_MASKS", value_enum, default_value_t = MasksArg::OnRefusal)]
+    pub masks: MasksArg,
     /// Longest prompt plus answer in tokens [default: the model's]
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,

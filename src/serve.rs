@@ -13,7 +13,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use rein_router::textmodel::{Overrides, TextModel};
-use rein_router::{ModelEntry, Router, RouterConfig};
+use rein_grammar::Enforcement;
+use rein_router::{ModelEntry, Policy, Router, RouterConfig};
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
 use rein_worker::{EngineOptions, EngineService};
@@ -22,13 +23,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 
-use crate::args::{EngineKind, ServeArgs};
+use crate::args::{EnforcementArg, EngineKind, MasksArg, ServeArgs};
 use crate::load;
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     if args.engine == EngineKind::Sim && !args.model.is_default() {
         return Err("--engine sim loads no weights: --tp, --dtype, --quantize and --threads do not go with it".into());
     }
+    let policy = policy(&args)?;
     let text = TextModel::load(
         &args.model.model,
         &Overrides {
@@ -47,7 +49,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         let engine = rein_worker::start(executor, engine_options(&args));
         let router = Router::new(
             RouterConfig::default(),
-            vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()) }],
+            vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()), policy }],
         )?;
         serve(&args, router, engine, http, grpc).await
     })
@@ -67,6 +69,21 @@ fn executor(args: &ServeArgs, text: &TextModel) -> Result<Box<dyn Executor>, Box
             per_decode_row_us: args.sim.sim_decode_us,
             seed: args.sim.sim_seed,
         })),
+    })
+}
+
+fn policy(args: &ServeArgs) -> Result<Policy, Box<dyn Error>> {
+    let known = |name: &String| {
+        rein_grammar::by_name(name).ok_or_else(|| format!("--format: there is no '{name}'; `rein formats` lists what there is"))
+    };
+    Ok(Policy {
+        format: args.format.as_ref().map(known).transpose()?,
+        enforcement: match args.enforcement {
+            EnforcementArg::NamesAndArguments => Enforcement::NamesAndArguments,
+            EnforcementArg::Names => Enforcement::Names,
+            EnforcementArg::Off => Enforcement::Off,
+        },
+        mask_always: args.masks == MasksArg::Always,
     })
 }
 

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use rein_grammar::ToolDecl;
+use rein_grammar::{Choice, Compiled, Rules, Tool, ToolDecl};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::{
     conversation,
     error::Error,
-    generate::{self, Call, ChatEvents, Defaults, Plan, Reading, Sequence},
-    job::{ChatJob, ToolChoice},
+    generate::{self, Call, ChatEvents, Defaults, Grammar, Plan, Reading, Sequence},
+    job::ChatJob,
     model::Model,
     template::RenderInput,
     textmodel::Rendered,
@@ -22,20 +23,58 @@ pub async fn render(model: &Arc<Model>, job: ChatJob) -> Result<Rendered, Error>
     model.render(input(job)).await
 }
 
-pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result<ChatEvents, Error> {
+/// The events, and what of the request's schemas is not enforced to the letter, in words.
+pub async fn generate(
+    call: Call,
+    model: Arc<Model>,
+    mut job: ChatJob,
+) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
     let generation = std::mem::take(&mut job.generation);
     let calls_before = conversation::calls_made(&job.messages);
-    let tools = tool_declarations(&job.tools);
-    let parse_tools = !tools.is_empty() && job.tool_choice == ToolChoice::Auto;
+    let tools = tools(&job.tools);
+    let declarations: Vec<ToolDecl> = tools.iter().map(declaration).collect();
+    let parse_tools = !tools.is_empty() && job.tool_choice != Choice::None;
+    let mut rules = Rules {
+        tools,
+        choice: job.tool_choice.clone(),
+        parallel: job.parallel_tool_calls,
+        response: job.response.take(),
+        calls_before,
+        enforcement: model.enforcement,
+        ..Rules::default()
+    };
     let Rendered { prompt, ids, .. } = model.render(input(job)).await?;
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
     let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
     let start = model.format.start_after(&prompt);
-    let reading = Reading::Regions { start, tools, parse_tools, calls_before };
-    generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await
+    rules.start = start;
+    let began = Instant::now();
+    let compiled = model.compile(rules).await?;
+    call.metrics.grammar.compile.observe(began.elapsed());
+    let relaxed = compiled.iter().flat_map(|compiled| compiled.relaxations()).map(|one| one.to_string()).collect();
+    let grammar = compiled.map(|compiled: Arc<Compiled>| Grammar { compiled, always: model.mask_always });
+    let reading = Reading::Regions { start, tools: declarations, parse_tools, calls_before, grammar };
+    let events = generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await?;
+    Ok((events, relaxed))
+}
+
+fn tools(tools: &[Value]) -> Vec<Tool> {
+    let tool = |tool: &Value| {
+        let function = tool.get("function")?;
+        Some(Tool {
+            name: function.get("name")?.as_str()?.to_owned(),
+            parameters: function.get("parameters").filter(|schema| !schema.is_null()).cloned(),
+            strict: function.get("strict").and_then(Value::as_bool).unwrap_or(false),
+        })
+    };
+    tools.iter().filter_map(tool).collect()
+}
+
+fn declaration(tool: &Tool) -> ToolDecl {
+    ToolDecl { name: tool.name.clone(), parameters: tool.parameters.clone() }
 }
 
 fn input(mut job: ChatJob) -> RenderInput {
@@ -49,9 +88,4 @@ fn input(mut job: ChatJob) -> RenderInput {
         messages: job.messages,
         ..RenderInput::default()
     }
-}
-
-fn tool_declarations(tools: &[Value]) -> Vec<ToolDecl> {
-    let name = |tool: &Value| Some(ToolDecl { name: tool.pointer("/function/name")?.as_str()?.to_owned() });
-    tools.iter().filter_map(name).collect()
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{error::Error, job::ToolChoice, limits};
+use crate::{error::Error, limits};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -173,8 +173,7 @@ pub fn check_tools(tools: &[Value]) -> Result<(), Error> {
             Some(other) => return Err(Error::wrong_type(&format!("{at}.function.parameters"), "a JSON Schema", other)),
         }
         match function.get("strict") {
-            None | Some(Value::Null | Value::Bool(false)) => {}
-            Some(Value::Bool(true)) => return Err(ToolChoice::unenforced(&format!("{at}.function.strict"))),
+            None | Some(Value::Null | Value::Bool(_)) => {}
             Some(other) => return Err(Error::wrong_type(&format!("{at}.function.strict"), "a boolean", other)),
         }
     }

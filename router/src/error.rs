@@ -136,6 +136,11 @@ impl Error {
     }
 
     /// What a failed call to an engine means to the client.
+    /// The request's own grammar hit a limit; nobody else's is touched.
+    pub fn from_matcher(error: rein_grammar::MatcherError) -> Self {
+        Error { code: Some("grammar_failed"), ..Error::internal("the grammar of this request failed", error) }
+    }
+
     pub fn from_engine(status: &tonic::Status) -> Self {
         match status.code() {
             tonic::Code::ResourceExhausted => Error::full(format!("the engine is full: {}", status.message())),

@@ -10,7 +10,7 @@ use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use rein_grammar::{Parser, ParserOptions, Region, ToolDecl};
+use rein_grammar::{Compiled, Parser, ParserOptions, Region, ToolDecl};
 use rein_proto::{
     internal::{self, Start},
     v1::{self, chat_event},
@@ -20,12 +20,13 @@ use tokio::time::Instant;
 use crate::{
     admit::Permit,
     error::Error,
+    guide::Guide,
     job::Generation,
     metrics::Metrics,
     model::{Bounds, Model, now},
     steer::EngineStream,
     stop::StopStrings,
-    stream::{Choice, Opening, Reader, Report, Transcript},
+    stream::{Choice, Guided, Opening, Reader, Report, Transcript},
 };
 
 /// Exactly one terminal item: `Usage`, after each choice's `Done`, or an error. Dropping it frees all slots.
@@ -44,11 +45,33 @@ pub struct Call {
 /// How output is to be read.
 #[derive(Debug, Clone)]
 pub enum Reading {
-    Regions { start: Region, tools: Vec<ToolDecl>, parse_tools: bool, calls_before: usize },
+    Regions {
+        start: Region,
+        tools: Vec<ToolDecl>,
+        parse_tools: bool,
+        calls_before: usize,
+        /// What the output has to obey, if anything.
+        grammar: Option<Grammar>,
+    },
     Plain { skip_special_tokens: bool },
 }
 
+/// A compiled grammar, and how it steers.
+#[derive(Debug, Clone)]
+pub struct Grammar {
+    pub compiled: Arc<Compiled>,
+    /// A mask at every step, for comparison.
+    pub always: bool,
+}
+
 impl Reading {
+    fn grammar(&self) -> Option<&Grammar> {
+        match self {
+            Reading::Regions { grammar, .. } => grammar.as_ref(),
+            Reading::Plain { .. } => None,
+        }
+    }
+
     fn reader(&self, model: &Model) -> Reader {
         match self {
             Reading::Regions { start, tools, parse_tools, .. } => {
@@ -79,6 +102,7 @@ pub struct Plan {
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
     token_ids: bool,
+    grammar_report: bool,
     cache_salt: String,
     script: Vec<u32>,
     /// Compute the prompt and generate nothing.
@@ -129,13 +153,14 @@ impl Plan {
             logprobs: generation.logprobs,
             prompt_logprobs: generation.prompt_logprobs,
             token_ids: generation.return_token_ids,
+            grammar_report: generation.return_grammar,
             cache_salt: generation.cache_salt.clone().unwrap_or_default(),
             script: generation.script.clone(),
             score_only,
         })
     }
 
-    fn start(&self, request_id: &str, choice: u32, prompt: &[u32]) -> Start {
+    fn start(&self, request_id: &str, choice: u32, prompt: &[u32], grammar: Option<&Grammar>) -> Start {
         let width = |wanted: Option<u32>| wanted.map_or(-1, |n| n as i32);
         Start {
             request_id: format!("{request_id}-{choice}"),
@@ -146,12 +171,12 @@ impl Plan {
                 ..self.sampling.clone()
             }),
             limits: Some(self.limits.clone()),
-            hold: self.score_only,
+            hold: self.score_only || grammar.is_some_and(|grammar| grammar.always),
             cache_salt: self.cache_salt.clone(),
             logprobs: width(self.logprobs),
             // The choices of a prompt share its logprobs.
             prompt_logprobs: if choice.is_multiple_of(self.n) { width(self.prompt_logprobs) } else { -1 },
-            finish_is_proposal: false,
+            finish_is_proposal: grammar.is_some(),
             script: self.script.clone(),
         }
     }
@@ -257,7 +282,12 @@ async fn open(
             min_tokens: plan.limits.min_tokens,
             stop_ids: plan.limits.stop_token_ids.clone(),
             named_stop_ids: plan.named_stop_ids.clone(),
-            report: Report { token_ids: plan.token_ids, logprobs: plan.logprobs.is_some() },
+            report: Report {
+                token_ids: plan.token_ids,
+                logprobs: plan.logprobs.is_some(),
+                grammar: plan.grammar_report,
+            },
+            grammar: reading.grammar().map(|grammar| grammar.compiled.clone()),
             start,
             calls_before,
             prompt_tokens: prompt.len() as u32,
@@ -265,8 +295,14 @@ async fn open(
         };
         Transcript::new(model.clone(), opening)
     };
-    let engine = EngineStream::open(model.pool.lease()?, plan.start(&call.id, first, &prompt), call.deadline).await?;
-    choices.push(Choice::new(transcript(first), engine, call.metrics.clone(), call.began));
+    let grammar = reading.grammar();
+    let choice = async |index: u32, lease| {
+        let engine = EngineStream::open(lease, plan.start(&call.id, index, &prompt, grammar), call.deadline).await?;
+        let guide = grammar.map(|grammar| Guide::new(grammar.compiled.matcher(), grammar.always));
+        let guided = guide.map(|guide| Guided { guide, max_tokens: plan.limits.max_tokens });
+        Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.began).await
+    };
+    choices.push(choice(first, model.pool.lease()?).await?);
     let mut prompt_logprobs = Vec::new();
     if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
         let admitted = choices[first as usize].admitted().await?;
@@ -275,8 +311,7 @@ async fn open(
     for index in first + 1..first + plan.n {
         let lease = choices[first as usize].engine().map(|engine| engine.lease().again());
         let lease = lease.map_or_else(|| model.pool.lease(), Ok)?;
-        let engine = EngineStream::open(lease, plan.start(&call.id, index, &prompt), call.deadline).await?;
-        choices.push(Choice::new(transcript(index), engine, call.metrics.clone(), call.began));
+        choices.push(choice(index, lease).await?);
     }
     for index in first..first + plan.n {
         let choice = &mut choices[index as usize];

@@ -77,6 +77,9 @@ impl Health for Readiness {
     }
 }
 
+/// Where the grammar is laxer than a schema of the request.
+const RELAXED: &str = "x-rein-relaxed";
+
 type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -89,10 +92,17 @@ impl Inference for Service {
             let call = self.call("chatcmpl", request.metadata())?;
             let job = request::chat(request.into_inner())?;
             let model = self.core.model(job.model.as_deref())?.clone();
-            let events = chat::generate(call, model, job).await?;
-            Ok(events.map(|event| event.map_err(|error| status(&error))).boxed())
+            let (events, relaxed) = chat::generate(call, model, job).await?;
+            Ok((events.map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
         };
-        self.finish("chat", self.core.admission.unless_aborted(answer).await)
+        let answer = self.core.admission.unless_aborted(answer).await;
+        let relaxed = answer.as_ref().map(|(_, relaxed)| relaxed.join("; ")).unwrap_or_default();
+        let mut response = self.finish("chat", answer.map(|(events, _)| events))?;
+        // What no header can hold is told by the surface that can.
+        if let (false, Ok(value)) = (relaxed.is_empty(), relaxed.parse()) {
+            response.metadata_mut().insert(RELAXED, value);
+        }
+        Ok(response)
     }
 
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {

@@ -30,6 +30,8 @@ use crate::{
 };
 
 const IGNORED_FIELDS: &str = "x-rein-ignored-fields";
+/// Where the grammar is laxer than a schema of the request.
+const RELAXED: &str = "x-rein-relaxed";
 const REQUEST_ID: &str = "x-request-id";
 
 pub fn routes(core: Arc<Core>) -> axum::Router {
@@ -61,12 +63,13 @@ async fn chat_completions(State(core): Shared, request: Request) -> Response {
         drop(body);
         let model = core.model(job.model.as_deref())?.clone();
         let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
-        let events = chat::generate(call, model, job).await?;
-        let response = if delivery.stream {
+        let (events, relaxed) = chat::generate(call, model, job).await?;
+        let mut response = if delivery.stream {
             sse::response(events, move |event, start| openai::encode_chat(event, start, delivery, token_ids))
         } else {
             json_bytes(openai::chat_body(collect(events).await?, delivery, token_ids))
         };
+        set_header(&mut response, RELAXED, &listed(&relaxed));
         Ok(labelled(response, Some(&id), &ignored))
     };
     finish(&core, "chat", core.admission.unless_aborted(answer).await)
@@ -238,16 +241,21 @@ async fn request_id(request: Request, next: Next) -> Response {
 
 /// Adds the request's id and the names of the fields that nobody read.
 fn labelled(mut response: Response, id: Option<&str>, ignored: &[String]) -> Response {
-    // A header holds no control characters, and a comma separates names.
-    let plain = |name: &String| name.replace(|c: char| !c.is_ascii_graphic() || c == ',', "?");
-    let ignored = ignored.iter().map(plain).collect::<Vec<_>>().join(",");
-    let headers = response.headers_mut();
-    for (name, value) in [(REQUEST_ID, id.unwrap_or_default()), (IGNORED_FIELDS, &ignored)] {
-        if let (false, Ok(value)) = (value.is_empty(), HeaderValue::from_str(value)) {
-            headers.insert(name, value);
-        }
-    }
+    set_header(&mut response, REQUEST_ID, id.unwrap_or_default());
+    set_header(&mut response, IGNORED_FIELDS, &listed(ignored));
     response
+}
+
+/// Names for a header, which holds no control characters and in which a comma separates.
+fn listed(names: &[String]) -> String {
+    let plain = |name: &String| name.replace(|c: char| !(c.is_ascii_graphic() || c == ' ') || c == ',', "?");
+    names.iter().take(limits::HEADER_NAMES).map(plain).collect::<Vec<_>>().join(",")
+}
+
+fn set_header(response: &mut Response, name: &'static str, value: &str) {
+    if let (false, Ok(value)) = (value.is_empty(), HeaderValue::from_str(value)) {
+        response.headers_mut().insert(name, value);
+    }
 }
 
 /// Turns an error into its response, and counts.

@@ -1,5 +1,6 @@
 //! What both surfaces turn a request into, and the checks that do not depend on how it arrived.
 
+use rein_grammar::{Choice, Response};
 use rein_proto::v1;
 use serde_json::{Map, Value};
 
@@ -20,24 +21,8 @@ pub struct Generation {
     pub script: Vec<u32>,
     /// The name under which the request gave max_tokens.
     pub max_tokens_param: Option<&'static str>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ToolChoice {
-    /// The model decides; calls are parsed when tools are declared.
-    #[default]
-    Auto,
-    /// The tools are still in the prompt, so that a conversation keeps its prefix, but nothing is parsed as a call.
-    None,
-}
-
-impl ToolChoice {
-    /// What only a grammar can promise.
-    pub fn unenforced(param: &str) -> Error {
-        let why = "this version enforces no grammar; of 'tool_choice' 'auto' and 'none' work, of \
-                   'parallel_tool_calls' true, and of a tool's 'strict' false";
-        Error::unsupported(param, why)
-    }
+    /// Tell what the grammar did.
+    pub return_grammar: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -46,7 +31,11 @@ pub struct ChatJob {
     /// In the OpenAI shape, as they came.
     pub messages: Vec<Value>,
     pub tools: Vec<Value>,
-    pub tool_choice: ToolChoice,
+    pub tool_choice: Choice,
+    /// False: at most one call per answer.
+    pub parallel_tool_calls: bool,
+    /// What the answer's text has to be.
+    pub response: Option<Response>,
     pub documents: Option<Vec<Value>>,
     /// Absent: true, unless the final message is to be continued.
     pub add_generation_prompt: Option<bool>,
@@ -93,6 +82,7 @@ impl ChatJob {
     pub fn check(&self) -> Result<(), Error> {
         conversation::check_messages(&self.messages)?;
         conversation::check_tools(&self.tools)?;
+        self.check_choice()?;
         if self.continue_final_message && self.add_generation_prompt == Some(true) {
             let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true";
             return Err(Error::invalid("continue_final_message", message));
@@ -114,6 +104,30 @@ impl ChatJob {
             return Err(Error::invalid(format!("chat_template_kwargs.{name}"), message));
         }
         self.generation.check("top_logprobs")
+    }
+
+    /// A choice can only be made among declared tools.
+    fn check_choice(&self) -> Result<(), Error> {
+        let declared = |name: &str| {
+            let names = self.tools.iter().filter_map(|tool| tool.pointer("/function/name")?.as_str());
+            let names: Vec<&str> = names.collect();
+            match names.contains(&name) {
+                true => Ok(()),
+                false => {
+                    let message = format!("'tool_choice' names '{name}', which is not declared in 'tools'");
+                    Err(Error::invalid("tool_choice", message))
+                }
+            }
+        };
+        match &self.tool_choice {
+            Choice::Auto | Choice::None => Ok(()),
+            Choice::Required if self.tools.is_empty() => {
+                Err(Error::invalid("tool_choice", "'tool_choice' is 'required', but 'tools' declares none"))
+            }
+            Choice::Required => Ok(()),
+            Choice::Named(name) => declared(name),
+            Choice::Allowed { names, .. } => names.iter().try_for_each(|name| declared(name)),
+        }
     }
 
     pub fn generation_prompt(&self) -> bool {

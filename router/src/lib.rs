@@ -11,6 +11,7 @@ mod conversation;
 pub mod error;
 mod generate;
 mod grpc;
+mod guide;
 mod http;
 mod job;
 pub mod limits;
@@ -41,6 +42,7 @@ use crate::{
 };
 pub use crate::{
     error::{Error, Kind},
+    model::Policy,
     pool::{EngineTransport, transport},
 };
 
@@ -69,6 +71,7 @@ impl Default for RouterConfig {
 pub struct ModelEntry {
     pub text: TextModel,
     pub engine: EngineTransport,
+    pub policy: Policy,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -102,17 +105,20 @@ impl Router {
         if config.max_in_flight == 0 {
             return Err(BuildError::NoRequests);
         }
-        let mut groups: Vec<(TextModel, Vec<EngineTransport>)> = Vec::new();
+        let mut groups: Vec<(TextModel, Policy, Vec<EngineTransport>)> = Vec::new();
         for entry in entries {
-            match groups.iter_mut().find(|(text, _)| text.name == entry.text.name) {
-                Some((_, engines)) => engines.push(entry.engine),
-                None => groups.push((entry.text, vec![entry.engine])),
+            match groups.iter_mut().find(|(text, ..)| text.name == entry.text.name) {
+                Some((.., engines)) => engines.push(entry.engine),
+                None => groups.push((entry.text, entry.policy, vec![entry.engine])),
             }
         }
         if groups.is_empty() {
             return Err(BuildError::NoModel);
         }
-        let models = groups.into_iter().map(|(text, engines)| Arc::new(Model::new(text, engines))).collect();
+        let models = groups
+            .into_iter()
+            .map(|(text, policy, engines)| Arc::new(Model::new(text, engines, &policy)))
+            .collect();
         let health = HealthReporter::new();
         let core = Arc::new(Core {
             admission: Admission::new(config.max_in_flight),

@@ -49,10 +49,23 @@ pub const CACHE_SALT_BYTES: usize = 256;
 pub const COMPLETION_TOKENS: u32 = 16;
 /// Bytes of a client's `x-request-id` that is sent back; a longer one is replaced.
 pub const REQUEST_ID_BYTES: usize = 128;
-/// Ignored fields named in the response header.
-pub const IGNORED_FIELDS: usize = 32;
+/// Ignored fields, and relaxed schemas, named in a response header.
+pub const HEADER_NAMES: usize = 32;
 
 /// Bytes of one message from an engine (prompt logprobs are the largest).
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
 /// Steers on their way to the engine, per sequence.
 pub const STEER_QUEUE: usize = 16;
+
+/// A sequence draws under masks once so many of its last `HOLD_WINDOW` judged tokens were refused ...
+pub const HOLD_REFUSALS: u32 = 3;
+/// (at most 31) ...
+pub const HOLD_WINDOW: u32 = 16;
+/// ... and for so many tokens.
+pub const HOLD_TOKENS: u32 = 32;
+/// Forced tokens that are worth a rewind: fewer are left to the model to draw.
+pub const FORCED_TOKENS: usize = 3;
+/// Refused tokens that a response tells of.
+pub const REFUSALS_TOLD: usize = 64;
+/// Grammars that are compiled at once, per model; more wait for their turn.
+pub const GRAMMARS_OFF_THREAD: usize = 2;

@@ -12,6 +12,8 @@ use std::{
 
 use rein_proto::internal::EngineStats;
 
+use crate::guide::GuideStats;
+
 /// Seconds; the upper ends of the buckets of every histogram.
 const BUCKETS: [f64; 16] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -58,6 +60,57 @@ pub struct Metrics {
     pub generated_tokens: AtomicU64,
     pub abandoned: AtomicU64,
     pub open_streams: AtomicU64,
+    pub grammar: GrammarMetrics,
+}
+
+/// The promise in numbers: tool calls are valid, and the grammar is off the token path.
+#[derive(Default)]
+pub struct GrammarMetrics {
+    /// Of all requests' [`GuideStats`].
+    checked: AtomicU64,
+    refused: AtomicU64,
+    forced: AtomicU64,
+    held: AtomicU64,
+    masks: AtomicU64,
+    nanos: AtomicU64,
+    /// Finished calls that broke their schema where the grammar is laxer.
+    pub invalid_calls: AtomicU64,
+    /// From rules to a grammar; cached ones count too.
+    pub compile: Histogram,
+}
+
+impl GrammarMetrics {
+    pub fn add(&self, stats: &GuideStats) {
+        for (counter, value) in [
+            (&self.checked, stats.checked),
+            (&self.refused, stats.refused),
+            (&self.forced, stats.forced),
+            (&self.held, stats.held),
+            (&self.masks, stats.masks),
+            (&self.nanos, stats.nanos),
+        ] {
+            counter.fetch_add(value, Ordering::Relaxed);
+        }
+    }
+
+    fn write(&self, out: &mut String) {
+        for (name, help, value) in [
+            ("tokens_checked", "Drawn tokens that a grammar judged.", &self.checked),
+            ("tokens_refused", "Drawn tokens that a grammar refused; each rewinds its sequence.", &self.refused),
+            ("tokens_forced", "Tokens that a grammar left no choice about and that were not drawn.", &self.forced),
+            ("held_steps", "Steps that waited for a mask.", &self.held),
+            ("masks", "Masks computed.", &self.masks),
+            ("invalid_calls", "Finished calls that broke their schema; they are not delivered.", &self.invalid_calls),
+        ] {
+            let value = value.load(Ordering::Relaxed);
+            let name = format!("rein_grammar_{name}_total");
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+        }
+        let seconds = Duration::from_nanos(self.nanos.load(Ordering::Relaxed)).as_secs_f64();
+        let name = "rein_grammar_seconds_total";
+        let _ = writeln!(out, "# HELP {name} Time spent in grammars.\n# TYPE {name} counter\n{name} {seconds}");
+        self.compile.write(out, "rein_grammar_compile_seconds", "From a request's rules to its grammar, cached or not.");
+    }
 }
 
 /// What `/metrics` says of one engine.
@@ -108,6 +161,7 @@ impl Metrics {
         self.first_token.write(&mut out, "rein_time_to_first_token_seconds", "From the request to its first token.");
         self.inter_token.write(&mut out, "rein_inter_token_latency_seconds", "Between tokens of one choice.");
         self.duration.write(&mut out, "rein_generation_duration_seconds", "From the request to its end.");
+        self.grammar.write(&mut out);
         write_engines(&mut out, engines);
         out
     }

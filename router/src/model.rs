@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
-use rein_grammar::{self as grammar, Format};
+use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, RuleError, Rules, Vocab};
 use rein_proto::{internal, v1};
 use tokio::sync::Semaphore;
 
@@ -26,10 +26,15 @@ const SCRIPTED_KIND: &str = "sim";
 pub struct Model {
     pub text: TextModel,
     pub format: &'static Format,
+    pub enforcement: Enforcement,
+    pub mask_always: bool,
+    /// None: the tokenizer's vocabulary cannot be steered; the reason.
+    grammars: Result<Grammars, String>,
     pub pool: Pool,
     /// Seconds since the epoch.
     pub created: u64,
     off_thread: Arc<Semaphore>,
+    compiling: Arc<Semaphore>,
 }
 
 /// What the model and its engine together allow.
@@ -42,20 +47,25 @@ pub struct Bounds {
 }
 
 impl Model {
-    pub fn new(text: TextModel, transports: Vec<EngineTransport>) -> Self {
+    pub fn new(text: TextModel, transports: Vec<EngineTransport>, policy: &Policy) -> Self {
         let special = |name: &str| text.has_special(name);
         let detect = grammar::Detect {
             template: text.template.as_ref().map(|_| text.template_source()),
             architecture: Some(&text.architecture),
             special: &special,
         };
-        let format = grammar::detect(&detect).unwrap_or(grammar::PLAIN);
+        let format = policy.format.or_else(|| grammar::detect(&detect)).unwrap_or(grammar::PLAIN);
+        let grammars = vocabulary(&text).map(|vocab| Grammars::new(format, Arc::new(vocab)));
         Model {
             text,
             format,
+            enforcement: policy.enforcement,
+            mask_always: policy.mask_always,
+            grammars,
             pool: Pool::new(transports),
             created: now(),
             off_thread: Arc::new(Semaphore::new(limits::TEXTS_OFF_THREAD)),
+            compiling: Arc::new(Semaphore::new(limits::GRAMMARS_OFF_THREAD)),
         }
     }
 
@@ -95,13 +105,33 @@ impl Model {
         self.off_thread(move |model| encode(model, &text)).await
     }
 
+    /// The grammar of these rules; None: there is nothing to enforce.
+    pub async fn compile(self: &Arc<Self>, rules: Rules) -> Result<Option<Arc<Compiled>>, Error> {
+        if rules.is_free() {
+            return Ok(None);
+        }
+        let compile = move |model: &Model| match &model.grammars {
+            Ok(grammars) => grammars.compile(&rules).map(Some).map_err(rule_error),
+            Err(cause) => Err(Error::internal("this model's vocabulary cannot be steered", cause)),
+        };
+        Self::permitted(self, self.compiling.clone(), compile).await
+    }
+
     /// The permit goes with the work, which goes on when its request is given up.
     async fn off_thread<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let failed = |cause: &dyn std::fmt::Display| Error::internal("the request could not be rendered", cause);
-        let permit = self.off_thread.clone().acquire_owned().await.map_err(|closed| failed(&closed))?;
+        self.permitted(self.off_thread.clone(), work).await
+    }
+
+    async fn permitted<T: Send + 'static>(
+        self: &Arc<Self>,
+        permits: Arc<Semaphore>,
+        work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let failed = |cause: &dyn std::fmt::Display| Error::internal("the request could not be prepared", cause);
+        let permit = permits.acquire_owned().await.map_err(|closed| failed(&closed))?;
         let model = self.clone();
         let work = move || {
             let _permit = permit;
@@ -152,6 +182,29 @@ impl Model {
             text_offset: None,
         }
     }
+}
+
+/// How a model's output is read and held to its rules.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Policy {
+    /// None: as detected.
+    pub format: Option<&'static Format>,
+    pub enforcement: Enforcement,
+    /// A mask at every step instead of after a refusal: slower, for comparison.
+    pub mask_always: bool,
+}
+
+fn vocabulary(text: &TextModel) -> Result<Vocab, String> {
+    let tokenizer = &text.tokenizer;
+    let tokens = (0..tokenizer.vocab_size() as u32).map(|id| {
+        let bytes = tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default();
+        (bytes, tokenizer.special(id).is_some())
+    });
+    Vocab::new(tokens, &text.stop_token_ids).map_err(|error| error.to_string())
+}
+
+fn rule_error(error: RuleError) -> Error {
+    Error { code: Some("unenforceable"), ..Error::invalid(error.param.clone(), error.to_string()) }
 }
 
 pub fn now() -> u64 {

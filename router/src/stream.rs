@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use rein_grammar::{Event, Format, Parser, Piece, Region};
+use rein_grammar::{Compiled, Event, Format, Parser, Piece, Region};
 use rein_proto::{
     internal::{self, FinishReason as EngineFinish},
     v1::{self, chat_event},
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::Error,
+    guide::{Guide, Judgement, Refusal},
     metrics::Metrics,
     model::Model,
     steer::{Drawn, EngineStream, Heard},
@@ -34,6 +35,7 @@ pub enum Reader {
 pub struct Report {
     pub token_ids: bool,
     pub logprobs: bool,
+    pub grammar: bool,
 }
 
 /// What a transcript is told when it begins.
@@ -47,6 +49,8 @@ pub struct Opening {
     pub stop_ids: Vec<u32>,
     pub named_stop_ids: Vec<u32>,
     pub report: Report,
+    /// What the output obeys: finished calls are held against their schemas once more.
+    pub grammar: Option<Arc<Compiled>>,
     /// The region that the prompt ends in.
     pub start: Region,
     /// Calls the conversation made before, from which the format's own ids count on.
@@ -65,6 +69,11 @@ pub struct Transcript {
     open: Option<Region>,
     in_reasoning: bool,
     calls: usize,
+    /// The call that is being told: its name and its arguments so far.
+    call: Option<(String, String)>,
+    /// Finished calls whose arguments their schema refuses.
+    invalid_calls: u64,
+    grammar_report: Option<v1::GrammarReport>,
     /// Of tokens that no event has reported yet.
     token_ids: Vec<u32>,
     logprobs: Vec<v1::TokenLogprob>,
@@ -104,6 +113,9 @@ impl Transcript {
             open: None,
             in_reasoning,
             calls: 0,
+            call: None,
+            invalid_calls: 0,
+            grammar_report: None,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
             next_offset: 0,
@@ -215,14 +227,19 @@ impl Transcript {
             Event::ReasoningEnd | Event::TextEnd => self.leave(),
             Event::ToolCallStart { index, id: _, name } => {
                 self.in_reasoning = false;
-                self.calls += 1;
                 let id = self.model.call_id(&name, self.opening.calls_before + index);
+                self.call = self.opening.grammar.is_some().then(|| (name.clone(), String::new()));
                 self.emit(Out::ToolCallStart(v1::ToolCallStart { index: index as u32, id, name }));
             }
             Event::ArgumentsDelta { index, text } => {
+                if let Some((_, arguments)) = &mut self.call {
+                    arguments.push_str(&text);
+                }
                 self.emit(Out::ArgumentsDelta(v1::ArgumentsDelta { index: index as u32, text }));
             }
             Event::ToolCallEnd { index, complete } => {
+                let complete = complete && self.call_is_valid();
+                self.calls += usize::from(complete);
                 self.emit(Out::ToolCallEnd(v1::ToolCallEnd { index: index as u32, complete }));
             }
             Event::Malformed(text) => {
@@ -231,6 +248,19 @@ impl Transcript {
             }
         }
         Flow::Continue
+    }
+
+    /// A grammar may be laxer than a schema, where it says so; the schema has the last word.
+    fn call_is_valid(&mut self) -> bool {
+        let (Some(grammar), Some((name, arguments))) = (&self.opening.grammar, self.call.take()) else { return true };
+        match grammar.validate(&name, &arguments) {
+            Ok(()) => true,
+            Err(violation) => {
+                tracing::info!(%violation, name, "a finished call breaks its schema");
+                self.invalid_calls += 1;
+                false
+            }
+        }
     }
 
     fn enter(&mut self, region: Region) {
@@ -308,6 +338,7 @@ impl Transcript {
             usage: Some(self.usage()),
             stop_reason: std::mem::take(&mut self.stop_reason),
             stop_token: self.stop_token.take(),
+            grammar: self.grammar_report.take(),
         };
         self.emit(chat_event::Event::Done(done));
     }
@@ -385,9 +416,16 @@ fn read(
     }
 }
 
+/// A grammar's guide, and how many tokens there may be in all.
+pub struct Guided {
+    pub guide: Guide,
+    pub max_tokens: u32,
+}
+
 /// A transcript and the engine stream that feeds it. Dropping it frees the slot.
 pub struct Choice {
     transcript: Transcript,
+    guided: Option<Guided>,
     /// None: ended.
     engine: Option<EngineStream>,
     metrics: Arc<Metrics>,
@@ -396,8 +434,19 @@ pub struct Choice {
 }
 
 impl Choice {
-    pub fn new(transcript: Transcript, engine: EngineStream, metrics: Arc<Metrics>, began: Instant) -> Self {
-        Choice { transcript, engine: Some(engine), metrics, began, last_token: None }
+    pub async fn open(
+        transcript: Transcript,
+        engine: EngineStream,
+        guided: Option<Guided>,
+        metrics: Arc<Metrics>,
+        began: Instant,
+    ) -> Result<Self, Error> {
+        let mut choice = Choice { transcript, guided, engine: Some(engine), metrics, began, last_token: None };
+        if let Some(Guided { guide, max_tokens }) = &mut choice.guided {
+            let judgement = guide.begin(*max_tokens as usize);
+            choice.follow(Vec::new(), judgement).await?;
+        }
+        Ok(choice)
     }
 
     pub fn transcript(&mut self) -> &mut Transcript {
@@ -436,37 +485,98 @@ impl Choice {
                 return Some(Ok(event));
             }
             let heard = self.engine.as_mut()?.hear().await;
-            if let Err(error) = self.take_in(heard) {
+            if let Err(error) = self.take_in(heard).await {
                 self.engine = None;
                 return Some(Err(error));
             }
         }
     }
 
-    fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
+    async fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
         match heard? {
             Heard::Admitted(admitted) => self.admit(&admitted),
             Heard::Tokens(drawn) => {
-                self.clock(drawn.len());
-                for drawn in drawn {
-                    if self.transcript.push(drawn) == Flow::Ended {
-                        if let Some(engine) = self.engine.take() {
-                            engine.stop(self.transcript.completion_tokens as usize);
-                        }
-                        break;
+                let judgement = match &mut self.guided {
+                    None => Ok(Judgement { stand: drawn.len(), ..Judgement::default() }),
+                    Some(Guided { guide, max_tokens }) => {
+                        let ids: Vec<u32> = drawn.iter().map(|drawn| drawn.id).collect();
+                        guide.take(&ids, max_tokens.saturating_sub(self.transcript.completion_tokens) as usize)
                     }
-                }
+                };
+                self.follow(drawn, judgement).await?;
             }
             Heard::Finish(finish) => {
                 self.engine = None;
                 match finish.reason() {
-                    EngineFinish::Stop | EngineFinish::Steered => self.transcript.finish(false),
-                    EngineFinish::Length => self.transcript.finish(true),
+                    EngineFinish::Stop | EngineFinish::Steered => self.end(false),
+                    EngineFinish::Length => self.end(true),
                     EngineFinish::Error | EngineFinish::Unspecified => return Err(failed(finish)),
                 }
             }
         }
         Ok(())
+    }
+
+    /// Tells what stands of the drawn tokens and what was forced after them, and steers.
+    async fn follow(
+        &mut self,
+        mut drawn: Vec<Drawn>,
+        judgement: Result<Judgement, rein_grammar::MatcherError>,
+    ) -> Result<(), Error> {
+        let Judgement { stand, forced, steering, ended } = judgement.map_err(Error::from_matcher)?;
+        drawn.truncate(stand);
+        drawn.extend(forced.into_iter().map(|id| Drawn { id, logprob: None }));
+        if !drawn.is_empty() {
+            self.clock(drawn.len());
+        }
+        self.report_grammar();
+        for drawn in drawn {
+            if self.transcript.push(drawn) == Flow::Ended {
+                self.release();
+                return Ok(());
+            }
+        }
+        if ended {
+            self.end(false);
+            self.release();
+        } else if let (Some(steering), Some(engine)) = (steering, &mut self.engine) {
+            engine.steer(steering).await?;
+        }
+        Ok(())
+    }
+
+    /// Frees the engine's slot: nothing more is wanted.
+    fn release(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            engine.stop(self.transcript.completion_tokens as usize);
+        }
+    }
+
+    fn end(&mut self, length: bool) {
+        self.report_grammar();
+        self.transcript.finish(length);
+    }
+
+    /// For whoever asked: `Done` tells it.
+    fn report_grammar(&mut self) {
+        let Some(Guided { guide, .. }) = self.guided.as_ref().filter(|_| self.transcript.opening.report.grammar) else {
+            return;
+        };
+        let stats = guide.stats();
+        let refusal = |refusal: &Refusal| v1::Refusal {
+            position: refusal.position,
+            id: refusal.id,
+            token: self.transcript.model.token_bytes(refusal.id),
+        };
+        self.transcript.grammar_report = Some(v1::GrammarReport {
+            checked: stats.checked,
+            refused: stats.refused,
+            forced: stats.forced,
+            held: stats.held,
+            masks: stats.masks,
+            nanos: stats.nanos,
+            refusals: guide.refusals().iter().map(refusal).collect(),
+        });
     }
 
     fn admit(&mut self, admitted: &internal::Admitted) {
@@ -482,6 +592,15 @@ impl Choice {
             Some(last) => self.metrics.inter_token.observe((now - last) / tokens.max(1) as u32),
         }
         self.metrics.generated_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Choice {
+    fn drop(&mut self) {
+        if let Some(Guided { guide, .. }) = &self.guided {
+            self.metrics.grammar.add(&guide.stats());
+        }
+        self.metrics.grammar.invalid_calls.fetch_add(self.transcript.invalid_calls, Ordering::Relaxed);
     }
 }
 

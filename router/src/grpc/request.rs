@@ -1,25 +1,25 @@
 //! Protobuf requests as jobs.
 
+use rein_grammar::{Choice, Response};
 use rein_proto::v1;
 use serde_json::{Map, Value, json};
 
 use crate::{
     error::{Error, Kind},
-    job::{ChatJob, CompletionJob, Generation, Prompt, ToolChoice},
+    job::{ChatJob, CompletionJob, Generation, Prompt},
     template::lossless,
 };
 
 pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
     let messages = request.messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
     let tools = request.tools.into_iter().enumerate().map(|(i, tool)| self::tool(i, tool));
-    if request.parallel_tool_calls == Some(false) {
-        return Err(ToolChoice::unenforced("parallel_tool_calls"));
-    }
     Ok(ChatJob {
         model: Some(request.model),
         messages: messages.collect::<Result<_, _>>()?,
         tools: tools.collect::<Result<_, _>>()?,
         tool_choice: tool_choice(request.tool_choice)?,
+        parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
+        response: request.response_format.map(response).transpose()?.flatten(),
         documents: None,
         add_generation_prompt: request.add_generation_prompt,
         continue_final_message: request.continue_final_message.unwrap_or(false),
@@ -39,8 +39,31 @@ pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
             cache_salt: request.cache_salt,
             script: request.script,
             max_tokens_param: None,
+            return_grammar: request.return_grammar,
         },
         exact: None,
+    })
+}
+
+fn response(format: v1::ResponseFormat) -> Result<Option<Response>, Error> {
+    use v1::response_format::Kind as Format;
+    Ok(match format.kind {
+        None | Some(Format::JsonObject(false)) => None,
+        Some(Format::JsonObject(true)) => Some(Response::JsonObject),
+        Some(Format::JsonSchema(schema)) => Some(Response::JsonSchema {
+            schema: object("response_format.json_schema.schema_json", &schema.schema_json)?.into(),
+            strict: schema.strict,
+        }),
+        Some(Format::Regex(regex)) => Some(Response::Regex(regex)),
+        Some(Format::Choice(choice)) if choice.options.is_empty() => {
+            let message = "'response_format.choice.options' must have at least one string";
+            return Err(Error::invalid("response_format.choice.options", message));
+        }
+        Some(Format::Choice(choice)) => Some(Response::Choice(choice.options)),
+        Some(Format::Lark(grammar)) => Some(Response::Lark(grammar)),
+        Some(Format::StructuralTagJson(text)) => {
+            Some(Response::StructuralTag(object("response_format.structural_tag_json", &text)?.into()))
+        }
     })
 }
 
@@ -66,17 +89,24 @@ pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
             cache_salt: request.cache_salt,
             script: request.script,
             max_tokens_param: None,
+            return_grammar: false,
         },
     })
 }
 
-fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<ToolChoice, Error> {
+fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<Choice, Error> {
     use v1::tool_choice::Mode;
-    match choice.map(|choice| Mode::try_from(choice.mode)) {
-        None | Some(Ok(Mode::Unspecified | Mode::Auto)) => Ok(ToolChoice::Auto),
-        Some(Ok(Mode::None)) => Ok(ToolChoice::None),
-        Some(Ok(Mode::Required | Mode::Named)) => Err(ToolChoice::unenforced("tool_choice")),
-        Some(Err(unknown)) => Err(Error::invalid("tool_choice", format!("'tool_choice' has no mode {}", unknown.0))),
+    let Some(choice) = choice else { return Ok(Choice::Auto) };
+    let allowed = |required| Choice::Allowed { names: choice.names.clone(), required };
+    match Mode::try_from(choice.mode) {
+        Ok(Mode::Unspecified | Mode::Auto) if choice.names.is_empty() => Ok(Choice::Auto),
+        Ok(Mode::Unspecified | Mode::Auto) => Ok(allowed(false)),
+        Ok(Mode::None) => Ok(Choice::None),
+        Ok(Mode::Required) if choice.names.is_empty() => Ok(Choice::Required),
+        Ok(Mode::Required) => Ok(allowed(true)),
+        Ok(Mode::Named) if choice.name.is_empty() => Err(Error::missing("tool_choice.name", "a declared tool's name")),
+        Ok(Mode::Named) => Ok(Choice::Named(choice.name)),
+        Err(unknown) => Err(Error::invalid("tool_choice", format!("'tool_choice' has no mode {}", unknown.0))),
     }
 }
 

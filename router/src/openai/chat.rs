@@ -1,16 +1,18 @@
 //! `/v1/chat/completions`: the request, and the chunks of a streamed answer.
 
+use rein_grammar::Choice;
 use rein_proto::v1::{self, chat_event::Event};
 use serde_json::Value;
 
 use super::{
     Body, Delivery, common,
+    constraints,
     fields::Fields,
-    wire::{ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, ToolCallDelta, Usage, prompt_logprobs},
+    wire::{ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCallDelta, Usage, prompt_logprobs},
 };
 use crate::{
     error::Error,
-    job::{ChatJob, ToolChoice},
+    job::ChatJob,
 };
 
 pub struct ChatRequest {
@@ -39,15 +41,9 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
     }
     generation.logprobs = logprobs.then(|| top.unwrap_or(0));
     let conversation = conversation(fields)?;
-    let tool_choice = tool_choice(fields.take("tool_choice"))?;
-    if fields.bool("parallel_tool_calls")? == Some(false) {
-        return Err(ToolChoice::unenforced("parallel_tool_calls"));
-    }
-    fields.only(
-        "response_format",
-        |value| value.get("type").and_then(Value::as_str) == Some("text"),
-        "only the type text; JSON needs a grammar, which this version does not enforce",
-    )?;
+    let tool_choice = constraints::tool_choice(fields)?.unwrap_or(Choice::Auto);
+    let parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
+    let response = constraints::response(fields)?;
     let text_only = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(|item| item == "text"));
     fields.only("modalities", text_only, "only text is generated")?;
     fields.only("audio", |_| false, "only text is generated")?;
@@ -60,7 +56,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
     fields.only("skip_special_tokens", |value| *value == Value::Bool(true), "control tokens are never text")?;
     fields.only("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
     fields.only("mm_processor_kwargs", |_| false, "models are text only")?;
-    Ok((ChatJob { generation, tool_choice, ..conversation }, delivery))
+    Ok((ChatJob { generation, tool_choice, parallel_tool_calls, response, ..conversation }, delivery))
 }
 
 /// What a template is rendered from.
@@ -96,23 +92,6 @@ fn thinking(fields: &mut Fields) -> Result<Option<bool>, Error> {
             Ok(Some(on))
         }
         Some(other) => Err(Error::wrong_type("thinking", "a boolean or an object with a type", &other)),
-    }
-}
-
-fn tool_choice(value: Option<Value>) -> Result<ToolChoice, Error> {
-    match value {
-        None => Ok(ToolChoice::Auto),
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(ToolChoice::Auto),
-            "none" => Ok(ToolChoice::None),
-            "required" => Err(ToolChoice::unenforced("tool_choice")),
-            other => {
-                let message = format!("'tool_choice' must be 'auto', 'none', 'required' or a function, got '{other}'");
-                Err(Error::invalid("tool_choice", message))
-            }
-        },
-        Some(Value::Object(_)) => Err(ToolChoice::unenforced("tool_choice")),
-        Some(other) => Err(Error::wrong_type("tool_choice", "a string or an object", &other)),
     }
 }
 
@@ -174,6 +153,7 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
         finish_reason: choice_end.map(|done| super::wire::finish_reason(done.finish_reason())),
         stop_reason: choice_end.and_then(super::wire::stop_reason),
         token_ids: token_ids.then_some(event.token_ids.as_slice()),
+        grammar: choice_end.and_then(|done| done.grammar.as_ref()).map(GrammarReport::from),
     };
     let chunk = ChatChunk {
         id: &start.id,

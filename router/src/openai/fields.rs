@@ -125,6 +125,11 @@ impl Fields {
         }
     }
 
+    /// All that has not been taken, for what is checked elsewhere.
+    pub fn rest(self) -> Map<String, Value> {
+        self.map.into_iter().filter(|(_, value)| !value.is_null()).collect()
+    }
+
     /// Remembers what nobody asked for in an object of this one, whose fields have been read.
     pub fn remember(&mut self, object: Fields) {
         self.below.extend(object.ignored());
@@ -136,7 +141,7 @@ impl Fields {
         unknown
             .map(|(name, _)| format!("{}{name}", self.path))
             .chain(self.below.iter().cloned())
-            .take(limits::IGNORED_FIELDS)
+            .take(limits::HEADER_NAMES)
             .collect()
     }
 

@@ -6,7 +6,7 @@ use super::{
     Delivery,
     wire::{
         self, ChatBody, ChatBodyChoice, ChatLogprobs, CompletionBody, CompletionChoice, CompletionLogprobs, Function,
-        Message, ToolCall, Usage,
+        GrammarReport, Message, ToolCall, Usage,
     },
 };
 
@@ -16,6 +16,8 @@ struct Choice {
     content: String,
     reasoning: String,
     calls: Vec<v1::ToolCall>,
+    /// Indices of calls that were not finished.
+    incomplete: Vec<u32>,
     token_ids: Vec<u32>,
     logprobs: Vec<v1::TokenLogprob>,
     done: v1::Done,
@@ -55,6 +57,7 @@ fn fold(events: Vec<v1::ChatEvent>) -> Answer {
                     call.arguments.push_str(&delta.text);
                 }
             }
+            Some(Event::ToolCallEnd(end)) if !end.complete => choice.incomplete.push(end.index),
             Some(Event::Done(done)) => choice.done = done,
             Some(
                 Event::ReasoningStart(_)
@@ -75,26 +78,33 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: Delivery, token_ids: bool
     let answer = fold(events);
     let first = answer.choices.first().map(|choice| &choice.start);
     let choice = |(index, choice)| {
-        let Choice { content, reasoning, calls, token_ids: ids, logprobs, done, .. }: &Choice = choice;
-        let call = |call| {
-            let v1::ToolCall { id, name, arguments }: &v1::ToolCall = call;
-            ToolCall { id, kind: "function", function: Function { name, arguments } }
+        let Choice { content, reasoning, calls, incomplete, token_ids: ids, logprobs, done, .. }: &Choice = choice;
+        let calls = |finished: bool| -> Vec<ToolCall<'_>> {
+            let calls = (0..).zip(calls).filter(|(index, _)| incomplete.contains(index) != finished);
+            let call = |(_, call)| {
+                let v1::ToolCall { id, name, arguments }: &v1::ToolCall = call;
+                ToolCall { id, kind: "function", function: Function { name, arguments } }
+            };
+            calls.map(call).collect()
         };
+        let finished = calls(true);
         let reasoning = (!reasoning.is_empty() && !delivery.hide_reasoning).then_some(reasoning.as_str());
         ChatBodyChoice {
             index,
             message: Message {
                 role: "assistant",
-                content: (!content.is_empty() || calls.is_empty()).then_some(content),
+                content: (!content.is_empty() || finished.is_empty()).then_some(content),
                 refusal: None,
                 reasoning_content: reasoning,
                 reasoning,
-                tool_calls: calls.iter().map(call).collect(),
+                tool_calls: finished,
+                incomplete_tool_calls: calls(false),
             },
             logprobs: ChatLogprobs::new(logprobs),
             finish_reason: wire::finish_reason(done.finish_reason()),
             stop_reason: wire::stop_reason(done),
             token_ids: token_ids.then_some(ids),
+            grammar: done.grammar.as_ref().map(GrammarReport::from),
         }
     };
     let body = ChatBody {

@@ -2,6 +2,7 @@
 
 mod chat;
 mod completion;
+mod constraints;
 mod fields;
 mod fold;
 mod text;
@@ -89,7 +90,7 @@ const HARMLESS: [&str; 10] = [
 ];
 
 /// Fields of other servers that would change the result, and that this one does not have.
-const UNSUPPORTED: [&str; 18] = [
+const UNSUPPORTED: [&str; 17] = [
     "use_beam_search",
     "length_penalty",
     "early_stopping",
@@ -99,7 +100,6 @@ const UNSUPPORTED: [&str; 18] = [
     "guided_regex",
     "guided_choice",
     "guided_grammar",
-    "structured_outputs",
     "structural_tag",
     "ebnf",
     "regex",
@@ -153,6 +153,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, Delivery), Error> {
         cache_salt: fields.string("cache_salt")?,
         script: fields.ids("script")?.unwrap_or_default(),
         max_tokens_param: completion_limit.map(|_| "max_completion_tokens"),
+        return_grammar: fields.bool("return_grammar")?.unwrap_or(false),
     };
     let best_of = fields.integer("best_of", 1)?;
     if best_of.is_some_and(|best_of| best_of != generation.choices()) {

@@ -36,6 +36,8 @@ pub struct ChatChoice<'a> {
     pub stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<GrammarReport>,
 }
 
 #[derive(Serialize, Default)]
@@ -94,6 +96,8 @@ pub struct ChatBodyChoice<'a> {
     pub stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<GrammarReport>,
 }
 
 #[derive(Serialize)]
@@ -107,6 +111,9 @@ pub struct Message<'a> {
     pub reasoning: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
+    /// Calls that the output ended in, or whose arguments break their schema: not to be executed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub incomplete_tool_calls: Vec<ToolCall<'a>>,
 }
 
 #[derive(Serialize)]
@@ -300,6 +307,44 @@ impl From<&v1::Usage> for Usage {
             total_tokens: usage.total_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
             completion_tokens_details: CompletionDetails { reasoning_tokens: usage.reasoning_tokens },
+        }
+    }
+}
+
+/// Ours: what the grammar did to a choice.
+#[derive(Serialize, Debug)]
+pub struct GrammarReport {
+    checked: u64,
+    refused: u64,
+    forced: u64,
+    held: u64,
+    masks: u64,
+    microseconds: f64,
+    refusals: Vec<Refusal>,
+}
+
+#[derive(Serialize, Debug)]
+struct Refusal {
+    position: u32,
+    id: u32,
+    token: String,
+}
+
+impl From<&v1::GrammarReport> for GrammarReport {
+    fn from(report: &v1::GrammarReport) -> Self {
+        let refusal = |refusal: &v1::Refusal| Refusal {
+            position: refusal.position,
+            id: refusal.id,
+            token: String::from_utf8_lossy(&refusal.token).into_owned(),
+        };
+        GrammarReport {
+            checked: report.checked,
+            refused: report.refused,
+            forced: report.forced,
+            held: report.held,
+            masks: report.masks,
+            microseconds: report.nanos as f64 / 1e3,
+            refusals: report.refusals.iter().map(refusal).collect(),
         }
     }
 }

@@ -1,0 +1,222 @@
+//! One sequence's grammar: which drawn tokens stand, and what to tell the engine about the others. No clock of its own, no
+//! I/O: what it decides depends on the tokens alone, never on how many came at once, so that the same seed gives the same
+//! tokens at any latency and after any failover.
+
+use std::{collections::VecDeque, time::Instant};
+
+use bytes::Bytes;
+use rein_grammar::{Matcher, MatcherError};
+
+use crate::{limits, steer::Steering};
+
+/// What was checked and what it cost, for /metrics and for whoever asks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GuideStats {
+    /// Drawn tokens that the grammar judged.
+    pub checked: u64,
+    /// Of these, refused.
+    pub refused: u64,
+    /// Tokens that the grammar left no choice about and the engine did not have to draw.
+    pub forced: u64,
+    /// Steers that made the engine wait for a mask at every step.
+    pub held: u64,
+    pub masks: u64,
+    /// Time in the grammar.
+    pub nanos: u64,
+}
+
+/// A drawn token that the grammar refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// Among the generated tokens.
+    pub position: u32,
+    pub id: u32,
+}
+
+/// What came of some drawn tokens.
+#[derive(Debug, Default)]
+pub struct Judgement {
+    /// How many of them stand, from the first.
+    pub stand: usize,
+    /// Tokens that follow those, undrawn.
+    pub forced: Vec<u32>,
+    /// What the engine is to be told.
+    pub steering: Option<Steering>,
+    /// Nothing may follow but a stop token.
+    pub ended: bool,
+}
+
+/// Whether the engine waits for a mask at every step: worth its latency once a model is refused often. A function of the
+/// history of acceptance alone.
+#[derive(Debug, Default)]
+struct Hold {
+    /// One bit per judged token, the latest lowest; 1: refused.
+    history: u32,
+    /// Tokens left to be drawn under masks.
+    left: u32,
+}
+
+impl Hold {
+    fn accepted(&mut self) {
+        self.history <<= 1;
+        self.left = self.left.saturating_sub(1);
+    }
+
+    fn refused(&mut self) {
+        self.history = self.history << 1 | 1;
+        let recent = self.history & ((1 << limits::HOLD_WINDOW) - 1);
+        if recent.count_ones() >= limits::HOLD_REFUSALS {
+            self.history = 0;
+            self.left = limits::HOLD_TOKENS;
+        }
+    }
+
+    fn on(&self) -> bool {
+        self.left > 0
+    }
+}
+
+pub struct Guide {
+    matcher: Matcher,
+    /// Tokens that stand.
+    position: usize,
+    /// The only continuation that the grammar leaves: what is drawn instead is overruled.
+    due: VecDeque<u32>,
+    hold: Hold,
+    /// Masks at every step from the first on: what optimism is compared with.
+    always: bool,
+    /// The engine waits for a steer.
+    waiting: bool,
+    stats: GuideStats,
+    refusals: Vec<Refusal>,
+}
+
+impl Guide {
+    pub fn new(matcher: Matcher, always: bool) -> Self {
+        Guide {
+            matcher,
+            position: 0,
+            due: VecDeque::new(),
+            hold: Hold::default(),
+            always,
+            waiting: always,
+            stats: GuideStats::default(),
+            refusals: Vec::new(),
+        }
+    }
+
+    pub fn stats(&self) -> GuideStats {
+        self.stats
+    }
+
+    /// The first refused tokens, at most [`limits::REFUSALS_TOLD`].
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.refusals
+    }
+
+    /// Before anything was drawn. The engine has been told to hold if masks come at every step.
+    pub fn begin(&mut self, room: usize) -> Result<Judgement, MatcherError> {
+        self.timed(|guide| {
+            guide.look_ahead()?;
+            guide.judge(&[], room)
+        })
+    }
+
+    /// Judges tokens drawn at the current position. At most `room` more tokens fit after those that stand already.
+    pub fn take(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, MatcherError> {
+        self.timed(|guide| guide.judge(drawn, room))
+    }
+
+    fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let began = Instant::now();
+        let done = work(self);
+        self.stats.nanos += began.elapsed().as_nanos() as u64;
+        done
+    }
+
+    fn judge(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, MatcherError> {
+        let mut judgement = Judgement::default();
+        let mut overruled = false;
+        for &id in drawn {
+            self.stats.checked += 1;
+            let stands = match self.due.front() {
+                Some(&due) => due == id && self.matcher.accept(id)?,
+                None => self.matcher.accept(id)?,
+            };
+            if !stands {
+                // Where nothing was left to choose, whether anything was drawn is a matter of timing: it is not held
+                // against the model.
+                if self.due.is_empty() {
+                    self.refuse(id);
+                }
+                overruled = true;
+                break;
+            }
+            judgement.stand += 1;
+            self.position += 1;
+            self.hold.accepted();
+            if self.due.pop_front().is_none() || self.due.is_empty() {
+                self.look_ahead()?;
+            }
+            if self.matcher.is_stopped() {
+                judgement.ended = true;
+                return Ok(judgement);
+            }
+        }
+        let keep = self.position;
+        if overruled || self.due.len() >= limits::FORCED_TOKENS {
+            let room = room.saturating_sub(judgement.stand);
+            while judgement.forced.len() < room
+                && let Some(id) = self.due.pop_front()
+            {
+                // Its own forecast; a matcher that goes back on it has a defect, which is this request's alone.
+                if !self.matcher.accept(id)? {
+                    return Err(MatcherError::inconsistent());
+                }
+                judgement.forced.push(id);
+                self.position += 1;
+                self.hold.accepted();
+            }
+            self.stats.forced += judgement.forced.len() as u64;
+            if !judgement.forced.is_empty() {
+                self.look_ahead()?;
+                judgement.ended = self.matcher.is_stopped();
+            }
+        }
+        let hold = self.always || self.hold.on();
+        if judgement.ended || !(overruled || hold || self.waiting || !judgement.forced.is_empty()) {
+            return Ok(judgement);
+        }
+        self.waiting = hold;
+        let mut steering = Steering::keep(keep).append(judgement.forced.iter().copied());
+        if hold || (overruled && judgement.forced.is_empty()) {
+            steering = steering.mask(Bytes::from(self.matcher.mask()?));
+            self.stats.masks += 1;
+        }
+        if hold {
+            steering = steering.hold();
+            self.stats.held += 1;
+        }
+        judgement.steering = Some(steering);
+        Ok(judgement)
+    }
+
+    fn refuse(&mut self, id: u32) {
+        self.stats.refused += 1;
+        self.hold.refused();
+        if self.refusals.len() < limits::REFUSALS_TOLD {
+            self.refusals.push(Refusal { position: self.position as u32, id });
+        }
+    }
+
+    /// A forecast that is worth a rewind binds, whether the engine has drawn beyond it already or not.
+    fn look_ahead(&mut self) -> Result<(), MatcherError> {
+        if self.due.is_empty() && !self.matcher.is_stopped() {
+            let forced = self.matcher.forced();
+            if forced.len() >= limits::FORCED_TOKENS {
+                self.due.extend(forced);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! What a request demands of the output: `tool_choice`, `response_format` as OpenAI spells them, `structured_outputs` as
+//! vLLM does.
+
+use rein_grammar::{Choice, Response};
+use serde_json::{Map, Value};
+
+use super::fields::Fields;
+use crate::error::Error;
+
+pub fn tool_choice(fields: &mut Fields) -> Result<Option<Choice>, Error> {
+    let value = match fields.take("tool_choice") {
+        None => return Ok(None),
+        Some(value) => value,
+    };
+    let map = match value {
+        Value::String(choice) => {
+            return match choice.as_str() {
+                "auto" => Ok(Some(Choice::Auto)),
+                "none" => Ok(Some(Choice::None)),
+                "required" | "any" => Ok(Some(Choice::Required)),
+                other => {
+                    let message =
+                        format!("'tool_choice' must be 'auto', 'none', 'required' or an object, got '{other}'");
+                    Err(Error::invalid("tool_choice", message))
+                }
+            };
+        }
+        Value::Object(map) => map,
+        other => return Err(Error::wrong_type("tool_choice", "a string or an object", &other)),
+    };
+    let mut choice = Fields::within("tool_choice.", map);
+    let kind = choice.string("type")?;
+    let chosen = match kind.as_deref() {
+        Some("function") => Choice::Named(function_name(&mut choice)?),
+        Some("allowed_tools") => allowed(&mut choice)?,
+        Some(other) => {
+            let message = format!("'tool_choice.type' must be 'function' or 'allowed_tools', got '{other}'");
+            return Err(Error::invalid("tool_choice.type", message));
+        }
+        None => return Err(Error::missing("tool_choice.type", "'function' or 'allowed_tools'")),
+    };
+    fields.remember(choice);
+    Ok(Some(chosen))
+}
+
+/// `{"function": {"name"}}`, or the name at the top as the Responses API has it.
+fn function_name(choice: &mut Fields) -> Result<String, Error> {
+    let missing = || Error::missing("tool_choice.function.name", "the name of a declared tool");
+    match choice.fields("function")? {
+        Some(mut function) => {
+            let name = function.string("name")?.ok_or_else(missing);
+            choice.remember(function);
+            name
+        }
+        None => choice.string("name")?.ok_or_else(missing),
+    }
+}
+
+/// `{"allowed_tools": {"mode", "tools": [{"type": "function", "function": {"name"}}]}}`, or both at the top.
+fn allowed(choice: &mut Fields) -> Result<Choice, Error> {
+    let inner = choice.fields("allowed_tools")?;
+    let nested = inner.is_some();
+    let mut list = inner.unwrap_or_else(|| std::mem::replace(choice, Fields::within("tool_choice.", Map::new())));
+    let required = match list.string("mode")?.as_deref() {
+        Some("auto") | None => false,
+        Some("required") => true,
+        Some(other) => {
+            let at = list.at("mode");
+            return Err(Error::invalid(&*at, format!("'{at}' must be 'auto' or 'required', got '{other}'")));
+        }
+    };
+    let at = list.at("tools");
+    let tools = list.array("tools")?.ok_or_else(|| Error::missing(&at, "an array of tools"))?;
+    if tools.is_empty() {
+        return Err(Error::invalid(&*at, format!("'{at}' must name at least one tool")));
+    }
+    let name = |(i, tool): (usize, &Value)| {
+        let name = tool.pointer("/function/name").or_else(|| tool.get("name")).and_then(Value::as_str);
+        name.map(str::to_owned).ok_or_else(|| Error::missing(&format!("{at}[{i}].function.name"), "a tool's name"))
+    };
+    let names = tools.iter().enumerate().map(name).collect::<Result<_, _>>()?;
+    if nested {
+        choice.remember(list);
+    } else {
+        *choice = list;
+    }
+    Ok(Choice::Allowed { names, required })
+}
+
+/// What the text has to be. At most one field may say so.
+pub fn response(fields: &mut Fields) -> Result<Option<Response>, Error> {
+    let format = response_format(fields)?;
+    let structured = structured_outputs(fields)?;
+    match (format, structured) {
+        (Some(_), Some(_)) => {
+            let message = "'structured_outputs' and 'response_format' cannot both be set";
+            Err(Error::invalid("structured_outputs", message))
+        }
+        (format, structured) => Ok(format.or(structured)),
+    }
+}
+
+fn response_format(fields: &mut Fields) -> Result<Option<Response>, Error> {
+    let Some(mut format) = fields.fields("response_format")? else { return Ok(None) };
+    let kind = format.string("type")?;
+    let response = match kind.as_deref() {
+        Some("text") => None,
+        Some("json_object") => Some(Response::JsonObject),
+        Some("json_schema") => {
+            let what = "an object with name and schema";
+            let mut described =
+                format.fields("json_schema")?.ok_or_else(|| Error::missing("response_format.json_schema", what))?;
+            described.string("name")?;
+            described.string("description")?;
+            let strict = described.bool("strict")?.unwrap_or(false);
+            let schema = described.take("schema");
+            let response = match schema {
+                Some(schema @ (Value::Object(_) | Value::Bool(_))) => Response::JsonSchema { schema, strict },
+                None => Response::JsonObject,
+                Some(other) => {
+                    return Err(Error::wrong_type("response_format.json_schema.schema", "a JSON Schema", &other));
+                }
+            };
+            format.remember(described);
+            Some(response)
+        }
+        Some("structural_tag") => {
+            let rest = format.rest();
+            return Ok(Some(Response::StructuralTag(Value::Object(rest))));
+        }
+        Some("grammar") => {
+            let grammar = format.string("grammar")?;
+            Some(Response::Lark(grammar.ok_or_else(|| Error::missing("response_format.grammar", "a Lark grammar"))?))
+        }
+        Some(other) => {
+            let message = format!(
+                "'response_format.type' must be 'text', 'json_object', 'json_schema', 'structural_tag' or 'grammar', got '{other}'"
+            );
+            return Err(Error::invalid("response_format.type", message));
+        }
+        None => return Err(Error::missing("response_format.type", "such as 'json_schema'")),
+    };
+    fields.remember(format);
+    Ok(response)
+}
+
+fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, Error> {
+    let Some(mut asked) = fields.fields("structured_outputs")? else { return Ok(None) };
+    let mut found = Vec::new();
+    match asked.take("json") {
+        None => {}
+        Some(schema @ Value::Object(_)) => found.push(Response::JsonSchema { schema, strict: false }),
+        Some(Value::String(text)) => match serde_json::from_str(&text) {
+            Ok(schema) => found.push(Response::JsonSchema { schema, strict: false }),
+            Err(error) => {
+                let message = format!("'structured_outputs.json' is not valid JSON: {error}");
+                return Err(Error::invalid("structured_outputs.json", message));
+            }
+        },
+        Some(other) => return Err(Error::wrong_type("structured_outputs.json", "a JSON Schema", &other)),
+    }
+    if asked.bool("json_object")? == Some(true) {
+        found.push(Response::JsonObject);
+    }
+    found.extend(asked.string("regex")?.map(Response::Regex));
+    if let Some(items) = asked.array("choice")? {
+        if items.is_empty() {
+            let message = "'structured_outputs.choice' must have at least one string";
+            return Err(Error::invalid("structured_outputs.choice", message));
+        }
+        let string = |(i, item): (usize, Value)| match item {
+            Value::String(text) => Ok(text),
+            other => Err(Error::wrong_type(&format!("structured_outputs.choice[{i}]"), "a string", &other)),
+        };
+        found.push(Response::Choice(items.into_iter().enumerate().map(string).collect::<Result<_, _>>()?));
+    }
+    found.extend(asked.string("grammar")?.map(Response::Lark));
+    match asked.take("structural_tag") {
+        None => {}
+        Some(Value::String(text)) => match serde_json::from_str(&text) {
+            Ok(tag) => found.push(Response::StructuralTag(tag)),
+            Err(error) => {
+                let message = format!("'structured_outputs.structural_tag' is not valid JSON: {error}");
+                return Err(Error::invalid("structured_outputs.structural_tag", message));
+            }
+        },
+        Some(tag @ Value::Object(_)) => found.push(Response::StructuralTag(tag)),
+        Some(other) => return Err(Error::wrong_type("structured_outputs.structural_tag", "an object", &other)),
+    }
+    // How blanks are bounded, and which library to use, is the server's business.
+    for name in ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"] {
+        asked.take(name);
+    }
+    fields.remember(asked);
+    if found.len() > 1 {
+        let message = "'structured_outputs' may have one of json, json_object, regex, choice, grammar and structural_tag";
+        return Err(Error::invalid("structured_outputs", message));
+    }
+    Ok(found.pop())
+}
