@@ -52,6 +52,9 @@ fi
 command -v etcd >/dev/null || install etcd-server \
     || fail "etcd is missing: install it (Debian: sudo apt-get install etcd-server)"
 
+# The playground's page is tested in it; without it those tests say that they were skipped.
+command -v chromium >/dev/null || install chromium || say "no Chromium: the playground's tests are skipped"
+
 make_venv
 stamp=.venv/requirements.sum
 sum=$(cksum < tests/py/requirements.txt)

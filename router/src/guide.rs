@@ -171,7 +171,7 @@ impl Guide {
             {
                 // Its own forecast; a matcher that goes back on it has a defect, which is this request's alone.
                 if !self.matcher.accept(id)? {
-                    return Err(MatcherError::inconsistent());
+                    return Err(MatcherError::Internal(format!("token {id} was forced and then refused")));
                 }
                 judgement.forced.push(id);
                 self.position += 1;
@@ -220,3 +220,6 @@ impl Guide {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,7 @@ const REQUEST_ID: &str = "x-request-id";
 
 pub fn routes(core: Arc<Core>) -> axum::Router {
     axum::Router::new()
+        .route("/", get(playground))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/chat/completions/render", post(render))
         .route("/v1/completions", post(completions))
@@ -191,6 +192,13 @@ async fn metrics(State(core): Shared) -> Response {
 
 async fn openapi_json() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], openapi::DOCUMENT).into_response()
+}
+
+/// One page, with nothing from elsewhere.
+async fn playground() -> Response {
+    let policy = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
+    (headers, include_str!("playground.html")).into_response()
 }
 
 async fn no_route(State(core): Shared, uri: Uri) -> Response {

@@ -107,7 +107,7 @@ impl Model {
 
     /// The grammar of these rules; None: there is nothing to enforce.
     pub async fn compile(self: &Arc<Self>, rules: Rules) -> Result<Option<Arc<Compiled>>, Error> {
-        if rules.is_free() {
+        if !rules.binds() {
             return Ok(None);
         }
         let compile = move |model: &Model| match &model.grammars {
@@ -204,7 +204,7 @@ fn vocabulary(text: &TextModel) -> Result<Vocab, String> {
 }
 
 fn rule_error(error: RuleError) -> Error {
-    Error { code: Some("unenforceable"), ..Error::invalid(error.param.clone(), error.to_string()) }
+    Error { code: Some("unenforceable"), ..Error::invalid(error.field(), error.to_string()) }
 }
 
 pub fn now() -> u64 {

@@ -34,11 +34,11 @@ pub enum Heard {
 /// What to tell the engine: keep so many generated tokens, append these, and so on. See `Steer` in engine.proto.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Steering {
-    keep: usize,
-    append: Vec<u32>,
-    mask: Option<Bytes>,
-    hold: bool,
-    stop: bool,
+    pub(crate) keep: usize,
+    pub(crate) append: Vec<u32>,
+    pub(crate) mask: Option<Bytes>,
+    pub(crate) hold: bool,
+    pub(crate) stop: bool,
 }
 
 impl Steering {

@@ -1,0 +1,230 @@
+//! A toy engine of any latency, to hold the guide to its promises: same tokens whatever the timing, same tokens as with masks
+//! at every step when greedy, same distribution when not.
+
+use std::sync::Arc;
+
+use rein_grammar::{Choice, Enforcement, Format, Grammars, Matcher, Response, Rules, Tool, Vocab, by_name};
+use serde_json::json;
+
+use super::*;
+
+const MARKERS: [&str; 8] = [
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+];
+const END: u32 = 256;
+const VOCAB: u32 = 256 + MARKERS.len() as u32;
+
+fn format() -> &'static Format {
+    by_name("kimi_k2").unwrap()
+}
+
+fn matcher(rules: &Rules) -> Matcher {
+    let bytes = (0..=255u8).map(|byte| (vec![byte], false));
+    let markers = MARKERS.iter().map(|marker| (marker.as_bytes().to_vec(), true));
+    let vocab = Vocab::new(bytes.chain(markers), &[END]).unwrap();
+    Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().matcher()
+}
+
+fn weather(choice: Choice) -> Rules {
+    let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+        "required": ["city"]});
+    Rules {
+        tools: vec![Tool { name: "get_weather".into(), parameters: Some(parameters), strict: false }],
+        choice,
+        parallel: true,
+        enforcement: Enforcement::NamesAndArguments,
+        ..Rules::default()
+    }
+}
+
+fn mix(state: u64, value: u64) -> u64 {
+    let mut z = (state ^ value.wrapping_mul(0xD6E8_FEB8_6659_FD93)).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+fn unit(x: u64) -> f64 {
+    (x >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// A model: what it draws is a pure function of the tokens before, the seed, and whether a mask applies.
+struct Model {
+    seed: u64,
+    greedy: bool,
+    /// Extra weight of a few ids, so that a draw can be likely.
+    likes: Vec<(u32, f64)>,
+}
+
+impl Model {
+    fn draw(&self, tokens: &[u32], mask: Option<&[u8]>) -> u32 {
+        let state = tokens.iter().fold(self.seed, |state, &id| mix(state, u64::from(id)));
+        let weight = |id: u32| {
+            let allowed = mask.is_none_or(|mask| mask[id as usize / 8] >> (id % 8) & 1 == 1);
+            let liked = self.likes.iter().find(|(liked, _)| *liked == id).map_or(1.0, |(_, weight)| *weight);
+            // A greedy model's preferences differ at every position; a drawing one's do not, so that they can be counted.
+            let base = if self.greedy { unit(mix(state, u64::from(id) + 7)) } else { 1.0 };
+            if allowed { base * liked } else { 0.0 }
+        };
+        let weights: Vec<f64> = (0..VOCAB).map(weight).collect();
+        if self.greedy {
+            return (0..VOCAB).max_by(|&a, &b| weights[a as usize].total_cmp(&weights[b as usize])).unwrap();
+        }
+        let mut left = unit(mix(state, u64::from(mask.is_some()))) * weights.iter().sum::<f64>();
+        let drawn = weights.iter().position(|weight| {
+            left -= weight;
+            left < 0.0
+        });
+        drawn.unwrap_or(VOCAB as usize - 1) as u32
+    }
+}
+
+/// Runs until the output ends or `max` tokens stand. `ahead(step)`: tokens that the engine draws before it is heard.
+fn run(mut guide: Guide, model: &Model, max: usize, ahead: impl Fn(usize) -> usize) -> (Vec<u32>, GuideStats) {
+    let mut tokens: Vec<u32> = Vec::new();
+    let (mut mask, mut hold) = (None, guide.always);
+    let mut judgement = guide.begin(max).unwrap();
+    let mut batch: Vec<u32> = Vec::new();
+    for step in 0.. {
+        tokens.extend(&batch[..judgement.stand]);
+        let keep = tokens.len();
+        tokens.extend(&judgement.forced);
+        if judgement.ended || tokens.len() >= max {
+            break;
+        }
+        match judgement.steering.take() {
+            Some(steering) => {
+                assert_eq!((steering.keep, &steering.append), (keep, &judgement.forced));
+                (mask, hold) = (steering.mask, steering.hold);
+            }
+            None => {
+                assert_eq!((judgement.stand, judgement.forced.len()), (batch.len(), 0));
+                assert!(!hold, "the engine would wait for ever");
+            }
+        }
+        let mut drawn = tokens.clone();
+        let count = if hold { 1 } else { ahead(step) };
+        for _ in 0..count.min(max - tokens.len()) {
+            drawn.push(model.draw(&drawn, mask.take().as_deref()));
+        }
+        batch = drawn.split_off(tokens.len());
+        judgement = guide.take(&batch, max - tokens.len()).unwrap();
+    }
+    (tokens, guide.stats())
+}
+
+#[test]
+fn timing_and_masks_do_not_change_greedy_tokens() {
+    let mut ended = 0;
+    for (seed, choice) in (0..60).zip([Choice::Required, Choice::Auto, Choice::None].iter().cycle()) {
+        let matcher = matcher(&weather(choice.clone()));
+        let likes = vec![(END, 1.2), (259, 1.3)];
+        let model = Model { seed, greedy: true, likes };
+        let (masked, stats) = run(Guide::new(matcher.clone(), true), &model, 120, |_| 1);
+        assert_eq!(stats.refused, 0, "nothing is refused under masks");
+        for latency in [1, 2, 3, 7, 50] {
+            let guide = Guide::new(matcher.clone(), false);
+            let (tokens, _) = run(guide, &model, 120, |step| 1 + (mix(seed, step as u64) as usize) % latency);
+            assert_eq!(tokens, masked, "seed {seed}, {choice:?}, latency {latency}");
+        }
+        ended += usize::from(masked.len() < 120);
+    }
+    assert!(ended > 20, "{ended} of 60 ended");
+}
+
+#[test]
+fn timing_does_not_change_drawn_tokens() {
+    for seed in 0..60 {
+        let matcher = matcher(&weather(Choice::Required));
+        let model = Model { seed, greedy: false, likes: vec![(259, 40.0), (END, 9.0)] };
+        let at = |latency: usize| run(Guide::new(matcher.clone(), false), &model, 150, |_| latency);
+        let (first, stats) = at(1);
+        assert!(stats.refused > 0 && stats.forced > 0 && stats.held > 0, "{stats:?}");
+        for latency in [2, 5, 40] {
+            assert_eq!(at(latency).0, first, "seed {seed}, latency {latency}");
+        }
+    }
+}
+
+/// The second token after an accepted first one is drawn as if a mask had been there all along: chi-square over 8,000 draws.
+#[test]
+fn refusing_and_redrawing_is_masked_sampling() {
+    let rules = Rules { response: Some(Response::Regex("[a-h][0-9]?x".into())), parallel: true, ..Rules::default() };
+    let matcher = matcher(&rules);
+    let likes: Vec<(u32, f64)> = (b'a'..=b'h').zip(1..).map(|(byte, weight)| (u32::from(byte), f64::from(weight) * 12.0)).collect();
+    let draws = 8_000;
+    let count = |always: bool| {
+        let mut counts = [0u32; 8];
+        for seed in 0..draws {
+            let model = Model { seed: mix(seed, u64::from(always)), greedy: false, likes: likes.clone() };
+            let (tokens, _) = run(Guide::new(matcher.clone(), always), &model, 1, |_| 1);
+            counts[(tokens[0] - u32::from(b'a')) as usize] += 1;
+        }
+        counts
+    };
+    // 7 degrees of freedom: above 24.3 once in a thousand.
+    for counts in [count(false), count(true)] {
+        let chi: f64 = counts
+            .iter()
+            .zip(1..)
+            .map(|(&seen, weight)| {
+                let expected = draws as f64 * f64::from(weight) / 36.0;
+                (f64::from(seen) - expected).powi(2) / expected
+            })
+            .sum();
+        assert!(chi < 24.3, "{chi} from {counts:?}");
+    }
+}
+
+#[test]
+fn holding_begins_after_refusals_and_lets_go() {
+    let mut hold = Hold::default();
+    for _ in 1..limits::HOLD_REFUSALS {
+        hold.refused();
+        hold.accepted();
+        assert!(!hold.on());
+    }
+    hold.refused();
+    assert!(hold.on());
+    for _ in 1..limits::HOLD_TOKENS {
+        hold.accepted();
+        assert!(hold.on());
+    }
+    hold.accepted();
+    assert!(!hold.on());
+    for _ in 0..limits::HOLD_WINDOW {
+        hold.accepted();
+    }
+    hold.refused();
+    assert!(!hold.on(), "what is long ago does not count");
+}
+
+#[test]
+fn a_call_is_forced_where_nothing_else_can_come() {
+    let mut guide = Guide::new(matcher(&weather(Choice::Required)), false);
+    assert!(guide.begin(100).unwrap().forced.is_empty());
+    // The engine opens the section; the rest up to the first argument is the grammar's.
+    let judgement = guide.take(&[259], 100).unwrap();
+    let text: Vec<u8> = judgement.forced.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+    assert!(text.starts_with(b"functions.get_weather:0"), "{:?}", String::from_utf8_lossy(&text));
+    assert_eq!(judgement.forced[0], 261);
+    // Where it drew on, what agrees stands and the rest is overruled, without counting against it.
+    let mut guide = Guide::new(matcher(&weather(Choice::Required)), false);
+    guide.begin(100).unwrap();
+    let overruled = guide.take(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
+    assert_eq!(overruled.stand, 3);
+    assert_eq!(overruled.forced, judgement.forced[2..]);
+    assert_eq!(guide.stats().refused, 0);
+    // No room: no more than that.
+    let mut guide = Guide::new(matcher(&weather(Choice::Required)), false);
+    guide.begin(4).unwrap();
+    let judgement = guide.take(&[259], 4).unwrap();
+    assert_eq!(judgement.forced.len(), 3);
+}
