@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{Choice, Compiled, Rules, Tool, ToolDecl};
+use rein_grammar::{Choice, Compiled, Relaxation, Rules, Tool, ToolDecl};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -54,8 +54,9 @@ pub async fn generate(
     let began = Instant::now();
     let compiled = model.compile(rules).await?;
     call.metrics.grammar.compile.observe(began.elapsed());
-    let relaxed = compiled.iter().flat_map(|compiled| compiled.relaxations()).map(|one| one.to_string()).collect();
-    let grammar = compiled.map(|compiled: Arc<Compiled>| Grammar { compiled, always: model.mask_always });
+    let in_words = |one: &Relaxation| format!("{} {} {}", one.tool, one.path, one.keyword).trim().to_owned();
+    let relaxed = compiled.iter().flat_map(Compiled::relaxations).map(in_words).collect();
+    let grammar = compiled.map(|compiled| Grammar { compiled, always: model.mask_always });
     let reading = Reading::Regions { start, tools: declarations, parse_tools, calls_before, grammar };
     let events = generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await?;
     Ok((events, relaxed))

@@ -59,7 +59,7 @@ pub enum Reading {
 /// A compiled grammar, and how it steers.
 #[derive(Debug, Clone)]
 pub struct Grammar {
-    pub compiled: Arc<Compiled>,
+    pub compiled: Compiled,
     /// A mask at every step, for comparison.
     pub always: bool,
 }
@@ -298,8 +298,11 @@ async fn open(
     let grammar = reading.grammar();
     let choice = async |index: u32, lease| {
         let engine = EngineStream::open(lease, plan.start(&call.id, index, &prompt, grammar), call.deadline).await?;
-        let guide = grammar.map(|grammar| Guide::new(grammar.compiled.matcher(), grammar.always));
-        let guided = guide.map(|guide| Guided { guide, max_tokens: plan.limits.max_tokens });
+        let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
+            Ok(matcher) => Ok(Guided { guide: Guide::new(matcher, grammar.always), max_tokens: plan.limits.max_tokens }),
+            Err(error) => Err(Error::from_matcher(error)),
+        };
+        let guided = grammar.map(guide).transpose()?;
         Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.began).await
     };
     choices.push(choice(first, model.pool.lease()?).await?);

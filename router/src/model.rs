@@ -47,7 +47,7 @@ pub struct Bounds {
 }
 
 impl Model {
-    pub fn new(text: TextModel, transports: Vec<EngineTransport>, policy: &Policy) -> Self {
+    pub fn new(mut text: TextModel, transports: Vec<EngineTransport>, policy: &Policy) -> Self {
         let special = |name: &str| text.has_special(name);
         let detect = grammar::Detect {
             template: text.template.as_ref().map(|_| text.template_source()),
@@ -55,6 +55,11 @@ impl Model {
             special: &special,
         };
         let format = policy.format.or_else(|| grammar::detect(&detect)).unwrap_or(grammar::PLAIN);
+        // Some formats end a turn with tokens that no configuration file names.
+        let stops: Vec<u32> = format.stops.iter().filter_map(|stop| text.tokenizer.special_id(stop)).collect();
+        text.stop_token_ids.extend(stops);
+        text.stop_token_ids.sort_unstable();
+        text.stop_token_ids.dedup();
         let grammars = vocabulary(&text).map(|vocab| Grammars::new(format, Arc::new(vocab)));
         Model {
             text,
@@ -106,12 +111,12 @@ impl Model {
     }
 
     /// The grammar of these rules; None: there is nothing to enforce.
-    pub async fn compile(self: &Arc<Self>, rules: Rules) -> Result<Option<Arc<Compiled>>, Error> {
+    pub async fn compile(self: &Arc<Self>, rules: Rules) -> Result<Option<Compiled>, Error> {
         if !rules.binds() {
             return Ok(None);
         }
         let compile = move |model: &Model| match &model.grammars {
-            Ok(grammars) => grammars.compile(&rules).map(Some).map_err(rule_error),
+            Ok(grammars) => grammars.compile(&rules).map_err(rule_error),
             Err(cause) => Err(Error::internal("this model's vocabulary cannot be steered", cause)),
         };
         Self::permitted(self, self.compiling.clone(), compile).await
@@ -196,15 +201,21 @@ pub struct Policy {
 
 fn vocabulary(text: &TextModel) -> Result<Vocab, String> {
     let tokenizer = &text.tokenizer;
-    let tokens = (0..tokenizer.vocab_size() as u32).map(|id| {
+    let tokens = (0..text.vocab_size as u32).map(|id| {
         let bytes = tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default();
         (bytes, tokenizer.special(id).is_some())
     });
-    Vocab::new(tokens, &text.stop_token_ids).map_err(|error| error.to_string())
+    let tokenizer = tokenizer.clone();
+    let encode = move |text: &str| tokenizer.encode(text, Encode::TEXT).unwrap_or_default();
+    Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).map_err(|error| error.to_string())
 }
 
 fn rule_error(error: RuleError) -> Error {
-    Error { code: Some("unenforceable"), ..Error::invalid(error.field(), error.to_string()) }
+    let field = match &error {
+        RuleError::Invalid { field, .. } | RuleError::Unenforceable { field, .. } | RuleError::TooLarge { field, .. } => field,
+        RuleError::Format { field, .. } => *field,
+    };
+    Error { code: Some("unenforceable"), ..Error::invalid(field, error.to_string()) }
 }
 
 pub fn now() -> u64 {

@@ -50,7 +50,7 @@ pub struct Opening {
     pub named_stop_ids: Vec<u32>,
     pub report: Report,
     /// What the output obeys: finished calls are held against their schemas once more.
-    pub grammar: Option<Arc<Compiled>>,
+    pub grammar: Option<Compiled>,
     /// The region that the prompt ends in.
     pub start: Region,
     /// Calls the conversation made before, from which the format's own ids count on.

@@ -28,8 +28,9 @@ fn format() -> &'static Format {
 fn matcher(rules: &Rules) -> Matcher {
     let bytes = (0..=255u8).map(|byte| (vec![byte], false));
     let markers = MARKERS.iter().map(|marker| (marker.as_bytes().to_vec(), true));
-    let vocab = Vocab::new(bytes.chain(markers), &[END]).unwrap();
-    Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().matcher()
+    let encode = |text: &str| text.bytes().map(u32::from).collect();
+    let vocab = Vocab::new(bytes.chain(markers), &[END], Some(Box::new(encode))).unwrap();
+    Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().unwrap().matcher().unwrap()
 }
 
 fn weather(choice: Choice) -> Rules {

@@ -40,6 +40,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
         return Err(Error::invalid("top_logprobs", "'top_logprobs' may only be set when 'logprobs' is true"));
     }
     generation.logprobs = logprobs.then(|| top.unwrap_or(0));
+    generation.return_grammar = fields.bool("return_grammar")?.unwrap_or(false);
     let conversation = conversation(fields)?;
     let tool_choice = constraints::tool_choice(fields)?.unwrap_or(Choice::Auto);
     let parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);

@@ -37,8 +37,9 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
     fields.only(
         "response_format",
         |value| value.get("type").and_then(Value::as_str) == Some("text"),
-        "only the type text; JSON needs a grammar, which this version does not enforce",
+        "only the type text; chat completions enforce the others",
     )?;
+    fields.only("structured_outputs", |_| false, "chat completions have it")?;
     let prompts = prompts(fields.take("prompt"))?;
     let job = CompletionJob {
         model: fields.string("model")?,

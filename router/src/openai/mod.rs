@@ -153,7 +153,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, Delivery), Error> {
         cache_salt: fields.string("cache_salt")?,
         script: fields.ids("script")?.unwrap_or_default(),
         max_tokens_param: completion_limit.map(|_| "max_completion_tokens"),
-        return_grammar: fields.bool("return_grammar")?.unwrap_or(false),
+        return_grammar: false,
     };
     let best_of = fields.integer("best_of", 1)?;
     if best_of.is_some_and(|best_of| best_of != generation.choices()) {
