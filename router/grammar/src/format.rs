@@ -139,6 +139,20 @@ pub enum Member {
     Id(&'static [&'static str]),
 }
 
+impl Member {
+    pub(crate) fn name(&self) -> Option<&'static [&'static str]> {
+        if let Member::Name(keys) = self { Some(keys) } else { None }
+    }
+
+    pub(crate) fn arguments(&self) -> Option<&'static [&'static str]> {
+        if let Member::Arguments(keys) = self { Some(keys) } else { None }
+    }
+
+    pub(crate) fn id(&self) -> Option<&'static [&'static str]> {
+        if let Member::Id(keys) = self { Some(keys) } else { None }
+    }
+}
+
 /// What tells a format when a model directory is opened.
 #[derive(Debug)]
 pub struct Signs {
@@ -158,4 +172,117 @@ pub struct Detect<'a> {
     pub architecture: Option<&'a str>,
     /// Whether the tokenizer has an added token of this text.
     pub special: &'a dyn Fn(&str) -> bool,
+}
+
+impl Format {
+    /// The region that the model's output starts in after `prompt`: the prompt may end inside the reasoning.
+    pub fn start_after(&self, prompt: &str) -> Region {
+        match &self.reasoning {
+            Some(r) if prompt.trim_end().ends_with(spelled(r.open).trim_end()) => Region::Reasoning,
+            _ => Region::Text,
+        }
+    }
+
+    /// The id that a model of this format expects in history for call number `index` (counted over the conversation, from
+    /// 0). None: the format has no ids of its own.
+    pub fn native_id(&self, name: &str, index: usize) -> Option<String> {
+        match self.ids {
+            Ids::None => None,
+            Ids::Ordinal => Some(index.to_string()),
+            Ids::Nine => Some(nine(index)),
+            Ids::Header => {
+                let mut id = String::new();
+                for step in self.header() {
+                    match step {
+                        Step::Lit(s) => id.push_str(s),
+                        Step::Name => id.push_str(name),
+                        Step::Index => id.push_str(&index.to_string()),
+                        _ => {}
+                    }
+                }
+                Some(id)
+            }
+        }
+    }
+
+    /// Whether `text` is one of this format's markers. Other added tokens never become text: a caller that wants to see
+    /// them (tokenizers mark such as `special: false`) hands them to the parser as bytes.
+    pub fn is_marker(&self, text: &str) -> bool {
+        self.all_steps().any(|s| marker(s) == Some(text))
+    }
+
+    /// Whether calls are told by this format at all.
+    pub fn has_calls(&self) -> bool {
+        !self.call.is_empty()
+    }
+
+    /// The steps between the first two markers of a call, when they name the tool.
+    pub(crate) fn header(&self) -> &'static [Step] {
+        let inner = self.call.get(1..).unwrap_or_default();
+        match inner.iter().position(|s| marker(s).is_some()) {
+            Some(n) if inner[..n].contains(&Step::Name) => &inner[..n],
+            _ => &[],
+        }
+    }
+
+    pub(crate) fn codec(&self) -> Codec {
+        let codec = self.call.iter().find_map(|s| if let Step::Args(c) = s { Some(*c) } else { None });
+        codec.unwrap_or(Codec::Json)
+    }
+
+    /// The steps of a call before its arguments, and after them.
+    #[cfg(test)]
+    pub(crate) fn around_arguments(&self) -> (&'static [Step], &'static [Step]) {
+        match self.call.iter().position(|s| matches!(s, Step::Args(_))) {
+            Some(n) => (&self.call[..n], &self.call[n + 1..]),
+            None => (self.call, &[]),
+        }
+    }
+
+    /// The markers of the tool section.
+    pub(crate) fn marker_texts(&self) -> impl Iterator<Item = &'static str> {
+        self.call_steps().filter_map(marker)
+    }
+
+    fn call_steps(&self) -> impl Iterator<Item = &'static Step> {
+        let params: &'static [Step] = match self.codec() {
+            Codec::Params(steps) => steps,
+            _ => &[],
+        };
+        [self.begin, self.call, params, self.between, self.end].into_iter().flatten()
+    }
+
+    pub(crate) fn all_steps(&self) -> impl Iterator<Item = &'static Step> {
+        let reasoning = self.reasoning.iter().flat_map(|r| [r.open, r.close]);
+        let wraps = [Some(&self.text), self.preamble.as_ref()];
+        let wraps = wraps.into_iter().flatten().flat_map(|w| [w.open, w.close]);
+        reasoning.chain(wraps).chain([self.finish]).flatten().chain(self.call_steps())
+    }
+}
+
+/// The marker that a step is, if any.
+pub(crate) fn marker(step: &Step) -> Option<&'static str> {
+    match step {
+        Step::Tok(t) | Step::Maybe(t) => Some(t),
+        _ => None,
+    }
+}
+
+/// The letters of markers and literals.
+pub(crate) fn spelled(steps: &[Step]) -> String {
+    steps.iter().filter_map(|s| if let Step::Tok(t) | Step::Lit(t) = s { Some(*t) } else { None }).collect()
+}
+
+/// Nine letters or digits that tell apart what the index tells apart, and that do not look like a count.
+fn nine(index: usize) -> String {
+    const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    const RANGE: u128 = 62u128.pow(9);
+    // Odd and no multiple of 31, so the product modulo a power of 62 is a permutation.
+    let mut rest = (index as u128 + 1) * 9_837_491_235_711_127 % RANGE;
+    let mut id = String::with_capacity(9);
+    for _ in 0..9 {
+        id.push(char::from(DIGITS[(rest % 62) as usize]));
+        rest /= 62;
+    }
+    id
 }

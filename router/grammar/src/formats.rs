@@ -184,14 +184,7 @@ static FORMATS: &[Format] = &[
         call: &[
             Tok("<tool_call>"),
             Name,
-            Args(Params(&[
-                Tok("<arg_key>"),
-                Key,
-                Tok("</arg_key>"),
-                Tok("<arg_value>"),
-                Value,
-                Tok("</arg_value>"),
-            ])),
+            Args(Params(&[Tok("<arg_key>"), Key, Tok("</arg_key>"), Tok("<arg_value>"), Value, Tok("</arg_value>")])),
             Tok("</tool_call>"),
         ],
         stops: &["<|observation|>", "<|user|>"],
@@ -237,7 +230,12 @@ static FORMATS: &[Format] = &[
         reasoning: Some(Reasoning { open: &[Tok("[THINK]")], close: &[Tok("[/THINK]")], layout: ["", "", ""] }),
         call: &[Tok("[TOOL_CALLS]"), Name, Tok("[ARGS]"), Args(Json)],
         ids: Ids::Nine,
-        signs: Signs { template: &["[TOOL_CALLS]", "[ARGS]"], not: &["[CALL_ID]"], special: Some("[ARGS]"), architectures: &[] },
+        signs: Signs {
+            template: &["[TOOL_CALLS]", "[ARGS]"],
+            not: &["[CALL_ID]"],
+            special: Some("[ARGS]"),
+            architectures: &[],
+        },
         ..BASE
     },
     Format {
@@ -285,7 +283,12 @@ static FORMATS: &[Format] = &[
         begin: &[Tok("<｜DSML｜function_calls>"), Lit("\n")],
         end: &[Tok("</｜DSML｜function_calls>")],
         call: DSML_CALL,
-        signs: Signs { template: &["｜DSML｜", "function_calls"], not: &[], special: None, architectures: &["DeepseekV32ForCausalLM"] },
+        signs: Signs {
+            template: &["｜DSML｜", "function_calls"],
+            not: &[],
+            special: None,
+            architectures: &["DeepseekV32ForCausalLM"],
+        },
         ..BASE
     },
     Format {
@@ -296,7 +299,12 @@ static FORMATS: &[Format] = &[
         begin: &[Tok("<｜DSML｜tool_calls>"), Lit("\n")],
         end: &[Tok("</｜DSML｜tool_calls>")],
         call: DSML_CALL,
-        signs: Signs { template: &["｜DSML｜", "tool_calls>"], not: &["function_calls"], special: Some("｜DSML｜"), architectures: &["DeepseekV4ForCausalLM"] },
+        signs: Signs {
+            template: &["｜DSML｜", "tool_calls>"],
+            not: &["function_calls"],
+            special: Some("｜DSML｜"),
+            architectures: &["DeepseekV4ForCausalLM"],
+        },
         ..BASE
     },
     Format {
@@ -318,7 +326,12 @@ static FORMATS: &[Format] = &[
             Lit("\n```"),
             Tok("<｜tool▁call▁end｜>"),
         ],
-        signs: Signs { template: &["<｜tool▁calls▁begin｜>", "```json"], not: &[], special: None, architectures: &["DeepseekV3ForCausalLM"] },
+        signs: Signs {
+            template: &["<｜tool▁calls▁begin｜>", "```json"],
+            not: &[],
+            special: None,
+            architectures: &["DeepseekV3ForCausalLM"],
+        },
         ..BASE
     },
     Format {
@@ -384,15 +397,7 @@ static FORMATS: &[Format] = &[
             Lit("\""),
             Name,
             Lit("\">\n"),
-            Args(Params(&[
-                Tok("<parameter name="),
-                Lit("\""),
-                Key,
-                Lit("\">"),
-                Value,
-                Tok("</parameter>"),
-                Lit("\n"),
-            ])),
+            Args(Params(&[Tok("<parameter name="), Lit("\""), Key, Lit("\">"), Value, Tok("</parameter>"), Lit("\n")])),
             Tok("</invoke>"),
             Lit("\n"),
         ],
@@ -491,13 +496,7 @@ static FORMATS: &[Format] = &[
         aliases: &["internlm25"],
         models: &["InternLM2.5*", "internlm3*"],
         many: false,
-        call: &[
-            Tok("<|action_start|>"),
-            Tok("<|plugin|>"),
-            Lit("\n"),
-            Args(PARAMETERS),
-            Tok("<|action_end|>"),
-        ],
+        call: &[Tok("<|action_start|>"), Tok("<|plugin|>"), Lit("\n"), Args(PARAMETERS), Tok("<|action_end|>")],
         signs: Signs {
             template: &["<|plugin|>"],
             not: &[],
@@ -512,7 +511,12 @@ static FORMATS: &[Format] = &[
         calls: InsteadOfText,
         between: &[Lit("\n")],
         call: &[Tok("<function_call>"), Lit(" "), Args(OBJECT)],
-        signs: Signs { template: &["<function_call>"], not: &[], special: None, architectures: &["GPTBigCodeForCausalLM"] },
+        signs: Signs {
+            template: &["<function_call>"],
+            not: &[],
+            special: None,
+            architectures: &["GPTBigCodeForCausalLM"],
+        },
         ..BASE
     },
     Format {
@@ -523,12 +527,7 @@ static FORMATS: &[Format] = &[
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(OBJECT)],
-        signs: Signs {
-            template: &["<|tool_call|>", "<|start_of_role|>"],
-            not: &[],
-            special: None,
-            architectures: &[],
-        },
+        signs: Signs { template: &["<|tool_call|>", "<|start_of_role|>"], not: &[], special: None, architectures: &[] },
         ..BASE
     },
     Format {
@@ -590,7 +589,7 @@ static FORMATS: &[Format] = &[
         aliases: &["phi4_mini_functools"],
         models: &["Phi-4-mini* with the functools prompt"],
         calls: InsteadOfText,
-        begin: &[Tok("functools["),],
+        begin: &[Tok("functools[")],
         between: &[Lit(", ")],
         end: &[Lit("]")],
         call: &[Args(OBJECT)],
@@ -678,8 +677,9 @@ pub fn formats() -> &'static [Format] {
 pub fn by_name(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|f| f.name == name || f.aliases.contains(&name))
 }
-/// The format of a model directory: by what its template spells, then by added tokens, then by architecture. None: not
-/// known; [`PLAIN`] reads it without tool calls.
+
+/// The format of a model directory: by what its template spells, then by added tokens, then, when there is no template, by
+/// architecture (with one, a fine-tune has left its family's format). None: not known; [`PLAIN`] reads it without calls.
 pub fn detect(model: &Detect<'_>) -> Option<&'static Format> {
     let by_template = |f: &&Format| {
         let signs = &f.signs;
@@ -695,5 +695,5 @@ pub fn detect(model: &Detect<'_>) -> Option<&'static Format> {
         .iter()
         .find(by_template)
         .or_else(|| FORMATS.iter().find(by_token))
-        .or_else(|| FORMATS.iter().find(by_architecture))
+        .or_else(|| FORMATS.iter().find(|f| model.template.is_none() && by_architecture(f)))
 }

@@ -12,14 +12,15 @@ mod formats;
 mod header;
 mod json;
 mod parse;
+mod python;
 mod render;
 mod scan;
 #[cfg(test)]
 mod tests;
 
 pub use event::Event;
-pub use format::{Codec, Detect, Format, Markers, Reasoning, Signs, Step};
+pub use format::{Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Region, Signs, Step, Wrap};
 pub use formats::{PLAIN, by_name, detect, formats};
-pub use parse::{Parser, ParserOptions, Region, ToolDecl};
+pub use parse::{Parser, ParserOptions, ToolDecl};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
 pub use scan::{OwnedPiece, Piece};
