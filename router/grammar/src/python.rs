@@ -50,3 +50,12 @@ fn literal(value: &Value, out: &mut String) {
         }
     }
 }
+
+/// How a keyword of this name may be spelled.
+pub(crate) fn spellings(name: &str) -> Vec<String> {
+    let mut all = vec![name.to_owned()];
+    if RESERVED.contains(&name) {
+        all.push(format!("{name}_"));
+    }
+    all
+}
