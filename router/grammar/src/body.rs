@@ -1,7 +1,7 @@
 //! The JSON part of a call, read as it grows.
 
 use crate::event::Event;
-use crate::format::Codec;
+use crate::format::{self, Codec};
 use crate::json::{self, Fed, Json};
 use crate::scan::text;
 
@@ -97,6 +97,7 @@ impl Body {
         let progress = match self.codec {
             Codec::Json => self.feed_arguments(b, out),
             Codec::Object { .. } => self.feed_member(b, out),
+            Codec::Params(_) | Codec::Python => Progress::Bad,
         };
         if !self.started && progress != Progress::Bad {
             self.raw.push(b);
@@ -162,12 +163,15 @@ impl Body {
 
     /// What the member is whose key has just been read.
     fn classify(&self) -> Member {
-        let Codec::Object { name, arguments, ignored } = self.codec else { return Member::Other };
+        let Codec::Object { members, ignored } = self.codec else { return Member::Other };
+        let is = |key: &str, kind: fn(&format::Member) -> Option<&'static [&'static str]>| {
+            members.iter().filter_map(kind).any(|keys| keys.contains(&key))
+        };
         let key = self.member.trim_ascii_end().strip_suffix(b":").and_then(json::string).unwrap_or_default();
         let key = key.as_str();
-        if name.contains(&key) && self.name.is_none() {
+        if is(key, format::Member::name) && self.name.is_none() {
             Member::Name
-        } else if arguments.contains(&key) && self.arguments == Arguments::Missing {
+        } else if is(key, format::Member::arguments) && self.arguments == Arguments::Missing {
             Member::Arguments
         } else if ignored.contains(&key) {
             Member::Ignored
@@ -313,9 +317,13 @@ impl Body {
 
     /// The member that was cut is the key of the arguments, or a part of it.
     fn begins_arguments_key(&self) -> bool {
-        let Codec::Object { arguments, .. } = self.codec else { return false };
+        let Codec::Object { members, .. } = self.codec else { return false };
         let member = text(self.member.trim_ascii_end());
-        arguments.iter().any(|key| format!("\"{key}\":").starts_with(&member))
+        members
+            .iter()
+            .filter_map(format::Member::arguments)
+            .flatten()
+            .any(|key| format!("\"{key}\":").starts_with(&member))
     }
 
     /// The output ended between the name and the arguments, or inside arguments that were kept.

@@ -1,26 +1,45 @@
 //! What a format is made of. The table itself is in `formats.rs`.
 
-use crate::parse::Region;
+/// Part of an output, as far as prose goes: what is not a tool call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Region {
+    Reasoning,
+    #[default]
+    Text,
+}
 
 /// How a model writes reasoning, text and tool calls.
 ///
-/// An output is `reasoning? text? (lead begin call (between call)* end)?`.
+/// An output is `reasoning? text? (lead begin call (between call)* end)? finish`, where [`Calls`] says how text and calls
+/// may stand together.
 #[derive(Debug)]
 pub struct Format {
     pub name: &'static str,
+    /// Other names that people know it by.
+    pub aliases: &'static [&'static str],
     /// Models known to write it, for people; `*` stands for any text.
     pub models: &'static [&'static str],
     pub markers: Markers,
     pub reasoning: Option<Reasoning>,
+    /// What surrounds the answer's text. Empty: nothing does.
+    pub text: Wrap,
+    /// What surrounds text that calls follow, where that differs from `text`.
+    pub preamble: Option<Wrap>,
+    pub calls: Calls,
+    /// More than one call in a turn.
+    pub many: bool,
     /// Between text and the first call; not part of the text.
     pub lead: &'static str,
     pub begin: &'static [Step],
     pub between: &'static [Step],
     pub end: &'static [Step],
-    /// Starts with the [`Step::Tok`] that opens a call. Empty: the format has no calls.
+    /// Empty: the format has no calls.
     pub call: &'static [Step],
-    /// The call's header (the steps between its first two markers) is the call's id, and history has to spell it so.
-    pub header_is_id: bool,
+    /// After everything else, before the token that ends the turn.
+    pub finish: &'static [Step],
+    pub ids: Ids,
+    /// Tokens that end a turn although no configuration file may say so.
+    pub stops: &'static [&'static str],
     pub signs: Signs,
 }
 
@@ -35,34 +54,103 @@ pub enum Markers {
 
 #[derive(Debug)]
 pub struct Reasoning {
-    pub open: &'static str,
-    pub close: &'static str,
+    pub open: &'static [Step],
+    pub close: &'static [Step],
     /// What the renderer writes after `open`, before `close` and after `close`. Not empty: newlines at those places are
     /// layout and belong to neither reasoning nor text (the models' own templates strip them from history too).
     pub layout: [&'static str; 3],
+}
+
+#[derive(Debug)]
+pub struct Wrap {
+    pub open: &'static [Step],
+    pub close: &'static [Step],
+}
+
+/// How text and calls share a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Calls {
+    /// Text may come first, then calls.
+    AfterText,
+    /// A turn is text or calls.
+    InsteadOfText,
+    /// Calls first, then text.
+    BeforeText,
+}
+
+/// Ids of calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ids {
+    /// None on the wire.
+    None,
+    /// The call's header (the steps between its first two markers) is its id, and history has to spell it so.
+    Header,
+    /// Nine letters or digits.
+    Nine,
+    /// The call's number in the conversation, in decimal.
+    Ordinal,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// A marker, spelled as [`Markers`] says.
     Tok(&'static str),
+    /// A marker that may be there; never written by the renderer.
+    Maybe(&'static str),
     /// Written by the renderer. The parser forgives blanks and prefixes that are missing.
     Lit(&'static str),
     /// The tool's name.
     Name,
-    /// The call's number, in decimal.
+    /// The call's number in the conversation, in decimal, from 0.
     Index,
+    /// The call's number in this turn, in decimal, from 1.
+    Ordinal,
+    /// The call's id: see [`Ids`].
+    Id,
     /// The arguments.
     Args(Codec),
+    /// Inside [`Codec::Params`]: the argument's name, its value, its JSON type, and whether it is a string (`true`, `false`).
+    Key,
+    Value,
+    Type,
+    IsString,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
     /// One JSON object: the arguments.
     Json,
-    /// One JSON object that holds name and arguments: the first key of each list is written, any is read, in any order.
-    /// `ignored` members carry nothing that an event could tell.
-    Object { name: &'static [&'static str], arguments: &'static [&'static str], ignored: &'static [&'static str] },
+    /// One JSON object that holds name and arguments, written in the order of the members and read in any. `ignored`
+    /// members carry nothing that an event could tell.
+    Object { members: &'static [Member], ignored: &'static [&'static str] },
+    /// These steps once per argument. A string is written as it is, everything else as JSON, so that the schema (or
+    /// `Type`, `IsString`) is needed to read it back. A raw value cannot contain the marker that ends it.
+    Params(&'static [Step]),
+    /// Python keyword arguments, `a="x", n=1`, up to the closing parenthesis.
+    Python,
+}
+
+/// A member of [`Codec::Object`]: the first key of each list is written, any is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Member {
+    Name(&'static [&'static str]),
+    Arguments(&'static [&'static str]),
+    /// The call's id, a string: see [`Ids`].
+    Id(&'static [&'static str]),
+}
+
+impl Member {
+    pub(crate) fn name(&self) -> Option<&'static [&'static str]> {
+        if let Member::Name(keys) = self { Some(keys) } else { None }
+    }
+
+    pub(crate) fn arguments(&self) -> Option<&'static [&'static str]> {
+        if let Member::Arguments(keys) = self { Some(keys) } else { None }
+    }
+
+    pub(crate) fn id(&self) -> Option<&'static [&'static str]> {
+        if let Member::Id(keys) = self { Some(keys) } else { None }
+    }
 }
 
 /// What tells a format when a model directory is opened.
@@ -90,7 +178,7 @@ impl Format {
     /// The region that the model's output starts in after `prompt`: the prompt may end inside the reasoning.
     pub fn start_after(&self, prompt: &str) -> Region {
         match &self.reasoning {
-            Some(r) if prompt.trim_end().ends_with(r.open) => Region::Reasoning,
+            Some(r) if prompt.trim_end().ends_with(spelled(r.open).trim_end()) => Region::Reasoning,
             _ => Region::Text,
         }
     }
@@ -98,26 +186,29 @@ impl Format {
     /// The id that a model of this format expects in history for call number `index` (counted over the conversation, from
     /// 0). None: the format has no ids of its own.
     pub fn native_id(&self, name: &str, index: usize) -> Option<String> {
-        if !self.header_is_id {
-            return None;
-        }
-        let mut id = String::new();
-        for step in self.header() {
-            match step {
-                Step::Lit(s) => id.push_str(s),
-                Step::Name => id.push_str(name),
-                Step::Index => id.push_str(&index.to_string()),
-                Step::Tok(_) | Step::Args(_) => {}
+        match self.ids {
+            Ids::None => None,
+            Ids::Ordinal => Some(index.to_string()),
+            Ids::Nine => Some(nine(index)),
+            Ids::Header => {
+                let mut id = String::new();
+                for step in self.header() {
+                    match step {
+                        Step::Lit(s) => id.push_str(s),
+                        Step::Name => id.push_str(name),
+                        Step::Index => id.push_str(&index.to_string()),
+                        _ => {}
+                    }
+                }
+                Some(id)
             }
         }
-        Some(id)
     }
 
     /// Whether `text` is one of this format's markers. Other added tokens never become text: a caller that wants to see
     /// them (tokenizers mark such as `special: false`) hands them to the parser as bytes.
     pub fn is_marker(&self, text: &str) -> bool {
-        let reasoning = self.reasoning.as_ref().is_some_and(|r| text == r.open || text == r.close);
-        reasoning || self.marker_texts().any(|m| m == text)
+        self.all_steps().any(|s| marker(s) == Some(text))
     }
 
     /// Whether calls are told by this format at all.
@@ -128,7 +219,7 @@ impl Format {
     /// The steps between the first two markers of a call, when they name the tool.
     pub(crate) fn header(&self) -> &'static [Step] {
         let inner = self.call.get(1..).unwrap_or_default();
-        match inner.iter().position(|s| matches!(s, Step::Tok(_))) {
+        match inner.iter().position(|s| marker(s).is_some()) {
             Some(n) if inner[..n].contains(&Step::Name) => &inner[..n],
             _ => &[],
         }
@@ -139,8 +230,59 @@ impl Format {
         codec.unwrap_or(Codec::Json)
     }
 
-    pub(crate) fn marker_texts(&self) -> impl Iterator<Item = &'static str> {
-        let steps = self.begin.iter().chain(self.call).chain(self.between).chain(self.end);
-        steps.filter_map(|s| if let Step::Tok(t) = s { Some(*t) } else { None })
+    /// The steps of a call before its arguments, and after them.
+    #[cfg(test)]
+    pub(crate) fn around_arguments(&self) -> (&'static [Step], &'static [Step]) {
+        match self.call.iter().position(|s| matches!(s, Step::Args(_))) {
+            Some(n) => (&self.call[..n], &self.call[n + 1..]),
+            None => (self.call, &[]),
+        }
     }
+
+    /// The markers of the tool section.
+    pub(crate) fn marker_texts(&self) -> impl Iterator<Item = &'static str> {
+        self.call_steps().filter_map(marker)
+    }
+
+    fn call_steps(&self) -> impl Iterator<Item = &'static Step> {
+        let params: &'static [Step] = match self.codec() {
+            Codec::Params(steps) => steps,
+            _ => &[],
+        };
+        [self.begin, self.call, params, self.between, self.end].into_iter().flatten()
+    }
+
+    pub(crate) fn all_steps(&self) -> impl Iterator<Item = &'static Step> {
+        let reasoning = self.reasoning.iter().flat_map(|r| [r.open, r.close]);
+        let wraps = [Some(&self.text), self.preamble.as_ref()];
+        let wraps = wraps.into_iter().flatten().flat_map(|w| [w.open, w.close]);
+        reasoning.chain(wraps).chain([self.finish]).flatten().chain(self.call_steps())
+    }
+}
+
+/// The marker that a step is, if any.
+pub(crate) fn marker(step: &Step) -> Option<&'static str> {
+    match step {
+        Step::Tok(t) | Step::Maybe(t) => Some(t),
+        _ => None,
+    }
+}
+
+/// The letters of markers and literals.
+pub(crate) fn spelled(steps: &[Step]) -> String {
+    steps.iter().filter_map(|s| if let Step::Tok(t) | Step::Lit(t) = s { Some(*t) } else { None }).collect()
+}
+
+/// Nine letters or digits that tell apart what the index tells apart, and that do not look like a count.
+fn nine(index: usize) -> String {
+    const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    const RANGE: u128 = 62u128.pow(9);
+    // Odd and no multiple of 31, so the product modulo a power of 62 is a permutation.
+    let mut rest = (index as u128 + 1) * 9_837_491_235_711_127 % RANGE;
+    let mut id = String::with_capacity(9);
+    for _ in 0..9 {
+        id.push(char::from(DIGITS[(rest % 62) as usize]));
+        rest /= 62;
+    }
+    id
 }

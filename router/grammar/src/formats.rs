@@ -1,21 +1,53 @@
 //! The table of formats: the only code that spells a marker.
 
-use crate::format::{Codec, Detect, Format, Markers, Reasoning, Signs, Step};
-use Codec::{Json, Object};
-use Step::{Args, Index, Lit, Name, Tok};
+use crate::format::{Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Signs, Step, Wrap};
+use Calls::{AfterText, BeforeText, InsteadOfText};
+use Codec::{Json, Object, Params, Python};
+use Markers::{Either, Special};
+use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type, Value};
 
-const THINK: &str = "<think>";
-const END_THINK: &str = "</think>";
+const NO_WRAP: Wrap = Wrap { open: &[], close: &[] };
+const THINK: Option<Reasoning> =
+    Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["", "", ""] });
+/// Newlines around the markers, as Qwen's templates write them.
+const SPACED_THINK: Option<Reasoning> =
+    Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] });
+const NAME: Member = Member::Name(&["name"]);
+const OBJECT: Codec =
+    Object { members: &[NAME, Member::Arguments(&["arguments", "parameters"])], ignored: &["id", "type"] };
+const PARAMETERS: Codec =
+    Object { members: &[NAME, Member::Arguments(&["parameters", "arguments"])], ignored: &["id", "type"] };
 
-static FORMATS: [Format; 3] = [
+/// What the entries below have in common; each names what differs.
+const BASE: Format = Format {
+    name: "plain",
+    aliases: &[],
+    models: &["models that call no tools"],
+    markers: Either,
+    reasoning: None,
+    text: NO_WRAP,
+    preamble: None,
+    calls: AfterText,
+    many: true,
+    lead: "",
+    begin: &[],
+    between: &[],
+    end: &[],
+    call: &[],
+    finish: &[],
+    ids: Ids::None,
+    stops: &[],
+    signs: Signs { template: &[], not: &[], special: None, architectures: &[] },
+};
+
+static FORMATS: &[Format] = &[
     Format {
         name: "kimi_k2",
+        aliases: &["kimi_k2_thinking", "kimi_k25"],
         models: &["Kimi-K2*", "Kimi-K2-Thinking", "Kimi-K2.5", "Kimi-K2.6"],
-        markers: Markers::Special,
-        reasoning: Some(Reasoning { open: THINK, close: END_THINK, layout: ["", "", ""] }),
-        lead: "",
+        markers: Special,
+        reasoning: THINK,
         begin: &[Tok("<|tool_calls_section_begin|>")],
-        between: &[],
         end: &[Tok("<|tool_calls_section_end|>")],
         call: &[
             Tok("<|tool_call_begin|>"),
@@ -27,52 +59,610 @@ static FORMATS: [Format; 3] = [
             Args(Json),
             Tok("<|tool_call_end|>"),
         ],
-        header_is_id: true,
+        ids: Ids::Header,
         signs: Signs {
             template: &["<|tool_calls_section_begin|>"],
             not: &[],
             special: Some("<|tool_calls_section_begin|>"),
             architectures: &["KimiK2ForCausalLM", "KimiK25ForConditionalGeneration"],
         },
+        ..BASE
     },
     Format {
-        name: "hermes",
-        models: &["Hermes-2-Pro*", "Hermes-3*", "Qwen2.5*", "QwQ*", "Qwen3-*", "granite-4*", "EXAONE-4*"],
-        markers: Markers::Either,
-        reasoning: Some(Reasoning { open: THINK, close: END_THINK, layout: ["\n", "\n", "\n\n"] }),
+        name: "kimi_k3",
+        models: &["Kimi-K3*"],
+        markers: Special,
+        reasoning: Some(Reasoning {
+            open: &[Tok("<|open|>"), Lit("think"), Tok("<|sep|>")],
+            close: &[Tok("<|close|>"), Lit("think"), Tok("<|sep|>")],
+            layout: ["", "", ""],
+        }),
+        text: Wrap {
+            open: &[Tok("<|open|>"), Lit("response"), Tok("<|sep|>")],
+            close: &[Tok("<|close|>"), Lit("response"), Tok("<|sep|>")],
+        },
+        begin: &[Tok("<|open|>"), Lit("tools"), Tok("<|sep|>")],
+        end: &[Tok("<|close|>"), Lit("tools"), Tok("<|sep|>")],
+        call: &[
+            Tok("<|open|>"),
+            Lit("call tool=\""),
+            Name,
+            Lit("\" index=\""),
+            Ordinal,
+            Lit("\""),
+            Tok("<|sep|>"),
+            Args(Params(&[
+                Tok("<|open|>"),
+                Lit("argument key=\""),
+                Key,
+                Lit("\" type=\""),
+                Type,
+                Lit("\""),
+                Tok("<|sep|>"),
+                Value,
+                Tok("<|close|>"),
+                Lit("argument"),
+                Tok("<|sep|>"),
+            ])),
+            Tok("<|close|>"),
+            Lit("call"),
+            Tok("<|sep|>"),
+        ],
+        finish: &[Tok("<|close|>"), Lit("message"), Tok("<|sep|>")],
+        stops: &["<|end_of_msg|>"],
+        signs: Signs {
+            template: &["<|open|>", "<|sep|>"],
+            not: &[],
+            special: Some("<|end_of_msg|>"),
+            architectures: &["KimiK3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "qwen3_coder",
+        aliases: &["qwen3_xml", "qwen35", "nemotron3", "step3p5"],
+        models: &["Qwen3-Coder*", "Qwen3.5*", "Qwen3.6*", "Nemotron-3*", "Step-3.5*"],
+        reasoning: SPACED_THINK,
         lead: "\n",
-        begin: &[],
         between: &[Lit("\n")],
-        end: &[],
         call: &[
             Tok("<tool_call>"),
             Lit("\n"),
-            Args(Object { name: &["name"], arguments: &["arguments", "parameters"], ignored: &["id", "type"] }),
+            Tok("<function="),
+            Name,
+            Lit(">\n"),
+            Args(Params(&[Tok("<parameter="), Key, Lit(">\n"), Value, Lit("\n"), Tok("</parameter>"), Lit("\n")])),
+            Tok("</function>"),
             Lit("\n"),
             Tok("</tool_call>"),
         ],
-        header_is_id: false,
+        signs: Signs {
+            template: &["<tool_call>", "<function="],
+            not: &["<seed:tool_call>"],
+            special: None,
+            architectures: &["Qwen3NextForCausalLM", "NemotronHForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "glm45",
+        aliases: &["glm4_moe", "glm46"],
+        models: &["GLM-4.5*", "GLM-4.6*"],
+        reasoning: Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["", "", "\n"] }),
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: &[
+            Tok("<tool_call>"),
+            Name,
+            Lit("\n"),
+            Args(Params(&[
+                Tok("<arg_key>"),
+                Key,
+                Tok("</arg_key>"),
+                Lit("\n"),
+                Tok("<arg_value>"),
+                Value,
+                Tok("</arg_value>"),
+                Lit("\n"),
+            ])),
+            Tok("</tool_call>"),
+        ],
+        stops: &["<|observation|>", "<|user|>"],
+        signs: Signs {
+            template: &["<tool_call>", "<arg_key>", "<arg_key>{{ k }}</arg_key>\n"],
+            not: &[],
+            special: None,
+            architectures: &["Glm4MoeForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "glm47",
+        aliases: &["glm5"],
+        models: &["GLM-4.7*", "GLM-5*"],
+        reasoning: THINK,
+        call: &[
+            Tok("<tool_call>"),
+            Name,
+            Args(Params(&[Tok("<arg_key>"), Key, Tok("</arg_key>"), Tok("<arg_value>"), Value, Tok("</arg_value>")])),
+            Tok("</tool_call>"),
+        ],
+        stops: &["<|observation|>", "<|user|>"],
+        signs: Signs {
+            template: &["<tool_call>", "<arg_key>"],
+            not: &[],
+            special: Some("<arg_key>"),
+            architectures: &["GlmMoeDsaForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "hermes",
+        aliases: &["qwen25", "qwen3", "granite4"],
+        models: &["Hermes-2-Pro*", "Hermes-3*", "Qwen2.5*", "QwQ*", "Qwen3-*", "granite-4*", "EXAONE-4*"],
+        reasoning: SPACED_THINK,
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: &[Tok("<tool_call>"), Lit("\n"), Args(OBJECT), Lit("\n"), Tok("</tool_call>")],
         signs: Signs {
             template: &["<tool_call>", "arguments"],
             // Others that put something else between the same tags.
-            not: &["<function=", "<arg_key>"],
+            not: &["<function=", "<arg_key>", "<tool_call>["],
             special: None,
             architectures: &["GraniteMoeHybridForCausalLM"],
         },
+        ..BASE
     },
     Format {
-        name: "plain",
-        models: &["models that call no tools"],
-        markers: Markers::Either,
-        reasoning: Some(Reasoning { open: THINK, close: END_THINK, layout: ["\n", "\n", "\n\n"] }),
-        lead: "",
-        begin: &[],
-        between: &[],
-        end: &[],
-        call: &[],
-        header_is_id: false,
-        signs: Signs { template: &[], not: &[], special: None, architectures: &[] },
+        name: "mistral_v11",
+        models: &["Mistral-Small-3.2*"],
+        markers: Special,
+        call: &[Tok("[TOOL_CALLS]"), Name, Tok("[CALL_ID]"), Id, Tok("[ARGS]"), Args(Json)],
+        ids: Ids::Nine,
+        signs: Signs { template: &["[TOOL_CALLS]", "[CALL_ID]"], not: &[], special: None, architectures: &[] },
+        ..BASE
     },
+    Format {
+        name: "mistral_v13",
+        aliases: &["mistral_v15"],
+        models: &["Magistral*", "Devstral-2*", "Ministral-3*", "Mistral-Large-3*"],
+        markers: Special,
+        reasoning: Some(Reasoning { open: &[Tok("[THINK]")], close: &[Tok("[/THINK]")], layout: ["", "", ""] }),
+        call: &[Tok("[TOOL_CALLS]"), Name, Tok("[ARGS]"), Args(Json)],
+        ids: Ids::Nine,
+        signs: Signs {
+            template: &["[TOOL_CALLS]", "[ARGS]"],
+            not: &["[CALL_ID]"],
+            special: Some("[ARGS]"),
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
+        name: "mistral_v3",
+        aliases: &["mistral_v7"],
+        models: &["Mistral-7B-Instruct-v0.3", "Mixtral-8x22B*", "Mistral-Large-2407", "Mistral-Large-2411"],
+        markers: Special,
+        begin: &[Tok("[TOOL_CALLS]"), Lit(" [")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(Object {
+            members: &[NAME, Member::Arguments(&["arguments", "parameters"]), Member::Id(&["id"])],
+            ignored: &["type"],
+        })],
+        ids: Ids::Nine,
+        signs: Signs { template: &["[TOOL_CALLS] ["], not: &["[ARGS]"], special: None, architectures: &[] },
+        ..BASE
+    },
+    Format {
+        name: "mistral_v3_tekken",
+        aliases: &["mistral_nemo", "mistral_v7_tekken"],
+        models: &["Mistral-Nemo*", "Mistral-Small-2501", "Pixtral*"],
+        markers: Special,
+        begin: &[Tok("[TOOL_CALLS]"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(Object {
+            members: &[NAME, Member::Arguments(&["arguments", "parameters"]), Member::Id(&["id"])],
+            ignored: &["type"],
+        })],
+        ids: Ids::Nine,
+        signs: Signs {
+            template: &["[TOOL_CALLS]"],
+            not: &["[ARGS]"],
+            special: Some("[TOOL_CALLS]"),
+            architectures: &["MistralForCausalLM", "MixtralForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "deepseek_v3_2",
+        models: &["DeepSeek-V3.2*"],
+        reasoning: THINK,
+        lead: "\n\n",
+        begin: &[Tok("<｜DSML｜function_calls>"), Lit("\n")],
+        end: &[Tok("</｜DSML｜function_calls>")],
+        call: DSML_CALL,
+        signs: Signs {
+            template: &["｜DSML｜", "function_calls"],
+            not: &[],
+            special: None,
+            architectures: &["DeepseekV32ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "deepseek_v4",
+        models: &["DeepSeek-V4*"],
+        reasoning: THINK,
+        lead: "\n\n",
+        begin: &[Tok("<｜DSML｜tool_calls>"), Lit("\n")],
+        end: &[Tok("</｜DSML｜tool_calls>")],
+        call: DSML_CALL,
+        signs: Signs {
+            template: &["｜DSML｜", "tool_calls>"],
+            not: &["function_calls"],
+            special: Some("｜DSML｜"),
+            architectures: &["DeepseekV4ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "deepseek_v3",
+        aliases: &["deepseek_r1"],
+        models: &["DeepSeek-V3-0324", "DeepSeek-R1-0528", "DeepSeek-R1"],
+        markers: Special,
+        reasoning: Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] }),
+        begin: &[Tok("<｜tool▁calls▁begin｜>")],
+        between: &[Lit("\n")],
+        end: &[Tok("<｜tool▁calls▁end｜>")],
+        call: &[
+            Tok("<｜tool▁call▁begin｜>"),
+            Lit("function"),
+            Tok("<｜tool▁sep｜>"),
+            Name,
+            Lit("\n```json\n"),
+            Args(Json),
+            Lit("\n```"),
+            Tok("<｜tool▁call▁end｜>"),
+        ],
+        signs: Signs {
+            template: &["<｜tool▁calls▁begin｜>", "```json"],
+            not: &[],
+            special: None,
+            architectures: &["DeepseekV3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "deepseek_v3_1",
+        models: &["DeepSeek-V3.1*"],
+        markers: Special,
+        reasoning: THINK,
+        begin: &[Tok("<｜tool▁calls▁begin｜>")],
+        end: &[Tok("<｜tool▁calls▁end｜>")],
+        call: &[Tok("<｜tool▁call▁begin｜>"), Name, Tok("<｜tool▁sep｜>"), Args(Json), Tok("<｜tool▁call▁end｜>")],
+        signs: Signs {
+            template: &["<｜tool▁calls▁begin｜>"],
+            not: &["```json"],
+            special: Some("<｜tool▁calls▁begin｜>"),
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
+        name: "gpt_oss",
+        aliases: &["harmony", "openai"],
+        models: &["gpt-oss-20b", "gpt-oss-120b"],
+        markers: Special,
+        reasoning: Some(Reasoning {
+            open: &[Tok("<|channel|>"), Lit("analysis"), Tok("<|message|>")],
+            close: &[Tok("<|end|>"), Tok("<|start|>"), Lit("assistant")],
+            layout: ["", "", ""],
+        }),
+        text: Wrap { open: &[Tok("<|channel|>"), Lit("final"), Tok("<|message|>")], close: &[] },
+        preamble: Some(Wrap {
+            open: &[Tok("<|channel|>"), Lit("commentary"), Tok("<|message|>")],
+            close: &[Tok("<|end|>"), Tok("<|start|>"), Lit("assistant")],
+        }),
+        many: false,
+        call: &[
+            Tok("<|channel|>"),
+            Lit("commentary to=functions."),
+            Name,
+            Lit(" "),
+            Tok("<|constrain|>"),
+            Lit("json"),
+            Tok("<|message|>"),
+            Args(Json),
+        ],
+        stops: &["<|return|>", "<|call|>"],
+        signs: Signs {
+            template: &["<|channel|>", "<|message|>"],
+            not: &[],
+            special: Some("<|channel|>"),
+            architectures: &["GptOssForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "minimax_m2",
+        models: &["MiniMax-M2*"],
+        reasoning: Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] }),
+        lead: "\n",
+        begin: &[Tok("<minimax:tool_call>"), Lit("\n")],
+        end: &[Tok("</minimax:tool_call>")],
+        call: &[
+            Tok("<invoke name="),
+            Lit("\""),
+            Name,
+            Lit("\">\n"),
+            Args(Params(&[Tok("<parameter name="), Lit("\""), Key, Lit("\">"), Value, Tok("</parameter>"), Lit("\n")])),
+            Tok("</invoke>"),
+            Lit("\n"),
+        ],
+        stops: &["[e~["],
+        signs: Signs {
+            template: &["minimax:tool_call"],
+            not: &[],
+            special: Some("<minimax:tool_call>"),
+            architectures: &["MiniMaxM2ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "seed_oss",
+        models: &["Seed-OSS*"],
+        reasoning: Some(Reasoning {
+            open: &[Tok("<seed:think>")],
+            close: &[Tok("</seed:think>")],
+            layout: ["\n", "\n", "\n"],
+        }),
+        lead: "\n",
+        between: &[Lit("\n")],
+        call: &[
+            Tok("<seed:tool_call>"),
+            Lit("\n"),
+            Tok("<function="),
+            Name,
+            Lit(">\n"),
+            Args(Params(&[Tok("<parameter="), Key, Lit(">"), Value, Tok("</parameter>"), Lit("\n")])),
+            Tok("</function>"),
+            Lit("\n"),
+            Tok("</seed:tool_call>"),
+        ],
+        stops: &["<seed:eos>"],
+        signs: Signs {
+            template: &["<seed:tool_call>"],
+            not: &[],
+            special: Some("<seed:tool_call>"),
+            architectures: &["SeedOssForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "llama_pythonic",
+        aliases: &["pythonic", "llama4_pythonic"],
+        models: &["Llama-3.2*", "Llama-4*", "ToolACE*"],
+        calls: InsteadOfText,
+        begin: &[Maybe("<|python_start|>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]"), Maybe("<|python_end|>")],
+        call: &[Name, Lit("("), Args(Python), Lit(")")],
+        stops: &["<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>"],
+        signs: Signs {
+            template: &["[func_name1(params_name1=params_value1"],
+            not: &[],
+            special: Some("<|python_start|>"),
+            architectures: &["Llama4ForConditionalGeneration"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "llama_json",
+        aliases: &["llama3_json"],
+        models: &["Llama-3.1*", "Llama-3.2*", "Llama-3.3*"],
+        calls: InsteadOfText,
+        many: false,
+        begin: &[Maybe("<|python_tag|>")],
+        call: &[Args(PARAMETERS)],
+        stops: &["<|eom_id|>", "<|eot_id|>"],
+        signs: Signs {
+            template: &["<|start_header_id|>", "\"parameters\""],
+            not: &["<tool_call>"],
+            special: Some("<|python_tag|>"),
+            architectures: &["LlamaForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "jamba",
+        models: &["AI21-Jamba-1.5*", "Jamba*"],
+        begin: &[Tok("<tool_calls>"), Lit("[\n    ")],
+        between: &[Lit(",\n    ")],
+        end: &[Lit("\n]"), Tok("</tool_calls>")],
+        call: &[Args(OBJECT)],
+        stops: &["<|eom|>"],
+        signs: Signs {
+            template: &["<tool_calls>"],
+            not: &["｜DSML｜"],
+            special: Some("<tool_calls>"),
+            architectures: &["JambaForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "internlm2",
+        aliases: &["internlm25"],
+        models: &["InternLM2.5*", "internlm3*"],
+        many: false,
+        call: &[Tok("<|action_start|>"), Tok("<|plugin|>"), Lit("\n"), Args(PARAMETERS), Tok("<|action_end|>")],
+        signs: Signs {
+            template: &["<|plugin|>"],
+            not: &[],
+            special: Some("<|action_start|>"),
+            architectures: &["InternLM2ForCausalLM", "InternLM3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "granite_20b_fc",
+        models: &["granite-20b-functioncalling"],
+        calls: InsteadOfText,
+        between: &[Lit("\n")],
+        call: &[Tok("<function_call>"), Lit(" "), Args(OBJECT)],
+        signs: Signs {
+            template: &["<function_call>"],
+            not: &[],
+            special: None,
+            architectures: &["GPTBigCodeForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "granite",
+        aliases: &["granite_3_0"],
+        models: &["granite-3.0*"],
+        begin: &[Tok("<|tool_call|>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(OBJECT)],
+        signs: Signs { template: &["<|tool_call|>", "<|start_of_role|>"], not: &[], special: None, architectures: &[] },
+        ..BASE
+    },
+    Format {
+        name: "granite_3_1",
+        aliases: &["granite_3_2", "granite_3_3"],
+        models: &["granite-3.1*", "granite-3.2*", "granite-3.3*"],
+        reasoning: THINK,
+        begin: &[Tok("<tool_call>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(OBJECT)],
+        signs: Signs {
+            template: &["<|start_of_role|>", "<tool_call>"],
+            not: &["</tool_call>"],
+            special: None,
+            architectures: &["GraniteForCausalLM", "GraniteMoeForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "minicpm3",
+        models: &["MiniCPM3*"],
+        reasoning: Some(Reasoning {
+            open: &[Tok("<|thought_start|>")],
+            close: &[Tok("<|thought_end|>")],
+            layout: ["\n", "\n", "\n"],
+        }),
+        calls: BeforeText,
+        begin: &[Tok("<|tool_call_start|>"), Lit("\n```python\n")],
+        between: &[Lit("\n")],
+        end: &[Lit("\n```\n"), Tok("<|tool_call_end|>"), Lit("\n")],
+        call: &[Name, Lit("("), Args(Python), Lit(")")],
+        signs: Signs {
+            template: &["<|tool_call_start|>", "```python"],
+            not: &[],
+            special: Some("<|tool_call_start|>"),
+            architectures: &["MiniCPM3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "phi4_mini",
+        models: &["Phi-4-mini*"],
+        begin: &[Tok("<|tool_call|>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]"), Tok("<|/tool_call|>")],
+        call: &[Args(OBJECT)],
+        stops: &["<|end|>"],
+        signs: Signs {
+            template: &["<|tool_call|>", "<|/tool_call|>"],
+            not: &["functools"],
+            special: Some("<|/tool_call|>"),
+            architectures: &["Phi3ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "functools",
+        aliases: &["phi4_mini_functools"],
+        models: &["Phi-4-mini* with the functools prompt"],
+        calls: InsteadOfText,
+        begin: &[Tok("functools[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(OBJECT)],
+        stops: &["<|end|>"],
+        signs: Signs { template: &["functools"], not: &[], special: None, architectures: &[] },
+        ..BASE
+    },
+    Format {
+        name: "command_r7b",
+        aliases: &["command_a", "cohere2"],
+        models: &["c4ai-command-r7b*", "c4ai-command-a*"],
+        markers: Special,
+        reasoning: Some(Reasoning {
+            open: &[Tok("<|START_THINKING|>")],
+            close: &[Tok("<|END_THINKING|>")],
+            layout: ["", "", ""],
+        }),
+        text: Wrap { open: &[Tok("<|START_RESPONSE|>")], close: &[Tok("<|END_RESPONSE|>")] },
+        calls: InsteadOfText,
+        begin: &[Tok("<|START_ACTION|>"), Lit("[\n    ")],
+        between: &[Lit(",\n    ")],
+        end: &[Lit("\n]"), Tok("<|END_ACTION|>")],
+        call: &[Args(Object {
+            members: &[
+                Member::Id(&["tool_call_id"]),
+                Member::Name(&["tool_name", "name"]),
+                Member::Arguments(&["parameters", "arguments"]),
+            ],
+            ignored: &["type"],
+        })],
+        ids: Ids::Ordinal,
+        signs: Signs {
+            template: &["<|START_ACTION|>"],
+            not: &[],
+            special: Some("<|START_ACTION|>"),
+            architectures: &["Cohere2ForCausalLM"],
+        },
+        ..BASE
+    },
+    Format {
+        name: "nemotron_v2",
+        aliases: &["nemotron_nano_v2"],
+        models: &["NVIDIA-Nemotron-Nano-9B-v2", "NVIDIA-Nemotron-Nano-12B-v2"],
+        reasoning: SPACED_THINK,
+        begin: &[Tok("<TOOLCALL>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]"), Tok("</TOOLCALL>")],
+        call: &[Args(OBJECT)],
+        stops: &["<SPECIAL_12>"],
+        signs: Signs { template: &["<TOOLCALL>"], not: &[], special: Some("<TOOLCALL>"), architectures: &[] },
+        ..BASE
+    },
+    Format { reasoning: SPACED_THINK, ..BASE },
+];
+
+const DSML_CALL: &[Step] = &[
+    Tok("<｜DSML｜invoke name="),
+    Lit("\""),
+    Name,
+    Lit("\">\n"),
+    Args(Params(&[
+        Tok("<｜DSML｜parameter name="),
+        Lit("\""),
+        Key,
+        Lit("\" string=\""),
+        IsString,
+        Lit("\">"),
+        Value,
+        Tok("</｜DSML｜parameter>"),
+        Lit("\n"),
+    ])),
+    Tok("</｜DSML｜invoke>"),
+    Lit("\n"),
 ];
 
 /// Reasoning and text only: what a model without a known tool format is read with.
@@ -80,16 +670,16 @@ pub static PLAIN: &Format = &FORMATS[FORMATS.len() - 1];
 
 /// All formats, for listing.
 pub fn formats() -> &'static [Format] {
-    &FORMATS
+    FORMATS
 }
 
-/// A format by its name in the table.
+/// A format by its name in the table, or by another name that people use.
 pub fn by_name(name: &str) -> Option<&'static Format> {
-    FORMATS.iter().find(|f| f.name == name)
+    FORMATS.iter().find(|f| f.name == name || f.aliases.contains(&name))
 }
 
-/// The format of a model directory: by what its template spells, then by added tokens, then by architecture. None: not
-/// known; [`PLAIN`] reads it without tool calls.
+/// The format of a model directory: by what its template spells, then by added tokens, then, when there is no template, by
+/// architecture (with one, a fine-tune has left its family's format). None: not known; [`PLAIN`] reads it without calls.
 pub fn detect(model: &Detect<'_>) -> Option<&'static Format> {
     let by_template = |f: &&Format| {
         let signs = &f.signs;
@@ -105,5 +695,5 @@ pub fn detect(model: &Detect<'_>) -> Option<&'static Format> {
         .iter()
         .find(by_template)
         .or_else(|| FORMATS.iter().find(by_token))
-        .or_else(|| FORMATS.iter().find(by_architecture))
+        .or_else(|| FORMATS.iter().find(|f| model.template.is_none() && by_architecture(f)))
 }

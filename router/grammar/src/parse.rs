@@ -3,19 +3,12 @@
 
 use crate::body::{Body, End, Progress};
 use crate::event::Event;
-use crate::format::{Format, Markers, Step};
+use crate::format::{Format, Markers, Region, Step};
 use crate::header;
 use crate::scan::{FRAME, Input, Piece, framed, text};
 
 /// Blanks that may stand between a spelled call marker and its `{` for it to count inside reasoning.
 const MARKER_GAP: usize = 8;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Region {
-    Reasoning,
-    #[default]
-    Text,
-}
 
 /// A declared tool. The name decides how a header that could be read in two ways is split.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,11 +96,12 @@ enum Cause {
 impl Parser {
     pub fn new(format: &'static Format, options: ParserOptions) -> Self {
         let mut marks = Vec::new();
-        if let Some(r) = &format.reasoning {
-            marks.extend([(Mark::Think, r.open), (Mark::EndThink, r.close)]);
-        }
         let tok = |s: &Step| if let Step::Tok(t) = s { Some(*t) } else { None };
         let first = |steps: &[Step]| steps.iter().find_map(tok);
+        if let Some(r) = &format.reasoning {
+            marks.extend(first(r.open).map(|t| (Mark::Think, t)));
+            marks.extend(first(r.close).map(|t| (Mark::EndThink, t)));
+        }
         marks.extend(first(format.begin).map(|t| (Mark::Begin, t)));
         marks.extend(first(format.end).map(|t| (Mark::End, t)));
         let toks: Vec<_> = format.call.iter().filter_map(tok).collect();

@@ -1,7 +1,9 @@
 //! The renderer: what a model of the format would have written.
 
-use crate::format::{Codec, Format, Markers, Step};
-use crate::parse::Region;
+use serde_json::{Map, Value};
+
+use crate::format::{Codec, Format, Ids, Markers, Member, Region, Step, Wrap, marker};
+use crate::python;
 use crate::scan::OwnedPiece;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,43 +30,45 @@ pub struct RenderOptions {
     pub spelled: bool,
 }
 
-/// The turn as pieces of output, one per marker and per stretch of text.
+/// The turn as pieces of output, one per marker and per stretch of text. Text beside calls is left out where the format has
+/// no place for it ([`Calls::InsteadOfText`](crate::Calls)).
 pub fn render(format: &Format, turn: &Turn, options: RenderOptions) -> Vec<OwnedPiece> {
-    let spelled = options.spelled && format.markers == Markers::Either;
-    let mut out = Pieces { spelled, pieces: Vec::new() };
+    let mut out = Pieces::new(options.spelled && format.markers == Markers::Either);
     match (&format.reasoning, &turn.reasoning) {
         (Some(r), Some(reasoning)) => {
             if options.start == Region::Text {
-                out.marker(r.open);
+                out.plain(r.open);
                 out.text(r.layout[0]);
             }
             out.text(reasoning);
             out.text(r.layout[1]);
-            out.marker(r.close);
+            out.plain(r.close);
             out.text(r.layout[2]);
         }
         (Some(r), None) if options.start == Region::Reasoning => {
-            out.marker(r.close);
+            out.plain(r.close);
             out.text(r.layout[2]);
         }
         _ => {}
     }
-    out.text(&turn.text);
-    if turn.calls.is_empty() {
-        return out.pieces;
-    }
-    if !turn.text.is_empty() {
-        out.text(format.lead);
-    }
-    let empty = Call { name: String::new(), arguments: String::new() };
-    out.steps(format.begin, &empty, 0);
-    for (i, call) in turn.calls.iter().enumerate() {
-        if i > 0 {
-            out.steps(format.between, call, 0);
+    let has_calls = !turn.calls.is_empty() && format.has_calls();
+    match format.calls {
+        crate::format::Calls::AfterText => {
+            let wrap = if has_calls { format.preamble.as_ref().unwrap_or(&format.text) } else { &format.text };
+            out.wrapped(wrap, &turn.text);
+            if has_calls && !turn.text.is_empty() {
+                out.text(format.lead);
+            }
+            out.calls(format, turn, options);
         }
-        out.steps(format.call, call, options.first_index + i);
+        crate::format::Calls::BeforeText => {
+            out.calls(format, turn, options);
+            out.wrapped(&format.text, &turn.text);
+        }
+        crate::format::Calls::InsteadOfText if has_calls => out.calls(format, turn, options),
+        crate::format::Calls::InsteadOfText => out.wrapped(&format.text, &turn.text),
     }
-    out.steps(format.end, &empty, 0);
+    out.plain(format.finish);
     out.pieces
 }
 
@@ -81,12 +85,29 @@ pub fn render_text(pieces: &[OwnedPiece]) -> String {
     crate::scan::text(&bytes)
 }
 
+/// What the steps of one call speak of.
+#[derive(Default)]
+struct Scope<'a> {
+    name: &'a str,
+    arguments: &'a str,
+    id: String,
+    index: usize,
+    ordinal: usize,
+    /// Inside [`Codec::Params`].
+    key: &'a str,
+    value: Option<&'a Value>,
+}
+
 struct Pieces {
     spelled: bool,
     pieces: Vec<OwnedPiece>,
 }
 
 impl Pieces {
+    fn new(spelled: bool) -> Self {
+        Self { spelled, pieces: Vec::new() }
+    }
+
     fn marker(&mut self, marker: &str) {
         if self.spelled {
             self.text(marker);
@@ -103,21 +124,108 @@ impl Pieces {
         }
     }
 
-    fn steps(&mut self, steps: &[Step], call: &Call, index: usize) {
+    /// Steps outside any call.
+    fn plain(&mut self, steps: &[Step]) {
+        self.steps(steps, &Scope::default());
+    }
+
+    fn wrapped(&mut self, wrap: &Wrap, text: &str) {
+        if !text.is_empty() {
+            self.plain(wrap.open);
+            self.text(text);
+            self.plain(wrap.close);
+        }
+    }
+
+    fn calls(&mut self, format: &Format, turn: &Turn, options: RenderOptions) {
+        if turn.calls.is_empty() || !format.has_calls() {
+            return;
+        }
+        self.plain(format.begin);
+        for (i, call) in turn.calls.iter().enumerate() {
+            if i > 0 {
+                self.plain(format.between);
+            }
+            let index = options.first_index + i;
+            let id = match format.ids {
+                Ids::None | Ids::Header => String::new(),
+                Ids::Nine | Ids::Ordinal => format.native_id(&call.name, index).unwrap_or_default(),
+            };
+            let (name, arguments) = (call.name.as_str(), call.arguments.as_str());
+            let scope = Scope { name, arguments, id, index, ordinal: i + 1, ..Scope::default() };
+            self.steps(format.call, &scope);
+        }
+        self.plain(format.end);
+    }
+
+    fn steps(&mut self, steps: &[Step], scope: &Scope<'_>) {
         for step in steps {
             match step {
                 Step::Tok(t) => self.marker(t),
+                Step::Maybe(_) => {}
                 Step::Lit(l) => self.text(l),
-                Step::Name => self.text(&call.name),
-                Step::Index => self.text(&index.to_string()),
-                Step::Args(Codec::Json) => self.text(&call.arguments),
-                Step::Args(Codec::Object { name, arguments, .. }) => {
-                    let quoted = serde_json::Value::from(call.name.as_str());
-                    let (n, a) = (name.first().unwrap_or(&"name"), arguments.first().unwrap_or(&"arguments"));
-                    self.text(&format!("{{\"{n}\": {quoted}, \"{a}\": {}}}", call.arguments));
-                }
+                Step::Name => self.text(scope.name),
+                Step::Index => self.text(&scope.index.to_string()),
+                Step::Ordinal => self.text(&scope.ordinal.to_string()),
+                Step::Id => self.text(&scope.id),
+                Step::Key => self.text(scope.key),
+                Step::Value => self.text(&raw(scope.value)),
+                Step::Type => self.text(json_type(scope.value)),
+                Step::IsString => self.text(if scope.value.is_some_and(Value::is_string) { "true" } else { "false" }),
+                Step::Args(codec) => self.arguments(*codec, scope),
             }
         }
+    }
+
+    fn arguments(&mut self, codec: Codec, scope: &Scope<'_>) {
+        match codec {
+            Codec::Json => self.text(scope.arguments),
+            Codec::Object { members, .. } => {
+                let quoted = |s: &str| Value::from(s).to_string();
+                let members: Vec<String> = members
+                    .iter()
+                    .map(|member| {
+                        let (keys, value) = match member {
+                            Member::Name(keys) => (keys, quoted(scope.name)),
+                            Member::Arguments(keys) => (keys, scope.arguments.to_owned()),
+                            Member::Id(keys) => (keys, quoted(&scope.id)),
+                        };
+                        format!("{}: {value}", quoted(keys.first().copied().unwrap_or_default()))
+                    })
+                    .collect();
+                self.text(&format!("{{{}}}", members.join(", ")));
+            }
+            Codec::Params(steps) => {
+                for (key, value) in &object(scope.arguments) {
+                    self.steps(steps, &Scope { key, value: Some(value), ..Scope::default() });
+                }
+            }
+            Codec::Python => self.text(&python::keywords(&object(scope.arguments))),
+        }
+    }
+}
+
+fn object(arguments: &str) -> Map<String, Value> {
+    serde_json::from_str(arguments).unwrap_or_default()
+}
+
+/// A string as it is, everything else as JSON.
+fn raw(value: Option<&Value>) -> String {
+    match value {
+        Some(Value::String(s)) => s.clone(),
+        Some(value) => value.to_string(),
+        None => String::new(),
+    }
+}
+
+fn json_type(value: Option<&Value>) -> &'static str {
+    match value {
+        Some(Value::String(_)) => "string",
+        Some(Value::Number(_)) => "number",
+        Some(Value::Bool(_)) => "boolean",
+        Some(Value::Array(_)) => "array",
+        Some(Value::Object(_)) => "object",
+        Some(Value::Null) | None => "null",
     }
 }
 
@@ -125,9 +233,11 @@ impl Format {
     /// Cuts a transcript in which special tokens are spelled into pieces, as a tokenizer would that has every marker of
     /// this format as a token: for transcripts that come without token ids.
     pub fn split(&self, transcript: &str) -> Vec<OwnedPiece> {
-        let reasoning = self.reasoning.iter().flat_map(|r| [r.open, r.close]);
-        let markers: Vec<&str> = reasoning.chain(self.marker_texts()).filter(|m| !m.is_empty()).collect();
-        let mut out = Pieces { spelled: false, pieces: Vec::new() };
+        let mut markers: Vec<&str> = self.all_steps().filter_map(marker).chain(self.stops.iter().copied()).collect();
+        // The longest first: one may begin with another.
+        markers.sort_by_key(|m| std::cmp::Reverse(m.len()));
+        markers.dedup();
+        let mut out = Pieces::new(false);
         let mut rest = transcript;
         while !rest.is_empty() {
             if let Some(m) = markers.iter().find(|m| rest.starts_with(**m)) {

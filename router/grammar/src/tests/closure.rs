@@ -1,7 +1,7 @@
 //! Whatever the renderer writes, the parser reads back, however it is cut.
 
-use super::{Random, cuts, options, parse};
-use crate::{Call, Event, Format, Markers, Region, RenderOptions, Turn, formats, render};
+use super::{Random, covered, cuts, options, parse};
+use crate::{Call, Event, Format, Markers, Region, RenderOptions, Turn, render};
 use serde_json::{Map, Value, json};
 
 const CASES: u64 = 2000;
@@ -127,7 +127,7 @@ fn expected(format: &Format, turn: &Turn, first_index: usize) -> Vec<Event> {
 
 #[test]
 fn rendered_turns_are_read_back_however_they_are_cut() {
-    for format in formats() {
+    for format in covered() {
         for seed in 0..CASES {
             let mut random = Random::new(seed);
             let turn = turn(format, &mut random);
@@ -147,7 +147,7 @@ fn rendered_turns_are_read_back_however_they_are_cut() {
 /// An output may stop anywhere: a call that is not whole is never told as one, and nothing told before is taken back.
 #[test]
 fn a_truncated_turn_never_tells_a_whole_call_that_is_not() {
-    for format in formats().iter().filter(|f| f.has_calls()) {
+    for format in covered().filter(|f| f.has_calls()) {
         for seed in 0..60 {
             let mut random = Random::new(seed);
             let turn = turn(format, &mut random);
@@ -179,7 +179,7 @@ fn a_truncated_turn_never_tells_a_whole_call_that_is_not() {
 /// With every byte of arguments pushed, all but what is held for UTF-8 has gone out.
 #[test]
 fn arguments_stream_as_they_grow() {
-    for format in formats().iter().filter(|f| f.has_calls()) {
+    for format in covered().filter(|f| f.has_calls()) {
         let call = Call { name: "search".into(), arguments: r#"{"q": "abc </tool_call> def", "n": [1, 2]}"#.into() };
         let turn = Turn { calls: vec![call], ..Turn::default() };
         let mut parser = crate::Parser::new(format, options(Region::Text, NAMES));

@@ -1,7 +1,7 @@
 //! Output of no model: nothing panics, nothing is lost, nothing depends on the cuts, nothing takes quadratic time.
 
-use super::{Random, cut, cuts, fold, options, parse};
-use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, formats};
+use super::{Random, covered, cut, cuts, fold, options, parse};
+use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region};
 
 const ATOMS: &[&str] = &[
     "{",
@@ -73,7 +73,7 @@ fn told(events: &[Event]) -> String {
 
 #[test]
 fn no_word_is_lost_and_no_cut_matters() {
-    for format in formats() {
+    for format in covered() {
         for seed in 0..6000 {
             let mut random = Random::new(seed);
             let (pieces, words) = output(format, &mut random);
@@ -94,7 +94,7 @@ fn no_word_is_lost_and_no_cut_matters() {
 
 #[test]
 fn random_bytes_do_not_panic() {
-    for format in formats() {
+    for format in covered() {
         let markers: Vec<&str> = format.marker_texts().collect();
         for seed in 0..3000 {
             let mut random = Random::new(seed);
@@ -135,7 +135,7 @@ fn time_is_linear() {
         "</tool_call>",
     ];
     let many = |atom: &str, bytes: usize| atom.repeat(bytes / atom.len()).into_bytes();
-    for format in formats() {
+    for format in covered() {
         let markers: Vec<&str> = format.marker_texts().collect();
         for start in [Region::Text, Region::Reasoning] {
             for atom in hostile {

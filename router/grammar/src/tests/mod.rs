@@ -7,6 +7,10 @@ mod lenient;
 
 use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Region, ToolDecl};
 
+pub fn covered() -> impl Iterator<Item = &'static Format> {
+    crate::formats().iter().filter(|f| ["kimi_k2", "hermes", "plain"].contains(&f.name))
+}
+
 pub struct Random(u64);
 
 impl Random {

@@ -1,0 +1,283 @@
+//! Grammars of requests, compiled and kept.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+
+use crate::format::Format;
+use crate::lark::{First, Written, count_prefix, write};
+use crate::limits::{MAX_CACHED_GRAMMARS, MAX_GRAMMAR_BYTES, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS};
+use crate::matcher::{Matcher, MatcherError};
+use crate::rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Violation};
+use crate::schema;
+use crate::validate::{self, Validators};
+use crate::vocab::Vocab;
+
+/// The grammars of one model.
+pub struct Grammars {
+    format: &'static Format,
+    vocab: Arc<Vocab>,
+    cache: Mutex<Cache>,
+    /// Two, so that the key of a grammar is 128 bits that nobody outside can aim at.
+    hashers: [RandomState; 2],
+}
+
+type Key = [u64; 2];
+
+#[derive(Default)]
+struct Cache {
+    entries: HashMap<Key, (Arc<Shared>, u64)>,
+    clock: u64,
+}
+
+/// What requests with the same tools share.
+struct Shared {
+    /// Never advanced: each request gets a copy.
+    fresh: llguidance::Matcher,
+    vocab: Arc<Vocab>,
+    relaxations: Vec<Relaxation>,
+    validators: Validators,
+    first: First,
+    lark: String,
+}
+
+/// The grammar of a request.
+#[derive(Clone)]
+pub struct Compiled {
+    shared: Arc<Shared>,
+    calls_before: usize,
+}
+
+impl std::fmt::Debug for Compiled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Compiled").field("relaxations", &self.shared.relaxations).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Grammars {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grammars").field("format", &self.format.name).finish_non_exhaustive()
+    }
+}
+
+impl Grammars {
+    pub fn new(format: &'static Format, vocab: Arc<Vocab>) -> Self {
+        let hashers = [RandomState::new(), RandomState::new()];
+        Self { format, vocab, cache: Mutex::default(), hashers }
+    }
+
+    /// The grammar of a request; none where there is nothing to enforce.
+    pub fn compile(&self, rules: &Rules) -> Result<Option<Compiled>, RuleError> {
+        if !rules.binds() {
+            return Ok(None);
+        }
+        if !self.format.has_calls() && rules.response.is_none() && !rules.must_call() {
+            // Tools that nobody can call: fine if nobody shall, and for the prompt's sake.
+            if rules.choice == Choice::None {
+                return Ok(None);
+            }
+        }
+        let key = self.key(rules);
+        let calls_before = rules.calls_before;
+        if let Some(shared) = self.cached(key) {
+            return Ok(Some(Compiled { shared, calls_before }));
+        }
+        check(rules)?;
+        let shared = Arc::new(self.build(rules)?);
+        self.keep(key, shared.clone());
+        Ok(Some(Compiled { shared, calls_before }))
+    }
+
+    fn build(&self, rules: &Rules) -> Result<Shared, RuleError> {
+        let mut loose = false;
+        loop {
+            let written = write(self.format, &self.vocab, rules, loose)?;
+            strictly(rules, &written.relaxations)?;
+            if written.lark.len() > MAX_GRAMMAR_BYTES {
+                let (found, limit) = (written.lark.len(), MAX_GRAMMAR_BYTES);
+                return Err(RuleError::TooLarge {
+                    field: "tools".into(),
+                    what: "the size of the grammar",
+                    found,
+                    limit,
+                });
+            }
+            match self.parser(&written) {
+                Ok(fresh) => {
+                    let Written { relaxations, first, lark, .. } = written;
+                    let validators = Validators::new(rules);
+                    return Ok(Shared { fresh, vocab: self.vocab.clone(), relaxations, validators, first, lark });
+                }
+                Err(_) if !loose => loose = true,
+                Err(problem) => {
+                    let field = if rules.response.is_some() { "response_format" } else { "tools" };
+                    return Err(RuleError::invalid(field, problem));
+                }
+            }
+        }
+    }
+
+    fn parser(&self, written: &Written) -> Result<llguidance::Matcher, String> {
+        let main = GrammarWithLexer::from_lark(written.lark.clone());
+        let foreign = written.foreign.iter().map(|(name, lark)| GrammarWithLexer {
+            name: Some(name.clone()),
+            lark_grammar: Some(lark.clone()),
+            ..GrammarWithLexer::default()
+        });
+        let grammars = std::iter::once(main).chain(foreign).collect();
+        let parser = self.vocab.factory().create_parser(TopLevelGrammar { grammars, max_tokens: None });
+        let matcher = llguidance::Matcher::new(parser);
+        match matcher.get_error() {
+            None => Ok(matcher),
+            Some(e) => Err(e.lines().next().unwrap_or_default().to_owned()),
+        }
+    }
+
+    fn key(&self, rules: &Rules) -> Key {
+        let Rules { tools, choice, parallel, response, start, calls_before: _, enforcement } = rules;
+        self.hashers.each_ref().map(|state| {
+            let mut h = state.build_hasher();
+            for tool in tools {
+                (&tool.name, tool.strict, tool.parameters.as_ref().map(ToString::to_string)).hash(&mut h);
+            }
+            format!("{choice:?} {parallel} {start:?} {enforcement:?}").hash(&mut h);
+            match response {
+                Some(Response::JsonSchema { schema, strict }) => (schema.to_string(), strict).hash(&mut h),
+                other => format!("{other:?}").hash(&mut h),
+            }
+            h.finish()
+        })
+    }
+
+    fn cached(&self, key: Key) -> Option<Arc<Shared>> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.clock += 1;
+        let now = cache.clock;
+        let (shared, used) = cache.entries.get_mut(&key)?;
+        *used = now;
+        Some(shared.clone())
+    }
+
+    fn keep(&self, key: Key, shared: Arc<Shared>) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.clock += 1;
+        let now = cache.clock;
+        if cache.entries.len() >= MAX_CACHED_GRAMMARS
+            && let Some(oldest) = cache.entries.iter().min_by_key(|(_, (_, used))| *used).map(|(k, _)| *k)
+        {
+            cache.entries.remove(&oldest);
+        }
+        cache.entries.insert(key, (shared, now));
+    }
+}
+
+impl Compiled {
+    /// A matcher at the start of the output.
+    pub fn matcher(&self) -> Result<Matcher, MatcherError> {
+        let mut inner = self.shared.fresh.deep_clone();
+        let first = match self.shared.first {
+            First::Nothing => None,
+            First::Conversation => Some(self.calls_before),
+            First::Turn => Some(1),
+        };
+        if let Some(first) = first {
+            let prefix = count_prefix(first)
+                .ok_or_else(|| MatcherError::Limit(format!("the conversation has {first} calls already")))?;
+            inner.consume_tokens(&prefix).map_err(|e| MatcherError::Internal(e.to_string()))?;
+        }
+        Ok(Matcher::new(inner, self.shared.vocab.clone()))
+    }
+
+    /// What the grammar leaves to validation.
+    pub fn relaxations(&self) -> &[Relaxation] {
+        &self.shared.relaxations
+    }
+
+    /// Validates finished arguments.
+    pub fn validate(&self, name: &str, arguments: &str) -> Result<(), Violation> {
+        self.shared.validators.call(name, arguments)
+    }
+
+    /// Validates a finished response.
+    pub fn validate_response(&self, text: &str) -> Result<(), Violation> {
+        self.shared.validators.response(text)
+    }
+
+    /// The grammar in llguidance's syntax, for people.
+    pub fn lark(&self) -> &str {
+        &self.shared.lark
+    }
+}
+
+/// A strict schema has to be enforced wholly.
+fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> {
+    let strict_response = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
+    let strict = |tool: &str| match tool {
+        "" => strict_response,
+        name => rules.tools.iter().any(|t| t.strict && t.name == name),
+    };
+    match relaxations.iter().find(|r| strict(&r.tool)) {
+        None => Ok(()),
+        Some(Relaxation { tool, path, keyword }) => Err(RuleError::Unenforceable {
+            field: match tool.as_str() {
+                "" => "response_format.json_schema.schema".into(),
+                name => format!("tools[{name}].function.parameters"),
+            },
+            path: if path.is_empty() { "the root".into() } else { path.clone() },
+            keyword: keyword.clone(),
+            reason: "the schema is strict, and the grammar has no means for this keyword".into(),
+        }),
+    }
+}
+
+fn check(rules: &Rules) -> Result<(), RuleError> {
+    if rules.tools.len() > MAX_TOOLS {
+        let (found, limit) = (rules.tools.len(), MAX_TOOLS);
+        return Err(RuleError::TooLarge { field: "tools".into(), what: "the number of tools", found, limit });
+    }
+    let mut names = std::collections::HashSet::new();
+    let mut bytes = 0;
+    for tool in &rules.tools {
+        let field = format!("tools[{}].function", tool.name);
+        if tool.name.is_empty() || tool.name.len() > MAX_NAME_BYTES {
+            return Err(RuleError::invalid(field, format!("a name has 1 to {MAX_NAME_BYTES} bytes")));
+        }
+        if !names.insert(&tool.name) {
+            return Err(RuleError::invalid(field, "two tools have this name"));
+        }
+        let wanted = rules.enforced(tool) == Enforcement::NamesAndArguments;
+        if let Some(parameters) = tool.parameters.as_ref().filter(|p| wanted && !p.is_null()) {
+            let field = field + ".parameters";
+            bytes += schema::check(parameters, &field)?;
+            validate::check(parameters, &field)?;
+        }
+    }
+    if let Some(Response::JsonSchema { schema, .. }) = &rules.response {
+        bytes += schema::check(schema, "response_format.json_schema.schema")?;
+        validate::check(schema, "response_format.json_schema.schema")?;
+    }
+    if bytes > MAX_SCHEMAS_BYTES {
+        let (found, limit) = (bytes, MAX_SCHEMAS_BYTES);
+        return Err(RuleError::TooLarge {
+            field: "tools".into(),
+            what: "the size of all schemas in bytes",
+            found,
+            limit,
+        });
+    }
+    let unknown = |name: &String| !names.contains(name);
+    match &rules.choice {
+        Choice::Named(name) if unknown(name) => {
+            Err(RuleError::invalid("tool_choice", format!("no tool {name:?} is declared")))
+        }
+        Choice::Allowed { names, .. } if names.iter().any(unknown) => {
+            Err(RuleError::invalid("tool_choice", "it allows a tool that is not declared"))
+        }
+        _ if rules.must_call() && rules.callable().is_empty() => {
+            Err(RuleError::invalid("tool_choice", "a call is demanded, but no tool can be called"))
+        }
+        _ => Ok(()),
+    }
+}

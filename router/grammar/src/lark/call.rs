@@ -1,0 +1,186 @@
+//! A call of one tool: its steps with the tool's name and schema.
+
+use serde_json::{Value, json};
+
+use super::count::Count;
+use super::marker::{Marking, Missing, Piece, join, lit};
+use super::{blanks, escape, literal};
+use crate::format::{Codec, Ids, Markers, Member, Step};
+use crate::python;
+use crate::rules::{Enforcement, RuleError, Tool};
+use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
+
+/// Names that the arguments of an unenforced call may have.
+const ANY_KEY: &str = "[A-Za-z_][A-Za-z0-9_.-]{0,63}";
+
+pub(super) struct Caller<'a> {
+    pub marking: &'a Marking<'a>,
+    pub count: Option<&'a Count>,
+}
+
+/// Why a call cannot be written down.
+pub(super) enum CallError {
+    Missing(Missing),
+    Rule(RuleError),
+}
+
+impl From<Missing> for CallError {
+    fn from(e: Missing) -> Self {
+        CallError::Missing(e)
+    }
+}
+
+impl From<RuleError> for CallError {
+    fn from(e: RuleError) -> Self {
+        CallError::Rule(e)
+    }
+}
+
+impl Caller<'_> {
+    /// The pieces of a call of this tool.
+    pub fn call(&self, work: &mut Work<'_>, tool: &Tool, enforced: Enforcement) -> Result<Vec<Piece>, CallError> {
+        let format = self.marking.format;
+        let mut out = Vec::new();
+        for step in format.call {
+            match step {
+                Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
+                Step::Lit(l) => out.push(lit(l)),
+                Step::Name => out.push(Piece::Text(tool.name.clone())),
+                Step::Index | Step::Ordinal => out.push(self.number()),
+                Step::Id => out.push(self.id()),
+                Step::Args(codec) => self.arguments(*codec, work, tool, enforced, &mut out)?,
+                Step::Key | Step::Value | Step::Type | Step::IsString => {}
+            }
+        }
+        Ok(out)
+    }
+
+    fn number(&self) -> Piece {
+        match self.count {
+            Some(count) => Piece::Rule(format!("{}::_", count.digits)),
+            None => Piece::Regex("(0|[1-9][0-9]{0,3})".into()),
+        }
+    }
+
+    fn id(&self) -> Piece {
+        match self.marking.format.ids {
+            Ids::Ordinal => self.number(),
+            _ => Piece::Regex("[a-zA-Z0-9]{9}".into()),
+        }
+    }
+
+    fn arguments(
+        &self,
+        codec: Codec,
+        work: &mut Work<'_>,
+        tool: &Tool,
+        enforced: Enforcement,
+        out: &mut Vec<Piece>,
+    ) -> Result<(), CallError> {
+        let empty = json!({"type": "object", "properties": {}});
+        let any = json!({"type": "object", "additionalProperties": true});
+        let schema: &Value = match (&tool.parameters, enforced) {
+            (_, Enforcement::Off | Enforcement::Names) => &any,
+            (None | Some(Value::Null), _) => &empty,
+            (Some(schema), _) => schema,
+        };
+        let names_only = enforced != Enforcement::NamesAndArguments;
+        let dialect = if codec == Codec::Python { Dialect::Python } else { Dialect::Json };
+        let field = format!("tools[{}].function.parameters", tool.name);
+        let mut compiler = Compiler::new(work, schema, &tool.name, field, dialect);
+        match codec {
+            Codec::Json => {
+                let rule = compiler.document()?;
+                out.extend([Piece::Regex(blanks()), Piece::Rule(rule), Piece::Regex(blanks())]);
+            }
+            Codec::Object { members, .. } => {
+                let arguments = compiler.document()?;
+                out.push(Piece::Regex(blanks()));
+                out.push(Piece::Regex(format!("\\{{{}", blanks())));
+                for (i, member) in members.iter().enumerate() {
+                    if i > 0 {
+                        out.push(Piece::Regex(format!("{},{}", blanks(), blanks())));
+                    }
+                    let (Member::Name(keys) | Member::Arguments(keys) | Member::Id(keys)) = member;
+                    let keys: Vec<_> = keys.iter().map(|k| escape(&quoted(k))).collect();
+                    out.push(Piece::Regex(format!("({}){}:{}", keys.join("|"), blanks(), blanks())));
+                    match member {
+                        Member::Name(_) => out.push(Piece::Text(quoted(&tool.name))),
+                        Member::Arguments(_) => out.push(Piece::Rule(arguments.clone())),
+                        Member::Id(_) => out.extend([Piece::Text("\"".into()), self.id(), Piece::Text("\"".into())]),
+                    }
+                }
+                out.extend([Piece::Regex(format!("{}\\}}", blanks())), Piece::Regex(blanks())]);
+            }
+            Codec::Params(steps) => {
+                let before = steps.split(|s| *s == Step::Value).next().unwrap_or_default();
+                let after = steps.get(before.len() + 1..).unwrap_or_default();
+                let closer = self.closer(compiler.work, after)?;
+                // Markers were found above or are found here; a format has all or none.
+                self.before(before, "", "")?;
+                let spell = |w: &mut super::Writer, key: &str, kind: &str| {
+                    let pieces = self.before(before, key, kind).unwrap_or_default();
+                    join(w, &pieces)
+                };
+                let pattern = Pattern {
+                    before: &spell,
+                    closer,
+                    typed: before.contains(&Step::Type),
+                    string_or_not: before.contains(&Step::IsString),
+                };
+                let rule =
+                    if names_only { compiler.any_arguments(&pattern, "") } else { compiler.arguments(&pattern)? };
+                out.push(Piece::Rule(rule));
+            }
+            Codec::Python => {
+                let rule = if names_only { compiler.any_keywords() } else { compiler.keywords(&python::spellings)? };
+                out.push(Piece::Rule(rule));
+            }
+        }
+        Ok(())
+    }
+
+    /// Before an argument's value; an empty key stands for any.
+    fn before(&self, steps: &[Step], key: &str, kind: &str) -> Result<Vec<Piece>, Missing> {
+        let mut out = Vec::new();
+        for step in steps {
+            match step {
+                Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
+                // Blanks before a raw value are part of it.
+                Step::Lit(l) => out.push(Piece::Text((*l).to_owned())),
+                Step::Key if key.is_empty() => out.push(Piece::Regex(ANY_KEY.into())),
+                Step::Key => out.push(Piece::Text(key.to_owned())),
+                Step::Type => out.push(Piece::Text(kind.to_owned())),
+                Step::IsString => out.push(Piece::Text((kind == "string").to_string())),
+                _ => {}
+            }
+        }
+        Ok(out)
+    }
+
+    fn closer(&self, work: &mut Work<'_>, after: &[Step]) -> Result<Closer, Missing> {
+        let at = after.iter().position(|s| matches!(s, Step::Tok(_))).unwrap_or(after.len());
+        let lead: String =
+            after[..at].iter().filter_map(|s| if let Step::Lit(l) = s { Some(*l) } else { None }).collect();
+        let Some(Step::Tok(text)) = after.get(at) else {
+            return Ok(Closer { lead, marker: None, forbidden: None, rest: String::new(), whole: String::new() });
+        };
+        let mut rest = vec![self.marking.marker(text)?];
+        rest.extend(self.marking.plain(&after[at + 1..])?);
+        let spelled = matches!(rest.first(), Some(Piece::Text(_)));
+        let forbidden = (self.marking.format.markers == Markers::Either).then_some(*text);
+        let mut whole = vec![Piece::Text(lead.clone())];
+        whole.extend(rest.iter().cloned());
+        let whole = join(work.writer, &whole);
+        if spelled {
+            rest.remove(0);
+        }
+        let rest = join(work.writer, &rest);
+        Ok(Closer { lead, marker: spelled.then_some(*text), forbidden, rest, whole })
+    }
+}
+
+/// Whether a name can be written where the format writes names.
+pub(super) fn writable(name: &str) -> bool {
+    !name.is_empty() && !name.chars().any(|c| c.is_control() || c == '"' || c == '\\') && !literal(name).is_empty()
+}

@@ -1,0 +1,122 @@
+//! Steps of the table as pieces of grammar, for one vocabulary.
+
+use super::{Writer, blanks, escape, literal, some_blanks};
+use crate::format::{Format, Markers, Step};
+use crate::vocab::Vocab;
+
+/// A piece of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// A special token.
+    Token(u32),
+    Text(String),
+    /// A regular expression.
+    Regex(String),
+    /// A rule, or a group of rules.
+    Rule(String),
+}
+
+/// How the markers of a format look in a vocabulary.
+pub(super) struct Marking<'a> {
+    pub format: &'static Format,
+    pub vocab: &'a Vocab,
+}
+
+/// A marker that the vocabulary lacks although the format has it as one token.
+pub(super) struct Missing(pub &'static str);
+
+impl Marking<'_> {
+    pub fn marker(&self, text: &'static str) -> Result<Piece, Missing> {
+        match (self.vocab.special_id(text), self.format.markers) {
+            (Some(id), _) => Ok(Piece::Token(id)),
+            (None, Markers::Either) => Ok(Piece::Text(text.to_owned())),
+            (None, Markers::Special) => Err(Missing(text)),
+        }
+    }
+
+    /// Steps that speak of no call.
+    pub fn plain(&self, steps: &[Step]) -> Result<Vec<Piece>, Missing> {
+        let mut out = Vec::new();
+        for step in steps {
+            match step {
+                Step::Tok(t) => out.push(self.marker(t)?),
+                Step::Maybe(t) => {
+                    if let Some(id) = self.vocab.special_id(t) {
+                        out.push(Piece::Rule(format!("<[{id}]>?")));
+                    }
+                }
+                Step::Lit(l) => out.push(lit(l)),
+                _ => {}
+            }
+        }
+        Ok(out)
+    }
+
+    /// The markers that may not be spelled in prose, without `except`.
+    pub fn spellings(&self, except: Option<&str>) -> Vec<&'static str> {
+        if self.format.markers == Markers::Special {
+            return Vec::new();
+        }
+        let mut all: Vec<_> = self.format.all_steps().filter_map(crate::format::marker).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.retain(|m| Some(*m) != except);
+        all
+    }
+}
+
+/// A literal of the table. Blanks and the brackets and commas of an array are as free as in JSON.
+pub(super) fn lit(text: &str) -> Piece {
+    let free = |c: char| c.is_ascii_whitespace() || matches!(c, '[' | ']' | ',');
+    if !text.chars().all(free) {
+        return Piece::Text(text.to_owned());
+    }
+    let mut regex = blanks();
+    for c in text.chars().filter(|c| !c.is_ascii_whitespace()) {
+        regex.push_str(&escape(&c.to_string()));
+        regex.push_str(&blanks());
+    }
+    Piece::Regex(regex)
+}
+
+/// A sequence as an expression: neighbours that are text become one lexeme.
+pub(super) fn join(w: &mut Writer, pieces: &[Piece]) -> String {
+    let mut out: Vec<String> = Vec::new();
+    let mut i = 0;
+    while let Some(piece) = pieces.get(i) {
+        match piece {
+            Piece::Token(id) => out.push(format!("<[{id}]>")),
+            Piece::Rule(rule) => out.push(rule.clone()),
+            Piece::Text(_) | Piece::Regex(_) => {
+                let run = pieces[i..].iter().take_while(|p| matches!(p, Piece::Text(_) | Piece::Regex(_))).count();
+                out.extend(lexeme(w, &pieces[i..i + run]));
+                i += run;
+                continue;
+            }
+        }
+        i += 1;
+    }
+    out.join(" ")
+}
+
+fn lexeme(w: &mut Writer, run: &[Piece]) -> Option<String> {
+    let exact: Option<String> =
+        run.iter().map(|p| if let Piece::Text(t) = p { Some(t.as_str()) } else { None }).collect();
+    if let Some(exact) = exact {
+        return (!exact.is_empty()).then(|| literal(&exact));
+    }
+    let blank = Piece::Regex(blanks());
+    // No lexeme may be empty.
+    if run.iter().all(|p| *p == blank) {
+        return Some(format!("{}?", w.regex(&some_blanks())));
+    }
+    let regex: String = run
+        .iter()
+        .map(|p| match p {
+            Piece::Text(t) => escape(t),
+            Piece::Regex(r) => r.clone(),
+            Piece::Token(_) | Piece::Rule(_) => String::new(),
+        })
+        .collect();
+    Some(w.regex(&regex))
+}

@@ -1,0 +1,140 @@
+//! The grammar as Lark text for llguidance.
+
+mod call;
+mod count;
+mod marker;
+mod output;
+mod response;
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use crate::limits::{MAX_BLANKS, MAX_INDENT};
+
+pub(crate) use count::prefix as count_prefix;
+pub(crate) use output::{First, Written, write};
+
+/// Collects rules and terminals; equal bodies become one rule.
+#[derive(Debug, Default)]
+pub(crate) struct Writer {
+    text: String,
+    names: HashMap<String, String>,
+    /// Groups of parametric rules, by what they are made of.
+    groups: HashMap<String, (String, String, String)>,
+    count: usize,
+    /// Grammars that clients sent, by name.
+    pub foreign: Vec<(String, String)>,
+}
+
+impl Writer {
+    /// A rule of this body.
+    pub fn rule(&mut self, body: &str) -> String {
+        if let Some(name) = self.names.get(body) {
+            return name.clone();
+        }
+        let name = self.reserve();
+        self.define(&name, body);
+        self.names.insert(body.to_owned(), name.clone());
+        name
+    }
+
+    /// A name for a rule that is defined later, for recursion.
+    pub fn reserve(&mut self) -> String {
+        self.count += 1;
+        format!("r{}", self.count)
+    }
+
+    pub fn define(&mut self, name: &str, body: &str) {
+        let _ = writeln!(self.text, "{name}: {body}");
+    }
+
+    /// A rule that passes its parameter on.
+    pub fn define_parametric(&mut self, name: &str, alternatives: &[String]) {
+        let _ = writeln!(self.text, "{name}::_ : {}", alternatives.join("\n    | "));
+    }
+
+    /// A lexeme.
+    pub fn terminal(&mut self, body: &str) -> String {
+        let key = format!("terminal {body}");
+        if let Some(name) = self.names.get(&key) {
+            return name.clone();
+        }
+        self.count += 1;
+        let name = format!("T{}", self.count);
+        self.define(&name, body);
+        self.names.insert(key, name.clone());
+        name
+    }
+
+    /// A lexeme that ends at its first match.
+    pub fn lazy(&mut self, body: &str) -> String {
+        let key = format!("lazy {body}");
+        if let Some(name) = self.names.get(&key) {
+            return name.clone();
+        }
+        let terminal = self.terminal(body);
+        let name = self.reserve();
+        let _ = writeln!(self.text, "{name}[lazy]: {terminal}");
+        self.names.insert(key, name.clone());
+        name
+    }
+
+    pub fn regex(&mut self, regex: &str) -> String {
+        self.terminal(&format!("/{regex}/"))
+    }
+
+    /// Three rules that belong together, if this was written before.
+    pub fn shared(&self, key: &str) -> Option<(String, String, String)> {
+        self.groups.get(key).cloned()
+    }
+
+    pub fn share(&mut self, key: &str, names: (String, String, String)) {
+        self.groups.insert(key.to_owned(), names);
+    }
+
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Blanks as JSON allows them, bounded: a run of them, or a line break with indentation; at least one.
+pub(crate) fn some_blanks() -> String {
+    format!(r"([ \t]{{1,{MAX_BLANKS}}}|[ \t]{{0,{MAX_BLANKS}}}\r?\n[ \t]{{0,{MAX_INDENT}}})")
+}
+
+/// [`some_blanks`] or none.
+pub(crate) fn blanks() -> String {
+    some_blanks() + "?"
+}
+
+/// A string literal of Lark.
+pub(crate) fn literal(text: &str) -> String {
+    serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// A regular expression that matches this text, for between slashes.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match c {
+            '\n' => out.push_str(r"\n"),
+            c if c.is_ascii_alphanumeric() || !c.is_ascii() || matches!(c, '_' | '<' | '>' | ' ') => out.push(c),
+            c if c.is_ascii_control() => {
+                let _ = write!(out, r"\x{:02x}", u32::from(c));
+            }
+            c => {
+                out.push('\\');
+                out.push(c);
+            }
+        }
+    }
+    out
+}
+
+/// Alternatives as one expression.
+pub(crate) fn either(alternatives: &[String]) -> String {
+    match alternatives {
+        [one] => one.clone(),
+        many => format!("({})", many.join(" | ")),
+    }
+}

@@ -1,0 +1,338 @@
+//! The whole output: reasoning, text and calls, as the format lets them stand together.
+
+use super::call::{CallError, Caller, writable};
+use super::count::Count;
+use super::marker::{Marking, Missing, Piece, join};
+use super::{Writer, blanks, either, escape, literal, response};
+use crate::format::{Calls, Codec, Format, Ids, Region, Step};
+use crate::rules::{Relaxation, RuleError, Rules};
+use crate::schema::Work;
+use crate::vocab::Vocab;
+
+/// A grammar as text.
+pub(crate) struct Written {
+    pub lark: String,
+    /// Grammars that it refers to, by name.
+    pub foreign: Vec<(String, String)>,
+    pub relaxations: Vec<Relaxation>,
+    pub first: First,
+}
+
+/// What the grammar wants to read before any output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum First {
+    Nothing,
+    /// The number of the first call, in the conversation.
+    Conversation,
+    /// The number of the first call, in this turn.
+    Turn,
+}
+
+/// Writes the grammar of a request.
+pub(crate) fn write(format: &'static Format, vocab: &Vocab, rules: &Rules, loose: bool) -> Result<Written, RuleError> {
+    let mut writer = Writer::default();
+    let mut work = Work { writer: &mut writer, relaxations: Vec::new(), loose, nodes: 0 };
+    let marking = Marking { format, vocab };
+    let first = output(&marking, &mut work, rules).map_err(|e| match e {
+        CallError::Rule(e) => e,
+        CallError::Missing(Missing(marker)) => RuleError::Format {
+            field: "tools",
+            format: format.name,
+            problem: format!("the model's tokenizer has no token {marker:?}"),
+        },
+    })?;
+    let relaxations = work.relaxations;
+    Ok(Written { lark: writer.text().to_owned(), foreign: writer.foreign, relaxations, first })
+}
+
+/// How prose ends: a marker, and what follows it.
+#[derive(Clone)]
+struct Exit {
+    marker: Piece,
+    rest: String,
+}
+
+/// Calls, ready to be put where the format has them.
+struct Entry {
+    /// The marker that begins them, if there is one, and what follows it.
+    exit: Option<Exit>,
+    /// The same from its first byte on, after blanks.
+    whole: String,
+}
+
+struct Output<'a, 'w> {
+    marking: &'a Marking<'a>,
+    work: &'a mut Work<'w>,
+    /// What a parametric rule's name is followed by.
+    pass: &'static str,
+    may_call: bool,
+    must_call: bool,
+    response: Option<String>,
+    finish: String,
+}
+
+fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<First, CallError> {
+    let format = marking.format;
+    let tools = rules.callable();
+    let may_call = !tools.is_empty();
+    let numbered = format.call.iter().any(|s| matches!(s, Step::Index | Step::Ordinal)) || format.ids == Ids::Ordinal;
+    let count = (may_call && numbered).then(|| Count::new(work.writer));
+    let response = match &rules.response {
+        Some(r) => Some(response::write(work, r, marking)?),
+        None => None,
+    };
+    let finish = join(work.writer, &marking.plain(format.finish)?);
+    let pass = if count.is_some() { "::_" } else { "" };
+    let must_call = rules.must_call();
+    let mut out = Output { marking, work, pass, may_call, must_call, response, finish };
+
+    let caller = Caller { marking, count: count.as_ref() };
+    let entry = match may_call {
+        true => Some(out.entry(&caller, rules)?),
+        false => None,
+    };
+    let reasoning = match &format.reasoning {
+        // A vocabulary without the markers has no reasoning.
+        Some(r) => marking.plain(r.open).ok().zip(marking.plain(r.close).ok()),
+        None => None,
+    };
+    // What may follow reasoning; gpt-oss may reason again.
+    let outside = out.work.writer.reserve();
+    let inside = out.work.writer.reserve();
+    let mut after = out.outside(&entry)?;
+    let again = format.preamble.is_some();
+    if let Some(preamble) = format.preamble.as_ref().filter(|_| may_call) {
+        let open = join(out.work.writer, &marking.plain(preamble.open)?);
+        let exits = out.exit(&marking.plain(preamble.close)?, &format!("{outside}{pass}"));
+        for body in out.prose(exits, None, None) {
+            after.push(format!("{open} {body}"));
+        }
+    }
+    let mut fresh = after.clone();
+    if let Some((open, close)) = &reasoning {
+        let mut pieces = vec![Piece::Regex(blanks())];
+        pieces.extend(open.iter().cloned());
+        let open = join(out.work.writer, &pieces);
+        fresh.push(format!("{open} {inside}{pass}"));
+        let mut exits = out.exit(close, &format!("{outside}{pass}"));
+        exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
+        let end = (!must_call && out.response.is_none()).then_some("\"\"");
+        let body = out.prose(exits, end, None);
+        out.define(&inside, &body);
+        out.define(&outside, if again { &fresh } else { &after });
+    }
+    let start = match (&reasoning, rules.start) {
+        (Some(_), Region::Reasoning) => inside,
+        _ => {
+            // The prompt may have opened the text already.
+            if !format.text.open.is_empty() && !format.text.close.is_empty() {
+                fresh.extend(out.text(&entry)?);
+            }
+            let main = out.work.writer.reserve();
+            out.define(&main, &fresh);
+            main
+        }
+    };
+    let start = match &count {
+        Some(count) => count.start(out.work.writer, &start),
+        None => start,
+    };
+    out.work.writer.define("start", &start);
+    let in_turn = format.call.contains(&Step::Ordinal);
+    Ok(match count {
+        None => First::Nothing,
+        Some(_) if in_turn => First::Turn,
+        Some(_) => First::Conversation,
+    })
+}
+
+impl Output<'_, '_> {
+    fn define(&mut self, name: &str, alternatives: &[String]) {
+        if self.pass.is_empty() {
+            self.work.writer.define(name, &alternatives.join("\n    | "));
+        } else {
+            self.work.writer.define_parametric(name, alternatives);
+        }
+    }
+
+    /// A rule of these alternatives, as an expression.
+    fn rule(&mut self, alternatives: &[String]) -> String {
+        if alternatives.iter().any(|a| a.contains("::_")) {
+            let name = self.work.writer.reserve();
+            self.work.writer.define_parametric(&name, alternatives);
+            format!("{name}::_")
+        } else {
+            self.work.writer.rule(&alternatives.join(" | "))
+        }
+    }
+
+    fn exit(&mut self, pieces: &[Piece], next: &str) -> Vec<Exit> {
+        match pieces.split_first() {
+            Some((marker, rest)) => {
+                let rest = format!("{} {next}", join(self.work.writer, rest));
+                vec![Exit { marker: marker.clone(), rest }]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Free text up to one of the exits, or to the end: then `end` follows. `not` is what the text may not look like.
+    fn prose(&mut self, exits: Vec<Exit>, end: Option<&str>, not: Option<&str>) -> Vec<String> {
+        let spelled: Vec<String> = self.marking.spellings(None).iter().map(|m| escape(m)).collect();
+        let mut refused: Vec<String> = Vec::new();
+        if !spelled.is_empty() {
+            refused.push(format!("~/(?s:.*)({})(?s:.*)/", spelled.join("|")));
+        }
+        refused.extend(not.map(|not| format!("~/{not}/")));
+        let body = |any: &str| [vec![any.to_owned()], refused.clone()].concat().join(" & ");
+        let w = &mut *self.work.writer;
+        let text = w.terminal(&body("/(?s:.+)/"));
+        let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
+        for Exit { marker, rest } in exits {
+            all.push(match marker {
+                Piece::Token(id) => format!("{text}? <[{id}]> {rest}"),
+                Piece::Text(letters) => {
+                    let upto = w.lazy(&format!("({}) {}", body("/(?s:.*)/"), literal(&letters)));
+                    format!("{upto} {rest}")
+                }
+                other => format!("{text}? {} {rest}", join(w, &[other])),
+            });
+        }
+        all
+    }
+
+    /// Inside the text.
+    fn text(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
+        let format = self.marking.format;
+        let close = self.marking.plain(format.text.close)?;
+        if let Some(response) = self.response.clone() {
+            let close = join(self.work.writer, &close);
+            return Ok(vec![format!("{response} {close} {}", self.finish)]);
+        }
+        let end = (!self.must_call).then(|| self.finish.clone()).map(|f| if f.is_empty() { "\"\"".into() } else { f });
+        let mut exits = Vec::new();
+        if !close.is_empty() {
+            let mut after: Vec<String> = end.iter().cloned().collect();
+            if format.calls == Calls::AfterText {
+                after.extend(entry.as_ref().map(|e| e.whole.clone()));
+            }
+            if !after.is_empty() {
+                let after = self.rule(&after);
+                exits.extend(self.exit(&close, &after));
+            }
+        } else if format.calls == Calls::AfterText && format.text.open.is_empty() {
+            exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
+        }
+        let not = self.unlike_calls();
+        Ok(self.prose(exits, end.as_deref(), not.as_deref()))
+    }
+
+    /// Where neither reasoning nor text is open.
+    fn outside(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
+        let format = self.marking.format;
+        let wrapped = !format.text.open.is_empty();
+        let mut all = Vec::new();
+        // Text that calls cannot follow is no way to satisfy a demand for a call.
+        let leads_to_calls = format.calls == Calls::AfterText && format.preamble.is_none();
+        if !self.must_call || (leads_to_calls && self.response.is_none()) {
+            let open = join(self.work.writer, &self.marking.plain(format.text.open)?);
+            let text = self.text(entry)?;
+            all.extend(text.into_iter().map(|t| format!("{open} {t}")));
+            if wrapped && !self.must_call && self.response.is_none() {
+                all.push(if self.finish.is_empty() { "\"\"".into() } else { self.finish.clone() });
+            }
+        }
+        let inline = format.calls == Calls::AfterText && !wrapped && self.response.is_none();
+        if !inline {
+            all.extend(entry.as_ref().map(|e| e.whole.clone()));
+        }
+        Ok(all)
+    }
+
+    /// Where calls have no marker: what text may not begin like.
+    fn unlike_calls(&self) -> Option<String> {
+        const GAP: &str = r"[ \t\r\n]*";
+        let format = self.marking.format;
+        let marked = format.begin.iter().chain(format.call).any(|s| matches!(s, Step::Tok(_)));
+        if marked || !self.may_call {
+            return None;
+        }
+        let mut regex = String::from(GAP);
+        for step in format.begin.iter().chain(format.call) {
+            match step {
+                Step::Lit(l) => {
+                    for c in l.chars().filter(|c| !c.is_whitespace()) {
+                        regex.push_str(&escape(&c.to_string()));
+                        regex.push_str(GAP);
+                    }
+                }
+                Step::Name => regex.push_str(&format!(r"[A-Za-z_][A-Za-z0-9_.\-]*{GAP}")),
+                Step::Args(Codec::Json | Codec::Object { .. }) => regex.push_str(r"\{"),
+                _ => {}
+            }
+            if matches!(step, Step::Args(_)) {
+                break;
+            }
+        }
+        Some(regex + "(?s:.*)")
+    }
+
+    /// All calls of the turn.
+    fn entry(&mut self, caller: &Caller<'_>, rules: &Rules) -> Result<Entry, CallError> {
+        let format = self.marking.format;
+        if !format.has_calls() {
+            let problem = "it has no tool calls".to_owned();
+            return Err(RuleError::Format { field: "tools", format: format.name, problem }.into());
+        }
+        let begin = self.marking.plain(format.begin)?;
+        let between = self.marking.plain(format.between)?;
+        let mut end = self.marking.plain(format.end)?;
+        if end.is_empty() && !between.is_empty() {
+            end.push(Piece::Regex(blanks()));
+        }
+        let mut tail = join(self.work.writer, &end);
+        if format.calls == Calls::BeforeText && self.response.is_none() {
+            let finish = if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() };
+            let text = self.prose(Vec::new(), Some(&finish), None);
+            tail = format!("{tail} {}", either(&text));
+        } else {
+            tail = format!("{tail} {}", self.finish);
+        }
+        let (mut whole, mut rest, mut next) = (Vec::new(), Vec::new(), Vec::new());
+        let mut marker = None;
+        for tool in rules.callable() {
+            if !writable(&tool.name) {
+                let field = format!("tools[{}].function.name", tool.name);
+                return Err(RuleError::invalid(field, "a name is made of letters, digits, _, - and .").into());
+            }
+            let pieces = caller.call(self.work, tool, rules.enforced(tool))?;
+            let w = &mut *self.work.writer;
+            let first: Vec<_> = begin.iter().chain(&pieces).cloned().collect();
+            let blank = [Piece::Regex(blanks())];
+            whole.push(join(w, &[&blank[..], &first[..]].concat()));
+            next.push(join(w, &[&between[..], &pieces[..]].concat()));
+            rest.push(join(w, first.get(1..).unwrap_or_default()));
+            marker = first.first().cloned();
+        }
+        let marked = matches!(format.begin.first().or(format.call.first()), Some(Step::Tok(_)));
+        let many = format.many && rules.parallel;
+        let after = match caller.count.filter(|_| many) {
+            Some(count) => {
+                let after = self.work.writer.reserve();
+                let again = self.work.writer.reserve();
+                let next = self.rule(&next);
+                self.work.writer.define_parametric(&again, &[format!("{next} {after}::_")]);
+                let advance = count.advance(self.work.writer, &again);
+                let tail = if tail.trim().is_empty() { "\"\"".to_owned() } else { tail };
+                self.work.writer.define_parametric(&after, &[tail, format!("{advance}::_")]);
+                format!("{after}::_")
+            }
+            None if many => format!("({})* {tail}", next.join(" | ")),
+            None => tail,
+        };
+        let rest = self.rule(&rest);
+        let exit = marker.filter(|_| marked).map(|marker| Exit { marker, rest: format!("{rest} {after}") });
+        let whole = self.rule(&whole);
+        Ok(Entry { exit, whole: format!("{whole} {after}") })
+    }
+}

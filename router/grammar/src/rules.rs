@@ -1,0 +1,137 @@
+//! What a request demands of the output.
+
+use serde_json::Value;
+
+use crate::format::Region;
+
+/// What to enforce for one request.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    pub tools: Vec<Tool>,
+    pub choice: Choice,
+    /// More than one call in a turn, where the format has that.
+    pub parallel: bool,
+    pub response: Option<Response>,
+    /// Where the output starts: see [`Format::start_after`](crate::Format::start_after).
+    pub start: Region,
+    /// Calls earlier in the conversation, where the format numbers them.
+    pub calls_before: usize,
+    pub enforcement: Enforcement,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    pub name: String,
+    /// A JSON Schema. None: the tool takes no arguments.
+    pub parameters: Option<Value>,
+    /// The schema has to be enforced wholly, whatever the server's policy is.
+    pub strict: bool,
+}
+
+/// `tool_choice`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Choice {
+    #[default]
+    Auto,
+    None,
+    Required,
+    Named(String),
+    Allowed {
+        names: Vec<String>,
+        required: bool,
+    },
+}
+
+/// `response_format` and `structured_outputs`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Response {
+    JsonObject,
+    JsonSchema {
+        schema: Value,
+        strict: bool,
+    },
+    Regex(String),
+    Choice(Vec<String>),
+    Lark(String),
+    /// `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}`.
+    StructuralTag(Value),
+}
+
+/// How much of a call is enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Enforcement {
+    /// Nothing, unless the request demands a call.
+    Off,
+    /// Declared names; arguments are any JSON object.
+    Names,
+    #[default]
+    NamesAndArguments,
+}
+
+/// Why a request cannot be served: the client's fault.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RuleError {
+    #[error("{field}: {problem}")]
+    Invalid { field: String, problem: String },
+    #[error("{field}: the schema's \"{keyword}\" at {path} cannot be enforced: {reason}")]
+    Unenforceable { field: String, path: String, keyword: String, reason: String },
+    #[error("{field}: {what} is {found}; the limit is {limit}")]
+    TooLarge { field: String, what: &'static str, found: usize, limit: usize },
+    /// The model's format cannot do what is asked.
+    #[error("{field}: {problem} (the model's tool format is {format})")]
+    Format { field: &'static str, format: &'static str, problem: String },
+}
+
+impl RuleError {
+    pub(crate) fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        RuleError::Invalid { field: field.into(), problem: problem.into() }
+    }
+}
+
+/// A part of a schema that the grammar does not enforce; finished arguments are validated against it all the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relaxation {
+    /// The tool; empty for the response.
+    pub tool: String,
+    /// JSON pointer to the schema that holds the keyword.
+    pub path: String,
+    pub keyword: String,
+}
+
+/// Finished arguments (or a finished response) that their schema refuses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("at {path:?}: {message}")]
+pub struct Violation {
+    /// JSON pointer into the instance.
+    pub path: String,
+    pub message: String,
+}
+
+impl Rules {
+    /// The tools that may be called.
+    pub(crate) fn callable(&self) -> Vec<&Tool> {
+        let allowed = |t: &&Tool| match &self.choice {
+            Choice::Auto | Choice::Required => true,
+            Choice::None => false,
+            Choice::Named(name) => t.name == *name,
+            Choice::Allowed { names, .. } => names.contains(&t.name),
+        };
+        self.tools.iter().filter(allowed).collect()
+    }
+
+    /// Whether a turn without a call is refused.
+    pub(crate) fn must_call(&self) -> bool {
+        matches!(self.choice, Choice::Required | Choice::Named(_) | Choice::Allowed { required: true, .. })
+    }
+
+    /// Whether the choice of tools says anything that free text could break.
+    pub(crate) fn binds(&self) -> bool {
+        let policy = self.enforcement != Enforcement::Off || self.tools.iter().any(|t| t.strict);
+        self.response.is_some() || (!self.tools.is_empty() && (policy || self.choice != Choice::Auto))
+    }
+
+    /// What is enforced of a tool's calls.
+    pub(crate) fn enforced(&self, tool: &Tool) -> Enforcement {
+        if tool.strict { Enforcement::NamesAndArguments } else { self.enforcement.max(Enforcement::Names) }
+    }
+}

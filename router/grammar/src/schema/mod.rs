@@ -1,0 +1,242 @@
+//! JSON Schema as grammar. Objects take their declared properties in any order; what the grammar cannot say is left to
+//! the validation of finished arguments and recorded as a [`Relaxation`].
+//!
+//! Where a schema leaves room, the grammar is the narrower: an object with `properties` and no `additionalProperties`
+//! takes no other property, and constraints without a `type` imply one.
+
+mod flat;
+mod object;
+mod params;
+mod scalar;
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value};
+
+use crate::lark::{Writer, either};
+use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES};
+use crate::rules::{Relaxation, RuleError};
+
+pub(crate) use params::{Closer, Pattern};
+pub(crate) use scalar::{Dialect, quoted};
+
+pub(crate) type Schema = Map<String, Value>;
+
+/// What all schemas of a request share.
+pub(crate) struct Work<'w> {
+    pub writer: &'w mut Writer,
+    pub relaxations: Vec<Relaxation>,
+    /// Leaves out what llguidance compiles from constraints of strings and numbers, after it refused some of it.
+    pub loose: bool,
+    pub nodes: usize,
+}
+
+/// Compiles one schema.
+pub(crate) struct Compiler<'s, 'w, 'x> {
+    pub work: &'x mut Work<'w>,
+    root: &'s Value,
+    /// The tool; empty for the response.
+    tool: &'s str,
+    /// For errors.
+    field: String,
+    dialect: Dialect,
+    /// Rules by schema text; none for what nothing can satisfy.
+    memo: HashMap<String, Option<String>>,
+    /// Names that recursion used before they were defined.
+    recursive: HashSet<String>,
+    depth: usize,
+}
+
+impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
+    pub fn new(work: &'x mut Work<'w>, root: &'s Value, tool: &'s str, field: String, dialect: Dialect) -> Self {
+        Self { work, root, tool, field, dialect, memo: HashMap::new(), recursive: HashSet::new(), depth: 0 }
+    }
+
+    fn w(&mut self) -> &mut Writer {
+        self.work.writer
+    }
+
+    /// The rule of a whole document. An object that declares nothing takes nothing when it is a tool's parameters.
+    pub fn document(&mut self) -> Result<String, RuleError> {
+        let root = self.root;
+        let rule = match root.as_object() {
+            Some(map) if !self.tool.is_empty() && declares_nothing(map) => self.closed_empty(),
+            _ => self.value(root, "")?.ok_or_else(|| self.refuse("", "type", "no value satisfies the schema"))?,
+        };
+        Ok(rule)
+    }
+
+    /// The rule of a schema; none if nothing satisfies it.
+    pub(super) fn value(&mut self, schema: &Value, path: &str) -> Result<Option<String>, RuleError> {
+        let key = schema.to_string();
+        if let Some(known) = self.memo.get(&key) {
+            if let Some(name) = known {
+                self.recursive.insert(name.clone());
+            }
+            return Ok(known.clone());
+        }
+        self.enter(path)?;
+        let name = self.w().reserve();
+        self.memo.insert(key.clone(), Some(name.clone()));
+        let alternatives = self.alternatives(schema, path)?;
+        self.depth -= 1;
+        let rule = if alternatives.is_empty() {
+            // A rule that used the name can never be completed either.
+            if self.recursive.contains(&name) {
+                return Err(self.refuse(path, "$ref", "the definition needs itself, so that nothing satisfies it"));
+            }
+            None
+        } else if self.recursive.contains(&name) {
+            let body = either(&alternatives);
+            self.w().define(&name, &body);
+            Some(name)
+        } else if let [one] = alternatives.as_slice()
+            && one.chars().all(|c| c.is_ascii_alphanumeric())
+        {
+            Some(one.clone())
+        } else {
+            let body = alternatives.join(" | ");
+            Some(self.w().rule(&body))
+        };
+        self.memo.insert(key, rule.clone());
+        Ok(rule)
+    }
+
+    /// One expression per way to satisfy the schema.
+    fn alternatives(&mut self, schema: &Value, path: &str) -> Result<Vec<String>, RuleError> {
+        let map = match schema {
+            Value::Bool(true) => return Ok(vec![self.any()]),
+            Value::Bool(false) => return Ok(Vec::new()),
+            Value::Object(map) => map,
+            _ => return Err(self.refuse(path, "", "a schema is an object, true or false")),
+        };
+        // Without anything to combine, each alternative is a rule of its own, and recursion finds it again.
+        if let Some(target) = only(map, "$ref").and_then(Value::as_str) {
+            let (target, path) = self.resolve(target, path)?;
+            return Ok(self.value(target, &path)?.into_iter().collect());
+        }
+        for keyword in ["anyOf", "oneOf"] {
+            if let Some(options) = only(map, keyword).and_then(Value::as_array) {
+                if keyword == "oneOf" && !flat::disjoint(options) {
+                    self.relax(path, keyword);
+                }
+                let mut all = Vec::new();
+                for (i, option) in options.iter().enumerate() {
+                    all.extend(self.value(option, &format!("{path}/{keyword}/{i}"))?);
+                }
+                all.dedup();
+                return Ok(all);
+            }
+        }
+        let mut all = Vec::new();
+        for flat in self.flatten(map, path)? {
+            all.extend(self.flat(&flat, path)?);
+        }
+        all.dedup();
+        Ok(all)
+    }
+
+    /// A schema without combinators.
+    fn flat(&mut self, flat: &Schema, path: &str) -> Result<Vec<String>, RuleError> {
+        self.unsupported(flat, path);
+        if let Some(values) = flat::values(flat) {
+            return self.constants(&values, path);
+        }
+        let types = flat::types(flat);
+        if types.is_empty() {
+            return Ok(vec![self.any()]);
+        }
+        let mut all = Vec::new();
+        for kind in types {
+            let rule = match kind {
+                "object" => self.object(flat, path)?,
+                "array" => self.array(flat, path)?,
+                "string" => Some(self.string(flat, path)),
+                "integer" | "number" => Some(self.number(flat, kind, path)),
+                "boolean" => Some(self.boolean()),
+                "null" => Some(self.null()),
+                other => return Err(self.refuse(path, "type", &format!("there is no type {other:?}"))),
+            };
+            all.extend(rule);
+        }
+        Ok(all)
+    }
+
+    fn enter(&mut self, path: &str) -> Result<(), RuleError> {
+        self.depth += 1;
+        self.work.nodes += 1;
+        let field = || format!("{}{path}", self.field);
+        if self.depth > MAX_SCHEMA_DEPTH {
+            let (found, limit) = (self.depth, MAX_SCHEMA_DEPTH);
+            return Err(RuleError::TooLarge { field: field(), what: "the depth of the schema", found, limit });
+        }
+        if self.work.nodes > MAX_SCHEMA_NODES {
+            let (found, limit) = (self.work.nodes, MAX_SCHEMA_NODES);
+            return Err(RuleError::TooLarge { field: field(), what: "the number of schema nodes", found, limit });
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, path: &str, keyword: &str, reason: &str) -> RuleError {
+        RuleError::Unenforceable {
+            field: self.field.clone(),
+            path: if path.is_empty() { "the root".into() } else { path.to_owned() },
+            keyword: keyword.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn relax(&mut self, path: &str, keyword: &str) {
+        let relaxation = Relaxation { tool: self.tool.into(), path: path.into(), keyword: keyword.into() };
+        if !self.work.relaxations.contains(&relaxation) {
+            self.work.relaxations.push(relaxation);
+        }
+    }
+
+    /// Records what this compiler has no grammar for.
+    fn unsupported(&mut self, flat: &Schema, path: &str) {
+        const NEVER: &[&str] = &[
+            "not",
+            "if",
+            "dependentRequired",
+            "dependentSchemas",
+            "dependencies",
+            "unevaluatedItems",
+            "contains",
+            "$dynamicRef",
+        ];
+        for keyword in NEVER.iter().filter(|k| flat.contains_key(**k)) {
+            self.relax(path, keyword);
+        }
+    }
+}
+
+/// The value of a keyword that stands alone, beside what says nothing about values.
+fn only<'a>(map: &'a Schema, keyword: &str) -> Option<&'a Value> {
+    let value = map.get(keyword)?;
+    map.keys().all(|k| k == keyword || flat::is_annotation(k)).then_some(value)
+}
+
+fn declares_nothing(map: &Schema) -> bool {
+    const DECLARE: &[&str] =
+        &["properties", "additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf", "oneOf"];
+    !DECLARE.iter().any(|k| map.contains_key(*k))
+}
+
+/// Checks what can be told without compiling.
+pub(crate) fn check(schema: &Value, field: &str) -> Result<usize, RuleError> {
+    if !schema.is_object() && !schema.is_boolean() {
+        return Err(RuleError::invalid(field, "a schema is an object, true or false"));
+    }
+    let bytes = schema.to_string().len();
+    if bytes > MAX_SCHEMA_BYTES {
+        let field = field.to_owned();
+        return Err(RuleError::TooLarge {
+            field,
+            what: "the schema's size in bytes",
+            found: bytes,
+            limit: MAX_SCHEMA_BYTES,
+        });
+    }
+    Ok(bytes)
+}

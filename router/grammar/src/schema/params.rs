@@ -1,0 +1,316 @@
+//! Arguments that are written one by one: as raw text between markers, or as Python keywords.
+
+use llguidance::regex_to_lark;
+use serde_json::{Value, json};
+
+use super::object::{Layout, Member, declared};
+use super::{Compiler, Dialect, Schema, flat, scalar};
+use crate::lark::{Writer, either, escape, literal};
+use crate::rules::RuleError;
+
+/// What ends a raw value.
+#[derive(Debug, Clone)]
+pub(crate) struct Closer {
+    /// Between the value and the marker.
+    pub lead: String,
+    /// The marker's letters; none if it is a special token.
+    pub marker: Option<&'static str>,
+    /// Letters that the value may not contain.
+    pub forbidden: Option<&'static str>,
+    /// From the marker on (without it, if it has letters), as an expression.
+    pub rest: String,
+    /// `lead`, marker and the rest, for a value that is JSON.
+    pub whole: String,
+}
+
+/// How one argument is written.
+pub(crate) struct Pattern<'p> {
+    /// What stands before the value, as an expression: of the key, and of the value's JSON type.
+    pub before: &'p dyn Fn(&mut Writer, &str, &str) -> String,
+    pub closer: Closer,
+    /// The text before tells the types apart.
+    pub typed: bool,
+    /// It tells strings from everything else.
+    pub string_or_not: bool,
+}
+
+/// What a raw string may be.
+enum Text {
+    Free,
+    Constants(Vec<String>),
+    /// Expressions that all have to match.
+    Regexes(Vec<String>),
+}
+
+impl Compiler<'_, '_, '_> {
+    /// The whole object's properties as arguments between markers.
+    pub fn arguments(&mut self, pattern: &Pattern<'_>) -> Result<String, RuleError> {
+        self.each_object(&mut |this, flat| {
+            let mut members = Vec::new();
+            for (name, schema, required) in declared(flat) {
+                match this.argument(&name, schema, pattern)? {
+                    Some(rule) => members.push(Member { rule, required }),
+                    None if required => return Ok(None),
+                    None => {}
+                }
+            }
+            Ok(Some(members))
+        })
+    }
+
+    /// The whole object's properties as Python keywords.
+    pub fn keywords(&mut self, spell: &dyn Fn(&str) -> Vec<String>) -> Result<String, RuleError> {
+        self.each_object(&mut |this, flat| {
+            let mut members = Vec::new();
+            for (name, schema, required) in declared(flat) {
+                match this.value(schema, &format!("/properties/{name}"))? {
+                    Some(value) => {
+                        let keys: Vec<_> = spell(&name).iter().map(|k| literal(&format!("{k}="))).collect();
+                        members.push(Member { rule: format!("{} {value}", either(&keys)), required });
+                    }
+                    None if required => return Ok(None),
+                    None => {}
+                }
+            }
+            Ok(Some(members))
+        })
+    }
+
+    /// One sequence per way to satisfy the root.
+    #[allow(clippy::type_complexity)]
+    fn each_object(
+        &mut self,
+        members: &mut dyn FnMut(&mut Self, &Schema) -> Result<Option<Vec<Member>>, RuleError>,
+    ) -> Result<String, RuleError> {
+        let nothing = Schema::new();
+        let root = self.root.as_object().unwrap_or(&nothing);
+        let comma = if self.dialect == Dialect::Python { self.comma() } else { String::new() };
+        let mut all = Vec::new();
+        for flat in self.flatten(root, "")? {
+            self.unsupported(&flat, "");
+            let types = flat::types(&flat);
+            if !types.is_empty() && !types.contains(&"object") {
+                continue;
+            }
+            for key in ["minProperties", "maxProperties", "patternProperties"] {
+                if flat.contains_key(key) {
+                    self.relax("", key);
+                }
+            }
+            if let Some(members) = members(self, &flat)? {
+                let layout =
+                    Layout { comma: comma.clone(), close: String::new(), min: 0, max: usize::MAX, other: None };
+                let body = self.sequence(members, layout);
+                let body = if body.is_empty() { "\"\"".to_owned() } else { body };
+                all.push(self.w().rule(&body));
+            }
+        }
+        all.dedup();
+        if all.is_empty() {
+            return Err(self.refuse("", "type", "no object satisfies the schema"));
+        }
+        Ok(either(&all))
+    }
+
+    fn argument(&mut self, key: &str, schema: &Value, pattern: &Pattern<'_>) -> Result<Option<String>, RuleError> {
+        let path = format!("/properties/{key}");
+        let (mut texts, mut others): (Vec<Text>, Vec<(&str, String)>) = (Vec::new(), Vec::new());
+        let flats = match schema {
+            Value::Bool(false) => return Ok(None),
+            Value::Object(map) => self.flatten(map, &path)?,
+            _ => vec![Schema::new()],
+        };
+        for flat in &flats {
+            self.unsupported(flat, &path);
+            if let Some(values) = flat::values(flat) {
+                let (strings, rest): (Vec<_>, Vec<_>) = values.into_iter().partition(Value::is_string);
+                let strings: Vec<_> = strings.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+                if !strings.is_empty() {
+                    texts.push(Text::Constants(strings));
+                }
+                for value in rest {
+                    let rules = self.constants(std::slice::from_ref(&value), &path)?;
+                    others.extend(rules.into_iter().map(|rule| (type_of(&value), rule)));
+                }
+                continue;
+            }
+            let mut types = flat::types(flat);
+            if types.is_empty() {
+                types = vec!["string", "number", "boolean", "null", "object", "array"];
+            }
+            for kind in types {
+                if kind == "string" {
+                    texts.push(self.text(flat, &path));
+                    continue;
+                }
+                let mut one = flat.clone();
+                one.insert("type".into(), json!(kind));
+                let rule = match (kind, one.len()) {
+                    ("object", 1) => Some(self.any_object()),
+                    ("array", 1) => Some(self.any_array()),
+                    _ => self.value(&Value::Object(one), &path)?,
+                };
+                others.extend(rule.map(|rule| (if kind == "integer" { "number" } else { kind }, rule)));
+            }
+        }
+        let closer = &pattern.closer;
+        let free = texts.iter().any(|t| matches!(t, Text::Free));
+        let texts: Vec<String> = match free {
+            true => vec![self.raw(&Text::Free, closer)],
+            false => texts.iter().map(|t| self.raw(t, closer)).collect(),
+        };
+        let others = others.into_iter().map(|(kind, rule)| (kind, format!("{rule} {}", closer.whole)));
+        let mut all = Vec::new();
+        if pattern.typed || pattern.string_or_not {
+            if !texts.is_empty() {
+                all.push(format!("{} {}", (pattern.before)(self.work.writer, key, "string"), either(&texts)));
+            }
+            for (kind, rule) in others {
+                all.push(format!("{} {rule}", (pattern.before)(self.work.writer, key, kind)));
+            }
+        } else {
+            // Free text is whatever comes: nothing else can be told from it.
+            let values: Vec<_> =
+                if free { texts } else { texts.into_iter().chain(others.map(|(_, rule)| rule)).collect() };
+            if !values.is_empty() {
+                all.push(format!("{} {}", (pattern.before)(self.work.writer, key, ""), either(&values)));
+            }
+        }
+        if all.is_empty() {
+            return Ok(None);
+        }
+        let body = all.join(" | ");
+        Ok(Some(self.w().rule(&body)))
+    }
+
+    /// What a string's schema says of its raw text.
+    fn text(&mut self, flat: &Schema, path: &str) -> Text {
+        let mut regexes = Vec::new();
+        let length = |key: &str| flat.get(key).and_then(Value::as_u64);
+        match (length("minLength").unwrap_or(0), length("maxLength")) {
+            (0, None) => {}
+            (min, max) if !self.work.loose => {
+                regexes.push(format!("/(?s:.{{{min},{}}})/", max.map_or(String::new(), |m| m.to_string())));
+            }
+            _ => self.relax(path, if flat.contains_key("maxLength") { "maxLength" } else { "minLength" }),
+        }
+        if let Some(pattern) = flat.get("pattern").and_then(Value::as_str) {
+            match anchored(pattern).filter(|_| !self.work.loose) {
+                Some(regex) => regexes.push(format!("/{regex}/")),
+                None => self.relax(path, "pattern"),
+            }
+        }
+        if flat.contains_key("format") {
+            self.relax(path, "format");
+        }
+        if regexes.is_empty() { Text::Free } else { Text::Regexes(regexes) }
+    }
+
+    /// A raw string and everything up to the next argument.
+    fn raw(&mut self, text: &Text, closer: &Closer) -> String {
+        let end = format!("{}{}", closer.lead, closer.marker.unwrap_or_default());
+        let suffix = if end.is_empty() { String::new() } else { format!(" {}", literal(&end)) };
+        let body = match text {
+            Text::Constants(all) => all.iter().map(|s| literal(&format!("{s}{end}"))).collect::<Vec<_>>().join(" | "),
+            Text::Free | Text::Regexes(_) => {
+                let mut all = match text {
+                    Text::Regexes(all) => all.clone(),
+                    _ => vec!["/(?s:.*)/".to_owned()],
+                };
+                all.extend(closer.forbidden.map(|m| format!("~/(?s:.*){}(?s:.*)/", escape(m))));
+                format!("({}){suffix}", all.join(" & "))
+            }
+        };
+        let empty = end.is_empty() && !matches!(text, Text::Constants(all) if !all.iter().any(String::is_empty));
+        if body == "\"\"" {
+            return closer.rest.clone();
+        }
+        let lexeme = self.w().terminal(&body);
+        // A lexeme cannot be empty, but a value can.
+        let lexeme = match text {
+            Text::Regexes(all) if empty && !all.iter().all(|r| matches_empty(r)) => lexeme,
+            _ if empty => format!("{lexeme}?"),
+            _ => lexeme,
+        };
+        format!("{lexeme} {}", closer.rest)
+    }
+
+    /// Any argument at all: names are enforced, arguments are not.
+    pub fn any_arguments(&mut self, pattern: &Pattern<'_>, key: &str) -> String {
+        let free = self.raw(&Text::Free, &pattern.closer);
+        let whole = pattern.closer.whole.clone();
+        let mut all = Vec::new();
+        if pattern.typed || pattern.string_or_not {
+            all.push(format!("{} {free}", (pattern.before)(self.work.writer, key, "string")));
+            let (object, array, number) = (self.any_object(), self.any_array(), self.any_number());
+            let (boolean, null) = (self.boolean(), self.null());
+            for (kind, rule) in
+                [("object", object), ("array", array), ("number", number), ("boolean", boolean), ("null", null)]
+            {
+                all.push(format!("{} {rule} {whole}", (pattern.before)(self.work.writer, key, kind)));
+            }
+        } else {
+            all.push(format!("{} {free}", (pattern.before)(self.work.writer, key, "")));
+        }
+        let one = self.w().rule(&all.join(" | "));
+        format!("{one}*")
+    }
+
+    /// Any Python keywords at all.
+    pub fn any_keywords(&mut self) -> String {
+        let (value, comma) = (self.any(), self.comma());
+        let key = self.w().regex("[A-Za-z_][A-Za-z0-9_]{0,63}=");
+        self.w().rule(&format!("({key} {value} ({comma} {key} {value})*)?"))
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+fn matches_empty(regex: &str) -> bool {
+    regex.starts_with("/(?s:.{0,") || regex == "/(?s:.*)/"
+}
+
+/// A pattern as an expression for the whole text, where its anchors stand at its ends.
+fn anchored(pattern: &str) -> Option<String> {
+    if !scalar::compiles(pattern) {
+        return None;
+    }
+    let (start, rest) = match pattern.strip_prefix('^') {
+        Some(rest) => ("", rest),
+        None => ("(?s:.*)", pattern),
+    };
+    let (end, rest) = match rest.strip_suffix('$').filter(|r| !r.ends_with('\\')) {
+        Some(rest) => ("", rest),
+        None => ("(?s:.*)", rest),
+    };
+    // Anchors elsewhere, or an alternative that only one of them belongs to.
+    let (mut depth, mut class, mut chars) = (0, false, rest.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => {
+                if matches!(chars.next(), Some('b' | 'B' | 'A' | 'z')) {
+                    return None;
+                }
+            }
+            '[' if !class => class = true,
+            ']' => class = false,
+            '(' if !class => depth += 1,
+            ')' if !class => depth -= 1,
+            '^' if !class => return None,
+            '$' if !class => return None,
+            '|' if !class && depth == 0 => return None,
+            _ => {}
+        }
+    }
+    let inner = regex_to_lark(rest, "dw");
+    Some(format!("{start}({inner}){end}"))
+}

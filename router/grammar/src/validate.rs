@@ -1,0 +1,98 @@
+//! Validation of what is finished, by a JSON-Schema validator that shares nothing with the grammar.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use jsonschema::Validator;
+use serde_json::Value;
+
+use crate::rules::{Response, RuleError, Rules, Violation};
+
+/// The validators of a request's schemas (Draft 2020-12), compiled when they are first needed.
+#[derive(Debug, Default)]
+pub struct Validators {
+    tools: HashMap<String, Lazy>,
+    response: Option<Lazy>,
+}
+
+#[derive(Debug, Default)]
+struct Lazy {
+    schema: Value,
+    validator: OnceLock<Option<Validator>>,
+}
+
+impl Lazy {
+    fn new(schema: Value) -> Self {
+        Self { schema, validator: OnceLock::new() }
+    }
+
+    /// None: the schema itself is broken, which the request was told when it was compiled.
+    fn validator(&self) -> Option<&Validator> {
+        self.validator.get_or_init(|| build(&self.schema).ok()).as_ref()
+    }
+
+    fn check(&self, instance: &Value) -> Result<(), Violation> {
+        match self.validator().map(|v| v.validate(instance)) {
+            Some(Err(e)) => Err(Violation { path: e.instance_path().to_string(), message: e.to_string() }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn build(schema: &Value) -> Result<Validator, String> {
+    jsonschema::draft202012::new(schema).map_err(|e| format!("at {}: {e}", e.instance_path()))
+}
+
+impl Validators {
+    pub fn new(rules: &Rules) -> Self {
+        let none = || serde_json::json!({"type": "object", "maxProperties": 0});
+        let tools = rules
+            .tools
+            .iter()
+            .map(|t| (t.name.clone(), Lazy::new(t.parameters.clone().filter(|p| !p.is_null()).unwrap_or_else(none))))
+            .collect();
+        let response = match &rules.response {
+            Some(Response::JsonSchema { schema, .. }) => Some(Lazy::new(schema.clone())),
+            Some(Response::JsonObject) => Some(Lazy::new(serde_json::json!({"type": "object"}))),
+            _ => None,
+        };
+        Self { tools, response }
+    }
+
+    /// Finished arguments against their tool's schema. A tool that is not declared violates everything.
+    pub fn call(&self, name: &str, arguments: &str) -> Result<(), Violation> {
+        let Some(tool) = self.tools.get(name) else {
+            return Err(Violation { path: String::new(), message: format!("no tool {name:?} is declared") });
+        };
+        let value = parse(arguments)?;
+        if !value.is_object() {
+            return Err(Violation { path: String::new(), message: "arguments are a JSON object".into() });
+        }
+        tool.check(&value)
+    }
+
+    /// A finished response against its schema, if it has one.
+    pub fn response(&self, text: &str) -> Result<(), Violation> {
+        match &self.response {
+            Some(response) => response.check(&parse(text)?),
+            None => Ok(()),
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<Value, Violation> {
+    serde_json::from_str(text).map_err(|e| Violation { path: String::new(), message: format!("not JSON: {e}") })
+}
+
+/// Refuses schemas that are none.
+pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
+    match jsonschema::draft202012::meta::validate(schema) {
+        Ok(()) => Ok(()),
+        Err(e) => Err(RuleError::Unenforceable {
+            field: field.to_owned(),
+            path: e.instance_path().to_string(),
+            keyword: e.instance_path().to_string().rsplit('/').next().unwrap_or_default().to_owned(),
+            reason: e.to_string(),
+        }),
+    }
+}

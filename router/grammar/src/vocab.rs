@@ -1,0 +1,145 @@
+//! A model's vocabulary as the grammar sees it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use llguidance::ParserFactory;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+
+use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES};
+
+/// Encodes text that stays text: no added token comes out of it.
+pub type Encoder = Box<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VocabError {
+    #[error("a vocabulary has at least one token")]
+    Empty,
+    #[error("stop token {id} is not in the vocabulary of {size} tokens")]
+    Stop { id: u32, size: usize },
+    #[error("the model names no stop token; at least one is needed to end a turn")]
+    NoStop,
+    #[error("the vocabulary cannot be indexed: {0}")]
+    Index(String),
+}
+
+/// Built once per model.
+pub struct Vocab {
+    factory: ParserFactory,
+    special: HashMap<Box<str>, u32>,
+    stops: Vec<u32>,
+    size: usize,
+}
+
+impl std::fmt::Debug for Vocab {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vocab").field("size", &self.size).field("stops", &self.stops).finish_non_exhaustive()
+    }
+}
+
+impl Vocab {
+    /// `tokens` in the order of their ids: the bytes (of an added token its text; of an unused id none), and whether it is
+    /// an added token, `special` in the tokenizer's own sense or not. An added token never counts as text.
+    ///
+    /// Without an `encoder` nothing is ever forced.
+    pub fn new(
+        tokens: impl Iterator<Item = (Vec<u8>, bool)>,
+        stop_ids: &[u32],
+        encoder: Option<Encoder>,
+    ) -> Result<Self, VocabError> {
+        let mut words = Vec::new();
+        let mut special = HashMap::new();
+        for (id, (mut bytes, added)) in tokens.enumerate() {
+            if added {
+                special.insert(String::from_utf8_lossy(&bytes).into(), id as u32);
+            }
+            // Bytes that begin like a special token would be taken for one; no text begins so.
+            if added || bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
+                bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
+            }
+            words.push(bytes);
+        }
+        let size = words.len();
+        if size == 0 {
+            return Err(VocabError::Empty);
+        }
+        let first = *stop_ids.first().ok_or(VocabError::NoStop)?;
+        if let Some(id) = stop_ids.iter().find(|id| **id as usize >= size) {
+            return Err(VocabError::Stop { id: *id, size });
+        }
+        // The trie wants to know that special tokens exist at all.
+        let info = TokRxInfo::new(size as u32, first);
+        let trie = TokTrie::from(&info, &words).with_eos_tokens(stop_ids);
+        let env: TokEnv = Arc::new(Env { trie, encoder });
+        let index = |e: &dyn std::fmt::Display| VocabError::Index(e.to_string());
+        let capabilities = InferenceCapabilities {
+            ff_tokens: env.tokenize_is_canonical(),
+            conditional_ff_tokens: false,
+            backtrack: false,
+            fork: false,
+        };
+        let mut factory =
+            ParserFactory::new(&env, capabilities, &SlicedBiasComputer::json_slices()).map_err(|e| index(&e))?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        limits.precompute_large_lexemes = false;
+        limits.max_grammar_size = MAX_GRAMMAR_SYMBOLS;
+        limits.max_lexer_states = MAX_LEXER_STATES;
+        Ok(Self { factory, special, stops: stop_ids.to_vec(), size })
+    }
+
+    /// The number of ids.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The id of an added token.
+    pub fn special_id(&self, text: &str) -> Option<u32> {
+        self.special.get(text).copied()
+    }
+
+    /// Whether the token ends a turn.
+    pub fn is_stop(&self, id: u32) -> bool {
+        self.stops.contains(&id)
+    }
+
+    pub(crate) fn stops(&self) -> &[u32] {
+        &self.stops
+    }
+
+    pub(crate) fn factory(&self) -> &ParserFactory {
+        &self.factory
+    }
+
+    pub(crate) fn trie(&self) -> &TokTrie {
+        self.factory.tok_env().tok_trie()
+    }
+
+    pub(crate) fn canonical(&self) -> bool {
+        self.factory.tok_env().tokenize_is_canonical()
+    }
+}
+
+struct Env {
+    trie: TokTrie,
+    encoder: Option<Encoder>,
+}
+
+impl TokenizerEnv for Env {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        match (&self.encoder, std::str::from_utf8(bytes)) {
+            (Some(encode), Ok(text)) => encode(text),
+            _ => self.trie.greedy_tokenize(bytes),
+        }
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        self.encoder.is_some()
+    }
+}
