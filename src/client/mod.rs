@@ -120,6 +120,10 @@ impl Endpoint {
         ca_file: Option<&Path>,
         timeout: Duration,
     ) -> Result<Self, ClientError> {
+        if url.contains('@') {
+            // Not repeated: what stands before it may be secret.
+            return Err(ClientError::Url("must not hold a user name or password; use --api-key or --header".into()));
+        }
         let bad = |why: &str| ClientError::Url(format!("{url}: {why}"));
         let uri: Uri = url.parse().map_err(|e| bad(&format!("{e}; expected something like {DEFAULT_URL}")))?;
         let secure = match uri.scheme_str() {

@@ -62,7 +62,8 @@ fn text(value: &Value, names: &[&str]) -> Option<String> {
 
 fn usage(value: &Value) -> Option<Usage> {
     // Some engines put it into the choice.
-    let usage = [value.get("usage"), value.pointer("/choices/0/usage")].into_iter().flatten().find(|u| u.is_object())?;
+    let usage =
+        [value.get("usage"), value.pointer("/choices/0/usage")].into_iter().flatten().find(|u| u.is_object())?;
     let count = |name| usage.get(name).and_then(Value::as_u64);
     Some(Usage { prompt_tokens: count("prompt_tokens"), completion_tokens: count("completion_tokens") })
 }

@@ -144,7 +144,9 @@ pub enum VerifyError {
     Line { path: PathBuf, number: u64, reason: String },
     #[error("--samples: {0} has no samples")]
     NoSamples(PathBuf),
-    #[error("--out: {dir} has results of another run ({why}); name another directory, or start over with --resume false")]
+    #[error(
+        "--out: {dir} has results of another run ({why}); name another directory, or start over with --resume false"
+    )]
     OtherRun { dir: PathBuf, why: String },
     #[error("no request of {sent} was answered; the last failed with: {last}")]
     AllFailed { sent: usize, last: String },

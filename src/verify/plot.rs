@@ -167,7 +167,11 @@ pub fn distributions(title: &str, lines: &[Line]) -> String {
         for (i, value) in values.iter().enumerate().filter(|(i, _)| i % step == 0 || i + 1 == n) {
             let _ = write!(points, " {:.1},{:.1}", x(*value), y((i + 1) as f64 / n as f64));
         }
-        let _ = write!(out, "<polyline class=\"{}\" points=\"{points}\"><title>{}</title></polyline>", line.class, line.name);
+        let _ = write!(
+            out,
+            "<polyline class=\"{}\" points=\"{points}\"><title>{}</title></polyline>",
+            line.class, line.name
+        );
         let _ = write!(
             legend,
             "<span><svg viewBox=\"0 0 10 10\"><line class=\"{}\" x1=\"0\" y1=\"5\" x2=\"10\" y2=\"5\"/></svg>{}</span> ",

@@ -232,7 +232,8 @@ fn times(out: &mut String, s: &Summary, records: &[&Record]) {
     out.push_str("<div class=\"wide\"><table><tr><th></th><th class=\"n\">mean</th><th class=\"n\">p50</th><th class=\"n\">p90</th><th class=\"n\">p99</th><th class=\"n\">max</th></tr>");
     let ttft = s.ttft_ms.iter().map(|q| ("first token".to_owned(), q));
     for (name, q) in s.latency_ms.iter().map(|(mode, q)| (format!("whole answer, {mode}"), q)).chain(ttft) {
-        let cells: String = [q.mean, q.p50, q.p90, q.p99, q.max].map(|v| format!("<td class=\"n\">{v:.0} ms</td>")).concat();
+        let cells: String =
+            [q.mean, q.p50, q.p90, q.p99, q.max].map(|v| format!("<td class=\"n\">{v:.0} ms</td>")).concat();
         let _ = write!(out, "<tr><td>{name}</td>{cells}</tr>");
     }
     out.push_str("</table></div>");

@@ -50,8 +50,20 @@ const TEXTS: &[&str] = &[
     "50 % & more",
 ];
 const ODD_KEYS: &[&str] = &[
-    "größe", "市区町村", "with space", "it's", "say \"hi\"", "back\\slash", "a.b[0]", "$ref", "😀", "x-y/z", "UPPER", "1st",
-    "tab\there", "",
+    "größe",
+    "市区町村",
+    "with space",
+    "it's",
+    "say \"hi\"",
+    "back\\slash",
+    "a.b[0]",
+    "$ref",
+    "😀",
+    "x-y/z",
+    "UPPER",
+    "1st",
+    "tab\there",
+    "",
 ];
 
 /// Where the variety comes from: equal seeds make equal samples.
@@ -178,8 +190,7 @@ impl Source {
     }
 
     fn nested(&mut self, depth: usize) -> Field {
-        let mut fields: Vec<(String, Field)> =
-            self.names(2).into_iter().zip([self.string(), self.integer()]).collect();
+        let mut fields: Vec<(String, Field)> = self.names(2).into_iter().zip([self.string(), self.integer()]).collect();
         if depth > 0 {
             fields.push(("inner".into(), self.nested(depth - 1)));
         }
@@ -207,7 +218,8 @@ impl Source {
             shape("circle", "radius", json!({ "type": "number", "exclusiveMinimum": 0 })),
             shape("text", "value", json!({ "type": "string" })),
         ] });
-        let examples = [json!({ "kind": "circle", "radius": 2.5 }), json!({ "kind": "text", "value": self.pick(TEXTS) })];
+        let examples =
+            [json!({ "kind": "circle", "radius": 2.5 }), json!({ "kind": "text", "value": self.pick(TEXTS) })];
         (schema, examples[self.below(2)].clone())
     }
 
@@ -264,7 +276,8 @@ impl Source {
     fn odd_keys(&mut self) -> Field {
         let start = self.below(ODD_KEYS.len());
         let names = (0..5).map(|i| ODD_KEYS[(start + i * 3) % ODD_KEYS.len()].to_owned());
-        let fields = names.map(|name| (name, if self.below(2) == 0 { self.string() } else { self.integer() })).collect();
+        let fields =
+            names.map(|name| (name, if self.below(2) == 0 { self.string() } else { self.integer() })).collect();
         closed(object(fields, 3))
     }
 
