@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rein_worker::limits;
 
 use crate::bench::BenchOptions;
+use crate::verify::VerifyOptions;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -36,6 +37,8 @@ pub enum Command {
     Render(RenderArgs),
     /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
     Bench(Box<BenchOptions>),
+    /// Judge an OpenAI endpoint's tool calls: schema accuracy, whether it calls when it should, streams, errors
+    Verify(Box<VerifyOptions>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -204,4 +207,15 @@ pub struct RenderArgs {
     /// Directory with a tokenizer instead of the model's
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
+}
+
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s.is_finite() && s > 0.0 => Ok(s),
+        _ => Err("must be a number above 0".into()),
+    }
+}
+
+pub fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
 }

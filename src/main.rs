@@ -2,12 +2,16 @@
 
 mod args;
 mod bench;
+mod client;
 mod config;
 mod load;
+mod progress;
+mod quantiles;
 mod render;
 mod score;
 mod serve;
 mod telemetry;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -24,6 +28,10 @@ fn main() -> ExitCode {
         Command::Score(args) => score::run(&args),
         Command::Render(args) => render::run(&args),
         Command::Bench(options) => bench::run(*options),
+        Command::Verify(options) => match verify::run(*options) {
+            Ok(verdict) => return verdict,
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures::future::join_all;
 use indicatif::ProgressBar;
 
 use super::BenchError;
-use super::client::{Answer, Connection, Endpoint, Failure};
+use super::answer::{self, Answer};
 use super::prompt::Work;
+use crate::client::{Connection, Endpoint, Failure};
 
 /// Pause of a client after a failed request.
 const BACK_OFF: Duration = Duration::from_millis(20);
@@ -35,7 +37,7 @@ pub async fn warm_up(endpoint: &Endpoint, work: &mut Work, n: u32, wanted: u32) 
     let mut connection = Connection::new(endpoint);
     for i in 0..n {
         let body = work.body(u64::MAX - u64::from(i));
-        match connection.ask(work.path(), body, work.stream()).await {
+        match ask(&mut connection, work, body).await {
             Ok(answer) => {
                 if let Some(measured) = answer.prompt_tokens
                     && measured != u64::from(wanted)
@@ -47,6 +49,10 @@ pub async fn warm_up(endpoint: &Endpoint, work: &mut Work, n: u32, wanted: u32) 
         }
     }
     Ok(())
+}
+
+async fn ask(connection: &mut Connection<'_>, work: &Work, body: Bytes) -> Result<Answer, Failure> {
+    connection.ask(work.path(), body, async |response, start| answer::read(response, start, work.stream()).await).await
 }
 
 pub async fn run(endpoint: &Endpoint, work: &Work, concurrency: u32, until: Until, bar: &ProgressBar) -> Run {
@@ -65,7 +71,7 @@ pub async fn run(endpoint: &Endpoint, work: &Work, concurrency: u32, until: Unti
                 return (answers, failures);
             }
             let body = work.next_body();
-            match connection.ask(work.path(), body, work.stream()).await {
+            match ask(&mut connection, work, body).await {
                 Ok(answer) => answers.push(answer),
                 Err(failure) => {
                     failed.fetch_add(1, Ordering::Relaxed);

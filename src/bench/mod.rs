@@ -1,28 +1,26 @@
 //! `rein bench`: drives an OpenAI endpoint, ours or another, and says how fast it answers; and measures what this machine's
 //! memory allows at best. docs/benchmarks/README.md explains every figure.
 
-mod client;
+mod answer;
 mod drive;
 mod probe;
 mod prompt;
 mod report;
-mod sse;
 #[cfg(test)]
 mod tests;
 
 use std::error::Error;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use thiserror::Error;
 
-use client::Endpoint;
+use crate::client::{ClientError, DEFAULT_URL, Endpoint};
+use crate::progress;
 use report::Report;
 
-const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
 /// Seconds that the memory is read for, per probe.
 const PROBE_SECONDS: f64 = 2.0;
 
@@ -56,6 +54,9 @@ pub struct BenchOptions {
     /// Sent as bearer token
     #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
+    /// PEM file of certificates to trust besides the public ones
+    #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
     /// Requests kept open at once; several values are measured one after the other
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub concurrency: Vec<u32>,
@@ -63,7 +64,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub requests: Option<u32>,
     /// Seconds per concurrency, instead of a number of requests
-    #[arg(long, value_name = "S", conflicts_with = "requests", value_parser = seconds)]
+    #[arg(long, value_name = "S", conflicts_with = "requests", value_parser = crate::args::seconds)]
     pub duration: Option<f64>,
     /// Requests sent before measuring; they also tell how many words of prompt make the wanted number of tokens
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -96,13 +97,13 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
     /// JSON object whose members are added to each request body
-    #[arg(long, value_name = "JSON", value_parser = object)]
+    #[arg(long, value_name = "JSON", value_parser = crate::args::object)]
     pub extra: Option<serde_json::Map<String, serde_json::Value>>,
     /// Seed of the prompts
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
     /// Seconds after which a request counts as failed
-    #[arg(long, value_name = "S", default_value = "600", value_parser = seconds)]
+    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::seconds)]
     pub timeout: f64,
     /// Write the report as JSON; `-` is standard output, and moves the table to standard error
     #[arg(long, value_name = "FILE")]
@@ -114,32 +115,19 @@ pub struct BenchOptions {
     #[arg(long, value_name = "DIR", requires = "probe")]
     pub model_dir: Option<PathBuf>,
     /// Bytes per weight in memory where they are not kept as stored: 1 for int8, 4 for f32 [default: as stored]
-    #[arg(long, value_name = "BYTES", requires = "model_dir", value_parser = seconds)]
+    #[arg(long, value_name = "BYTES", requires = "model_dir", value_parser = crate::args::seconds)]
     pub weight_bytes: Option<f64>,
     /// Threads of the memory probe [default: all cores]
     #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub probe_threads: Option<u16>,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && s > 0.0 => Ok(s),
-        _ => Err("must be a number above 0".into()),
-    }
-}
-
-fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
-    serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
-}
-
 #[derive(Debug, Error)]
 pub enum BenchError {
-    #[error("--base-url: {0}")]
-    Url(String),
+    #[error(transparent)]
+    Client(#[from] ClientError),
     #[error("{0}")]
     Option(String),
-    #[error("cannot list the models of {url}: {reason}; name one with --model")]
-    Models { url: String, reason: String },
     #[error("no request of {sent} was answered; the last failed with: {last}")]
     AllFailed { sent: usize, last: String },
     #[error("--model-dir: {path}: {reason}")]
@@ -199,7 +187,8 @@ pub async fn measure(options: &BenchOptions, report: &mut Report) -> Result<(), 
         return Err(BenchError::Option("--tools needs --endpoint chat".into()));
     }
     let url = options.base_url.as_deref().unwrap_or(DEFAULT_URL);
-    let endpoint = Endpoint::new(url, options.api_key.as_deref(), Duration::from_secs_f64(options.timeout))?;
+    let timeout = Duration::from_secs_f64(options.timeout);
+    let endpoint = Endpoint::new(url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;
     let model = match &options.model {
         Some(model) => model.clone(),
         None => endpoint.first_model().await?,
@@ -221,16 +210,9 @@ pub async fn measure(options: &BenchOptions, report: &mut Report) -> Result<(), 
 }
 
 fn progress(concurrency: u32, until: drive::Until) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let (bar, shape) = match until {
-        drive::Until::Sent(n) => (ProgressBar::new(n as u64), "{prefix} [{bar:30}] {pos}/{len} requests, {msg}"),
-        drive::Until::Elapsed(_) => (ProgressBar::no_length(), "{prefix} {elapsed}: {pos} requests, {msg}"),
+    let bar = match until {
+        drive::Until::Sent(n) => progress::bar(Some(n as u64), "{prefix} [{bar:30}] {pos}/{len} requests, {msg}"),
+        drive::Until::Elapsed(_) => progress::bar(None, "{prefix} {elapsed}: {pos} requests, {msg}"),
     };
-    bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(4));
-    if let Ok(style) = ProgressStyle::with_template(shape) {
-        bar.set_style(style);
-    }
     bar.with_prefix(format!("concurrency {concurrency}"))
 }

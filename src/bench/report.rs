@@ -5,9 +5,10 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::client::Answer;
+use super::answer::Answer;
 use super::drive::Run;
 use super::{BenchError, BenchOptions};
+use crate::quantiles::Quantiles;
 
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
@@ -62,26 +63,6 @@ pub struct Level {
     /// That speed as a share of the memory bound; for one stream at a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_of_bound: Option<f64>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Quantiles {
-    pub mean: f64,
-    pub p50: f64,
-    pub p90: f64,
-    pub p99: f64,
-    pub max: f64,
-}
-
-impl Quantiles {
-    /// By nearest rank: each is a value that occurred. None without values.
-    pub fn of(mut values: Vec<f64>) -> Option<Self> {
-        values.sort_by(f64::total_cmp);
-        let max = *values.last()?;
-        let rank = |q: f64| values[((q * values.len() as f64).ceil() as usize).clamp(1, values.len()) - 1];
-        let mean = values.iter().sum::<f64>() / values.len() as f64;
-        Some(Self { mean, p50: rank(0.5), p90: rank(0.9), p99: rank(0.99), max })
-    }
 }
 
 /// This machine's memory, and what it allows a model.

@@ -1,0 +1,141 @@
+//! What one answer tells a clock: when its parts came, and how many tokens it had.
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use crate::client::{Failure, Response, collect, error_text, read_events};
+
+/// One answer. Times count from the moment the request was sent.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    /// When each chunk with content came. Empty without streaming.
+    pub chunks: Vec<Duration>,
+    /// When the last token was told: the last content or the finish reason, whichever is later.
+    pub last_token: Duration,
+    pub total: Duration,
+    /// By the endpoint's own count.
+    pub prompt_tokens: Option<u64>,
+    pub completion_tokens: Option<u64>,
+    pub tool_calls: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    error: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Usage {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Choice {
+    delta: Option<Delta>,
+    message: Option<Delta>,
+    text: Option<String>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Delta {
+    content: Option<String>,
+    reasoning_content: Option<String>,
+    reasoning: Option<String>,
+    tool_calls: Option<Vec<ToolCall>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToolCall {
+    function: Option<Function>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Function {
+    name: Option<String>,
+}
+
+impl Choice {
+    fn has_content(&self) -> bool {
+        let filled = |s: &Option<String>| s.as_ref().is_some_and(|s| !s.is_empty());
+        filled(&self.text)
+            || self.delta.as_ref().is_some_and(|d| {
+                filled(&d.content)
+                    || filled(&d.reasoning_content)
+                    || filled(&d.reasoning)
+                    || d.tool_calls.as_ref().is_some_and(|c| !c.is_empty())
+            })
+    }
+
+    /// Calls that start here; later chunks of a call carry no name.
+    fn calls(&self) -> u64 {
+        let calls = self.delta.as_ref().or(self.message.as_ref()).and_then(|d| d.tool_calls.as_deref());
+        let named = |c: &&ToolCall| c.function.as_ref().is_some_and(|f| f.name.as_ref().is_some_and(|n| !n.is_empty()));
+        calls.unwrap_or_default().iter().filter(named).count() as u64
+    }
+}
+
+impl Answer {
+    fn take(&mut self, chunk: &Chunk, at: Duration) {
+        if chunk.choices.iter().any(Choice::has_content) {
+            self.chunks.push(at);
+            self.last_token = at;
+        }
+        if chunk.choices.iter().any(|c| c.finish_reason.is_some()) {
+            self.last_token = at;
+        }
+        self.tool_calls += chunk.choices.iter().map(Choice::calls).sum::<u64>();
+        if let Some(usage) = &chunk.usage {
+            self.prompt_tokens = usage.prompt_tokens.or(self.prompt_tokens);
+            self.completion_tokens = usage.completion_tokens.or(self.completion_tokens);
+        }
+    }
+}
+
+pub async fn read(response: Response, start: Instant, stream: bool) -> Result<Answer, Failure> {
+    if stream { read_stream(response, start).await } else { read_whole(response, start).await }
+}
+
+async fn read_whole(response: Response, start: Instant) -> Result<Answer, Failure> {
+    let body = collect(response).await?;
+    let total = start.elapsed();
+    let chunk: Chunk = serde_json::from_slice(&body).map_err(|e| Failure::BadResponse(e.to_string()))?;
+    if chunk.choices.is_empty() {
+        return Err(Failure::BadResponse("no choices".into()));
+    }
+    let mut answer = Answer { total, ..Answer::default() };
+    answer.take(&chunk, total);
+    answer.chunks.clear();
+    Ok(answer)
+}
+
+async fn read_stream(response: Response, start: Instant) -> Result<Answer, Failure> {
+    let mut answer = Answer::default();
+    let mut finished = false;
+    let mut failure = None;
+    let done = read_events(response, start, |data, at| match serde_json::from_slice::<Chunk>(data) {
+        Ok(Chunk { error: Some(_), .. }) => {
+            failure.get_or_insert(Failure::InStream(error_text(data)));
+        }
+        Ok(chunk) => {
+            finished |= chunk.choices.iter().any(|c| c.finish_reason.is_some());
+            answer.take(&chunk, at);
+        }
+        Err(e) => {
+            failure.get_or_insert(Failure::BadResponse(e.to_string()));
+        }
+    })
+    .await?;
+    answer.total = start.elapsed();
+    match failure {
+        Some(failure) => Err(failure),
+        // Some endpoints leave out [DONE]; none may leave out why it stopped.
+        None if done || finished => Ok(answer),
+        None => Err(Failure::Broken("no finish reason".into())),
+    }
+}

@@ -1,0 +1,346 @@
+//! A client of OpenAI endpoints: one connection that is kept, plain or TLS, and why a request has no answer.
+//! What an answer holds is read by those who ask.
+
+mod sse;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+pub const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
+/// Answers that are read whole: listings, errors, answers without streaming.
+const MAX_BODY_BYTES: usize = 64 << 20;
+/// As much of an error's text as is of use in a report.
+const MAX_ERROR_CHARS: usize = 300;
+
+pub type Response = http::Response<hyper::body::Incoming>;
+
+#[derive(Debug, Error)]
+pub enum ClientError {
+    #[error("--base-url: {0}")]
+    Url(String),
+    #[error("--api-key: has characters that no HTTP header can hold")]
+    ApiKey,
+    #[error("--header: {0}")]
+    Header(String),
+    #[error("--ca-file: {0}")]
+    CaFile(String),
+    #[error("cannot list the models of {url}: {reason}; name one with --model")]
+    Models { url: String, reason: String },
+}
+
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    address: String,
+    host: HeaderValue,
+    /// Path of the base URL, without a slash at its end.
+    prefix: String,
+    headers: HeaderMap,
+    timeout: Duration,
+    tls: Option<Tls>,
+}
+
+#[derive(Debug, Clone)]
+struct Tls {
+    config: Arc<ClientConfig>,
+    server: ServerName<'static>,
+}
+
+/// Why a request has no answer. The kinds are what reports count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    Connect(String),
+    /// The connection ended before an answer began.
+    NoResponse(String),
+    Status {
+        code: u16,
+        text: String,
+        /// What the endpoint asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// An error event inside a stream.
+    InStream(String),
+    /// The stream ended before the answer did.
+    Broken(String),
+    BadResponse(String),
+    Timeout,
+}
+
+impl Failure {
+    pub fn kind(&self) -> String {
+        match self {
+            Failure::Connect(_) => "connect".into(),
+            Failure::NoResponse(_) => "no_response".into(),
+            Failure::Status { code, .. } => format!("http_{code}"),
+            Failure::InStream(_) => "error_event".into(),
+            Failure::Broken(_) => "broken_stream".into(),
+            Failure::BadResponse(_) => "bad_response".into(),
+            Failure::Timeout => "timeout".into(),
+        }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Connect(e) => write!(f, "cannot connect: {e}"),
+            Failure::NoResponse(e) => write!(f, "the connection ended before an answer began: {e}"),
+            Failure::Status { code, text, .. } => write!(f, "HTTP {code}: {text}"),
+            Failure::InStream(e) => write!(f, "error in the stream: {e}"),
+            Failure::Broken(e) => write!(f, "the stream broke off: {e}"),
+            Failure::BadResponse(e) => write!(f, "not an answer of this API: {e}"),
+            Failure::Timeout => write!(f, "timed out"),
+        }
+    }
+}
+
+impl Endpoint {
+    /// `ca_file`: certificates that are trusted besides the public ones.
+    pub fn new(
+        url: &str,
+        api_key: Option<&str>,
+        ca_file: Option<&Path>,
+        timeout: Duration,
+    ) -> Result<Self, ClientError> {
+        if url.contains('@') {
+            // Not repeated: what stands before it may be secret.
+            return Err(ClientError::Url("must not hold a user name or password; use --api-key or --header".into()));
+        }
+        let bad = |why: &str| ClientError::Url(format!("{url}: {why}"));
+        let uri: Uri = url.parse().map_err(|e| bad(&format!("{e}; expected something like {DEFAULT_URL}")))?;
+        let secure = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(bad("must start with http:// or https://")),
+        };
+        let host = uri.host().ok_or_else(|| bad("has no host"))?;
+        let authority = uri.authority().map(|a| a.as_str().to_owned()).unwrap_or_default();
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("rein/", env!("CARGO_PKG_VERSION"))));
+        if let Some(key) = api_key {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| ClientError::ApiKey)?;
+            value.set_sensitive(true);
+            headers.insert(header::AUTHORIZATION, value);
+        }
+        let tls = if secure {
+            let name = host.trim_start_matches('[').trim_end_matches(']');
+            let server = match name.parse::<IpAddr>() {
+                Ok(ip) => ServerName::IpAddress(ip.into()),
+                Err(_) => ServerName::try_from(name.to_owned()).map_err(|_| bad("has a bad host"))?,
+            };
+            Some(Tls { config: tls_config(ca_file)?, server })
+        } else {
+            None
+        };
+        Ok(Self {
+            address: format!("{host}:{}", uri.port_u16().unwrap_or(if secure { 443 } else { 80 })),
+            host: HeaderValue::try_from(authority).map_err(|_| bad("has a bad host"))?,
+            prefix: uri.path().trim_end_matches('/').to_owned(),
+            headers,
+            timeout,
+            tls,
+        })
+    }
+
+    /// Sends this header, `name: value`, with each request.
+    pub fn header(&mut self, text: &str) -> Result<(), ClientError> {
+        // Values may be secret: only the name is repeated in an error.
+        let (name, value) = text.split_once(':').ok_or_else(|| ClientError::Header("expected `name: value`".into()))?;
+        let bad = |what: &str| ClientError::Header(format!("{}: {what}", name.trim()));
+        let key = HeaderName::try_from(name.trim()).map_err(|_| bad("is no header name"))?;
+        let mut value = HeaderValue::try_from(value.trim()).map_err(|_| bad("the value cannot stand in a header"))?;
+        value.set_sensitive(true);
+        self.headers.insert(key, value);
+        Ok(())
+    }
+
+    /// The first model that the endpoint lists.
+    pub async fn first_model(&self) -> Result<String, ClientError> {
+        #[derive(Deserialize)]
+        struct Model {
+            id: String,
+        }
+        #[derive(Deserialize)]
+        struct Models {
+            data: Vec<Model>,
+        }
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let url = || format!("{scheme}://{}{}/models", self.address, self.prefix);
+        let failed = |e: Failure| ClientError::Models { url: url(), reason: e.to_string() };
+        let mut connection = Connection::new(self);
+        let body = tokio::time::timeout(self.timeout, connection.get("/models"))
+            .await
+            .unwrap_or(Err(Failure::Timeout))
+            .map_err(failed)?;
+        let models: Models = serde_json::from_slice(&body).map_err(|e| failed(Failure::BadResponse(e.to_string())))?;
+        let first = models.data.into_iter().next();
+        first.map(|m| m.id).ok_or_else(|| failed(Failure::BadResponse("the list is empty".into())))
+    }
+}
+
+fn tls_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, ClientError> {
+    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    if let Some(path) = ca_file {
+        let bad = |e: &dyn std::fmt::Display| ClientError::CaFile(format!("{}: {e}", path.display()));
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|e| bad(&e))? {
+            roots.add(certificate.map_err(|e| bad(&e))?).map_err(|e| bad(&e))?;
+        }
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| ClientError::Url(e.to_string()))?;
+    Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
+}
+
+/// A connection that is kept while it works and opened anew when it does not.
+#[derive(Debug)]
+pub struct Connection<'a> {
+    endpoint: &'a Endpoint,
+    sender: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl<'a> Connection<'a> {
+    pub fn new(endpoint: &'a Endpoint) -> Self {
+        Self { endpoint, sender: None }
+    }
+
+    /// Sends one request body and has `read` read the answer, which is told when the request was sent.
+    pub async fn ask<T>(
+        &mut self,
+        path: &str,
+        body: Bytes,
+        read: impl AsyncFnOnce(Response, Instant) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let timeout = self.endpoint.timeout;
+        let patiently = async {
+            self.connect().await?;
+            let start = Instant::now();
+            let response = self.send(Method::POST, path, body).await?;
+            read(response, start).await
+        };
+        let result = tokio::time::timeout(timeout, patiently).await.unwrap_or(Err(Failure::Timeout));
+        if result.is_err() {
+            self.sender = None;
+        }
+        result
+    }
+
+    async fn get(&mut self, path: &str) -> Result<Bytes, Failure> {
+        self.connect().await?;
+        collect(self.send(Method::GET, path, Bytes::new()).await?).await
+    }
+
+    async fn connect(&mut self) -> Result<(), Failure> {
+        if let Some(sender) = &mut self.sender
+            && sender.ready().await.is_ok()
+        {
+            return Ok(());
+        }
+        let refused = |e: &dyn std::fmt::Display| Failure::Connect(format!("{}: {e}", self.endpoint.address));
+        let socket = TcpStream::connect(&self.endpoint.address).await.map_err(|e| refused(&e))?;
+        socket.set_nodelay(true).map_err(|e| refused(&e))?;
+        let sender = match &self.endpoint.tls {
+            Some(tls) => {
+                let connector = TlsConnector::from(tls.config.clone());
+                let socket = connector.connect(tls.server.clone(), socket).await.map_err(|e| refused(&e))?;
+                open(socket).await
+            }
+            None => open(socket).await,
+        };
+        self.sender = Some(sender.map_err(|e| refused(&e))?);
+        Ok(())
+    }
+
+    async fn send(&mut self, method: Method, path: &str, body: Bytes) -> Result<Response, Failure> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.endpoint.prefix))
+            .header(header::HOST, &self.endpoint.host)
+            .body(Full::new(body))
+            .map_err(|e| Failure::Connect(e.to_string()))?;
+        request.headers_mut().extend(self.endpoint.headers.clone());
+        let Some(sender) = &mut self.sender else { return Err(Failure::Connect("no connection".into())) };
+        let response = sender.send_request(request).await.map_err(|e| Failure::NoResponse(e.to_string()))?;
+        let code = response.status().as_u16();
+        if code == 200 {
+            return Ok(response);
+        }
+        let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|v| retry_after(v.to_str().ok()?));
+        let body = collect(response).await.unwrap_or_default();
+        Err(Failure::Status { code, text: error_text(&body), retry_after })
+    }
+}
+
+async fn open<S>(socket: S) -> Result<SendRequest<Full<Bytes>>, hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = handshake(TokioIo::new(socket)).await?;
+    // Ends with the connection, which ends with the sender; what breaks it, the sender reports.
+    tokio::spawn(async move { connection.await.ok() });
+    Ok(sender)
+}
+
+/// Seconds, or the date until which to wait.
+fn retry_after(text: &str) -> Option<Duration> {
+    if let Ok(seconds) = text.trim().parse::<u64>() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = chrono::DateTime::parse_from_rfc2822(text.trim()).ok()?;
+    Some((until.to_utc() - chrono::Utc::now()).to_std().unwrap_or_default())
+}
+
+/// The whole body of an answer.
+pub async fn collect(response: Response) -> Result<Bytes, Failure> {
+    let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;
+    body.map(|b| b.to_bytes()).map_err(|e| Failure::Broken(e.to_string()))
+}
+
+/// Reads a stream to its end. `event` gets the data of each event but the last and when it came, counted from `start`.
+/// Tells whether that last one, `[DONE]`, came.
+pub async fn read_events(
+    response: Response,
+    start: Instant,
+    mut event: impl FnMut(&[u8], Duration),
+) -> Result<bool, Failure> {
+    let mut body = response.into_body();
+    let mut events = sse::Events::default();
+    let mut done = false;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|e| Failure::Broken(e.to_string()))?;
+        let at = start.elapsed();
+        let Ok(data) = frame.into_data() else { continue };
+        let pushed = events.push(&data, |data| if data == b"[DONE]" { done = true } else { event(data, at) });
+        if pushed.is_err() {
+            return Err(Failure::BadResponse("an event of more than 16 MiB".into()));
+        }
+    }
+    Ok(done)
+}
+
+/// What an error body says: its message, where it has one.
+pub fn error_text(body: &[u8]) -> String {
+    let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let message = ["/error/message", "/message", "/detail", "/error"].iter().find_map(|p| value.pointer(p)?.as_str());
+    let text = message.map_or_else(|| String::from_utf8_lossy(body).into_owned(), str::to_owned);
+    text.trim().chars().take(MAX_ERROR_CHARS).collect()
+}

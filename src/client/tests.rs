@@ -1,0 +1,88 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::sse::{Events, TooLong};
+use super::{Endpoint, retry_after};
+
+#[test]
+fn events_are_read_however_they_are_cut() {
+    let text = b": comment\n\ndata: one\n\nevent: x\r\ndata: two\r\ndata:three\r\n\r\ndata:\n\nid: 4\n\ndata: cut";
+    for size in 1..text.len() {
+        let (mut events, mut got) = (Events::default(), Vec::new());
+        for part in text.chunks(size) {
+            assert_eq!(events.push(part, |e| got.push(String::from_utf8_lossy(e).into_owned())), Ok(()));
+        }
+        assert_eq!(got, ["one", "two\nthree", ""], "cut by {size}");
+    }
+    let mut events = Events::default();
+    assert_eq!(events.push(&vec![b'x'; (16 << 20) + 1], |_| {}), Err(TooLong));
+}
+
+#[test]
+fn a_server_may_ask_to_wait_for_seconds_or_until_a_date() {
+    assert_eq!(retry_after(" 7 "), Some(Duration::from_secs(7)));
+    assert_eq!(retry_after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::ZERO));
+    assert_eq!(retry_after("soon"), None);
+}
+
+/// A TLS server with the certificate of tests/fixtures/tls, which answers one listing of models per connection.
+async fn secure_server() -> u16 {
+    let fixture = |name: &str| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name);
+    let chain = vec![CertificateDer::from_pem_file(fixture("server.pem")).unwrap_or_else(|e| panic!("{e}"))];
+    let key = PrivateKeyDer::from_pem_file(fixture("server.key")).unwrap_or_else(|e| panic!("{e}"));
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|b| b.with_no_client_auth().with_single_cert(chain, key))
+        .unwrap_or_else(|e| panic!("{e}"));
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap_or_else(|e| panic!("{e}"));
+    let port = listener.local_addr().map_or(0, |a| a.port());
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let Ok(mut socket) = acceptor.accept(socket).await else { continue };
+            let mut request = [0; 4096];
+            let n = socket.read(&mut request).await.unwrap_or(0);
+            assert!(request[..n].starts_with(b"GET /v1/models HTTP/1.1\r\n"));
+            let body = r#"{"data": [{"id": "over-tls"}]}"#;
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+            socket.write_all((head + body).as_bytes()).await.unwrap_or_else(|e| panic!("{e}"));
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn https_is_spoken_and_certificates_are_checked() {
+    let port = secure_server().await;
+    let ca = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls/ca.pem");
+    let ask = async |host: &str, ca: Option<&std::path::Path>| {
+        let endpoint = Endpoint::new(&format!("https://{host}:{port}/v1"), None, ca, Duration::from_secs(20));
+        endpoint.unwrap_or_else(|e| panic!("{e}")).first_model().await.map_err(|e| e.to_string())
+    };
+    assert_eq!(ask("127.0.0.1", Some(&ca)).await, Ok("over-tls".into()));
+    assert_eq!(ask("localhost", Some(&ca)).await, Ok("over-tls".into()));
+    let unknown = ask("127.0.0.1", None).await;
+    assert!(unknown.as_ref().is_err_and(|e| e.contains("UnknownIssuer")), "{unknown:?}");
+    let missing = Endpoint::new("https://x", None, Some(std::path::Path::new("no.pem")), Duration::from_secs(1));
+    assert!(missing.is_err_and(|e| e.to_string().starts_with("--ca-file: no.pem")));
+}
+
+#[test]
+fn secrets_are_not_repeated() {
+    let mut endpoint =
+        Endpoint::new("http://x", Some("s3cret"), None, Duration::from_secs(1)).unwrap_or_else(|e| panic!("{e}"));
+    let error = endpoint.header("x-key: s3cret\n\u{7}").map_err(|e| e.to_string());
+    assert!(error.as_ref().is_err_and(|e| e.contains("x-key") && !e.contains("s3cret")), "{error:?}");
+    assert!(endpoint.header("x-other: s3cret").is_ok());
+    assert!(!format!("{endpoint:?}").contains("s3cret"), "{endpoint:?}");
+    let in_url = Endpoint::new("http://me:s3cret@x", None, None, Duration::from_secs(1)).map_err(|e| e.to_string());
+    assert!(in_url.as_ref().is_err_and(|e| e.contains("--header") && !e.contains("s3cret")), "{in_url:?}");
+}

@@ -1,0 +1,36 @@
+//! Quantiles of measured values.
+
+use serde::Serialize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Quantiles {
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl Quantiles {
+    /// By nearest rank: each is a value that occurred. None without values.
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let max = *values.last()?;
+        let rank = |q: f64| values[((q * values.len() as f64).ceil() as usize).clamp(1, values.len()) - 1];
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        Some(Self { mean, p50: rank(0.5), p90: rank(0.9), p99: rank(0.99), max })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Quantiles;
+
+    #[test]
+    fn quantiles_are_values_that_occurred() {
+        let q = Quantiles::of((1..=100).rev().map(f64::from).collect());
+        assert_eq!(q, Some(Quantiles { mean: 50.5, p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 }));
+        assert_eq!(Quantiles::of(vec![3.0]).map(|q| (q.p50, q.p99)), Some((3.0, 3.0)));
+        assert_eq!(Quantiles::of(Vec::new()), None);
+    }
+}

@@ -1,0 +1,201 @@
+//! Reads a response, leniently: what is odd about it is a finding, not an error.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::record::{Call, Kind, Mode, Problem, Usage};
+use crate::client::{Failure, Response, collect, error_text, read_events};
+
+#[derive(Debug, Default)]
+pub struct Answer {
+    pub finish_reason: Option<String>,
+    pub content: Option<String>,
+    pub reasoning: Option<String>,
+    pub calls: Vec<Call>,
+    pub usage: Option<Usage>,
+    /// Until the first content, reasoning or call. None without streaming.
+    pub first_token: Option<Duration>,
+    pub total: Duration,
+    /// What is wrong with the form of the response.
+    pub problems: Vec<Problem>,
+}
+
+pub async fn read(response: Response, start: Instant, mode: Mode) -> Result<Answer, Failure> {
+    match mode {
+        Mode::NonStream => read_whole(response, start).await,
+        Mode::Stream => read_stream(response, start).await,
+    }
+}
+
+async fn read_whole(response: Response, start: Instant) -> Result<Answer, Failure> {
+    let body = collect(response).await?;
+    let total = start.elapsed();
+    let value: Value = serde_json::from_slice(&body).map_err(|e| Failure::BadResponse(e.to_string()))?;
+    let choice = value.pointer("/choices/0").ok_or_else(|| Failure::BadResponse(no_choices(&body)))?;
+    let mut answer = Answer { total, usage: usage(&value), ..Answer::default() };
+    answer.finish_reason = text(choice, &["finish_reason"]);
+    let message = choice.get("message").unwrap_or(&Value::Null);
+    answer.content = text(message, &["content"]);
+    answer.reasoning = text(message, REASONING);
+    for call in message.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
+        let function = call.get("function").unwrap_or(&Value::Null);
+        let arguments = answer.arguments(function);
+        let name = text(function, &["name"]).unwrap_or_default();
+        answer.calls.push(Call { id: text(call, &["id"]), name, arguments: arguments.unwrap_or_default() });
+    }
+    Ok(answer)
+}
+
+/// Where engines put what the model thinks.
+const REASONING: &[&str] = &["reasoning_content", "reasoning"];
+
+fn no_choices(body: &[u8]) -> String {
+    format!("no choices: {}", error_text(body))
+}
+
+/// The first of these members that is a string with something in it.
+fn text(value: &Value, names: &[&str]) -> Option<String> {
+    let mut texts = names.iter().filter_map(|n| value.get(n)?.as_str());
+    texts.find(|t| !t.is_empty()).map(str::to_owned)
+}
+
+fn usage(value: &Value) -> Option<Usage> {
+    // Some engines put it into the choice.
+    let usage =
+        [value.get("usage"), value.pointer("/choices/0/usage")].into_iter().flatten().find(|u| u.is_object())?;
+    let count = |name| usage.get(name).and_then(Value::as_u64);
+    Some(Usage { prompt_tokens: count("prompt_tokens"), completion_tokens: count("completion_tokens") })
+}
+
+async fn read_stream(response: Response, start: Instant) -> Result<Answer, Failure> {
+    let mut parts = Parts::default();
+    let mut failure = None;
+    let done = read_events(response, start, |data, at| match serde_json::from_slice::<Value>(data) {
+        Ok(chunk) if chunk.get("error").is_some_and(|e| !e.is_null()) => {
+            failure.get_or_insert(Failure::InStream(error_text(data)));
+        }
+        Ok(chunk) => parts.take(&chunk, at),
+        Err(e) => {
+            failure.get_or_insert(Failure::BadResponse(format!("an event is not JSON: {e}")));
+        }
+    })
+    .await?;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    let Parts { mut answer, begun, .. } = parts;
+    match (begun, done || answer.finish_reason.is_some()) {
+        (false, _) => return Err(Failure::BadResponse("a stream without choices".into())),
+        (true, false) => return Err(Failure::Broken("no finish reason".into())),
+        (true, true) => {}
+    }
+    if !done {
+        answer.odd("the stream does not end with [DONE]");
+    }
+    answer.total = start.elapsed();
+    Ok(answer)
+}
+
+/// A streamed answer while it comes in.
+#[derive(Debug, Default)]
+struct Parts {
+    answer: Answer,
+    /// The index that the stream gives each call.
+    indexes: Vec<u64>,
+    begun: bool,
+}
+
+impl Parts {
+    fn take(&mut self, chunk: &Value, at: Duration) {
+        self.answer.usage = usage(chunk).or(self.answer.usage);
+        let Some(choice) = chunk.pointer("/choices/0") else { return };
+        self.begun = true;
+        let delta = choice.get("delta").unwrap_or(&Value::Null);
+        let (content, reasoning) = (text(delta, &["content"]), text(delta, REASONING));
+        let calls = delta.get("tool_calls").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        if content.is_some() || reasoning.is_some() || !calls.is_empty() {
+            self.answer.first_token.get_or_insert(at);
+            if self.answer.finish_reason.is_some() {
+                self.answer.odd("content after the finish reason");
+            }
+        }
+        for (all, new) in [(&mut self.answer.content, content), (&mut self.answer.reasoning, reasoning)] {
+            if let Some(new) = new {
+                all.get_or_insert_default().push_str(&new);
+            }
+        }
+        calls.iter().for_each(|call| self.take_call(call));
+        if let Some(reason) = text(choice, &["finish_reason"]) {
+            if self.answer.finish_reason.as_ref().is_some_and(|r| *r != reason) {
+                self.answer.odd("two finish reasons");
+            }
+            self.answer.finish_reason = Some(reason);
+        }
+    }
+
+    fn take_call(&mut self, part: &Value) {
+        let (id, function) = (text(part, &["id"]), part.get("function").unwrap_or(&Value::Null));
+        let name = text(function, &["name"]);
+        let index = part.get("index").and_then(Value::as_u64);
+        let known = match index {
+            Some(index) => self.indexes.iter().position(|i| *i == index),
+            None => {
+                self.answer.odd("a part of a call has no index");
+                // What clients do that cope: an id begins a call.
+                if id.is_some() { None } else { self.indexes.len().checked_sub(1) }
+            }
+        };
+        let at = known.unwrap_or_else(|| {
+            let next = self.indexes.len() as u64;
+            if index.is_some_and(|i| i != next) {
+                self.answer.odd("the indexes of the calls do not count from 0");
+            }
+            self.indexes.push(index.unwrap_or(next));
+            self.answer.calls.push(Call::default());
+            self.answer.calls.len() - 1
+        });
+        let arguments = self.answer.arguments(function).unwrap_or_default();
+        let mut odd = Vec::new();
+        let Some(call) = self.answer.calls.get_mut(at) else { return };
+        call.arguments.push_str(&arguments);
+        match (&call.id, id) {
+            (Some(old), Some(new)) if *old != new => odd.push("the id of a call changes"),
+            (None, Some(new)) => call.id = Some(new),
+            _ => {}
+        }
+        if let Some(name) = name {
+            if !call.name.is_empty() {
+                odd.push("the name of a call comes more than once");
+            }
+            if call.name != name {
+                call.name.push_str(&name);
+            }
+        }
+        odd.into_iter().for_each(|message| self.answer.odd(message));
+    }
+}
+
+impl Answer {
+    fn odd(&mut self, message: &str) {
+        self.note(Kind::StreamShape, message);
+    }
+
+    /// Says it once, however often it happens.
+    fn note(&mut self, kind: Kind, message: &str) {
+        if !self.problems.iter().any(|p| p.message == message) {
+            self.problems.push(Problem::new(kind, message));
+        }
+    }
+
+    fn arguments(&mut self, function: &Value) -> Option<String> {
+        match function.get("arguments")? {
+            Value::String(text) => Some(text.clone()),
+            Value::Null => None,
+            other => {
+                self.note(Kind::ArgumentsType, "arguments are not a string");
+                Some(other.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What is wrong with a response, given what was asked.
+
+use std::collections::HashSet;
+
+use jsonschema::Validator;
+use serde_json::{Map, Value};
+
+use super::answer::Answer;
+use super::record::{Call, Kind, Problem};
+use super::sample::Sample;
+
+/// Violations of one schema that are told.
+const MAX_VIOLATIONS: usize = 8;
+/// As much of a message as is of use; the validator quotes whole instances.
+const MAX_MESSAGE_CHARS: usize = 300;
+const FINISH_REASONS: &[&str] = &["stop", "length", "tool_calls", "content_filter"];
+
+/// What the request says about calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Choice<'a> {
+    Auto,
+    None,
+    Required,
+    Named(&'a str),
+}
+
+impl<'a> Choice<'a> {
+    fn of(request: &'a Map<String, Value>) -> Self {
+        match request.get("tool_choice") {
+            Some(Value::String(word)) if word == "none" => Choice::None,
+            Some(Value::String(word)) if word == "required" => Choice::Required,
+            Some(choice @ Value::Object(_)) => {
+                match choice.pointer("/function/name").or(choice.get("name")).and_then(Value::as_str) {
+                    Some(name) => Choice::Named(name),
+                    None => Choice::Auto,
+                }
+            }
+            _ => Choice::Auto,
+        }
+    }
+}
+
+/// `sent` is the request as it went out, with the run's overrides.
+pub fn judge(sample: &Sample, sent: &Map<String, Value>, answer: &Answer) -> Vec<Problem> {
+    let mut problems = answer.problems.clone();
+    let choice = Choice::of(sent);
+    let truncated = answer.finish_reason.as_deref() == Some("length");
+    if truncated && !answer.calls.is_empty() {
+        problems.push(Problem::new(Kind::Truncated, format!("{} calls, the last perhaps in part", answer.calls.len())));
+    }
+    finish_reason(answer, &choice, &mut problems);
+    let whole = answer.calls.len() - usize::from(truncated && !answer.calls.is_empty());
+    for (at, call) in answer.calls[..whole].iter().enumerate() {
+        let tool = (!call.name.is_empty()).then(|| call.name.clone());
+        let found = arguments(sample, call);
+        problems.extend(found.into_iter().map(|p| Problem { call: Some(at), tool: tool.clone(), ..p }));
+    }
+    ids(sample, answer, &mut problems);
+    tool_choice(sent, answer, &choice, truncated, &mut problems);
+    if answer.calls.is_empty() {
+        if answer.finish_reason.as_deref() == Some("stop") {
+            response_format(sent, answer, &mut problems);
+        }
+        if let Some(mark) = answer.content.as_deref().and_then(markup) {
+            problems.push(Problem::new(Kind::LeakedMarkup, format!("the content has {mark}")));
+        }
+    }
+    expectations(sample, answer, &mut problems);
+    problems
+}
+
+fn finish_reason(answer: &Answer, choice: &Choice<'_>, problems: &mut Vec<Problem>) {
+    let calls = answer.calls.len();
+    let wrong = match answer.finish_reason.as_deref() {
+        None => Some("none is given".to_owned()),
+        Some(reason) if !FINISH_REASONS.contains(&reason) => Some(format!("`{reason}` is none of the API's")),
+        Some("tool_calls") if calls == 0 => Some("`tool_calls` without calls".into()),
+        // OpenAI's own endpoint says `stop` when the request named the tool.
+        Some("stop") if calls > 0 && !matches!(choice, Choice::Named(_)) => Some(format!("`stop` with {calls} calls")),
+        Some(_) => None,
+    };
+    problems.extend(wrong.map(|message| Problem::new(Kind::WrongFinishReason, message)));
+}
+
+/// Judges one call: its name, its arguments, and those by the schema.
+fn arguments(sample: &Sample, call: &Call) -> Vec<Problem> {
+    if call.name.is_empty() {
+        return vec![Problem::new(Kind::MissingName, "the call has no name")];
+    }
+    let named = |tool: &&Map<String, Value>| tool.get("name").and_then(Value::as_str) == Some(&call.name);
+    let Some(tool) = sample.tools().find(named) else {
+        return vec![Problem::new(Kind::UndeclaredTool, format!("`{}` is not declared", call.name))];
+    };
+    let value: Value = match serde_json::from_str(&call.arguments) {
+        Ok(value) => value,
+        Err(e) => return vec![Problem::new(Kind::InvalidJson, format!("{e}: {}", clip(&call.arguments)))],
+    };
+    // Arguments are named: without a schema, an object is all that can be asked for.
+    if !value.is_object() {
+        return vec![violation("", format!("arguments must be an object: {}", clip(&call.arguments)))];
+    }
+    match tool.get("parameters").filter(|schema| !schema.is_null()) {
+        Some(schema) => by_schema(schema, &value, Kind::Schema),
+        None => Vec::new(),
+    }
+}
+
+fn violation(path: &str, message: String) -> Problem {
+    Problem { path: Some(path.to_owned()), ..Problem::new(Kind::Schema, message) }
+}
+
+fn by_schema(schema: &Value, value: &Value, kind: Kind) -> Vec<Problem> {
+    match compile(schema) {
+        Ok(validator) => validator
+            .iter_errors(value)
+            .take(MAX_VIOLATIONS)
+            .map(|e| Problem { kind, ..violation(e.instance_path().as_str(), clip(&e.to_string())) })
+            .collect(),
+        Err(reason) => vec![Problem::new(Kind::SampleSchema, reason)],
+    }
+}
+
+/// Draft 2020-12 unless the schema names another. Formats are annotations, as in the vendor verifier.
+pub fn compile(schema: &Value) -> Result<Validator, String> {
+    let build = |schema: &Value| jsonschema::options().should_validate_formats(false).build(schema);
+    let result = match (build(schema), schema.get("$schema").and_then(Value::as_str)) {
+        (Err(_), Some(dialect)) if !dialect.contains("json-schema.org/") => {
+            let mut plain = schema.clone();
+            plain.as_object_mut().and_then(|members| members.shift_remove("$schema"));
+            build(&plain)
+        }
+        (result, _) => result,
+    };
+    result.map_err(|e| clip(&format!("{} at {}", e, e.instance_path())))
+}
+
+fn ids(sample: &Sample, answer: &Answer, problems: &mut Vec<Problem>) {
+    let past: HashSet<&str> = sample.past_ids().collect();
+    let mut seen = HashSet::new();
+    for (at, call) in answer.calls.iter().enumerate() {
+        let (kind, message) = match call.id.as_deref() {
+            None => (Kind::MissingId, "the call has no id".into()),
+            Some(id) if !seen.insert(id) => (Kind::DuplicateId, format!("`{id}` comes twice in the response")),
+            Some(id) if past.contains(id) => (Kind::DuplicateId, format!("`{id}` is a call of the history")),
+            Some(_) => continue,
+        };
+        problems.push(Problem { call: Some(at), tool: Some(call.name.clone()), ..Problem::new(kind, message) });
+    }
+}
+
+fn tool_choice(
+    sent: &Map<String, Value>,
+    answer: &Answer,
+    choice: &Choice<'_>,
+    truncated: bool,
+    problems: &mut Vec<Problem>,
+) {
+    let calls = &answer.calls;
+    let broken = match choice {
+        Choice::None if !calls.is_empty() => Some(format!("`none`, and {} calls", calls.len())),
+        Choice::Required if calls.is_empty() && !truncated => Some("`required`, and no call".into()),
+        Choice::Named(name) if calls.is_empty() && !truncated => Some(format!("`{name}` is named, and no call")),
+        Choice::Named(name) => {
+            calls.iter().find(|c| c.name != *name).map(|c| format!("`{name}` is named, and `{}` called", c.name))
+        }
+        _ => None,
+    };
+    problems.extend(broken.map(|message| Problem::new(Kind::ToolChoice, message)));
+    if sent.get("parallel_tool_calls") == Some(&Value::Bool(false)) && calls.len() > 1 {
+        problems.push(Problem::new(Kind::ParallelCalls, format!("{} calls", calls.len())));
+    }
+}
+
+fn response_format(sent: &Map<String, Value>, answer: &Answer, problems: &mut Vec<Problem>) {
+    let Some(format) = sent.get("response_format") else { return };
+    let kind = format.get("type").and_then(Value::as_str).unwrap_or("text");
+    if kind == "text" {
+        return;
+    }
+    let content = answer.content.as_deref().unwrap_or_default();
+    match (serde_json::from_str::<Value>(content), format.pointer("/json_schema/schema")) {
+        (Err(e), _) => problems.push(Problem::new(Kind::ResponseFormat, format!("{e}: {}", clip(content)))),
+        (Ok(value), Some(schema)) if kind == "json_schema" => {
+            problems.extend(by_schema(schema, &value, Kind::ResponseFormat));
+        }
+        (Ok(value), _) if kind == "json_object" && !value.is_object() => {
+            problems.push(Problem::new(Kind::ResponseFormat, format!("not an object: {}", clip(content))));
+        }
+        _ => {}
+    }
+}
+
+/// A piece of text that looks like a special token about tools. A response without calls that has one lost a call.
+fn markup(content: &str) -> Option<&str> {
+    let starts = content.match_indices('<').map(|(at, _)| at);
+    starts.filter_map(|at| content.get(at..=at + content[at..].find('>')?)).find(|tag| {
+        let name = tag.trim_matches(|c: char| !c.is_alphanumeric());
+        let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '▁'));
+        plain && name.len() < 40 && name.contains("tool") && name.contains("call")
+    })
+}
+
+fn expectations(sample: &Sample, answer: &Answer, problems: &mut Vec<Problem>) {
+    let truth = &sample.truth;
+    let calls = &answer.calls;
+    let missed = match (truth.expect.call, &truth.expect.tool) {
+        (Some(true), _) if calls.is_empty() => Some("a call was expected".to_owned()),
+        (Some(false), _) if !calls.is_empty() => Some(format!("no call was expected, and `{}` called", calls[0].name)),
+        (_, Some(tool)) if !calls.is_empty() && calls.iter().all(|c| c.name != *tool) => {
+            Some(format!("a call of `{tool}` was expected, and `{}` called", calls[0].name))
+        }
+        _ => None,
+    };
+    problems.extend(missed.map(|message| Problem::new(Kind::Expectation, message)));
+    let counted = answer.usage.and_then(|u| u.prompt_tokens);
+    if let (Some(truth), Some(counted)) = (truth.prompt_tokens, counted)
+        && truth != counted
+    {
+        let message = format!("{counted} instead of {truth}");
+        problems.push(Problem::new(Kind::PromptTokens, message));
+    }
+}
+
+fn clip(text: &str) -> String {
+    match text.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
