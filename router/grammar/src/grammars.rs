@@ -183,7 +183,7 @@ impl Compiled {
             First::Turn => Some(1),
         };
         if let Some(first) = first {
-            let prefix = count_prefix(first)
+            let prefix = count_prefix(first, &self.shared.vocab.digits())
                 .ok_or_else(|| MatcherError::Limit(format!("the conversation has {first} calls already")))?;
             inner.consume_tokens(&prefix).map_err(|e| MatcherError::Internal(e.to_string()))?;
         }

@@ -6,6 +6,9 @@
 //! output was cut into pieces.
 
 mod body;
+#[cfg(test)]
+#[path = "tests/enforce/mod.rs"]
+mod enforce;
 mod event;
 mod format;
 mod formats;

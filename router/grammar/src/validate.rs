@@ -84,15 +84,23 @@ fn parse(text: &str) -> Result<Value, Violation> {
     serde_json::from_str(text).map_err(|e| Violation { path: String::new(), message: format!("not JSON: {e}") })
 }
 
-/// Refuses schemas that are none.
+/// Refuses schemas that are none, by the draft that they name.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
-    match jsonschema::draft202012::meta::validate(schema) {
-        Ok(()) => Ok(()),
-        Err(e) => Err(RuleError::Unenforceable {
+    let draft = schema.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    let result = match draft {
+        d if d.contains("draft-04") => jsonschema::draft4::meta::validate(schema),
+        d if d.contains("draft-06") => jsonschema::draft6::meta::validate(schema),
+        d if d.contains("draft-07") => jsonschema::draft7::meta::validate(schema),
+        d if d.contains("2019-09") => jsonschema::draft201909::meta::validate(schema),
+        _ => jsonschema::draft202012::meta::validate(schema),
+    };
+    result.map_err(|e| {
+        let path = e.instance_path().to_string();
+        RuleError::Unenforceable {
             field: field.to_owned(),
-            path: e.instance_path().to_string(),
-            keyword: e.instance_path().to_string().rsplit('/').next().unwrap_or_default().to_owned(),
+            keyword: path.rsplit('/').next().unwrap_or_default().to_owned(),
+            path,
             reason: e.to_string(),
-        }),
-    }
+        }
+    })
 }

@@ -105,6 +105,11 @@ impl Vocab {
         self.stops.contains(&id)
     }
 
+    /// Ten tokens that end nothing, in which a grammar is told a number.
+    pub(crate) fn digits(&self) -> Vec<u32> {
+        (0..self.size as u32).filter(|id| !self.is_stop(*id)).take(10).collect()
+    }
+
     pub(crate) fn stops(&self) -> &[u32] {
         &self.stops
     }

@@ -51,16 +51,16 @@ impl Count {
         names[0].clone()
     }
 
-    /// A start rule that reads the first number and goes on with `next`.
-    pub fn start(&self, w: &mut Writer, next: &str) -> String {
+    /// A start rule that reads the first number, spelled in these ten tokens, and goes on with `next`.
+    pub fn start(&self, w: &mut Writer, next: &str, tokens: &[u32]) -> String {
         let mut after = next.to_owned();
         for at in 0..MAX_COUNT_DIGITS {
             let name = w.reserve();
-            let read = |d: u64| match d << (at * 4) {
-                0 => format!("<[0]> {after}::_"),
-                bits => format!("<[{d}]> {after}::bit_or({bits:#x})"),
+            let read = |(digit, token): (usize, &u32)| match digit << (at * 4) {
+                0 => format!("<[{token}]> {after}::_"),
+                bits => format!("<[{token}]> {after}::bit_or({bits:#x})"),
             };
-            let alternatives: Vec<_> = (0..10).map(read).collect();
+            let alternatives: Vec<_> = tokens.iter().enumerate().map(read).collect();
             w.define_parametric(&name, &alternatives);
             after = name;
         }
@@ -68,8 +68,9 @@ impl Count {
     }
 }
 
-/// The tokens that [`Count::start`] reads, the highest digit first: ids 0 to 9, whatever they mean in the vocabulary.
-pub(crate) fn prefix(first: usize) -> Option<Vec<u32>> {
+/// What [`Count::start`] reads, the highest digit first.
+pub(crate) fn prefix(first: usize, tokens: &[u32]) -> Option<Vec<u32>> {
     let digits = format!("{first:0width$}", width = MAX_COUNT_DIGITS);
-    (digits.len() == MAX_COUNT_DIGITS).then(|| digits.bytes().map(|b| u32::from(b - b'0')).collect())
+    (digits.len() == MAX_COUNT_DIGITS)
+        .then(|| digits.bytes().filter_map(|b| tokens.get(usize::from(b - b'0')).copied()).collect())
 }

@@ -134,7 +134,7 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
         }
     };
     let start = match &count {
-        Some(count) => count.start(out.work.writer, &start),
+        Some(count) => count.start(out.work.writer, &start, &marking.vocab.digits()),
         None => start,
     };
     out.work.writer.define("start", &start);

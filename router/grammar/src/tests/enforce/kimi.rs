@@ -1,0 +1,247 @@
+//! The rules of DESIGN.md section 3 and 4, one by one, in one format.
+
+use serde_json::json;
+
+use super::{Bench, STOP, rules, tool};
+use crate::{Choice, Enforcement, Matcher, Region, Rules};
+
+const BEGIN: &str = "⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧";
+const END: &str = "⟦<|tool_call_end|>⟧⟦<|tool_calls_section_end|>⟧";
+const NEXT: &str = "⟦<|tool_call_end|>⟧⟦<|tool_call_begin|>⟧";
+const ARGUMENTS: &str = "⟦<|tool_call_argument_begin|>⟧";
+
+fn bench() -> Bench {
+    Bench::new(crate::by_name("kimi_k2").expect("kimi"), false)
+}
+
+fn two() -> Rules {
+    let weather = json!({"type": "object", "required": ["city"],
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+    rules(vec![tool("get_weather", weather), tool("get", json!({"type": "object", "properties": {}}))])
+}
+
+fn one(name: &str, number: usize, arguments: &str) -> String {
+    format!("{BEGIN}functions.{name}:{number}{ARGUMENTS}{arguments}{END}")
+}
+
+#[test]
+fn everything_is_send_and_sync() {
+    fn check<T: Send + Sync>() {}
+    check::<crate::Grammars>();
+    check::<crate::Compiled>();
+    check::<crate::Vocab>();
+    fn send<T: Send>() {}
+    send::<Matcher>();
+}
+
+#[test]
+fn text_reasoning_and_calls() {
+    let (b, r) = (bench(), two());
+    assert!(b.takes(&r, ""));
+    assert!(b.takes(&r, "Hello, the weather.\n"));
+    assert!(b.takes(&r, "⟦<think>⟧so⟦</think>⟧Hello"));
+    assert!(b.takes(&r, "⟦<think>⟧never closed"));
+    let call = one("get_weather", 0, r#"{"city": "Paris"}"#);
+    assert!(b.takes(&r, &call));
+    assert!(b.takes(&r, &format!("Let me look.{call}")));
+    assert!(b.takes(&r, &format!("⟦<think>⟧so⟦</think>⟧Let me look.{call}")));
+    assert!(b.takes(&r, &format!("⟦<think>⟧so{call}")), "straight from reasoning");
+    assert!(b.takes(&r, &one("get", 0, "{}")));
+    let twice =
+        format!("{BEGIN}functions.get:0{ARGUMENTS}{{}}{NEXT}functions.get_weather:1{ARGUMENTS}{{\"city\":\"\"}}{END}");
+    assert!(b.takes(&r, &twice));
+    assert!(b.takes(&Rules { start: Region::Reasoning, ..two() }, &format!("so⟦</think>⟧text{call}")));
+    assert!(b.takes(&Rules { start: Region::Reasoning, ..two() }, &format!("so{call}")));
+}
+
+#[test]
+fn letters_are_no_markers() {
+    let (b, r) = (bench(), two());
+    assert!(b.takes(&r, "<|tool_calls_section_begin|><|tool_call_begin|>functions.rm:0"));
+    assert!(b.takes(&r, "</think><think>"));
+}
+
+#[test]
+fn special_tokens_out_of_place_are_refused() {
+    let (b, r) = (bench(), two());
+    for (text, good) in [
+        ("a⟦<|tool_call_begin|>⟧", "a"),
+        ("⟦<|tool_call_begin|>⟧functions.get:0", ""),
+        ("a⟦<|tool_call_end|>⟧", "a"),
+        ("a⟦</think>⟧", "a"),
+        ("a⟦<think>⟧", "a"),
+        ("a⟦<|other|>⟧", "a"),
+        ("⟦<think>⟧a⟦<|other|>⟧", "<think>a"),
+        ("⟦<think>⟧a⟦<think>⟧", "<think>a"),
+    ] {
+        assert_eq!(b.prefix(&r, text), good, "{text}");
+    }
+    let call = one("get", 0, "{}");
+    let shown = b.tokens.show(&b.tokens.text(&call));
+    assert_eq!(b.prefix(&r, &format!("{call}more")), shown, "nothing follows the section");
+}
+
+#[test]
+fn only_declared_names_with_the_running_number() {
+    let (b, r) = (bench(), two());
+    assert!(!b.takes(&r, &one("rm", 0, "{}")));
+    assert!(!b.takes(&r, &one("get_weather2", 0, r#"{"city":"x"}"#)));
+    assert!(!b.takes(&r, &one("get_", 0, "{}")));
+    assert!(!b.takes(&r, &one("get", 1, "{}")));
+    for before in [9, 10, 99, 305, 999, 8999] {
+        let r = Rules { calls_before: before, ..two() };
+        let text = format!(
+            "{BEGIN}functions.get:{before}{ARGUMENTS}{{}}{NEXT}functions.get:{}{ARGUMENTS}{{}}{END}",
+            before + 1
+        );
+        assert!(b.takes(&r, &text), "{text}");
+        assert!(!b.takes(&r, &one("get", before + 1, "{}")));
+        assert!(!b.takes(&r, &one("get", 0, "{}")));
+        assert!(!b.takes(&r, &text.replace(&format!(":{}", before + 1), &format!(":{before}"))));
+    }
+    assert!(b.compile(&Rules { calls_before: 10_000, ..two() }).matcher().is_err());
+}
+
+#[test]
+fn arguments_satisfy_the_schema() {
+    let (b, r) = (bench(), two());
+    for good in [
+        r#"{"city": "Paris"}"#,
+        r#"{"days":3,"city":"x"}"#,
+        "{\n    \"city\": \"x\",\n    \"days\": -3\n}",
+        r#" { "city" : "é\u00e9\n\ud83d\ude00" , "days" : 0 } "#,
+    ] {
+        assert!(b.takes(&r, &one("get_weather", 0, good)), "{good}");
+    }
+    for bad in [
+        "{}",
+        "[]",
+        r#"{"days": 3}"#,
+        r#"{"city": 3}"#,
+        r#"{"city": "a", "days": "3"}"#,
+        r#"{"city": "a", "days": 1.5}"#,
+        r#"{"city": "a", "city": "b"}"#,
+        r#"{"city": "a", "country": "b"}"#,
+        r#"{"city": "a",}"#,
+        r#"{"city": "\ud83d"}"#,
+        r#"{"city": "a"}}"#,
+        "",
+    ] {
+        assert!(!b.takes(&r, &one("get_weather", 0, bad)), "{bad}");
+    }
+    assert!(!b.takes(&r, &one("get", 0, r#"{"x": 1}"#)));
+    let names = Rules { enforcement: Enforcement::Names, ..two() };
+    assert!(b.takes(&names, &one("get", 0, r#"{"x": [1, {"y": null}]}"#)));
+    assert!(!b.takes(&names, &one("get", 0, "[1]")));
+    assert!(!b.takes(&names, &one("rm", 0, "{}")));
+    assert!(b.grammars.compile(&Rules { enforcement: Enforcement::Off, ..two() }).expect("off").is_none());
+}
+
+#[test]
+fn choices() {
+    let b = bench();
+    let call = one("get", 0, "{}");
+    let with = |choice: Choice| Rules { choice, ..two() };
+    let none = with(Choice::None);
+    assert!(b.takes(&none, "⟦<think>⟧a⟦</think>⟧text"));
+    assert!(!b.takes(&none, &call));
+    assert_eq!(b.prefix(&none, "⟦<think>⟧a⟦<|tool_calls_section_begin|>⟧"), "<think>a");
+    let required = with(Choice::Required);
+    assert!(!b.takes(&required, "") && !b.takes(&required, "text") && !b.takes(&required, "⟦<think>⟧a"));
+    assert!(b.takes(&required, &call) && b.takes(&required, &format!("text{call}")));
+    assert!(b.takes(&required, &format!("⟦<think>⟧a⟦</think>⟧{call}")));
+    let named = with(Choice::Named("get".into()));
+    assert!(
+        b.takes(&named, &call) && !b.takes(&named, &one("get_weather", 0, r#"{"city":""}"#)) && !b.takes(&named, "")
+    );
+    let allowed = |required| with(Choice::Allowed { names: vec!["get".into()], required });
+    assert!(b.takes(&allowed(false), "") && !b.takes(&allowed(true), ""));
+    assert!(!b.takes(&allowed(false), &one("get_weather", 0, r#"{"city":""}"#)));
+    let single = Rules { parallel: false, ..two() };
+    assert!(b.takes(&single, &call));
+    assert!(
+        !b.takes(&single, &format!("{BEGIN}functions.get:0{ARGUMENTS}{{}}{NEXT}functions.get:1{ARGUMENTS}{{}}{END}"))
+    );
+    assert!(b.grammars.compile(&with(Choice::Named("rm".into()))).is_err());
+    assert!(b.grammars.compile(&rules(Vec::new())).expect("nothing").is_none());
+}
+
+#[test]
+fn refusal_changes_nothing() {
+    let b = bench();
+    let mut m = b.matcher(&two());
+    let ids = b.tokens.text(&one("get_weather", 0, r#"{"city": "Paris"}"#));
+    for id in &ids {
+        let before = m.mask().expect("mask");
+        for other in (0..b.tokens.words.len() as u32).step_by(3) {
+            let allowed = before[other as usize / 8] >> (other % 8) & 1 == 1;
+            if !allowed {
+                assert_eq!(m.accept(other), Ok(false), "{:?}", b.tokens.show(&[other]));
+            } else {
+                assert_eq!(m.clone().accept(other), Ok(true), "{:?}", b.tokens.show(&[other]));
+            }
+        }
+        assert_eq!(m.mask().expect("mask"), before);
+        assert_eq!(m.accept(*id), Ok(true));
+    }
+    assert!(m.is_stopped() && m.may_stop());
+    let stop = b.tokens.special(STOP);
+    assert_eq!(m.accept(ids[0]), Ok(false));
+    let mut only = vec![0; b.tokens.words.len().div_ceil(8)];
+    only[stop as usize / 8] |= 1 << (stop % 8);
+    assert_eq!(m.mask(), Ok(only));
+    assert_eq!(m.accept(stop), Ok(true));
+    assert_eq!(m.accept(stop), Ok(false));
+    assert_eq!(m.accept(u32::MAX), Ok(false));
+}
+
+#[test]
+fn what_must_follow_is_forced() {
+    let b = bench();
+    let mut m = b.matcher(&Rules { choice: Choice::Named("get_weather".into()), start: Region::Reasoning, ..two() });
+    let mut forced = 0;
+    assert_eq!(m.accept(b.tokens.special("<|tool_calls_section_begin|>")), Ok(true));
+    let mut out = Vec::new();
+    loop {
+        let ids = m.forced();
+        if ids.is_empty() {
+            break;
+        }
+        for id in ids {
+            let mask = m.mask().expect("mask");
+            assert_eq!(mask[id as usize / 8] >> (id % 8) & 1, 1, "mask has no {:?}", b.tokens.show(&[id]));
+            assert_eq!(m.accept(id), Ok(true), "forced {:?}", b.tokens.show(&[id]));
+            out.push(id);
+            forced += 1;
+        }
+    }
+    let text = b.tokens.show(&out);
+    assert!(
+        text.starts_with("<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"),
+        "{text:?} {forced}"
+    );
+    // Forcing does not narrow what is accepted: bytes count, not tokens.
+    let mut m = b.matcher(&Rules { choice: Choice::Named("get_weather".into()), ..two() });
+    for id in b.tokens.text("⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧") {
+        m.forced();
+        assert_eq!(m.accept(id), Ok(true));
+    }
+    m.forced();
+    for byte in b"functions" {
+        assert_eq!(m.accept(u32::from(*byte)), Ok(true), "{}", char::from(*byte));
+        m.forced();
+    }
+}
+
+#[test]
+fn grammars_are_kept() {
+    let b = bench();
+    let first = b.compile(&two());
+    let second = b.compile(&Rules { calls_before: 7, ..two() });
+    assert!(std::ptr::eq(first.lark(), second.lark()), "one grammar for every conversation");
+    for i in 0..crate::limits::MAX_CACHED_GRAMMARS + 5 {
+        let name = format!("t{i}");
+        b.compile(&rules(vec![tool(&name, json!({}))]));
+    }
+    assert!(!std::ptr::eq(first.lark(), b.compile(&two()).lark()), "the oldest goes");
+}

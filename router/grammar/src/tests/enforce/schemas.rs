@@ -1,0 +1,240 @@
+//! Schemas of growing nastiness, in JSON: the grammar is never wider than the validator.
+
+use serde_json::{Value, json};
+
+use super::{Bench, rules, tool};
+use crate::tests::Random;
+use crate::{Choice, Enforcement, RuleError, Rules, Tool};
+
+/// Objects that something can satisfy.
+pub fn nasty() -> Vec<Value> {
+    let object = |properties: Value, required: &[&str]| json!({"type": "object", "properties": properties, "required": required});
+    vec![
+        json!({}),
+        json!({"type": "object"}),
+        object(json!({"a": {"type": "string"}}), &["a"]),
+        object(
+            json!({"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "number"}, "d": {"type": "boolean"}, "e": {"type": "null"}}),
+            &["b", "e"],
+        ),
+        object(json!({"a": {"enum": ["x", "y z", "é\"'\\", 1, 2.5, null, true]}}), &["a"]),
+        object(json!({"a": {"const": {"k": [1, "x"]}}}), &["a"]),
+        object(
+            json!({"a": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["y"]}, "minItems": 1, "maxItems": 3}}),
+            &["a"],
+        ),
+        object(
+            json!({"a": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}], "items": {"type": "null"}, "minItems": 1}}),
+            &["a"],
+        ),
+        object(
+            json!({"a": {"type": "array", "items": {"enum": ["r", "g", "b"]}, "uniqueItems": true, "minItems": 2}}),
+            &["a"],
+        ),
+        object(
+            json!({"n": {"type": "integer", "minimum": 3, "maximum": 12}, "m": {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "k": {"type": "integer", "multipleOf": 5}}),
+            &["n", "m", "k"],
+        ),
+        object(
+            json!({"s": {"type": "string", "minLength": 2, "maxLength": 4}, "p": {"type": "string", "pattern": "^[a-c]{2,3}$"}, "q": {"type": "string", "pattern": "x.y"}}),
+            &["s", "p", "q"],
+        ),
+        object(
+            json!({"d": {"type": "string", "format": "date"}, "u": {"type": "string", "format": "uuid"}, "w": {"type": "string", "format": "byte"}}),
+            &["d", "u"],
+        ),
+        object(
+            json!({"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "b": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "boolean"}}]}}),
+            &["a", "b"],
+        ),
+        object(json!({"a": {"type": ["integer", "null"]}, "b": {"type": ["boolean", "object"]}}), &["a", "b"]),
+        object(
+            json!({"a": {"oneOf": [{"type": "integer"}, {"type": "boolean"}]}, "b": {"oneOf": [
+            {"type": "object", "properties": {"kind": {"const": "x"}, "v": {"type": "integer"}}, "required": ["kind"]},
+            {"type": "object", "properties": {"kind": {"const": "y"}, "w": {"type": "integer"}}, "required": ["kind"]}]}}),
+            &["a", "b"],
+        ),
+        json!({"type": "object", "properties": {"node": {"$ref": "#/$defs/node"}}, "required": ["node"], "$defs": {"node": {"type": "object",
+            "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["value"]}}}),
+        json!({"type": "object", "properties": {"t": {"$ref": "#/definitions/tree"}}, "definitions": {"tree": {"type": "array", "items": {"$ref": "#/definitions/tree"}}}}),
+        json!({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"b": {"type": "string"}, "a": {"minimum": 0}}}]}),
+        json!({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
+        object(
+            json!({"m": {"type": "object", "additionalProperties": {"type": "integer"}}, "o": {"type": "object", "properties": {"x": {"type": "boolean"}}, "additionalProperties": true, "required": ["x"]}}),
+            &["m", "o"],
+        ),
+        object(
+            json!({"m": {"type": "object", "patternProperties": {"^k[0-9]$": {"type": "integer"}}, "additionalProperties": false}, "p": {"type": "object", "propertyNames": {"enum": ["a", "b"]}}}),
+            &["m", "p"],
+        ),
+        object(
+            json!({"m": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "c": {"type": "integer"}}, "minProperties": 1, "maxProperties": 2}}),
+            &["m"],
+        ),
+        object(
+            json!({"kéy \"q\"": {"type": "integer"}, "a.b": {"type": "integer"}, "class": {"type": "integer"}}),
+            &[],
+        ),
+        object(json!({"never": false, "any": true, "empty": {}}), &["any"]),
+        object(json!({}), &["undeclared"]),
+        object(
+            json!({"deep": object(json!({"deep": object(json!({"deep": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}}), &["deep"])}), &["deep"])}),
+            &["deep"],
+        ),
+    ]
+}
+
+fn bench() -> Bench {
+    Bench::new(crate::by_name("kimi_k2").expect("kimi"), false)
+}
+
+/// The arguments of the one call.
+fn arguments(text: &str) -> Vec<&str> {
+    text.split("<|tool_call_argument_begin|>")
+        .skip(1)
+        .map(|t| t.split("<|tool_call_end|>").next().expect("text"))
+        .collect()
+}
+
+#[test]
+fn walks_are_valid_json() {
+    let b = bench();
+    let mut random = Random::new(3);
+    let mut failures = Vec::new();
+    let (mut ended, mut calls) = (0, 0);
+    for schema in nasty() {
+        let r = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema.clone())]) };
+        let compiled = match b.grammars.compile(&r) {
+            Ok(Some(compiled)) => compiled,
+            other => {
+                failures.push(format!("{schema}: {other:?}"));
+                continue;
+            }
+        };
+        for _ in 0..25 {
+            let Some(ids) = b.walk(&mut compiled.matcher().expect("a matcher"), &mut random, 800) else { continue };
+            ended += 1;
+            let shown = b.tokens.show(&ids);
+            for a in arguments(&shown) {
+                calls += 1;
+                if let Err(e) = compiled.validate("f", a)
+                    && compiled.relaxations().is_empty()
+                {
+                    failures.push(format!("{schema}: {e} in {a:?}"));
+                    break;
+                }
+            }
+        }
+    }
+    println!("{ended} walks ended, {calls} calls");
+    assert!(ended > 200, "{ended} walks ended");
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn any_order_and_nothing_else() {
+    let b = bench();
+    let schema = json!({"type": "object", "required": ["a", "b"], "properties": {
+        "a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}, "d": {"type": "array", "items": {"type": "integer"}}}});
+    let validator = jsonschema::draft202012::new(&schema).expect("a schema");
+    let r = rules(vec![tool("f", schema)]);
+    let compiled = b.compile(&r);
+    let members = [("a", "1"), ("b", "\"x\""), ("c", "true"), ("d", "[1, 2]"), ("e", "1"), ("a", "\"x\"")];
+    let mut checked = 0;
+    // Every sequence of up to four members, repetitions included.
+    for code in 0..7_usize.pow(4) {
+        let picked: Vec<_> =
+            (0..4).map(|i| code / 7_usize.pow(i) % 7).take_while(|d| *d < 6).map(|d| members[d]).collect();
+        for (comma, colon) in [(",", ":"), (", ", ": "), (" ,\n  ", " : ")] {
+            let text = picked.iter().map(|(k, v)| format!("\"{k}\"{colon}{v}")).collect::<Vec<_>>().join(comma);
+            let text = format!("{{{text}}}");
+            let mut keys: Vec<_> = picked.iter().map(|m| m.0).collect();
+            let count = keys.len();
+            keys.sort_unstable();
+            keys.dedup();
+            let want = keys.len() == count
+                && !keys.contains(&"e")
+                && validator.is_valid(&serde_json::from_str(&text).expect("JSON"));
+            let call = format!(
+                "⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧functions.f:0⟦<|tool_call_argument_begin|>⟧{text}⟦<|tool_call_end|>⟧⟦<|tool_calls_section_end|>⟧"
+            );
+            let ids = b.tokens.text(&call);
+            let got = b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true);
+            assert_eq!(got, want, "{text}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 5000);
+}
+
+#[test]
+fn many_properties_keep_their_order() {
+    let b = bench();
+    let properties: serde_json::Map<String, Value> =
+        (0..70).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
+    let schema = json!({"type": "object", "properties": properties, "required": ["p3", "p69"]});
+    let r = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema)]) };
+    let call = |a: &str| {
+        format!(
+            "⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧functions.f:0⟦<|tool_call_argument_begin|>⟧{a}⟦<|tool_call_end|>⟧⟦<|tool_calls_section_end|>⟧"
+        )
+    };
+    assert!(b.takes(&r, &call(r#"{"p3": 1, "p69": 2}"#)));
+    assert!(b.takes(&r, &call(r#"{"p0": 1, "p3": 1, "p40": 3, "p69": 2}"#)));
+    assert!(!b.takes(&r, &call(r#"{"p69": 1, "p3": 2}"#)));
+    assert!(!b.takes(&r, &call(r#"{"p3": 1}"#)));
+    assert!(!b.takes(&r, &call(r#"{"p3": 1, "p3": 1, "p69": 2}"#)));
+}
+
+#[test]
+fn what_is_not_enforced_is_told() {
+    let b = bench();
+    let schema = json!({"type": "object", "properties": {
+        "a": {"type": "string", "pattern": "^(?=x)"}, "b": {"not": {"type": "string"}}, "c": {"type": "string", "format": "byte"},
+        "d": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}}});
+    let compiled = b.compile(&rules(vec![tool("f", schema.clone())]));
+    let told: Vec<_> = compiled.relaxations().iter().map(|r| (r.path.as_str(), r.keyword.as_str())).collect();
+    assert_eq!(
+        told,
+        [
+            ("/properties/a", "pattern"),
+            ("/properties/b", "not"),
+            ("/properties/c", "format"),
+            ("/properties/d", "uniqueItems")
+        ]
+    );
+    let strict = rules(vec![Tool { name: "f".into(), parameters: Some(schema), strict: true }]);
+    match b.grammars.compile(&Rules { enforcement: Enforcement::Off, ..strict }) {
+        Err(RuleError::Unenforceable { path, keyword, field, .. }) => {
+            assert_eq!((path.as_str(), keyword.as_str()), ("/properties/a", "pattern"));
+            assert!(field.contains('f'));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(compiled.validate("f", r#"{"d": [1, 1]}"#).is_err_and(|v| v.path == "/d"));
+    assert!(compiled.validate("f", r#"{"d": [1, 2]}"#).is_ok());
+    assert!(compiled.validate("g", "{}").is_err() && compiled.validate("f", "[").is_err());
+}
+
+#[test]
+fn hopeless_schemas_are_refused() {
+    let b = bench();
+    let deep = (0..200).fold(json!({"type": "integer"}), |inner, _| json!({"type": "array", "items": inner}));
+    for schema in [
+        json!([]),
+        json!({"type": "nonsense"}),
+        json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}),
+        json!({"type": "object", "properties": {"a": false}, "required": ["a"]}),
+        json!({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}),
+        json!({"type": "object", "properties": {"a": {"description": "x".repeat(300 << 10)}}}),
+        json!({"type": "object", "properties": {"a": deep}}),
+        json!({"type": "object", "properties": []}),
+    ] {
+        let shown: String = schema.to_string().chars().take(80).collect();
+        let result = b.grammars.compile(&rules(vec![tool("f", schema)]));
+        assert!(result.is_err(), "{shown}: {result:?}");
+    }
+    let many = (0..300).map(|i| tool(&format!("t{i}"), json!({}))).collect();
+    assert!(matches!(b.grammars.compile(&rules(many)), Err(RuleError::TooLarge { .. })));
+    assert!(b.grammars.compile(&rules(vec![tool("f", json!({})), tool("f", json!({}))])).is_err());
+}

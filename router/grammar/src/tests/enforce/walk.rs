@@ -1,0 +1,72 @@
+//! Random walks through the masks: whatever comes out is a turn that the parser reads and the validator accepts.
+
+use super::{Bench, rules, tool};
+use crate::tests::Random;
+use crate::{Choice, Rules, formats};
+
+#[test]
+fn walks_end_in_valid_calls() {
+    let mut failures = Vec::new();
+    let mut calls = 0;
+    for format in formats().iter().filter(|f| f.has_calls()) {
+        for spelled in [false, true] {
+            if spelled && format.markers == crate::Markers::Special {
+                continue;
+            }
+            let b = Bench::new(format, spelled);
+            let mut random = Random::new(11);
+            let (mut ended, mut bad) = (0, 0);
+            for schema in super::schemas::nasty() {
+                let r = Rules {
+                    choice: Choice::Required,
+                    ..rules(vec![tool("f", schema.clone()), tool("f2", schema.clone())])
+                };
+                let compiled = match b.grammars.compile(&r) {
+                    Ok(Some(compiled)) => compiled,
+                    other => {
+                        failures.push(format!("{} {spelled}: {schema}: {other:?}", format.name));
+                        continue;
+                    }
+                };
+                for _ in 0..2 {
+                    let mut m = compiled.matcher().expect("a matcher");
+                    let Some(ids) = b.walk(&mut m, &mut random, 1500) else { continue };
+                    ended += 1;
+                    let shown = b.tokens.show(&ids);
+                    match b.parse(&r, &ids) {
+                        Ok(found) if found.is_empty() => {
+                            failures.push(format!("{}: no call in {shown:?}", format.name))
+                        }
+                        Ok(found) => {
+                            for (name, arguments) in found {
+                                calls += 1;
+                                if let Err(e) = compiled.validate(&name, &arguments)
+                                    && compiled.relaxations().is_empty()
+                                {
+                                    bad += 1;
+                                    if bad < 4 {
+                                        failures.push(format!(
+                                            "{} {spelled}: {schema}: {e} in {arguments:?} of {shown:?}",
+                                            format.name
+                                        ));
+                                    }
+                                }
+                            }
+                        }
+                        Err(e) => {
+                            bad += 1;
+                            if bad < 4 {
+                                failures.push(format!("{} {spelled}: {e} in {shown:?}", format.name));
+                            }
+                        }
+                    }
+                }
+            }
+            if ended < 10 {
+                failures.push(format!("{} {spelled}: {ended} walks ended", format.name));
+            }
+        }
+    }
+    println!("{calls} calls");
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
