@@ -75,7 +75,7 @@ fn tools(tools: &[Value]) -> Vec<Tool> {
 }
 
 fn declaration(tool: &Tool) -> ToolDecl {
-    ToolDecl { name: tool.name.clone(), parameters: tool.parameters.clone() }
+    ToolDecl { name: tool.name.clone() }
 }
 
 fn input(mut job: ChatJob) -> RenderInput {

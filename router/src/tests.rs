@@ -14,10 +14,11 @@ use std::{collections::HashMap, path::PathBuf, sync::atomic::AtomicU32};
 use axum::{body::Body, response::Response};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
+use rein_grammar::Enforcement;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::{ModelEntry, Router, RouterConfig, textmodel::Overrides, textmodel::TextModel, transport};
+use crate::{ModelEntry, Policy, Router, RouterConfig, textmodel::Overrides, textmodel::TextModel, transport};
 use fake::Fake;
 use rein_proto::internal::engine_server::EngineServer;
 
@@ -96,7 +97,7 @@ fn entry(template: &str, fake: &Fake) -> ModelEntry {
     let dir = model_dir(template);
     let text = TextModel::load(&dir, &Overrides { name: Some("bytes".into()), ..Overrides::default() }).unwrap();
     std::fs::remove_dir_all(dir).unwrap();
-    ModelEntry { text, engine: transport(EngineServer::new(fake.clone())), policy: Policy::default() }
+    ModelEntry { text, engine: transport(EngineServer::new(fake.clone())), policy: Policy { enforcement: Enforcement::Off, ..Policy::default() } }
 }
 
 /// A router over one scripted engine, serving the model "bytes".

@@ -125,7 +125,7 @@ impl Rules {
     }
 
     /// Whether the choice of tools says anything that free text could break.
-    pub(crate) fn binds(&self) -> bool {
+    pub fn binds(&self) -> bool {
         let policy = self.enforcement != Enforcement::Off || self.tools.iter().any(|t| t.strict);
         self.response.is_some() || (!self.tools.is_empty() && (policy || self.choice != Choice::Auto))
     }

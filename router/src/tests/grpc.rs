@@ -128,10 +128,9 @@ async fn both_surfaces_refuse_with_the_same_words() {
         (limits(v1::Limits { stop: vec!["".into()], ..v1::Limits::default() }), json!({"stop": [""]})),
         (v1::ChatRequest { model: "other".into(), ..request(&[]) }, json!({"model": "other"})),
         (v1::ChatRequest { model: "".into(), ..request(&[]) }, json!({"model": ""})),
-        (v1::ChatRequest { parallel_tool_calls: Some(false), ..request(&[]) }, json!({"parallel_tool_calls": false})),
         (
             v1::ChatRequest {
-                tool_choice: Some(v1::ToolChoice { mode: v1::tool_choice::Mode::Required.into(), name: "".into() }),
+                tool_choice: Some(v1::ToolChoice { mode: v1::tool_choice::Mode::Required.into(), ..v1::ToolChoice::default() }),
                 ..request(&[])
             },
             json!({"tool_choice": "required"}),
