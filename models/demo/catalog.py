@@ -148,9 +148,57 @@ book_table,reserve_table|Book a table,Reserve a table in a restaurant|restaurant
 merge_branch,git_merge|Merge a branch,Merge one branch into another|source,from=slug! target,into=slug!|merge {0} into {1};merge the branch {0} into {1}|commit:id|Merged as {commit}.
 resize_image,image_resize|Resize an image,Change the size of an image|path,file=path! width=px! height=px!|resize {0} to {1} by {2};make {0} {1} x {2} pixels;scale {0} to {1}x{2}|status:done|Done, {0} is {1} by {2} now.
 log_workout,add_workout|Log a workout,Record an exercise|activity,exercise=activity! minutes,duration=minutes! distance_km=money|log {1} minutes of {0};I did {1} minutes of {0};record {0} for {1} minutes|calories:int|Logged, {calories} calories.
+rename_file,file_rename|Rename a file,Give a file a new name|path,file,from=path! new_name,name,to=title!|rename {0} to "{1}";call the file {0} "{1}" from now on;{0} should be named '{1}'|status:renamed|The file {0} is renamed.
+delete_file,remove_file,rm|Delete a file,Remove a file from disk|path,file,filename=path! force=force|delete {0};remove the file {0};get rid of {0};I do not need {0} any more|status:deleted|The file {0} is gone.
+ping_host,check_host,ping|Check whether a host answers,Ping a web address|url,host,address=url!|ping {0};is {0} up?;does {0} answer?;check {0}|ms:int|It answered in {ms} ms.
+book_taxi,call_taxi,order_ride|Order a taxi,Book a ride|from,pickup=city! to,dropoff=city! time,pickup_time=time!|book a taxi from {0} to {1} at {2};I need a ride from {0} to {1} at {2};a taxi at {2} from {0} to {1} please|id:id minutes:int|Your taxi {id} comes in {minutes} minutes.
+log_expense,add_expense,record_expense|Record an expense,Add an expense to the books|amount,value=money! category,what,label=title! date=date|log an expense of {0} for "{1}";I spent {0} on "{1}";add {0} for '{1}' to my expenses|id:id|The expense of {0} was logged.
+split_bill,bill_split|Split a bill among people,Divide an amount|amount,total,bill=money! people,persons,guests=small!|split {0} among {1} people;divide a bill of {0} by {1};we are {1} people and the bill is {0}, split it|each:money|Everyone pays {each}.
+air_quality,get_air_quality|Air quality of a city,Get the pollution level of a place|city,location,place=city! date=date|how is the air in {0}?;is the air clean in {0}?;air quality in {0}?;how bad is the pollution in {0}?|index:int|The index in {0} is {index}.
+sunrise,get_sunrise,sun_times|Time of sunrise,When the sun rises and sets|city,place=city! date,day=date!|when does the sun rise in {0} on {1}?;sunrise in {0} on {1};what time is sunset in {0} on {1}?|rise:time set:time|From {rise} to {set}.
+open_blinds,blinds,move_blinds|Open or close the blinds,Set the position of the blinds|room,where=room! position,percent,level=percent!|open the {0} blinds to {1} percent;move the blinds in the {0} to {1} percent;{0} blinds at {1} percent|status:set|The blinds are at {1} percent.
+start_vacuum,vacuum,clean_room|Start the robot vacuum,Let the robot clean a room|room,area=room! mode=mode|vacuum the {0};clean the {0};send the robot to the {0}|status:cleaning|The {0} is being cleaned.
+unlock_door,door_unlock|Unlock a door,Open the lock of a door|door,room=room! minutes=minutes|unlock the {0} door;open the door of the {0};let them into the {0}|status:open|The {0} door is open.
+rotate_image,image_rotate|Rotate an image,Turn an image by degrees|path,image,file=path! degrees,angle=degrees!|rotate {0} by {1} degrees;turn the image {0} by {1} degrees|status:done|Done, {0} is turned.
+add_to_cart,cart_add,put_in_cart|Put a product into the cart,Add items to the shopping cart|product,item,name=title! quantity,count,amount=small!|put {1} "{0}" into my cart;add "{0}" to the cart, {1} of them;I want {1} of '{0}'|total:money|The cart is at {total} now.
+apply_discount,use_coupon|Apply a discount code,Use a coupon|code,coupon=id!|apply the code {0};use the coupon {0};I have a discount code {0}|percent:percent|You save {percent} percent.
+invite_user,send_invite,add_member|Invite a person by email,Add someone to the team|email,address,to=email! role=enum:role|invite {0};send an invitation to {0};let {0} join the team;add {0} to the team|status:sent|{0} was invited.
+post_message,slack_post,send_to_channel|Post a message in a channel,Write to a chat channel|channel,room,to=slug! text,message=text!|post "{1}" in {0};write "{1}" to the channel {0};tell {0}: "{1}"|id:id|It was posted in {0}.
+scale_service,set_replicas|Set the number of replicas of a service,Scale a service up or down|service,name,app=slug! replicas,count,instances=small!|scale {0} to {1} replicas;run {1} instances of {0};give {0} {1} replicas|status:scaling|{0} is scaled to {1}.
+rollback,undo_deploy,revert_release|Roll back to an earlier version,Undo a deployment|service,app,project=slug! version,release,to=id!|roll {0} back to {1};undo the release of {0} and go to {1};put {0} back to version {1}|status:done|{0} is back at {1}.
+measure_speed,speed_test|Measure the speed of a page,Test how fast a page loads|url,page,site=url! runs,times=small|how fast is {0}?;measure the speed of {0};test how quickly {0} loads|ms:int|It takes {ms} ms.
+random_number,pick_number|Pick a random number,Random integer in a range|min,low,from=small! max,high,to=int!|pick a number between {0} and {1};random number from {0} to {1};give me any number from {0} up to {1}|number:int|Your number is {number}.
+set_goal,new_goal,daily_goal|Set a daily goal,Change the goal of an activity|activity,sport=activity! minutes,duration,goal=minutes!|my goal is {1} minutes of {0};set a goal of {1} minutes for {0};I want to do {1} minutes of {0} a day|status:set|The goal is {1} minutes of {0}.
+check_visa,visa_rules|Check whether a visa is needed,Visa rules between countries|from,nationality,passport=country! to,destination,country=country!|do I need a visa for {1} with a passport from {0}?;visa rules from {0} to {1}?;can people from {0} travel to {1} without a visa?|days:days|You may stay {days} days.
+get_population,population|Population of a country,How many people live in a country|country,name,nation=country!|how many people live in {0}?;what is the population of {0}?;population of {0}?|people:int|{people} people live in {0}.
+change_password,set_password,reset_password|Change the password of a user,Set a new password|user,email,account=email! password,new_password=id!|change the password of {0} to {1};set {1} as the password of {0};new password for {0}: {1}|status:changed|The password of {0} was changed.
 create_poll,poll,new_poll|Create a poll,Start a poll with options|question=text! options,choices=tags!|start a poll "{0}" with the options {1};create a poll: "{0}", options {1}|id:id|The poll was created with id {id}.
 """
 HELD_TOOLS = {"track_package", "set_light", "book_hotel", "define_word", "resize_image", "get_user", "transfer_money", "create_poll", "get_news"}
+
+# Free tools: a verb and a noun from these lists or invented, parameters by kind, requests by pattern.
+VERBS = """activate adjust analyze announce approve archive arrange ask attach audit back_up ban bake block boost bring broadcast browse build charge
+check claim clean close collect compare compile compress configure confirm connect contact cook copy cut debug decline deliver deploy describe design
+detect dim discover display draw drive email encrypt estimate examine explain extend extract feed file fill filter fix flag fly follow forward freeze
+generate grant greet group grow guide hang hide hire identify import inspect install insert join judge jump keep label learn lend lift link load log
+lower mail map mark match measure mention merge mix monitor mute name notify observe offer open organize pack paint park paste pay pin place play
+plot post predict press print process promote publish pull push rank reach receive recommend record recover refill reject release rename rent repair
+repeat replace reply report reserve reset resolve restore review ride ring rotate run save scan sell send separate serve set sign sing skip solve sort
+speak split store submit subscribe suggest swap switch tag teach test throw touch train trim turn unlock upgrade upload vote wake walk wash watch water weigh wipe wrap zoom""".split()
+FREE = {  # kind: parameter names | what stands around the value in a request
+    "city": "city location place town where destination|in {v};in {v};to {v};for {v};near {v};from {v};of {v}", "person": "person name to recipient user who owner customer guest|to {v};for {v};with {v};by {v};of {v}",
+    "email": "email to recipient address user account|to {v};for {v};of {v};{v}", "date": "date day when on due_date start from check_in|on {v};for {v};from {v};by {v}", "time": "time at start_time when|at {v};for {v}",
+    "money": "amount price value total budget cost sum|for {v};of {v};over {v};worth {v};{v}", "small": "count number guests seats times quantity people copies servings rooms|{v} {p};for {v} {p};with {v} {p};times {v};{v}",
+    "percent": "percent level brightness volume share speed|to {v} percent;at {v} percent;{v} percent;to {v}", "minutes": "minutes duration length timeout|for {v} minutes;{v} minutes", "days": "days nights duration num_days|for {v} days;{v} days;next {v} days",
+    "room": "room area where zone|in the {v};for the {v};of the {v}", "query": "query topic q keyword about dish subject|about {v};on {v};for {v};for \"{v}\";matching \"{v}\"", "title": "title name song label question subject|called \"{v}\";\"{v}\";'{v}';named '{v}'",
+    "text": "text message body content note|saying \"{v}\";\"{v}\";with the text \"{v}\";: \"{v}\"", "word": "word term name tag|{v};called {v};for {v}", "url": "url link page site website|{v};at {v};from {v};of {v}", "path": "path file image document source|{v};in {v};from {v};of {v}",
+    "id": "id number code key ref tracking_number account|{v};with id {v};number {v};for {v};of {v}", "phone": "phone phone_number number contact|{v};to {v};at {v}", "country": "country nation region|in {v};for {v};of {v};from {v}", "lang": "language lang target_language|in {v};to {v};into {v}",
+    "ticker": "symbol ticker stock|{v};of {v};for {v}", "currency": "currency unit|in {v};to {v}", "activity": "activity sport exercise|for {v};of {v};{v}", "tags": "tags labels options choices keywords|with {v};options {v};{v};tagged {v}", "people": "people guests attendees members|with {v};for {v}",
+    "slug": "branch project service channel repo|{v};in {v};on {v};for {v}", "px": "width height size pixels|{v} pixels;to {v} pixels;{v}", "stars": "stars rating score|with {v} stars;{v} stars;as {v}", "address": "address delivery_address shipping_address|to {v};at {v}", "geo": "location position coordinates|at {v};near {v}",
+    "expr": "expression formula|{v};of {v}", "proper": "restaurant place company brand|at {v};of {v};from {v}", "enum:size": "size|{v};in {v};size {v}", "enum:color": "color|in {v};{v}", "enum:priority": "priority urgency|with {v} priority;as {v} priority",
+}
+PAIRS = {"from origin source start": "to destination target end", "a first left": "b second right", "base source": "quote target"}
+OPTIONAL = "priority notify date time limit city tags size color format people urgent private mode channel period env".split()
 
 CHAT = [  # (user variants, answer)
     ("hello;hi;hey;hello!;hi there;hey there;good morning;good evening;hello there", "Hello! I am the Rein demo model. Give me some tools and a task."),

@@ -4,10 +4,11 @@
 nouns, domains and templates that training never sees, and half of the names and places are unseen too.
 `python data.py [N] [--held]` prints N conversations as JSON lines.
 """
-import json, random, string, sys, zlib
+import json, random, string, sys
 from catalog import *
+from conversation import Conversation
+from text import *
 
-CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 CONDITIONS = "sunny cloudy rainy windy foggy snowy clear stormy".split()
 TOPPINGS = "cheese mushrooms ham olives onions peppers tuna basil".split()
 LANGS = "French German Spanish Italian Japanese Chinese Dutch Polish Swedish Greek Turkish Korean".split()
@@ -18,42 +19,17 @@ FORMAT_NAME = {"city": "City name", "date": "Date as YYYY-MM-DD", "time": "Time 
 INT_KINDS = {"limit": (1, 50), "days": (1, 14), "minutes": (1, 180), "small": (1, 20), "percent": (1, 100), "degrees": (10, 30), "stars": (1, 5), "px": (16, 4096), "int": (1, 9999)}
 
 
-def held_out(word):
-    return zlib.crc32(word.lower().encode()) % 6 == 0
-
-
-def words(name):
-    return name.replace("_", " ")
-
-
-def plural(noun):
-    return words(noun) + ("es" if noun.endswith(("s", "x", "h")) else "s") if not noun.endswith(("y",)) or noun[-2] in VOWELS else words(noun)[:-1] + "ies"
-
-
-def article(noun, adjective=""):
-    text = (adjective + " " if adjective else "") + words(noun)
-    return ("an " if text[0] in VOWELS else "a ") + text
-
-
-def join(parts, last="and"):
-    parts = [str(p) for p in parts]
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f" {last} " + parts[-1]
-
-
-def dumps(x):
-    return json.dumps(x, separators=(",", ":"), ensure_ascii=False)
-
-
 class Tool:
     """One declared tool: its OpenAI spec and what is needed to ask for it and to answer from its result."""
 
-    def __init__(self, key, name, noun, spec, params, asks, answer):
-        self.key, self.name, self.noun, self.spec, self.params, self.asks, self.answer = key, name, noun, spec, params, asks, answer
+    def __init__(self, key, name, noun, spec, params, asks, answer, slots=False):
+        """slots: the requests name the required parameters by number ({0}, {1}) instead of a clause each."""
+        self.key, self.name, self.noun, self.spec, self.params, self.asks, self.answer, self.slots = key, name, noun, spec, params, asks, answer, slots
 
 
 class Gen:
     def __init__(self, seed=0, held=False):
-        self.r, self.held, self.most_tools = random.Random(seed), held, 6
+        self.r, self.held, self.most_tools, self.most_turns = random.Random(seed), held, 6, 2
         self.pieces = []  # training sets it to the tokenizer's word pieces, so that each of them is copied now and then
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
@@ -232,7 +208,49 @@ class Gen:
         name = names[0] if self.r.random() < .35 else self.style([self.pick(names)], None)
         spec, out = self.spec(name, self.pick(descs), params)
         if len(out) < len(params): return self.handmade(i)
-        return Tool(("hand", i), name, names[0], spec, out, asks, (result, answer))
+        return Tool(("hand", i), name, names[0], spec, out, asks, (result, answer), slots=True)
+
+    def free(self, verb=None, noun=None):
+        """A tool of any verb and noun, whose request shares words with its name and says the values in any of many ways."""
+        r = self.r
+        verb = verb or (self.known(VERBS).replace(" ", "_") if r.random() < .8 else self.pseudo())
+        noun = noun or (self.pick(self.nouns)[1] if r.random() < .4 else self.known(WORDS) if r.random() < .6 else self.pseudo()) + ("_" + self.known(WORDS) if r.random() < .2 else "")
+        by = r.choices(["both", "verb", "noun"], [6, 2, 2])[0]
+        v, n, a = words(verb), words(noun), article(noun)
+        kinds = r.sample(list(FREE), r.choice([1, 1, 1, 2, 2]))
+        names = [FREE[k].split("|")[0].split() for k in kinds]
+        says = [self.pick(FREE[k].split("|")[1].split(";")) for k in kinds]
+        if r.random() < .15:  # two of a kind, told apart by their names
+            k, (one, two) = self.pick(["city", "date", "currency", "lang", "person", "slug", "country", "geo", "word"]), self.pick(list(PAIRS.items()))
+            kinds, names, says = [k, k] + kinds[:1], [one.split(), two.split()] + names[:1], self.pick([["from {v}", "to {v}"], ["{v}", "to {v}"], ["between {v}", "and {v}"]]) + [says[0] if kinds[0] not in ("city", "country", k) else "{v}"]
+            if kinds[2] == k: kinds, names, says = kinds[:2], names[:2], says[:2]
+        if by == "noun":
+            head = self.pick(["what is the {n}?", "which {n} is there?", "any {n}?", "how is the {n}?", "where is the {n}?", "{n}?", "is there {a}?", "tell me the {n}", "show me the {n}", "I need {a}", "{n}", "give me the {n}", "the latest {n}", "what about the {n}?", "when is the {n}?", "who has the {n}?"])
+            parts = self.pick([[noun], ["get", noun], ["find", noun], [noun, "lookup"], ["current", noun], ["check", noun]])
+            descs = ["Get the {n}", "The {n}", "Find {a}", "Look up the {n}", "Current {n}", "{N} information", "Return the {n} of something"]
+        elif by == "verb":
+            head, parts = self.pick(["{v}", "{v}", "{v} it:", "{v} this:", "{v} now:"]), [verb] if r.random() < .5 else [verb, noun]
+            descs = ["{V} something", "{V} {a}", "{V}", "{V} a thing or {a}", "Use it to {v}"]
+        else:
+            head, parts = self.pick(["{v} the {n}", "{v} {a}", "{v} {n}", "{v} my {n}", "{v} this {n}", "{v} the {n} now,", "{v} {a}", "the {n}: {v} it", "how do I {v} {a}?", "who can {v} the {n}?"]), [verb, noun] if r.random() < .85 else [noun, verb]
+            descs = ["{V} {a}", "{V} the {n}", "{V} {n}", "Used to {v} {a}", "{V} {a} of the user", "Lets you {v} the {n}"]
+        fill = dict(v=v, n=n, a=a, V=v.capitalize(), N=n.capitalize())
+        params = [(None, k, True, w) for k, w in zip(kinds, names)] + [(None, k, False, None) for k in r.sample(OPTIONAL, r.choice([0, 0, 0, 1])) if k not in kinds and "enum:" + k not in kinds]
+        spec, out = self.spec(self.style(parts), self.pick(descs).format(**fill), params)
+        if sum(p[2] for p in out) < len(kinds): return self.free(verb, noun)
+        asks = []
+        for _ in range(3):
+            order = list(range(len(kinds)))
+            if r.random() < .3 and says[0].startswith("from") is False and "{v}" != says[0] and "between" not in says[0]: r.shuffle(order)
+            said = [says[i].replace("{v}", "{%d}" % i).replace("{p}", words(out[i][0])) for i in order]
+            text, question = head.format(**fill).rstrip("?"), head.endswith("?")
+            if order[0] == 0 and kinds[0] in ("room", "enum:color", "enum:size", "city", "word", "id", "query") and by == "both" and r.random() < .25 and not question:
+                text, said = f"{v} the {{0}} {n}", said[1:]  # "set the kitchen light ..."
+            elif r.random() < .12 and len(said) > 1 and by != "noun":
+                text, said = f"{v} {{{order[0]}}}" + (" " + n if by == "both" else ""), said[1:]  # "send Ann 20"
+            asks.append((text + " " + " ".join(said)).strip().replace(" :", ":") + ("?" if question else ""))
+        result = self.pick(["done", "done", "created", "record", "record", "count", "many", "file"])
+        return Tool(("free", verb if by != "noun" else "", noun if by != "verb" else ""), spec["function"]["name"], n, spec, out, asks, (result, None), slots=True)
 
     def procedural(self, group=None, noun=None):
         r = self.r
@@ -245,14 +263,15 @@ class Gen:
         parts = [verb, plural(n).replace(" ", "_") if group in ("list", "search", "count") and r.random() < .7 else n]
         fill = dict(n=words(n), ns=plural(n), an=article(n), a_new=article(n, "new"))
         kinds = [self.pick(k.split("|")) for k in required]
-        opts = r.sample(optional.split(), min(len(optional.split()), r.choice([0, 0, 1, 1, 2, 3])))
+        opts = r.sample(optional.split(), min(len(optional.split()), r.choice([0, 0, 0, 1, 1, 2])))
         idname = self.pick([["id"], [n + "_id"], [n + "_id"], ["id", "key", "ref", "number", n]])
         params = [(None, k, True, idname if k == "id" else None) for k in kinds] + [(None, k, group in ("create", "schedule") and r.random() < .25, None) for k in opts]
         spec, out = self.spec(self.style(parts, domain), self.pick(descs).format(**fill), params)
         return Tool((group, n), spec["function"]["name"], words(n), spec, out, [a.format(**fill) for a in asks], (result, group))
 
     def tool(self):
-        return self.handmade() if self.r.random() < .3 else self.procedural()
+        k = self.r.random()
+        return self.handmade() if k < .3 else self.free() if k < .5 else self.procedural()
 
     def toolset(self, must, count):
         """The given tools among others: some share a noun or an action with them, none does the same job."""
@@ -260,7 +279,10 @@ class Gen:
         names = {t.name for t in must}
         while len(tools) < count:
             like = self.pick(must) if must and self.r.random() < .5 else None
-            if like and like.key[0] != "hand":
+            if like and like.key[0] == "free":
+                _, verb, noun = like.key
+                t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
+            elif like and like.key[0] != "hand":
                 t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < .6 else self.procedural(group=like.key[0])
             else:
                 t = self.tool()
@@ -286,7 +308,7 @@ class Gen:
                         "reason": "title", "amount": "money", "maxprice": "money"}.get(kind, "enum:" + kind if kind in ENUMS else kind)
                 args[name], said[name] = self.value(base)
         slots, ask = [], self.pick(t.asks)
-        if t.key[0] == "hand":
+        if t.slots:
             slots = [p[0] for p in t.params if p[2]]
             for i, n in enumerate(slots):
                 if n in said: ask = ask.replace("{%d}" % i, said[n])
@@ -373,7 +395,7 @@ class Gen:
         r = self.r
         tools_n = min(self.most_tools, r.choice([1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6]))
         c = Conversation(self, thinking=r.random() < .3)
-        plan = r.choices(["call", "parallel", "chat", "nofit", "missing", "notools", "chain", "multi"], [30, 17, 5, 10, 6, 7, 5, 20])[0]
+        plan = "multi" if r.random() < .12 * (self.most_turns - 2) else r.choices(["call", "parallel", "chat", "nofit", "missing", "notools", "chain", "multi"], [30, 17, 5, 13, 6, 6, 5, 18])[0]
         if r.random() < .3: c.messages.append({"role": "system", "content": self.pick(SYSTEM) if r.random() < .8 else self.pick(SYSTEM) + " " + self.phrase(3, 8).capitalize() + "."})
         if plan == "notools":
             for _ in range(r.randint(1, 3)): c.chat() if r.random() < .75 else c.no_tools()
@@ -404,148 +426,13 @@ class Gen:
             if r.random() < .1: c.chat()
         else:
             c.call([main])
-            for _ in range(r.randint(1, 2)):
+            for _ in range(r.randint(1, self.most_turns)):
                 k = r.random()
-                if k < .65: c.call([self.pick(c.tools)])
-                elif k < .85: c.call([self.pick(c.tools)] * 2)
+                if k < .62: c.call([self.pick(c.tools)])
+                elif k < .80: c.call([self.pick(c.tools)] * 2)
+                elif k < .90: c.no_fit(next(t for t in self.toolset(c.tools, len(c.tools) + 1) if t not in c.tools))
                 else: c.chat()
         return c.done()
-
-
-class Conversation:
-    def __init__(self, gen, thinking):
-        self.g, self.thinking, self.messages, self.tools, self.count = gen, thinking, [], [], 0
-
-    def declare(self, tools):
-        self.tools = tools
-
-    def done(self):
-        return {"messages": self.messages, "tools": [t.spec for t in self.tools] or None, "thinking": self.thinking}
-
-    def user(self, text):
-        self.messages.append({"role": "user", "content": text})
-
-    def say(self, text, thought, kind):
-        m = {"role": "assistant", "content": text, "kind": kind}
-        if self.thinking: m["reasoning_content"] = thought
-        self.messages.append(m)
-
-    def emit(self, calls, kind="call"):
-        """calls: [(tool, args)]; returns the ids"""
-        ids, tcs, thought = [], [], []
-        for t, args in calls:
-            ids.append(f"functions.{t.name}:{self.count}")
-            self.count += 1
-            tcs.append({"id": ids[-1], "type": "function", "function": {"name": t.name, "arguments": args}})
-            told = [f"{k} is {v if isinstance(v, str) else dumps(v)}" for k, v in args.items() if not isinstance(v, (dict, list))]
-            thought.append(f"{t.name}" + (" with " + ", ".join(told) if told else ""))
-        m = {"role": "assistant", "content": "", "tool_calls": tcs, "kind": kind}
-        if self.thinking: m["reasoning_content"] = ("I call " if len(calls) == 1 else f"I need {len(calls)} calls: ") + "; ".join(thought) + "."
-        self.messages.append(m)
-        return ids
-
-    def results(self, ids, calls, given=None):
-        said = []
-        named = self.g.r.random() < .5
-        for i, (id, (t, args)) in enumerate(zip(ids, calls)):
-            content, sentence = given[i] if given else self.g.result(t, args)
-            if sentence not in said: said.append(sentence)
-            self.messages.append({"role": "tool", "tool_call_id": id, **({"name": t.name} if named else {}), "content": content})
-        return " ".join(said)
-
-    def call(self, tools):
-        g, r = self.g, self.g.r
-        asks = [g.args_for(t) for t in tools]
-        same = len(tools) > 1 and all(t is tools[0] for t in tools)
-        text = None
-        if same and r.random() < .75:  # one value differs: "the weather in Paris and London"
-            t, (first, args) = tools[0], asks[0]
-            strings = [n for n, k, q in t.params if q and k in ("city", "id", "ticker", "person", "word", "path", "country", "slug", "query", "url")]
-            if strings and str(args.get(strings[0])) in first and first.count(str(args[strings[0]])) == 1:
-                n = strings[0]
-                kind = next(k for m, k, _ in t.params if m == n)
-                values = list(dict.fromkeys([args[n]] + [g.value(kind)[0] for _ in tools[1:]]))
-                if all(v == values[0] or v not in first for v in values):
-                    asks = [(first, {**args, n: v}) for v in values]
-                    text = g.polite(first.replace(str(args[n]), join(values)))
-                    tools = [t] * len(asks)
-        if text is None:
-            unique = {(t.name, dumps(args)): (t, ask, args) for t, (ask, args) in zip(tools, asks)}
-            tools, asks = [u[0] for u in unique.values()], [u[1:] for u in unique.values()]
-            parts = [ask for ask, _ in asks]
-            if len(parts) == 1: text = g.polite(parts[0])
-            elif r.random() < .45: text = " ".join(g.polite(p) if p.endswith("?") else p[0].upper() + p[1:] + "." if i == 0 else g.pick(["And ", "Also ", "Then ", ""]) + p + "." for i, p in enumerate(parts))
-            else: text = g.polite(g.pick([", and ", " and ", ", and also ", " and then ", "; "]).join(p.rstrip("?") if i + 1 < len(parts) else p for i, p in enumerate(parts)))
-        calls = [(t, a[1]) for t, a in zip(tools, asks)]
-        self.user(text)
-        ids = self.emit(calls)
-        if r.random() < .8:
-            answer = self.results(ids, calls)
-            self.say(answer, "I have the result and can answer." if len(ids) == 1 else "I have the results and can answer.", "answer")
-
-    def chain(self, search, act):
-        g = self.g
-        title = g.phrase(1, 3)
-        q = next(n for n, k, _ in search.params if k == "query")
-        i = next(n for n, k, _ in act.params if k == "id")
-        ask = g.pick(act.asks)
-        self.user(g.polite(g.pick([f'find the {search.noun} "{title}" and {ask.replace("the " + act.noun, "it")}', f'{ask} called "{title}", search for it first', f'look for the {search.noun} "{title}", then {ask.replace("the " + act.noun, "it")}'])))
-        calls = [(search, {q: title})]
-        ids = self.emit(calls)
-        code = g.code()
-        rows = [{"id": code, "name": title}]
-        if g.r.random() < .3: rows.append({"id": g.code(), "name": g.phrase(1, 3)})
-        self.results(ids, calls, [(dumps({"results": rows}) if g.r.random() < .5 else json.dumps({"results": rows}), "")])
-        calls = [(act, {i: code})]
-        ids = self.emit(calls, "chain")
-        self.say(self.results(ids, calls), "I have the result and can answer.", "answer")
-
-    def missing(self, t):
-        named = [p for p in t.params if p[2] and p[1] not in ("items",)]
-        if t.key[0] == "hand" or not named: return False
-        p = self.g.pick(named)
-        text, args = self.g.args_for(t, drop=p[0])
-        self.user(self.g.polite(text))
-        self.say(f"Please tell me the {words(p[0])}.", f"{t.name} needs {p[0]}, which is missing.", "ask")
-        if self.g.r.random() < .5 and p[1] in ("id", "query", "title", "date"):
-            v, said = self.g.value(p[1])
-            self.user(said if self.g.r.random() < .6 else "It is " + said)
-            calls = [(t, {n: {**args, p[0]: v}[n] for n, _, _ in t.params if n in {**args, p[0]: v}})]
-            ids = self.emit(calls)
-            self.say(self.results(ids, calls), "I have the result and can answer.", "answer")
-        return True
-
-    def no_fit(self, t):
-        self.user(self.g.polite(self.g.args_for(t)[0]))
-        self.say("I cannot do that: none of my tools fits.", "No tool fits this request.", "nofit")
-
-    def no_tools(self):
-        t = self.g.tool()
-        self.user(self.g.polite(self.g.args_for(t)[0]))
-        self.say("I cannot do that: I have no tools.", "I have no tools.", "nofit")
-
-    def chat(self):
-        g, r = self.g, self.g.r
-        k = r.random()
-        if k < .62:
-            asks, answer = g.pick(CHAT)
-            text = g.pick(asks.split(";"))
-            text = text[0].upper() + text[1:] if r.random() < .6 else text
-        elif k < .74 and not self.tools:
-            country = g.pick(list(CAPITALS))
-            text, answer = g.pick(["What is the capital of {}?", "what is the capital of {}", "Capital of {}?", "What's the capital of {}?"]).format(country), f"The capital of {country} is {CAPITALS[country]}."
-        elif k < .80 and not self.tools:
-            a, b = r.randint(0, 9), r.randint(0, 9)
-            text, answer = g.pick(["What is {} + {}?", "what is {} plus {}?", "{} + {}?", "Calculate {} + {}."]).format(a, b), f"{a} + {b} is {a + b}."
-        elif self.tools and k < .85:
-            text, answer = g.pick(["What can you do?", "which tools do you have?", "What tools do you have?", "what can you do for me?", "List your tools."]), "I can use these tools: " + join([t.name for t in self.tools]) + "."
-        elif not self.tools and k < .85:
-            text, answer = g.pick(["What can you do?", "which tools do you have?", "What tools do you have?", "what can you do for me?"]), "I can call tools, but you gave me none."
-        else:
-            text, answer = g.pick(UNKNOWN).format(w=g.pick(WORDS) if r.random() < .7 else g.pseudo(), w2=g.pick(WORDS)), "I do not know. I am a very small model that calls tools."
-            text = text[0].upper() + text[1:] if r.random() < .6 else text
-        self.user(text)
-        self.say(answer, "No tool is needed.", "chat")
 
 
 if __name__ == "__main__":

@@ -63,19 +63,19 @@ def parse(text):
 
 
 def decisions(n, held, seed):
-    """(kind, history, tools, thinking, expected message) for each assistant turn."""
+    """(kind, history, tools, thinking, expected message, families of the tools) for each assistant turn."""
     gen, out = Gen(seed, held), []
     while len(out) < n:
         c = gen.conversation()
         for i, m in enumerate(c["messages"]):
             if m["role"] == "assistant":
-                out.append((m["kind"], c["messages"][:i], c["tools"], c["thinking"], m))
+                out.append((m["kind"], c["messages"][:i], c["tools"], c["thinking"], m, c["families"]))
     return out[:n]
 
 
 def evaluate(tok, model, n, held, seed, show):
     items = decisions(n, held, seed)
-    texts = complete(tok, model, [prompt(tok, h, t, think) for _, h, t, think, _ in items])
+    texts = complete(tok, model, [prompt(tok, h, t, think) for _, h, t, think, *_ in items])
     score = collections.defaultdict(lambda: [0, 0])
 
     def count(name, ok):
@@ -83,7 +83,7 @@ def evaluate(tok, model, n, held, seed, show):
         score[name][1] += 1
         return ok
 
-    for (kind, history, tools, thinking, want), text in zip(items, texts):
+    for (kind, history, tools, thinking, want, families), text in zip(items, texts):
         answer, calls = parse(text)
         expected = [(t["function"]["name"], t["function"]["arguments"]) for t in want.get("tool_calls", [])]
         ok = count("decision to call or not (turns with tools)", bool(calls) == bool(expected)) if tools else count("no call without tools", not calls)
@@ -93,6 +93,8 @@ def evaluate(tok, model, n, held, seed, show):
                 got = calls[i] if i < len(calls) else (None, None)
                 count("right tool", got[0] == name)
                 ok &= count("exact arguments (and right tool)", got == (name, args))
+                count(f"right tool: {families[name]}", got[0] == name)
+                count(f"exact arguments: {families[name]}", got == (name, args))
                 count("valid JSON arguments", got[1] is not None)
             ok &= count("whole turn exact: " + ("thinking" if thinking else "direct"), calls == expected)
             count("whole turn exact: " + ("several calls" if len(expected) > 1 else "one call" if kind == "call" else "second call, from a result"), calls == expected)

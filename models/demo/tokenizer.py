@@ -3,7 +3,8 @@ import json
 from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers import AddedToken
-from data import Gen, dumps
+from data import Gen
+from text import dumps
 
 HERE = Path(__file__).parent
 VOCAB = 1536

@@ -1,0 +1,30 @@
+"""Small pieces of English and JSON that data.py and conversation.py share."""
+import json, zlib
+
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+
+
+def held_out(word):
+    return zlib.crc32(word.lower().encode()) % 6 == 0
+
+
+def words(name):
+    return name.replace("_", " ")
+
+
+def plural(noun):
+    return words(noun) + ("es" if noun.endswith(("s", "x", "h")) else "s") if not noun.endswith(("y",)) or noun[-2] in VOWELS else words(noun)[:-1] + "ies"
+
+
+def article(noun, adjective=""):
+    text = (adjective + " " if adjective else "") + words(noun)
+    return ("an " if text[0] in VOWELS else "a ") + text
+
+
+def join(parts, last="and"):
+    parts = [str(p) for p in parts]
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + f" {last} " + parts[-1]
+
+
+def dumps(x):
+    return json.dumps(x, separators=(",", ":"), ensure_ascii=False)
