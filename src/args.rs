@@ -34,6 +34,8 @@ pub enum Command {
     Score(ScoreArgs),
     /// Render conversations to prompts and token ids, JSON lines in and out
     Render(RenderArgs),
+    /// Say how much of an output a request's grammar accepts, JSON lines in and out
+    Accept(AcceptArgs),
     /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
     Bench(Box<BenchOptions>),
 }
@@ -175,4 +177,14 @@ pub struct RenderArgs {
     /// Directory with a tokenizer instead of the model's
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct AcceptArgs {
+    /// The tool-call format by its name
+    #[arg(long, value_name = "NAME")]
+    pub format: String,
+    /// Directory with a tokenizer
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: PathBuf,
 }

@@ -1,5 +1,6 @@
 //! The binary `rein`: command line, config and composition. The only crate that knows all the others.
 
+mod accept;
 mod args;
 mod bench;
 mod config;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Score(args) => score::run(&args),
         Command::Render(args) => render::run(&args),
+        Command::Accept(args) => accept::run(&args),
         Command::Bench(options) => bench::run(*options),
     };
     match result {

@@ -42,7 +42,9 @@ pub(crate) fn write(format: &'static Format, vocab: &Vocab, rules: &Rules, loose
         },
     })?;
     let relaxations = work.relaxations;
-    Ok(Written { lark: writer.text().to_owned(), foreign: writer.foreign, relaxations, first })
+    // A mask is what may be accepted, not only what a tokenizer would write.
+    let lark = format!("%llguidance {{\"no_forcing\": true}}\n{}", writer.text());
+    Ok(Written { lark, foreign: writer.foreign, relaxations, first })
 }
 
 /// How prose ends: a marker, and what follows it.

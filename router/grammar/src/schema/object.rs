@@ -105,8 +105,9 @@ impl Compiler<'_, '_, '_> {
         let required = members.iter().filter(|m| m.required).count();
         let (min, max) =
             (count(flat, "minProperties").unwrap_or(0), count(flat, "maxProperties").unwrap_or(usize::MAX));
+        let patterns = !declared && flat.contains_key("patternProperties");
         let other = match flat.get("additionalProperties") {
-            Some(Value::Bool(false)) => None,
+            Some(Value::Bool(false)) if !patterns => None,
             None if declared => None,
             other => {
                 let path = format!("{path}/additionalProperties");
