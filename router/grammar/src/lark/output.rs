@@ -67,7 +67,8 @@ struct Output<'a, 'w> {
     work: &'a mut Work<'w>,
     /// What a parametric rule's name is followed by.
     pass: &'static str,
-    may_call: bool,
+    /// Whether the request declares tools: if so, text must not look like a call, allowed or not.
+    tools: bool,
     must_call: bool,
     response: Option<String>,
     finish: String,
@@ -86,7 +87,8 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     let finish = join(work.writer, &marking.plain(format.finish)?);
     let pass = if count.is_some() { "::_" } else { "" };
     let must_call = rules.must_call();
-    let mut out = Output { marking, work, pass, may_call, must_call, response, finish };
+    let declared = !rules.tools.is_empty();
+    let mut out = Output { marking, work, pass, tools: declared, must_call, response, finish };
 
     let caller = Caller { marking, count: count.as_ref() };
     let entry = match may_call {
@@ -256,7 +258,7 @@ impl Output<'_, '_> {
         const GAP: &str = r"[ \t\r\n]*";
         let format = self.marking.format;
         let marked = format.begin.iter().chain(format.call).any(|s| matches!(s, Step::Tok(_)));
-        if marked || !self.may_call {
+        if marked || !self.tools {
             return None;
         }
         let mut regex = String::from(GAP);
