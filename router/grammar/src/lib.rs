@@ -5,19 +5,20 @@
 //! (bytes, or a special token by its text) and appends typed [`Event`]s; concatenated, they do not depend on how the
 //! output was cut into pieces.
 
-mod body;
+mod codec;
+mod describe;
 mod event;
 mod format;
 mod formats;
 mod header;
-mod json;
+mod marks;
 mod parse;
-mod python;
 mod render;
 mod scan;
 #[cfg(test)]
 mod tests;
 
+pub use describe::{Description, markdown};
 pub use event::Event;
 pub use format::{Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Region, Signs, Step, Wrap};
 pub use formats::{PLAIN, by_name, detect, formats};
