@@ -51,7 +51,12 @@ fn input(mut job: ChatJob) -> RenderInput {
     }
 }
 
+/// A tool as the API declares it. None: it has no name.
+pub(crate) fn tool_declaration(tool: &Value) -> Option<ToolDecl> {
+    let name = tool.pointer("/function/name")?.as_str()?.to_owned();
+    Some(ToolDecl { name, parameters: tool.pointer("/function/parameters").cloned() })
+}
+
 fn tool_declarations(tools: &[Value]) -> Vec<ToolDecl> {
-    let name = |tool: &Value| Some(ToolDecl { name: tool.pointer("/function/name")?.as_str()?.to_owned() });
-    tools.iter().filter_map(name).collect()
+    tools.iter().filter_map(tool_declaration).collect()
 }
