@@ -35,6 +35,8 @@ pub enum Command {
     Score(ScoreArgs),
     /// Render conversations to prompts and token ids, JSON lines in and out
     Render(RenderArgs),
+    /// Say how much of an output a request's grammar accepts, JSON lines in and out
+    Accept(AcceptArgs),
     /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
     Bench(Box<BenchOptions>),
     /// Judge an OpenAI endpoint's tool calls: schema accuracy, whether it calls when it should, streams, errors
@@ -218,4 +220,14 @@ pub fn seconds(text: &str) -> Result<f64, String> {
 
 pub fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
     serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct AcceptArgs {
+    /// The tool-call format by its name
+    #[arg(long, value_name = "NAME")]
+    pub format: String,
+    /// Directory with a tokenizer
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: PathBuf,
 }

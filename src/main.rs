@@ -1,5 +1,6 @@
 //! The binary `rein`: command line, config and composition. The only crate that knows all the others.
 
+mod accept;
 mod args;
 mod bench;
 mod client;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Score(args) => score::run(&args),
         Command::Render(args) => render::run(&args),
+        Command::Accept(args) => accept::run(&args),
         Command::Bench(options) => bench::run(*options),
         Command::Verify(options) => match verify::run(*options) {
             Ok(verdict) => return verdict,

@@ -63,19 +63,21 @@ pub async fn generate(
 }
 
 fn tools(tools: &[Value]) -> Vec<Tool> {
-    let tool = |tool: &Value| {
-        let function = tool.get("function")?;
-        Some(Tool {
-            name: function.get("name")?.as_str()?.to_owned(),
-            parameters: function.get("parameters").filter(|schema| !schema.is_null()).cloned(),
-            strict: function.get("strict").and_then(Value::as_bool).unwrap_or(false),
-        })
-    };
     tools.iter().filter_map(tool).collect()
 }
 
-fn declaration(tool: &Tool) -> ToolDecl {
-    ToolDecl { name: tool.name.clone() }
+/// A tool as the API declares it. None: it has no name.
+pub(crate) fn tool(tool: &Value) -> Option<Tool> {
+    let function = tool.get("function")?;
+    Some(Tool {
+        name: function.get("name")?.as_str()?.to_owned(),
+        parameters: function.get("parameters").filter(|schema| !schema.is_null()).cloned(),
+        strict: function.get("strict").and_then(Value::as_bool).unwrap_or(false),
+    })
+}
+
+pub(crate) fn declaration(tool: &Tool) -> ToolDecl {
+    ToolDecl { name: tool.name.clone(), parameters: tool.parameters.clone() }
 }
 
 fn input(mut job: ChatJob) -> RenderInput {

@@ -4,6 +4,7 @@
 //! [`generate`] starts a sequence per choice on an engine ([`pool`], [`steer`]), [`stream`] reads the tokens into typed
 //! events, and the surface encodes these.
 
+pub mod accept;
 mod admit;
 mod chat;
 mod complete;

@@ -98,12 +98,12 @@ impl RenderSource {
     }
 }
 
-fn token_id(id: &Json, tokenizer: &Tokenizer) -> Result<u32, String> {
+pub(crate) fn token_id(id: &Json, tokenizer: &Tokenizer) -> Result<u32, String> {
     let valid = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < tokenizer.vocab_size());
     valid.ok_or_else(|| format!("{id} is not a token id; the vocabulary has {}", tokenizer.vocab_size()))
 }
 
-fn flag(request: &Map<String, Json>, name: &str) -> Result<Option<bool>, String> {
+pub(crate) fn flag(request: &Map<String, Json>, name: &str) -> Result<Option<bool>, String> {
     match request.get(name) {
         None | Some(Json::Null) => Ok(None),
         Some(Json::Bool(b)) => Ok(Some(*b)),
@@ -134,23 +134,28 @@ fn render_input(request: &Map<String, Json>) -> Result<RenderInput, String> {
 }
 
 /// Answers every line of the input, in order, until it ends.
-pub fn run(mut input: impl BufRead, mut output: impl Write, source: &RenderSource) -> io::Result<()> {
+pub fn run(input: impl BufRead, output: impl Write, source: &RenderSource) -> io::Result<()> {
+    lines(input, output, |line| source.answer(line))
+}
+
+/// Answers every line of the input, in order, until it ends.
+pub(crate) fn lines(mut input: impl BufRead, mut output: impl Write, answer: impl Fn(&str) -> Json) -> io::Result<()> {
     let mut line = Vec::new();
     loop {
         line.clear();
         if input.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)? == 0 {
             return output.flush();
         }
-        let answer = if line.len() > MAX_LINE_BYTES {
+        let answered = if line.len() > MAX_LINE_BYTES {
             skip_line(&mut input, &line)?;
             json!({ "error": format!("the line is longer than the limit of {MAX_LINE_BYTES} bytes") })
         } else {
             match std::str::from_utf8(&line) {
-                Ok(text) => source.answer(text),
+                Ok(text) => answer(text),
                 Err(e) => json!({ "error": format!("the line is not UTF-8: {e}") }),
             }
         };
-        output.write_all(to_line(&answer).as_bytes())?;
+        output.write_all(to_line(&answered).as_bytes())?;
         // A caller at the other end of a pipe waits for each answer.
         output.flush()?;
     }

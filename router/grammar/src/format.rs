@@ -231,7 +231,6 @@ impl Format {
     }
 
     /// The steps of a call before its arguments, and after them.
-    #[cfg(test)]
     pub(crate) fn around_arguments(&self) -> (&'static [Step], &'static [Step]) {
         match self.call.iter().position(|s| matches!(s, Step::Args(_))) {
             Some(n) => (&self.call[..n], &self.call[n + 1..]),
@@ -244,7 +243,7 @@ impl Format {
         self.call_steps().filter_map(marker)
     }
 
-    fn call_steps(&self) -> impl Iterator<Item = &'static Step> {
+    pub(crate) fn call_steps(&self) -> impl Iterator<Item = &'static Step> {
         let params: &'static [Step] = match self.codec() {
             Codec::Params(steps) => steps,
             _ => &[],

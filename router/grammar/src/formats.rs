@@ -123,7 +123,7 @@ static FORMATS: &[Format] = &[
         aliases: &["qwen3_xml", "qwen35", "nemotron3", "step3p5"],
         models: &["Qwen3-Coder*", "Qwen3.5*", "Qwen3.6*", "Nemotron-3*", "Step-3.5*"],
         reasoning: SPACED_THINK,
-        lead: "\n",
+        lead: "\n\n",
         between: &[Lit("\n")],
         call: &[
             Tok("<tool_call>"),
@@ -465,6 +465,8 @@ static FORMATS: &[Format] = &[
         calls: InsteadOfText,
         many: false,
         begin: &[Maybe("<|python_tag|>")],
+        // Two calls are not theirs, but when they write two, then so.
+        between: &[Lit("; ")],
         call: &[Args(PARAMETERS)],
         stops: &["<|eom_id|>", "<|eot_id|>"],
         signs: Signs {

@@ -5,7 +5,8 @@
 //! (bytes, or a special token by its text) and appends typed [`Event`]s; concatenated, they do not depend on how the
 //! output was cut into pieces.
 
-mod body;
+mod codec;
+mod describe;
 #[cfg(test)]
 #[path = "tests/enforce/mod.rs"]
 mod enforce;
@@ -14,12 +15,11 @@ mod format;
 mod formats;
 mod grammars;
 mod header;
-mod json;
 mod lark;
 mod limits;
+mod marks;
 mod matcher;
 mod parse;
-mod python;
 mod render;
 mod rules;
 mod scan;
@@ -29,6 +29,7 @@ mod tests;
 mod validate;
 mod vocab;
 
+pub use describe::{Description, markdown};
 pub use event::Event;
 pub use format::{Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Region, Signs, Step, Wrap};
 pub use formats::{PLAIN, by_name, detect, formats};

@@ -29,7 +29,7 @@ pub const MAX_INDENT: usize = 40;
 /// Nesting of a value whose schema says nothing about it; readers of JSON stop at 128.
 pub const MAX_FREE_DEPTH: usize = 32;
 /// Properties of an object that may come in any order; with more they come in the order of the schema.
-pub const MAX_ANY_ORDER: usize = 64;
+pub const MAX_ANY_ORDER: usize = 63;
 /// Digits of a call's number.
 pub const MAX_COUNT_DIGITS: usize = 4;
 /// Tokens handed out as forced at once.

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::codec::python;
 use crate::format::{Codec, Format, Ids, Markers, Member, Region, Step, Wrap, marker};
-use crate::python;
 use crate::scan::OwnedPiece;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -213,8 +213,20 @@ fn object(arguments: &str) -> Map<String, Value> {
 fn raw(value: Option<&Value>) -> String {
     match value {
         Some(Value::String(s)) => s.clone(),
-        Some(value) => value.to_string(),
+        Some(value) => spaced(value),
         None => String::new(),
+    }
+}
+
+/// JSON with blanks behind commas and colons, as templates write it.
+fn spaced(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("[{}]", items.iter().map(spaced).collect::<Vec<_>>().join(", ")),
+        Value::Object(members) => {
+            let member = |(key, value): (&String, &Value)| format!("{}: {}", Value::from(key.as_str()), spaced(value));
+            format!("{{{}}}", members.iter().map(member).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
     }
 }
 

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use super::count::Count;
 use super::marker::{Marking, Missing, Piece, join, lit};
 use super::{blanks, escape, literal};
+use crate::codec::python;
 use crate::format::{Codec, Ids, Markers, Member, Step};
-use crate::python;
 use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
 

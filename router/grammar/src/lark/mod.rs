@@ -109,7 +109,8 @@ pub(crate) fn blanks() -> String {
 
 /// A string literal of Lark.
 pub(crate) fn literal(text: &str) -> String {
-    serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+    // `::` would look like a parameter to whoever asks whether an expression has one.
+    serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f").replace("::", ":\\u003a")
 }
 
 /// A regular expression that matches this text, for between slashes.

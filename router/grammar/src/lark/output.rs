@@ -42,7 +42,9 @@ pub(crate) fn write(format: &'static Format, vocab: &Vocab, rules: &Rules, loose
         },
     })?;
     let relaxations = work.relaxations;
-    Ok(Written { lark: writer.text().to_owned(), foreign: writer.foreign, relaxations, first })
+    // A mask is what may be accepted, not only what a tokenizer would write.
+    let lark = format!("%llguidance {{\"no_forcing\": true}}\n{}", writer.text());
+    Ok(Written { lark, foreign: writer.foreign, relaxations, first })
 }
 
 /// How prose ends: a marker, and what follows it.
@@ -65,7 +67,8 @@ struct Output<'a, 'w> {
     work: &'a mut Work<'w>,
     /// What a parametric rule's name is followed by.
     pass: &'static str,
-    may_call: bool,
+    /// Whether the request declares tools: if so, text must not look like a call, allowed or not.
+    tools: bool,
     must_call: bool,
     response: Option<String>,
     finish: String,
@@ -84,7 +87,8 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     let finish = join(work.writer, &marking.plain(format.finish)?);
     let pass = if count.is_some() { "::_" } else { "" };
     let must_call = rules.must_call();
-    let mut out = Output { marking, work, pass, may_call, must_call, response, finish };
+    let declared = !rules.tools.is_empty();
+    let mut out = Output { marking, work, pass, tools: declared, must_call, response, finish };
 
     let caller = Caller { marking, count: count.as_ref() };
     let entry = match may_call {
@@ -254,7 +258,7 @@ impl Output<'_, '_> {
         const GAP: &str = r"[ \t\r\n]*";
         let format = self.marking.format;
         let marked = format.begin.iter().chain(format.call).any(|s| matches!(s, Step::Tok(_)));
-        if marked || !self.may_call {
+        if marked || !self.tools {
             return None;
         }
         let mut regex = String::from(GAP);

@@ -56,14 +56,26 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         self.work.writer
     }
 
-    /// The rule of a whole document. An object that declares nothing takes nothing when it is a tool's parameters.
+    /// The rule of a whole document; a tool's arguments are an object, and one that declares nothing takes nothing.
     pub fn document(&mut self) -> Result<String, RuleError> {
         let root = self.root;
-        let rule = match root.as_object() {
-            Some(map) if !self.tool.is_empty() && declares_nothing(map) => self.closed_empty(),
-            _ => self.value(root, "")?.ok_or_else(|| self.refuse("", "type", "no value satisfies the schema"))?,
+        let rule = match root {
+            Value::Bool(true) if !self.tool.is_empty() => Some(self.any_object()),
+            Value::Object(map) if !self.tool.is_empty() => {
+                if declares_nothing(map) {
+                    return Ok(self.closed_empty());
+                }
+                let types = flat::types(map);
+                if !types.is_empty() && !types.contains(&"object") {
+                    return Err(self.refuse("", "type", "arguments are an object"));
+                }
+                let mut map = map.clone();
+                map.insert("type".into(), "object".into());
+                self.value(&Value::Object(map), "")?
+            }
+            other => self.value(other, "")?,
         };
-        Ok(rule)
+        rule.ok_or_else(|| self.refuse("", "type", "no value satisfies the schema"))
     }
 
     /// The rule of a schema; none if nothing satisfies it.
@@ -78,7 +90,9 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         self.enter(path)?;
         let name = self.w().reserve();
         self.memo.insert(key.clone(), Some(name.clone()));
-        let alternatives = self.alternatives(schema, path)?;
+        let mut alternatives = self.alternatives(schema, path)?;
+        // What is itself, among others, is the others.
+        alternatives.retain(|a| *a != name);
         self.depth -= 1;
         let rule = if alternatives.is_empty() {
             // A rule that used the name can never be completed either.

@@ -60,17 +60,22 @@ impl Compiler<'_, '_, '_> {
 
     /// Any object, of bounded depth.
     pub(super) fn any_object(&mut self) -> String {
-        let object = self.free().1;
-        self.w().rule(&format!("{object}::0x0"))
+        let (_, pair, _) = self.free();
+        let (open, close, comma) = (self.open(), self.close(), self.comma());
+        self.w().rule(&format!("{open} ({pair}::0x0 ({comma} {pair}::0x0)*)? {close}"))
     }
 
     /// Any array, of bounded depth.
     pub(super) fn any_array(&mut self) -> String {
-        let array = self.free().2;
-        self.w().rule(&format!("{array}::0x0"))
+        let (value, ..) = self.free();
+        let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
+        let comma = self.comma();
+        self.w().rule(&format!("{start} ({value}::0x0 ({comma} {value}::0x0)*)? {end}"))
     }
 
-    /// Rules for any value, object and array; the parameter is the depth.
+    /// Rules for any value and for a member of any object; the parameter is the depth. It grows where a value becomes an
+    /// object or an array and nowhere else: llguidance cannot take a rule that is being defined with another parameter
+    /// than its own.
     fn free(&mut self) -> (String, String, String) {
         let (string, number, comma, colon) = (self.any_string(), self.any_number(), self.comma(), self.colon());
         let words = format!("{}|{}|{}", self.word("true"), self.word("false"), self.word("null"));
@@ -83,18 +88,18 @@ impl Compiler<'_, '_, '_> {
             return names;
         }
         let (value, object, array, pair) = (w.reserve(), w.reserve(), w.reserve(), w.reserve());
-        let nested = |name: &str| format!("{name}::_ %if lt(_, {MAX_FREE_DEPTH})");
+        let nested = |name: &str| format!("{name}::incr(_) %if lt(_, {MAX_FREE_DEPTH})");
         w.define_parametric(&value, &[string.clone(), number, words, nested(&object), nested(&array)]);
-        w.define_parametric(&pair, &[format!("{string} {colon} {value}::incr(_)")]);
+        w.define_parametric(&pair, &[format!("{string} {colon} {value}::_")]);
         w.define_parametric(
             &object,
             &[format!("{open} {close}"), format!("{open} {pair}::_ ({comma} {pair}::_)* {close}")],
         );
         w.define_parametric(
             &array,
-            &[format!("{start} {end}"), format!("{start} {value}::incr(_) ({comma} {value}::incr(_))* {end}")],
+            &[format!("{start} {end}"), format!("{start} {value}::_ ({comma} {value}::_)* {end}")],
         );
-        let names = (value, object, array);
+        let names = (value, pair, array);
         w.share(&key, names.clone());
         names
     }
@@ -105,8 +110,9 @@ impl Compiler<'_, '_, '_> {
         let required = members.iter().filter(|m| m.required).count();
         let (min, max) =
             (count(flat, "minProperties").unwrap_or(0), count(flat, "maxProperties").unwrap_or(usize::MAX));
+        let patterns = !declared && flat.contains_key("patternProperties");
         let other = match flat.get("additionalProperties") {
-            Some(Value::Bool(false)) => None,
+            Some(Value::Bool(false)) if !patterns => None,
             None if declared => None,
             other => {
                 let path = format!("{path}/additionalProperties");
@@ -199,7 +205,6 @@ impl Compiler<'_, '_, '_> {
 
     /// Members in any order, each at most once, then `layout.close`.
     pub(super) fn sequence(&mut self, mut members: Vec<Member>, layout: Layout) -> String {
-        members.sort_by_key(|m| !m.required);
         let Layout { comma, close, min, max, other } = layout;
         if members.is_empty() {
             return match other {
@@ -210,6 +215,8 @@ impl Compiler<'_, '_, '_> {
         if members.len() > MAX_ANY_ORDER {
             return self.in_order(&members, &comma, &close, other.as_deref());
         }
+        // The required ones have the lowest bits, so that one condition covers them.
+        members.sort_by_key(|m| !m.required);
         let required = members.iter().filter(|m| m.required).count();
         let mut done = Vec::new();
         if required > 0 {
@@ -219,6 +226,11 @@ impl Compiler<'_, '_, '_> {
             done.push(format!("bit_count_ge(_, {min})"));
         }
         let room = (max < members.len()).then(|| format!("bit_count_lt(_, {max})"));
+        // No comma without anything that may follow it.
+        let more_may_come = match other {
+            Some(_) => String::new(),
+            None => format!(" %if bit_count_lt(_, {})", max.min(members.len())),
+        };
         let w = self.w();
         let key = format!(
             "{comma} {close} {done:?} {room:?} {other:?} {}",
@@ -245,8 +257,8 @@ impl Compiler<'_, '_, '_> {
             [a, b, ..] => format!(" %if and({a}, {b})"),
         };
         let end = if close.is_empty() { "\"\"" } else { close.as_str() };
-        w.define_parametric(&first, &[format!("{end}{done}"), format!("{more}::_")]);
-        w.define_parametric(&next, &[format!("{end}{done}"), format!("{comma} {more}::_")]);
+        w.define_parametric(&first, &[format!("{end}{done}"), format!("{more}::_{more_may_come}")]);
+        w.define_parametric(&next, &[format!("{end}{done}"), format!("{comma} {more}::_{more_may_come}")]);
         w.share(&key, (first.clone(), next, more));
         format!("{first}::0x0")
     }

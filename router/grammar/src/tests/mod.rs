@@ -2,13 +2,19 @@
 
 mod closure;
 mod detection;
+mod families;
 mod fuzz;
 mod lenient;
+mod templates;
 
 use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Region, ToolDecl};
 
-pub fn covered() -> impl Iterator<Item = &'static Format> {
-    crate::formats().iter().filter(|f| ["kimi_k2", "hermes", "plain"].contains(&f.name))
+/// Whether ids of calls are told by the wire.
+pub fn wire_ids(format: &Format) -> bool {
+    let member = |m: &crate::Member| m.id().is_some();
+    format.ids == crate::Ids::Header
+        || format.call.contains(&crate::Step::Id)
+        || matches!(format.codec(), crate::Codec::Object { members, .. } if members.iter().any(member))
 }
 
 pub struct Random(u64);
@@ -64,7 +70,7 @@ pub fn cuts(pieces: &[OwnedPiece], random: &mut Random) -> Vec<Vec<OwnedPiece>> 
 }
 
 pub fn options(start: Region, tools: &[&str]) -> ParserOptions {
-    let tools = tools.iter().map(|name| ToolDecl { name: (*name).to_owned() }).collect();
+    let tools = tools.iter().map(|name| ToolDecl { name: (*name).to_owned(), parameters: None }).collect();
     ParserOptions { start, tools, parse_tools: true }
 }
 

@@ -133,7 +133,7 @@ fn rendered_turns_are_accepted() {
 #[test]
 fn broken_calls_are_refused() {
     let good = json!({"city": "Paris", "unit": "celsius", "days": 3, "near": ["x"]});
-    let mut with = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+    let with = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
         let mut map = good.as_object().expect("an object").clone();
         edit(&mut map);
         Value::Object(map).to_string()

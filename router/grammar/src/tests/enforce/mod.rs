@@ -213,7 +213,11 @@ impl Bench {
 }
 
 pub fn parser_options(rules: &Rules) -> ParserOptions {
-    let tools = rules.tools.iter().map(|t| crate::ToolDecl { name: t.name.clone() }).collect();
+    let tools = rules
+        .tools
+        .iter()
+        .map(|t| crate::ToolDecl { name: t.name.clone(), parameters: t.parameters.clone() })
+        .collect();
     ParserOptions { start: rules.start, tools, parse_tools: true }
 }
 

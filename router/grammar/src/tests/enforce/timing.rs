@@ -74,9 +74,17 @@ fn figures() {
     let grammars = Grammars::new(format, vocab.clone());
     for n in [1, 8, 64] {
         let r = rules(tools(n));
-        let start = Instant::now();
         let compiled = grammars.compile(&r).expect("compiles").expect("binds");
-        let first = start.elapsed();
+        // Others work on this machine, too: the best of some.
+        let mut best = [std::time::Duration::MAX; 2];
+        for _ in 0..5 {
+            let start = Instant::now();
+            let written = crate::lark::write(format, &vocab, &r, false).expect("writes");
+            best[0] = best[0].min(start.elapsed());
+            Grammars::new(format, vocab.clone()).compile(&r).expect("compiles");
+            best[1] = best[1].min(start.elapsed());
+            drop(written);
+        }
         let start = Instant::now();
         grammars.compile(&r).expect("compiles");
         let again = start.elapsed();
@@ -105,7 +113,7 @@ fn figures() {
         }
         let mask = start.elapsed() / all.len() as u32;
         println!(
-            "{n} tools: compile {first:?}, again {again:?}, matcher {copy:?}, accept {accept:?} per token, mask and accept {mask:?} per token ({} tokens), grammar {} KB",
+            "{n} tools: writing {:?}, that and compiling {:?}, again {again:?}, matcher {copy:?}, accept {accept:?} per token, mask and accept {mask:?} per token ({} tokens), grammar {} KB",
             all.len(),
             compiled.lark().len() >> 10
         );

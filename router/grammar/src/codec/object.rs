@@ -1,31 +1,10 @@
-//! The JSON part of a call, read as it grows.
+//! Arguments as JSON, alone or inside an object that also holds the name.
 
+use super::json::{self, Fed, Json};
+use super::{Call, End, Progress, Trust};
 use crate::event::Event;
 use crate::format::{self, Codec};
-use crate::json::{self, Fed, Json};
 use crate::scan::text;
-
-/// What reading a byte led to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
-    More,
-    /// The body ended with this byte.
-    Done,
-    /// The byte does not belong to a body and was not taken.
-    Bad,
-}
-
-/// Why a body ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    Whole,
-    /// A marker cut it short.
-    Marker,
-    /// A byte came that does not belong.
-    Broken,
-    /// The output ended.
-    Output,
-}
 
 #[derive(Debug, PartialEq, Eq)]
 enum Arguments {
@@ -43,19 +22,19 @@ enum Arguments {
 enum Member {
     Name,
     Arguments,
+    Id,
     Ignored,
     Other,
 }
 
 #[derive(Debug)]
-pub(crate) struct Body {
+pub(crate) struct Object {
+    call: Call,
     codec: Codec,
     json: Json,
-    name: Option<String>,
-    id: Option<String>,
-    index: usize,
-    /// `ToolCallStart` is out.
-    started: bool,
+    /// The id comes behind the arguments, so that the call starts when the object is whole.
+    late_id: bool,
+    whole: bool,
     arguments: Arguments,
     /// Everything read, header included, until the call has started: the text of a malformed call.
     raw: Vec<u8>,
@@ -65,26 +44,29 @@ pub(crate) struct Body {
     kind: Option<Member>,
     /// Members that no event can tell.
     others: Vec<String>,
-    /// Argument text that was read since the last delta.
-    delta: Vec<u8>,
 }
 
-impl Body {
-    pub fn new(codec: Codec, index: usize, header: &str, name: Option<String>, id: Option<String>) -> Self {
+impl Object {
+    pub fn new(call: Call, codec: Codec, header: &str) -> Self {
+        let late_id = match codec {
+            Codec::Object { members, .. } => {
+                let at = |found: fn(&format::Member) -> bool| members.iter().position(found);
+                at(|m| m.id().is_some()) > at(|m| m.arguments().is_some())
+            }
+            _ => false,
+        };
         Self {
+            call,
             codec,
             json: Json::new(),
-            name,
-            id,
-            index,
-            started: false,
+            late_id,
+            whole: false,
             arguments: Arguments::Missing,
             raw: header.as_bytes().to_vec(),
             member: Vec::new(),
             value_at: 0,
             kind: None,
             others: Vec::new(),
-            delta: Vec::new(),
         }
     }
 
@@ -93,13 +75,27 @@ impl Body {
         self.json.in_string()
     }
 
+    /// Nothing but the header has come.
+    pub fn is_empty(&self) -> bool {
+        self.json.depth() == 0 && self.arguments == Arguments::Missing
+    }
+
+    /// The name is known, and whatever else it takes to tell the call.
+    fn may_start(&self) -> bool {
+        let trusted = match self.call.trust {
+            Trust::Marker => true,
+            Trust::Letters => self.whole || self.call.declared().is_some(),
+            Trust::Name => self.call.declared().is_some(),
+        };
+        self.call.name.is_some() && trusted && (!self.late_id || self.whole || self.call.id.is_some())
+    }
+
     pub fn feed(&mut self, b: u8, out: &mut Vec<Event>) -> Progress {
         let progress = match self.codec {
-            Codec::Json => self.feed_arguments(b, out),
             Codec::Object { .. } => self.feed_member(b, out),
-            Codec::Params(_) | Codec::Python => Progress::Bad,
+            _ => self.feed_arguments(b, out),
         };
-        if !self.started && progress != Progress::Bad {
+        if !self.call.started && progress != Progress::Bad {
             self.raw.push(b);
         }
         progress
@@ -169,10 +165,12 @@ impl Body {
         };
         let key = self.member.trim_ascii_end().strip_suffix(b":").and_then(json::string).unwrap_or_default();
         let key = key.as_str();
-        if is(key, format::Member::name) && self.name.is_none() {
+        if is(key, format::Member::name) && self.call.name.is_none() {
             Member::Name
         } else if is(key, format::Member::arguments) && self.arguments == Arguments::Missing {
             Member::Arguments
+        } else if is(key, format::Member::id) && self.call.id.is_none() {
+            Member::Id
         } else if ignored.contains(&key) {
             Member::Ignored
         } else {
@@ -189,22 +187,40 @@ impl Body {
                 let name = json::string(&member[self.value_at.min(member.len())..]);
                 match name.filter(|n| !n.trim().is_empty()) {
                     Some(name) => {
-                        self.name = Some(name.trim().to_owned());
+                        self.call.name = Some(name.trim().to_owned());
+                        if self.call.trust == Trust::Name && self.call.declared().is_none() {
+                            return false;
+                        }
                         self.send_ready(out);
                     }
                     None => self.others.push(text(member.trim_ascii())),
                 }
             }
             Some(Member::Other) => self.others.push(text(member.trim_ascii())),
+            Some(Member::Id) => match json::string(&member[self.value_at.min(member.len())..]) {
+                Some(id) => {
+                    self.call.id = Some(id);
+                    self.send_ready(out);
+                }
+                // Some models write a number.
+                None => {
+                    let id = text(member[self.value_at.min(member.len())..].trim_ascii());
+                    self.call.id = Some(id).filter(|id| id != "null");
+                }
+            },
             Some(Member::Ignored) | None => {}
         }
         true
     }
 
     fn end_object(&mut self, out: &mut Vec<Event>) -> Progress {
-        if self.name.is_none() {
+        if self.call.name.is_none() {
             return Progress::Done;
         }
+        if self.call.trust != Trust::Marker && self.arguments == Arguments::Missing && !self.others.is_empty() {
+            return Progress::Bad;
+        }
+        self.whole = true;
         if self.arguments == Arguments::Missing {
             self.arguments = Arguments::Ready(b"{}".to_vec());
         }
@@ -215,8 +231,9 @@ impl Body {
     /// The value of the arguments starts with `b`. False: they cannot start so.
     fn begin_arguments(&mut self, b: u8, out: &mut Vec<Event>) -> bool {
         self.arguments = match b {
-            b'{' if self.name.is_some() => {
-                self.start(out);
+            b'{' if self.may_start() => {
+                self.call.start(out);
+                self.raw = Vec::new();
                 Arguments::Streaming
             }
             b'{' | b'"' | b'n' => Arguments::Kept(Vec::new()),
@@ -227,7 +244,7 @@ impl Body {
 
     fn push_argument(&mut self, b: u8, in_string: bool) {
         match &mut self.arguments {
-            Arguments::Streaming => json::push_escaped(&mut self.delta, b, in_string),
+            Arguments::Streaming => json::push_escaped(&mut self.call.delta, b, in_string),
             Arguments::Kept(kept) => json::push_escaped(kept, b, in_string),
             _ => {}
         }
@@ -260,33 +277,23 @@ impl Body {
     }
 
     fn send_ready(&mut self, out: &mut Vec<Event>) {
-        if self.name.is_none() {
+        if !self.may_start() {
             return;
         }
         match std::mem::replace(&mut self.arguments, Arguments::Sent) {
             Arguments::Ready(object) => {
-                self.start(out);
-                self.delta = object;
+                self.call.start(out);
+                self.raw = Vec::new();
+                self.call.delta = object;
                 self.flush(out);
             }
             other => self.arguments = other,
         }
     }
 
-    fn start(&mut self, out: &mut Vec<Event>) {
-        if !std::mem::replace(&mut self.started, true) {
-            let name = self.name.clone().unwrap_or_default();
-            out.push(Event::ToolCallStart { index: self.index, id: self.id.take(), name });
-            self.raw = Vec::new();
-        }
-    }
-
     /// Sends the argument text that has gathered.
     pub fn flush(&mut self, out: &mut Vec<Event>) {
-        if !self.delta.is_empty() {
-            let delta = std::mem::take(&mut self.delta);
-            out.push(Event::ArgumentsDelta { index: self.index, text: text(&delta) });
-        }
+        self.call.flush(out);
     }
 
     /// The body has ended. Returns the text that did not become part of a call.
@@ -297,15 +304,19 @@ impl Body {
             self.arguments = Arguments::Ready(b"{}".to_vec());
             self.send_ready(out);
         }
-        if end == End::Output && !self.started && self.name.is_some() {
-            self.start_cut(out);
+        if !self.call.started {
+            // The id will not come any more.
+            self.late_id = false;
+            if self.may_start() {
+                self.start_cut(end, out);
+            }
         }
-        if !self.started {
+        if !self.call.started {
             return text(&self.raw);
         }
         // When the arguments are an object and only what is around them broke, it is still a call, unless more was to come.
         let complete = self.arguments == Arguments::Sent && end != End::Output;
-        out.push(Event::ToolCallEnd { index: self.index, complete });
+        self.call.end(complete, out);
         if self.kind != Some(Member::Arguments) && !(end == End::Output && self.begins_arguments_key()) {
             let member = text(self.member.trim_ascii());
             if !member.is_empty() {
@@ -326,16 +337,19 @@ impl Body {
             .any(|key| format!("\"{key}\":").starts_with(&member))
     }
 
-    /// The output ended between the name and the arguments, or inside arguments that were kept.
-    fn start_cut(&mut self, out: &mut Vec<Event>) {
-        let kept = std::mem::replace(&mut self.arguments, Arguments::Missing);
-        match kept {
+    /// The body ended between the name and the arguments, or with arguments that were kept.
+    fn start_cut(&mut self, end: End, out: &mut Vec<Event>) {
+        match std::mem::replace(&mut self.arguments, Arguments::Missing) {
             Arguments::Kept(kept) if kept.first() == Some(&b'{') => {
-                self.start(out);
-                self.delta = kept;
-                self.flush(out);
+                self.call.start(out);
+                self.call.delta = kept;
             }
-            Arguments::Missing => self.start(out),
+            Arguments::Ready(object) => {
+                self.call.start(out);
+                self.call.delta = object;
+                self.arguments = Arguments::Sent;
+            }
+            Arguments::Missing if end == End::Output => self.call.start(out),
             // A string that was to hold the object: half of it is none, so the call stays malformed.
             other => self.arguments = other,
         }

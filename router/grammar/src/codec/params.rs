@@ -1,0 +1,294 @@
+//! Arguments one by one between markers, their values as they are: the schema says which are strings.
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::types::{Types, declares};
+use super::{Call, End, python};
+use crate::event::Event;
+use crate::format::{Step, marker};
+use crate::header::slots;
+
+/// How [`Codec::Params`](crate::Codec) writes one argument.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub open: &'static str,
+    /// What stands between `open` and the end of the key.
+    pub head: &'static [Step],
+    /// None: a literal ends the key, by its last visible character.
+    pub key_mark: Option<&'static str>,
+    key_char: char,
+    /// Stands between key and value.
+    pub value_mark: Option<&'static str>,
+    pub close: &'static str,
+    /// A newline after the key, and one before `close`, are not the value's.
+    lead: bool,
+    tail: bool,
+}
+
+impl Shape {
+    pub fn of(steps: &'static [Step]) -> Option<Shape> {
+        let value = steps.iter().position(|s| *s == Step::Value)?;
+        let key = steps.iter().position(|s| *s == Step::Key)?;
+        let open = steps.first().and_then(marker)?;
+        let close = steps[value..].iter().find_map(marker)?;
+        let marks: Vec<usize> = (key..value).filter(|i| marker(&steps[*i]).is_some()).collect();
+        let newline = |i: usize, end: bool| match steps.get(i) {
+            Some(Step::Lit(l)) => {
+                if end {
+                    l.ends_with('\n')
+                } else {
+                    l.starts_with('\n')
+                }
+            }
+            _ => false,
+        };
+        let literal =
+            steps[key..value].iter().rev().find_map(|s| if let Step::Lit(l) = s { Some(l.trim_end()) } else { None });
+        Some(Shape {
+            open,
+            head: &steps[1..marks.first().copied().unwrap_or(value)],
+            key_mark: marks.first().and_then(|i| marker(&steps[*i])),
+            key_char: literal.and_then(|l| l.chars().next_back()).unwrap_or('\n'),
+            value_mark: marks.get(1).and_then(|i| marker(&steps[*i])),
+            close,
+            lead: newline(value.wrapping_sub(1), true) && marks.is_empty(),
+            tail: newline(value + 1, false),
+        })
+    }
+
+    /// Where the key ends in the text after `open`, when a literal ends it. Models forget the literal before a newline.
+    pub fn key_end(&self, text: &str) -> Option<usize> {
+        if self.key_mark.is_some() { None } else { text.find([self.key_char, '\n']) }
+    }
+}
+
+#[derive(Debug)]
+enum At {
+    Between,
+    /// What came of the key, and what else its marker holds.
+    Key(String),
+    /// After the key; the value's own marker may come.
+    Wait(String),
+    Value(Reading),
+}
+
+#[derive(Debug)]
+struct Reading {
+    types: Types,
+    /// A string, and nothing else: goes out as it grows.
+    stream: bool,
+    /// A newline that comes first is layout.
+    lead: bool,
+    /// A newline came that is layout if nothing follows it.
+    newline: bool,
+    text: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct Params {
+    pub call: Call,
+    shape: Shape,
+    at: At,
+    keys: Vec<String>,
+    junk: String,
+}
+
+impl Params {
+    pub fn new(mut call: Call, shape: Shape, out: &mut Vec<Event>) -> Self {
+        call.start(out);
+        call.delta.push(b'{');
+        Self { call, shape, at: At::Between, keys: Vec::new(), junk: String::new() }
+    }
+
+    pub fn in_value(&self) -> bool {
+        matches!(self.at, At::Value(_))
+    }
+
+    /// Whether an argument of this name is still expected.
+    pub fn expects(&self, head: &str) -> bool {
+        let key = slots(self.shape.head, head).name;
+        key.is_some_and(|k| !self.keys.contains(&k) && declares(self.schema(), &k))
+    }
+
+    fn schema(&self) -> Option<&Value> {
+        self.call.declared().and_then(|t| t.parameters.as_ref())
+    }
+
+    /// An argument's first marker; with `head`, all that stands before its value.
+    pub fn open(&mut self, head: Option<&str>) {
+        self.end_value();
+        self.unread_key();
+        match head {
+            Some(head) => self.begin_value(head, false),
+            None => self.at = At::Key(String::new()),
+        }
+    }
+
+    /// A marker between key and value.
+    pub fn inner(&mut self, mark: &str) {
+        match std::mem::replace(&mut self.at, At::Between) {
+            At::Key(head) if self.shape.value_mark.is_some() && Some(mark) == self.shape.key_mark => {
+                self.at = At::Wait(head);
+            }
+            At::Key(head) | At::Wait(head) => self.begin_value(&head, false),
+            other => self.at = other,
+        }
+    }
+
+    pub fn text(&mut self, text: &str) {
+        match &mut self.at {
+            At::Between if self.junk.is_empty() => self.junk.push_str(text.trim_start()),
+            At::Between => self.junk.push_str(text),
+            At::Key(head) => match self.shape.key_end(text) {
+                Some(n) => {
+                    head.push_str(&text[..n]);
+                    let head = std::mem::take(head);
+                    let lead = self.shape.lead && !text[n..].starts_with('\n');
+                    self.begin_value(&head, lead);
+                    let ended = text[n..].chars().next().map_or(0, char::len_utf8);
+                    self.text(&text[n + ended..]);
+                }
+                None => head.push_str(text),
+            },
+            At::Wait(head) => {
+                let text = text.trim_start();
+                if !text.is_empty() {
+                    let head = std::mem::take(head);
+                    self.begin_value(&head, false);
+                    self.text(text);
+                }
+            }
+            At::Value(value) => {
+                let mut text = text;
+                if value.lead && !text.is_empty() {
+                    value.lead = false;
+                    text = text.strip_prefix('\n').unwrap_or(text);
+                }
+                if !value.stream {
+                    value.text.push_str(text);
+                } else if !text.is_empty() {
+                    if std::mem::take(&mut value.newline) {
+                        push_escaped(&mut self.call.delta, "\n");
+                    }
+                    if let Some(body) = text.strip_suffix('\n').filter(|_| self.shape.tail) {
+                        value.newline = true;
+                        text = body;
+                    }
+                    push_escaped(&mut self.call.delta, text);
+                }
+            }
+        }
+    }
+
+    fn begin_value(&mut self, head: &str, lead: bool) {
+        let read = slots(self.shape.head, head);
+        self.junk.push_str(read.rest.trim());
+        self.at = At::Between;
+        let Some(key) = read.name else { return };
+        let types = match (read.is_string, read.kind.as_deref().and_then(Types::named)) {
+            (Some(true), _) => Types::STRING,
+            (Some(false), _) => Types::UNKNOWN_BUT_STRING,
+            (None, Some(types)) => types,
+            (None, None) => Types::of(self.schema(), &key),
+        };
+        if !self.keys.is_empty() {
+            self.call.delta.extend_from_slice(b", ");
+        }
+        self.call.delta.extend_from_slice(Value::from(key.as_str()).to_string().as_bytes());
+        self.call.delta.extend_from_slice(b": ");
+        let stream = types.is_string();
+        if stream {
+            self.call.delta.push(b'"');
+        }
+        self.keys.push(key);
+        self.at = At::Value(Reading { types, stream, lead, newline: false, text: String::new() });
+    }
+
+    /// The value is whole.
+    pub fn end_value(&mut self) {
+        match std::mem::replace(&mut self.at, At::Between) {
+            At::Value(value) if value.stream => self.call.delta.push(b'"'),
+            At::Value(value) => {
+                let text = value.text.as_str();
+                let text = text.strip_suffix('\n').filter(|_| self.shape.tail).unwrap_or(text);
+                self.call.delta.extend_from_slice(read(text, value.types).as_bytes());
+            }
+            other => self.at = other,
+        }
+    }
+
+    fn unread_key(&mut self) {
+        if let At::Key(head) | At::Wait(head) = std::mem::replace(&mut self.at, At::Between) {
+            self.junk.push_str(&head);
+        }
+    }
+
+    pub fn flush(&mut self, out: &mut Vec<Event>) {
+        self.call.flush(out);
+    }
+
+    pub fn end(mut self, end: End, out: &mut Vec<Event>) -> String {
+        let complete = end != End::Output && !matches!(self.at, At::Key(_) | At::Wait(_));
+        self.unread_key();
+        if complete {
+            self.end_value();
+            self.call.delta.push(b'}');
+        } else if let At::Value(value) = &self.at {
+            self.call.delta.extend_from_slice(value.text.as_bytes());
+        }
+        self.call.end(complete, out);
+        self.junk
+    }
+}
+
+fn push_escaped(out: &mut Vec<u8>, text: &str) {
+    let quoted = Value::from(text).to_string();
+    out.extend_from_slice(&quoted.as_bytes()[1..quoted.len() - 1]);
+}
+
+/// A raw value as JSON: what the types allow, leniently; a string when it is nothing else.
+fn read(text: &str, types: Types) -> String {
+    let trimmed = text.trim();
+    let json = match serde_json::from_str::<IgnoredAny>(trimmed) {
+        Ok(_) => Some(trimmed.to_owned()),
+        Err(_) => python::to_json(trimmed),
+    };
+    // Only the type counts; a number's text stays as it is.
+    let kind = |json: &str| match json.as_bytes().first() {
+        Some(b'{') => Value::Object(serde_json::Map::new()),
+        Some(b'[') => Value::Array(Vec::new()),
+        Some(b'"') => Value::String(String::new()),
+        Some(b't' | b'f') => Value::Bool(true),
+        Some(b'n') => Value::Null,
+        _ => Value::from(0),
+    };
+    match json.map(|json| (kind(&json), json)) {
+        Some((kind, json)) if !types.may_be_string() || (!kind.is_string() && types.allows(&kind)) => json,
+        _ => Value::from(text).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_by_their_types() {
+        let number = Types::named("number").unwrap_or(Types::STRING);
+        let cases = [
+            ("5", number, "5"),
+            (" 1e999 ", number, "1e999"),
+            ("True", number, "true"),
+            ("None", number, "null"),
+            ("five", number, "\"five\""),
+            ("{'a': [1, None]}", number, "{\"a\": [1, null]}"),
+            ("{\"a\" : 1}\n", number, "{\"a\" : 1}"),
+            ("5", Types::STRING, "\"5\""),
+            ("", number, "\"\""),
+        ];
+        for (text, types, want) in cases {
+            assert_eq!(read(text, types), want, "{text:?}");
+        }
+    }
+}

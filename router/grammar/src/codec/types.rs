@@ -1,0 +1,175 @@
+//! What a tool's schema says about the JSON type of an argument: enough to read raw values back.
+
+use serde_json::Value;
+
+const NULL: u8 = 1;
+const BOOLEAN: u8 = 2;
+const NUMBER: u8 = 4;
+const STRING: u8 = 8;
+const ARRAY: u8 = 16;
+const OBJECT: u8 = 32;
+const ANY: u8 = 63;
+/// References that are followed, and schemas inside schemas that are looked into.
+const MAX_DEPTH: usize = 16;
+
+/// The JSON types that an argument may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Types(u8);
+
+impl Types {
+    pub const STRING: Types = Types(STRING);
+    pub const UNKNOWN_BUT_STRING: Types = Types(ANY & !STRING);
+
+    /// Of the argument `key`. What no schema speaks of is a string, as it stands on the wire.
+    pub fn of(parameters: Option<&Value>, key: &str) -> Types {
+        let Some(root) = parameters else { return Types::STRING };
+        match property(root, root, key, MAX_DEPTH) {
+            Some(schema) => Types(types(root, schema, MAX_DEPTH)),
+            None => Types::STRING,
+        }
+    }
+
+    /// By the name of the type, as some formats write it beside the value.
+    pub fn named(name: &str) -> Option<Types> {
+        bit(name).map(Types)
+    }
+
+    pub fn is_string(self) -> bool {
+        self.0 == STRING
+    }
+
+    pub fn may_be_string(self) -> bool {
+        self.0 & STRING != 0
+    }
+
+    pub fn allows(self, value: &Value) -> bool {
+        self.0 & bit_of(value) != 0
+    }
+}
+
+/// Whether the schema has a property of this name.
+pub(crate) fn declares(parameters: Option<&Value>, key: &str) -> bool {
+    parameters.is_some_and(|root| listed(root, root, key, MAX_DEPTH).is_some())
+}
+
+fn bit(name: &str) -> Option<u8> {
+    Some(match name {
+        "null" => NULL,
+        "boolean" => BOOLEAN,
+        "integer" | "number" => NUMBER,
+        "string" => STRING,
+        "array" => ARRAY,
+        "object" => OBJECT,
+        _ => return None,
+    })
+}
+
+fn bit_of(value: &Value) -> u8 {
+    match value {
+        Value::Null => NULL,
+        Value::Bool(_) => BOOLEAN,
+        Value::Number(_) => NUMBER,
+        Value::String(_) => STRING,
+        Value::Array(_) => ARRAY,
+        Value::Object(_) => OBJECT,
+    }
+}
+
+fn property<'a>(root: &'a Value, schema: &'a Value, key: &str, depth: usize) -> Option<&'a Value> {
+    listed(root, schema, key, depth).or_else(|| schema.get("additionalProperties").filter(|s| s.is_object()))
+}
+
+fn listed<'a>(root: &'a Value, schema: &'a Value, key: &str, depth: usize) -> Option<&'a Value> {
+    if depth == 0 {
+        return None;
+    }
+    if let Some(found) = schema.get("properties").and_then(|p| p.get(key)) {
+        return Some(found);
+    }
+    let parts = ["anyOf", "oneOf", "allOf"].iter().filter_map(|k| schema.get(*k)?.as_array()).flatten();
+    parts.chain(target(root, schema)).find_map(|s| listed(root, s, key, depth - 1))
+}
+
+fn target<'a>(root: &'a Value, schema: &Value) -> Option<&'a Value> {
+    let path = schema.get("$ref")?.as_str()?.strip_prefix('#')?;
+    root.pointer(path)
+}
+
+fn types(root: &Value, schema: &Value, depth: usize) -> u8 {
+    if depth == 0 {
+        return ANY;
+    }
+    let mut found = match schema.get("type") {
+        Some(Value::String(name)) => bit(name).unwrap_or(ANY),
+        Some(Value::Array(names)) => names.iter().filter_map(|n| bit(n.as_str()?)).reduce(|a, b| a | b).unwrap_or(ANY),
+        _ => ANY,
+    };
+    if let Some(values) = schema.get("enum").and_then(Value::as_array) {
+        found &= values.iter().map(bit_of).reduce(|a, b| a | b).unwrap_or(ANY);
+    }
+    if let Some(value) = schema.get("const") {
+        found &= bit_of(value);
+    }
+    for key in ["anyOf", "oneOf"] {
+        if let Some(parts) = schema.get(key).and_then(Value::as_array) {
+            found &= parts.iter().map(|s| types(root, s, depth - 1)).reduce(|a, b| a | b).unwrap_or(ANY);
+        }
+    }
+    for part in schema.get("allOf").and_then(Value::as_array).into_iter().flatten() {
+        found &= types(root, part, depth - 1);
+    }
+    if let Some(target) = target(root, schema) {
+        found &= types(root, target, depth - 1);
+    }
+    if schema.get("type").is_none() && found == ANY {
+        if schema.get("properties").is_some() {
+            found = OBJECT;
+        } else if schema.get("items").is_some() {
+            found = ARRAY;
+        }
+    }
+    if found == 0 { ANY } else { found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn types_of_arguments() {
+        let schema = json!({
+            "properties": {
+                "s": {"type": "string"},
+                "n": {"type": ["integer", "null"]},
+                "e": {"enum": ["a", "b"]},
+                "m": {"enum": ["a", 1]},
+                "c": {"const": 3},
+                "r": {"$ref": "#/$defs/list"},
+                "o": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/list"}]},
+                "a": {"allOf": [{"type": "string"}, {"minLength": 1}]},
+                "x": {},
+                "p": {"properties": {}},
+                "loop": {"$ref": "#/properties/loop"}
+            },
+            "$defs": {"list": {"type": "array"}}
+        });
+        let types = |key: &str| Types::of(Some(&schema), key).0;
+        assert_eq!(types("s"), STRING);
+        assert_eq!(types("n"), NUMBER | NULL);
+        assert_eq!(types("e"), STRING);
+        assert_eq!(types("m"), STRING | NUMBER);
+        assert_eq!(types("c"), NUMBER);
+        assert_eq!(types("r"), ARRAY);
+        assert_eq!(types("o"), STRING | ARRAY);
+        assert_eq!(types("a"), STRING);
+        assert_eq!(types("x"), ANY);
+        assert_eq!(types("p"), OBJECT);
+        assert_eq!(types("loop"), ANY);
+        assert_eq!(types("unknown"), STRING);
+        assert_eq!(Types::of(None, "s").0, STRING);
+        let open = json!({"additionalProperties": {"type": "integer"}});
+        assert_eq!(Types::of(Some(&open), "k").0, NUMBER);
+        assert!(declares(Some(&schema), "s") && !declares(Some(&schema), "unknown") && !declares(None, "s"));
+    }
+}

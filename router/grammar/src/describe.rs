@@ -1,0 +1,105 @@
+//! The table for people: what `rein formats` prints and docs/formats.md holds.
+
+use serde_json::{Value, json};
+
+use crate::format::{Calls, Codec, Format, Ids, Markers, Step};
+use crate::formats::formats;
+use crate::render::{Call, RenderOptions, Turn, render, render_text};
+
+/// A format in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    pub name: &'static str,
+    pub aliases: &'static [&'static str],
+    pub models: &'static [&'static str],
+    /// Ids of calls on the wire.
+    pub ids: &'static str,
+    /// What parser and grammar can promise.
+    pub guarantees: Vec<&'static str>,
+    /// A turn with one call, as the renderer writes it.
+    pub example: String,
+}
+
+impl Format {
+    pub fn describe(&self) -> Description {
+        let mut guarantees = Vec::new();
+        if self.has_calls() {
+            guarantees.push(match (self.markers, self.announced()) {
+                (Markers::Special, _) => "calls open on special tokens: text cannot forge one",
+                (Markers::Either, true) => "calls open on letters, whether one token or several",
+                (Markers::Either, false) => "nothing announces a call: only declared names count",
+            });
+            guarantees.push(match self.codec() {
+                Codec::Json | Codec::Object { .. } => "arguments are JSON",
+                Codec::Params(_) => "arguments are raw values: strings as they are, other types by the schema",
+                Codec::Python => "arguments are Python literals",
+            });
+            guarantees.push(if self.many { "several calls in a turn" } else { "one call in a turn" });
+            match self.calls {
+                Calls::AfterText => guarantees.push("text may come before calls"),
+                Calls::BeforeText => guarantees.push("text may come behind calls"),
+                Calls::InsteadOfText => guarantees.push("a turn is text or calls"),
+            }
+        }
+        Description {
+            name: self.name,
+            aliases: self.aliases,
+            models: self.models,
+            ids: match self.ids {
+                Ids::None => "none",
+                Ids::Header => "the call's header",
+                Ids::Nine => "nine letters or digits",
+                Ids::Ordinal => "a count from 0",
+            },
+            guarantees,
+            example: self.example(),
+        }
+    }
+
+    /// A marker stands before calls.
+    fn announced(&self) -> bool {
+        self.begin.iter().chain(self.call).any(|s| matches!(s, Step::Tok(_)))
+    }
+
+    fn example(&self) -> String {
+        let calls = match self.has_calls() {
+            true => vec![Call { name: "f".into(), arguments: "{\"a\": \"x\"}".into() }],
+            false => Vec::new(),
+        };
+        let text = if calls.is_empty() { "text" } else { "" };
+        render_text(&render(self, &Turn { reasoning: None, text: text.into(), calls }, RenderOptions::default()))
+    }
+}
+
+impl Description {
+    pub fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "aliases": self.aliases,
+            "models": self.models,
+            "ids": self.ids,
+            "guarantees": self.guarantees,
+            "example": self.example,
+        })
+    }
+}
+
+/// docs/formats.md: the prose of `formats.md` around the table.
+pub fn markdown() -> String {
+    let mut table = String::from("| format | other names | models | ids | guaranteed |\n|---|---|---|---|---|\n");
+    let mut wire = String::new();
+    for format in formats() {
+        let d = format.describe();
+        let cell = |words: &[&str]| words.join(", ").replace('|', "\\|").replace('*', "\\*");
+        let guarantees = d.guarantees.join("; ");
+        table.push_str(&format!(
+            "| `{}` | {} | {} | {} | {guarantees} |\n",
+            d.name,
+            cell(d.aliases),
+            cell(d.models),
+            d.ids
+        ));
+        wire.push_str(&format!("{:<18} {}\n", d.name, Value::from(d.example.as_str())));
+    }
+    include_str!("formats.md").replace("TABLE\n", &table).replace("WIRE\n", &wire)
+}

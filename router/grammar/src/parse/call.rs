@@ -1,0 +1,343 @@
+//! Calls: header and body.
+
+use std::sync::Arc;
+
+use super::{Parser, State, framed, text};
+use crate::codec::{Body, Call, End, Object, Params, Progress, Python, Trust};
+use crate::event::Event;
+use crate::format::{Codec, Ids, Step, marker};
+use crate::header::{self, is_plausible, label, slots};
+use crate::marks::{HeaderEnd, Mark};
+use crate::scan::FRAME;
+
+type Parts = [(&'static str, String)];
+
+/// What a header says.
+struct Named {
+    name: String,
+    id: Option<String>,
+    /// What else stood there.
+    junk: String,
+}
+
+impl Parser {
+    /// Text before the arguments. Returns how much of it was taken.
+    pub(super) fn header_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
+        let State::Header(parts) = &mut self.state else { return 0 };
+        let Some((tok, part)) = parts.last_mut() else { return 0 };
+        let named = *tok == self.lex.name_mark;
+        let end = match self.lex.header_end {
+            HeaderEnd::Char(c) if named => {
+                let blanks = if part.trim().is_empty() { s.len() - s.trim_start().len() } else { 0 };
+                s[blanks..].find([c, '\n']).map(|n| (blanks + n, 1))
+            }
+            HeaderEnd::Brace => s.find('{').map(|n| (n, 0)),
+            _ => None,
+        };
+        let Some((n, ended)) = end else {
+            part.push_str(s);
+            return s.len();
+        };
+        part.push_str(&s[..n]);
+        self.end_header(out);
+        n + ended
+    }
+
+    /// The header is whole.
+    fn end_header(&mut self, out: &mut Vec<Event>) {
+        let State::Header(parts) = std::mem::replace(&mut self.state, State::Prose) else { return };
+        let raw = spelled(&parts);
+        match self.read_header(&parts) {
+            Some(named) => {
+                self.malformed(&named.junk, out);
+                self.begin_body(Some(named.name), named.id, &raw, out);
+            }
+            None => self.state = State::Gap(raw),
+        }
+    }
+
+    fn read_header(&self, parts: &Parts) -> Option<Named> {
+        let (pre, _) = self.format.around_arguments();
+        let mut segments: Vec<(&'static str, &[Step])> = Vec::new();
+        let mut rest = pre.get(1..).unwrap_or_default();
+        let mut tok = "";
+        loop {
+            let n = rest.iter().position(|s| marker(s).is_some()).unwrap_or(rest.len());
+            segments.push((tok, &rest[..n]));
+            let Some(next) = rest.get(n).and_then(marker) else { break };
+            tok = next;
+            rest = &rest[n + 1..];
+        }
+        let (tok, steps) = segments.iter().copied().find(|(_, s)| s.contains(&Step::Name))?;
+        let filled = |(_, text): &&(&'static str, String)| !text.trim().is_empty();
+        let part = parts.iter().filter(filled).find(|(t, _)| *t == tok).or_else(|| parts.iter().rfind(filled))?;
+        let declared = |name: &str| self.declares(name);
+        let before = match steps.iter().take_while(|s| **s != Step::Name).last() {
+            Some(Step::Lit(l)) => *l,
+            _ => "",
+        };
+        let (name, index, mut junk) = if label(before).is_some() || before.trim().starts_with('"') {
+            let read = slots(steps, &part.1);
+            (read.name.filter(|n| is_plausible(n))?, None, read.rest)
+        } else {
+            let read = header::read(steps, &part.1, declared)?;
+            (read.name, read.index, String::new())
+        };
+        let id = match self.format.ids {
+            Ids::Header => index.and_then(|i| self.format.native_id(&name, i)),
+            _ => {
+                let tok = segments.iter().find(|(_, s)| s.contains(&Step::Id)).map(|(t, _)| *t);
+                let id = parts.iter().find(|(t, _)| Some(*t) == tok).map(|(_, text)| text.trim());
+                id.filter(|id| !id.is_empty()).map(str::to_owned)
+            }
+        };
+        let id_tok = segments.iter().find(|(_, s)| s.contains(&Step::Id)).map(|(t, _)| *t);
+        for (t, text) in parts.iter().filter(|p| !std::ptr::eq(*p, part) && Some(p.0) != id_tok) {
+            let literals = segments.iter().filter(|(tok, _)| tok == t).flat_map(|(_, s)| *s);
+            let known = |s: &Step| matches!(s, Step::Lit(l) if l.trim() == text.trim());
+            if !text.trim().is_empty() && !literals.into_iter().any(known) {
+                junk.push_str(text);
+            }
+        }
+        Some(Named { name, id, junk })
+    }
+
+    /// A call that a head has named.
+    pub(super) fn begin_block(&mut self, head: &str, out: &mut Vec<Event>) {
+        let phrase = self.lex.blocks.as_ref().and_then(|b| b.call());
+        let steps = phrase.map(|p| p.steps).unwrap_or_default();
+        let read = slots(steps, head);
+        let Some(name) = read.name.filter(|n| is_plausible(n)) else {
+            self.state = State::Gap(head.to_owned());
+            return;
+        };
+        let junk = self.unknown_words(&read.rest);
+        self.malformed(&junk, out);
+        let before = steps.iter().take_while(|s| **s != Step::Name).last();
+        let (key, prefix) = if let Some(Step::Lit(l)) = before { label(l).unwrap_or_default() } else { ("", "") };
+        let prefixed = format!("{prefix}{name}");
+        let name = if !self.declares(&name) && self.declares(&prefixed) { prefixed } else { name };
+        let header = format!("{key}{name} ");
+        self.begin_body(Some(name), None, &header, out);
+    }
+
+    pub(super) fn mark_in_header(&mut self, mark: Mark, tok: &'static str, head: Option<&str>, out: &mut Vec<Event>) {
+        let State::Header(parts) = &mut self.state else { return };
+        match mark {
+            Mark::Aside => {}
+            Mark::Argument | Mark::Inner if self.lex.header_end == HeaderEnd::Mark(tok) => self.end_header(out),
+            Mark::Argument | Mark::Inner => parts.push((tok, String::new())),
+            _ => {
+                let parts = std::mem::take(parts);
+                if self.lex.shape.is_some() && mark != Mark::Open {
+                    self.state = State::Header(parts);
+                    self.end_header(out);
+                } else {
+                    self.recover(&parts, End::Marker, out);
+                }
+                self.take_mark(mark, tok, false, head, out);
+            }
+        }
+    }
+
+    pub(super) fn begin_body(&mut self, name: Option<String>, id: Option<String>, header: &str, out: &mut Vec<Event>) {
+        self.doubt();
+        let body = self.body(name, id, header, out);
+        self.state = State::Body(Box::new(body));
+    }
+
+    fn body(&self, name: Option<String>, id: Option<String>, header: &str, out: &mut Vec<Event>) -> Body {
+        let trust = match &self.trial {
+            Some(trial) if trial.explicit => Trust::Letters,
+            Some(_) => Trust::Name,
+            None => Trust::Marker,
+        };
+        let tools = Arc::clone(&self.tools);
+        let call = Call { index: self.calls, name, id, tools, trust, started: false, delta: Vec::new() };
+        match (self.format.codec(), self.lex.shape) {
+            (Codec::Params(_), Some(shape)) => Body::Params(Params::new(call, shape, out)),
+            (Codec::Python, _) => Body::Python(Python::new(call, header)),
+            (codec, _) => Body::Object(Object::new(call, codec, header)),
+        }
+    }
+
+    /// Another marker came, or the end, where the one between header and arguments belongs: perhaps only that one is
+    /// missing.
+    pub(super) fn recover(&mut self, parts: &Parts, end: End, out: &mut Vec<Event>) {
+        let raw = spelled(parts);
+        self.state = State::Gap(raw.clone());
+        if self.format.codec() != Codec::Json {
+            return;
+        }
+        let Some((name, arguments)) = raw.find('{').map(|at| raw.split_at(at)) else { return };
+        let mut left = name.len();
+        let before: Vec<(&'static str, String)> = parts
+            .iter()
+            .map(|(tok, text)| {
+                let n = left.min(text.len());
+                left -= n;
+                (*tok, text[..n].to_owned())
+            })
+            .collect();
+        let Some(named) = self.read_header(&before) else { return };
+        self.malformed(&named.junk, out);
+        let mut body = self.body(Some(named.name), named.id, &raw, out);
+        for (i, &b) in arguments.as_bytes().iter().enumerate() {
+            self.work += 1;
+            match body.feed(b, out) {
+                Progress::More => {}
+                Progress::Done => return self.end_body(body, End::Whole, &arguments[i + 1..], out),
+                Progress::Bad => return self.end_body(body, End::Broken, &text(&arguments.as_bytes()[i..]), out),
+            }
+        }
+        self.end_body(body, end, "", out);
+    }
+
+    /// Reads a body byte by byte.
+    pub(super) fn advance_body(&mut self, last: bool, out: &mut Vec<Event>) -> bool {
+        let State::Body(body) = &mut self.state else { return false };
+        let rest = self.input.rest();
+        let mut told = Vec::new();
+        let mut n = 0;
+        let mut left = None;
+        while n < rest.len() {
+            self.work += 1;
+            if rest[n] == FRAME {
+                break;
+            }
+            match body.feed(rest[n], &mut told) {
+                Progress::More => n += 1,
+                Progress::Done => {
+                    n += 1;
+                    left = Some(End::Whole);
+                    break;
+                }
+                Progress::Bad => {
+                    left = Some(End::Broken);
+                    break;
+                }
+            }
+        }
+        if let Some(trial) = &mut self.trial {
+            trial.raw.push_str(&text(&rest[..n]));
+        }
+        if !told.is_empty() {
+            self.confirm(out);
+            out.append(&mut told);
+        }
+        if let Some(end) = left {
+            return self.leave_body(n, end, out);
+        }
+        let rest = self.input.rest();
+        if n == rest.len() {
+            self.input.consume(n);
+            return false;
+        }
+        self.token_in_body(n, last, out)
+    }
+
+    /// A special token, `n` bytes ahead.
+    fn token_in_body(&mut self, n: usize, last: bool, out: &mut Vec<Event>) -> bool {
+        let State::Body(body) = &mut self.state else { return false };
+        let rest = self.input.rest();
+        let Some((name, len)) = framed(&rest[n..]) else { return false };
+        self.work += len as u64;
+        let mark = self.lex.mark(name);
+        let opens = self.lex.blocks.as_ref().is_some_and(|b| b.openers.contains(&name));
+        if !body.in_string() {
+            let passes = match mark {
+                Some(Mark::Argument | Mark::Aside) => true,
+                Some(Mark::Inner) => body.is_empty(),
+                Some(_) => false,
+                None => !opens,
+            };
+            if passes {
+                self.input.consume(n + len);
+                return true;
+            }
+            // Left in the buffer: it ends the call and says what comes next.
+            return self.leave_body(n, End::Marker, out);
+        }
+        // No marker counts inside a string, but a string that the model forgot to close must not swallow the calls behind
+        // it: an end marker that another marker follows ends the call.
+        if opens {
+            return self.leave_body(n, End::Marker, out);
+        }
+        if mark == Some(Mark::Close) {
+            let next = &rest[n + len..];
+            if next.is_empty() && !last {
+                body.flush(out);
+                self.input.consume(n);
+                return false;
+            }
+            let structural = |m: Mark| matches!(m, Mark::Open | Mark::End | Mark::Begin);
+            let followed = framed(next).and_then(|(name, _)| self.lex.mark(name));
+            if next.is_empty() || followed.is_some_and(structural) {
+                return self.leave_body(n, End::Marker, out);
+            }
+        }
+        let name = name.replace('\\', "\\\\").replace('"', "\\\"");
+        let mut told = Vec::new();
+        for b in name.bytes() {
+            if body.feed(b, &mut told) == Progress::Bad {
+                return self.leave_body(n, End::Broken, out);
+            }
+        }
+        if let Some(trial) = &mut self.trial {
+            trial.raw.push_str(&text(&rest[..n]));
+            trial.raw.push_str(&name);
+        }
+        if !told.is_empty() {
+            self.confirm(out);
+            out.append(&mut told);
+        }
+        self.input.consume(n + len);
+        true
+    }
+
+    pub(super) fn leave_body(&mut self, consumed: usize, end: End, out: &mut Vec<Event>) -> bool {
+        self.input.consume(consumed);
+        if let State::Body(body) = std::mem::replace(&mut self.state, State::Prose) {
+            self.end_body(*body, end, "", out);
+        }
+        true
+    }
+
+    pub(super) fn end_body(&mut self, body: Body, end: End, rest: &str, out: &mut Vec<Event>) {
+        let mut told = Vec::new();
+        let mut junk = body.end(end, &mut told);
+        if !told.is_empty() {
+            self.confirm(out);
+        }
+        if matches!(told.last(), Some(Event::ToolCallEnd { .. })) {
+            self.calls += 1;
+        }
+        out.append(&mut told);
+        junk.push_str(rest);
+        self.state = State::Gap(junk);
+        if self.trial.is_some() {
+            self.release(out);
+        }
+    }
+
+    /// A mark inside raw arguments, or one that ends the body before its time.
+    pub(super) fn mark_in_body(&mut self, mark: Mark, tok: &'static str, head: Option<&str>, out: &mut Vec<Event>) {
+        let State::Body(body) = &mut self.state else { return };
+        if let Body::Params(params) = &mut **body {
+            match mark {
+                Mark::Param => return params.open(head),
+                Mark::ParamInner => return params.inner(tok),
+                Mark::ParamEnd => return params.end_value(),
+                Mark::Argument | Mark::Aside => return,
+                _ => params.end_value(),
+            }
+        }
+        let end = if mark == Mark::Close { End::Whole } else { End::Marker };
+        self.leave_body(0, end, out);
+        self.take_mark(mark, tok, false, head, out);
+    }
+}
+
+fn spelled(parts: &Parts) -> String {
+    parts.iter().map(|(_, text)| text.as_str()).collect()
+}

@@ -1,0 +1,458 @@
+//! The streaming parser: a state machine over the input buffer that consumes what it has understood, so that no byte is
+//! looked at more than a bounded number of times. All that it knows of a format is compiled from the table ([`Lexicon`]).
+
+mod call;
+mod gap;
+mod prose;
+mod see;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::codec::json::Json;
+use crate::codec::{Body, End};
+use crate::event::Event;
+use crate::format::{Format, Markers, Region, Step};
+use crate::marks::{Lexicon, Mark};
+use crate::scan::{Input, Piece, framed, text};
+
+/// Text that is taken at once where the state may change inside it.
+const CHUNK: usize = 256;
+
+/// A declared tool. The name decides how a header that could be read in two ways is split, and the schema which raw values
+/// are strings.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ToolDecl {
+    pub name: String,
+    /// The JSON Schema of its arguments.
+    pub parameters: Option<Value>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct ParserOptions {
+    /// Where the output starts: see [`Format::start_after`].
+    pub start: Region,
+    pub tools: Vec<ToolDecl>,
+    /// False when the request declares no tools: tool markers that are special tokens vanish, spelled ones are text.
+    pub parse_tools: bool,
+}
+
+/// What stands at the start of the buffer.
+enum Seen {
+    Mark(Mark, &'static str, usize),
+    /// A special token that is no mark here.
+    Special(usize),
+    /// Could become a marker: wait.
+    Partial,
+    Other,
+}
+
+#[derive(Debug)]
+enum State {
+    Prose,
+    /// Before the arguments of a call: the text behind each marker.
+    Header(Vec<(&'static str, String)>),
+    Body(Box<Body>),
+    /// After a body, or in a section outside any call.
+    Gap(String),
+    /// A list without its marker, which is calls only if all of it is.
+    List(List),
+}
+
+#[derive(Debug)]
+struct List {
+    raw: Vec<u8>,
+    json: Json,
+    done: bool,
+    /// Its first item calls a declared tool.
+    checked: bool,
+}
+
+/// Words between two markers that together say what begins or ends.
+#[derive(Debug)]
+struct Head {
+    opener: Option<&'static str>,
+    text: String,
+}
+
+/// What looks like a call and may turn out to be text.
+#[derive(Debug)]
+struct Trial {
+    raw: String,
+    /// A marker came.
+    explicit: bool,
+}
+
+#[derive(Debug)]
+pub struct Parser {
+    format: &'static Format,
+    lex: Lexicon,
+    tools: Arc<[ToolDecl]>,
+    parse_tools: bool,
+    input: Input,
+    state: State,
+    head: Option<Head>,
+    trial: Option<Trial>,
+    /// The region of `State::Prose`.
+    region: Region,
+    /// Inside the markers that surround text.
+    wrapped: bool,
+    /// The region has an event already.
+    open: bool,
+    /// Blanks that may turn out to be layout.
+    held: String,
+    /// Text between blocks that may be the beginning of a head.
+    lead_in: String,
+    /// Newlines at the start of the next text are layout.
+    trim_text: bool,
+    /// Nothing but blanks came so far.
+    pristine: bool,
+    /// Inside the tool section.
+    section: bool,
+    /// Inside the list of calls.
+    bracket: bool,
+    /// The call began with its second marker.
+    short: bool,
+    /// A call ended the reasoning, so that its end marker may still come.
+    reasoning_left_open: bool,
+    calls: usize,
+    /// A call was tried.
+    tried: bool,
+    work: u64,
+}
+
+/// What ends a region of prose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    Call,
+    Marker,
+    Output,
+}
+
+impl Parser {
+    pub fn new(format: &'static Format, options: ParserOptions) -> Self {
+        Self {
+            format,
+            lex: Lexicon::new(format),
+            tools: options.tools.into(),
+            parse_tools: options.parse_tools,
+            input: Input::default(),
+            state: State::Prose,
+            head: None,
+            trial: None,
+            region: options.start,
+            wrapped: false,
+            open: false,
+            held: String::new(),
+            lead_in: String::new(),
+            trim_text: false,
+            pristine: true,
+            section: false,
+            bracket: false,
+            short: false,
+            reasoning_left_open: false,
+            calls: 0,
+            tried: false,
+            work: 0,
+        }
+    }
+
+    /// Takes the next piece of output and appends what it settles.
+    pub fn push(&mut self, piece: Piece<'_>, out: &mut Vec<Event>) {
+        match piece {
+            Piece::Bytes(b) => self.input.push_bytes(b),
+            Piece::Special(s) if self.is_spelled(s) => {
+                self.input.flush_partial();
+                self.input.push_bytes(s.as_bytes());
+            }
+            Piece::Special(s) => self.input.push_special(s),
+        }
+        self.run(false, out);
+    }
+
+    /// The output has ended: releases what was held and closes what is open. The parser is spent afterwards.
+    pub fn finish(&mut self, out: &mut Vec<Event>) {
+        self.input.flush_partial();
+        self.run(true, out);
+        if let State::List(_) = self.state {
+            self.end_list(out);
+            self.run(true, out);
+        }
+        if let Some(head) = self.head.take() {
+            self.drop_head(&head.text, out);
+        }
+        match std::mem::replace(&mut self.state, State::Prose) {
+            State::Prose | State::List(_) => {}
+            State::Header(header) => self.recover(&header, End::Output, out),
+            State::Body(body) => self.end_body(*body, End::Output, "", out),
+            gap @ State::Gap(_) => self.state = gap,
+        }
+        if self.trial.is_some() {
+            self.release(out);
+        }
+        match std::mem::replace(&mut self.state, State::Prose) {
+            State::Gap(junk) => self.malformed(&junk, out),
+            _ => {
+                self.flush_lead_in(out);
+                self.end_prose(Cause::Output, out);
+            }
+        }
+    }
+
+    /// Calls told so far.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Bytes looked at or moved so far, counting each time: what the parser costs, without a clock.
+    pub fn work(&self) -> u64 {
+        self.work + self.input.moved()
+    }
+
+    /// Where the letters of a tool marker count, it makes no difference that the tokenizer has it, or a part of it, as one
+    /// token.
+    fn is_spelled(&self, s: &str) -> bool {
+        let within = |step: &Step| matches!(step, Step::Tok(t) if t.contains(s));
+        self.format.markers == Markers::Either && self.format.call_steps().any(within)
+    }
+
+    fn declares(&self, name: &str) -> bool {
+        self.tools.iter().any(|t| t.name == name)
+    }
+
+    fn run(&mut self, last: bool, out: &mut Vec<Event>) {
+        while !self.input.rest().is_empty() && self.advance(last, out) {}
+        if let State::Body(body) = &mut self.state {
+            body.flush(out);
+        }
+    }
+
+    /// Consumes some input. False: nothing more can be told before more comes.
+    fn advance(&mut self, last: bool, out: &mut Vec<Event>) -> bool {
+        if self.head.is_none() {
+            match &self.state {
+                State::Body(body) if !matches!(**body, Body::Params(_)) => return self.advance_body(last, out),
+                State::List(_) => return self.advance_list(out),
+                _ => {}
+            }
+        }
+        let n = self.plain_prefix();
+        if n > 0 {
+            self.take_text(n, out);
+            return true;
+        }
+        match self.see(last) {
+            Seen::Partial => return false,
+            Seen::Special(n) => self.take_special(n, out),
+            Seen::Mark(mark, tok, n) => {
+                let spelled = framed(self.input.rest()).is_none();
+                self.input.consume(n);
+                self.take_mark(mark, tok, spelled, None, out);
+            }
+            // The first byte of what is no marker; markers start with ASCII, so it is a whole character.
+            Seen::Other => self.take_text(1, out),
+        }
+        true
+    }
+
+    /// The length of the text at the start of the buffer in which no marker begins.
+    fn plain_prefix(&mut self) -> usize {
+        let rest = self.input.rest();
+        let whole = match &self.state {
+            State::Prose => self.open,
+            State::Body(_) => true,
+            _ => false,
+        };
+        let most = if whole { rest.len() } else { rest.len().min(CHUNK) };
+        let mut n = rest[..most].iter().position(|&b| self.lex.leads[usize::from(b)]).unwrap_or(most);
+        while n < rest.len() && rest[n] & 0xC0 == 0x80 {
+            n -= 1;
+        }
+        self.work += n as u64 + 1;
+        n
+    }
+
+    /// Consumes up to `n` bytes of text.
+    fn take_text(&mut self, n: usize, out: &mut Vec<Event>) {
+        let s = text(&self.input.rest()[..n]);
+        let used = if let Some(head) = &mut self.head {
+            head.text.push_str(&s);
+            n
+        } else {
+            match &mut self.state {
+                State::Prose => self.prose_text(&s, out),
+                State::Header(_) => self.header_text(&s, out),
+                State::Gap(_) => self.gap_text(&s, out),
+                State::Body(body) => {
+                    if let Body::Params(params) = &mut **body {
+                        params.text(&s);
+                    }
+                    n
+                }
+                State::List(_) => n,
+            }
+        };
+        self.input.consume(used);
+        self.work += used as u64 + 1;
+    }
+
+    /// A special token that is no mark: part of a head, or nothing. Inside a raw value it is its letters.
+    fn take_special(&mut self, n: usize, out: &mut Vec<Event>) {
+        let Some((name, _)) = framed(self.input.rest()) else { return };
+        let name = name.to_owned();
+        self.input.consume(n);
+        if let Some(blocks) = &self.lex.blocks {
+            if let Some(opener) = blocks.openers.iter().find(|o| **o == name).copied() {
+                let begins = blocks.phrases.iter().any(|p| p.opener == opener);
+                let calls = blocks.call().is_some_and(|p| p.opener == opener);
+                if let Some(head) = &mut self.head {
+                    head.text.push(' ');
+                    head.opener = if begins { Some(opener) } else { head.opener };
+                    return;
+                }
+                let mut text = String::new();
+                if calls && !self.lead_in.trim().is_empty() {
+                    text = std::mem::take(&mut self.lead_in) + " ";
+                }
+                self.flush_lead_in(out);
+                self.head = Some(Head { opener: begins.then_some(opener), text });
+                return;
+            }
+            if let Some(head) = &mut self.head {
+                if blocks.ends.contains(&name.as_str()) {
+                    if let Some(head) = self.head.take() {
+                        self.end_head(&head, out);
+                    }
+                } else {
+                    head.text.push(' ');
+                }
+                return;
+            }
+        }
+        if let State::Body(body) = &mut self.state
+            && let Body::Params(params) = &mut **body
+            && params.in_value()
+        {
+            params.text(&name);
+        }
+    }
+
+    fn take_mark(&mut self, mark: Mark, tok: &'static str, spelled: bool, head: Option<&str>, out: &mut Vec<Event>) {
+        if let Some(unfinished) = self.head.take() {
+            self.drop_head(&unfinished.text, out);
+        }
+        match &mut self.state {
+            State::Prose | State::List(_) => {
+                self.flush_lead_in(out);
+                self.mark_in_prose(mark, tok, spelled, head, out);
+            }
+            State::Header(_) => self.mark_in_header(mark, tok, head, out),
+            State::Gap(_) if self.trial.is_some() && mark != Mark::Aside => {
+                self.release(out);
+                self.mark_in_prose(mark, tok, spelled, head, out);
+            }
+            State::Gap(junk) => {
+                let junk = std::mem::take(junk);
+                self.malformed(&junk, out);
+                if self.lex.doubtful && mark.enters_calls() {
+                    self.state = State::Prose;
+                    self.mark_in_prose(mark, tok, spelled, head, out);
+                } else {
+                    self.mark_in_gap(mark, tok, head, out);
+                }
+            }
+            State::Body(_) => self.mark_in_body(mark, tok, head, out),
+        }
+    }
+
+    /// The words between two markers are whole.
+    fn end_head(&mut self, head: &Head, out: &mut Vec<Event>) {
+        let Some(blocks) = &self.lex.blocks else { return };
+        let phrase = blocks.classify(head.opener, &head.text).map(|p| (p.mark, p.label().is_some()));
+        if phrase.is_some_and(|(mark, _)| mark.is_tool()) && !self.parse_tools {
+            return self.prose(&head.text, out);
+        }
+        match phrase {
+            // Reads all of the head.
+            Some((mark, true)) => self.take_mark(mark, "", false, Some(&head.text), out),
+            Some((mark, false)) => {
+                self.drop_head(&head.text, out);
+                self.take_mark(mark, "", false, None, out);
+            }
+            // A block that the format does not have: its text is text.
+            None => {
+                if let State::Prose = self.state {
+                    self.end_prose(Cause::Marker, out);
+                    self.region = Region::Text;
+                    self.wrapped = true;
+                }
+                self.drop_head(&head.text, out);
+            }
+        }
+    }
+
+    /// A head that says nothing, but for words that belong to none.
+    fn drop_head(&mut self, text: &str, out: &mut Vec<Event>) {
+        let rest = self.unknown_words(text);
+        self.stray(&rest, out);
+    }
+
+    pub(super) fn unknown_words(&self, text: &str) -> String {
+        let literals = self.format.all_steps().filter_map(|s| if let Step::Lit(l) = s { Some(*l) } else { None });
+        let known: Vec<&str> = literals.flat_map(str::split_whitespace).collect();
+        let words: Vec<&str> = text.split_whitespace().filter(|w| !known.contains(w)).collect();
+        words.join(" ")
+    }
+
+    /// Words where only markers belong.
+    fn stray(&mut self, words: &str, out: &mut Vec<Event>) {
+        if words.is_empty() {
+            return;
+        }
+        match &mut self.state {
+            State::Prose | State::List(_) => {
+                self.flush_lead_in(out);
+                self.end_prose(Cause::Marker, out);
+                self.malformed(words, out);
+            }
+            State::Gap(junk) => junk.push_str(words),
+            State::Header(parts) => {
+                if let Some((_, text)) = parts.last_mut() {
+                    text.push_str(words);
+                }
+            }
+            State::Body(body) => match &mut **body {
+                Body::Params(params) => params.text(words),
+                _ => {
+                    self.leave_body(0, End::Marker, out);
+                    self.stray(words, out);
+                }
+            },
+        }
+    }
+
+    /// Tells text that stood where a call belongs. Blanks and literals there are layout.
+    fn malformed(&self, junk: &str, out: &mut Vec<Event>) {
+        if !self.lex.without_layout(junk).is_empty() {
+            out.push(Event::Malformed(junk.to_owned()));
+        }
+    }
+
+    /// What looked like a call is text.
+    fn release(&mut self, out: &mut Vec<Event>) {
+        if let Some(trial) = self.trial.take() {
+            self.state = State::Prose;
+            (self.section, self.bracket) = (false, false);
+            self.prose(&trial.raw, out);
+        }
+    }
+
+    /// What looked like a call is one.
+    fn confirm(&mut self, out: &mut Vec<Event>) {
+        if self.trial.take().is_some() {
+            self.tried = true;
+            self.end_prose(Cause::Call, out);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Reasoning and text.
+
+use super::{Cause, List, Parser, State, Trial};
+use crate::codec::json::Json;
+use crate::event::Event;
+use crate::format::Region;
+use crate::marks::Mark;
+
+/// Text between blocks that is kept because a head may begin with it.
+const LONGEST_LEAD_IN: usize = 256;
+
+impl Parser {
+    /// Text where no call is open. Returns how much of it was taken.
+    pub(super) fn prose_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
+        if self.region == Region::Text && !self.open && self.parse_tools {
+            if let Some(n) = self.bare_call(s, out) {
+                return n;
+            }
+            if !self.wrapped && self.keep_lead_in(s, out) {
+                return s.len();
+            }
+        }
+        self.prose(s, out);
+        s.len()
+    }
+
+    /// The text starts as calls do that no marker announces.
+    fn bare_call(&mut self, s: &str, out: &mut Vec<Event>) -> Option<usize> {
+        let body = s.trim_start();
+        let blanks = s.len() - body.len();
+        let first = body.chars().next();
+        let list = self.lex.bare_list && !self.tried && first == Some('[');
+        if !list && (first.is_none() || first != self.lex.bare) {
+            return None;
+        }
+        if blanks > 0 {
+            self.prose(&s[..blanks], out);
+        } else if list {
+            self.state = State::List(List { raw: Vec::new(), json: Json::new(), done: false, checked: false });
+        } else {
+            self.trial = Some(Trial { raw: String::new(), explicit: false });
+            self.state = State::Gap(String::new());
+        }
+        Some(blanks)
+    }
+
+    /// Between blocks, the attribute that names a tool may come before the marker of the block.
+    fn keep_lead_in(&mut self, s: &str, out: &mut Vec<Event>) -> bool {
+        let Some(label) = self.lex.blocks.as_ref().and_then(|b| b.call()).and_then(|p| p.label()) else { return false };
+        self.lead_in.push_str(s);
+        let start = self.lead_in.trim_start();
+        let may_be = label.starts_with(start) && self.lead_in.len() < LONGEST_LEAD_IN || start.starts_with(label);
+        if !may_be {
+            self.flush_lead_in(out);
+        }
+        true
+    }
+
+    pub(super) fn flush_lead_in(&mut self, out: &mut Vec<Event>) {
+        let text = std::mem::take(&mut self.lead_in);
+        if !text.is_empty() {
+            self.prose(&text, out);
+        }
+    }
+
+    pub(super) fn mark_in_prose(
+        &mut self,
+        mark: Mark,
+        tok: &'static str,
+        spelled: bool,
+        head: Option<&str>,
+        out: &mut Vec<Event>,
+    ) {
+        match (mark, self.region) {
+            (Mark::Begin | Mark::Open | Mark::Inner, region) => {
+                if self.lex.doubtful {
+                    let raw = if spelled { tok.to_owned() } else { String::new() };
+                    self.trial = Some(Trial { raw, explicit: true });
+                } else {
+                    self.end_prose(Cause::Call, out);
+                    self.reasoning_left_open |= region == Region::Reasoning;
+                    self.region = Region::Text;
+                }
+                self.mark_in_gap(mark, tok, head, out);
+            }
+            (Mark::Think, Region::Text) => {
+                self.end_prose(Cause::Marker, out);
+                self.region = Region::Reasoning;
+            }
+            (Mark::EndThink, Region::Reasoning) => {
+                self.end_prose(Cause::Marker, out);
+                self.region = Region::Text;
+                self.wrapped = false;
+                self.trim_text = self.trims(2);
+            }
+            (Mark::EndThink, Region::Text) if self.lex.blocks.is_some() => {
+                self.end_prose(Cause::Marker, out);
+                self.wrapped = false;
+            }
+            (Mark::EndThink, Region::Text) => self.close_left_reasoning(),
+            (Mark::TextOpen, _) => {
+                self.end_prose(Cause::Marker, out);
+                self.region = Region::Text;
+                self.wrapped = true;
+            }
+            (Mark::TextClose, Region::Text) => {
+                self.end_prose(Cause::Marker, out);
+                self.wrapped = false;
+            }
+            // Strays: a second start of the reasoning, the end of a section or call that is not open.
+            _ => {}
+        }
+        self.pristine = false;
+    }
+
+    /// The end marker of a reasoning that a call had ended.
+    fn close_left_reasoning(&mut self) {
+        if std::mem::take(&mut self.reasoning_left_open) && !self.open {
+            self.held.clear();
+            self.trim_text = self.trims(2);
+        }
+    }
+
+    /// Whether newlines are layout: after the start of the reasoning, before its end, after its end.
+    fn trims(&self, place: usize) -> bool {
+        self.format.reasoning.as_ref().is_some_and(|r| !r.layout[place].is_empty())
+    }
+
+    /// Text of the region we are in, without the layout around it.
+    pub(super) fn prose(&mut self, s: &str, out: &mut Vec<Event>) {
+        let blank = [' ', '\t', '\n', '\r'];
+        let reasoning = self.region == Region::Reasoning;
+        let mut s = s;
+        if !self.open {
+            if reasoning && self.trims(0) || !reasoning && self.trim_text && self.held.is_empty() {
+                s = s.trim_start_matches('\n');
+            }
+            if !reasoning {
+                let body = s.trim_start_matches(blank);
+                self.held.push_str(&s[..s.len() - body.len()]);
+                s = body;
+            }
+            if s.is_empty() {
+                return;
+            }
+            self.open = true;
+            self.pristine = false;
+            self.trim_text = false;
+            out.push(if reasoning { Event::ReasoningStart } else { Event::TextStart });
+        }
+        let may_trail = if reasoning { self.trims(1) } else { self.parse_tools && !self.format.lead.is_empty() };
+        let body = if may_trail { s.trim_end_matches('\n') } else { s };
+        if !body.is_empty() {
+            let mut delta = std::mem::take(&mut self.held);
+            delta.push_str(body);
+            out.push(if reasoning { Event::ReasoningDelta(delta) } else { Event::TextDelta(delta) });
+        }
+        self.held.push_str(&s[body.len()..]);
+    }
+
+    pub(super) fn end_prose(&mut self, cause: Cause, out: &mut Vec<Event>) {
+        let mut held = std::mem::take(&mut self.held);
+        if self.region == Region::Reasoning {
+            if std::mem::take(&mut self.open) {
+                out.push(Event::ReasoningEnd);
+            }
+            return;
+        }
+        if !self.open {
+            // Blanks alone are layout, unless they are all that there is.
+            if cause != Cause::Output || self.tried || held.is_empty() {
+                return;
+            }
+            out.push(Event::TextStart);
+        } else if cause == Cause::Call {
+            // Models write less of it than templates do.
+            let lead = self.format.lead;
+            let n = (0..=lead.len()).rev().find(|n| lead.get(..*n).is_some_and(|l| held.ends_with(l))).unwrap_or(0);
+            held.truncate(held.len() - n);
+        }
+        self.open = false;
+        if !held.is_empty() {
+            out.push(Event::TextDelta(held));
+        }
+        out.push(Event::TextEnd);
+    }
+}

@@ -1,0 +1,227 @@
+//! Which marker, if any, stands at the start of the buffer.
+
+use super::{Parser, Seen, State};
+use crate::codec::{Body, Params};
+use crate::format::{Markers, Region};
+use crate::marks::{Follow, Mark, follow};
+use crate::scan::{FRAME, framed};
+
+/// Blanks that may stand between a spelled call marker and what confirms it.
+const MARKER_GAP: usize = 8;
+/// Blanks that may stand between the markers that end a raw value and what is around it.
+const STRUCTURE_GAP: usize = 64;
+/// Length of an argument's name, with what else its marker holds, for it to end a value that its own marker did not.
+const LONGEST_KEY: usize = 128;
+/// Length of a misspelt marker.
+const LONGEST_TAG: usize = 64;
+
+impl Parser {
+    /// Reads what begins at the start of the buffer, where a marker could.
+    pub(super) fn see(&mut self, last: bool) -> Seen {
+        let rest = self.input.rest();
+        if let Some((name, n)) = framed(rest) {
+            self.work += n as u64;
+            return match self.lex.marks.iter().find(|(_, m)| *m == name) {
+                Some((mark, tok)) if self.counts(*mark, false) => Seen::Mark(*mark, tok, n),
+                _ => Seen::Special(n),
+            };
+        }
+        if self.format.markers == Markers::Special {
+            return Seen::Other;
+        }
+        let mut partial = false;
+        let mut found: Option<(Mark, &'static str)> = None;
+        let mut work = 0;
+        for &(mark, m) in &self.lex.marks {
+            if !self.counts(mark, true) {
+                continue;
+            }
+            work += m.len().min(rest.len()) as u64;
+            if rest.starts_with(m.as_bytes()) {
+                work += (STRUCTURE_GAP + LONGEST_KEY) as u64;
+                match self.confirmed(mark, m, &rest[m.len()..], last) {
+                    Some(true) if found.is_none_or(|(_, f)| f.len() < m.len()) => found = Some((mark, m)),
+                    Some(_) => {}
+                    None => partial = true,
+                }
+            } else if m.as_bytes().starts_with(rest) {
+                partial = true;
+            }
+        }
+        let seen = match found {
+            Some((mark, m)) => Seen::Mark(mark, m, m.len()),
+            None if partial && !last => Seen::Partial,
+            None => self.misspelt(rest, last),
+        };
+        self.work += work;
+        seen
+    }
+
+    /// A marker of the section that is written otherwise, told by the name that all of them share.
+    fn misspelt(&self, rest: &[u8], last: bool) -> Seen {
+        let Some(namespace) = &self.lex.namespace else { return Seen::Other };
+        let outside = matches!(self.state, State::Gap(_)) || self.in_prose(Region::Text);
+        if !outside || !self.parse_tools {
+            return Seen::Other;
+        }
+        for (mark, prefix) in [(Mark::Begin, &namespace[0]), (Mark::End, &namespace[1])] {
+            if prefix.as_bytes().starts_with(rest) && !last {
+                return Seen::Partial;
+            }
+            let Some(tag) = rest.strip_prefix(prefix.as_bytes()) else { continue };
+            let name =
+                tag.iter().take(LONGEST_TAG).take_while(|b| b.is_ascii_alphabetic() || b"_- ".contains(b)).count();
+            match tag.get(name) {
+                Some(b'>') => return Seen::Mark(mark, "", prefix.len() + name + 1),
+                None if name < LONGEST_TAG && !last => return Seen::Partial,
+                _ => {}
+            }
+        }
+        Seen::Other
+    }
+
+    pub(super) fn in_prose(&self, region: Region) -> bool {
+        matches!(self.state, State::Prose) && self.region == region
+    }
+
+    fn params(&self) -> Option<&Params> {
+        match &self.state {
+            State::Body(body) => match &**body {
+                Body::Params(params) => Some(params),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Whether a marker means something where we are. A special token is never text, wherever it stands; letters are, where
+    /// they make no sense as a marker.
+    fn counts(&self, mark: Mark, spelled: bool) -> bool {
+        if self.head.is_some() && spelled {
+            return false;
+        }
+        if let Some(params) = self.params() {
+            return match mark {
+                Mark::Begin | Mark::Open | Mark::Inner => !(spelled && params.in_value()),
+                _ => mark.is_tool() || !(spelled || params.in_value()),
+            };
+        }
+        let prose = matches!(self.state, State::Prose);
+        match mark {
+            Mark::Think | Mark::EndThink if !spelled => true,
+            Mark::Think => prose && self.pristine,
+            Mark::EndThink => self.in_prose(Region::Reasoning) || (prose && self.reasoning_left_open),
+            Mark::TextOpen | Mark::TextClose => true,
+            _ if !self.parse_tools => false,
+            // A stray end marker right after a call.
+            Mark::Close | Mark::End if spelled && prose => self.tried && !self.open && self.region == Region::Text,
+            Mark::Param | Mark::ParamInner | Mark::ParamEnd | Mark::Argument if spelled => {
+                matches!(self.state, State::Header(_))
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether letters that spell a marker are meant as one. None: wait.
+    fn confirmed(&self, mark: Mark, tok: &'static str, after: &[u8], last: bool) -> Option<bool> {
+        if let Some(params) = self.params()
+            && params.in_value()
+        {
+            return self.ends_value(params, mark, tok, after, last);
+        }
+        // Inside reasoning, a marker may be a mere mention; a call's second marker may be anywhere.
+        let doubt = mark == Mark::Inner && matches!(self.state, State::Prose) || self.in_prose(Region::Reasoning);
+        if mark.enters_calls() && doubt {
+            self.follows(follow(self.format, mark, tok), after, last)
+        } else {
+            Some(true)
+        }
+    }
+
+    fn follows(&self, follow: Follow, after: &[u8], last: bool) -> Option<bool> {
+        let blanks = after.iter().take(MARKER_GAP).take_while(|b| b.is_ascii_whitespace()).count();
+        let rest = &after[blanks..];
+        if rest.is_empty() && blanks < MARKER_GAP {
+            return if last { Some(false) } else { None };
+        }
+        let text = |t: &str| match t.as_bytes() {
+            t if rest.starts_with(t) => Some(true),
+            t if t.starts_with(rest) && !last => None,
+            _ => Some(false),
+        };
+        match follow {
+            Follow::Any => Some(true),
+            Follow::Text(t) => text(t),
+            Follow::Name => {
+                let quoted = rest.strip_prefix(b"\"").or_else(|| rest.strip_prefix(b"'")).unwrap_or(rest);
+                let mut partial = false;
+                for tool in self.tools.iter() {
+                    let name = tool.name.as_bytes();
+                    if quoted.starts_with(name) {
+                        return Some(true);
+                    }
+                    partial |= name.starts_with(quoted);
+                }
+                if partial && !last { None } else { Some(false) }
+            }
+        }
+    }
+
+    /// A raw value may contain the letters of markers. They end it where they make sense: an argument's end before another
+    /// structural marker or at the end; the call's end, when the argument's was forgotten, before all that follows a call;
+    /// another argument's start when the schema has that argument.
+    fn ends_value(&self, params: &Params, mark: Mark, tok: &'static str, after: &[u8], last: bool) -> Option<bool> {
+        match mark {
+            Mark::ParamEnd => {
+                let ok = |m: Mark| matches!(m, Mark::Param | Mark::Close | Mark::End) || m.enters_calls();
+                self.structural(after, last, ok)
+            }
+            Mark::Close => {
+                let mut after = after;
+                let at = self.lex.post.iter().position(|t| *t == tok)?;
+                for next in &self.lex.post[at + 1..] {
+                    let blanks = after.iter().take(STRUCTURE_GAP).take_while(|b| b.is_ascii_whitespace()).count();
+                    let rest = &after[blanks..];
+                    match rest.strip_prefix(next.as_bytes()) {
+                        Some(rest) => after = rest,
+                        None if next.as_bytes().starts_with(rest) => return last.then_some(true),
+                        None => return Some(false),
+                    }
+                }
+                self.structural(after, last, |m| m == Mark::End || m.enters_calls())
+            }
+            Mark::End => self.structural(after, last, |_| false),
+            Mark::Param => {
+                let shape = self.lex.shape?;
+                let most = &after[..after.len().min(LONGEST_KEY)];
+                let head = String::from_utf8_lossy(most);
+                let end = match shape.key_mark {
+                    Some(mark) => head.find(mark),
+                    None => shape.key_end(&head),
+                };
+                match end {
+                    Some(n) => Some(params.expects(&head[..n])),
+                    None if most.len() < LONGEST_KEY && !last => None,
+                    None => Some(false),
+                }
+            }
+            _ => Some(false),
+        }
+    }
+
+    /// Whether nothing but blanks stands before a marker of these, a special token, or the end.
+    fn structural(&self, after: &[u8], last: bool, ok: impl Fn(Mark) -> bool) -> Option<bool> {
+        let blanks = after.iter().take(STRUCTURE_GAP).take_while(|b| b.is_ascii_whitespace()).count();
+        let rest = &after[blanks..];
+        match rest.first() {
+            None => return last.then_some(true),
+            Some(&FRAME) => return Some(true),
+            Some(_) => {}
+        }
+        let mut marks = self.lex.marks.iter().filter(|(m, _)| ok(*m)).map(|(_, m)| m.as_bytes());
+        if marks.clone().any(|m| rest.starts_with(m)) {
+            return Some(true);
+        }
+        if marks.any(|m| m.starts_with(rest)) { last.then_some(true) } else { Some(false) }
+    }
+}

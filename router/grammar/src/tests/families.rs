@@ -1,0 +1,422 @@
+//! The habits of each family. As in `lenient.rs`, `«x»` is the special token `x`; everything else is text.
+
+use serde_json::json;
+
+use super::{Random, cuts, parse, short};
+use crate::{Format, OwnedPiece, PLAIN, ParserOptions, Region, ToolDecl, by_name};
+
+fn format(name: &str) -> &'static Format {
+    by_name(name).unwrap_or(PLAIN)
+}
+
+fn tools() -> Vec<ToolDecl> {
+    let parameters = Some(json!({"properties": {
+        "s": {"type": "string"}, "t": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"},
+        "l": {"type": "array"}, "o": {"type": ["object", "null"]}, "m": {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    }}));
+    ["f", "search", "ns.tool-x"].map(|n| ToolDecl { name: n.into(), parameters: parameters.clone() }).into()
+}
+
+fn pieces(output: &str) -> Vec<OwnedPiece> {
+    let mut out = Vec::new();
+    for part in output.split_inclusive('»') {
+        let (text, special) = match part.split_once('«') {
+            Some((text, special)) => (text, Some(special.trim_end_matches('»'))),
+            None => (part, None),
+        };
+        if !text.is_empty() {
+            out.push(OwnedPiece::Bytes(text.as_bytes().to_vec()));
+        }
+        out.extend(special.map(|s| OwnedPiece::Special(s.to_owned())));
+    }
+    out
+}
+
+fn check_from(name: &str, start: Region, cases: &[(&str, &str)]) {
+    let format = format(name);
+    assert_eq!(format.name, name);
+    for (output, want) in cases {
+        let pieces = pieces(output);
+        for cut in cuts(&pieces, &mut Random::new(7)) {
+            let options = ParserOptions { start, tools: tools(), parse_tools: true };
+            assert_eq!(short(&parse(format, options, &cut)), *want, "{name}: {output:?} cut as {cut:?}");
+        }
+    }
+}
+
+fn check(name: &str, cases: &[(&str, &str)]) {
+    check_from(name, Region::Text, cases);
+}
+
+#[test]
+fn qwen3_coder() {
+    let cases = [
+        (
+            "Hi.\n\n<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
+            r#"T(Hi.)C(f|-|{"s": "x", "n": 3})"#,
+        ),
+        ("<tool_call>\n<function=f>\n</function>\n</tool_call>", "C(f|-|{})"),
+        // The first marker is missing; so is the last.
+        ("Hi.\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>", r#"T(Hi.)C(f|-|{"n": 3})"#),
+        ("<function=f>\n</function>\n<function=search>\n</function>\nBye", "C(f|-|{})C(search|-|{})T(\nBye)"),
+        ("use <function=nobody> here", "T(use <function=nobody> here)"),
+        // Newlines beyond the template's one on each side are the value's.
+        ("<function=f><parameter=s>\n\n x \n\n</parameter></function>", r#"C(f|-|{"s": "\n x \n"})"#),
+        ("<function=f><parameter=s>x</parameter></function>", r#"C(f|-|{"s": "x"})"#),
+        // Python's words, and values that are none.
+        (
+            "<function=f>\n<parameter=b>\nTrue\n</parameter>\n<parameter=o>\nNone\n</parameter>\n<parameter=l>\n['a', 1]\n</parameter>\n</function>",
+            r#"C(f|-|{"b": true, "o": null, "l": ["a", 1]})"#,
+        ),
+        ("<function=f><parameter=n>\nthree\n</parameter></function>", r#"C(f|-|{"n": "three"})"#),
+        (
+            "<function=f><parameter=m>\nnull\n</parameter><parameter=s>\nnull\n</parameter></function>",
+            r#"C(f|-|{"m": null, "s": "null"})"#,
+        ),
+        ("<function=f><parameter=x>\n5\n</parameter></function>", r#"C(f|-|{"x": "5"})"#),
+        // Markers in a value, where no other marker follows.
+        (
+            "<function=f><parameter=s>\na </parameter> b <parameter=q> </function> c\n</parameter>\n</function>",
+            r#"C(f|-|{"s": "a </parameter> b <parameter=q> </function> c"})"#,
+        ),
+        // Missing ends.
+        (
+            "<tool_call>\n<function=f>\n<parameter=s>\nx\n<parameter=n>\n3\n</function>\n</tool_call>",
+            r#"C(f|-|{"s": "x", "n": 3})"#,
+        ),
+        ("<tool_call>\n<function=f\n<parameter=s\nx\n</parameter>\n</function>", r#"C(f|-|{"s": "x"})"#),
+        ("<tool_call>\n<function=f>\n<parameter=s>\nx", r#"C?(f|-|{"s": "x)"#),
+        ("<tool_call>\n<function=f>\n<parameter=n>\n12", r#"C?(f|-|{"n": 12)"#),
+        ("<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n", r#"C?(f|-|{"s": "x")"#),
+        (
+            "<tool_call>\n<function=f>\nwhy\n<parameter=n>3</parameter></function></tool_call>",
+            r#"C(f|-|{"n": 3})M(why
+)"#,
+        ),
+        ("<think>\nuse <tool_call>?\n</think>\n\nno", "R(use <tool_call>?)T(no)"),
+        ("<think>\nuse\n<tool_call>\n<function=f>\n</function>\n</tool_call>", "R(use)C(f|-|{})"),
+    ];
+    check("qwen3_coder", &cases);
+}
+
+#[test]
+fn glm() {
+    let cases = [
+        (
+            "\n<think>Hm.</think>\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a\nb</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+            r#"R(Hm.)C(f|-|{"s": "a\nb", "n": 3})"#,
+        ),
+        ("<tool_call>f\n</tool_call>", "C(f|-|{})"),
+        ("<tool_call>f</tool_call>\n<tool_call>search</tool_call>", "C(f|-|{})C(search|-|{})"),
+        // The value's first marker is missing.
+        ("<tool_call>f\n<arg_key>s</arg_key>\nx</arg_value>\n</tool_call>", r#"C(f|-|{"s": "x"})"#),
+        ("<think>call <tool_call>?</think>\nno", "R(call <tool_call>?)T(no)"),
+        (
+            "<tool_call>f<arg_key>s</arg_key><arg_value></tool_call> in it</arg_value></tool_call>",
+            r#"C(f|-|{"s": "</tool_call> in it"})"#,
+        ),
+        ("<tool_call>no name at all</tool_call>", "M(no name at all)"),
+    ];
+    check("glm45", &cases);
+    check(
+        "glm47",
+        &[("<tool_call>f<arg_key>n</arg_key><arg_value>3</arg_value></tool_call>ok", r#"C(f|-|{"n": 3})T(ok)"#)],
+    );
+    check_from("glm47", Region::Reasoning, &[("Hm.</think><tool_call>f</tool_call>", "R(Hm.)C(f|-|{})")]);
+}
+
+#[test]
+fn mistral() {
+    let cases = [
+        (
+            r#"«[TOOL_CALLS]» [{"name": "f", "arguments": {"n": 1}, "id": "abcDEF123"}, {"name": "search", "arguments": {}, "id": "x"}]"#,
+            r#"C(f|abcDEF123|{"n": 1})C(search|x|{})"#,
+        ),
+        (r#"ok«[TOOL_CALLS]»[{"name": "f", "arguments": {}}]"#, "T(ok)C(f|-|{})"),
+        // The list without its marker, if all of it is calls.
+        (r#"[{"name": "f", "arguments": {"n": 1}}]"#, r#"C(f|-|{"n": 1})"#),
+        (r#" [{"name": "nobody", "arguments": {"n": 1}}]"#, r#"T( [{"name": "nobody", "arguments": {"n": 1}}])"#),
+        (r#"[{"name": "f", "arguments": {}}] is how"#, r#"T([{"name": "f", "arguments": {}}] is how)"#),
+        (r#"[{"name": "f", "arguments": {}}"#, r#"T([{"name": "f", "arguments": {}})"#),
+        ("[1, 2]", "T([1, 2])"),
+        ("[citation needed]", "T([citation needed])"),
+        (r#"«[TOOL_CALLS]» {"name": "f", "arguments": {}} bye"#, "C(f|-|{})T(bye)"),
+        (r#"«[TOOL_CALLS]» [{"name": "f", "arguments": {"n": 1}"#, r#"C?(f|-|{"n": 1})"#),
+        (r#"«[TOOL_CALLS]» [{"name": "f", "arguments": {"n": 1"#, r#"C?(f|-|{"n": 1)"#),
+        ("«[TOOL_CALLS]» [oops]", "M( [oops)"),
+        ("«[TOOL_CALLS]» []", ""),
+    ];
+    check("mistral_v3", &cases);
+    let cases = [
+        (
+            r#"Hi«[TOOL_CALLS]»f«[CALL_ID]»abcDEF123«[ARGS]»{"n": 1}«[TOOL_CALLS]»search«[CALL_ID]»x«[ARGS]»{}"#,
+            r#"T(Hi)C(f|abcDEF123|{"n": 1})C(search|x|{})"#,
+        ),
+        (r#"«[TOOL_CALLS]»f«[ARGS]»{}"#, "C(f|-|{})"),
+        (r#"«[TOOL_CALLS]»f{"n": 1}"#, r#"C(f|-|{"n": 1})"#),
+        (r#"«[TOOL_CALLS]»f«[CALL_ID]»a«[ARGS]»{"n": "#, r#"C?(f|a|{"n": )"#),
+    ];
+    check("mistral_v11", &cases);
+    let cases = [
+        (r#"«[THINK]»Hm.«[/THINK]»«[TOOL_CALLS]»f«[ARGS]»{} «[TOOL_CALLS]»f«[ARGS]»{}"#, "R(Hm.)C(f|-|{})C(f|-|{})"),
+        (r#"«[THINK]»Hm.«[TOOL_CALLS]»f«[ARGS]»{}"#, "R(Hm.)C(f|-|{})"),
+        (r#"«[TOOL_CALLS]»f«[ARGS]»{} done"#, "C(f|-|{})T(done)"),
+    ];
+    check("mistral_v13", &cases);
+}
+
+#[test]
+fn llama() {
+    let cases = [
+        (r#"{"name": "f", "parameters": {"n": 1}}"#, r#"C(f|-|{"n": 1})"#),
+        (r#"{"name": "f", "arguments": {"n": 1}}«<|eot_id|>»"#, r#"C(f|-|{"n": 1})"#),
+        (r#"«<|python_tag|>»{"name": "f", "parameters": "{\"n\": 1}"}"#, r#"C(f|-|{"n": 1})"#),
+        (r#"{"name": "f", "parameters": {}}; {"name": "search", "parameters": {}}"#, "C(f|-|{})C(search|-|{})"),
+        (r#"{"name": "f", "parameters": {}}{"name": "search", "parameters": {}}"#, "C(f|-|{})C(search|-|{})"),
+        (r#"{"type": "function", "name": "f", "parameters": {}}"#, "C(f|-|{})"),
+        // A name that is not declared, or no call at all, is text; behind the marker, any whole call is one.
+        (r#"{"name": "nobody", "parameters": {}}"#, r#"T({"name": "nobody", "parameters": {}})"#),
+        (r#"«<|python_tag|>»{"name": "nobody", "parameters": {}}"#, "C(nobody|-|{})"),
+        (r#"{"answer": 42} is it"#, r#"T({"answer": 42} is it)"#),
+        (r#"{"name": "f", "age": 3}"#, r#"T({"name": "f", "age": 3})"#),
+        ("{ braces } and so on", "T({ braces } and so on)"),
+        (r#"Use {"name": "f", "parameters": {}}"#, r#"T(Use {"name": "f", "parameters": {}})"#),
+        (r#"«<|python_tag|>»brave_search.call(query="x")"#, r#"T(brave_search.call(query="x"))"#),
+        (r#"{"name": "f", "parameters": {"n": 1"#, r#"C?(f|-|{"n": 1)"#),
+        (r#"{"name": "sea"#, r#"T({"name": "sea)"#),
+        ("  hello", "T(  hello)"),
+    ];
+    check("llama_json", &cases);
+    let cases = [
+        (r#"[f(s="x", n=1), search()]"#, r#"C(f|-|{"s": "x", "n": 1})C(search|-|{})"#),
+        (
+            r#"«<|python_start|>»[f(b=True, o=None, l=['a', {'k': (1,)}])]«<|python_end|>»"#,
+            r#"C(f|-|{"b": true, "o": null, "l": ["a", {"k": [1]}]})"#,
+        ),
+        ("[f(s='it\\'s \"x\"')]", r#"C(f|-|{"s": "it's \"x\""})"#),
+        ("[f(s=')]')]", r#"C(f|-|{"s": ")]"})"#),
+        ("[f()]", "C(f|-|{})"),
+        ("[ f ( n = 1 ) ]", r#"C(f|-|{"n": 1})"#),
+        ("[nobody(n=1)]", "T([nobody(n=1)])"),
+        ("[1] see f(n=1)", "T([1] see f(n=1))"),
+        ("[f]", "T([f])"),
+        ("[f(1)]", "T([f(1)])"),
+        ("f(n=1)", "T(f(n=1))"),
+        ("[f(n=1", r#"C?(f|-|{"n": )M(1)"#),
+        ("[f(s=\"x", r#"C?(f|-|{"s": "x)"#),
+        ("[f(n=celsius)]", r#"C?(f|-|{"n": )M(celsius))"#),
+    ];
+    check("llama_pythonic", &cases);
+}
+
+#[test]
+fn lists_of_objects() {
+    check(
+        "jamba",
+        &[
+            (
+                "Hi<tool_calls>[\n    {\"name\": \"f\", \"arguments\": {\"n\": 1}},\n    {\"name\": \"f\", \"arguments\": {}}\n]</tool_calls>",
+                r#"T(Hi)C(f|-|{"n": 1})C(f|-|{})"#,
+            ),
+            ("«<tool_calls>»[{\"name\": \"f\", \"arguments\": \"{}\"}]«</tool_calls>»", "C(f|-|{})"),
+            (
+                "<tool_calls>[{\"name\": \"f\", \"arguments\": {\"s\": \"</tool_calls>]\"}}",
+                r#"C(f|-|{"s": "</tool_calls>]"})"#,
+            ),
+        ],
+    );
+    check(
+        "granite_3_1",
+        &[
+            (r#"<tool_call>[{"name": "f", "arguments": {}}]"#, "C(f|-|{})"),
+            (
+                r#"Hi <tool_call> [{"name": "f", "arguments": {}}, {"name": "search", "arguments": {}}]"#,
+                "T(Hi )C(f|-|{})C(search|-|{})",
+            ),
+            (r#"<think>Hm.</think><tool_call>{"name": "f", "arguments": {}}"#, "R(Hm.)C(f|-|{})"),
+        ],
+    );
+    check("granite", &[(r#"«<|tool_call|>»[{"name": "f", "arguments": {"n": 1}}]"#, r#"C(f|-|{"n": 1})"#)]);
+    check("phi4_mini", &[(r#"«<|tool_call|>»[{"name": "f", "arguments": {}}]«<|/tool_call|>»"#, "C(f|-|{})")]);
+    check(
+        "nemotron_v2",
+        &[(
+            "<think>\nHm.\n</think>\n\n<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}]</TOOLCALL>",
+            r#"R(Hm.)C(f|-|{"n": 1})"#,
+        )],
+    );
+    check(
+        "functools",
+        &[
+            (
+                r#"functools[{"name": "f", "parameters": {"n": 1}}, {"name": "f", "arguments": {}}]"#,
+                r#"C(f|-|{"n": 1})C(f|-|{})"#,
+            ),
+            (r#"functools[{"name": "nobody", "arguments": {}}]"#, "C(nobody|-|{})"),
+            ("the functools[cache] module", "T(the functools[cache] module)"),
+            (r#"functools[{"name": "f"#, r#"T(functools[{"name": "f)"#),
+        ],
+    );
+    check(
+        "granite_20b_fc",
+        &[
+            (
+                "<function_call> {\"name\": \"f\", \"arguments\": {\"n\": 1}}\n<function_call> {\"name\": \"f\", \"arguments\": {}}",
+                r#"C(f|-|{"n": 1})C(f|-|{})"#,
+            ),
+            ("write <function_call> before it", "T(write <function_call> before it)"),
+            ("<function_call> {\"x\": 1}", "T(<function_call> {\"x\": 1})"),
+            ("<function_call> {\"name\": \"no_function\", \"arguments\": {}}", "C(no_function|-|{})"),
+        ],
+    );
+    check(
+        "internlm2",
+        &[
+            (
+                "Hi«<|action_start|>»«<|plugin|>»\n{\"name\": \"f\", \"parameters\": {\"n\": 1}}«<|action_end|>»",
+                r#"T(Hi)C(f|-|{"n": 1})"#,
+            ),
+            ("«<|plugin|>»\n{\"name\": \"f\", \"arguments\": {}}«<|action_end|>»", "C(f|-|{})"),
+        ],
+    );
+    check(
+        "command_r7b",
+        &[
+            (
+                "«<|START_THINKING|>»plan«<|END_THINKING|>»«<|START_ACTION|>»[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"n\": 1}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": {}}\n]«<|END_ACTION|>»",
+                r#"R(plan)C(f|0|{"n": 1})C(f|1|{})"#,
+            ),
+            ("«<|START_RESPONSE|>»Hi.«<|END_RESPONSE|>»", "T(Hi.)"),
+            ("«<|START_THINKING|>»a«<|END_THINKING|>»«<|START_RESPONSE|>»Hi.", "R(a)T(Hi.)"),
+        ],
+    );
+}
+
+#[test]
+fn minicpm3() {
+    let cases = [
+        (
+            "«<|thought_start|>»\nHm.\n«<|thought_end|>»\n«<|tool_call_start|>»\n```python\nf(n=1)\nsearch(s='x', class_='y')\n```\n«<|tool_call_end|>»\nDone.",
+            r#"R(Hm.)C(f|-|{"n": 1})C(search|-|{"s": "x", "class": "y"})T(Done.)"#,
+        ),
+        ("<|tool_call_start|>\n```python\nf()\n```\n<|tool_call_end|>", "C(f|-|{})"),
+        ("Just text.", "T(Just text.)"),
+        ("<|tool_call_start|>\n```python\nf(n=1", r#"C?(f|-|{"n": )M(1)"#),
+    ];
+    check("minicpm3", &cases);
+}
+
+#[test]
+fn deepseek() {
+    let cases = [
+        (
+            "Hi«<｜tool▁calls▁begin｜>»«<｜tool▁call▁begin｜>»function«<｜tool▁sep｜>»f\n```json\n{\"n\": 1}\n```«<｜tool▁call▁end｜>»\n«<｜tool▁call▁begin｜>»function«<｜tool▁sep｜>»search\n```json\n{}\n```«<｜tool▁call▁end｜>»«<｜tool▁calls▁end｜>»",
+            r#"T(Hi)C(f|-|{"n": 1})C(search|-|{})"#,
+        ),
+        ("«<｜tool▁call▁begin｜>»f\n```json\n{}\n```«<｜tool▁call▁end｜>»", "C(f|-|{})"),
+        (
+            "«<｜tool▁call▁begin｜>»function«<｜tool▁sep｜>»f\n{\"s\": \"```\"}«<｜tool▁call▁end｜>»",
+            "C(f|-|{\"s\": \"```\"})",
+        ),
+    ];
+    check("deepseek_v3", &cases);
+    let cases = [(
+        "Hm.«</think>»«<｜tool▁calls▁begin｜>»«<｜tool▁call▁begin｜>»f«<｜tool▁sep｜>»{\"n\": 1}«<｜tool▁call▁end｜>»«<｜tool▁call▁begin｜>»f«<｜tool▁sep｜>»{}«<｜tool▁call▁end｜>»«<｜tool▁calls▁end｜>»",
+        r#"R(Hm.)C(f|-|{"n": 1})C(f|-|{})"#,
+    )];
+    check_from("deepseek_v3_1", Region::Reasoning, &cases);
+    let call = |open: &str, close: &str| {
+        format!(
+            "Hi.\n\n{open}<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" string=\"true\">5</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"false\">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n{close}"
+        )
+    };
+    let want = r#"T(Hi.)C(f|-|{"s": "5", "n": 5})"#;
+    for (open, close) in [
+        ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        ("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
+        ("<｜DSML｜toolcalls>\n", "</｜DSML｜toolcalls>"),
+        ("<｜DSML｜ function_calls>\n", "</｜DSML｜ function_calls>"),
+        ("", ""),
+        ("<«｜DSML｜»function_calls>\n", "</«｜DSML｜»function_calls>"),
+    ] {
+        let output = call(open, close);
+        check("deepseek_v3_2", &[(output.as_str(), want)]);
+        check("deepseek_v4", &[(output.as_str(), want)]);
+    }
+    check("deepseek_v3_2", &[("a <｜DSML｜ b", "T(a <｜DSML｜ b)"), ("<｜DSML", "T(<｜DSML)")]);
+}
+
+#[test]
+fn minimax_and_seed() {
+    for q in ["\"", "'", ""] {
+        let output = format!(
+            "Hi.\n<minimax:tool_call>\n<invoke name={q}f{q}>\n<parameter name={q}s{q}>x\n</parameter>\n<parameter name={q}n{q}>3</parameter>\n</invoke>\n<invoke name={q}search{q}>\n</invoke>\n</minimax:tool_call>"
+        );
+        check("minimax_m2", &[(output.as_str(), r#"T(Hi.)C(f|-|{"s": "x\n", "n": 3})C(search|-|{})"#)]);
+    }
+    check("minimax_m2", &[("<invoke name=\"f\"></invoke>ok", "C(f|-|{})T(ok)")]);
+    let cases = [
+        (
+            "<seed:think>\nHm.\n</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=s>\nx</parameter>\n<parameter=b>False</parameter>\n</function>\n</seed:tool_call>",
+            r#"R(Hm.)C(f|-|{"s": "\nx", "b": false})"#,
+        ),
+        ("<function=f>\n</function>\n</seed:tool_call>", "C(f|-|{})"),
+    ];
+    check("seed_oss", &cases);
+}
+
+#[test]
+fn gpt_oss() {
+    let cases = [
+        (
+            "«<|channel|>»analysis«<|message|>»Hm.«<|end|>»«<|start|>»assistant«<|channel|>»commentary to=functions.f «<|constrain|>»json«<|message|>»{\"n\": 1}«<|call|>»",
+            r#"R(Hm.)C(f|-|{"n": 1})"#,
+        ),
+        // The header in any order.
+        (" to=functions.f«<|channel|>»commentary json«<|message|>»{}«<|call|>»", "C(f|-|{})"),
+        ("«<|start|>»assistant to=functions.ns.tool-x«<|channel|>»commentary«<|message|>»{}", "C(ns.tool-x|-|{})"),
+        ("«<|channel|>»commentary «<|constrain|>»json to=f«<|message|>»{}", "C(f|-|{})"),
+        (
+            "«<|channel|>»commentary«<|message|>»I will look.«<|end|>»«<|start|>»assistant«<|channel|>»commentary to=functions.f«<|message|>»{}",
+            "T(I will look.)C(f|-|{})",
+        ),
+        (
+            "«<|channel|>»analysis«<|message|>»a«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b«<|return|>»",
+            "R(a)T(b)",
+        ),
+        ("«<|channel|>»final«<|message|>»to=functions.f is text", "T(to=functions.f is text)"),
+        ("plain", "T(plain)"),
+        ("to do", "T(to do)"),
+        ("«<|channel|>»unknown«<|message|>»b", "M(unknown)T(b)"),
+        ("«<|channel|>»commentary to=python code«<|message|>»print(1)«<|call|>»", "M(code)M(to=python print(1))"),
+        ("«<|channel|>»analysis«<|message|>»Hm.«<|end|>»«<|start|>»assistant", "R(Hm.)"),
+        ("«<|channel|>»commentary to=functions.f", "M(to=functions.f)"),
+        ("«<|channel|>»commentary to=functions.f «<|constrain|>»json«<|message|>»{\"s\": \"x", r#"C?(f|-|{"s": "x)"#),
+    ];
+    check("gpt_oss", &cases);
+}
+
+#[test]
+fn kimi_k3() {
+    let call = "«<|open|>»call tool=\"f\" index=\"1\"«<|sep|>»«<|open|>»argument key=\"s\" type=\"string\"«<|sep|>»x«<|close|>»argument«<|sep|>»«<|open|>»argument key=\"n\" type=\"number\"«<|sep|>»3«<|close|>»argument«<|sep|>»«<|close|>»call«<|sep|>»";
+    let tools = format!("«<|open|>»tools«<|sep|>»{call}«<|close|>»tools«<|sep|>»«<|close|>»message«<|sep|>»");
+    let whole = format!(
+        "«<|open|>»think«<|sep|>»Hm.«<|close|>»think«<|sep|>»«<|open|>»response«<|sep|>»Hi.«<|close|>»response«<|sep|>»{tools}"
+    );
+    let unclosed = format!("«<|open|>»think«<|sep|>»Hm.{tools}");
+    let bare = format!("{call}«<|close|>»message«<|sep|>»");
+    let cases = [
+        (whole.as_str(), r#"R(Hm.)T(Hi.)C(f|-|{"s": "x", "n": 3})"#),
+        (unclosed.as_str(), r#"R(Hm.)C(f|-|{"s": "x", "n": 3})"#),
+        (bare.as_str(), r#"C(f|-|{"s": "x", "n": 3})"#),
+        ("«<|open|>»response«<|sep|>»tool=x«<|close|>»response«<|sep|>»", "T(tool=x)"),
+    ];
+    check("kimi_k3", &cases);
+    check_from(
+        "kimi_k3",
+        Region::Reasoning,
+        &[("Hm.«<|close|>»think«<|sep|>»«<|open|>»response«<|sep|>»Hi.", "R(Hm.)T(Hi.)")],
+    );
+    // The prompt may end inside the response.
+    check("kimi_k3", &[("Hi.«<|close|>»response«<|sep|>»«<|close|>»message«<|sep|>»", "T(Hi.)")]);
+}

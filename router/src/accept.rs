@@ -1,0 +1,208 @@
+//! `rein accept`: JSON lines in, JSON lines out. What a request's grammar says of an output, token by token.
+//!
+//! A line is `{"tools", "tool_choice", "response_format", "parallel_tool_calls", "in_reasoning", "calls_before",
+//! "token_ids" | "text"}`, as a chat request spells them; the answer is `{"accepted", "total", "complete", "error"}`:
+//! how many tokens the grammar takes, and whether the turn may end after them.
+
+use std::io::{self, BufRead, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use rein_grammar::{Choice, Enforcement, Format, Grammars, Region, Response, Rules, Tool, Vocab, by_name, formats};
+use serde_json::{Map, Value as Json, json};
+
+use crate::render::{flag, lines, token_id};
+use crate::textmodel::special_tokens;
+use crate::tokenize::{Encode, Tokenizer, read_json};
+
+/// A format over a tokenizer.
+#[derive(Debug)]
+pub struct AcceptSource {
+    tokenizer: Tokenizer,
+    grammars: Grammars,
+}
+
+impl AcceptSource {
+    /// The format of this name, over the tokenizer of this directory.
+    pub fn open(format: &str, dir: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+        let format = by_name(format).ok_or_else(|| {
+            let names: Vec<_> = formats().iter().map(|f| f.name).collect();
+            format!("there is no format {format:?}; there are {}", names.join(", "))
+        })?;
+        let tokenizer = Tokenizer::load(dir)?;
+        let stops = stops(format, &tokenizer, dir)?;
+        let words = (0..tokenizer.vocab_size() as u32).map(|id| {
+            let bytes = tokenizer.token_bytes(id).map(|b| b.into_owned()).unwrap_or_default();
+            (bytes, tokenizer.special(id).is_some())
+        });
+        let vocab = Vocab::new(words, &stops, None)?;
+        Ok(Self { grammars: Grammars::new(format, Arc::new(vocab)), tokenizer })
+    }
+
+    /// Answers one line.
+    pub fn answer(&self, line: &str) -> Json {
+        self.try_answer(line)
+            .unwrap_or_else(|error| json!({"accepted": 0, "total": null, "complete": false, "error": error}))
+    }
+
+    fn try_answer(&self, line: &str) -> Result<Json, String> {
+        let request: Json = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
+        let request = request.as_object().ok_or("a line must be a JSON object")?;
+        let ids = match (request.get("token_ids"), request.get("text")) {
+            (Some(Json::Array(ids)), _) => {
+                ids.iter().map(|id| token_id(id, &self.tokenizer)).collect::<Result<Vec<_>, _>>()?
+            }
+            (None, Some(Json::String(text))) => {
+                self.tokenizer.encode(text, Encode::TEMPLATED).map_err(|e| e.to_string())?
+            }
+            _ => return Err("a line needs token_ids, a list of token ids, or text, a string".into()),
+        };
+        let total = ids.len();
+        let Some(compiled) = self.grammars.compile(&rules(request)?).map_err(|e| e.to_string())? else {
+            return Ok(json!({"accepted": total, "total": total, "complete": true, "error": null}));
+        };
+        let mut matcher = compiled.matcher().map_err(|e| e.to_string())?;
+        for (accepted, id) in ids.iter().enumerate() {
+            let error = match matcher.accept(*id) {
+                Ok(true) => continue,
+                Ok(false) => {
+                    let bytes = self.tokenizer.token_bytes(*id).unwrap_or_default();
+                    format!("token {id} ({:?}) is not allowed here", String::from_utf8_lossy(&bytes))
+                }
+                Err(e) => e.to_string(),
+            };
+            return Ok(json!({"accepted": accepted, "total": total, "complete": false, "error": error}));
+        }
+        Ok(json!({"accepted": total, "total": total, "complete": matcher.may_stop(), "error": null}))
+    }
+}
+
+/// Answers every line of the input, in order, until it ends.
+pub fn run(input: impl BufRead, output: impl Write, source: &AcceptSource) -> io::Result<()> {
+    lines(input, output, |line| source.answer(line))
+}
+
+/// The tokens that end a turn, as far as the directory and the format name them.
+fn stops(format: &Format, tokenizer: &Tokenizer, dir: &Path) -> Result<Vec<u32>, Box<dyn std::error::Error>> {
+    let config = read_json(&dir.join("tokenizer_config.json"))?;
+    let named = special_tokens(dir, &config)?;
+    let mut texts: Vec<&str> = named.get("eos_token").and_then(Json::as_str).into_iter().collect();
+    texts.extend(format.stops);
+    // Kimi's tokenizer says [EOS], its configuration <|im_end|>.
+    if tokenizer.special_id("<|im_middle|>").is_some() {
+        texts.extend(["[EOS]", "<|im_end|>"]);
+    }
+    let mut stops: Vec<u32> = texts.into_iter().filter_map(|text| tokenizer.special_id(text)).collect();
+    let generation = read_json(&dir.join("generation_config.json"))?;
+    let ids = match generation.get("eos_token_id") {
+        Some(Json::Array(ids)) => ids.clone(),
+        Some(one) => vec![one.clone()],
+        None => Vec::new(),
+    };
+    stops.extend(ids.iter().filter_map(Json::as_u64).map(|id| id as u32));
+    stops.sort_unstable();
+    stops.dedup();
+    Ok(stops)
+}
+
+/// A request's fields as rules.
+fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
+    let tools = match request.get("tools") {
+        None | Some(Json::Null) => Vec::new(),
+        Some(Json::Array(tools)) => tools.iter().map(tool).collect::<Result<_, _>>()?,
+        Some(_) => return Err("tools must be a list".into()),
+    };
+    let calls_before = request.get("calls_before").and_then(Json::as_u64).unwrap_or(0) as usize;
+    Ok(Rules {
+        tools,
+        choice: choice(request.get("tool_choice").unwrap_or(&Json::Null))?,
+        parallel: flag(request, "parallel_tool_calls")?.unwrap_or(true),
+        response: response(request.get("response_format").unwrap_or(&Json::Null))?,
+        start: if flag(request, "in_reasoning")?.unwrap_or(false) { Region::Reasoning } else { Region::Text },
+        calls_before,
+        enforcement: Enforcement::NamesAndArguments,
+    })
+}
+
+fn tool(tool: &Json) -> Result<Tool, String> {
+    let function = tool.get("function").unwrap_or(tool);
+    let name = function.get("name").and_then(Json::as_str).ok_or("tools: a tool has a name, a string")?;
+    Ok(Tool {
+        name: name.into(),
+        parameters: function.get("parameters").cloned(),
+        strict: function.get("strict").and_then(Json::as_bool).unwrap_or(false),
+    })
+}
+
+fn choice(choice: &Json) -> Result<Choice, String> {
+    let name = |c: &Json| {
+        let name = c.pointer("/function/name").or_else(|| c.get("name")).and_then(Json::as_str);
+        name.map(str::to_owned).ok_or("tool_choice: a function has a name, a string")
+    };
+    Ok(match choice {
+        Json::Null => Choice::Auto,
+        Json::String(word) => match word.as_str() {
+            "auto" => Choice::Auto,
+            "none" => Choice::None,
+            "required" => Choice::Required,
+            other => return Err(format!("tool_choice: {other:?} is not auto, none or required")),
+        },
+        object if object.get("type").and_then(Json::as_str) == Some("allowed_tools") => {
+            let allowed = object.get("allowed_tools").unwrap_or(object);
+            let tools =
+                allowed.get("tools").and_then(Json::as_array).ok_or("tool_choice: allowed_tools has tools, a list")?;
+            let required = allowed.get("mode").and_then(Json::as_str) == Some("required");
+            Choice::Allowed { names: tools.iter().map(name).collect::<Result<_, _>>()?, required }
+        }
+        object => Choice::Named(name(object)?),
+    })
+}
+
+fn response(format: &Json) -> Result<Option<Response>, String> {
+    Ok(match format.get("type").and_then(Json::as_str) {
+        None | Some("text") => None,
+        Some("json_object") => Some(Response::JsonObject),
+        Some("json_schema") => {
+            let inner = format.get("json_schema").unwrap_or(format);
+            let schema = inner.get("schema").cloned().ok_or("response_format: json_schema has a schema")?;
+            Some(Response::JsonSchema { schema, strict: inner.get("strict").and_then(Json::as_bool).unwrap_or(false) })
+        }
+        Some("structural_tag") => Some(Response::StructuralTag(format.clone())),
+        Some(other) => {
+            return Err(format!("response_format: {other:?} is not text, json_object, json_schema or structural_tag"));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn outputs_are_judged() {
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures/kimi");
+        let source = AcceptSource::open("hermes", &dir).unwrap();
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+            "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}]);
+        let ask = |extra: Json| {
+            let mut line = json!({"tools": tools});
+            line.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            source.answer(&line.to_string())
+        };
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+        let answer = ask(json!({"text": call}));
+        assert_eq!((&answer["complete"], &answer["error"]), (&json!(true), &Json::Null), "{answer}");
+        assert_eq!(answer["accepted"], answer["total"]);
+        let answer = ask(json!({"text": call.replace("\"a\"", "\"b\"")}));
+        assert_eq!(answer["complete"], false);
+        assert!(answer["accepted"].as_u64() < answer["total"].as_u64() && answer["error"].is_string(), "{answer}");
+        assert_eq!(ask(json!({"text": call, "tool_choice": "none"}))["complete"], false);
+        assert_eq!(ask(json!({"text": "hello", "tool_choice": "required"}))["complete"], false);
+        assert_eq!(ask(json!({"text": "hello"}))["complete"], true);
+        assert!(ask(json!({"text": "", "tool_choice": "sometimes"}))["error"].is_string());
+        assert!(source.answer("{").get("error").is_some_and(Json::is_string));
+        assert!(AcceptSource::open("nothing", &dir).is_err());
+    }
+}
