@@ -254,5 +254,5 @@ fn footer(out: &mut String, s: &Summary) {
     let all: Vec<_> = all.into_iter().flatten().collect();
     let all = if all.is_empty() { "as the samples have it".into() } else { all.join(", ") };
     let version = env!("CARGO_PKG_VERSION");
-    let _ = write!(out, "<p class=\"soft\">Sampling: {all}. Made by rein {version}.</p></html>\n");
+    let _ = writeln!(out, "<p class=\"soft\">Sampling: {all}. Made by rein {version}.</p></html>");
 }
