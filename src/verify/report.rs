@@ -1,6 +1,6 @@
 //! report.html: the run for people. One file, without scripts and without anything from elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
 use super::plot::{self, Bar, Line, Part, escape};
@@ -71,7 +71,7 @@ pub fn html(summary: &Summary, samples: &[Sample], modes: &[Mode], store: &Store
             confusion(&mut out, name, text, trigger);
         }
     }
-    by_tag(&mut out, &summary.by_tag);
+    by_tag(&mut out, samples, &summary.by_tag);
     problems(&mut out, summary, &records);
     times(&mut out, summary, &records);
     footer(&mut out, summary);
@@ -145,10 +145,18 @@ fn confusion(out: &mut String, name: &str, text: &str, t: &Trigger) {
     );
 }
 
-fn by_tag(out: &mut String, tags: &BTreeMap<String, Counts>) {
-    let bars: Vec<Bar> = tags
-        .iter()
-        .filter_map(|(tag, c)| {
+/// In the order in which the samples have them: first tags first, easy ones before hard ones.
+fn by_tag(out: &mut String, samples: &[Sample], tags: &BTreeMap<String, Counts>) {
+    let longest = samples.iter().map(|s| s.truth.tags.len()).max().unwrap_or(0);
+    let mut order: Vec<&String> = Vec::new();
+    let mut seen = HashSet::new();
+    for place in 0..longest {
+        order.extend(samples.iter().filter_map(|s| s.truth.tags.get(place)).filter(|tag| seen.insert(*tag)));
+    }
+    let bars: Vec<Bar> = order
+        .into_iter()
+        .filter_map(|tag| {
+            let c = tags.get(tag)?;
             let share = c.schema_accuracy?;
             let figure = format!("{:.1} % of {}", share * 100.0, c.finish_tool_calls);
             let class = if share < 1.0 { "bad" } else { "good" };
@@ -254,5 +262,5 @@ fn footer(out: &mut String, s: &Summary) {
     let all: Vec<_> = all.into_iter().flatten().collect();
     let all = if all.is_empty() { "as the samples have it".into() } else { all.join(", ") };
     let version = env!("CARGO_PKG_VERSION");
-    let _ = write!(out, "<p class=\"soft\">Sampling: {all}. Made by rein {version}.</p></html>\n");
+    let _ = writeln!(out, "<p class=\"soft\">Sampling: {all}. Made by rein {version}.</p></html>");
 }

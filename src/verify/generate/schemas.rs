@@ -11,7 +11,10 @@ pub type Field = (Value, Value);
 /// A tool's parameters. No schema: the tool declares none.
 pub type Parameters = (Option<Value>, Value);
 
-pub const LEVELS: &[(&str, fn(&mut Source) -> Parameters)] = &[
+/// A kind of schema: its tag, and what makes one.
+pub type Level = (&'static str, fn(&mut Source) -> Parameters);
+
+pub const LEVELS: &[Level] = &[
     ("strings", |s| some(s.fields(&[Source::string, Source::string], 1))),
     ("scalars", |s| some(s.fields(&[Source::integer, Source::number, Source::boolean, Source::string], 2))),
     ("enums", |s| some(s.fields(&[Source::choice, Source::mixed_choice, Source::constant], 2))),
@@ -158,7 +161,7 @@ impl Source {
     fn optional(&mut self) -> Field {
         let (mut schema, mut example) =
             self.fields(&[Self::string, Self::integer, Self::choice, Self::nullable, Self::boolean], 1);
-        let last = schema["properties"].as_object().and_then(|p| p.keys().last().cloned()).unwrap_or_default();
+        let last = schema["properties"].as_object().and_then(|p| p.keys().next_back().cloned()).unwrap_or_default();
         schema["properties"][&last]["default"] = json!(false);
         if self.below(2) == 0 {
             example.as_object_mut().and_then(|members| members.shift_remove(&last));

@@ -19,7 +19,10 @@ pub struct Scene {
     pub expect_call: bool,
 }
 
-pub const TRAPS: &[(&str, fn(&mut Scene, &mut Source))] = &[
+/// Its tag, and what it does to a sample.
+pub type Trap = (&'static str, fn(&mut Scene, &mut Source));
+
+pub const TRAPS: &[Trap] = &[
     ("plain", |_, _| {}),
     ("undeclared_in_history", undeclared),
     ("foreign_ids", foreign_ids),
