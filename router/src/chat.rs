@@ -2,24 +2,25 @@
 
 use std::sync::Arc;
 
-use rein_grammar::ToolDecl;
+use rein_grammar::{Region, ToolDecl};
 use serde_json::Value;
 
 use crate::{
     conversation,
     error::Error,
     generate::{self, Call, ChatEvents, Defaults, Plan, Reading, Sequence},
+    history,
     job::{ChatJob, ToolChoice},
     model::Model,
     template::RenderInput,
-    textmodel::Rendered,
+    textmodel::{ReasoningMarkers, Rendered},
 };
 
 const DEFAULTS: Defaults = Defaults { prompt: "messages", max_tokens: None };
 
 pub async fn render(model: &Arc<Model>, job: ChatJob) -> Result<Rendered, Error> {
     job.check()?;
-    model.render(input(job)).await
+    model.render(Conversation::new(model, job).input).await
 }
 
 pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result<ChatEvents, Error> {
@@ -27,31 +28,77 @@ pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
     let generation = std::mem::take(&mut job.generation);
-    let calls_before = conversation::calls_made(&job.messages);
-    let tools = tool_declarations(&job.tools);
+    let tools = tool_declarations(&job.declared_tools());
     let parse_tools = !tools.is_empty() && job.tool_choice == ToolChoice::Auto;
-    let Rendered { prompt, ids, .. } = model.render(input(job)).await?;
+    let Conversation { input, calls_before, resumed } = Conversation::new(&model, job);
+    let Rendered { prompt, ids, .. } = model.render(input).await?;
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
     let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
-    let start = model.format.start_after(&prompt);
-    let reading = Reading::Regions { start, tools, parse_tools, calls_before };
+    let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
+    let reading = Reading::Regions { start, resumed: resumed.is_some(), tools, parse_tools, calls_before };
     generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await
 }
 
-fn input(mut job: ChatJob) -> RenderInput {
-    job.use_exact();
-    RenderInput {
-        add_generation_prompt: job.generation_prompt(),
-        continue_final_message: job.continue_final_message,
-        kwargs: job.kwargs(),
-        tools: (!job.tools.is_empty()).then_some(job.tools),
-        documents: job.documents,
-        messages: job.messages,
-        ..RenderInput::default()
+/// A request's messages as the template gets them.
+struct Conversation {
+    input: RenderInput,
+    /// Calls that the format's own ids have counted so far.
+    calls_before: usize,
+    /// The region in whose middle the answer goes on.
+    resumed: Option<Region>,
+}
+
+impl Conversation {
+    fn new(model: &Model, mut job: ChatJob) -> Self {
+        job.use_exact();
+        let continues = job.continues();
+        let (add_generation_prompt, kwargs) = (job.generation_prompt(), job.kwargs());
+        let mut messages = job.messages;
+        let calls_before = history::native_ids(&mut messages, |name, index| model.format.native_id(name, index));
+        let last = messages.last_mut().and_then(Value::as_object_mut);
+        if let Some(last) = last {
+            conversation::CONTINUE.into_iter().for_each(|field| drop(last.shift_remove(field)));
+        }
+        let reasoning = model.reasoning_markers();
+        Conversation {
+            calls_before,
+            resumed: messages.last().filter(|_| continues).and_then(|last| resumed(last, reasoning.as_ref())),
+            input: RenderInput {
+                add_generation_prompt,
+                continue_final_message: continues,
+                kwargs,
+                tools: (!job.tools.is_empty()).then_some(job.tools),
+                documents: job.documents,
+                messages,
+                reasoning_open: reasoning.map(|markers| markers.open),
+                ..RenderInput::default()
+            },
+        }
     }
 }
 
-fn tool_declarations(tools: &[Value]) -> Vec<ToolDecl> {
-    let name = |tool: &Value| Some(ToolDecl { name: tool.pointer("/function/name")?.as_str()?.to_owned() });
+/// The region in whose middle a message ends: reasoning if there is nothing else yet. None: it has not begun one.
+fn resumed(message: &Value, reasoning: Option<&ReasoningMarkers>) -> Option<Region> {
+    let content = match message.get("content") {
+        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
+        Some(Value::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    let begun = |text: &str, region| (!text.trim().is_empty()).then_some(region);
+    if content.is_empty() {
+        let said = ["reasoning_content", "reasoning"].into_iter().find_map(|name| message.get(name)?.as_str());
+        return begun(said.unwrap_or_default(), Region::Reasoning);
+    }
+    let inner = reasoning.and_then(|markers| Some((content.trim_start().strip_prefix(&markers.open)?, &markers.close)));
+    match inner.map(|(inner, close)| inner.split_once(close.as_str()).ok_or(inner)) {
+        None => begun(&content, Region::Text),
+        Some(Ok((_, text))) => begun(text, Region::Text),
+        // The opening alone still lets the parser take the layout after it.
+        Some(Err(inner)) => begun(inner, Region::Reasoning),
+    }
+}
+
+fn tool_declarations(tools: &[&Value]) -> Vec<ToolDecl> {
+    let name = |tool: &&Value| Some(ToolDecl { name: tool.pointer("/function/name")?.as_str()?.to_owned() });
     tools.iter().filter_map(name).collect()
 }

@@ -44,8 +44,17 @@ pub struct Call {
 /// How output is to be read.
 #[derive(Debug, Clone)]
 pub enum Reading {
-    Regions { start: Region, tools: Vec<ToolDecl>, parse_tools: bool, calls_before: usize },
-    Plain { skip_special_tokens: bool },
+    /// `resumed`: the prompt ends in the middle of the region, not at its start.
+    Regions {
+        start: Region,
+        resumed: bool,
+        tools: Vec<ToolDecl>,
+        parse_tools: bool,
+        calls_before: usize,
+    },
+    Plain {
+        skip_special_tokens: bool,
+    },
 }
 
 impl Reading {
@@ -246,9 +255,9 @@ async fn open(
     let Sequence { prompt, echo, plan } = sequence;
     let first = choices.len() as u32;
     let transcript = |index: u32| {
-        let (start, calls_before) = match reading {
-            Reading::Regions { start, calls_before, .. } => (*start, *calls_before),
-            Reading::Plain { .. } => (Region::Text, 0),
+        let (start, resumed, calls_before) = match reading {
+            Reading::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
+            Reading::Plain { .. } => (Region::Text, false, 0),
         };
         let opening = Opening {
             index,
@@ -259,6 +268,7 @@ async fn open(
             named_stop_ids: plan.named_stop_ids.clone(),
             report: Report { token_ids: plan.token_ids, logprobs: plan.logprobs.is_some() },
             start,
+            resumed,
             calls_before,
             prompt_tokens: prompt.len() as u32,
             last_prompt_token: prompt.last().copied(),

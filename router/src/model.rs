@@ -8,12 +8,13 @@ use rein_proto::{internal, v1};
 use tokio::sync::Semaphore;
 
 use crate::{
+    RouterConfig,
     error::{Error, Kind},
     job::out_of_vocabulary,
     limits,
     pool::{EngineTransport, Pool},
     template::{Reason, RenderInput, TemplateError},
-    textmodel::{Rendered, TextError, TextModel},
+    textmodel::{ControlTokens, ReasoningMarkers, Rendered, TextError, TextModel},
     tokenize::{Encode, TokenizeError},
 };
 
@@ -29,6 +30,8 @@ pub struct Model {
     pub pool: Pool,
     /// Seconds since the epoch.
     pub created: u64,
+    /// What messages cannot bring about. None: the operator lets them.
+    controls: Option<ControlTokens>,
     off_thread: Arc<Semaphore>,
 }
 
@@ -42,7 +45,7 @@ pub struct Bounds {
 }
 
 impl Model {
-    pub fn new(text: TextModel, transports: Vec<EngineTransport>) -> Self {
+    pub fn new(text: TextModel, transports: Vec<EngineTransport>, config: &RouterConfig) -> Result<Self, TextError> {
         let special = |name: &str| text.has_special(name);
         let detect = grammar::Detect {
             template: text.template.as_ref().map(|_| text.template_source()),
@@ -50,13 +53,22 @@ impl Model {
             special: &special,
         };
         let format = grammar::detect(&detect).unwrap_or(grammar::PLAIN);
-        Model {
+        let controls = match config.allow_control_tokens {
+            true => None,
+            false => Some(ControlTokens::new(&text, |text| format.is_marker(text), reasoning_markers(format))?),
+        };
+        Ok(Model {
             text,
             format,
             pool: Pool::new(transports),
             created: now(),
+            controls,
             off_thread: Arc::new(Semaphore::new(limits::TEXTS_OFF_THREAD)),
-        }
+        })
+    }
+
+    pub fn reasoning_markers(&self) -> Option<ReasoningMarkers> {
+        reasoning_markers(self.format)
     }
 
     pub fn name(&self) -> &str {
@@ -73,7 +85,13 @@ impl Model {
 
     /// Renders and encodes a conversation. Large ones leave the async threads.
     pub async fn render(self: &Arc<Self>, input: RenderInput) -> Result<Rendered, Error> {
-        let render = |model: &Model, input: &RenderInput| model.text.render(input).map_err(text_error);
+        let render = |model: &Model, input: &RenderInput| {
+            let rendered = match &model.controls {
+                Some(controls) => model.text.render_sanitized(input, controls),
+                None => model.text.render(input),
+            };
+            rendered.map_err(text_error)
+        };
         if approximate_bytes(&input) <= limits::INLINE_TEXT_BYTES {
             return render(self, &input);
         }
@@ -152,6 +170,10 @@ impl Model {
             text_offset: None,
         }
     }
+}
+
+fn reasoning_markers(format: &Format) -> Option<ReasoningMarkers> {
+    format.reasoning.as_ref().map(|r| ReasoningMarkers { open: r.open.to_owned(), close: r.close.to_owned() })
 }
 
 pub fn now() -> u64 {
