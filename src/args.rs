@@ -106,6 +106,9 @@ pub struct ServeArgs {
     /// Chat template file instead of the model's own
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// Let control tokens that messages spell become control tokens; else they stay text
+    #[arg(long, env = "REIN_ALLOW_CONTROL_TOKENS")]
+    pub allow_control_tokens: bool,
     /// Longest prompt plus answer in tokens [default: the model's]
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,
