@@ -140,6 +140,9 @@ pub struct ServeArgs {
     /// When the engine draws under a mask
     #[arg(long, env = "REIN_MASKS", value_enum, default_value_t = MasksArg::OnRefusal)]
     pub masks: MasksArg,
+    /// Let control tokens that messages spell become control tokens; else they stay text
+    #[arg(long, env = "REIN_ALLOW_CONTROL_TOKENS")]
+    pub allow_control_tokens: bool,
     /// Longest prompt plus answer in tokens [default: the model's]
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,

@@ -48,7 +48,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         let executor = executor(&args, &text)?;
         let engine = rein_worker::start(executor, engine_options(&args));
         let router = Router::new(
-            RouterConfig::default(),
+            RouterConfig { allow_control_tokens: args.allow_control_tokens, ..RouterConfig::default() },
             vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()), policy }],
         )?;
         serve(&args, router, engine, http, grpc).await

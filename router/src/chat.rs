@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{Choice, Compiled, Relaxation, Rules, Tool, ToolDecl};
+use rein_grammar::{Choice, Compiled, Region, Relaxation, Rules, Tool, ToolDecl};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -10,17 +10,18 @@ use crate::{
     conversation,
     error::Error,
     generate::{self, Call, ChatEvents, Defaults, Grammar, Plan, Reading, Sequence},
+    history,
     job::ChatJob,
     model::Model,
     template::RenderInput,
-    textmodel::Rendered,
+    textmodel::{ReasoningMarkers, Rendered},
 };
 
 const DEFAULTS: Defaults = Defaults { prompt: "messages", max_tokens: None };
 
 pub async fn render(model: &Arc<Model>, job: ChatJob) -> Result<Rendered, Error> {
     job.check()?;
-    model.render(input(job)).await
+    model.render(Conversation::new(model, job).input).await
 }
 
 /// The events, and what of the request's schemas is not enforced to the letter, in words.
@@ -33,8 +34,7 @@ pub async fn generate(
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
     let generation = std::mem::take(&mut job.generation);
-    let calls_before = conversation::calls_made(&job.messages);
-    let tools = tools(&job.tools);
+    let tools: Vec<Tool> = job.declared_tools().into_iter().filter_map(tool).collect();
     let declarations: Vec<ToolDecl> = tools.iter().map(declaration).collect();
     let parse_tools = !tools.is_empty() && job.tool_choice != Choice::None;
     let mut rules = Rules {
@@ -42,28 +42,25 @@ pub async fn generate(
         choice: job.tool_choice.clone(),
         parallel: job.parallel_tool_calls,
         response: job.response.take(),
-        calls_before,
         enforcement: model.enforcement,
         ..Rules::default()
     };
-    let Rendered { prompt, ids, .. } = model.render(input(job)).await?;
+    let Conversation { input, calls_before, resumed } = Conversation::new(&model, job);
+    let Rendered { prompt, ids, .. } = model.render(input).await?;
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
     let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
-    let start = model.format.start_after(&prompt);
-    rules.start = start;
+    let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
+    (rules.start, rules.calls_before) = (start, calls_before);
     let began = Instant::now();
     let compiled = model.compile(rules).await?;
     call.metrics.grammar.compile.observe(began.elapsed());
     let in_words = |one: &Relaxation| format!("{} {} {}", one.tool, one.path, one.keyword).trim().to_owned();
     let relaxed = compiled.iter().flat_map(Compiled::relaxations).map(in_words).collect();
     let grammar = compiled.map(|compiled| Grammar { compiled, always: model.mask_always });
-    let reading = Reading::Regions { start, tools: declarations, parse_tools, calls_before, grammar };
+    let resumed = resumed.is_some();
+    let reading = Reading::Regions { start, resumed, tools: declarations, parse_tools, calls_before, grammar };
     let events = generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await?;
     Ok((events, relaxed))
-}
-
-fn tools(tools: &[Value]) -> Vec<Tool> {
-    tools.iter().filter_map(tool).collect()
 }
 
 /// A tool as the API declares it. None: it has no name.
@@ -80,15 +77,61 @@ pub(crate) fn declaration(tool: &Tool) -> ToolDecl {
     ToolDecl { name: tool.name.clone(), parameters: tool.parameters.clone() }
 }
 
-fn input(mut job: ChatJob) -> RenderInput {
-    job.use_exact();
-    RenderInput {
-        add_generation_prompt: job.generation_prompt(),
-        continue_final_message: job.continue_final_message,
-        kwargs: job.kwargs(),
-        tools: (!job.tools.is_empty()).then_some(job.tools),
-        documents: job.documents,
-        messages: job.messages,
-        ..RenderInput::default()
+/// A request's messages as the template gets them.
+struct Conversation {
+    input: RenderInput,
+    /// Calls that the format's own ids have counted so far.
+    calls_before: usize,
+    /// The region in whose middle the answer goes on.
+    resumed: Option<Region>,
+}
+
+impl Conversation {
+    fn new(model: &Model, mut job: ChatJob) -> Self {
+        job.use_exact();
+        let continues = job.continues();
+        let (add_generation_prompt, kwargs) = (job.generation_prompt(), job.kwargs());
+        let mut messages = job.messages;
+        let calls_before = history::native_ids(&mut messages, |name, index| model.format.native_id(name, index));
+        let last = messages.last_mut().and_then(Value::as_object_mut);
+        if let Some(last) = last {
+            conversation::CONTINUE.into_iter().for_each(|field| drop(last.shift_remove(field)));
+        }
+        let reasoning = model.reasoning_markers();
+        Conversation {
+            calls_before,
+            resumed: messages.last().filter(|_| continues).and_then(|last| resumed(last, reasoning.as_ref())),
+            input: RenderInput {
+                add_generation_prompt,
+                continue_final_message: continues,
+                kwargs,
+                tools: (!job.tools.is_empty()).then_some(job.tools),
+                documents: job.documents,
+                messages,
+                reasoning_open: reasoning.map(|markers| markers.open),
+                ..RenderInput::default()
+            },
+        }
+    }
+}
+
+/// The region in whose middle a message ends: reasoning if there is nothing else yet. None: it has not begun one.
+fn resumed(message: &Value, reasoning: Option<&ReasoningMarkers>) -> Option<Region> {
+    let content = match message.get("content") {
+        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
+        Some(Value::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    let begun = |text: &str, region| (!text.trim().is_empty()).then_some(region);
+    if content.is_empty() {
+        let said = ["reasoning_content", "reasoning"].into_iter().find_map(|name| message.get(name)?.as_str());
+        return begun(said.unwrap_or_default(), Region::Reasoning);
+    }
+    let inner = reasoning.and_then(|markers| Some((content.trim_start().strip_prefix(&markers.open)?, &markers.close)));
+    match inner.map(|(inner, close)| inner.split_once(close.as_str()).ok_or(inner)) {
+        None => begun(&content, Region::Text),
+        Some(Ok((_, text))) => begun(text, Region::Text),
+        // The opening alone still lets the parser take the layout after it.
+        Some(Err(inner)) => begun(inner, Region::Reasoning),
     }
 }

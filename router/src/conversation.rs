@@ -5,6 +5,8 @@ use serde_json::{Map, Value};
 use crate::{error::Error, limits};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+/// What other servers call the wish to have the final message continued: Kimi's, then DeepSeek's and Mistral's.
+pub const CONTINUE: [&str; 2] = ["partial", "prefix"];
 
 /// Messages in the OpenAI shape. They are checked, never changed.
 pub fn check_messages(messages: &[Value]) -> Result<(), Error> {
@@ -15,7 +17,43 @@ pub fn check_messages(messages: &[Value]) -> Result<(), Error> {
         let message = format!("'messages' may have at most {} messages, got {}", limits::MESSAGES, messages.len());
         return Err(Error::invalid("messages", message));
     }
-    messages.iter().enumerate().try_for_each(|(i, message)| check_message(&format!("messages[{i}]"), message))
+    for (i, message) in messages.iter().enumerate() {
+        let at = format!("messages[{i}]");
+        check_message(&at, message)?;
+        check_continue(&at, message, i + 1 == messages.len())?;
+    }
+    Ok(())
+}
+
+fn check_continue(at: &str, message: &Value, last: bool) -> Result<(), Error> {
+    for field in CONTINUE {
+        let at = format!("{at}.{field}");
+        match message.get(field) {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(Value::Bool(true)) if last => check_continued(&at, message)?,
+            Some(Value::Bool(true)) => {
+                return Err(Error::invalid(&*at, format!("'{at}' may be true on the last message only")));
+            }
+            Some(other) => return Err(Error::wrong_type(&at, "a boolean", other)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a final message can be continued, as the request's field `asked` wants it.
+pub fn check_continued(asked: &str, last: &Value) -> Result<(), Error> {
+    let invalid = |why: &str| Err(Error::invalid(asked, format!("'{asked}' needs a final message {why}")));
+    if last.get("role").and_then(Value::as_str) != Some("assistant") {
+        return invalid("of the role assistant");
+    }
+    if last.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty()) {
+        return invalid("without tool_calls");
+    }
+    let given = |field: &str| last.get(field).is_some_and(|value| !value.is_null());
+    if !["content", "reasoning_content", "reasoning"].into_iter().any(given) {
+        return invalid("with content or reasoning_content");
+    }
+    Ok(())
 }
 
 fn check_message(at: &str, message: &Value) -> Result<(), Error> {
@@ -47,17 +85,42 @@ fn check_message(at: &str, message: &Value) -> Result<(), Error> {
         let text = format!("'{at}.tool_calls' belongs to the role assistant, not {role}");
         return Err(Error::invalid(format!("{at}.tool_calls"), text));
     }
-    if role == "tool" && message.get("tool_call_id").is_none_or(Value::is_null) {
+    let given = |field: &str| message.get(field).is_some_and(|value| !value.is_null());
+    if role == "tool" && !given("tool_call_id") && !given("name") {
         return Err(Error::missing(&format!("{at}.tool_call_id"), "the id of the call that this answers"));
     }
-    check_content(at, role, message)
+    let declares = check_message_tools(at, role, message)?;
+    check_content(at, role == "assistant" || declares, message)
 }
 
-fn check_content(at: &str, role: &str, message: &Map<String, Value>) -> Result<(), Error> {
+/// Whether the message declares tools.
+fn check_message_tools(at: &str, role: &str, message: &Map<String, Value>) -> Result<bool, Error> {
+    let at = format!("{at}.tools");
+    match message.get("tools") {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Array(_)) if !declares_tools(role) => {
+            Err(Error::invalid(&*at, format!("'{at}' belongs to the role system, not {role}")))
+        }
+        Some(Value::Array(tools)) => check_tool_list(&at, tools).map(|()| !tools.is_empty()),
+        Some(other) => Err(Error::wrong_type(&at, "an array", other)),
+    }
+}
+
+fn declares_tools(role: &str) -> bool {
+    matches!(role, "system" | "developer")
+}
+
+/// The tools that these messages declare, in order.
+pub fn message_tools(messages: &[Value]) -> impl Iterator<Item = &Value> {
+    let declaring = |message: &&Value| message.get("role").and_then(Value::as_str).is_some_and(declares_tools);
+    messages.iter().filter(declaring).filter_map(|message| message.get("tools")?.as_array()).flatten()
+}
+
+fn check_content(at: &str, optional: bool, message: &Map<String, Value>) -> Result<(), Error> {
     let at = format!("{at}.content");
     match message.get("content") {
         Some(Value::String(_)) => Ok(()),
-        None | Some(Value::Null) if role == "assistant" => Ok(()),
+        None | Some(Value::Null) if optional => Ok(()),
         None => Err(Error::missing(&at, "a string or an array of text parts")),
         Some(Value::Array(parts)) => {
             parts.iter().enumerate().try_for_each(|(j, part)| check_part(&format!("{at}[{j}]"), part))
@@ -148,14 +211,21 @@ fn check_name(at: &str, function: &Map<String, Value>) -> Result<(), Error> {
     }
 }
 
-/// Tools in the OpenAI shape: `{"type": "function", "function": {"name", "description", "parameters"}}`.
-pub fn check_tools(tools: &[Value]) -> Result<(), Error> {
-    if tools.len() > limits::TOOLS {
-        let message = format!("'tools' may have at most {} tools, got {}", limits::TOOLS, tools.len());
+/// A request's tools. Those that its messages declare count too.
+pub fn check_tools(tools: &[Value], messages: &[Value]) -> Result<(), Error> {
+    let count = tools.len() + message_tools(messages).count();
+    if count > limits::TOOLS {
+        let message =
+            format!("'tools' may have at most {} tools, those in messages included, got {count}", limits::TOOLS);
         return Err(Error::invalid("tools", message));
     }
+    check_tool_list("tools", tools)
+}
+
+/// Tools in the OpenAI shape: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+fn check_tool_list(at: &str, tools: &[Value]) -> Result<(), Error> {
     for (i, tool) in tools.iter().enumerate() {
-        let at = format!("tools[{i}]");
+        let at = format!("{at}[{i}]");
         let Value::Object(tool) = tool else { return Err(Error::wrong_type(&at, "an object", tool)) };
         check_type_is_function(&at, tool)?;
         let function = match tool.get("function") {
@@ -178,9 +248,4 @@ pub fn check_tools(tools: &[Value]) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Calls that the conversation's assistant messages already made.
-pub fn calls_made(messages: &[Value]) -> usize {
-    messages.iter().filter_map(|message| message.get("tool_calls")?.as_array().map(Vec::len)).sum()
 }

@@ -47,6 +47,8 @@ pub struct Call {
 pub enum Reading {
     Regions {
         start: Region,
+        /// The prompt ends in the middle of the region, not at its start.
+        resumed: bool,
         tools: Vec<ToolDecl>,
         parse_tools: bool,
         calls_before: usize,
@@ -271,9 +273,9 @@ async fn open(
     let Sequence { prompt, echo, plan } = sequence;
     let first = choices.len() as u32;
     let transcript = |index: u32| {
-        let (start, calls_before) = match reading {
-            Reading::Regions { start, calls_before, .. } => (*start, *calls_before),
-            Reading::Plain { .. } => (Region::Text, 0),
+        let (start, resumed, calls_before) = match reading {
+            Reading::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
+            Reading::Plain { .. } => (Region::Text, false, 0),
         };
         let opening = Opening {
             index,
@@ -289,6 +291,7 @@ async fn open(
             },
             grammar: reading.grammar().map(|grammar| grammar.compiled.clone()),
             start,
+            resumed,
             calls_before,
             prompt_tokens: prompt.len() as u32,
             last_prompt_token: prompt.last().copied(),

@@ -1,5 +1,7 @@
 //! What both surfaces turn a request into, and the checks that do not depend on how it arrived.
 
+use std::collections::HashMap;
+
 use rein_grammar::{Choice, Response};
 use rein_proto::v1;
 use serde_json::{Map, Value};
@@ -81,17 +83,19 @@ const RESERVED_KWARGS: [&str; 6] =
 impl ChatJob {
     pub fn check(&self) -> Result<(), Error> {
         conversation::check_messages(&self.messages)?;
-        conversation::check_tools(&self.tools)?;
+        conversation::check_tools(&self.tools, &self.messages)?;
         self.check_choice()?;
         if self.continue_final_message && self.add_generation_prompt == Some(true) {
             let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true";
             return Err(Error::invalid("continue_final_message", message));
         }
-        if self.continue_final_message
-            && self.messages.last().is_none_or(|last| last.get("role").and_then(Value::as_str) != Some("assistant"))
-        {
-            let message = "'continue_final_message' needs a final message of the role assistant";
-            return Err(Error::invalid("continue_final_message", message));
+        if let (true, Some(last)) = (self.continue_final_message, self.messages.last()) {
+            conversation::check_continued("continue_final_message", last)?;
+        }
+        if let (Some(field), Some(true)) = (self.continue_field(), self.add_generation_prompt) {
+            let at = format!("messages[{}].{field}", self.messages.len() - 1);
+            let message = format!("'{at}' and 'add_generation_prompt' cannot both be true");
+            return Err(Error::invalid(at, message));
         }
         if let Some(effort) = &self.reasoning_effort
             && !REASONING_EFFORTS.contains(&effort.as_str())
@@ -109,7 +113,7 @@ impl ChatJob {
     /// A choice can only be made among declared tools.
     fn check_choice(&self) -> Result<(), Error> {
         let declared = |name: &str| {
-            let names = self.tools.iter().filter_map(|tool| tool.pointer("/function/name")?.as_str());
+            let names = self.declared_tools().into_iter().filter_map(|tool| tool.pointer("/function/name")?.as_str());
             let names: Vec<&str> = names.collect();
             match names.contains(&name) {
                 true => Ok(()),
@@ -121,7 +125,7 @@ impl ChatJob {
         };
         match &self.tool_choice {
             Choice::Auto | Choice::None => Ok(()),
-            Choice::Required if self.tools.is_empty() => {
+            Choice::Required if self.declared_tools().is_empty() => {
                 Err(Error::invalid("tool_choice", "'tool_choice' is 'required', but 'tools' declares none"))
             }
             Choice::Required => Ok(()),
@@ -130,8 +134,34 @@ impl ChatJob {
         }
     }
 
+    /// The field of the last message that asks for its continuation.
+    fn continue_field(&self) -> Option<&'static str> {
+        let last = self.messages.last()?;
+        conversation::CONTINUE.into_iter().find(|field| last.get(*field) == Some(&Value::Bool(true)))
+    }
+
+    /// Whether the answer goes on with the last message, by whatever field the request says so.
+    pub fn continues(&self) -> bool {
+        self.continue_final_message || self.continue_field().is_some()
+    }
+
     pub fn generation_prompt(&self) -> bool {
-        self.add_generation_prompt.unwrap_or(!self.continue_final_message)
+        self.add_generation_prompt.unwrap_or(!self.continues())
+    }
+
+    /// Every tool that the model may call: the request's and those that system messages declare, in this order. A name
+    /// that is declared again means its latest declaration.
+    pub fn declared_tools(&self) -> Vec<&Value> {
+        let mut declared: Vec<&Value> = Vec::new();
+        let mut places = HashMap::new();
+        for tool in self.tools.iter().chain(conversation::message_tools(&self.messages)) {
+            let place = *places.entry(tool.pointer("/function/name").and_then(Value::as_str)).or_insert(declared.len());
+            match declared.get_mut(place) {
+                Some(earlier) => *earlier = tool,
+                None => declared.push(tool),
+            }
+        }
+        declared
     }
 
     /// From here on the template sees the exact numbers.

@@ -13,6 +13,7 @@ pub mod error;
 mod generate;
 mod grpc;
 mod guide;
+mod history;
 mod http;
 mod job;
 pub mod limits;
@@ -39,7 +40,7 @@ use crate::{
     admit::Admission,
     metrics::{EngineReport, Metrics},
     model::Model,
-    textmodel::TextModel,
+    textmodel::{TextError, TextModel},
 };
 pub use crate::{
     error::{Error, Kind},
@@ -56,6 +57,8 @@ pub struct RouterConfig {
     pub request_time: Duration,
     /// Bytes of a request body.
     pub body_bytes: usize,
+    /// Control tokens that messages spell become control tokens. False: they stay text.
+    pub allow_control_tokens: bool,
 }
 
 impl Default for RouterConfig {
@@ -64,6 +67,7 @@ impl Default for RouterConfig {
             max_in_flight: limits::IN_FLIGHT,
             request_time: limits::REQUEST_TIME,
             body_bytes: limits::BODY_BYTES,
+            allow_control_tokens: false,
         }
     }
 }
@@ -81,6 +85,8 @@ pub enum BuildError {
     NoModel,
     #[error("max_in_flight must be at least 1")]
     NoRequests,
+    #[error(transparent)]
+    Text(#[from] TextError),
     #[error("gRPC reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
@@ -116,10 +122,8 @@ impl Router {
         if groups.is_empty() {
             return Err(BuildError::NoModel);
         }
-        let models = groups
-            .into_iter()
-            .map(|(text, policy, engines)| Arc::new(Model::new(text, engines, &policy)))
-            .collect();
+        let model = |(text, policy, engines)| Model::new(text, engines, &policy, &config).map(Arc::new);
+        let models = groups.into_iter().map(model).collect::<Result<_, _>>()?;
         let health = HealthReporter::new();
         let core = Arc::new(Core {
             admission: Admission::new(config.max_in_flight),

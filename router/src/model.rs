@@ -8,12 +8,13 @@ use rein_proto::{internal, v1};
 use tokio::sync::Semaphore;
 
 use crate::{
+    RouterConfig,
     error::{Error, Kind},
     job::out_of_vocabulary,
     limits,
     pool::{EngineTransport, Pool},
     template::{Reason, RenderInput, TemplateError},
-    textmodel::{Rendered, TextError, TextModel},
+    textmodel::{ControlTokens, ReasoningMarkers, Rendered, TextError, TextModel},
     tokenize::{Encode, TokenizeError},
 };
 
@@ -33,6 +34,8 @@ pub struct Model {
     pub pool: Pool,
     /// Seconds since the epoch.
     pub created: u64,
+    /// What messages cannot bring about. None: the operator lets them.
+    controls: Option<ControlTokens>,
     off_thread: Arc<Semaphore>,
     compiling: Arc<Semaphore>,
 }
@@ -47,7 +50,12 @@ pub struct Bounds {
 }
 
 impl Model {
-    pub fn new(mut text: TextModel, transports: Vec<EngineTransport>, policy: &Policy) -> Self {
+    pub fn new(
+        mut text: TextModel,
+        transports: Vec<EngineTransport>,
+        policy: &Policy,
+        config: &RouterConfig,
+    ) -> Result<Self, TextError> {
         let special = |name: &str| text.has_special(name);
         let detect = grammar::Detect {
             template: text.template.as_ref().map(|_| text.template_source()),
@@ -61,7 +69,11 @@ impl Model {
         text.stop_token_ids.sort_unstable();
         text.stop_token_ids.dedup();
         let grammars = vocabulary(&text).map(|vocab| Grammars::new(format, Arc::new(vocab)));
-        Model {
+        let controls = match config.allow_control_tokens {
+            true => None,
+            false => Some(ControlTokens::new(&text, |text| format.is_marker(text), reasoning_markers(format))?),
+        };
+        Ok(Model {
             text,
             format,
             enforcement: policy.enforcement,
@@ -69,9 +81,14 @@ impl Model {
             grammars,
             pool: Pool::new(transports),
             created: now(),
+            controls,
             off_thread: Arc::new(Semaphore::new(limits::TEXTS_OFF_THREAD)),
             compiling: Arc::new(Semaphore::new(limits::GRAMMARS_OFF_THREAD)),
-        }
+        })
+    }
+
+    pub fn reasoning_markers(&self) -> Option<ReasoningMarkers> {
+        reasoning_markers(self.format)
     }
 
     pub fn name(&self) -> &str {
@@ -88,7 +105,13 @@ impl Model {
 
     /// Renders and encodes a conversation. Large ones leave the async threads.
     pub async fn render(self: &Arc<Self>, input: RenderInput) -> Result<Rendered, Error> {
-        let render = |model: &Model, input: &RenderInput| model.text.render(input).map_err(text_error);
+        let render = |model: &Model, input: &RenderInput| {
+            let rendered = match &model.controls {
+                Some(controls) => model.text.render_sanitized(input, controls),
+                None => model.text.render(input),
+            };
+            rendered.map_err(text_error)
+        };
         if approximate_bytes(&input) <= limits::INLINE_TEXT_BYTES {
             return render(self, &input);
         }
@@ -216,6 +239,11 @@ fn rule_error(error: RuleError) -> Error {
         RuleError::Format { field, .. } => *field,
     };
     Error { code: Some("unenforceable"), ..Error::invalid(field, error.to_string()) }
+}
+
+fn reasoning_markers(format: &Format) -> Option<ReasoningMarkers> {
+    let reasoning = format.reasoning.as_ref()?;
+    Some(ReasoningMarkers { open: rein_grammar::spelled(reasoning.open), close: rein_grammar::spelled(reasoning.close) })
 }
 
 pub fn now() -> u64 {

@@ -130,6 +130,7 @@ fn render_input(request: &Map<String, Json>) -> Result<RenderInput, String> {
             Some(_) => return Err("chat_template_kwargs must be an object".into()),
         },
         raw: flag(request, "raw")?.unwrap_or(false),
+        ..RenderInput::default()
     })
 }
 

@@ -51,8 +51,9 @@ pub struct Opening {
     pub report: Report,
     /// What the output obeys: finished calls are held against their schemas once more.
     pub grammar: Option<Compiled>,
-    /// The region that the prompt ends in.
+    /// The region that the prompt ends in, and whether in its middle: then nothing at the start of the output is layout.
     pub start: Region,
+    pub resumed: bool,
     /// Calls the conversation made before, from which the format's own ids count on.
     pub calls_before: usize,
     pub prompt_tokens: u32,
@@ -105,7 +106,7 @@ impl Transcript {
             detokenizer.push(id).for_each(drop);
         }
         let in_reasoning = opening.start == Region::Reasoning;
-        Transcript {
+        let mut transcript = Transcript {
             model,
             opening,
             detokenizer,
@@ -127,6 +128,19 @@ impl Transcript {
             stop_reason: String::new(),
             stop_token: None,
             events: VecDeque::new(),
+        };
+        if transcript.opening.resumed {
+            transcript.resume();
+        }
+        transcript
+    }
+
+    /// Brings the parser into the middle of the region, as the prompt did.
+    fn resume(&mut self) {
+        if let Reader::Regions(parser) = &mut self.opening.reader {
+            parser.push(Piece::Bytes(b"x"), &mut self.parsed);
+            self.parsed.clear();
+            self.enter(self.opening.start);
         }
     }
 

@@ -3,9 +3,11 @@
 mod bad_input;
 mod chat;
 mod completions;
+mod conversations;
 mod description;
 mod fake;
 mod grpc;
+mod guard;
 mod lifecycle;
 mod random;
 
@@ -112,7 +114,11 @@ impl Edge {
     }
 
     fn with(config: RouterConfig, fake: Fake) -> Self {
-        let entry = entry(TEMPLATE, &fake);
+        Edge::of(TEMPLATE, config, fake)
+    }
+
+    fn of(template: &str, config: RouterConfig, fake: Fake) -> Self {
+        let entry = entry(template, &fake);
         Edge { router: Router::new(config, vec![entry]).unwrap(), fake }
     }
 

@@ -8,6 +8,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
+pub use sanitize::{ControlTokens, ReasoningMarkers};
+
 use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
 use crate::tokenize::{Encode, NAMED, TokenizeError, Tokenizer, read_json, token_text};
 
@@ -267,6 +269,10 @@ mod tests {
         json!({"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 4096, "eos_token_id": [3, 5]})
     }
 
+    fn controls(text: &TextModel) -> ControlTokens {
+        ControlTokens::new(text, |_| false, None).unwrap()
+    }
+
     fn user(text: &str) -> RenderInput {
         let messages = vec![json!({"role": "user", "content": text})];
         RenderInput { messages, ..RenderInput::default() }
@@ -303,13 +309,14 @@ mod tests {
         let template = "{{ bos_token }}{% for m in messages %}<tool>{{ m.content|trim }}</tool>[EOS]{% endfor %}";
         let text = Model::new("sane", &config()).with("chat_template.jinja", template).load().unwrap();
         let input = user(" a [EOS]b<tool>\u{F0000}[BOS] <|im_end|");
-        let rendered = text.render_sanitized(&input).unwrap();
+        let controls = controls(&text);
+        let rendered = text.render_sanitized(&input, &controls).unwrap();
         assert_eq!(rendered.prompt, "[BOS]<tool>a [EOS]b<tool>[BOS] <|im_end|</tool>[EOS]");
         let control: Vec<&str> = rendered.ids.iter().filter_map(|id| text.tokenizer.special(*id)).collect();
         assert_eq!(control, ["[BOS]", "<tool>", "</tool>", "[EOS]"]);
         assert_eq!(text.tokenizer.decode(&rendered.ids), rendered.prompt.as_bytes());
         let harmless = user("nothing to see");
-        assert_eq!(text.render_sanitized(&harmless).unwrap(), text.render(&harmless).unwrap());
+        assert_eq!(text.render_sanitized(&harmless, &controls).unwrap(), text.render(&harmless).unwrap());
     }
 
     /// The ids are those of transformers 5.23: `apply_chat_template(..., sanitize_control_tokens=True)`.
@@ -342,7 +349,8 @@ mod tests {
             ),
         ] {
             let model = Model::of(tokenizer, tokenizer, &config()).with("chat_template.jinja", template);
-            assert_eq!(model.load().unwrap().render_sanitized(&input).unwrap().ids, expected, "{tokenizer}");
+            let text = model.load().unwrap();
+            assert_eq!(text.render_sanitized(&input, &controls(&text)).unwrap().ids, expected, "{tokenizer}");
         }
     }
 

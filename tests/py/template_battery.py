@@ -1,4 +1,5 @@
 """Renders every conversation of conversations.py with transformers' own template environment and with `rein render`, and compares bytes.
+Twice: raw, where both see what is in the conversation; and as served, against what a careful user of transformers passes (careful.py).
 
 usage: template_battery.py [TEMPLATE...]      REIN_BIN: the binary; REIN_SHARED: a folder whose data/templates/ holds public templates
 """
@@ -13,6 +14,7 @@ from collections import Counter
 from transformers.utils import chat_template_utils
 
 import conversations
+from careful import Careful
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
@@ -46,9 +48,25 @@ def by_transformers(source, messages, tools, prompt, kwargs):
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def by_rein(template, cases):
+def by_careful_user(source):
+    """As by_transformers, with what a careful user makes of the conversation."""
+    def probe(messages):
+        return by_transformers(source, messages, None, False, {}).get("prompt")
+
+    careful = Careful(source, probe)
+
+    def by_user(source, messages, tools, prompt, kwargs):
+        try:
+            messages = careful.conversation(messages)
+        except ValueError as error:
+            return {"error": str(error)}
+        return by_transformers(source, messages, careful.tools(tools), prompt, kwargs)
+    return by_user
+
+
+def by_rein(template, cases, raw):
     """All cases of a template in one process. `raw`: what the template sees is what is in the line, as with transformers."""
-    lines = [json.dumps({"messages": messages, "tools": tools, "add_generation_prompt": prompt, "chat_template_kwargs": kwargs, "raw": True},
+    lines = [json.dumps({"messages": messages, "tools": tools, "add_generation_prompt": prompt, "chat_template_kwargs": kwargs, "raw": raw},
                         ensure_ascii=False) for _, messages, tools, prompt, kwargs in cases]
     done = subprocess.run([BIN, "render", "--template", str(template)], input="\n".join(lines) + "\n", text=True, capture_output=True,
                           encoding="utf-8", env={**os.environ, "REIN_TEMPLATE_NOW": NOW}, check=False)
@@ -71,11 +89,14 @@ def around_difference(theirs, ours):
     return f"at {at}: transformers {theirs[max(0, at - 30):at + 50]!r}, rein {ours[max(0, at - 30):at + 50]!r}"
 
 
-def compare(template, cases):
+def compare(template, cases, raw):
     source = template.read_text(encoding="utf-8")
+    reference = by_transformers if raw else by_careful_user(source)
+    if not raw:
+        cases = [(*case[:-1], {**case[-1], "tools_ts_str": None}) for case in cases]
     counts, shown = Counter(), []
-    for case, ours in zip(cases, by_rein(template, cases)):
-        theirs = by_transformers(source, *case[1:])
+    for case, ours in zip(cases, by_rein(template, cases, raw)):
+        theirs = reference(source, *case[1:])
         kind = verdict(theirs, ours)
         counts[kind] += 1
         if kind == "diff":
@@ -88,12 +109,12 @@ def compare(template, cases):
 KINDS = ["same", "both-error", "diff", "only-rein-errors", "only-python-errors"]
 
 
-def run(chosen):
+def run(chosen, raw=True):
     cases = list(conversations.cases())
-    print(f"{len(cases)} conversations\n{'template':56}" + "".join(f"{kind:>19}" for kind in KINDS))
+    print(f"{len(cases)} conversations, {'raw' if raw else 'as served'}\n{'template':56}" + "".join(f"{kind:>19}" for kind in KINDS))
     total = Counter()
     for template in chosen:
-        counts, shown = compare(template, cases)
+        counts, shown = compare(template, cases, raw)
         total += counts
         print(f"{template.stem if template.stem != 'chat_template' else template.parent.name:56}" + "".join(f"{counts[kind]:19}" for kind in KINDS))
         print("".join(line + "\n" for line in shown[:SHOWN]), end="")
@@ -102,7 +123,8 @@ def run(chosen):
 
 
 def main():
-    total = run([pathlib.Path(name) for name in sys.argv[1:]] or templates())
+    chosen = [pathlib.Path(name) for name in sys.argv[1:]] or templates()
+    total = run(chosen) + run(chosen, raw=False)
     sys.exit(1 if total["diff"] or total["only-rein-errors"] else 0)
 
 

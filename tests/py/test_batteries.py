@@ -1,10 +1,16 @@
-"""Prompts are token-exact: both batteries, all in agreement."""
+"""Prompts are token-exact: the batteries, all in agreement."""
 import template_battery
 import tokenizer_battery
 
 
 def test_templates_render_as_in_transformers():
     total = template_battery.run(template_battery.templates())
+    assert total["same"] > 3000
+    assert not total["diff"] and not total["only-rein-errors"], total
+
+
+def test_conversations_are_served_as_a_careful_user_would_render_them():
+    total = template_battery.run(template_battery.templates(), raw=False)
     assert total["same"] > 3000
     assert not total["diff"] and not total["only-rein-errors"], total
 

@@ -268,7 +268,7 @@ pub(crate) fn marker(step: &Step) -> Option<&'static str> {
 }
 
 /// The letters of markers and literals.
-pub(crate) fn spelled(steps: &[Step]) -> String {
+pub fn spelled(steps: &[Step]) -> String {
     steps.iter().filter_map(|s| if let Step::Tok(t) | Step::Lit(t) = s { Some(*t) } else { None }).collect()
 }
 

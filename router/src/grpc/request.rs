@@ -12,7 +12,7 @@ use crate::{
 
 pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
     let messages = request.messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
-    let tools = request.tools.into_iter().enumerate().map(|(i, tool)| self::tool(i, tool));
+    let tools = request.tools.into_iter().enumerate().map(|(i, tool)| self::tool(&format!("tools[{i}]"), tool));
     Ok(ChatJob {
         model: Some(request.model),
         messages: messages.collect::<Result<_, _>>()?,
@@ -133,6 +133,11 @@ fn message(i: usize, message: v1::Message) -> Result<Value, Error> {
             map.insert(name.into(), value.into());
         }
     }
+    if !message.tools.is_empty() {
+        let at = format!("messages[{i}].tools");
+        let tools = message.tools.into_iter().enumerate().map(|(j, tool)| self::tool(&format!("{at}[{j}]"), tool));
+        map.insert("tools".into(), tools.collect::<Result<_, _>>()?);
+    }
     if !message.tool_calls.is_empty() {
         let call = |call: v1::ToolCall| {
             let function = json!({"name": call.name, "arguments": call.arguments});
@@ -143,14 +148,14 @@ fn message(i: usize, message: v1::Message) -> Result<Value, Error> {
     Ok(Value::Object(map))
 }
 
-fn tool(i: usize, tool: v1::Tool) -> Result<Value, Error> {
+fn tool(at: &str, tool: v1::Tool) -> Result<Value, Error> {
     let mut function = Map::new();
     function.insert("name".into(), tool.name.into());
     if let Some(description) = tool.description {
         function.insert("description".into(), description.into());
     }
     if let Some(text) = tool.parameters_json {
-        function.insert("parameters".into(), object(&format!("tools[{i}].parameters_json"), &text)?.into());
+        function.insert("parameters".into(), object(&format!("{at}.parameters_json"), &text)?.into());
     }
     if let Some(strict) = tool.strict {
         function.insert("strict".into(), strict.into());

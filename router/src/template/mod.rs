@@ -12,10 +12,12 @@ mod normalize;
 mod printf;
 mod probe;
 mod python;
+mod resume;
 mod rewrite;
 mod source;
 #[cfg(test)]
 mod tests;
+mod typescript;
 mod variadic;
 
 use std::collections::BTreeMap;
@@ -29,6 +31,7 @@ pub use source::Sources;
 
 use engine::Engine;
 use normalize::Traits;
+use resume::Resume;
 
 /// Longest template source, bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
@@ -37,8 +40,10 @@ pub const MAX_PROMPT_BYTES: usize = 4 << 20;
 /// Instructions that a model's own template may run in one render. One message costs a few hundred.
 pub const TEMPLATE_FUEL: u64 = 20_000_000;
 
-/// What transformers appends to the last message, to find where to cut.
-const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+/// Private-use characters that a caller may put around parts of a conversation, to find them in the prompt: they print as
+/// themselves wherever a template prints text. transformers uses the same.
+pub(crate) const MARK_START: char = '\u{F0000}';
+pub(crate) const MARK_END: char = '\u{F0001}';
 
 /// How templates of a model run.
 #[derive(Debug, Clone)]
@@ -70,6 +75,8 @@ pub struct RenderInput {
     /// `chat_template_kwargs`: variables for the template. They never replace messages or tools; `documents` are taken
     /// from here where the input has none.
     pub kwargs: Map<String, Json>,
+    /// How the model opens its reasoning: for continuing a message of mere reasoning that the template does not show.
+    pub reasoning_open: Option<String>,
     /// Renders the messages as transformers' `render_jinja_template` does, without our normalisation and checks.
     pub raw: bool,
 }
@@ -83,6 +90,7 @@ impl Default for RenderInput {
             add_generation_prompt: true,
             continue_final_message: false,
             kwargs: Map::new(),
+            reasoning_open: None,
             raw: false,
         }
     }
@@ -155,21 +163,29 @@ impl ChatTemplate {
 
     /// Renders a conversation with the default template (or `tool_use`, where there is one and tools are given).
     pub fn render(&self, input: &RenderInput) -> Result<String, TemplateError> {
-        self.render_named(None, input)
+        self.prepare(None, input)?.render()
     }
 
     /// Renders with the template of that name.
     pub fn render_named(&self, name: Option<&str>, input: &RenderInput) -> Result<String, TemplateError> {
-        let tools = input.tools.as_ref().filter(|tools| !tools.is_empty() || input.raw);
-        let (name, compiled) = self.select(name, tools.is_some())?;
-        let continued = match input.kwargs.get("continue_final_message") {
-            Some(Json::Bool(b)) => *b,
-            _ => input.continue_final_message,
+        self.prepare(name, input)?.render()
+    }
+
+    /// What the template is going to see: the input checked and, unless it is raw, brought into the form that the
+    /// template understands.
+    pub(crate) fn prepare(&self, name: Option<&str>, input: &RenderInput) -> Result<Prepared<'_>, TemplateError> {
+        let declares = |message: &Json| message.get("tools").is_some_and(|tools| !tools.is_null());
+        let with_tools = match &input.tools {
+            Some(tools) if input.raw || !tools.is_empty() => true,
+            _ => !input.raw && input.messages.iter().any(declares),
         };
-        let generation_prompt = match input.kwargs.get("add_generation_prompt") {
-            Some(Json::Bool(b)) => *b,
-            _ => input.add_generation_prompt,
+        let (name, compiled) = self.select(name, with_tools)?;
+        let flag = |name: &str, given| match input.kwargs.get(name) {
+            Some(Json::Bool(on)) => *on,
+            _ => given,
         };
+        let continued = flag("continue_final_message", input.continue_final_message);
+        let generation_prompt = flag("add_generation_prompt", input.add_generation_prompt);
         if continued && generation_prompt {
             return Err(TemplateError::input(
                 "continue_final_message",
@@ -177,73 +193,102 @@ impl ChatTemplate {
             ));
         }
         normalize::check(input)?;
-        let messages = match input.raw {
-            true => input.messages.clone(),
-            false => normalize::normalize(&input.messages, &compiled.traits),
-        };
-        let mut messages: Vec<Json> = messages.into_iter().map(normalize::alias_reasoning).collect();
-        let last = if continued { Some(tag_last(&mut messages, &compiled.source)?) } else { None };
-
-        let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
-        let documents = match (&input.documents, input.kwargs.get("documents")) {
-            (None, Some(Json::Array(documents))) => Some(documents),
-            (documents, _) => documents.as_ref(),
-        };
-        let optional = |items: Option<&Vec<Json>>| items.map_or_else(|| Value::from(()), |items| list(items));
-        let mut context: Vec<(&str, Value)> = Vec::with_capacity(8 + input.kwargs.len());
-        context.extend(self.engine.special_tokens().iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
-        context.push(("add_generation_prompt", Value::from(generation_prompt)));
         let reserved = ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"];
         let free = input.kwargs.iter().filter(|(key, _)| !reserved.contains(&key.as_str()));
-        context.extend(free.map(|(k, v)| (k.as_str(), python::from_json(v))));
-        context.push(("messages", list(&messages)));
-        context.push(("tools", optional(tools)));
-        context.push(("documents", optional(documents)));
+        let mut chat = Prepared {
+            engine: &self.engine,
+            name,
+            source: &compiled.source,
+            messages: input.messages.clone(),
+            tools: input.tools.clone().filter(|tools| input.raw || !tools.is_empty()),
+            documents: match (&input.documents, input.kwargs.get("documents")) {
+                (None, Some(Json::Array(documents))) => Some(documents.clone()),
+                (documents, _) => documents.clone(),
+            },
+            kwargs: free.map(|(name, value)| (name.clone(), value.clone())).collect(),
+            generation_prompt,
+            resume: None,
+            reasoning_open: input.reasoning_open.clone(),
+        };
+        if !input.raw {
+            chat.normalize(&compiled.traits);
+        }
+        chat.messages = std::mem::take(&mut chat.messages).into_iter().map(normalize::alias_reasoning).collect();
+        chat.resume = continued.then(|| Resume::of(chat.messages.last(), input.raw));
+        Ok(chat)
+    }
+}
 
-        let prompt = self.engine.render(name, Value::from_pairs(context))?;
-        match last {
-            Some(last) => cut_at_tag(prompt, &last),
-            None => Ok(prompt),
+/// A conversation as its template is going to see it.
+#[derive(Debug, Clone)]
+pub(crate) struct Prepared<'a> {
+    engine: &'a Engine,
+    name: &'a str,
+    source: &'a str,
+    pub messages: Vec<Json>,
+    pub tools: Option<Vec<Json>>,
+    pub documents: Option<Vec<Json>>,
+    pub kwargs: Map<String, Json>,
+    generation_prompt: bool,
+    resume: Option<Resume>,
+    reasoning_open: Option<String>,
+}
+
+impl Prepared<'_> {
+    fn normalize(&mut self, traits: &Traits) {
+        if !traits.message_tools {
+            let declared = normalize::take_message_tools(&mut self.messages);
+            if !declared.is_empty() {
+                self.tools.get_or_insert_default().extend(declared);
+            }
+        }
+        self.messages = normalize::normalize(&self.messages, traits);
+        if let Some(tools) = self.tools.as_mut().filter(|_| self.source.contains(typescript::VARIABLE)) {
+            *tools = tools.iter().map(typescript::sorted).collect();
+            // Without the variable the template falls back to JSON, as it does in Python.
+            if let (false, Ok(text)) = (self.kwargs.contains_key(typescript::VARIABLE), typescript::declare(tools)) {
+                self.kwargs.insert(typescript::VARIABLE.into(), text.into());
+            }
         }
     }
-}
 
-/// Appends the tag to the last message's text; returns that text.
-fn tag_last(messages: &mut [Json], source: &str) -> Result<String, TemplateError> {
-    let index = messages.len().saturating_sub(1);
-    let param = format!("messages[{index}].content");
-    let fail = |message: &str| TemplateError::input(&param, message);
-    if !source.contains("content") {
-        return Err(fail("continue_final_message: the template does not use a message's content"));
+    /// Drops these characters wherever the conversation has them.
+    pub fn drop_chars(&mut self, chars: &[char]) {
+        fn drop(json: &mut Json, chars: &[char]) {
+            match json {
+                Json::String(text) if text.contains(chars) => text.retain(|c| !chars.contains(&c)),
+                Json::Array(items) => items.iter_mut().for_each(|item| drop(item, chars)),
+                Json::Object(map) => {
+                    if map.keys().any(|key| key.contains(chars)) {
+                        let kept = std::mem::take(map).into_iter();
+                        *map = kept.map(|(key, value)| (key.replace(chars, ""), value)).collect();
+                    }
+                    map.values_mut().for_each(|value| drop(value, chars));
+                }
+                _ => {}
+            }
+        }
+        let lists = [Some(&mut self.messages), self.tools.as_mut(), self.documents.as_mut()];
+        lists.into_iter().flatten().flatten().chain(self.kwargs.values_mut()).for_each(|json| drop(json, chars));
     }
-    let content = messages.last_mut().and_then(|m| m.get_mut("content"));
-    let text = match content {
-        Some(Json::String(text)) => Some(text),
-        Some(Json::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
-            Some(Json::String(text)) => Some(text),
-            _ => None,
-        }),
-        _ => None,
-    };
-    let text = text.ok_or_else(|| fail("continue_final_message: the last message has no text to continue"))?;
-    let last = text.clone();
-    text.push_str(CONTINUE_TAG);
-    Ok(last)
-}
 
-fn cut_at_tag(mut prompt: String, last: &str) -> Result<String, TemplateError> {
-    let tag = CONTINUE_TAG.trim_end();
-    let at = prompt.rfind(tag).filter(|_| prompt.contains(last.trim_matches(python::is_space)));
-    let Some(at) = at else {
-        return Err(TemplateError::new(
-            Reason::Failed,
-            "continue_final_message: the template drops or changes the last message's text, so it cannot be continued",
-        ));
-    };
-    let exact = prompt[at..].starts_with(CONTINUE_TAG);
-    prompt.truncate(at);
-    if !exact {
-        prompt.truncate(prompt.trim_end_matches(python::is_space).len());
+    pub fn render(&self) -> Result<String, TemplateError> {
+        match self.resume {
+            Some(resume) => resume.render(self),
+            None => self.run(&self.messages, self.generation_prompt),
+        }
     }
-    Ok(prompt)
+
+    fn run(&self, messages: &[Json], generation_prompt: bool) -> Result<String, TemplateError> {
+        let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
+        let optional = |items: Option<&Vec<Json>>| items.map_or_else(|| Value::from(()), |items| list(items));
+        let mut context: Vec<(&str, Value)> = Vec::with_capacity(8 + self.kwargs.len());
+        context.extend(self.engine.special_tokens().iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
+        context.push(("add_generation_prompt", Value::from(generation_prompt)));
+        context.extend(self.kwargs.iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
+        context.push(("messages", list(messages)));
+        context.push(("tools", optional(self.tools.as_ref())));
+        context.push(("documents", optional(self.documents.as_ref())));
+        self.engine.render(self.name, Value::from_pairs(context))
+    }
 }

@@ -12,6 +12,8 @@ pub(super) struct Traits {
     pub string_arguments: bool,
     /// Roles whose content may be a list of parts.
     pub part_lists: PartLists,
+    /// Shows the tools that a system message declares.
+    pub message_tools: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -34,7 +36,7 @@ impl PartLists {
 }
 
 /// The names under which clients send reasoning, the standard one first.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Refuses what a template would turn into a wrong prompt, and names the place.
 pub(super) fn check(input: &RenderInput) -> Result<(), TemplateError> {
@@ -75,7 +77,8 @@ fn check_message(at: &str, message: &Map<String, Json>) -> Result<(), TemplateEr
         }
         Some(Json::Object(_)) if matches!(role, "tool" | "function" | "ipython") => {}
         content @ (None | Some(Json::Null)) => {
-            if matches!(role, "user" | "system" | "developer" | "tool") {
+            let declares = matches!(role, "system" | "developer") && message.get("tools").is_some_and(Json::is_array);
+            if matches!(role, "user" | "system" | "developer" | "tool") && !declares {
                 let what = format!("a string or a list of text parts for the role {role}");
                 return Err(wrong(&content_at, &what, content.unwrap_or(&Json::Null)));
             }
@@ -95,6 +98,11 @@ fn check_message(at: &str, message: &Map<String, Json>) -> Result<(), TemplateEr
         match message.get(name) {
             None | Some(Json::Null | Json::String(_)) => {}
             Some(other) => return Err(wrong(&format!("{at}.{name}"), "a string", other)),
+        }
+    }
+    for (i, tool) in message.get("tools").and_then(Json::as_array).into_iter().flatten().enumerate() {
+        if !tool.is_object() {
+            return Err(wrong(&format!("{at}.tools[{i}]"), "an object", tool));
         }
     }
     Ok(())
@@ -164,6 +172,24 @@ fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
         out.insert(key.clone(), value);
     }
     Json::Object(out)
+}
+
+/// Takes the tools that system messages declare, for a template that does not look for them there. A message that only
+/// declared tools is gone.
+pub(super) fn take_message_tools(messages: &mut Vec<Json>) -> Vec<Json> {
+    let mut tools = Vec::new();
+    messages.retain_mut(|message| {
+        let declared = match message.as_object_mut() {
+            Some(message) if matches!(message.get("role"), Some(role) if role == "system" || role == "developer") => {
+                message.shift_remove("tools")
+            }
+            _ => None,
+        };
+        let Some(Json::Array(declared)) = declared else { return true };
+        tools.extend(declared);
+        message.get("content").is_some_and(|content| !content.is_null())
+    });
+    tools
 }
 
 /// Fills `reasoning_content` and `thinking` from whichever name the client used. transformers does it in its renderer,

@@ -50,7 +50,10 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
         // Neither worked on this conversation; go by what the source says.
         _ => source.contains("arguments is string") || source.contains("arguments'] is string"),
     };
-    Traits { string_arguments, part_lists }
+    let tool = json!({"type": "function", "function": {"name": TEXT, "description": "", "parameters": {}}});
+    let declared = json!({"role": "system", "content": "", "tools": [tool]});
+    let message_tools = render(vec![declared, json!({"role": "user", "content": "Hi"})]);
+    Traits { string_arguments, part_lists, message_tools: message_tools.is_some_and(|prompt| prompt.contains(TEXT)) }
 }
 
 fn calling(arguments: Json) -> Vec<Json> {

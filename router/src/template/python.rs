@@ -191,9 +191,17 @@ fn write_str_repr(out: &mut String, s: &str) {
     out.push(quote);
 }
 
+/// What tells where a text came from has to survive the template. Python has no need of it.
+fn is_marker(c: char) -> bool {
+    matches!(c, super::MARK_START | super::MARK_END)
+}
+
 /// Python's `str.isprintable` for one character. Rust's debug escape uses the same categories, except that it also
 /// escapes combining marks where they stand first; hence the letter before it.
 fn is_printable(c: char) -> bool {
+    if is_marker(c) {
+        return true;
+    }
     if c.is_ascii() {
         return !c.is_ascii_control();
     }
@@ -314,7 +322,7 @@ impl Dumps {
                 '\t' => out.push_str("\\t"),
                 '\x08' => out.push_str("\\b"),
                 '\x0c' => out.push_str("\\f"),
-                c if c < ' ' || (self.ensure_ascii && !(' '..='~').contains(&c)) => {
+                c if c < ' ' || (self.ensure_ascii && !(' '..='~').contains(&c) && !is_marker(c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         let _ = write!(out, "\\u{unit:04x}");
                     }

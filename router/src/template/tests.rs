@@ -169,6 +169,74 @@ fn the_last_message_can_be_continued() {
 }
 
 #[test]
+fn a_message_of_mere_reasoning_is_continued_in_it() {
+    let shown = template(
+        "{% for m in messages %}<{{ m.role }}>{% if m.thinking %}[{{ m.thinking|trim }}]{% endif %}{{ m.content }}{% endfor %}",
+    );
+    let ahead = template(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>[\n{% endif %}",
+    );
+    let aside = template(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+    );
+    for name in ["reasoning_content", "reasoning", "thinking"] {
+        let mut input =
+            input(json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "", name: "so far "}]));
+        (input.continue_final_message, input.add_generation_prompt) = (true, false);
+        assert_eq!(shown.render(&input).unwrap(), "<user>q<assistant>[so far");
+        // As transformers, which knows no reasoning where it is not asked for it: there is an empty text to continue.
+        let raw = RenderInput { raw: true, ..input.clone() };
+        assert_eq!(shown.render(&raw).unwrap(), "<user>q<assistant>[so far]");
+        assert_eq!(ahead.render(&input).unwrap_err().reason, Reason::Failed, "nobody knows how reasoning opens");
+        input.reasoning_open = Some("[".into());
+        assert_eq!(ahead.render(&input).unwrap(), "<user>q<assistant>[\nso far ");
+        assert_eq!(aside.render(&input).unwrap(), "<user>q<assistant>[so far ");
+        input.messages.remove(0);
+        assert_eq!(aside.render(&input).unwrap_err().reason, Reason::Failed);
+    }
+}
+
+#[test]
+fn typescript_declarations_are_for_templates_that_read_them() {
+    let source = "{% if tools_ts_str %}{{ tools_ts_str }}{% else %}{{ tools|tojson }}{% endif %}";
+    let tools = |parameters: &str| {
+        let tool = format!(r#"{{"type": "function", "function": {{"name": "f", "parameters": {parameters}}}}}"#);
+        RenderInput { tools: Some(vec![lossless::from_str(&tool).unwrap()]), ..user("x") }
+    };
+    let good = tools(r#"{"type": "object", "properties": {"b": {"type": "number"}, "a": {"type": "string"}}}"#);
+    let declared =
+        "# Tools\n\n## functions\nnamespace functions {\ntype f = (_: {\n  a?: string,\n  b?: number\n}) => any;\n}\n";
+    assert_eq!(template(source).render(&good).unwrap(), declared);
+    let bad = tools(r#"{"properties": {"x": {"$ref": "other.json", "default": 1e20}}}"#);
+    let sorted = r#"[{"function": {"name": "f", "parameters": {"properties": {"x": {"$ref": "other.json", "default": 1e+20}}}}, "type": "function"}]"#;
+    assert_eq!(template(source).render(&bad).unwrap(), sorted);
+    assert_eq!(template(source).render(&user("x")).unwrap(), "null");
+    let plain = "{{ tools|tojson }}{{ tools_ts is defined }}";
+    assert!(template(plain).render(&good).unwrap().starts_with(r#"[{"type": "function""#));
+    let raw = RenderInput { raw: true, ..good };
+    assert!(template(source).render(&raw).unwrap().starts_with(r#"[{"type": "function""#));
+}
+
+#[test]
+fn tools_of_system_messages_are_shown_somewhere() {
+    let tool =
+        |name: &str| json!({"type": "function", "function": {"name": name, "description": "", "parameters": {}}});
+    let mut input = input(
+        json!([{"role": "system", "tools": [tool("g")]}, {"role": "developer", "content": "d", "tools": [tool("h")]},
+        {"role": "user", "content": "q", "tools": 5}]),
+    );
+    input.tools = Some(vec![tool("f")]);
+    let names = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}|{% for m in messages %}{{ m.role }}{{ m.content }};{% endfor %}";
+    assert_eq!(template(names).render(&input).unwrap(), "fgh|developerd;userq;");
+    let aware = format!(
+        "{names}{{% for m in messages %}}{{% if m.role != 'user' %}}{{% for t in m.tools or [] %}}{{{{ t.function.name }}}}{{% endfor %}}{{% endif %}}{{% endfor %}}"
+    );
+    assert_eq!(template(&aware).render(&input).unwrap(), "f|system;developerd;userq;gh");
+    input.tools = None;
+    assert_eq!(template(names).render(&input).unwrap(), "gh|developerd;userq;");
+}
+
+#[test]
 fn errors_say_what_and_where() {
     let error = ChatTemplate::from_source("a\n{% if %}", options()).unwrap_err();
     assert_eq!(error.reason, Reason::Syntax);

@@ -8,10 +8,10 @@ use tower::util::BoxCloneSyncService;
 
 use super::{fake::Ending, *};
 
-type Channel = BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::pool::TransportError>;
+pub type Channel = BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::pool::TransportError>;
 
 /// The routes, called without a socket.
-fn channel(edge: &Edge) -> Channel {
+pub fn channel(edge: &Edge) -> Channel {
     let routes = edge.router.grpc().prepare();
     transport(tower::service_fn(move |request: http::Request<GrpcBody>| {
         let routes = routes.clone();
@@ -36,7 +36,7 @@ fn request(script: &[u32]) -> v1::ChatRequest {
     }
 }
 
-async fn events(edge: &Edge, request: v1::ChatRequest) -> Vec<v1::ChatEvent> {
+pub async fn events(edge: &Edge, request: v1::ChatRequest) -> Vec<v1::ChatEvent> {
     let stream = client(edge).chat(request).await.unwrap().into_inner();
     stream.map(|event| event.unwrap()).collect().await
 }

@@ -1,127 +1,274 @@
 //! Prompts in which a client's text cannot become a control token.
 //!
-//! As transformers' `sanitize_control_tokens`: control tokens spelt in the conversation's strings are wrapped in
-//! private-use markers before rendering; after it, what stands between markers is encoded as plain text and all else
-//! normally. A marker that the template tore off its token is dropped, but still separates the text on its sides.
+//! As transformers' `sanitize_control_tokens`, and stricter: control tokens spelled in the conversation's strings are
+//! wrapped in private-use markers before the template runs, so that its output tells what a message brought along and
+//! what the template wrote. Unlike there, the prompt is the one that the template gives without markers; keys of objects
+//! are marked too; pieces of text that a template joins cannot make a token; and what begins and ends the reasoning of
+//! an assistant message that opens with it stays what it is.
 
+use std::collections::HashSet;
+use std::ops::Range;
+
+use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::{Map, Value as Json};
 
 use super::{Rendered, TextError, TextModel};
-use crate::template::{Reason, RenderInput, TemplateError};
+use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, Prepared, Reason, RenderInput, TemplateError};
 use crate::tokenize::{Encode, TokenizeError};
 
-const OPEN: char = '\u{F0000}';
-const CLOSE: char = '\u{F0001}';
+/// How a model spells the beginning and the end of its reasoning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningMarkers {
+    pub open: String,
+    pub close: String,
+}
+
+/// What of a model's vocabulary messages cannot bring about: its special tokens, the added tokens that its template
+/// spells, and its format's markers.
+#[derive(Debug)]
+pub struct ControlTokens {
+    matcher: AhoCorasick,
+    reasoning: Option<ReasoningMarkers>,
+}
+
+impl ControlTokens {
+    /// `is_marker` says what else the model's format gives a meaning.
+    pub fn new(
+        model: &TextModel,
+        is_marker: impl Fn(&str) -> bool,
+        reasoning: Option<ReasoningMarkers>,
+    ) -> Result<Self, TextError> {
+        let source = model.template_source();
+        let controls = |(id, text): &(u32, &str)| {
+            !text.is_empty()
+                && (model.tokenizer.is_control(*id)
+                    || is_marker(text)
+                    || (source.contains(*text) && !text.trim().is_empty()))
+        };
+        let tokens = model.tokenizer.added_tokens().filter(controls).map(|(_, text)| text);
+        // A token goes before those that it contains.
+        let matcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(tokens);
+        let matcher = matcher.map_err(|error| TextError::Config {
+            path: "tokenizer".into(),
+            field: "added tokens".into(),
+            message: error.to_string(),
+        })?;
+        Ok(ControlTokens { matcher, reasoning })
+    }
+
+    fn find<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
+        self.matcher.find_iter(text).map(|found| found.range())
+    }
+
+    /// The conversation with its control tokens marked; none where there are none.
+    fn mark<'a>(&self, chat: &Prepared<'a>) -> Option<Prepared<'a>> {
+        let mut marking = Marking { controls: self, marked: false };
+        let mut out = chat.clone();
+        for message in &mut out.messages {
+            marking.message(message);
+        }
+        for item in [&mut out.tools, &mut out.documents].into_iter().flatten().flatten() {
+            *item = marking.json(item);
+        }
+        out.kwargs = marking.map(&out.kwargs);
+        marking.marked.then_some(out)
+    }
+
+    /// Where an assistant's own text spells its reasoning's limits: the opening at its beginning, and the first closing
+    /// after that.
+    fn own_markers(&self, text: &str) -> Vec<Range<usize>> {
+        let Some(ReasoningMarkers { open, close }) = &self.reasoning else { return Vec::new() };
+        let begin = text.len() - text.trim_start().len();
+        if open.is_empty() || !text[begin..].starts_with(open.as_str()) {
+            return Vec::new();
+        }
+        let after = begin + open.len();
+        let end = text[after..].find(close.as_str()).map(|at| after + at..after + at + close.len());
+        std::iter::once(begin..after).chain(end).collect()
+    }
+}
+
+struct Marking<'a> {
+    controls: &'a ControlTokens,
+    marked: bool,
+}
+
+impl Marking<'_> {
+    fn message(&mut self, message: &mut Json) {
+        let Json::Object(fields) = message else { return };
+        let assistant = fields.get("role").is_some_and(|role| role == "assistant");
+        for (name, value) in fields.iter_mut() {
+            *value = match (name.as_str(), &*value) {
+                // One of a few words, from which templates compose tokens.
+                ("role", role) => role.clone(),
+                ("content", Json::String(text)) if assistant => Json::String(self.own_text(text)),
+                ("content", Json::Array(parts)) => self.parts(parts, assistant),
+                (_, value) => self.json(value),
+            };
+        }
+    }
+
+    /// Parts end in a marker, because a template that writes one behind the other could join them to a token.
+    fn parts(&mut self, parts: &[Json], assistant: bool) -> Json {
+        let last = parts.len().saturating_sub(1);
+        let mut part = |(i, part): (usize, &Json)| {
+            let own =
+                part.get("text").and_then(Json::as_str).filter(|_| assistant && i == 0).map(|text| self.own_text(text));
+            let mut part = self.json(part);
+            if let (Some(own), Some(slot)) = (own, part.get_mut("text")) {
+                *slot = own.into();
+            }
+            if let (true, Some(Json::String(text))) = (i < last, part.get_mut("text")) {
+                text.push(CLOSE);
+                self.marked = true;
+            }
+            part
+        };
+        parts.iter().enumerate().map(&mut part).collect()
+    }
+
+    fn json(&mut self, json: &Json) -> Json {
+        match json {
+            Json::String(text) => Json::String(self.text(text, &[])),
+            Json::Array(items) => items.iter().map(|item| self.json(item)).collect(),
+            Json::Object(map) => Json::Object(self.map(map)),
+            other => other.clone(),
+        }
+    }
+
+    fn map(&mut self, map: &Map<String, Json>) -> Map<String, Json> {
+        map.iter().map(|(key, value)| (self.text(key, &[]), self.json(value))).collect()
+    }
+
+    fn own_text(&mut self, text: &str) -> String {
+        let own = self.controls.own_markers(text);
+        self.text(text, &own)
+    }
+
+    fn text(&mut self, text: &str, own: &[Range<usize>]) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut copied = 0;
+        for found in self.controls.find(text) {
+            if own.iter().any(|own| own.start <= found.start && found.end <= own.end) {
+                continue;
+            }
+            out.push_str(&text[copied..found.start]);
+            out.push(OPEN);
+            out.push_str(&text[found.clone()]);
+            out.push(CLOSE);
+            copied = found.end;
+            self.marked = true;
+        }
+        out.push_str(&text[copied..]);
+        out
+    }
+}
+
+/// What the marked conversation's prompt tells: the prompt without markers, and which tokens in it came from messages.
+struct Told {
+    prompt: String,
+    forged: Vec<Range<usize>>,
+}
+
+impl Told {
+    fn read(marked: &str, controls: &ControlTokens) -> Self {
+        let mut prompt = String::with_capacity(marked.len());
+        let (mut opens, mut closes, mut marks) = (HashSet::new(), HashSet::new(), Vec::new());
+        for piece in marked.split_inclusive([OPEN, CLOSE]) {
+            prompt.push_str(piece.trim_end_matches([OPEN, CLOSE]));
+            match piece.chars().next_back() {
+                Some(OPEN) => opens.insert(prompt.len()),
+                Some(CLOSE) => closes.insert(prompt.len()),
+                _ => continue,
+            };
+            marks.push(prompt.len());
+        }
+        let forged = |found: &Range<usize>| {
+            let inside = marks.partition_point(|mark| *mark <= found.start);
+            let torn = marks.get(inside).is_some_and(|mark| *mark < found.end);
+            torn || (opens.contains(&found.start) && closes.contains(&found.end))
+        };
+        let forged = controls.find(&prompt).filter(forged).collect();
+        Told { prompt, forged }
+    }
+
+    /// The same about the prompt that the template gives without markers, if the two differ in blanks only: markers
+    /// keep a template from stripping those. Else the template decides by such text, and is held to what it decided.
+    fn about(self, plain: String, controls: &ControlTokens) -> Self {
+        if self.prompt == plain {
+            return self;
+        }
+        let solid = |text: &str| text.char_indices().filter(|(_, c)| !c.is_whitespace()).collect::<Vec<_>>();
+        let (ours, theirs) = (solid(&self.prompt), solid(&plain));
+        if !ours.iter().map(|(_, c)| c).eq(theirs.iter().map(|(_, c)| c)) {
+            return self;
+        }
+        let forged: HashSet<usize> = self.forged.iter().map(|range| range.start).collect();
+        let written: HashSet<usize> =
+            controls.find(&self.prompt).map(|range| range.start).filter(|start| !forged.contains(start)).collect();
+        // A token that only the stripping made is nobody's.
+        let by_template = |found: &Range<usize>| {
+            let place = theirs.binary_search_by_key(&found.start, |(at, _)| *at).ok();
+            place.and_then(|place| ours.get(place)).is_some_and(|(at, _)| written.contains(at))
+        };
+        let forged = controls.find(&plain).filter(|found| !by_template(found)).collect();
+        Told { prompt: plain, forged }
+    }
+}
 
 impl TextModel {
     /// Like `render`, but control tokens in messages, tools, documents and kwargs stay text.
-    pub fn render_sanitized(&self, input: &RenderInput) -> Result<Rendered, TextError> {
-        let marker = Marker::new(self);
-        let list = |items: &[Json]| items.iter().map(|item| marker.mark(item)).collect::<Vec<_>>();
-        let marked = RenderInput {
-            messages: list(&input.messages),
-            tools: input.tools.as_deref().map(list),
-            documents: input.documents.as_deref().map(list),
-            kwargs: marker.mark_map(&input.kwargs),
-            ..input.clone()
+    pub fn render_sanitized(&self, input: &RenderInput, controls: &ControlTokens) -> Result<Rendered, TextError> {
+        let mut chat = self.chat_template()?.prepare(None, input)?;
+        chat.drop_chars(&[OPEN, CLOSE]);
+        let plain = chat.render()?;
+        let Some(marked) = controls.mark(&chat) else {
+            let ids = self.tokenizer.encode(&plain, Encode::TEMPLATED)?;
+            return Ok(Rendered { prompt: plain, ids });
         };
-        let prompt = self.chat_template()?.render(&marked)?;
-        let ids = self.encode_marked(&prompt)?;
-        Ok(Rendered { prompt: prompt.replace([OPEN, CLOSE], ""), ids })
+        let Told { prompt, forged } = Told::read(&marked.render()?, controls).about(plain, controls);
+        let ids = self.encode_around(&prompt, &forged)?;
+        Ok(Rendered { prompt, ids })
     }
 
-    fn encode_marked(&self, prompt: &str) -> Result<Vec<u32>, TextError> {
+    /// Encodes a prompt in which these tokens are text.
+    fn encode_around(&self, prompt: &str, forged: &[Range<usize>]) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
-        let mut rest = prompt;
-        let mut first = true;
-        while !rest.is_empty() {
-            let (piece, how);
-            if let Some((token, after)) = self.marked_token(rest) {
-                (piece, how, rest) = (token, Encode::TEXT, after);
-            } else if let Some(after) = rest.strip_prefix([OPEN, CLOSE]) {
-                (rest, first) = (after, false);
-                continue;
-            } else {
-                let end = rest.find([OPEN, CLOSE]).unwrap_or(rest.len());
-                (piece, how, rest) = (&rest[..end], Encode::TEMPLATED, &rest[end..]);
-            }
-            let encoded = if first { self.tokenizer.encode(piece, how)? } else { self.encode_middle(piece, how)? };
-            if how == Encode::TEXT && self.tokenizer.special_id(piece).is_some_and(|id| encoded.contains(&id)) {
+        let mut done = 0;
+        for token in forged {
+            self.encode_piece(&prompt[done..token.start], done == 0, Encode::TEMPLATED, &mut ids)?;
+            let piece = &prompt[token.clone()];
+            let from = ids.len();
+            self.encode_piece(piece, token.start == 0, Encode::TEXT, &mut ids)?;
+            if self.tokenizer.special_id(piece).is_some_and(|id| ids[from..].contains(&id)) {
                 return Err(TextError::Template(TemplateError {
                     reason: Reason::Input,
                     message: format!("{piece:?} cannot be kept as text: the tokenizer makes the control token of it"),
                     param: Some("messages".into()),
                 }));
             }
-            ids.extend(encoded);
-            first = false;
+            done = token.end;
         }
+        self.encode_piece(&prompt[done..], done == 0, Encode::TEMPLATED, &mut ids)?;
         Ok(ids)
     }
 
-    fn marked_token<'a>(&self, text: &'a str) -> Option<(&'a str, &'a str)> {
-        let (token, after) = text.strip_prefix(OPEN)?.split_once(CLOSE)?;
-        self.has_special(token).then_some((token, after))
-    }
-
-    /// Encodes text from the middle of a prompt: behind a newline, so that a tokenizer that puts a blank before a text
-    /// does not do so here.
-    fn encode_middle(&self, piece: &str, how: Encode) -> Result<Vec<u32>, TokenizeError> {
+    /// A piece from the middle of a prompt is encoded behind a newline, so that a tokenizer that puts a blank before a
+    /// text does not do so here.
+    fn encode_piece(&self, piece: &str, first: bool, how: Encode, ids: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        if first {
+            ids.extend(self.tokenizer.encode(piece, how)?);
+            return Ok(());
+        }
         let newline = self.tokenizer.encode("\n", Encode::TEMPLATED)?;
         let behind = self.tokenizer.encode(&format!("\n{piece}"), how)?;
         match behind.strip_prefix(newline.as_slice()) {
-            Some(ids) => Ok(ids.to_vec()),
-            None => self.tokenizer.encode(piece, how),
+            Some(behind) => ids.extend(behind),
+            None => ids.extend(self.tokenizer.encode(piece, how)?),
         }
-    }
-}
-
-/// Knows which tokens control the model: special ones, and those that the template writes.
-struct Marker<'a>(Vec<&'a str>);
-
-impl<'a> Marker<'a> {
-    fn new(model: &'a TextModel) -> Self {
-        let source = model.template_source();
-        let controls = |(id, text): &(u32, &str)| {
-            model.tokenizer.is_control(*id) || (source.contains(*text) && !text.trim().is_empty())
-        };
-        let mut tokens: Vec<&str> = model.tokenizer.added_tokens().filter(controls).map(|(_, text)| text).collect();
-        // A token goes before those that it contains.
-        tokens.sort_by_key(|text| std::cmp::Reverse(text.len()));
-        Marker(tokens)
-    }
-
-    fn mark(&self, json: &Json) -> Json {
-        match json {
-            Json::String(text) => Json::String(self.mark_text(text)),
-            Json::Array(items) => items.iter().map(|item| self.mark(item)).collect(),
-            Json::Object(map) => Json::Object(self.mark_map(map)),
-            other => other.clone(),
-        }
-    }
-
-    fn mark_map(&self, map: &Map<String, Json>) -> Map<String, Json> {
-        map.iter().map(|(key, value)| (key.clone(), self.mark(value))).collect()
-    }
-
-    fn mark_text(&self, text: &str) -> String {
-        let text = text.replace([OPEN, CLOSE], "");
-        let mut out = String::with_capacity(text.len());
-        let mut rest = text.as_str();
-        while let Some(c) = rest.chars().next() {
-            match self.0.iter().find(|token| rest.starts_with(**token)) {
-                Some(token) => {
-                    out.push(OPEN);
-                    out.push_str(token);
-                    out.push(CLOSE);
-                    rest = &rest[token.len()..];
-                }
-                None => {
-                    out.push(c);
-                    rest = &rest[c.len_utf8()..];
-                }
-            }
-        }
-        out
+        Ok(())
     }
 }

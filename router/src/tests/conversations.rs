@@ -1,0 +1,232 @@
+//! What of a conversation reaches the template: call ids, tools that messages declare, messages to be continued.
+
+use rein_proto::v1;
+use serde_json::json;
+
+use super::*;
+
+/// As Kimi's: ids, results by id and name.
+const NATIVE: &str = "{% if tools %}tools: {% for t in tools %}{{ t.function.name }} {% endfor %}{{ '\\n' }}{% endif %}\
+    {% for m in messages %}{{ m.role }}{% if m.name %}/{{ m.name }}{% endif %}: \
+    {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\
+    {% for t in m.tool_calls %}[{{ t.id }}]{% endfor %}{% if m.role == 'tool' %} of {{ m.tool_call_id }}{% endif %}\
+    {{ '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% if thinking %}<think>{% endif %}{% endif %}\
+    {# <|tool_calls_section_begin|> #}";
+
+fn edge() -> Edge {
+    Edge::of(NATIVE, RouterConfig::default(), Fake::default())
+}
+
+async fn prompt(edge: &Edge, more: Value) -> String {
+    let rendered = edge.post("/v1/chat/completions/render", chat_request(&[], more)).await.ok();
+    rendered["prompt"].as_str().unwrap().to_owned()
+}
+
+async fn refused(edge: &Edge, more: Value) -> (String, String) {
+    let answer = edge.chat(&[], more).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+    let error = answer.json()["error"].clone();
+    (error["param"].as_str().unwrap_or_default().to_owned(), error["message"].as_str().unwrap().to_owned())
+}
+
+#[tokio::test]
+async fn foreign_call_ids_are_native_in_the_prompt_and_new_calls_count_on() {
+    let call =
+        |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
+    let messages = json!([
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call("call_x", "f"), call("call_y", "g")]},
+        {"role": "tool", "tool_call_id": "call_y", "content": "2"},
+        {"role": "tool", "tool_call_id": "", "name": "f", "content": "1"},
+    ]);
+    let edge = edge();
+    let more = json!({"messages": messages, "tools": tools(&["f", "g"])});
+    assert_eq!(
+        prompt(&edge, more.clone()).await,
+        "tools: f g \nuser: q\nassistant: [functions.f:0][functions.g:1]\ntool/g: 2 of functions.g:1\n\
+         tool/f: 1 of functions.f:0\nassistant: "
+    );
+    let script = [&[SECTION], call_tokens("functions.f:0").as_slice(), &[END_SECTION]].concat();
+    let body = edge.chat(&script, more).await.ok();
+    assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["id"], "functions.f:2");
+}
+
+fn call_tokens(header: &str) -> Vec<u32> {
+    super::call(header, "{}")
+}
+
+#[tokio::test]
+async fn tools_that_a_system_message_declares_can_be_called() {
+    let declared = |name: &str| tools(&[name]).as_array().unwrap().clone();
+    let messages = |role: &str, tools: Value| json!([{"role": "user", "content": "q"}, {"role": role, "content": "s", "tools": tools}]);
+    let more = json!({"messages": messages("system", json!(declared("g")))});
+    let edge = edge();
+    // A template that does not look for them there gets them with the others.
+    assert_eq!(prompt(&edge, more.clone()).await, "tools: g \nuser: q\nsystem: s\nassistant: ");
+    let script = [&[SECTION], call_tokens("functions.g:0").as_slice(), &[END_SECTION]].concat();
+    let body = edge.chat(&script, more.clone()).await.ok();
+    assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "g");
+    let only = json!({"tools": tools(&["f"]), "messages": [{"role": "system", "tools": declared("g")}, {"role": "user", "content": "q"}]});
+    assert_eq!(prompt(&edge, only.clone()).await, "tools: f g \nuser: q\nassistant: ");
+    let aware = Edge::of(
+        "{% for m in messages %}{{ m.role }}{% if m.tools %} has {{ m.tools[0].function.name }}{% endif %};{% endfor %}{{ tools | length }}",
+        RouterConfig::default(),
+        Fake::default(),
+    );
+    assert_eq!(prompt(&aware, only).await, "system has g;user;1");
+
+    for (messages, param) in [
+        (messages("user", json!([])), "messages[1].tools"),
+        (messages("system", json!({})), "messages[1].tools"),
+        (messages("system", json!([{"function": {}}])), "messages[1].tools[0].function.name"),
+        (messages("developer", json!([5])), "messages[1].tools[0]"),
+        (json!([{"role": "system", "tools": []}]), "messages[0].content"),
+    ] {
+        assert_eq!(refused(&edge, json!({"messages": messages})).await.0, param, "{messages}");
+    }
+    let many = json!({"tools": tools(&["f"; 1000]), "messages": messages("system", tools(&["g"; 25]))});
+    assert_eq!(refused(&edge, many).await.0, "tools");
+}
+
+#[test]
+fn the_latest_declaration_of_a_tool_counts() {
+    let tool = |name: &str, description: &str| json!({"type": "function", "function": {"name": name, "description": description}});
+    let job = crate::job::ChatJob {
+        tools: vec![tool("f", "1"), tool("g", "2")],
+        messages: json!([{"role": "system", "tools": [tool("h", "3"), tool("f", "4")]}, {"role": "user", "tools": [tool("i", "5")]},
+            {"role": "assistant", "tool_calls": [{"function": {"name": "j", "arguments": "{}"}}]}])
+        .as_array()
+        .unwrap()
+        .clone(),
+        ..crate::job::ChatJob::default()
+    };
+    assert_eq!(job.declared_tools(), [&tool("f", "4"), &tool("g", "2"), &tool("h", "3")]);
+}
+
+#[tokio::test]
+async fn a_final_assistant_message_is_continued_by_any_name() {
+    let edge = edge();
+    let said = |more: Value| {
+        let mut last = json!({"role": "assistant", "content": "well"});
+        last.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!([{"role": "user", "content": "hi"}, last])
+    };
+    for more in [
+        json!({"messages": said(json!({})), "continue_final_message": true}),
+        json!({"messages": said(json!({"partial": true}))}),
+        json!({"messages": said(json!({"prefix": true}))}),
+        json!({"messages": said(json!({"partial": true})), "continue_final_message": true, "add_generation_prompt": false}),
+    ] {
+        assert_eq!(prompt(&edge, more.clone()).await, "user: hi\nassistant: well");
+        // Only what comes after it; its first blanks are the text's own.
+        let body = edge.chat(&bytes("\n\n, then"), more.clone()).await.ok();
+        assert_eq!(body["choices"][0]["message"]["content"], "\n\n, then");
+        let chunks = edge.stream(&bytes("\n\n, then"), more).await;
+        assert_eq!(join(&chunks)[0]["content"], "\n\n, then");
+    }
+    let call = json!([{"function": {"name": "f", "arguments": "{}"}}]);
+    for (more, param, why) in [
+        (json!({"messages": said(json!({"role": "user", "partial": true}))}), "messages[1].partial", "role assistant"),
+        (
+            json!({"messages": said(json!({"tool_calls": call, "prefix": true}))}),
+            "messages[1].prefix",
+            "without tool_calls",
+        ),
+        (json!({"messages": said(json!({"content": null, "partial": true}))}), "messages[1].partial", "with content"),
+        (json!({"messages": said(json!({"partial": "yes"}))}), "messages[1].partial", "a boolean"),
+        (
+            json!({"messages": [{"role": "assistant", "content": "a", "partial": true}, {"role": "user", "content": "b"}]}),
+            "messages[0].partial",
+            "last message only",
+        ),
+        (
+            json!({"messages": said(json!({"partial": true})), "add_generation_prompt": true}),
+            "messages[1].partial",
+            "cannot both be true",
+        ),
+        (
+            json!({"messages": said(json!({"tool_calls": call})), "continue_final_message": true}),
+            "continue_final_message",
+            "tool_calls",
+        ),
+        (
+            json!({"messages": said(json!({"role": "user"})), "continue_final_message": true}),
+            "continue_final_message",
+            "role assistant",
+        ),
+    ] {
+        let (named, message) = refused(&edge, more.clone()).await;
+        assert!(named == param && message.contains(why), "{more}: {named} {message}");
+    }
+}
+
+#[tokio::test]
+async fn unfinished_reasoning_goes_on_as_reasoning() {
+    let edge = edge();
+    let dropping = Edge::new();
+    let last =
+        |last: Value| json!({"messages": [{"role": "user", "content": "hi"}, last], "continue_final_message": true});
+    let script = [bytes("\n on").as_slice(), &[END_THINK], &bytes("So.")].concat();
+    let reasoning = json!({"role": "assistant", "reasoning_content": "so far"});
+    let inline = json!({"role": "assistant", "content": "<think>so far"});
+    for (edge, message, expected) in [
+        (&edge, &reasoning, "user: hi\nassistant: <think>so far"),
+        (&edge, &inline, "user: hi\nassistant: <think>so far"),
+        (&dropping, &reasoning, "user: hi\nassistant: <think>so far"),
+    ] {
+        let more = last(message.clone());
+        assert_eq!(prompt(edge, more.clone()).await, expected, "{message}");
+        let body = edge.chat(&script, more.clone()).await.ok();
+        let answer = &body["choices"][0]["message"];
+        assert_eq!((&answer["reasoning_content"], &answer["content"]), (&json!("\n on"), &json!("So.")), "{message}");
+        assert_eq!(join(&edge.stream(&script, more).await)[0]["reasoning"], "\n on");
+        let ids = &edge.fake.starts()[0].prompt;
+        assert_eq!(ids.iter().filter(|&&id| id >= 256).copied().collect::<Vec<_>>(), [THINK]);
+    }
+    // The template's own opening is not doubled.
+    let mut more = last(reasoning);
+    more["thinking"] = true.into();
+    assert_eq!(prompt(&dropping, more).await, "user: hi\nassistant: <think>so far");
+    // With an answer begun, it is the answer that goes on.
+    for message in [
+        json!({"role": "assistant", "content": "So", "reasoning_content": "why"}),
+        json!({"role": "assistant", "content": "<think>why</think>So"}),
+    ] {
+        let more = last(message);
+        assert_eq!(prompt(&edge, more.clone()).await, "user: hi\nassistant: <think>why</think>So");
+        let body = edge.chat(&bytes(" be it"), more).await.ok();
+        assert_eq!(body["choices"][0]["message"]["content"], " be it");
+        assert!(body["choices"][0]["message"].get("reasoning_content").is_none_or(Value::is_null));
+    }
+}
+
+#[tokio::test]
+async fn a_continued_region_starts_once_and_ends() {
+    let edge = edge();
+    let messages = vec![
+        v1::Message { role: "user".into(), content: Some("hi".into()), ..v1::Message::default() },
+        v1::Message { role: "assistant".into(), reasoning_content: Some("so far".into()), ..v1::Message::default() },
+    ];
+    let request = v1::ChatRequest {
+        model: "bytes".into(),
+        messages,
+        continue_final_message: Some(true),
+        script: [bytes("on").as_slice(), &[END_THINK], &bytes("x")].concat(),
+        ..v1::ChatRequest::default()
+    };
+    use v1::chat_event::Event;
+    let kinds: Vec<&str> = grpc::events(&edge, request)
+        .await
+        .iter()
+        .filter_map(|event| match event.event.as_ref()? {
+            Event::ReasoningStart(_) => Some("reasoning{"),
+            Event::ReasoningDelta(_) => Some("."),
+            Event::ReasoningEnd(_) => Some("}"),
+            Event::TextStart(_) => Some("text{"),
+            Event::TextDelta(_) => Some("."),
+            Event::TextEnd(_) => Some("}"),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(kinds.concat(), "reasoning{..}text{.}");
+}
