@@ -69,7 +69,7 @@ async fn tools_that_a_system_message_declares_can_be_called() {
     let only = json!({"tools": tools(&["f"]), "messages": [{"role": "system", "tools": declared("g")}, {"role": "user", "content": "q"}]});
     assert_eq!(prompt(&edge, only.clone()).await, "tools: f g \nuser: q\nassistant: ");
     let aware = Edge::of(
-        "{% for m in messages %}{{ m.role }}{% if m.tools %} has {{ m.tools[0].function.name }}{% endif %};{% endfor %}{{ tools | length }}",
+        "{% for m in messages %}{{ m.role }}{% if m.tools %} has {{ m.tools[0].function.name }}{% endif %};{% endfor %}{{ (tools or []) | length }}",
         RouterConfig::default(),
         Fake::default(),
     );
