@@ -34,6 +34,10 @@ pub enum Command {
     Score(ScoreArgs),
     /// Render conversations to prompts and token ids, JSON lines in and out
     Render(RenderArgs),
+    /// List the tool-call formats: names, models, ids, what is guaranteed
+    Formats(FormatsArgs),
+    /// Read a model's output into reasoning, text and tool calls, JSON lines in and out
+    Parse(ParseArgs),
     /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
     Bench(Box<BenchOptions>),
 }
@@ -173,6 +177,26 @@ pub struct RenderArgs {
     #[arg(long, value_name = "FILE")]
     pub template: Option<PathBuf>,
     /// Directory with a tokenizer instead of the model's
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct FormatsArgs {
+    /// As JSON
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+    /// As the page docs/formats.md
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ParseArgs {
+    /// Name of a format (see `rein formats`), or a JSON file that holds one
+    #[arg(long, value_name = "NAME|FILE")]
+    pub format: String,
+    /// Directory with the tokenizer, for lines with token_ids
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
 }

@@ -3,7 +3,9 @@
 mod args;
 mod bench;
 mod config;
+mod formats;
 mod load;
+mod parse;
 mod render;
 mod score;
 mod serve;
@@ -23,6 +25,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Score(args) => score::run(&args),
         Command::Render(args) => render::run(&args),
+        Command::Formats(args) => formats::run(&args),
+        Command::Parse(args) => parse::run(&args),
         Command::Bench(options) => bench::run(*options),
     };
     match result {

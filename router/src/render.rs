@@ -98,7 +98,7 @@ impl RenderSource {
     }
 }
 
-fn token_id(id: &Json, tokenizer: &Tokenizer) -> Result<u32, String> {
+pub(crate) fn token_id(id: &Json, tokenizer: &Tokenizer) -> Result<u32, String> {
     let valid = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < tokenizer.vocab_size());
     valid.ok_or_else(|| format!("{id} is not a token id; the vocabulary has {}", tokenizer.vocab_size()))
 }
@@ -134,7 +134,12 @@ fn render_input(request: &Map<String, Json>) -> Result<RenderInput, String> {
 }
 
 /// Answers every line of the input, in order, until it ends.
-pub fn run(mut input: impl BufRead, mut output: impl Write, source: &RenderSource) -> io::Result<()> {
+pub fn run(input: impl BufRead, output: impl Write, source: &RenderSource) -> io::Result<()> {
+    answer_lines(input, output, |line| source.answer(line))
+}
+
+/// JSON lines in, one answer each out.
+pub fn answer_lines(mut input: impl BufRead, mut output: impl Write, answer: impl Fn(&str) -> Json) -> io::Result<()> {
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -146,7 +151,7 @@ pub fn run(mut input: impl BufRead, mut output: impl Write, source: &RenderSourc
             json!({ "error": format!("the line is longer than the limit of {MAX_LINE_BYTES} bytes") })
         } else {
             match std::str::from_utf8(&line) {
-                Ok(text) => source.answer(text),
+                Ok(text) => answer(text),
                 Err(e) => json!({ "error": format!("the line is not UTF-8: {e}") }),
             }
         };

@@ -265,9 +265,7 @@ impl Reader {
                 self.at = At::Value;
             }
             At::Key if b == b'}' => return self.close(b),
-            At::Value
-                if matches!(b, b']' | b')') && matches!(self.stack.last(), Some(Open::List | Open::Tuple)) =>
-            {
+            At::Value if matches!(b, b']' | b')') && matches!(self.stack.last(), Some(Open::List | Open::Tuple)) => {
                 return self.close(b);
             }
             At::Value | At::Key => {
