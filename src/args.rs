@@ -37,6 +37,10 @@ pub enum Command {
     Render(RenderArgs),
     /// Say how much of an output a request's grammar accepts, JSON lines in and out
     Accept(AcceptArgs),
+    /// List the tool-call formats: names, models, ids, what is guaranteed
+    Formats(FormatsArgs),
+    /// Read a model's output into reasoning, text and tool calls, JSON lines in and out
+    Parse(ParseArgs),
     /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
     Bench(Box<BenchOptions>),
     /// Judge an OpenAI endpoint's tool calls: schema accuracy, whether it calls when it should, streams, errors
@@ -233,4 +237,24 @@ pub struct AcceptArgs {
     /// Directory with a tokenizer
     #[arg(long, value_name = "DIR")]
     pub tokenizer: PathBuf,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct FormatsArgs {
+    /// As JSON
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+    /// As the page docs/formats.md
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ParseArgs {
+    /// Name of a format (see `rein formats`), or a JSON file that holds one
+    #[arg(long, value_name = "NAME|FILE")]
+    pub format: String,
+    /// Directory with the tokenizer, for lines with token_ids
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
 }

@@ -5,9 +5,11 @@ mod args;
 mod bench;
 mod client;
 mod config;
+mod formats;
 mod load;
 mod progress;
 mod quantiles;
+mod parse;
 mod render;
 mod score;
 mod serve;
@@ -29,6 +31,8 @@ fn main() -> ExitCode {
         Command::Score(args) => score::run(&args),
         Command::Render(args) => render::run(&args),
         Command::Accept(args) => accept::run(&args),
+        Command::Formats(args) => formats::run(&args),
+        Command::Parse(args) => parse::run(&args),
         Command::Bench(options) => bench::run(*options),
         Command::Verify(options) => match verify::run(*options) {
             Ok(verdict) => return verdict,

@@ -79,7 +79,7 @@ impl AcceptSource {
 
 /// Answers every line of the input, in order, until it ends.
 pub fn run(input: impl BufRead, output: impl Write, source: &AcceptSource) -> io::Result<()> {
-    lines(input, output, |line| source.answer(line))
+    answer_lines(input, output, |line| source.answer(line))
 }
 
 /// The tokens that end a turn, as far as the directory and the format name them.

@@ -21,6 +21,7 @@ mod metrics;
 mod model;
 mod openai;
 mod openapi;
+pub mod parse;
 mod pick;
 pub mod pool;
 pub mod render;

@@ -136,11 +136,11 @@ fn render_input(request: &Map<String, Json>) -> Result<RenderInput, String> {
 
 /// Answers every line of the input, in order, until it ends.
 pub fn run(input: impl BufRead, output: impl Write, source: &RenderSource) -> io::Result<()> {
-    lines(input, output, |line| source.answer(line))
+    answer_lines(input, output, |line| source.answer(line))
 }
 
-/// Answers every line of the input, in order, until it ends.
-pub(crate) fn lines(mut input: impl BufRead, mut output: impl Write, answer: impl Fn(&str) -> Json) -> io::Result<()> {
+/// JSON lines in, one answer each out.
+pub fn answer_lines(mut input: impl BufRead, mut output: impl Write, answer: impl Fn(&str) -> Json) -> io::Result<()> {
     let mut line = Vec::new();
     loop {
         line.clear();

@@ -18,7 +18,7 @@ fn stderr(output: &std::process::Output) -> String {
 fn help_names_every_command_and_option() {
     let help = run(&["--help"]);
     let text = String::from_utf8_lossy(&help.stdout);
-    for word in ["serve", "score", "render", "bench", "verify", "--config"] {
+    for word in ["serve", "score", "render", "formats", "parse", "accept", "bench", "verify", "--config"] {
         assert!(text.contains(word), "{word} in {text}");
     }
     let serve = run(&["serve", "--help"]);

@@ -239,6 +239,7 @@ impl Format {
     }
 
     /// The markers of the tool section.
+    #[cfg(test)]
     pub(crate) fn marker_texts(&self) -> impl Iterator<Item = &'static str> {
         self.call_steps().filter_map(marker)
     }

@@ -17,6 +17,7 @@ mod grammars;
 mod header;
 mod lark;
 mod limits;
+mod load;
 mod marks;
 mod matcher;
 mod parse;
@@ -35,6 +36,7 @@ pub use format::{Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, 
 pub use formats::{PLAIN, by_name, detect, formats};
 pub use grammars::{Compiled, Grammars};
 pub use matcher::{Matcher, MatcherError};
+pub use load::FormatError;
 pub use parse::{Parser, ParserOptions, ToolDecl};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
 pub use rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};

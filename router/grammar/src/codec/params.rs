@@ -108,7 +108,7 @@ impl Params {
     /// Whether an argument of this name is still expected.
     pub fn expects(&self, head: &str) -> bool {
         let key = slots(self.shape.head, head).name;
-        key.is_some_and(|k| !self.keys.contains(&k) && declares(self.schema(), &k))
+        key.is_some_and(|k| declares(self.schema(), &k) && !self.keys.contains(&k))
     }
 
     fn schema(&self) -> Option<&Value> {
@@ -219,8 +219,9 @@ impl Params {
     }
 
     fn unread_key(&mut self) {
-        if let At::Key(head) | At::Wait(head) = std::mem::replace(&mut self.at, At::Between) {
-            self.junk.push_str(&head);
+        match std::mem::replace(&mut self.at, At::Between) {
+            At::Key(head) | At::Wait(head) => self.junk.push_str(&head),
+            other => self.at = other,
         }
     }
 

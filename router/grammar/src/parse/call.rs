@@ -16,8 +16,9 @@ type Parts = [(&'static str, String)];
 struct Named {
     name: String,
     id: Option<String>,
-    /// What else stood there.
+    /// What else stood there, and what was read.
     junk: String,
+    raw: String,
 }
 
 impl Parser {
@@ -28,8 +29,10 @@ impl Parser {
         let named = *tok == self.lex.name_mark;
         let end = match self.lex.header_end {
             HeaderEnd::Char(c) if named => {
-                let blanks = if part.trim().is_empty() { s.len() - s.trim_start().len() } else { 0 };
-                s[blanks..].find([c, '\n']).map(|n| (blanks + n, 1))
+                if part.is_empty() && s.trim_start().len() < s.len() {
+                    return s.len() - s.trim_start().len();
+                }
+                s.find([c, '\n']).map(|n| (n, 1))
             }
             HeaderEnd::Brace => s.find('{').map(|n| (n, 0)),
             _ => None,
@@ -46,13 +49,12 @@ impl Parser {
     /// The header is whole.
     fn end_header(&mut self, out: &mut Vec<Event>) {
         let State::Header(parts) = std::mem::replace(&mut self.state, State::Prose) else { return };
-        let raw = spelled(&parts);
         match self.read_header(&parts) {
             Some(named) => {
                 self.malformed(&named.junk, out);
-                self.begin_body(Some(named.name), named.id, &raw, out);
+                self.begin_body(Some(named.name), named.id, &named.raw, out);
             }
-            None => self.state = State::Gap(raw),
+            None => self.state = State::Gap(spelled(&parts)),
         }
     }
 
@@ -83,23 +85,25 @@ impl Parser {
             let read = header::read(steps, &part.1, declared)?;
             (read.name, read.index, String::new())
         };
+        let id_tok = segments.iter().find(|(_, s)| s.contains(&Step::Id)).map(|(t, _)| *t);
+        let id_part = parts.iter().filter(filled).find(|(t, _)| Some(*t) == id_tok);
         let id = match self.format.ids {
             Ids::Header => index.and_then(|i| self.format.native_id(&name, i)),
-            _ => {
-                let tok = segments.iter().find(|(_, s)| s.contains(&Step::Id)).map(|(t, _)| *t);
-                let id = parts.iter().find(|(t, _)| Some(*t) == tok).map(|(_, text)| text.trim());
-                id.filter(|id| !id.is_empty()).map(str::to_owned)
-            }
+            _ => id_part.map(|(_, text)| text.trim().to_owned()),
         };
-        let id_tok = segments.iter().find(|(_, s)| s.contains(&Step::Id)).map(|(t, _)| *t);
-        for (t, text) in parts.iter().filter(|p| !std::ptr::eq(*p, part) && Some(p.0) != id_tok) {
-            let literals = segments.iter().filter(|(tok, _)| tok == t).flat_map(|(_, s)| *s);
+        let read = |p: &(&'static str, String)| std::ptr::eq(p, part) || id_part.is_some_and(|id| std::ptr::eq(p, id));
+        let mut raw = String::new();
+        for part in parts {
+            let (tok, text) = part;
+            let literals = segments.iter().filter(|(t, _)| t == tok).flat_map(|(_, s)| *s);
             let known = |s: &Step| matches!(s, Step::Lit(l) if l.trim() == text.trim());
-            if !text.trim().is_empty() && !literals.into_iter().any(known) {
+            if read(part) || text.trim().is_empty() || literals.into_iter().any(known) {
+                raw.push_str(text);
+            } else {
                 junk.push_str(text);
             }
         }
-        Some(Named { name, id, junk })
+        Some(Named { name, id, junk, raw })
     }
 
     /// A call that a head has named.
@@ -181,7 +185,7 @@ impl Parser {
             .collect();
         let Some(named) = self.read_header(&before) else { return };
         self.malformed(&named.junk, out);
-        let mut body = self.body(Some(named.name), named.id, &raw, out);
+        let mut body = self.body(Some(named.name), named.id, &named.raw, out);
         for (i, &b) in arguments.as_bytes().iter().enumerate() {
             self.work += 1;
             match body.feed(b, out) {

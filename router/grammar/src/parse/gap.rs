@@ -89,7 +89,7 @@ impl Parser {
                 _ => {}
             }
             let layout = c.is_whitespace() || self.lex.layout.iter().any(|l| l.starts_with(c));
-            self.bracket |= c == '[' && self.lex.without_layout(junk).is_empty();
+            self.bracket |= c == '[' && junk.len() < LONGEST_NAME && self.lex.without_layout(junk).is_empty();
             if self.trial.is_some() {
                 if !layout && !self.may_name(c) {
                     self.release(out);

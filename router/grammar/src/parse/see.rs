@@ -36,15 +36,16 @@ impl Parser {
             if !self.counts(mark, true) {
                 continue;
             }
-            work += m.len().min(rest.len()) as u64;
-            if rest.starts_with(m.as_bytes()) {
+            let common = m.bytes().zip(rest).take_while(|(a, b)| a == *b).count();
+            work += common as u64 + 1;
+            if common == m.len() {
                 work += (STRUCTURE_GAP + LONGEST_KEY) as u64;
                 match self.confirmed(mark, m, &rest[m.len()..], last) {
                     Some(true) if found.is_none_or(|(_, f)| f.len() < m.len()) => found = Some((mark, m)),
                     Some(_) => {}
                     None => partial = true,
                 }
-            } else if m.as_bytes().starts_with(rest) {
+            } else if common == rest.len() {
                 partial = true;
             }
         }

@@ -65,7 +65,7 @@ fn told(events: &[Event]) -> String {
             Event::ToolCallStart { name, id, .. } => {
                 all.push_str(name);
                 // Where the id repeats the name, the name counts once.
-                all.push_str(id.as_deref().filter(|id| !id.contains(name.as_str())).unwrap_or_default());
+                all.push_str(id.as_deref().filter(|id| !id.contains(&format!(".{name}:"))).unwrap_or_default());
             }
             Event::ArgumentsDelta { text, .. } => all.push_str(text),
             _ => {}
@@ -77,23 +77,28 @@ fn told(events: &[Event]) -> String {
 
 #[test]
 fn no_word_is_lost_and_no_cut_matters() {
-    for format in formats() {
-        for seed in 0..400 {
-            let mut random = Random::new(seed);
-            let (pieces, words) = output(format, &mut random);
-            let start = if random.one_in(3) { Region::Reasoning } else { Region::Text };
-            let options = ParserOptions { parse_tools: !random.one_in(8), ..options(start, &["f", "w1_"]) };
-            let whole = parse(format, options.clone(), &pieces);
-            let all = told(&whole);
-            for n in 1..=words {
-                let found = all.matches(&format!("w{n}_")).count();
-                assert_eq!(found, 1, "{} seed {seed}: word {n} of {pieces:?} in {whole:?}", format.name);
-            }
-            for cut in cuts(&pieces, &mut random) {
-                assert_eq!(parse(format, options.clone(), &cut), whole, "{} seed {seed}: {cut:?}", format.name);
-            }
+    let wrong: Vec<String> =
+        formats().iter().filter_map(|format| (0..250).find_map(|seed| lost(format, seed))).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+}
+
+fn lost(format: &'static Format, seed: u64) -> Option<String> {
+    let mut random = Random::new(seed);
+    let (pieces, words) = output(format, &mut random);
+    let start = if random.one_in(3) { Region::Reasoning } else { Region::Text };
+    let options = ParserOptions { parse_tools: !random.one_in(8), ..options(start, &["f", "w1_"]) };
+    let whole = parse(format, options.clone(), &pieces);
+    let all = told(&whole);
+    for n in 1..=words {
+        let found = all.matches(&format!("w{n}_")).count();
+        if found != 1 {
+            return Some(format!("{} seed {seed}: word {n} {found} times of {pieces:?} in {whole:?}", format.name));
         }
     }
+    cuts(&pieces, &mut random).into_iter().find_map(|cut| {
+        let got = parse(format, options.clone(), &cut);
+        (got != whole).then(|| format!("{} seed {seed}: {cut:?} gives {got:?}, not {whole:?}", format.name))
+    })
 }
 
 #[test]
@@ -160,10 +165,10 @@ fn time_is_linear() {
                         parser.work() as f64 / bytes as f64
                     };
                     for longest in [1, 1 << 20] {
-                        let (small, large) = (cost(4_000, longest), cost(16_000, longest));
-                        assert!(small < 64.0, "{} {atom:?} by {longest}: {small} looks per byte", format.name);
+                        let (small, large) = (cost(1_500, longest), cost(6_000, longest));
+                        assert!(small < 512.0, "{} {atom:?} by {longest}: {small} looks per byte", format.name);
                         assert!(
-                            large < small * 1.05 + 1.0,
+                            large < small * 1.05 + 4.0,
                             "{} {atom:?} by {longest}: {small} -> {large}",
                             format.name
                         );

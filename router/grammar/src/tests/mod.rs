@@ -5,6 +5,7 @@ mod detection;
 mod families;
 mod fuzz;
 mod lenient;
+mod loading;
 mod templates;
 
 use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Region, ToolDecl};

@@ -1,0 +1,241 @@
+//! `rein parse`: a model's output to typed events, JSON lines in and out, with no server.
+//!
+//! A line is `{"text" | "token_ids", "tools", "chunks", "in_reasoning"}`, giving `{"reasoning", "content", "tool_calls",
+//! "events", "malformed"}`. `chunks` says how the output is cut before it is read: `"all"` (the default), `"char"`, or a
+//! number of bytes; token ids come one by one. A line that cannot be answered gives `{"error"}`; the next line goes on.
+
+use std::path::Path;
+
+use rein_grammar::{Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, ToolDecl};
+use serde_json::{Map, Value as Json, json};
+
+use crate::chat::tool_declaration;
+use crate::tokenize::{self, TokenizeError, Tokenizer};
+
+/// What to read with.
+#[derive(Debug)]
+pub struct ParseSource {
+    format: &'static Format,
+    tokenizer: Option<Tokenizer>,
+}
+
+/// How an output is cut.
+enum Chunks {
+    All,
+    Char,
+    Bytes(usize),
+}
+
+impl ParseSource {
+    /// `tokenizer`: a directory that holds one; without it, lines have to bring text.
+    pub fn new(format: &'static Format, tokenizer: Option<&Path>) -> Result<Self, TokenizeError> {
+        Ok(ParseSource { format, tokenizer: tokenizer.map(Tokenizer::load).transpose()? })
+    }
+
+    /// Answers one line.
+    pub fn answer(&self, line: &str) -> Json {
+        self.try_answer(line).unwrap_or_else(|error| json!({ "error": error }))
+    }
+
+    fn try_answer(&self, line: &str) -> Result<Json, String> {
+        let request: Json = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
+        let request = request.as_object().ok_or("a line must be a JSON object")?;
+        let tools = tools(request)?;
+        let start = match request.get("in_reasoning") {
+            None | Some(Json::Null | Json::Bool(false)) => Region::Text,
+            Some(Json::Bool(true)) => Region::Reasoning,
+            Some(_) => return Err("in_reasoning must be true or false".into()),
+        };
+        let chunks = chunks(request)?;
+        // Without a list of tools, whatever calls there are shall be seen.
+        let parse_tools = tools.as_ref().is_none_or(|t| !t.is_empty());
+        let options = ParserOptions { start, tools: tools.unwrap_or_default(), parse_tools };
+        let mut parser = Parser::new(self.format, options);
+        let mut events = Vec::new();
+        for piece in self.pieces(request)? {
+            match &piece {
+                OwnedPiece::Bytes(bytes) => {
+                    for chunk in cut(bytes, &chunks) {
+                        parser.push(Piece::Bytes(chunk), &mut events);
+                    }
+                }
+                OwnedPiece::Special(_) => parser.push(piece.as_piece(), &mut events),
+            }
+        }
+        parser.finish(&mut events);
+        Ok(answer(self.format, &events))
+    }
+
+    fn pieces(&self, request: &Map<String, Json>) -> Result<Vec<OwnedPiece>, String> {
+        if let Some(text) = request.get("text") {
+            return Ok(self.format.split(text.as_str().ok_or("text must be a string")?));
+        }
+        let ids = request.get("token_ids").ok_or("a line needs text or token_ids")?;
+        let ids = ids.as_array().ok_or("token_ids must be a list of token ids")?;
+        let tokenizer = self.tokenizer.as_ref().ok_or("token_ids need a tokenizer; give its directory")?;
+        let mut detokenizer = tokenizer.detokenizer();
+        let mut out = Vec::new();
+        let mut take = |piece: tokenize::Piece<'_>, control: bool| {
+            out.push(match piece {
+                tokenize::Piece::Bytes(bytes) => OwnedPiece::Bytes(bytes.to_vec()),
+                // As in a stream: added tokens that are neither control tokens nor markers are text.
+                tokenize::Piece::Special(text) if control || self.format.is_marker(text) => {
+                    OwnedPiece::Special(text.to_owned())
+                }
+                tokenize::Piece::Special(text) => OwnedPiece::Bytes(text.as_bytes().to_vec()),
+            });
+        };
+        for id in ids {
+            let id = crate::render::token_id(id, tokenizer)?;
+            let control = tokenizer.is_control(id);
+            for piece in detokenizer.push(id) {
+                take(piece, control);
+            }
+        }
+        if let Some(piece) = detokenizer.finish() {
+            take(piece, false);
+        }
+        Ok(out)
+    }
+}
+
+fn tools(request: &Map<String, Json>) -> Result<Option<Vec<ToolDecl>>, String> {
+    match request.get("tools") {
+        None | Some(Json::Null) => Ok(None),
+        Some(Json::Array(tools)) => {
+            let named =
+                |(i, tool)| tool_declaration(tool).ok_or_else(|| format!("tools[{i}].function.name is missing"));
+            tools.iter().enumerate().map(named).collect::<Result<_, _>>().map(Some)
+        }
+        Some(_) => Err("tools must be a list".into()),
+    }
+}
+
+fn chunks(request: &Map<String, Json>) -> Result<Chunks, String> {
+    let bytes = |n: &Json| n.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
+    match request.get("chunks") {
+        None | Some(Json::Null) => Ok(Chunks::All),
+        Some(Json::String(s)) if s == "all" => Ok(Chunks::All),
+        Some(Json::String(s)) if s == "char" => Ok(Chunks::Char),
+        Some(n) => {
+            bytes(n).map(Chunks::Bytes).ok_or_else(|| "chunks must be \"all\", \"char\" or a number of bytes".into())
+        }
+    }
+}
+
+fn cut<'a>(bytes: &'a [u8], chunks: &Chunks) -> Vec<&'a [u8]> {
+    match chunks {
+        Chunks::All => vec![bytes],
+        Chunks::Bytes(n) => bytes.chunks(*n).collect(),
+        Chunks::Char => bytes.chunk_by(|_, next| next & 0xC0 == 0x80).collect(),
+    }
+}
+
+fn answer(format: &Format, events: &[Event]) -> Json {
+    let (mut reasoning, mut content) = (String::new(), String::new());
+    let (mut calls, mut malformed, mut told) = (Vec::new(), Vec::new(), Vec::new());
+    for event in events {
+        told.push(match event {
+            Event::ReasoningStart => json!({"type": "reasoning_start"}),
+            Event::ReasoningEnd => json!({"type": "reasoning_end"}),
+            Event::TextStart => json!({"type": "text_start"}),
+            Event::TextEnd => json!({"type": "text_end"}),
+            Event::ReasoningDelta(text) => {
+                reasoning.push_str(text);
+                json!({"type": "reasoning_delta", "text": text})
+            }
+            Event::TextDelta(text) => {
+                content.push_str(text);
+                json!({"type": "text_delta", "text": text})
+            }
+            Event::ToolCallStart { index, id, name } => {
+                let native = id.clone().or_else(|| format.native_id(name, *index));
+                let id = native.unwrap_or_else(|| format!("call_{index}"));
+                calls.push((id.clone(), name, String::new(), false));
+                json!({"type": "tool_call_start", "index": index, "id": id, "name": name})
+            }
+            Event::ArgumentsDelta { index, text } => {
+                if let Some((.., arguments, _)) = calls.last_mut() {
+                    arguments.push_str(text);
+                }
+                json!({"type": "arguments_delta", "index": index, "text": text})
+            }
+            Event::ToolCallEnd { index, complete } => {
+                if let Some((.., whole)) = calls.last_mut() {
+                    *whole = *complete;
+                }
+                json!({"type": "tool_call_end", "index": index, "complete": complete})
+            }
+            Event::Malformed(text) => {
+                malformed.push(text);
+                json!({"type": "malformed", "text": text})
+            }
+        });
+    }
+    // A call that is not whole is in the events only.
+    let whole = calls.iter().filter(|(.., complete)| *complete);
+    let calls: Vec<Json> =
+        whole.map(|(id, name, arguments, _)| json!({"id": id, "name": name, "arguments": arguments})).collect();
+    json!({
+        "reasoning": reasoning,
+        "content": content,
+        "tool_calls": calls,
+        "events": told,
+        "malformed": malformed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, line: Json) -> Json {
+        let format = rein_grammar::by_name(name).unwrap();
+        ParseSource::new(format, None).unwrap().answer(&line.to_string())
+    }
+
+    #[test]
+    fn a_line_is_read_the_same_however_it_is_cut() {
+        let format = rein_grammar::by_name("hermes").unwrap();
+        let call = rein_grammar::Call { name: "f".into(), arguments: "{\"a\": \"é\"}".into() };
+        let turn = rein_grammar::Turn { reasoning: Some("Hm.".into()), text: "Hi.".into(), calls: vec![call] };
+        let text = rein_grammar::render_text(&rein_grammar::render(format, &turn, Default::default()));
+        for chunks in [json!("all"), json!("char"), json!(1), json!(7), Json::Null] {
+            let got = read("hermes", json!({"text": text, "chunks": chunks}));
+            assert_eq!(got["reasoning"], "Hm.");
+            assert_eq!(got["content"], "Hi.");
+            assert_eq!(got["tool_calls"], json!([{"id": "call_0", "name": "f", "arguments": "{\"a\": \"é\"}"}]));
+            assert_eq!(got["malformed"], json!([]));
+        }
+    }
+
+    #[test]
+    fn a_call_that_is_cut_off_is_in_the_events_only() {
+        let got = read(
+            "llama_json",
+            json!({
+                "text": "{\"name\": \"f\", \"parameters\": {\"a\": ",
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+            }),
+        );
+        assert_eq!(got["tool_calls"], json!([]));
+        let last = got["events"].as_array().and_then(|e| e.last());
+        assert_eq!(last, Some(&json!({"type": "tool_call_end", "index": 0, "complete": false})));
+    }
+
+    #[test]
+    fn errors_name_what_would_be_right() {
+        for (line, want) in [
+            (json!({}), "a line needs text or token_ids"),
+            (json!({"text": 1}), "text must be a string"),
+            (json!({"token_ids": [1]}), "token_ids need a tokenizer"),
+            (json!({"text": "", "tools": [{}]}), "tools[0].function.name is missing"),
+            (json!({"text": "", "chunks": 0}), "chunks must be"),
+            (json!({"text": "", "in_reasoning": 1}), "in_reasoning must be"),
+            (json!([]), "a line must be a JSON object"),
+        ] {
+            let got = read("plain", line.clone());
+            assert!(got["error"].as_str().is_some_and(|e| e.contains(want)), "{line}: {got}");
+        }
+    }
+}
