@@ -114,6 +114,8 @@ fn figures() {
         let mask = start.elapsed() / all.len() as u32;
         println!(
             "{n} tools: writing {:?}, that and compiling {:?}, again {again:?}, matcher {copy:?}, accept {accept:?} per token, mask and accept {mask:?} per token ({} tokens), grammar {} KB",
+            best[0],
+            best[1],
             all.len(),
             compiled.lark().len() >> 10
         );
