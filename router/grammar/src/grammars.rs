@@ -1,7 +1,8 @@
 //! Grammars of requests, compiled and kept.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::fmt::Write as _;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -10,7 +11,7 @@ use crate::format::Format;
 use crate::lark::{First, Written, count_prefix, write};
 use crate::limits::{MAX_CACHED_GRAMMARS, MAX_GRAMMAR_BYTES, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS};
 use crate::matcher::{Matcher, MatcherError};
-use crate::rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Violation};
+use crate::rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
 use crate::schema;
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
@@ -137,18 +138,18 @@ impl Grammars {
 
     fn key(&self, rules: &Rules) -> Key {
         let Rules { tools, choice, parallel, response, start, calls_before: _, enforcement } = rules;
-        self.hashers.each_ref().map(|state| {
-            let mut h = state.build_hasher();
-            for tool in tools {
-                (&tool.name, tool.strict, tool.parameters.as_ref().map(ToString::to_string)).hash(&mut h);
+        let mut text = format!("{choice:?} {parallel} {start:?} {enforcement:?}");
+        for Tool { name, parameters, strict } in tools {
+            let _ = write!(text, " {name:?} {strict} ");
+            if let Some(parameters) = parameters {
+                let _ = write!(text, "{parameters}");
             }
-            format!("{choice:?} {parallel} {start:?} {enforcement:?}").hash(&mut h);
-            match response {
-                Some(Response::JsonSchema { schema, strict }) => (schema.to_string(), strict).hash(&mut h),
-                other => format!("{other:?}").hash(&mut h),
-            }
-            h.finish()
-        })
+        }
+        let _ = match response {
+            Some(Response::JsonSchema { schema, strict }) => write!(text, " schema {strict} {schema}"),
+            other => write!(text, " {other:?}"),
+        };
+        self.hashers.each_ref().map(|state| state.hash_one(&text))
     }
 
     fn cached(&self, key: Key) -> Option<Arc<Shared>> {
