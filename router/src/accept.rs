@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rein_grammar::{Choice, Enforcement, Format, Grammars, Region, Response, Rules, Tool, Vocab, by_name, formats};
 use serde_json::{Map, Value as Json, json};
 
-use crate::render::{flag, lines, token_id};
+use crate::render::{answer_lines, flag, token_id};
 use crate::textmodel::special_tokens;
 use crate::tokenize::{Encode, Tokenizer, read_json};
 

@@ -54,7 +54,7 @@ pub async fn generate(
     let began = Instant::now();
     let compiled = model.compile(rules).await?;
     call.metrics.grammar.compile.observe(began.elapsed());
-    let in_words = |one: &Relaxation| format!("{} {} {}", one.tool, one.path, one.keyword).trim().to_owned();
+    let in_words = |one: &Relaxation| format!("{}#{}/{}", one.tool, one.path, one.keyword);
     let relaxed = compiled.iter().flat_map(Compiled::relaxations).map(in_words).collect();
     let grammar = compiled.map(|compiled| Grammar { compiled, always: model.mask_always });
     let resumed = resumed.is_some();

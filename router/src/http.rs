@@ -256,7 +256,7 @@ fn labelled(mut response: Response, id: Option<&str>, ignored: &[String]) -> Res
 
 /// Names for a header, which holds no control characters and in which a comma separates.
 fn listed(names: &[String]) -> String {
-    let plain = |name: &String| name.replace(|c: char| !(c.is_ascii_graphic() || c == ' ') || c == ',', "?");
+    let plain = |name: &String| name.replace(|c: char| !c.is_ascii_graphic() || c == ',', "?");
     names.iter().take(limits::HEADER_NAMES).map(plain).collect::<Vec<_>>().join(",")
 }
 

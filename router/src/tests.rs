@@ -261,9 +261,12 @@ fn unfold(body: &Value) -> Vec<Value> {
             json!({"id": call["id"], "name": call["function"]["name"], "arguments": call["function"]["arguments"]})
         };
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        // A stream tells an unfinished call as it grows; a whole answer keeps it apart.
+        let told = [list(&message["tool_calls"]), list(&message["incomplete_tool_calls"])].concat();
+        let mut calls: Vec<Value> = told.iter().map(call).collect();
+        calls.sort_by_key(|call| call["id"].as_str().and_then(|id| id.rsplit(':').next()?.parse::<u32>().ok()));
         json!({
-            "content": text(&message["content"]), "reasoning": text(&message["reasoning"]),
-            "calls": list(&message["tool_calls"]).iter().map(call).collect::<Vec<_>>(),
+            "content": text(&message["content"]), "reasoning": text(&message["reasoning"]), "calls": calls,
             "logprobs": list(&choice["logprobs"]["content"]), "token_ids": list(&choice["token_ids"]),
             "finish": choice["finish_reason"], "stop": choice["stop_reason"],
         })

@@ -197,12 +197,20 @@ async fn tool_calls_have_native_ids_that_count_over_the_conversation() {
 }
 
 #[tokio::test]
-async fn tool_choice_none_keeps_the_tools_in_the_prompt_and_parses_no_call() {
+async fn tool_choice_none_keeps_the_tools_in_the_prompt_and_refuses_calls() {
     let edge = Edge::new();
-    let script = [&[SECTION], call("functions.f:0", "{}").as_slice(), &[END_SECTION]].concat();
-    let body = edge.chat(&script, json!({"tools": tools(&["f"]), "tool_choice": "none"})).await.ok();
+    let body = edge.chat(&bytes("text"), json!({"tools": tools(&["f"]), "tool_choice": "none"})).await.ok();
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     assert!(body["choices"][0]["message"].get("tool_calls").is_none());
+    // The engine is told to draw again, without the token that opens a call; this one never does.
+    let hanging = Edge::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang));
+    let request = json!({"tools": tools(&["f"]), "tool_choice": "none"});
+    let asked = hanging.chat(&[u32::from(b'a'), SECTION], request);
+    let steers = async { hanging.fake.steers(1).await };
+    let steer = tokio::select! { steers = steers => steers[0].clone(), _ = asked => panic!("it ended") };
+    let mask = steer.mask.unwrap();
+    let allowed = |id: u32| mask[id as usize / 8] >> (id % 8) & 1 == 1;
+    assert_eq!((steer.keep, allowed(SECTION), allowed(u32::from(b'b')), allowed(END)), (1, false, true, true));
     let prompt: Vec<u8> = edge.fake.starts()[0].prompt.iter().map(|&id| id as u8).collect();
     assert!(prompt.starts_with(b"tools: "));
 }
