@@ -110,12 +110,14 @@ struct WrapFile {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(rename_all = "snake_case")]
 enum CallsFile {
     #[default]
-    AfterText,
-    InsteadOfText,
-    BeforeText,
+    #[serde(rename = "after_text")]
+    After,
+    #[serde(rename = "instead_of_text")]
+    Instead,
+    #[serde(rename = "before_text")]
+    Before,
 }
 
 #[derive(Deserialize, Default)]
@@ -244,9 +246,9 @@ impl FormatFile {
             text: wrap(self.text),
             preamble: self.preamble.map(wrap),
             calls: match self.calls {
-                CallsFile::AfterText => Calls::AfterText,
-                CallsFile::InsteadOfText => Calls::InsteadOfText,
-                CallsFile::BeforeText => Calls::BeforeText,
+                CallsFile::After => Calls::AfterText,
+                CallsFile::Instead => Calls::InsteadOfText,
+                CallsFile::Before => Calls::BeforeText,
             },
             many: self.many,
             lead: text(self.lead),
