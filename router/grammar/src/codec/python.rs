@@ -29,13 +29,13 @@ pub(crate) fn keywords(arguments: &Map<String, Value>) -> String {
     out
 }
 
-/// How the keyword of an argument may be spelled.
-pub(crate) fn spellings(name: &str) -> Vec<String> {
-    let mut all = vec![name.to_owned()];
-    if RESERVED.contains(&name) {
-        all.push(format!("{name}_"));
-    }
-    all
+/// How the keyword of an argument is spelled; none if it is no keyword.
+pub(crate) fn keyword(name: &str) -> Option<String> {
+    let mut chars = name.chars();
+    let first = chars.next()?;
+    let word = |c: char| c == '_' || c.is_alphanumeric();
+    let behind = if RESERVED.contains(&name) { "_" } else { "" };
+    (word(first) && !first.is_numeric() && chars.all(word)).then(|| format!("{name}{behind}"))
 }
 
 /// A JSON string is a Python string: serde_json writes no escape that Python reads otherwise.

@@ -133,7 +133,7 @@ impl Caller<'_> {
                 out.push(Piece::Rule(rule));
             }
             Codec::Python => {
-                let rule = if names_only { compiler.any_keywords() } else { compiler.keywords(&python::spellings)? };
+                let rule = if names_only { compiler.any_keywords() } else { compiler.keywords(&python::keyword)? };
                 out.push(Piece::Rule(rule));
             }
         }

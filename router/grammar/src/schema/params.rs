@@ -58,18 +58,22 @@ impl Compiler<'_, '_, '_> {
         })
     }
 
-    /// The whole object's properties as Python keywords.
-    pub fn keywords(&mut self, spell: &dyn Fn(&str) -> Vec<String>) -> Result<String, RuleError> {
+    /// The whole object's properties as Python keywords; a property that is no keyword cannot be given.
+    pub fn keywords(&mut self, spell: &dyn Fn(&str) -> Option<String>) -> Result<String, RuleError> {
         self.each_object(&mut |this, flat| {
             let mut members = Vec::new();
             for (name, schema, required) in declared(flat) {
-                match this.value(schema, &format!("/properties/{name}"))? {
-                    Some(value) => {
-                        let keys: Vec<_> = spell(&name).iter().map(|k| literal(&format!("{k}="))).collect();
-                        members.push(Member { rule: format!("{} {value}", either(&keys)), required });
+                let path = format!("/properties/{name}");
+                match (this.value(schema, &path)?, spell(&name)) {
+                    (Some(value), Some(key)) => {
+                        let key = literal(&format!("{key}="));
+                        members.push(Member { rule: format!("{key} {value}"), required });
                     }
-                    None if required => return Ok(None),
-                    None => {}
+                    (Some(_), None) if required => {
+                        return Err(this.refuse(&path, "properties", "the name cannot be a Python keyword argument"));
+                    }
+                    (None, _) if required => return Ok(None),
+                    _ => {}
                 }
             }
             Ok(Some(members))

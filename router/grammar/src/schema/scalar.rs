@@ -125,6 +125,11 @@ impl Compiler<'_, '_, '_> {
         if leaf.is_empty() {
             return None;
         }
+        if leaf.contains_key("multipleOf") {
+            // Beyond these, readers that use floating point lose the last digits.
+            leaf.entry("minimum").or_insert_with(|| json!(-9_007_199_254_740_991_i64));
+            leaf.entry("maximum").or_insert_with(|| json!(9_007_199_254_740_991_i64));
+        }
         // Escapes are decoded before lengths are counted, but not before patterns are matched.
         let general = !leaf.contains_key("pattern") && !leaf.contains_key("format");
         leaf.insert("type".into(), kind.into());

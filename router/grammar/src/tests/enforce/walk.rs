@@ -30,7 +30,15 @@ fn walks_end_in_valid_calls() {
                 };
                 for _ in 0..2 {
                     let mut m = compiled.matcher().expect("a matcher");
-                    let Some(ids) = b.walk(&mut m, &mut random, 1500) else { continue };
+                    // No walk spells a marker by chance.
+                    let marker = format.begin.iter().chain(format.call).find_map(crate::format::marker);
+                    let mut ids = Vec::new();
+                    if spelled && format.calls == crate::Calls::AfterText {
+                        ids = b.tokens.encode(marker.expect("a marker").as_bytes());
+                        assert_eq!(b.run(&mut m, &ids).0, ids.len(), "{}", format.name);
+                    }
+                    let Some(rest) = b.walk(&mut m, &mut random, 1500) else { continue };
+                    ids.extend(rest);
                     ended += 1;
                     let shown = b.tokens.show(&ids);
                     match b.parse(&r, &ids) {
