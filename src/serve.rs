@@ -12,8 +12,8 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use rein_router::textmodel::{Overrides, TextModel};
 use rein_grammar::Enforcement;
+use rein_router::textmodel::{Overrides, TextModel};
 use rein_router::{ModelEntry, Policy, Router, RouterConfig};
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
@@ -74,7 +74,8 @@ fn executor(args: &ServeArgs, text: &TextModel) -> Result<Box<dyn Executor>, Box
 
 fn policy(args: &ServeArgs) -> Result<Policy, Box<dyn Error>> {
     let known = |name: &String| {
-        rein_grammar::by_name(name).ok_or_else(|| format!("--format: there is no '{name}'; `rein formats` lists what there is"))
+        rein_grammar::by_name(name)
+            .ok_or_else(|| format!("--format: there is no '{name}'; `rein formats` lists what there is"))
     };
     Ok(Policy {
         format: args.format.as_ref().map(known).transpose()?,

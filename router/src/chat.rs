@@ -25,11 +25,7 @@ pub async fn render(model: &Arc<Model>, job: ChatJob) -> Result<Rendered, Error>
 }
 
 /// The events, and what of the request's schemas is not enforced to the letter, in words.
-pub async fn generate(
-    call: Call,
-    model: Arc<Model>,
-    mut job: ChatJob,
-) -> Result<(ChatEvents, Vec<String>), Error> {
+pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;

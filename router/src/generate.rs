@@ -55,7 +55,9 @@ pub enum Reading {
         /// What the output has to obey, if anything.
         grammar: Option<Grammar>,
     },
-    Plain { skip_special_tokens: bool },
+    Plain {
+        skip_special_tokens: bool,
+    },
 }
 
 /// A compiled grammar, and how it steers.
@@ -302,7 +304,9 @@ async fn open(
     let choice = async |index: u32, lease| {
         let engine = EngineStream::open(lease, plan.start(&call.id, index, &prompt, grammar), call.deadline).await?;
         let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
-            Ok(matcher) => Ok(Guided { guide: Guide::new(matcher, grammar.always), max_tokens: plan.limits.max_tokens }),
+            Ok(matcher) => {
+                Ok(Guided { guide: Guide::new(matcher, grammar.always), max_tokens: plan.limits.max_tokens })
+            }
             Err(error) => Err(Error::from_matcher(error)),
         };
         let guided = grammar.map(guide).transpose()?;

@@ -109,7 +109,11 @@ impl GrammarMetrics {
         let seconds = Duration::from_nanos(self.nanos.load(Ordering::Relaxed)).as_secs_f64();
         let name = "rein_grammar_seconds_total";
         let _ = writeln!(out, "# HELP {name} Time spent in grammars.\n# TYPE {name} counter\n{name} {seconds}");
-        self.compile.write(out, "rein_grammar_compile_seconds", "From a request's rules to its grammar, cached or not.");
+        self.compile.write(
+            out,
+            "rein_grammar_compile_seconds",
+            "From a request's rules to its grammar, cached or not.",
+        );
     }
 }
 

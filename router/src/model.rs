@@ -235,7 +235,9 @@ fn vocabulary(text: &TextModel) -> Result<Vocab, String> {
 
 fn rule_error(error: RuleError) -> Error {
     let field = match &error {
-        RuleError::Invalid { field, .. } | RuleError::Unenforceable { field, .. } | RuleError::TooLarge { field, .. } => field,
+        RuleError::Invalid { field, .. }
+        | RuleError::Unenforceable { field, .. }
+        | RuleError::TooLarge { field, .. } => field,
         RuleError::Format { field, .. } => *field,
     };
     Error { code: Some("unenforceable"), ..Error::invalid(field, error.to_string()) }
@@ -243,7 +245,10 @@ fn rule_error(error: RuleError) -> Error {
 
 fn reasoning_markers(format: &Format) -> Option<ReasoningMarkers> {
     let reasoning = format.reasoning.as_ref()?;
-    Some(ReasoningMarkers { open: rein_grammar::spelled(reasoning.open), close: rein_grammar::spelled(reasoning.close) })
+    Some(ReasoningMarkers {
+        open: rein_grammar::spelled(reasoning.open),
+        close: rein_grammar::spelled(reasoning.close),
+    })
 }
 
 pub fn now() -> u64 {

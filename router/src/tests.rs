@@ -99,7 +99,11 @@ fn entry(template: &str, fake: &Fake) -> ModelEntry {
     let dir = model_dir(template);
     let text = TextModel::load(&dir, &Overrides { name: Some("bytes".into()), ..Overrides::default() }).unwrap();
     std::fs::remove_dir_all(dir).unwrap();
-    ModelEntry { text, engine: transport(EngineServer::new(fake.clone())), policy: Policy { enforcement: Enforcement::Off, ..Policy::default() } }
+    ModelEntry {
+        text,
+        engine: transport(EngineServer::new(fake.clone())),
+        policy: Policy { enforcement: Enforcement::Off, ..Policy::default() },
+    }
 }
 
 /// A router over one scripted engine, serving the model "bytes".

@@ -159,7 +159,8 @@ fn timing_does_not_change_drawn_tokens() {
 fn refusing_and_redrawing_is_masked_sampling() {
     let rules = Rules { response: Some(Response::Regex("[a-h][0-9]?x".into())), parallel: true, ..Rules::default() };
     let matcher = matcher(&rules);
-    let likes: Vec<(u32, f64)> = (b'a'..=b'h').zip(1..).map(|(byte, weight)| (u32::from(byte), f64::from(weight) * 12.0)).collect();
+    let likes: Vec<(u32, f64)> =
+        (b'a'..=b'h').zip(1..).map(|(byte, weight)| (u32::from(byte), f64::from(weight) * 12.0)).collect();
     let draws = 8_000;
     let count = |always: bool| {
         let mut counts = [0u32; 8];

@@ -5,15 +5,13 @@ use rein_proto::v1::{self, chat_event::Event};
 use serde_json::Value;
 
 use super::{
-    Body, Delivery, common,
-    constraints,
+    Body, Delivery, common, constraints,
     fields::Fields,
-    wire::{ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCallDelta, Usage, prompt_logprobs},
+    wire::{
+        ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCallDelta, Usage, prompt_logprobs,
+    },
 };
-use crate::{
-    error::Error,
-    job::ChatJob,
-};
+use crate::{error::Error, job::ChatJob};
 
 pub struct ChatRequest {
     pub job: ChatJob,

@@ -193,7 +193,8 @@ fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, Error> {
     }
     fields.remember(asked);
     if found.len() > 1 {
-        let message = "'structured_outputs' may have one of json, json_object, regex, choice, grammar and structural_tag";
+        let message =
+            "'structured_outputs' may have one of json, json_object, regex, choice, grammar and structural_tag";
         return Err(Error::invalid("structured_outputs", message));
     }
     Ok(found.pop())

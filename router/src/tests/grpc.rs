@@ -130,7 +130,10 @@ async fn both_surfaces_refuse_with_the_same_words() {
         (v1::ChatRequest { model: "".into(), ..request(&[]) }, json!({"model": ""})),
         (
             v1::ChatRequest {
-                tool_choice: Some(v1::ToolChoice { mode: v1::tool_choice::Mode::Required.into(), ..v1::ToolChoice::default() }),
+                tool_choice: Some(v1::ToolChoice {
+                    mode: v1::tool_choice::Mode::Required.into(),
+                    ..v1::ToolChoice::default()
+                }),
                 ..request(&[])
             },
             json!({"tool_choice": "required"}),

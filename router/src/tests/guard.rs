@@ -148,7 +148,9 @@ fn models() -> Vec<(String, Model)> {
         eos_token_id: None,
     };
     let public = files.filter_map(|file| Some((KIMI.as_ref()?, file))).map(kimi);
-    let model = |text: TextModel| (text.name.clone(), Model::new(text, Vec::new(), &crate::Policy::default(), &RouterConfig::default()).unwrap());
+    let model = |text: TextModel| {
+        (text.name.clone(), Model::new(text, Vec::new(), &crate::Policy::default(), &RouterConfig::default()).unwrap())
+    };
     std::iter::once(demo).chain(public).map(model).collect()
 }
 
