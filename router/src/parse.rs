@@ -9,7 +9,7 @@ use std::path::Path;
 use rein_grammar::{Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, ToolDecl};
 use serde_json::{Map, Value as Json, json};
 
-use crate::chat::tool_declaration;
+use crate::chat::{declaration, tool};
 use crate::tokenize::{self, TokenizeError, Tokenizer};
 
 /// What to read with.
@@ -104,7 +104,7 @@ fn tools(request: &Map<String, Json>) -> Result<Option<Vec<ToolDecl>>, String> {
         None | Some(Json::Null) => Ok(None),
         Some(Json::Array(tools)) => {
             let named =
-                |(i, tool)| tool_declaration(tool).ok_or_else(|| format!("tools[{i}].function.name is missing"));
+                |(i, one)| tool(one).as_ref().map(declaration).ok_or_else(|| format!("tools[{i}].function.name is missing"));
             tools.iter().enumerate().map(named).collect::<Result<_, _>>().map(Some)
         }
         Some(_) => Err("tools must be a list".into()),

@@ -205,7 +205,8 @@ async fn tool_choice_none_keeps_the_tools_in_the_prompt_and_refuses_calls() {
     // The engine is told to draw again, without the token that opens a call; this one never does.
     let hanging = Edge::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang));
     let request = json!({"tools": tools(&["f"]), "tool_choice": "none"});
-    let asked = hanging.chat(&[u32::from(b'a'), SECTION], request);
+    let script = [u32::from(b'a'), SECTION];
+    let asked = hanging.chat(&script, request);
     let steers = async { hanging.fake.steers(1).await };
     let steer = tokio::select! { steers = steers => steers[0].clone(), _ = asked => panic!("it ended") };
     let mask = steer.mask.unwrap();
