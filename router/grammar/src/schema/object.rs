@@ -7,6 +7,9 @@ use crate::lark::{blanks, either};
 use crate::limits::{MAX_ANY_ORDER, MAX_FREE_DEPTH};
 use crate::rules::RuleError;
 
+/// The members of an object that its schema names, and all names that it uses.
+type Declared = (Vec<Member>, Vec<String>);
+
 /// A member that may come once.
 pub(super) struct Member {
     pub rule: String,
@@ -150,7 +153,7 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// The declared properties that can be satisfied; none if a required one cannot.
-    fn members(&mut self, flat: &Schema, path: &str) -> Result<Option<(Vec<Member>, Vec<String>)>, RuleError> {
+    fn members(&mut self, flat: &Schema, path: &str) -> Result<Option<Declared>, RuleError> {
         let colon = self.colon();
         let mut members = Vec::new();
         let mut names = Vec::new();
