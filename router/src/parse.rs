@@ -103,8 +103,9 @@ fn tools(request: &Map<String, Json>) -> Result<Option<Vec<ToolDecl>>, String> {
     match request.get("tools") {
         None | Some(Json::Null) => Ok(None),
         Some(Json::Array(tools)) => {
-            let named =
-                |(i, one)| tool(one).as_ref().map(declaration).ok_or_else(|| format!("tools[{i}].function.name is missing"));
+            let named = |(i, one)| {
+                tool(one).as_ref().map(declaration).ok_or_else(|| format!("tools[{i}].function.name is missing"))
+            };
             tools.iter().enumerate().map(named).collect::<Result<_, _>>().map(Some)
         }
         Some(_) => Err("tools must be a list".into()),

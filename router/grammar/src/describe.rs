@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::format::{Calls, Codec, Format, Ids, Markers, Step};
+use crate::format::{Calls, Codec, Format, Ids, Markers, Step, marker};
 use crate::formats::formats;
 use crate::render::{Call, RenderOptions, Turn, render, render_text};
 
@@ -12,6 +12,8 @@ pub struct Description {
     pub name: &'static str,
     pub aliases: &'static [&'static str],
     pub models: &'static [&'static str],
+    /// All its markers; a tokenizer may have them as added tokens.
+    pub markers: Vec<&'static str>,
     /// Ids of calls on the wire.
     pub ids: &'static str,
     /// What parser and grammar can promise.
@@ -41,7 +43,11 @@ impl Format {
                 Calls::InsteadOfText => guarantees.push("a turn is text or calls"),
             }
         }
+        let mut markers: Vec<_> = self.all_steps().filter_map(marker).collect();
+        markers.sort_unstable();
+        markers.dedup();
         Description {
+            markers,
             name: self.name,
             aliases: self.aliases,
             models: self.models,
@@ -77,6 +83,7 @@ impl Description {
             "name": self.name,
             "aliases": self.aliases,
             "models": self.models,
+            "markers": self.markers,
             "ids": self.ids,
             "guarantees": self.guarantees,
             "example": self.example,

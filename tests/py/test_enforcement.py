@@ -1,0 +1,180 @@
+"""An adversary at every format: the sim engine draws tokens at random, and what it gets out are valid calls of declared tools.
+
+REIN_CASES says how many requests each format gets (make test: few; the full run: 200)."""
+import json
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+from jsonschema import Draft202012Validator
+from openai import BadRequestError, OpenAI
+
+from conftest import BIN, REPOSITORY, Server
+
+CASES = int(os.environ.get("REIN_CASES", "6"))
+FORMATS = [f for f in json.loads(subprocess.run([BIN, "formats", "--json"], capture_output=True, text=True, check=True).stdout) if f["name"] != "plain"]
+SPELLED = {"hermes", "qwen3_coder", "glm45", "jamba", "llama_json", "llama_pythonic", "functools", "granite_20b_fc"}
+
+
+def model_dir(folder, markers):
+    """The demo model's directory whose tokenizer has these markers as added tokens. The sim engine needs no weights."""
+    demo = REPOSITORY / "models/demo"
+    for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        (folder / name).write_text((demo / name).read_text())
+    tokenizer, config = (json.loads((demo / name).read_text()) for name in ("tokenizer.json", "config.json"))
+    known = {token["content"] for token in tokenizer["added_tokens"]}
+    for marker in markers:
+        if marker not in known:
+            tokenizer["added_tokens"].append({"id": config["vocab_size"], "content": marker, "special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False})
+            config["vocab_size"] += 1
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory):
+    """Requests with schemas of growing nastiness and the traps of the field."""
+    file = tmp_path_factory.mktemp("samples") / "samples.jsonl"
+    subprocess.run([BIN, "verify", "--generate", "240", "--seed", "7", "--out", str(file)], check=True, capture_output=True)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line.get("request", line) for line in lines]
+
+
+def check(call, tools):
+    """A finished call: of a declared tool, with arguments that Python's jsonschema accepts."""
+    assert call.function.name in tools, f"{call.function.name} was never declared"
+    arguments = json.loads(call.function.arguments)
+    errors = list(Draft202012Validator(tools[call.function.name]).iter_errors(arguments))
+    assert not errors, (call.function.name, call.function.arguments, errors[0].message)
+
+
+def ask(client, request, stream):
+    """(finish reason, finished calls)"""
+    if not stream:
+        choice = client.chat.completions.create(**request).choices[0]
+        return choice.finish_reason, choice.message.tool_calls or []
+    with client.chat.completions.stream(**{k: v for k, v in request.items() if k != "stream"}) as events:
+        for _ in events:
+            pass
+        choice = events.get_final_completion().choices[0]
+    # A stream tells an unfinished call as it grows; with any other reason than its length all are finished.
+    return choice.finish_reason, [] if choice.finish_reason == "length" else choice.message.tool_calls or []
+
+
+def attack(url, samples, seed, cases):
+    """Returns how many calls were finished, and what was refused."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    rng = random.Random(seed)
+    finished, refused = 0, []
+    for case in range(cases):
+        request = dict(samples[(seed * 31 + case * 7) % len(samples)])
+        tools = {t["function"]["name"]: t["function"].get("parameters") or {"type": "object", "maxProperties": 0} for t in request.get("tools", [])}
+        if not tools:
+            continue
+        choice = ["auto", "required", {"type": "function", "function": {"name": rng.choice(sorted(tools))}}][case % 3]
+        if choice != "auto":
+            request["tool_choice"] = choice
+        extra = {k: request.pop(k) for k in list(request) if k not in ("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format")}
+        del extra
+        request.update(model="m", temperature=1.5, seed=seed * 1000 + case, max_tokens=700)
+        try:
+            reason, calls = ask(client, request, stream=case % 2 == 1)
+        except BadRequestError as error:
+            refused.append(error.message)
+            continue
+        for call in calls:
+            check(call, tools)
+        finished += len(calls)
+        if choice != "auto" and reason != "length":
+            assert calls, f"{request['tool_choice']} was answered without a call: {reason}"
+    return finished, refused
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f["name"])
+def test_whatever_a_model_draws_calls_are_valid(format, samples, tmp_path):
+    model = model_dir(tmp_path, format["markers"])
+    server = Server("--engine", "sim", "--format", format["name"], "--served-name", "m", model=model)
+    try:
+        finished, refused = attack(server.http, samples, seed=FORMATS.index(format), cases=CASES)
+    finally:
+        server.stop()
+    print(f"{format['name']}: {finished} calls finished, {len(refused)} requests refused: {sorted(set(refused))[:3]}")
+    assert len(refused) <= CASES // 3, refused
+
+
+@pytest.mark.parametrize("format", [f for f in FORMATS if f["name"] in SPELLED], ids=lambda f: f["name"])
+def test_also_where_no_marker_is_a_token(format, samples, tmp_path):
+    model = model_dir(tmp_path, [])
+    server = Server("--engine", "sim", "--format", format["name"], "--served-name", "m", model=model)
+    try:
+        attack(server.http, samples, seed=100 + FORMATS.index(format), cases=CASES)
+    finally:
+        server.stop()
+
+
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {
+    "city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}}, "required": ["city"]}}}
+MAIL = {"type": "function", "function": {"name": "send_email", "parameters": {"type": "object", "properties": {
+    "to": {"type": "string"}, "subject": {"type": "string"}}, "required": ["to"]}}}
+
+
+def client_of(server):
+    return OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0)
+
+
+def test_tool_choice_on_the_demo_model(demo):
+    client = client_of(demo)
+    ask = lambda **more: client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hello"}], temperature=0, max_tokens=200, **more).choices[0]
+    required = ask(tools=[WEATHER, MAIL], tool_choice="required")
+    assert required.finish_reason == "tool_calls" and required.message.tool_calls
+    named = ask(tools=[WEATHER, MAIL], tool_choice={"type": "function", "function": {"name": "send_email"}})
+    assert [c.function.name for c in named.message.tool_calls] and {c.function.name for c in named.message.tool_calls} == {"send_email"}
+    allowed = ask(tools=[WEATHER, MAIL], tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}})
+    assert {c.function.name for c in allowed.message.tool_calls} == {"get_weather"}
+    none = ask(tools=[WEATHER], tool_choice="none")
+    assert not none.message.tool_calls and none.finish_reason == "stop"
+    single = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "What is the weather in Paris and Tokyo?"}], temperature=0, max_tokens=200,
+                                            tools=[WEATHER], tool_choice="required", parallel_tool_calls=False).choices[0]
+    assert len(single.message.tool_calls) == 1
+
+
+def test_response_formats_on_the_demo_model(demo):
+    client = client_of(demo)
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 9}, "ok": {"type": "boolean"}}, "required": ["n", "ok"], "additionalProperties": False}
+    say = lambda **more: client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hello"}], temperature=1, seed=3, max_tokens=300, **more).choices[0]
+    answer = say(response_format={"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}})
+    assert answer.finish_reason == "length" or not list(Draft202012Validator(schema).iter_errors(json.loads(answer.message.content)))
+    assert say(extra_body={"structured_outputs": {"choice": ["yes", "no"]}}).message.content.strip() in ("yes", "no")
+    text = say(extra_body={"structured_outputs": {"regex": "[ab]{3}-[0-9]{2}"}}).message.content.strip()
+    assert len(text) == 6 and text[3] == "-" and text[4:].isdigit()
+    both = say(tools=[WEATHER], response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    if both.message.tool_calls:
+        for call in both.message.tool_calls:
+            check(call, {"get_weather": WEATHER["function"]["parameters"]})
+    elif both.finish_reason == "stop":
+        assert not list(Draft202012Validator(schema).iter_errors(json.loads(both.message.content)))
+
+
+def test_a_cut_call_is_not_a_finished_one(demo):
+    answer = client_of(demo).chat.completions.create(model="demo", messages=[{"role": "user", "content": "What is the weather in Paris?"}], temperature=0, tools=[WEATHER], tool_choice="required", max_tokens=12).choices[0]
+    assert answer.finish_reason == "length" and not answer.message.tool_calls
+
+
+def test_optimism_and_masks_give_the_same_greedy_tokens(demo, samples):
+    masked = Server("--masks", "always")
+    try:
+        clients = [client_of(demo), client_of(masked)]
+        for i in range(max(CASES, 12)):
+            request = {k: v for k, v in samples[i * 3 % len(samples)].items() if k in ("messages", "tools", "tool_choice", "parallel_tool_calls")}
+            answers = []
+            for client in clients:
+                try:
+                    answers.append(client.chat.completions.create(model="demo", temperature=0, max_tokens=160, extra_body={"return_token_ids": True}, **request).choices[0].token_ids)
+                except BadRequestError as error:
+                    answers.append(error.message)
+            assert answers[0] == answers[1], request
+    finally:
+        masked.stop()
