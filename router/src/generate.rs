@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use crate::{
     admit::Permit,
+    choice::{Choice, Guided},
     error::Error,
     guide::Guide,
     job::Generation,
@@ -26,7 +27,7 @@ use crate::{
     model::{Bounds, Model, now},
     steer::EngineStream,
     stop::StopStrings,
-    stream::{Choice, Guided, Opening, Reader, Report, Transcript},
+    stream::{Opening, Reader, Report, Transcript},
 };
 
 /// Exactly one terminal item: `Usage`, after each choice's `Done`, or an error. Dropping it frees all slots.
@@ -304,9 +305,10 @@ async fn open(
     let choice = async |index: u32, lease| {
         let engine = EngineStream::open(lease, plan.start(&call.id, index, &prompt, grammar), call.deadline).await?;
         let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
-            Ok(matcher) => {
-                Ok(Guided { guide: Guide::new(matcher, grammar.always), max_tokens: plan.limits.max_tokens })
-            }
+            Ok(matcher) => Ok(Guided {
+                guide: Guide::new(matcher, grammar.compiled.opening(), &plan.limits.stop_token_ids, grammar.always),
+                max_tokens: plan.limits.max_tokens,
+            }),
             Err(error) => Err(Error::from_matcher(error)),
         };
         let guided = grammar.map(guide).transpose()?;

@@ -78,6 +78,9 @@ impl Hold {
 
 pub struct Guide {
     matcher: Matcher,
+    /// How the output goes on when the model wants to end it and must not: with a call.
+    opening: Vec<u32>,
+    stop_ids: Vec<u32>,
     /// Tokens that stand.
     position: usize,
     /// The only continuation that the grammar leaves: what is drawn instead is overruled.
@@ -92,9 +95,11 @@ pub struct Guide {
 }
 
 impl Guide {
-    pub fn new(matcher: Matcher, always: bool) -> Self {
+    pub fn new(matcher: Matcher, opening: &[u32], stop_ids: &[u32], always: bool) -> Self {
         Guide {
             matcher,
+            opening: opening.to_vec(),
+            stop_ids: stop_ids.to_vec(),
             position: 0,
             due: VecDeque::new(),
             hold: Hold::default(),
@@ -148,6 +153,9 @@ impl Guide {
                 // against the model.
                 if self.due.is_empty() {
                     self.refuse(id);
+                    if self.stop_ids.contains(&id) {
+                        self.open_call()?;
+                    }
                 }
                 overruled = true;
                 break;
@@ -176,12 +184,12 @@ impl Guide {
                 judgement.forced.push(id);
                 self.position += 1;
                 self.hold.accepted();
+                if self.due.is_empty() {
+                    self.look_ahead()?;
+                }
             }
             self.stats.forced += judgement.forced.len() as u64;
-            if !judgement.forced.is_empty() {
-                self.look_ahead()?;
-                judgement.ended = self.matcher.is_stopped();
-            }
+            judgement.ended = !judgement.forced.is_empty() && self.matcher.is_stopped();
         }
         let hold = self.always || self.hold.on();
         if judgement.ended || !(overruled || hold || self.waiting || !judgement.forced.is_empty()) {
@@ -199,6 +207,19 @@ impl Guide {
         }
         judgement.steering = Some(steering);
         Ok(judgement)
+    }
+
+    /// A model that has said all it wants to say, but has to call a tool, does so now; where the grammar takes no call at
+    /// this place, it is left to the mask.
+    fn open_call(&mut self) -> Result<(), MatcherError> {
+        let mut ahead = self.matcher.clone();
+        for &id in &self.opening {
+            if !ahead.accept(id)? {
+                return Ok(());
+            }
+        }
+        self.due.extend(&self.opening);
+        Ok(())
     }
 
     fn refuse(&mut self, id: u32) {

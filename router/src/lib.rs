@@ -7,6 +7,7 @@
 pub mod accept;
 mod admit;
 mod chat;
+mod choice;
 mod complete;
 mod conversation;
 pub mod error;

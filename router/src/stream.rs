@@ -1,23 +1,13 @@
 //! From drawn tokens to typed events: one choice of one request.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use rein_grammar::{Compiled, Event, Format, Parser, Piece, Region};
-use rein_proto::{
-    internal::{self, FinishReason as EngineFinish},
-    v1::{self, chat_event},
-};
-use tokio::time::Instant;
+use rein_proto::v1::{self, chat_event};
 
 use crate::{
-    error::Error,
-    guide::{Guide, Judgement, Refusal},
-    metrics::Metrics,
     model::Model,
-    steer::{Drawn, EngineStream, Heard},
+    steer::Drawn,
     stop::{Scanned, StopStrings},
     tokenize::{self, Detokenizer},
 };
@@ -63,18 +53,18 @@ pub struct Opening {
 
 /// Reads one choice's tokens. Pure: no clock, no I/O.
 pub struct Transcript {
-    model: Arc<Model>,
-    opening: Opening,
+    pub(crate) model: Arc<Model>,
+    pub(crate) opening: Opening,
     detokenizer: Detokenizer,
     parsed: Vec<Event>,
     open: Option<Region>,
     in_reasoning: bool,
     calls: usize,
-    /// The call that is being told: its name and its arguments so far.
-    call: Option<(String, String)>,
+    call: Option<CallSoFar>,
+    told_calls: u32,
     /// Finished calls whose arguments their schema refuses.
-    invalid_calls: u64,
-    grammar_report: Option<v1::GrammarReport>,
+    pub(crate) invalid_calls: u64,
+    pub(crate) grammar_report: Option<v1::GrammarReport>,
     /// Of tokens that no event has reported yet.
     token_ids: Vec<u32>,
     logprobs: Vec<v1::TokenLogprob>,
@@ -83,12 +73,21 @@ pub struct Transcript {
     told: u32,
     /// A stop string matched: there is no text beyond what is out.
     cut: bool,
-    completion_tokens: u32,
+    pub(crate) completion_tokens: u32,
     reasoning_tokens: u32,
-    cached_tokens: u32,
+    pub(crate) cached_tokens: u32,
     stop_reason: String,
     stop_token: Option<u32>,
     events: VecDeque<v1::ChatEvent>,
+}
+
+/// The call that is being read.
+struct CallSoFar {
+    name: String,
+    /// Kept where a schema will be asked.
+    arguments: String,
+    /// Nothing of it has been told.
+    held: bool,
 }
 
 /// Whether more tokens are wanted.
@@ -115,6 +114,7 @@ impl Transcript {
             in_reasoning,
             calls: 0,
             call: None,
+            told_calls: 0,
             invalid_calls: 0,
             grammar_report: None,
             token_ids: Vec::new(),
@@ -233,29 +233,17 @@ impl Transcript {
     }
 
     fn tell_one(&mut self, event: Event) -> Flow {
-        use chat_event::Event as Out;
         match event {
             Event::ReasoningStart => self.enter(Region::Reasoning),
             Event::TextStart => self.enter(Region::Text),
             Event::ReasoningDelta(text) | Event::TextDelta(text) => return self.tell_text(&text),
             Event::ReasoningEnd | Event::TextEnd => self.leave(),
-            Event::ToolCallStart { index, id: _, name } => {
+            Event::ToolCallStart { name, .. } => {
                 self.in_reasoning = false;
-                let id = self.model.call_id(&name, self.opening.calls_before + index);
-                self.call = self.opening.grammar.is_some().then(|| (name.clone(), String::new()));
-                self.emit(Out::ToolCallStart(v1::ToolCallStart { index: index as u32, id, name }));
+                self.begin_call(name);
             }
-            Event::ArgumentsDelta { index, text } => {
-                if let Some((_, arguments)) = &mut self.call {
-                    arguments.push_str(&text);
-                }
-                self.emit(Out::ArgumentsDelta(v1::ArgumentsDelta { index: index as u32, text }));
-            }
-            Event::ToolCallEnd { index, complete } => {
-                let complete = complete && self.call_is_valid();
-                self.calls += usize::from(complete);
-                self.emit(Out::ToolCallEnd(v1::ToolCallEnd { index: index as u32, complete }));
-            }
+            Event::ArgumentsDelta { text, .. } => self.tell_arguments(text),
+            Event::ToolCallEnd { complete, .. } => return self.end_call(complete),
             Event::Malformed(text) => {
                 self.in_reasoning = false;
                 return self.tell_malformed(&text);
@@ -264,17 +252,62 @@ impl Transcript {
         Flow::Continue
     }
 
-    /// A grammar may be laxer than a schema, where it says so; the schema has the last word.
-    fn call_is_valid(&mut self) -> bool {
-        let (Some(grammar), Some((name, arguments))) = (&self.opening.grammar, self.call.take()) else { return true };
-        match grammar.validate(&name, &arguments) {
-            Ok(()) => true,
-            Err(violation) => {
-                tracing::info!(%violation, name, "a finished call breaks its schema");
-                self.invalid_calls += 1;
-                false
-            }
+    /// Where the grammar is laxer than a tool's schema, the call is told when it is whole and the schema has had the last
+    /// word: what has been streamed cannot be taken back.
+    fn begin_call(&mut self, name: String) {
+        let grammar = self.opening.grammar.as_ref();
+        let relaxed = grammar.is_some_and(|grammar| grammar.relaxations().iter().any(|one| one.tool == name));
+        self.call = Some(CallSoFar { name, arguments: String::new(), held: relaxed });
+        if !relaxed {
+            self.tell_call_start();
         }
+    }
+
+    fn tell_call_start(&mut self) {
+        let Some(call) = &self.call else { return };
+        let index = self.told_calls;
+        let id = self.model.call_id(&call.name, self.opening.calls_before + index as usize);
+        let start = v1::ToolCallStart { index, id, name: call.name.clone() };
+        self.told_calls += 1;
+        self.emit(chat_event::Event::ToolCallStart(start));
+    }
+
+    fn tell_arguments(&mut self, text: String) {
+        let Some(call) = &mut self.call else { return };
+        if self.opening.grammar.is_some() {
+            call.arguments.push_str(&text);
+        }
+        if !call.held {
+            let index = self.told_calls.saturating_sub(1);
+            self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text }));
+        }
+    }
+
+    fn end_call(&mut self, complete: bool) -> Flow {
+        let Some(call) = &self.call else { return Flow::Continue };
+        let violation = self.opening.grammar.as_ref().filter(|_| complete);
+        let violation = violation.and_then(|grammar| grammar.validate(&call.name, &call.arguments).err());
+        if let Some(violation) = &violation {
+            tracing::info!(%violation, name = call.name, "a finished call breaks its schema");
+            self.invalid_calls += 1;
+        }
+        if call.held {
+            let text = call.arguments.clone();
+            if violation.is_some() {
+                let text = format!("{} {text}", call.name);
+                self.call = None;
+                return self.tell_malformed(&text);
+            }
+            self.tell_call_start();
+            let index = self.told_calls.saturating_sub(1);
+            self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text }));
+        }
+        self.call = None;
+        let complete = complete && violation.is_none();
+        self.calls += usize::from(complete);
+        let index = self.told_calls.saturating_sub(1);
+        self.emit(chat_event::Event::ToolCallEnd(v1::ToolCallEnd { index, complete }));
+        Flow::Continue
     }
 
     fn enter(&mut self, region: Region) {
@@ -428,196 +461,4 @@ fn read(
             }
         }
     }
-}
-
-/// A grammar's guide, and how many tokens there may be in all.
-pub struct Guided {
-    pub guide: Guide,
-    pub max_tokens: u32,
-}
-
-/// A transcript and the engine stream that feeds it. Dropping it frees the slot.
-pub struct Choice {
-    transcript: Transcript,
-    guided: Option<Guided>,
-    /// None: ended.
-    engine: Option<EngineStream>,
-    metrics: Arc<Metrics>,
-    began: Instant,
-    last_token: Option<Instant>,
-}
-
-impl Choice {
-    pub async fn open(
-        transcript: Transcript,
-        engine: EngineStream,
-        guided: Option<Guided>,
-        metrics: Arc<Metrics>,
-        began: Instant,
-    ) -> Result<Self, Error> {
-        let mut choice = Choice { transcript, guided, engine: Some(engine), metrics, began, last_token: None };
-        if let Some(Guided { guide, max_tokens }) = &mut choice.guided {
-            let judgement = guide.begin(*max_tokens as usize);
-            choice.follow(Vec::new(), judgement).await?;
-        }
-        Ok(choice)
-    }
-
-    pub fn transcript(&mut self) -> &mut Transcript {
-        &mut self.transcript
-    }
-
-    pub fn engine(&self) -> Option<&EngineStream> {
-        self.engine.as_ref()
-    }
-
-    /// Waits until the engine has computed the prompt. To be called before the first `next`, if at all.
-    pub async fn admitted(&mut self) -> Result<internal::Admitted, Error> {
-        let missing = || Error::internal("the engine ended this request", "no Admitted before tokens or finish");
-        match self.engine.as_mut().ok_or_else(missing)?.hear().await? {
-            Heard::Admitted(admitted) => {
-                self.admit(&admitted);
-                Ok(admitted)
-            }
-            Heard::Finish(finish) if finish.reason() == EngineFinish::Error => Err(failed(finish)),
-            Heard::Tokens(_) | Heard::Finish(_) => Err(missing()),
-        }
-    }
-
-    /// Ends the choice before any token, as if its length were reached.
-    pub fn end_at_once(&mut self) {
-        if let Some(engine) = self.engine.take() {
-            engine.stop(0);
-            self.transcript.finish(true);
-        }
-    }
-
-    /// The next event; after `Done` or an error, None. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Result<v1::ChatEvent, Error>> {
-        loop {
-            if let Some(event) = self.transcript.next_event() {
-                return Some(Ok(event));
-            }
-            let heard = self.engine.as_mut()?.hear().await;
-            if let Err(error) = self.take_in(heard).await {
-                self.engine = None;
-                return Some(Err(error));
-            }
-        }
-    }
-
-    async fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
-        match heard? {
-            Heard::Admitted(admitted) => self.admit(&admitted),
-            Heard::Tokens(drawn) => {
-                let judgement = match &mut self.guided {
-                    None => Ok(Judgement { stand: drawn.len(), ..Judgement::default() }),
-                    Some(Guided { guide, max_tokens }) => {
-                        let ids: Vec<u32> = drawn.iter().map(|drawn| drawn.id).collect();
-                        guide.take(&ids, max_tokens.saturating_sub(self.transcript.completion_tokens) as usize)
-                    }
-                };
-                self.follow(drawn, judgement).await?;
-            }
-            Heard::Finish(finish) => {
-                self.engine = None;
-                match finish.reason() {
-                    EngineFinish::Stop | EngineFinish::Steered => self.end(false),
-                    EngineFinish::Length => self.end(true),
-                    EngineFinish::Error | EngineFinish::Unspecified => return Err(failed(finish)),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Tells what stands of the drawn tokens and what was forced after them, and steers.
-    async fn follow(
-        &mut self,
-        mut drawn: Vec<Drawn>,
-        judgement: Result<Judgement, rein_grammar::MatcherError>,
-    ) -> Result<(), Error> {
-        let Judgement { stand, forced, steering, ended } = judgement.map_err(Error::from_matcher)?;
-        drawn.truncate(stand);
-        drawn.extend(forced.into_iter().map(|id| Drawn { id, logprob: None }));
-        if !drawn.is_empty() {
-            self.clock(drawn.len());
-        }
-        self.report_grammar();
-        for drawn in drawn {
-            if self.transcript.push(drawn) == Flow::Ended {
-                self.release();
-                return Ok(());
-            }
-        }
-        if ended {
-            self.end(false);
-            self.release();
-        } else if let (Some(steering), Some(engine)) = (steering, &mut self.engine) {
-            engine.steer(steering).await?;
-        }
-        Ok(())
-    }
-
-    /// Frees the engine's slot: nothing more is wanted.
-    fn release(&mut self) {
-        if let Some(engine) = self.engine.take() {
-            engine.stop(self.transcript.completion_tokens as usize);
-        }
-    }
-
-    fn end(&mut self, length: bool) {
-        self.report_grammar();
-        self.transcript.finish(length);
-    }
-
-    /// For whoever asked: `Done` tells it.
-    fn report_grammar(&mut self) {
-        let Some(Guided { guide, .. }) = self.guided.as_ref().filter(|_| self.transcript.opening.report.grammar) else {
-            return;
-        };
-        let stats = guide.stats();
-        let refusal = |refusal: &Refusal| v1::Refusal {
-            position: refusal.position,
-            id: refusal.id,
-            token: self.transcript.model.token_bytes(refusal.id),
-        };
-        self.transcript.grammar_report = Some(v1::GrammarReport {
-            checked: stats.checked,
-            refused: stats.refused,
-            forced: stats.forced,
-            held: stats.held,
-            masks: stats.masks,
-            nanos: stats.nanos,
-            refusals: guide.refusals().iter().map(refusal).collect(),
-        });
-    }
-
-    fn admit(&mut self, admitted: &internal::Admitted) {
-        self.transcript.cached_tokens = admitted.cached_tokens;
-        self.metrics.prompt_tokens.fetch_add(u64::from(admitted.prompt_tokens), Ordering::Relaxed);
-        self.metrics.cached_tokens.fetch_add(u64::from(admitted.cached_tokens), Ordering::Relaxed);
-    }
-
-    fn clock(&mut self, tokens: usize) {
-        let now = Instant::now();
-        match self.last_token.replace(now) {
-            None => self.metrics.first_token.observe(now - self.began),
-            Some(last) => self.metrics.inter_token.observe((now - last) / tokens.max(1) as u32),
-        }
-        self.metrics.generated_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Choice {
-    fn drop(&mut self) {
-        if let Some(Guided { guide, .. }) = &self.guided {
-            self.metrics.grammar.add(&guide.stats());
-        }
-        self.metrics.grammar.invalid_calls.fetch_add(self.transcript.invalid_calls, Ordering::Relaxed);
-    }
-}
-
-fn failed(finish: internal::Finish) -> Error {
-    Error::internal("the engine ended this request with an error", finish.error)
 }

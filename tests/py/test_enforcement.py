@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -56,12 +57,15 @@ def ask(client, request, stream):
     if not stream:
         choice = client.chat.completions.create(**request).choices[0]
         return choice.finish_reason, choice.message.tool_calls or []
-    with client.chat.completions.stream(**{k: v for k, v in request.items() if k != "stream"}) as events:
-        for _ in events:
-            pass
-        choice = events.get_final_completion().choices[0]
+    reason, calls = None, {}
+    for chunk in client.chat.completions.create(**request, stream=True):
+        choice = chunk.choices[0]
+        reason = choice.finish_reason or reason
+        for part in choice.delta.tool_calls or []:
+            call = calls.setdefault(part.index, SimpleNamespace(function=SimpleNamespace(name=part.function.name, arguments="")))
+            call.function.arguments += part.function.arguments or ""
     # A stream tells an unfinished call as it grows; with any other reason than its length all are finished.
-    return choice.finish_reason, [] if choice.finish_reason == "length" else choice.message.tool_calls or []
+    return reason, [] if reason == "length" else list(calls.values())
 
 
 def attack(url, samples, seed, cases):

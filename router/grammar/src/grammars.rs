@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 
-use crate::format::Format;
+use crate::format::{Codec, Format, Step};
 use crate::lark::{First, Written, count_prefix, write};
 use crate::limits::{MAX_CACHED_GRAMMARS, MAX_GRAMMAR_BYTES, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS};
 use crate::matcher::{Matcher, MatcherError};
@@ -42,6 +42,8 @@ struct Shared {
     validators: Validators,
     first: First,
     lark: String,
+    /// What opens a call, where one is demanded.
+    opening: Vec<u32>,
 }
 
 /// The grammar of a request.
@@ -109,7 +111,9 @@ impl Grammars {
                 Ok(fresh) => {
                     let Written { relaxations, first, lark, .. } = written;
                     let validators = Validators::new(rules);
-                    return Ok(Shared { fresh, vocab: self.vocab.clone(), relaxations, validators, first, lark });
+                    let opening = if rules.must_call() { self.opening() } else { Vec::new() };
+                    let vocab = self.vocab.clone();
+                    return Ok(Shared { fresh, vocab, relaxations, validators, first, lark, opening });
                 }
                 Err(_) if !loose => loose = true,
                 Err(problem) => {
@@ -118,6 +122,36 @@ impl Grammars {
                 }
             }
         }
+    }
+
+    /// The tokens up to and with the first marker of a call, as the renderer writes it after text.
+    fn opening(&self) -> Vec<u32> {
+        let mut text = self.format.lead.to_owned();
+        let mut ids = Vec::new();
+        for step in self.format.begin.iter().chain(self.format.call) {
+            match step {
+                Step::Lit(literal) => text.push_str(literal),
+                Step::Tok(marker) => {
+                    match self.vocab.special_id(marker) {
+                        Some(id) => {
+                            ids = self.vocab.encode(&text);
+                            ids.push(id);
+                        }
+                        None => ids = self.vocab.encode(&(text + marker)),
+                    }
+                    return ids;
+                }
+                Step::Maybe(_) => {}
+                _ => break,
+            }
+        }
+        // Nothing announces a call: its own first letters do.
+        let object = matches!(self.format.codec(), Codec::Object { .. } | Codec::Json);
+        if object && !text.trim_end().ends_with('{') {
+            text.push('{');
+        }
+        ids.extend(self.vocab.encode(&text));
+        ids
     }
 
     fn parser(&self, written: &Written) -> Result<llguidance::Matcher, String> {
@@ -189,6 +223,11 @@ impl Compiled {
             inner.consume_tokens(&prefix).map_err(|e| MatcherError::Internal(e.to_string()))?;
         }
         Ok(Matcher::new(inner, self.shared.vocab.clone()))
+    }
+
+    /// How a model that wants to end its turn, but has to call a tool, goes on. Empty: no call is demanded.
+    pub fn opening(&self) -> &[u32] {
+        &self.shared.opening
     }
 
     /// What the grammar leaves to validation.

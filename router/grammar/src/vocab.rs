@@ -110,6 +110,11 @@ impl Vocab {
         (0..self.size as u32).filter(|id| !self.is_stop(*id)).take(10).collect()
     }
 
+    /// Text as tokens, as the tokenizer writes it if there is one.
+    pub(crate) fn encode(&self, text: &str) -> Vec<u32> {
+        self.factory.tok_env().tokenize_bytes(text.as_bytes())
+    }
+
     pub(crate) fn stops(&self) -> &[u32] {
         &self.stops
     }

@@ -33,6 +33,11 @@ fn matcher(rules: &Rules) -> Matcher {
     Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().unwrap().matcher().unwrap()
 }
 
+/// Without a word on how a call begins.
+fn plain(matcher: Matcher, always: bool) -> Guide {
+    Guide::new(matcher, &[], &[END], always)
+}
+
 fn weather(choice: Choice) -> Rules {
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
         "required": ["city"]});
@@ -128,10 +133,10 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
         let matcher = matcher(&weather(choice.clone()));
         let likes = vec![(END, 1.2), (259, 1.3)];
         let model = Model { seed, greedy: true, likes };
-        let (masked, stats) = run(Guide::new(matcher.clone(), true), &model, 120, |_| 1);
+        let (masked, stats) = run(plain(matcher.clone(), true), &model, 120, |_| 1);
         assert_eq!(stats.refused, 0, "nothing is refused under masks");
         for latency in [1, 2, 3, 7, 50] {
-            let guide = Guide::new(matcher.clone(), false);
+            let guide = plain(matcher.clone(), false);
             let (tokens, _) = run(guide, &model, 120, |step| 1 + (mix(seed, step as u64) as usize) % latency);
             assert_eq!(tokens, masked, "seed {seed}, {choice:?}, latency {latency}");
         }
@@ -145,7 +150,7 @@ fn timing_does_not_change_drawn_tokens() {
     for seed in 0..60 {
         let matcher = matcher(&weather(Choice::Required));
         let model = Model { seed, greedy: false, likes: vec![(259, 40.0), (END, 9.0)] };
-        let at = |latency: usize| run(Guide::new(matcher.clone(), false), &model, 150, |_| latency);
+        let at = |latency: usize| run(plain(matcher.clone(), false), &model, 150, |_| latency);
         let (first, stats) = at(1);
         assert!(stats.refused > 0 && stats.forced > 0 && stats.held > 0, "{stats:?}");
         for latency in [2, 5, 40] {
@@ -166,7 +171,7 @@ fn refusing_and_redrawing_is_masked_sampling() {
         let mut counts = [0u32; 8];
         for seed in 0..draws {
             let model = Model { seed: mix(seed, u64::from(always)), greedy: false, likes: likes.clone() };
-            let (tokens, _) = run(Guide::new(matcher.clone(), always), &model, 1, |_| 1);
+            let (tokens, _) = run(plain(matcher.clone(), always), &model, 1, |_| 1);
             // Blanks before an answer are allowed, too.
             let letter = tokens[0].wrapping_sub(u32::from(b'a')) as usize;
             if let Some(count) = counts.get_mut(letter) {
@@ -189,6 +194,19 @@ fn refusing_and_redrawing_is_masked_sampling() {
             .sum();
         assert!(chi < 24.3, "{chi} from {counts:?}");
     }
+}
+
+#[test]
+fn a_model_that_wants_to_end_but_must_call_opens_a_call() {
+    let mut guide = Guide::new(matcher(&weather(Choice::Required)), &[259], &[END], false);
+    guide.begin(100).unwrap();
+    let judgement = guide.take(&[u32::from(b'h'), u32::from(b'i'), END], 100).unwrap();
+    assert_eq!((judgement.stand, &judgement.forced[..2]), (2, [259, 261].as_slice()));
+    assert!(judgement.steering.is_some() && !judgement.ended);
+    let mut free = Guide::new(matcher(&weather(Choice::Auto)), &[], &[END], false);
+    free.begin(100).unwrap();
+    let judgement = free.take(&[u32::from(b'h'), END], 100).unwrap();
+    assert!(judgement.ended && judgement.stand == 2);
 }
 
 #[test]
@@ -216,7 +234,7 @@ fn holding_begins_after_refusals_and_lets_go() {
 
 #[test]
 fn a_call_is_forced_where_nothing_else_can_come() {
-    let mut guide = Guide::new(matcher(&weather(Choice::Required)), false);
+    let mut guide = plain(matcher(&weather(Choice::Required)), false);
     assert!(guide.begin(100).unwrap().forced.is_empty());
     // The engine opens the section; the rest up to the first argument is the grammar's.
     let judgement = guide.take(&[259], 100).unwrap();
@@ -224,14 +242,14 @@ fn a_call_is_forced_where_nothing_else_can_come() {
     assert!(text.starts_with(b"functions.get_weather:0"), "{:?}", String::from_utf8_lossy(&text));
     assert_eq!(judgement.forced[0], 261);
     // Where it drew on, what agrees stands and the rest is overruled, without counting against it.
-    let mut guide = Guide::new(matcher(&weather(Choice::Required)), false);
+    let mut guide = plain(matcher(&weather(Choice::Required)), false);
     guide.begin(100).unwrap();
     let overruled = guide.take(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
     assert_eq!(overruled.stand, 3);
     assert_eq!(overruled.forced, judgement.forced[2..]);
     assert_eq!(guide.stats().refused, 0);
     // No room: no more than that.
-    let mut guide = Guide::new(matcher(&weather(Choice::Required)), false);
+    let mut guide = plain(matcher(&weather(Choice::Required)), false);
     guide.begin(4).unwrap();
     let judgement = guide.take(&[259], 4).unwrap();
     assert_eq!(judgement.forced.len(), 3);

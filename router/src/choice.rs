@@ -1,0 +1,209 @@
+//! One choice of one request: the engine stream that feeds it, and the guide that says what stands.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use rein_proto::{
+    internal::{self, FinishReason as EngineFinish},
+    v1,
+};
+use tokio::time::Instant;
+
+use crate::{
+    error::Error,
+    guide::{Guide, Judgement, Refusal},
+    metrics::Metrics,
+    steer::{Drawn, EngineStream, Heard},
+    stream::{Flow, Transcript},
+};
+
+/// A grammar's guide, and how many tokens there may be in all.
+pub struct Guided {
+    pub guide: Guide,
+    pub max_tokens: u32,
+}
+
+/// A transcript and the engine stream that feeds it. Dropping it frees the slot.
+pub struct Choice {
+    transcript: Transcript,
+    guided: Option<Guided>,
+    /// None: ended.
+    engine: Option<EngineStream>,
+    metrics: Arc<Metrics>,
+    began: Instant,
+    last_token: Option<Instant>,
+}
+
+impl Choice {
+    pub async fn open(
+        transcript: Transcript,
+        engine: EngineStream,
+        guided: Option<Guided>,
+        metrics: Arc<Metrics>,
+        began: Instant,
+    ) -> Result<Self, Error> {
+        let mut choice = Choice { transcript, guided, engine: Some(engine), metrics, began, last_token: None };
+        if let Some(Guided { guide, max_tokens }) = &mut choice.guided {
+            let judgement = guide.begin(*max_tokens as usize);
+            choice.follow(Vec::new(), judgement).await?;
+        }
+        Ok(choice)
+    }
+
+    pub fn transcript(&mut self) -> &mut Transcript {
+        &mut self.transcript
+    }
+
+    pub fn engine(&self) -> Option<&EngineStream> {
+        self.engine.as_ref()
+    }
+
+    /// Waits until the engine has computed the prompt. To be called before the first `next`, if at all.
+    pub async fn admitted(&mut self) -> Result<internal::Admitted, Error> {
+        let missing = || Error::internal("the engine ended this request", "no Admitted before tokens or finish");
+        match self.engine.as_mut().ok_or_else(missing)?.hear().await? {
+            Heard::Admitted(admitted) => {
+                self.admit(&admitted);
+                Ok(admitted)
+            }
+            Heard::Finish(finish) if finish.reason() == EngineFinish::Error => Err(failed(finish)),
+            Heard::Tokens(_) | Heard::Finish(_) => Err(missing()),
+        }
+    }
+
+    /// Ends the choice before any token, as if its length were reached.
+    pub fn end_at_once(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            engine.stop(0);
+            self.transcript.finish(true);
+        }
+    }
+
+    /// The next event; after `Done` or an error, None. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Result<v1::ChatEvent, Error>> {
+        loop {
+            if let Some(event) = self.transcript.next_event() {
+                return Some(Ok(event));
+            }
+            let heard = self.engine.as_mut()?.hear().await;
+            if let Err(error) = self.take_in(heard).await {
+                self.engine = None;
+                return Some(Err(error));
+            }
+        }
+    }
+
+    async fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
+        match heard? {
+            Heard::Admitted(admitted) => self.admit(&admitted),
+            Heard::Tokens(drawn) => {
+                let judgement = match &mut self.guided {
+                    None => Ok(Judgement { stand: drawn.len(), ..Judgement::default() }),
+                    Some(Guided { guide, max_tokens }) => {
+                        let ids: Vec<u32> = drawn.iter().map(|drawn| drawn.id).collect();
+                        guide.take(&ids, max_tokens.saturating_sub(self.transcript.completion_tokens) as usize)
+                    }
+                };
+                self.follow(drawn, judgement).await?;
+            }
+            Heard::Finish(finish) => {
+                self.engine = None;
+                match finish.reason() {
+                    EngineFinish::Stop | EngineFinish::Steered => self.end(false),
+                    EngineFinish::Length => self.end(true),
+                    EngineFinish::Error | EngineFinish::Unspecified => return Err(failed(finish)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells what stands of the drawn tokens and what was forced after them, and steers.
+    async fn follow(
+        &mut self,
+        mut drawn: Vec<Drawn>,
+        judgement: Result<Judgement, rein_grammar::MatcherError>,
+    ) -> Result<(), Error> {
+        let Judgement { stand, forced, steering, ended } = judgement.map_err(Error::from_matcher)?;
+        drawn.truncate(stand);
+        drawn.extend(forced.into_iter().map(|id| Drawn { id, logprob: None }));
+        if !drawn.is_empty() {
+            self.clock(drawn.len());
+        }
+        self.report_grammar();
+        for drawn in drawn {
+            if self.transcript.push(drawn) == Flow::Ended {
+                self.release();
+                return Ok(());
+            }
+        }
+        if ended {
+            self.end(false);
+            self.release();
+        } else if let (Some(steering), Some(engine)) = (steering, &mut self.engine) {
+            engine.steer(steering).await?;
+        }
+        Ok(())
+    }
+
+    /// Frees the engine's slot: nothing more is wanted.
+    fn release(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            engine.stop(self.transcript.completion_tokens as usize);
+        }
+    }
+
+    fn end(&mut self, length: bool) {
+        self.report_grammar();
+        self.transcript.finish(length);
+    }
+
+    /// For whoever asked: `Done` tells it.
+    fn report_grammar(&mut self) {
+        let Some(Guided { guide, .. }) = self.guided.as_ref().filter(|_| self.transcript.opening.report.grammar) else {
+            return;
+        };
+        let stats = guide.stats();
+        let refusal = |refusal: &Refusal| v1::Refusal {
+            position: refusal.position,
+            id: refusal.id,
+            token: self.transcript.model.token_bytes(refusal.id),
+        };
+        self.transcript.grammar_report = Some(v1::GrammarReport {
+            checked: stats.checked,
+            refused: stats.refused,
+            forced: stats.forced,
+            held: stats.held,
+            masks: stats.masks,
+            nanos: stats.nanos,
+            refusals: guide.refusals().iter().map(refusal).collect(),
+        });
+    }
+
+    fn admit(&mut self, admitted: &internal::Admitted) {
+        self.transcript.cached_tokens = admitted.cached_tokens;
+        self.metrics.prompt_tokens.fetch_add(u64::from(admitted.prompt_tokens), Ordering::Relaxed);
+        self.metrics.cached_tokens.fetch_add(u64::from(admitted.cached_tokens), Ordering::Relaxed);
+    }
+
+    fn clock(&mut self, tokens: usize) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => self.metrics.first_token.observe(now - self.began),
+            Some(last) => self.metrics.inter_token.observe((now - last) / tokens.max(1) as u32),
+        }
+        self.metrics.generated_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Choice {
+    fn drop(&mut self) {
+        if let Some(Guided { guide, .. }) = &self.guided {
+            self.metrics.grammar.add(&guide.stats());
+        }
+        self.metrics.grammar.invalid_calls.fetch_add(self.transcript.invalid_calls, Ordering::Relaxed);
+    }
+}
+
+fn failed(finish: internal::Finish) -> Error {
+    Error::internal("the engine ended this request with an error", finish.error)
+}
