@@ -153,8 +153,8 @@ impl Guide {
                 // against the model.
                 if self.due.is_empty() {
                     self.refuse(id);
-                    if self.stop_ids.contains(&id) {
-                        self.open_call()?;
+                    if self.stop_ids.contains(&id) && self.stop_opens_call()? {
+                        self.due.extend(&self.opening);
                     }
                 }
                 overruled = true;
@@ -198,8 +198,7 @@ impl Guide {
         self.waiting = hold;
         let mut steering = Steering::keep(keep).append(judgement.forced.iter().copied());
         if hold || (overruled && judgement.forced.is_empty()) {
-            steering = steering.mask(Bytes::from(self.matcher.mask()?));
-            self.stats.masks += 1;
+            steering = steering.mask(self.mask()?);
         }
         if hold {
             steering = steering.hold();
@@ -209,17 +208,32 @@ impl Guide {
         Ok(judgement)
     }
 
-    /// A model that has said all it wants to say, but has to call a tool, does so now; where the grammar takes no call at
-    /// this place, it is left to the mask.
-    fn open_call(&mut self) -> Result<(), MatcherError> {
+    /// Whether a stop token means a call here: a model that has said all it wants to say, but has to call a tool, does so now.
+    fn stop_opens_call(&self) -> Result<bool, MatcherError> {
+        if self.opening.is_empty() || !self.due.is_empty() {
+            return Ok(false);
+        }
         let mut ahead = self.matcher.clone();
         for &id in &self.opening {
             if !ahead.accept(id)? {
-                return Ok(());
+                return Ok(false);
             }
         }
-        self.due.extend(&self.opening);
-        Ok(())
+        Ok(true)
+    }
+
+    /// What may be drawn, stop tokens included where they mean a call: without a mask they could be drawn as well.
+    fn mask(&mut self) -> Result<Bytes, MatcherError> {
+        let mut mask = self.matcher.mask()?;
+        self.stats.masks += 1;
+        if self.stop_opens_call()? {
+            for &id in &self.stop_ids {
+                if let Some(byte) = mask.get_mut(id as usize / 8) {
+                    *byte |= 1 << (id % 8);
+                }
+            }
+        }
+        Ok(mask.into())
     }
 
     fn refuse(&mut self, id: u32) {

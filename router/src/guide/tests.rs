@@ -133,11 +133,13 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
         let matcher = matcher(&weather(choice.clone()));
         let likes = vec![(END, 1.2), (259, 1.3)];
         let model = Model { seed, greedy: true, likes };
-        let (masked, stats) = run(plain(matcher.clone(), true), &model, 120, |_| 1);
-        assert_eq!(stats.refused, 0, "nothing is refused under masks");
+        let opening: &[u32] = if *choice == Choice::Required { &[259] } else { &[] };
+        let guide = |always| Guide::new(matcher.clone(), opening, &[END], always);
+        let (masked, stats) = run(guide(true), &model, 120, |_| 1);
+        let opened = u64::from(!opening.is_empty());
+        assert!(stats.refused <= opened, "nothing but an early end is refused under masks");
         for latency in [1, 2, 3, 7, 50] {
-            let guide = plain(matcher.clone(), false);
-            let (tokens, _) = run(guide, &model, 120, |step| 1 + (mix(seed, step as u64) as usize) % latency);
+            let (tokens, _) = run(guide(false), &model, 120, |step| 1 + (mix(seed, step as u64) as usize) % latency);
             assert_eq!(tokens, masked, "seed {seed}, {choice:?}, latency {latency}");
         }
         ended += usize::from(masked.len() < 120);
