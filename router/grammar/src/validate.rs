@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use jsonschema::Validator;
 use serde_json::Value;
 
-use crate::rules::{Response, RuleError, Rules, Violation};
+use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 
 /// The validators of a request's schemas (Draft 2020-12), compiled when they are first needed.
 #[derive(Debug, Default)]
@@ -46,11 +46,12 @@ fn build(schema: &Value) -> Result<Validator, String> {
 impl Validators {
     pub fn new(rules: &Rules) -> Self {
         let none = || serde_json::json!({"type": "object", "maxProperties": 0});
-        let tools = rules
-            .tools
-            .iter()
-            .map(|t| (t.name.clone(), Lazy::new(t.parameters.clone().filter(|p| !p.is_null()).unwrap_or_else(none))))
-            .collect();
+        let schema = |t: &Tool| match rules.enforced(t) {
+            Enforcement::NamesAndArguments => t.parameters.clone().filter(|p| !p.is_null()).unwrap_or_else(none),
+            // Arguments are the client's business then.
+            Enforcement::Off | Enforcement::Names => serde_json::json!({"type": "object"}),
+        };
+        let tools = rules.tools.iter().map(|t| (t.name.clone(), Lazy::new(schema(t)))).collect();
         let response = match &rules.response {
             Some(Response::JsonSchema { schema, .. }) => Some(Lazy::new(schema.clone())),
             Some(Response::JsonObject) => Some(Lazy::new(serde_json::json!({"type": "object"}))),
