@@ -15,6 +15,10 @@ const SPACED_THINK: Option<Reasoning> =
 const NAME: Member = Member::Name(&["name"]);
 const OBJECT: Codec =
     Object { members: &[NAME, Member::Arguments(&["arguments", "parameters"])], ignored: &["id", "type"] };
+const WITH_ID: Codec = Object {
+    members: &[NAME, Member::Arguments(&["arguments", "parameters"]), Member::Id(&["id"])],
+    ignored: &["type"],
+};
 const PARAMETERS: Codec =
     Object { members: &[NAME, Member::Arguments(&["parameters", "arguments"])], ignored: &["id", "type"] };
 
@@ -246,10 +250,7 @@ static FORMATS: &[Format] = &[
         begin: &[Tok("[TOOL_CALLS]"), Lit(" [")],
         between: &[Lit(", ")],
         end: &[Lit("]")],
-        call: &[Args(Object {
-            members: &[NAME, Member::Arguments(&["arguments", "parameters"]), Member::Id(&["id"])],
-            ignored: &["type"],
-        })],
+        call: &[Args(WITH_ID)],
         ids: Ids::Nine,
         signs: Signs { template: &["[TOOL_CALLS] ["], not: &["[ARGS]"], special: None, architectures: &[] },
         ..BASE
@@ -262,10 +263,7 @@ static FORMATS: &[Format] = &[
         begin: &[Tok("[TOOL_CALLS]"), Lit("[")],
         between: &[Lit(", ")],
         end: &[Lit("]")],
-        call: &[Args(Object {
-            members: &[NAME, Member::Arguments(&["arguments", "parameters"]), Member::Id(&["id"])],
-            ignored: &["type"],
-        })],
+        call: &[Args(WITH_ID)],
         ids: Ids::Nine,
         signs: Signs {
             template: &["[TOOL_CALLS]"],

@@ -41,5 +41,4 @@ pub use parse::{Parser, ParserOptions, ToolDecl};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
 pub use rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
 pub use scan::{OwnedPiece, Piece};
-pub use validate::Validators;
 pub use vocab::{Encoder, Vocab, VocabError};

@@ -6,13 +6,12 @@ use std::sync::OnceLock;
 use jsonschema::Validator;
 use serde_json::Value;
 
-use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
+use crate::rules::{Enforcement, RuleError, Rules, Tool, Violation};
 
 /// The validators of a request's schemas (Draft 2020-12), compiled when they are first needed.
 #[derive(Debug, Default)]
 pub struct Validators {
     tools: HashMap<String, Lazy>,
-    response: Option<Lazy>,
 }
 
 #[derive(Debug, Default)]
@@ -52,12 +51,7 @@ impl Validators {
             Enforcement::Off | Enforcement::Names => serde_json::json!({"type": "object"}),
         };
         let tools = rules.tools.iter().map(|t| (t.name.clone(), Lazy::new(schema(t)))).collect();
-        let response = match &rules.response {
-            Some(Response::JsonSchema { schema, .. }) => Some(Lazy::new(schema.clone())),
-            Some(Response::JsonObject) => Some(Lazy::new(serde_json::json!({"type": "object"}))),
-            _ => None,
-        };
-        Self { tools, response }
+        Self { tools }
     }
 
     /// Finished arguments against their tool's schema. A tool that is not declared violates everything.
@@ -70,14 +64,6 @@ impl Validators {
             return Err(Violation { path: String::new(), message: "arguments are a JSON object".into() });
         }
         tool.check(&value)
-    }
-
-    /// A finished response against its schema, if it has one.
-    pub fn response(&self, text: &str) -> Result<(), Violation> {
-        match &self.response {
-            Some(response) => response.check(&parse(text)?),
-            None => Ok(()),
-        }
     }
 }
 

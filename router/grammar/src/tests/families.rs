@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::{Random, cuts, parse, short};
-use crate::{Format, OwnedPiece, PLAIN, ParserOptions, Region, ToolDecl, by_name};
+use super::{Random, cuts, parse, pieces, short};
+use crate::{Format, PLAIN, ParserOptions, Region, ToolDecl, by_name};
 
 fn format(name: &str) -> &'static Format {
     by_name(name).unwrap_or(PLAIN)
@@ -15,21 +15,6 @@ fn tools() -> Vec<ToolDecl> {
         "l": {"type": "array"}, "o": {"type": ["object", "null"]}, "m": {"anyOf": [{"type": "string"}, {"type": "null"}]}
     }}));
     ["f", "search", "ns.tool-x"].map(|n| ToolDecl { name: n.into(), parameters: parameters.clone() }).into()
-}
-
-fn pieces(output: &str) -> Vec<OwnedPiece> {
-    let mut out = Vec::new();
-    for part in output.split_inclusive('»') {
-        let (text, special) = match part.split_once('«') {
-            Some((text, special)) => (text, Some(special.trim_end_matches('»'))),
-            None => (part, None),
-        };
-        if !text.is_empty() {
-            out.push(OwnedPiece::Bytes(text.as_bytes().to_vec()));
-        }
-        out.extend(special.map(|s| OwnedPiece::Special(s.to_owned())));
-    }
-    out
 }
 
 fn check_from(name: &str, start: Region, cases: &[(&str, &str)]) {

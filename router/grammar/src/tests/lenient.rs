@@ -11,28 +11,19 @@ fn format(name: &str) -> &'static Format {
 
 /// `«sb»` and the like are short for Kimi's markers.
 fn pieces(output: &str) -> Vec<OwnedPiece> {
-    let mut out = Vec::new();
-    for part in output.split_inclusive('»') {
-        let (text, special) = match part.split_once('«') {
-            Some((text, special)) => (text, Some(special.trim_end_matches('»'))),
-            None => (part, None),
-        };
-        if !text.is_empty() {
-            out.push(OwnedPiece::Bytes(text.as_bytes().to_vec()));
-        }
-        if let Some(special) = special {
-            let special = match special {
-                "sb" => "<|tool_calls_section_begin|>",
-                "se" => "<|tool_calls_section_end|>",
-                "cb" => "<|tool_call_begin|>",
-                "ab" => "<|tool_call_argument_begin|>",
-                "ce" => "<|tool_call_end|>",
-                other => other,
-            };
-            out.push(OwnedPiece::Special(special.to_owned()));
-        }
-    }
-    out
+    let whole = |special: String| match special.as_str() {
+        "sb" => "<|tool_calls_section_begin|>".to_owned(),
+        "se" => "<|tool_calls_section_end|>".to_owned(),
+        "cb" => "<|tool_call_begin|>".to_owned(),
+        "ab" => "<|tool_call_argument_begin|>".to_owned(),
+        "ce" => "<|tool_call_end|>".to_owned(),
+        _ => special,
+    };
+    let piece = |piece| match piece {
+        OwnedPiece::Special(special) => OwnedPiece::Special(whole(special)),
+        bytes => bytes,
+    };
+    super::pieces(output).into_iter().map(piece).collect()
 }
 
 fn check(format: &'static Format, start: Region, parse_tools: bool, cases: &[(&str, &str)]) {

@@ -18,6 +18,22 @@ pub fn wire_ids(format: &Format) -> bool {
         || matches!(format.codec(), crate::Codec::Object { members, .. } if members.iter().any(member))
 }
 
+/// An output in which `«x»` is the special token `x` and everything else is text.
+pub fn pieces(output: &str) -> Vec<OwnedPiece> {
+    let mut out = Vec::new();
+    for part in output.split_inclusive('»') {
+        let (text, special) = match part.split_once('«') {
+            Some((text, special)) => (text, Some(special.trim_end_matches('»'))),
+            None => (part, None),
+        };
+        if !text.is_empty() {
+            out.push(OwnedPiece::Bytes(text.as_bytes().to_vec()));
+        }
+        out.extend(special.map(|s| OwnedPiece::Special(s.to_owned())));
+    }
+    out
+}
+
 pub struct Random(u64);
 
 impl Random {
