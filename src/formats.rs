@@ -1,7 +1,7 @@
 use std::error::Error;
 use std::io::{BufWriter, Write};
 
-use rein_grammar::{formats, markdown};
+use rein_grammar::{Format, by_name, formats, markdown};
 use serde_json::Value;
 
 use crate::args::FormatsArgs;
@@ -28,4 +28,18 @@ pub fn run(args: &FormatsArgs) -> Result<(), Box<dyn Error>> {
     }
     out.flush()?;
     Ok(())
+}
+
+/// A name of the table, else a file.
+pub fn named(name: &str) -> Result<&'static Format, String> {
+    if let Some(format) = by_name(name) {
+        return Ok(format);
+    }
+    match std::fs::read_to_string(name) {
+        Ok(text) => Format::from_json(&text).map_err(|e| format!("--format: {name}: {e}")),
+        Err(error) => {
+            let names: Vec<&str> = formats().iter().map(|f| f.name).collect();
+            Err(format!("--format: {name} is no file ({error}) and none of {}", names.join(", ")))
+        }
+    }
 }

@@ -73,12 +73,8 @@ fn executor(args: &ServeArgs, text: &TextModel) -> Result<Box<dyn Executor>, Box
 }
 
 fn policy(args: &ServeArgs) -> Result<Policy, Box<dyn Error>> {
-    let known = |name: &String| {
-        rein_grammar::by_name(name)
-            .ok_or_else(|| format!("--format: there is no '{name}'; `rein formats` lists what there is"))
-    };
     Ok(Policy {
-        format: args.format.as_ref().map(known).transpose()?,
+        format: args.format.as_deref().map(crate::formats::named).transpose()?,
         enforcement: match args.enforcement {
             EnforcementArg::NamesAndArguments => Enforcement::NamesAndArguments,
             EnforcementArg::Names => Enforcement::Names,

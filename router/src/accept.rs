@@ -1,16 +1,17 @@
 //! `rein accept`: JSON lines in, JSON lines out. What a request's grammar says of an output, token by token.
 //!
-//! A line is `{"tools", "tool_choice", "response_format", "parallel_tool_calls", "in_reasoning", "calls_before",
-//! "token_ids" | "text"}`, as a chat request spells them; the answer is `{"accepted", "total", "complete", "error"}`:
+//! A line is `{"tools", "tool_choice", "response_format", "structured_outputs", "parallel_tool_calls",
+//! "in_reasoning", "calls_before", "token_ids" | "text"}`, as a chat request spells them; the answer is `{"accepted", "total", "complete", "error"}`:
 //! how many tokens the grammar takes, and whether the turn may end after them.
 
 use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use rein_grammar::{Choice, Enforcement, Format, Grammars, Region, Response, Rules, Tool, Vocab, by_name, formats};
+use rein_grammar::{Enforcement, Format, Grammars, Region, Rules, Tool, Vocab};
 use serde_json::{Map, Value as Json, json};
 
+use crate::openai::{constraints, fields::Fields};
 use crate::render::{answer_lines, flag, token_id};
 use crate::textmodel::special_tokens;
 use crate::tokenize::{Encode, Tokenizer, read_json};
@@ -23,12 +24,8 @@ pub struct AcceptSource {
 }
 
 impl AcceptSource {
-    /// The format of this name, over the tokenizer of this directory.
-    pub fn open(format: &str, dir: &Path) -> Result<Self, Box<dyn std::error::Error>> {
-        let format = by_name(format).ok_or_else(|| {
-            let names: Vec<_> = formats().iter().map(|f| f.name).collect();
-            format!("there is no format {format:?}; there are {}", names.join(", "))
-        })?;
+    /// A format over the tokenizer of this directory.
+    pub fn open(format: &'static Format, dir: &Path) -> Result<Self, Box<dyn std::error::Error>> {
         let tokenizer = Tokenizer::load(dir)?;
         let stops = stops(format, &tokenizer, dir)?;
         let words = (0..tokenizer.vocab_size() as u32).map(|id| {
@@ -112,12 +109,13 @@ fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
         Some(Json::Array(tools)) => tools.iter().map(tool).collect::<Result<_, _>>()?,
         Some(_) => return Err("tools must be a list".into()),
     };
+    let mut fields = Fields::within("", request.clone());
     let calls_before = request.get("calls_before").and_then(Json::as_u64).unwrap_or(0) as usize;
     Ok(Rules {
         tools,
-        choice: choice(request.get("tool_choice").unwrap_or(&Json::Null))?,
+        choice: constraints::tool_choice(&mut fields).map_err(|e| e.message)?.unwrap_or_default(),
         parallel: flag(request, "parallel_tool_calls")?.unwrap_or(true),
-        response: response(request.get("response_format").unwrap_or(&Json::Null))?,
+        response: constraints::response(&mut fields).map_err(|e| e.message)?,
         start: if flag(request, "in_reasoning")?.unwrap_or(false) { Region::Reasoning } else { Region::Text },
         calls_before,
         enforcement: Enforcement::NamesAndArguments,
@@ -134,46 +132,6 @@ fn tool(tool: &Json) -> Result<Tool, String> {
     })
 }
 
-fn choice(choice: &Json) -> Result<Choice, String> {
-    let name = |c: &Json| {
-        let name = c.pointer("/function/name").or_else(|| c.get("name")).and_then(Json::as_str);
-        name.map(str::to_owned).ok_or("tool_choice: a function has a name, a string")
-    };
-    Ok(match choice {
-        Json::Null => Choice::Auto,
-        Json::String(word) => match word.as_str() {
-            "auto" => Choice::Auto,
-            "none" => Choice::None,
-            "required" => Choice::Required,
-            other => return Err(format!("tool_choice: {other:?} is not auto, none or required")),
-        },
-        object if object.get("type").and_then(Json::as_str) == Some("allowed_tools") => {
-            let allowed = object.get("allowed_tools").unwrap_or(object);
-            let tools =
-                allowed.get("tools").and_then(Json::as_array).ok_or("tool_choice: allowed_tools has tools, a list")?;
-            let required = allowed.get("mode").and_then(Json::as_str) == Some("required");
-            Choice::Allowed { names: tools.iter().map(name).collect::<Result<_, _>>()?, required }
-        }
-        object => Choice::Named(name(object)?),
-    })
-}
-
-fn response(format: &Json) -> Result<Option<Response>, String> {
-    Ok(match format.get("type").and_then(Json::as_str) {
-        None | Some("text") => None,
-        Some("json_object") => Some(Response::JsonObject),
-        Some("json_schema") => {
-            let inner = format.get("json_schema").unwrap_or(format);
-            let schema = inner.get("schema").cloned().ok_or("response_format: json_schema has a schema")?;
-            Some(Response::JsonSchema { schema, strict: inner.get("strict").and_then(Json::as_bool).unwrap_or(false) })
-        }
-        Some("structural_tag") => Some(Response::StructuralTag(format.clone())),
-        Some(other) => {
-            return Err(format!("response_format: {other:?} is not text, json_object, json_schema or structural_tag"));
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -183,7 +141,7 @@ mod tests {
     #[test]
     fn outputs_are_judged() {
         let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures/kimi");
-        let source = AcceptSource::open("hermes", &dir).unwrap();
+        let source = AcceptSource::open(rein_grammar::by_name("hermes").unwrap(), &dir).unwrap();
         let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object",
             "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}]);
         let ask = |extra: Json| {
@@ -203,6 +161,7 @@ mod tests {
         assert_eq!(ask(json!({"text": "hello"}))["complete"], true);
         assert!(ask(json!({"text": "", "tool_choice": "sometimes"}))["error"].is_string());
         assert!(source.answer("{").get("error").is_some_and(Json::is_string));
-        assert!(AcceptSource::open("nothing", &dir).is_err());
+        let yes = json!({"text": "yes", "structured_outputs": {"choice": ["yes", "no"]}});
+        assert_eq!(ask(yes)["complete"], true);
     }
 }

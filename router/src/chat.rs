@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{Choice, Compiled, Region, Relaxation, Rules, Tool, ToolDecl};
+use rein_grammar::{Choice, Region, Rules, Tool, ToolDecl};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -50,9 +50,8 @@ pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result
     let began = Instant::now();
     let compiled = model.compile(rules).await?;
     call.metrics.grammar.compile.observe(began.elapsed());
-    let in_words = |one: &Relaxation| format!("{}#{}/{}", one.tool, one.path, one.keyword);
-    let relaxed = compiled.iter().flat_map(Compiled::relaxations).map(in_words).collect();
-    let grammar = compiled.map(|compiled| Grammar { compiled, always: model.mask_always });
+    let grammar = Grammar::new(compiled, &model);
+    let relaxed = Grammar::relaxed(grammar.as_ref());
     let resumed = resumed.is_some();
     let reading = Reading::Regions { start, resumed, tools: declarations, parse_tools, calls_before, grammar };
     let events = generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await?;

@@ -7,7 +7,7 @@ use rein_proto::v1::{self, chat_event, complete_event};
 
 use crate::{
     error::Error,
-    generate::{self, Call, ChatEvents, Defaults, Plan, Reading, Sequence},
+    generate::{self, Call, ChatEvents, Defaults, Grammar, Plan, Reading, Sequence},
     job::{CompletionJob, Prompt, out_of_vocabulary},
     limits,
     model::Model,
@@ -15,8 +15,8 @@ use crate::{
 
 const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits::COMPLETION_TOKENS) };
 
-/// The events are a chat's without regions, reasoning and calls.
-pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Result<ChatEvents, Error> {
+/// The events are a chat's without regions, reasoning and calls. With them, what of the schema is not enforced, in words.
+pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
@@ -40,8 +40,10 @@ pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Resu
         let echo = job.echo.then(|| text.unwrap_or_else(|| model.decode(&ids)));
         sequences.push(Sequence { prompt: ids, echo, plan });
     }
-    let reading = Reading::Plain { skip_special_tokens: job.skip_special_tokens };
-    generate::generate(call, model, reading, sequences).await
+    let grammar = Grammar::new(model.compile_text(job.response).await?, &model);
+    let relaxed = Grammar::relaxed(grammar.as_ref());
+    let reading = Reading::Plain { skip_special_tokens: job.skip_special_tokens, grammar };
+    Ok((generate::generate(call, model, reading, sequences).await?, relaxed))
 }
 
 /// The same event as gRPC's `Complete` tells it.

@@ -10,7 +10,7 @@ use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
-use rein_grammar::{Compiled, Parser, ParserOptions, Region, ToolDecl};
+use rein_grammar::{Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
 use rein_proto::{
     internal::{self, Start},
     v1::{self, chat_event},
@@ -58,6 +58,7 @@ pub enum Reading {
     },
     Plain {
         skip_special_tokens: bool,
+        grammar: Option<Grammar>,
     },
 }
 
@@ -69,11 +70,22 @@ pub struct Grammar {
     pub always: bool,
 }
 
+impl Grammar {
+    pub fn new(compiled: Option<Compiled>, model: &Model) -> Option<Self> {
+        compiled.map(|compiled| Grammar { compiled, always: model.mask_always })
+    }
+
+    /// What of the request's schemas is not enforced to the letter, in words.
+    pub fn relaxed(grammar: Option<&Self>) -> Vec<String> {
+        let in_words = |one: &Relaxation| format!("{}#{}/{}", one.tool, one.path, one.keyword);
+        grammar.iter().flat_map(|grammar| grammar.compiled.relaxations()).map(in_words).collect()
+    }
+}
+
 impl Reading {
     fn grammar(&self) -> Option<&Grammar> {
         match self {
-            Reading::Regions { grammar, .. } => grammar.as_ref(),
-            Reading::Plain { .. } => None,
+            Reading::Regions { grammar, .. } | Reading::Plain { grammar, .. } => grammar.as_ref(),
         }
     }
 
@@ -83,7 +95,7 @@ impl Reading {
                 let options = ParserOptions { start: *start, tools: tools.clone(), parse_tools: *parse_tools };
                 Reader::Regions(Box::new(Parser::new(model.format, options)))
             }
-            Reading::Plain { skip_special_tokens } => Reader::Plain { skip_special_tokens: *skip_special_tokens },
+            Reading::Plain { skip_special_tokens, .. } => Reader::Plain { skip_special_tokens: *skip_special_tokens },
         }
     }
 }

@@ -96,13 +96,7 @@ impl Inference for Service {
             Ok((events.map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
         };
         let answer = self.core.admission.unless_aborted(answer).await;
-        let relaxed = answer.as_ref().map(|(_, relaxed)| relaxed.join("; ")).unwrap_or_default();
-        let mut response = self.finish("chat", answer.map(|(events, _)| events))?;
-        // What no header can hold is told by the surface that can.
-        if let (false, Ok(value)) = (relaxed.is_empty(), relaxed.parse()) {
-            response.metadata_mut().insert(RELAXED, value);
-        }
-        Ok(response)
+        self.labelled("chat", answer)
     }
 
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
@@ -110,10 +104,11 @@ impl Inference for Service {
             let call = self.call("cmpl", request.metadata())?;
             let job = request::complete(request.into_inner())?;
             let model = self.core.model(job.model.as_deref())?.clone();
-            let events = complete::generate(call, model, job).await?;
-            Ok(complete::events(events).map(|event| event.map_err(|error| status(&error))).boxed())
+            let (events, relaxed) = complete::generate(call, model, job).await?;
+            Ok((complete::events(events).map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
         };
-        self.finish("complete", self.core.admission.unless_aborted(answer).await)
+        let answer = self.core.admission.unless_aborted(answer).await;
+        self.labelled("complete", answer)
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
@@ -185,6 +180,21 @@ impl Service {
             permit: self.core.admission.enter()?,
             metrics: self.core.metrics.clone(),
         })
+    }
+
+    /// A stream, and in the metadata what of the request's schemas is relaxed.
+    fn labelled<T>(
+        &self,
+        endpoint: &'static str,
+        answer: Result<(T, Vec<String>), Error>,
+    ) -> Result<Response<T>, Status> {
+        let relaxed = answer.as_ref().map(|(_, relaxed)| relaxed.join("; ")).unwrap_or_default();
+        let mut response = self.finish(endpoint, answer.map(|(events, _)| events))?;
+        // What no header can hold is told by the surface that can.
+        if let (false, Ok(value)) = (relaxed.is_empty(), relaxed.parse()) {
+            response.metadata_mut().insert(RELAXED, value);
+        }
+        Ok(response)
     }
 
     fn finish<T>(&self, endpoint: &'static str, answer: Result<T, Error>) -> Result<Response<T>, Status> {

@@ -84,12 +84,13 @@ async fn completions(State(core): Shared, request: Request) -> Response {
         drop(body);
         let model = core.model(job.model.as_deref())?.clone();
         let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
-        let events = complete::generate(call, model, job).await?;
-        let response = if delivery.stream {
+        let (events, relaxed) = complete::generate(call, model, job).await?;
+        let mut response = if delivery.stream {
             sse::response(events, move |event, start| openai::encode_completion(event, start, delivery, token_ids))
         } else {
             json_bytes(openai::completion_body(collect(events).await?, token_ids))
         };
+        set_header(&mut response, RELAXED, &listed(&relaxed));
         Ok(labelled(response, Some(&id), &ignored))
     };
     finish(&core, "completions", core.admission.unless_aborted(answer).await)

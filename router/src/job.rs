@@ -72,6 +72,8 @@ pub struct CompletionJob {
     pub echo: bool,
     pub add_special_tokens: bool,
     pub skip_special_tokens: bool,
+    /// What the text has to be.
+    pub response: Option<Response>,
     pub generation: Generation,
 }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
-use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, RuleError, Rules, Vocab};
+use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, RuleError, Rules, Vocab};
 use rein_proto::{internal, v1};
 use tokio::sync::Semaphore;
 
@@ -30,7 +30,7 @@ pub struct Model {
     pub enforcement: Enforcement,
     pub mask_always: bool,
     /// None: the tokenizer's vocabulary cannot be steered; the reason.
-    grammars: Result<Grammars, String>,
+    grammars: Result<Steering, String>,
     pub pool: Pool,
     /// Seconds since the epoch.
     pub created: u64,
@@ -38,6 +38,14 @@ pub struct Model {
     controls: Option<ControlTokens>,
     off_thread: Arc<Semaphore>,
     compiling: Arc<Semaphore>,
+}
+
+/// Grammars over the model's vocabulary.
+struct Steering {
+    /// Of a chat's turns, in the model's format.
+    turns: Grammars,
+    /// Of plain completions.
+    texts: Grammars,
 }
 
 /// What the model and its engine together allow.
@@ -68,7 +76,10 @@ impl Model {
         text.stop_token_ids.extend(stops);
         text.stop_token_ids.sort_unstable();
         text.stop_token_ids.dedup();
-        let grammars = vocabulary(&text).map(|vocab| Grammars::new(format, Arc::new(vocab)));
+        let grammars = vocabulary(&text).map(|vocab| {
+            let vocab = Arc::new(vocab);
+            Steering { turns: Grammars::new(format, vocab.clone()), texts: Grammars::new(grammar::PLAIN, vocab) }
+        });
         let controls = match config.allow_control_tokens {
             true => None,
             false => Some(ControlTokens::new(&text, |text| format.is_marker(text), reasoning_markers(format))?),
@@ -133,13 +144,26 @@ impl Model {
         self.off_thread(move |model| encode(model, &text)).await
     }
 
-    /// The grammar of these rules; None: there is nothing to enforce.
+    /// The grammar of a turn under these rules; None: there is nothing to enforce.
     pub async fn compile(self: &Arc<Self>, rules: Rules) -> Result<Option<Compiled>, Error> {
+        self.compiled(rules, |steering| &steering.turns).await
+    }
+
+    /// The grammar of a text without turns, reasoning and calls.
+    pub async fn compile_text(self: &Arc<Self>, response: Option<Response>) -> Result<Option<Compiled>, Error> {
+        self.compiled(Rules { response, ..Rules::default() }, |steering| &steering.texts).await
+    }
+
+    async fn compiled(
+        self: &Arc<Self>,
+        rules: Rules,
+        of: impl Fn(&Steering) -> &Grammars + Send + 'static,
+    ) -> Result<Option<Compiled>, Error> {
         if !rules.binds() {
             return Ok(None);
         }
         let compile = move |model: &Model| match &model.grammars {
-            Ok(grammars) => grammars.compile(&rules).map_err(rule_error),
+            Ok(steering) => of(steering).compile(&rules).map_err(rule_error),
             Err(cause) => Err(Error::internal("this model's vocabulary cannot be steered", cause)),
         };
         Self::permitted(self, self.compiling.clone(), compile).await

@@ -1,6 +1,6 @@
 """An adversary at every format: the sim engine draws tokens at random, and what it gets out are valid calls of declared tools.
 
-REIN_CASES says how many requests each format gets (make test: few; the full run: 200)."""
+REIN_CASES says how many requests each format gets, over all kinds of tool_choice in turn (make test: few; a full run: 1000)."""
 import json
 import os
 import pathlib
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
 from openai import BadRequestError, OpenAI
 
 from conftest import BIN, REPOSITORY, Server
@@ -39,7 +40,7 @@ def model_dir(folder, markers):
 def samples(tmp_path_factory):
     """Requests with schemas of growing nastiness and the traps of the field."""
     file = tmp_path_factory.mktemp("samples") / "samples.jsonl"
-    subprocess.run([BIN, "verify", "--generate", "240", "--seed", "7", "--out", str(file)], check=True, capture_output=True)
+    subprocess.run([BIN, "verify", "--generate", str(max(240, CASES)), "--seed", "7", "--out", str(file)], check=True, capture_output=True)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return [line.get("request", line) for line in lines]
 
@@ -48,7 +49,8 @@ def check(call, tools):
     """A finished call: of a declared tool, with arguments that Python's jsonschema accepts."""
     assert call.function.name in tools, f"{call.function.name} was never declared"
     arguments = json.loads(call.function.arguments)
-    errors = list(Draft202012Validator(tools[call.function.name]).iter_errors(arguments))
+    schema = tools[call.function.name]
+    errors = list(validator_for(schema, default=Draft202012Validator)(schema).iter_errors(arguments))
     assert not errors, (call.function.name, call.function.arguments, errors[0].message)
 
 
@@ -80,11 +82,12 @@ def attack(url, samples, seed, cases):
         tools = {t["function"]["name"]: t["function"].get("parameters") or {"type": "object", "maxProperties": 0} for t in request.get("tools", [])}
         if not tools:
             continue
-        choice = ["auto", "required", {"type": "function", "function": {"name": rng.choice(sorted(tools))}}][case % 3]
-        if choice != "auto":
-            request["tool_choice"] = choice
-        extra = {k: request.pop(k) for k in list(request) if k not in ("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format")}
-        del extra
+        named = {"type": "function", "function": {"name": rng.choice(sorted(tools))}}
+        kind = ("auto", "required", "named", "allowed", "none")[case % 5]
+        request = {k: v for k, v in request.items() if k in ("messages", "tools", "parallel_tool_calls", "response_format")}
+        request["tool_choice"] = {"named": named, "allowed": {"type": "allowed_tools", "allowed_tools": {"mode": rng.choice(["auto", "required"]), "tools": [named]}}}.get(kind, kind)
+        callable = {} if kind == "none" else tools if kind in ("auto", "required") else {named["function"]["name"]: tools[named["function"]["name"]]}
+        must = kind in ("required", "named") or kind == "allowed" and request["tool_choice"]["allowed_tools"]["mode"] == "required"
         request.update(model="m", temperature=1.5, seed=seed * 1000 + case, max_tokens=700)
         try:
             reason, calls, relaxed = ask(client, request, stream=case % 2 == 1)
@@ -92,10 +95,12 @@ def attack(url, samples, seed, cases):
             refused.append(error.message)
             continue
         for call in calls:
-            check(call, tools)
+            check(call, callable)
+        if request.get("parallel_tool_calls") is False:
+            assert len(calls) <= 1
         finished += len(calls)
         # A call that breaks what the grammar cannot hold it to is told as text, not as a call.
-        if choice != "auto" and reason != "length" and not relaxed:
+        if must and reason != "length" and not relaxed:
             assert calls, f"{request['tool_choice']} was answered without a call: {reason}"
     return finished, refused
 

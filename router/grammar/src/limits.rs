@@ -14,6 +14,8 @@ pub const MAX_SCHEMA_DEPTH: usize = 64;
 pub const MAX_SCHEMA_NODES: usize = 20_000;
 /// Bytes of a grammar, a regular expression or a list of choices that a client sends.
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
+/// Repetitions that a structural tag may ask for.
+pub const MAX_TAG_REPEAT: i64 = 1000;
 /// Bytes of the whole grammar handed to the compiler.
 pub const MAX_GRAMMAR_BYTES: usize = 4 << 20;
 /// Symbols of a compiled grammar.

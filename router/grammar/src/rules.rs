@@ -53,7 +53,7 @@ pub enum Response {
     Regex(String),
     Choice(Vec<String>),
     Lark(String),
-    /// `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}`.
+    /// `{"format": {..}}`, or `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}`.
     StructuralTag(Value),
 }
 

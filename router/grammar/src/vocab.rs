@@ -100,6 +100,10 @@ impl Vocab {
         self.special.get(text).copied()
     }
 
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.values().any(|&special| special == id)
+    }
+
     /// Whether the token ends a turn.
     pub fn is_stop(&self, id: u32) -> bool {
         self.stops.contains(&id)

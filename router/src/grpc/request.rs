@@ -79,6 +79,7 @@ pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
         echo: request.echo,
         add_special_tokens: request.add_special_tokens.unwrap_or(true),
         skip_special_tokens: request.skip_special_tokens.unwrap_or(true),
+        response: request.response_format.map(response).transpose()?.flatten(),
         generation: Generation {
             sampling: request.sampling.unwrap_or_default(),
             limits: request.limits.unwrap_or_default(),

@@ -4,7 +4,7 @@ use rein_proto::v1::{self, chat_event::Event};
 use serde_json::Value;
 
 use super::{
-    Body, Delivery, common,
+    Body, Delivery, common, constraints,
     fields::{self, Fields},
     wire::{self, CompletionBody, CompletionChoice, CompletionLogprobs, Usage},
 };
@@ -34,12 +34,7 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
         return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0; 0 works with 'echo' only"));
     }
     fields.only("suffix", |value| *value == Value::String(String::new()), "no model here fills in the middle")?;
-    fields.only(
-        "response_format",
-        |value| value.get("type").and_then(Value::as_str) == Some("text"),
-        "only the type text; chat completions enforce the others",
-    )?;
-    fields.only("structured_outputs", |_| false, "chat completions have it")?;
+    let response = constraints::response(fields)?;
     let prompts = prompts(fields.take("prompt"))?;
     let job = CompletionJob {
         model: fields.string("model")?,
@@ -47,6 +42,7 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
         echo,
         add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(true),
         skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
+        response,
         generation,
     };
     Ok((job, delivery))

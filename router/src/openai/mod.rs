@@ -2,8 +2,8 @@
 
 mod chat;
 mod completion;
-mod constraints;
-mod fields;
+pub(crate) mod constraints;
+pub(crate) mod fields;
 mod fold;
 mod text;
 mod wire;

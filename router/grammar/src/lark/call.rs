@@ -117,8 +117,8 @@ impl Caller<'_> {
                 let after = steps.get(before.len() + 1..).unwrap_or_default();
                 let closer = self.closer(compiler.work, after)?;
                 // Markers were found above or are found here; a format has all or none.
-                self.before(before, "", "")?;
-                let spell = |w: &mut super::Writer, key: &str, kind: &str| {
+                self.before(before, None, "")?;
+                let spell = |w: &mut super::Writer, key: Option<&str>, kind: &str| {
                     let pieces = self.before(before, key, kind).unwrap_or_default();
                     join(w, &pieces)
                 };
@@ -128,8 +128,7 @@ impl Caller<'_> {
                     typed: before.contains(&Step::Type),
                     string_or_not: before.contains(&Step::IsString),
                 };
-                let rule =
-                    if names_only { compiler.any_arguments(&pattern, "") } else { compiler.arguments(&pattern)? };
+                let rule = if names_only { compiler.any_arguments(&pattern) } else { compiler.arguments(&pattern)? };
                 out.push(Piece::Rule(rule));
             }
             Codec::Python => {
@@ -140,16 +139,17 @@ impl Caller<'_> {
         Ok(())
     }
 
-    /// Before an argument's value; an empty key stands for any.
-    fn before(&self, steps: &[Step], key: &str, kind: &str) -> Result<Vec<Piece>, Missing> {
+    /// Before the value of the argument of this key, or of any.
+    fn before(&self, steps: &[Step], key: Option<&str>, kind: &str) -> Result<Vec<Piece>, Missing> {
         let mut out = Vec::new();
         for step in steps {
             match step {
                 Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
                 // Blanks before a raw value are part of it.
                 Step::Lit(l) => out.push(Piece::Text((*l).to_owned())),
-                Step::Key if key.is_empty() => out.push(Piece::Regex(ANY_KEY.into())),
-                Step::Key => out.push(Piece::Text(key.to_owned())),
+                Step::Key => {
+                    out.push(key.map_or_else(|| Piece::Regex(ANY_KEY.into()), |key| Piece::Text(key.to_owned())))
+                }
                 Step::Type => out.push(Piece::Text(kind.to_owned())),
                 Step::IsString => out.push(Piece::Text((kind == "string").to_string())),
                 _ => {}

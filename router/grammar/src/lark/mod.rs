@@ -5,6 +5,7 @@ mod count;
 mod marker;
 mod output;
 mod response;
+mod tags;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -25,8 +25,8 @@ pub(crate) struct Closer {
 
 /// How one argument is written.
 pub(crate) struct Pattern<'p> {
-    /// What stands before the value, as an expression: of the key, and of the value's JSON type.
-    pub before: &'p dyn Fn(&mut Writer, &str, &str) -> String,
+    /// What stands before the value, as an expression: of the key (none: of any), and of the value's JSON type.
+    pub before: &'p dyn Fn(&mut Writer, Option<&str>, &str) -> String,
     pub closer: Closer,
     /// The text before tells the types apart.
     pub typed: bool,
@@ -167,17 +167,17 @@ impl Compiler<'_, '_, '_> {
         let mut all = Vec::new();
         if pattern.typed || pattern.string_or_not {
             if !texts.is_empty() {
-                all.push(format!("{} {}", (pattern.before)(self.work.writer, key, "string"), either(&texts)));
+                all.push(format!("{} {}", (pattern.before)(self.work.writer, Some(key), "string"), either(&texts)));
             }
             for (kind, rule) in others {
-                all.push(format!("{} {rule}", (pattern.before)(self.work.writer, key, kind)));
+                all.push(format!("{} {rule}", (pattern.before)(self.work.writer, Some(key), kind)));
             }
         } else {
             // Free text is whatever comes: nothing else can be told from it.
             let values: Vec<_> =
                 if free { texts } else { texts.into_iter().chain(others.map(|(_, rule)| rule)).collect() };
             if !values.is_empty() {
-                all.push(format!("{} {}", (pattern.before)(self.work.writer, key, ""), either(&values)));
+                all.push(format!("{} {}", (pattern.before)(self.work.writer, Some(key), ""), either(&values)));
             }
         }
         if all.is_empty() {
@@ -240,21 +240,21 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// Any argument at all: names are enforced, arguments are not.
-    pub fn any_arguments(&mut self, pattern: &Pattern<'_>, key: &str) -> String {
+    pub fn any_arguments(&mut self, pattern: &Pattern<'_>) -> String {
         let free = self.raw(&Text::Free, &pattern.closer);
         let whole = pattern.closer.whole.clone();
         let mut all = Vec::new();
         if pattern.typed || pattern.string_or_not {
-            all.push(format!("{} {free}", (pattern.before)(self.work.writer, key, "string")));
+            all.push(format!("{} {free}", (pattern.before)(self.work.writer, None, "string")));
             let (object, array, number) = (self.any_object(), self.any_array(), self.any_number());
             let (boolean, null) = (self.boolean(), self.null());
             for (kind, rule) in
                 [("object", object), ("array", array), ("number", number), ("boolean", boolean), ("null", null)]
             {
-                all.push(format!("{} {rule} {whole}", (pattern.before)(self.work.writer, key, kind)));
+                all.push(format!("{} {rule} {whole}", (pattern.before)(self.work.writer, None, kind)));
             }
         } else {
-            all.push(format!("{} {free}", (pattern.before)(self.work.writer, key, "")));
+            all.push(format!("{} {free}", (pattern.before)(self.work.writer, None, "")));
         }
         let one = self.w().rule(&all.join(" | "));
         format!("{one}*")

@@ -52,7 +52,62 @@ fn structured_outputs() {
     let tag = respond(Response::StructuralTag(tag));
     assert!(b.takes(&tag, "text <fn=a>12</fn> and <fn=b>true</fn>.") && b.takes(&tag, "") && b.takes(&tag, "<fn"));
     assert!(!b.takes(&tag, "<fn=a>true</fn>") && !b.takes(&tag, "<fn=c>"));
+    let json = |schema| json!({"type": "json_schema", "json_schema": {"type": schema}});
+    let tagged = |begin: &str, content, end| json!({"type": "tag", "begin": begin, "content": content, "end": end});
+    let of = |format| respond(Response::StructuralTag(json!({"type": "structural_tag", "format": format})));
+    let any = json!({"type": "any_text"});
+    let think = of(json!({"type": "sequence", "elements": [
+        tagged("<think>", any.clone(), json!("</think>")), {"type": "const_string", "value": "Answer: "}, json("integer")]}));
+    assert!(b.takes(&think, "<think>a < b</think>Answer: 7") && !b.takes(&think, "<think>a</think>Answer: x"));
+    assert!(!b.takes(&think, "<think>a</think>") && !b.takes(&think, "Answer: 7"));
+    let upto = of(json!({"type": "sequence", "elements": [any, {"type": "const_string", "value": "
+OK"}]}));
+    assert!(
+        b.takes(
+            &upto,
+            "whatever
+no
+OK"
+        ) && !b.takes(&upto, "whatever")
+            && !b.takes(
+                &upto, "a
+OKb"
+            )
+    );
+    let calls = |more: serde_json::Value| {
+        let mut format = json!({"type": "triggered_tags", "triggers": ["<fn="], "tags": [
+            tagged("<fn=a>", json("integer"), json!(["</fn>", "</f>"])), tagged("<fn=b>", json("boolean"), json!("</fn>"))]});
+        format.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        of(format)
+    };
+    let free = calls(json!({}));
+    assert!(
+        b.takes(&free, "x <fn=a>1</f> y <fn=b>true</fn>") && b.takes(&free, "x") && !b.takes(&free, "<fn=b>1</fn>")
+    );
+    let first = calls(json!({"at_least_one": true}));
+    assert!(b.takes(&first, "<fn=a>1</f> and more") && !b.takes(&first, "x <fn=a>1</f>") && !b.takes(&first, ""));
+    let one = calls(json!({"stop_after_first": true}));
+    assert!(b.takes(&one, "x <fn=a>1</f>") && b.takes(&one, "x") && !b.takes(&one, "x <fn=a>1</f> y"));
+    let within = of(tagged(
+        "<r>",
+        json!({"type": "dispatch", "rules": [["#", json("integer")]], "excludes": ["!"]}),
+        json!("</r>"),
+    ));
+    assert!(b.takes(&within, "<r>a #1 b #22</r>") && b.takes(&within, "<r></r>"));
+    assert!(!b.takes(&within, "<r>a #x</r>") && !b.takes(&within, "<r>a!</r>") && !b.takes(&within, "<r>a"));
+    let list = of(
+        json!({"type": "tags_with_separator", "separator": ",", "tags": [tagged("<", json("integer"), json!(">"))]}),
+    );
+    assert!(b.takes(&list, "<1>,<2>") && b.takes(&list, "") && !b.takes(&list, "<1><2>"));
+    let words = of(json!({"type": "repeat", "min": 1, "max": 2, "content": {"type": "or", "elements": [
+        {"type": "regex", "pattern": "[a-z]+;"}, {"type": "optional", "content": {"type": "const_string", "value": "!"}}]}}));
+    assert!(b.takes(&words, "ab;!") && b.takes(&words, "!") && !b.takes(&words, "a;b;c;"));
     for bad in [
+        Response::StructuralTag(
+            json!({"format": {"type": "sequence", "elements": [{"type": "any_text"}, json("integer")]}}),
+        ),
+        Response::StructuralTag(json!({"format": {"type": "token_dispatch"}})),
+        Response::StructuralTag(json!({"format": {"type": "tag", "begin": "a", "content": {"type": "any_text"}}})),
         Response::Choice(vec![]),
         Response::Lark("nonsense".into()),
         Response::Regex("(".into()),

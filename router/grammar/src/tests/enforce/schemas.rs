@@ -238,3 +238,17 @@ fn hopeless_schemas_are_refused() {
     assert!(matches!(b.grammars.compile(&rules(many)), Err(RuleError::TooLarge { .. })));
     assert!(b.grammars.compile(&rules(vec![tool("f", json!({})), tool("f", json!({}))])).is_err());
 }
+
+#[test]
+fn an_empty_name_is_a_name() {
+    let b = Bench::new(crate::by_name("qwen3_coder").expect("format"), false);
+    let schema =
+        json!({"type": "object", "properties": {"": {"type": "string"}, "a": {"type": "integer"}}, "required": ["a"]});
+    let rules = rules(vec![tool("f", schema)]);
+    let call = |name: &str| {
+        let parameters = format!("<parameter={name}>\nx\n</parameter>\n<parameter=a>\n1\n</parameter>\n");
+        format!("⟦<tool_call>⟧\n<function=f>\n{parameters}</function>\n⟦</tool_call>⟧")
+    };
+    assert!(b.takes(&rules, &call("")));
+    assert!(!b.takes(&rules, &call("b")));
+}

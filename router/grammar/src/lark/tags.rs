@@ -1,0 +1,456 @@
+//! Structural tags: a tree of formats as xgrammar defines it and vLLM takes it, and the older list of structures.
+
+use serde_json::{Value, json};
+
+use super::marker::Marking;
+use super::response::{json, sized};
+use super::{escape, literal};
+use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
+use crate::rules::RuleError;
+use crate::schema::Work;
+
+const FIELD: &str = "structural_tag";
+
+/// What ends free text.
+#[derive(Clone)]
+enum Until {
+    /// The end of the output.
+    End,
+    /// One of these strings, which the text may not hold.
+    Strings(Vec<String>),
+    /// A special token, which no text holds.
+    Token,
+    /// Something that text could not be told from.
+    Unknown,
+}
+
+/// A format as an expression.
+struct Part {
+    expression: String,
+    /// The string that ends it is in the expression.
+    closed: bool,
+}
+
+impl Part {
+    fn open(expression: String) -> Self {
+        Part { expression, closed: false }
+    }
+}
+
+/// What begins or ends a tag.
+enum Edge {
+    Strings(Vec<String>),
+    Token(u32),
+}
+
+/// A string that begins a structure within free text, and what follows it.
+struct Trigger {
+    text: String,
+    bodies: Vec<String>,
+}
+
+/// How often structures may come, and what free text around them may not hold.
+struct Around {
+    at_least_one: bool,
+    stop_after_first: bool,
+    excludes: Vec<String>,
+}
+
+/// The whole text as an expression.
+pub(super) fn write(work: &mut Work<'_>, tag: &Value, marking: &Marking<'_>) -> Result<String, RuleError> {
+    sized(FIELD, &tag.to_string())?;
+    let mut tags = Tags { work, marking, depth: 0 };
+    let part = match tag.get("format") {
+        Some(format) => tags.format(format, &format!("{FIELD}.format"), &Until::End)?,
+        None => tags.format(&older(tag)?, FIELD, &Until::End)?,
+    };
+    Ok(part.expression)
+}
+
+/// `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}` in today's words.
+fn older(tag: &Value) -> Result<Value, RuleError> {
+    let (Some(structures), Some(triggers)) = (tag.get("structures").and_then(Value::as_array), tag.get("triggers"))
+    else {
+        let problem = "it has a \"format\", or \"structures\" (a list of {\"begin\", \"schema\", \"end\"}) and \"triggers\" \
+                       (a list of strings)";
+        return Err(RuleError::invalid(FIELD, problem));
+    };
+    let tags = structures.iter().map(|s| {
+        let schema = s.get("schema").cloned().unwrap_or(Value::Bool(true));
+        let content = json!({"type": "json_schema", "json_schema": schema});
+        json!({"type": "tag", "begin": s.get("begin"), "content": content, "end": s.get("end").cloned().unwrap_or("".into())})
+    });
+    Ok(json!({"type": "triggered_tags", "triggers": triggers, "tags": tags.collect::<Vec<_>>()}))
+}
+
+struct Tags<'a, 'b, 'w> {
+    work: &'a mut Work<'w>,
+    marking: &'a Marking<'b>,
+    depth: usize,
+}
+
+impl Tags<'_, '_, '_> {
+    fn format(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
+        if self.depth == MAX_SCHEMA_DEPTH {
+            let (found, limit) = (self.depth + 1, MAX_SCHEMA_DEPTH);
+            return Err(RuleError::TooLarge { field: path.into(), what: "its nesting", found, limit });
+        }
+        self.depth += 1;
+        let part = self.kind(node, path, until);
+        self.depth -= 1;
+        part
+    }
+
+    fn kind(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
+        Ok(match string(node, path, "type")? {
+            "const_string" => Part::open(literal(string(node, path, "value")?)),
+            "json_schema" => {
+                if let Some(style) = node.get("style").filter(|style| *style != "json") {
+                    let problem = format!("the style is \"json\", got {style}");
+                    return Err(RuleError::invalid(format!("{path}.style"), problem));
+                }
+                Part::open(json(self.work, member(node, path, "json_schema")?, &format!("{path}.json_schema"))?)
+            }
+            "regex" => {
+                self.none(node, path, "excludes")?;
+                let pattern = llguidance::regex_to_lark(string(node, path, "pattern")?, "");
+                Part::open(self.work.writer.regex(&pattern))
+            }
+            "grammar" => {
+                let name = format!("tag{}", self.work.writer.foreign.len());
+                self.work.writer.foreign.push((name.clone(), string(node, path, "grammar")?.to_owned()));
+                Part::open(format!("@{name}"))
+            }
+            "any_text" => self.text(&strings(node, path, "excludes")?.unwrap_or_default(), path, until)?,
+            "sequence" => self.sequence(node, path, until)?,
+            "or" => self.or(node, path, until)?,
+            "optional" => {
+                let content = self.format(member(node, path, "content")?, &format!("{path}.content"), until)?;
+                let nothing = if content.closed { self.ends(until) } else { "\"\"".into() };
+                Part { expression: format!("({} | {nothing})", content.expression), closed: content.closed }
+            }
+            "star" => Part::open(format!("({})*", self.content(node, path)?)),
+            "plus" => Part::open(format!("({})+", self.content(node, path)?)),
+            "repeat" => {
+                let times = |key: &str| node.get(key).and_then(Value::as_i64);
+                let content = self.content(node, path)?;
+                let count = match (times("min"), times("max")) {
+                    (Some(min @ 0..), Some(-1)) if min <= MAX_TAG_REPEAT => format!("{{{min},}}"),
+                    (Some(min @ 0..), Some(max)) if min <= max && max <= MAX_TAG_REPEAT => format!("{{{min},{max}}}"),
+                    _ => {
+                        let problem = format!("min and max are counts up to {MAX_TAG_REPEAT}; max may be -1");
+                        return Err(RuleError::invalid(path, problem));
+                    }
+                };
+                let once = self.work.writer.rule(&content);
+                Part::open(format!("{once}{count}"))
+            }
+            "tag" => self.tag(node, path, until, false)?,
+            "triggered_tags" => self.triggered(node, path, until)?,
+            "dispatch" => self.dispatch(node, path, until)?,
+            "tags_with_separator" => Part::open(self.separated(node, path)?),
+            "token" => Part::open(format!("<[{}]>", self.token(node, path)?)),
+            other => {
+                let problem = format!(
+                    "it is none of const_string, json_schema, regex, grammar, any_text, sequence, or, optional, star, plus, \
+                     repeat, tag, triggered_tags, tags_with_separator, dispatch and token: {other:?}"
+                );
+                return Err(RuleError::invalid(format!("{path}.type"), problem));
+            }
+        })
+    }
+
+    /// Free text without these strings and the model's own markers.
+    fn without(&self, excludes: &[String]) -> String {
+        let mut refused: Vec<String> = excludes.iter().map(|e| escape(e)).collect();
+        refused.extend(self.marking.spellings(None).iter().map(|m| escape(m)));
+        match refused.is_empty() {
+            true => String::new(),
+            false => format!(" & ~/(?s:.*)({})(?s:.*)/", refused.join("|")),
+        }
+    }
+
+    fn text(&mut self, excludes: &[String], path: &str, until: &Until) -> Result<Part, RuleError> {
+        let without = self.without(excludes);
+        match until {
+            Until::End | Until::Token => {
+                let text = self.work.writer.terminal(&format!("/(?s:.+)/{without}"));
+                Ok(Part::open(format!("{text}?")))
+            }
+            Until::Strings(ends) => Ok(Part { expression: self.upto(&without, ends), closed: true }),
+            Until::Unknown => {
+                let problem = "free text has to be last, or be followed by a fixed string, a tag's begin or a token";
+                Err(RuleError::invalid(path, problem))
+            }
+        }
+    }
+
+    /// Text up to and with the first of these.
+    fn upto(&mut self, without: &str, ends: &[String]) -> String {
+        let ends: Vec<String> = ends.iter().map(|e| literal(e)).collect();
+        self.work.writer.lazy(&format!("(/(?s:.*)/{without}) ({})", ends.join(" | ")))
+    }
+
+    fn ends(&self, until: &Until) -> String {
+        match until {
+            Until::Strings(ends) => format!("({})", ends.iter().map(|e| literal(e)).collect::<Vec<_>>().join(" | ")),
+            _ => "\"\"".into(),
+        }
+    }
+
+    /// The content of what may repeat: free text cannot.
+    fn content(&mut self, node: &Value, path: &str) -> Result<String, RuleError> {
+        let content = member(node, path, "content")?;
+        Ok(self.format(content, &format!("{path}.content"), &Until::Unknown)?.expression)
+    }
+
+    fn sequence(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
+        let elements = list(node, path, "elements")?;
+        let mut all = Vec::new();
+        // The string that begins this element was the end of the one before.
+        let mut begun = false;
+        for (i, element) in elements.iter().enumerate() {
+            let here = format!("{path}.elements[{i}]");
+            let next = match elements.get(i + 1) {
+                None => until.clone(),
+                Some(next) => begins(next),
+            };
+            let part = match element.get("type").and_then(Value::as_str) {
+                Some("const_string") if begun => Part::open(String::new()),
+                Some("tag") if begun => self.tag(element, &here, &next, true)?,
+                _ => self.format(element, &here, &next)?,
+            };
+            begun = part.closed;
+            all.push(part.expression);
+        }
+        Ok(Part { expression: format!("({})", all.join(" ")), closed: begun })
+    }
+
+    fn or(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
+        let elements = list(node, path, "elements")?;
+        let parts: Vec<Part> = elements
+            .iter()
+            .enumerate()
+            .map(|(i, element)| self.format(element, &format!("{path}.elements[{i}]"), until))
+            .collect::<Result<_, _>>()?;
+        let closed = parts.iter().any(|part| part.closed);
+        let ends = self.ends(until);
+        let all: Vec<String> = parts
+            .into_iter()
+            .map(|part| if closed && !part.closed { format!("{} {ends}", part.expression) } else { part.expression })
+            .collect();
+        Ok(Part { expression: format!("({})", all.join(" | ")), closed })
+    }
+
+    /// `begun`: the string that begins it was read already.
+    fn tag(&mut self, node: &Value, path: &str, until: &Until, begun: bool) -> Result<Part, RuleError> {
+        let begin = match self.edge(node, path, "begin")? {
+            _ if begun => String::new(),
+            Edge::Token(id) => format!("<[{id}]>"),
+            Edge::Strings(all) => match <[String; 1]>::try_from(all) {
+                Ok([one]) => literal(&one),
+                Err(_) => return Err(RuleError::invalid(format!("{path}.begin"), "it is one string or a token")),
+            },
+        };
+        let content = |tags: &mut Self, until: &Until| {
+            tags.format(member(node, path, "content")?, &format!("{path}.content"), until)
+        };
+        let part = match self.edge(node, path, "end")? {
+            Edge::Token(id) => {
+                let content = content(self, &Until::Token)?;
+                Part::open(format!("{begin} {} <[{id}]>", content.expression))
+            }
+            Edge::Strings(ends) if ends.iter().all(String::is_empty) => {
+                let content = content(self, until)?;
+                Part { expression: format!("{begin} {}", content.expression), closed: content.closed }
+            }
+            Edge::Strings(ends) => {
+                let ends = Until::Strings(ends);
+                let content = content(self, &ends)?;
+                let end = if content.closed { String::new() } else { self.ends(&ends) };
+                Part::open(format!("{begin} {} {end}", content.expression))
+            }
+        };
+        Ok(Part { expression: self.work.writer.rule(&part.expression), closed: part.closed })
+    }
+
+    fn edge(&self, node: &Value, path: &str, key: &str) -> Result<Edge, RuleError> {
+        let value = member(node, path, key)?;
+        match value {
+            Value::String(text) => Ok(Edge::Strings(vec![text.clone()])),
+            Value::Array(_) => Ok(Edge::Strings(strings(node, path, key)?.unwrap_or_default())),
+            other => self.token(other, &format!("{path}.{key}")).map(Edge::Token),
+        }
+    }
+
+    /// `{"type": "token", "token": id or text}`.
+    fn token(&self, node: &Value, path: &str) -> Result<u32, RuleError> {
+        let found = match node.get("token") {
+            Some(Value::String(text)) => self.marking.vocab.special_id(text),
+            Some(id) => {
+                id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| self.marking.vocab.is_special(id))
+            }
+            None => None,
+        };
+        found.ok_or_else(|| {
+            RuleError::invalid(
+                path,
+                "it is a string, or {\"type\": \"token\", \"token\": a special token's id or text}",
+            )
+        })
+    }
+
+    fn triggered(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
+        let triggers = strings(node, path, "triggers")?.unwrap_or_default();
+        let tags = list(node, path, "tags")?;
+        if triggers.is_empty() || triggers.iter().any(String::is_empty) {
+            return Err(RuleError::invalid(format!("{path}.triggers"), "at least one string, and none of them empty"));
+        }
+        let mut all: Vec<Trigger> = triggers.into_iter().map(|text| Trigger { text, bodies: Vec::new() }).collect();
+        for (i, tag) in tags.iter().enumerate() {
+            let here = format!("{path}.tags[{i}]");
+            let begin = string(tag, &here, "begin")?;
+            let Some(trigger) = all.iter_mut().find(|t| begin.starts_with(&t.text)) else {
+                return Err(RuleError::invalid(format!("{here}.begin"), "it begins with none of the triggers"));
+            };
+            let rest = literal(&begin[trigger.text.len()..]);
+            let body = self.tag(tag, &here, &Until::Unknown, true)?;
+            trigger.bodies.push(format!("{rest} {}", body.expression));
+        }
+        if let Some(trigger) = all.iter().find(|t| t.bodies.is_empty()) {
+            let problem = format!("no tag begins with the trigger {:?}", trigger.text);
+            return Err(RuleError::invalid(format!("{path}.triggers"), problem));
+        }
+        let around = Around {
+            at_least_one: flag(node, path, "at_least_one", false)?,
+            stop_after_first: flag(node, path, "stop_after_first", false)?,
+            excludes: strings(node, path, "excludes")?.unwrap_or_default(),
+        };
+        self.amid(&all, &around, path, until)
+    }
+
+    fn dispatch(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
+        let rules = list(node, path, "rules")?;
+        let mut all = Vec::new();
+        for (i, rule) in rules.iter().enumerate() {
+            let here = format!("{path}.rules[{i}]");
+            let (Some(text), Some(format)) = (rule.get(0).and_then(Value::as_str), rule.get(1)) else {
+                return Err(RuleError::invalid(here, "it is a list of a string and a format"));
+            };
+            let body = self.format(format, &format!("{here}[1]"), &Until::Unknown)?.expression;
+            all.push(Trigger { text: text.to_owned(), bodies: vec![body] });
+        }
+        let around = Around {
+            at_least_one: false,
+            stop_after_first: !flag(node, path, "loop", true)?,
+            excludes: strings(node, path, "excludes")?.unwrap_or_default(),
+        };
+        self.amid(&all, &around, path, until)
+    }
+
+    /// Free text in which a trigger begins one of its structures.
+    fn amid(&mut self, triggers: &[Trigger], around: &Around, path: &str, until: &Until) -> Result<Part, RuleError> {
+        let mut excludes: Vec<String> = triggers.iter().map(|t| t.text.clone()).collect();
+        excludes.extend(around.excludes.iter().cloned());
+        if let Until::Strings(ends) = until {
+            excludes.extend(ends.iter().cloned());
+        }
+        let without = self.without(&excludes);
+        let (mut begun, mut within) = (Vec::new(), Vec::new());
+        for Trigger { text, bodies } in triggers {
+            let body = self.work.writer.rule(&bodies.join(" | "));
+            begun.push(format!("{} {body}", literal(text)));
+            within.push(format!("{} {body}", self.upto(&without, std::slice::from_ref(text))));
+        }
+        let (begun, within) = (begun.join(" | "), within.join(" | "));
+        // An end that is in the text's own way is no part of it; it ends the text.
+        let rest = match until {
+            Until::Strings(ends) => {
+                let others: Vec<String> = excludes.iter().filter(|e| !ends.contains(e)).cloned().collect();
+                self.text(&others, path, until)?
+            }
+            _ => self.text(&excludes, path, until)?,
+        };
+        let ends = self.ends(until);
+        let (tail, text) = (&ends, &rest.expression);
+        let expression = match (around.at_least_one, around.stop_after_first) {
+            (false, false) => format!("(({within})* {text})"),
+            (true, false) => format!("(({begun}) ({within})* {text})"),
+            (false, true) => format!("(({within}) {tail} | {text})"),
+            (true, true) => format!("(({begun}) {tail})"),
+        };
+        Ok(Part { expression, closed: rest.closed })
+    }
+
+    fn separated(&mut self, node: &Value, path: &str) -> Result<String, RuleError> {
+        let tags = list(node, path, "tags")?;
+        let tags: Vec<String> = tags
+            .iter()
+            .enumerate()
+            .map(|(i, tag)| Ok(self.tag(tag, &format!("{path}.tags[{i}]"), &Until::Unknown, false)?.expression))
+            .collect::<Result<_, RuleError>>()?;
+        let one = self.work.writer.rule(&tags.join(" | "));
+        let separator = literal(string(node, path, "separator")?);
+        let all = match flag(node, path, "stop_after_first", false)? {
+            true => one,
+            false => format!("{one} ({separator} {one})*"),
+        };
+        Ok(if flag(node, path, "at_least_one", false)? { format!("({all})") } else { format!("({all})?") })
+    }
+
+    fn none(&self, node: &Value, path: &str, key: &str) -> Result<(), RuleError> {
+        match strings(node, path, key)? {
+            Some(all) if !all.is_empty() => {
+                Err(RuleError::invalid(format!("{path}.{key}"), "it is not supported here"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a format begins with.
+fn begins(node: &Value) -> Until {
+    let string = |key: &str| match node.get(key).and_then(Value::as_str) {
+        Some(text) if !text.is_empty() => Until::Strings(vec![text.to_owned()]),
+        _ => Until::Unknown,
+    };
+    match node.get("type").and_then(Value::as_str) {
+        Some("const_string") => string("value"),
+        Some("tag") if node.get("begin").is_some_and(Value::is_object) => Until::Token,
+        Some("tag") => string("begin"),
+        Some("token") => Until::Token,
+        _ => Until::Unknown,
+    }
+}
+
+fn member<'v>(node: &'v Value, path: &str, key: &str) -> Result<&'v Value, RuleError> {
+    node.get(key).ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is missing"))
+}
+
+fn string<'v>(node: &'v Value, path: &str, key: &str) -> Result<&'v str, RuleError> {
+    let text = member(node, path, key)?.as_str();
+    text.ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is a string"))
+}
+
+fn list<'v>(node: &'v Value, path: &str, key: &str) -> Result<&'v [Value], RuleError> {
+    match member(node, path, key)?.as_array() {
+        Some(all) if !all.is_empty() => Ok(all),
+        _ => Err(RuleError::invalid(format!("{path}.{key}"), "it is a list of at least one")),
+    }
+}
+
+fn strings(node: &Value, path: &str, key: &str) -> Result<Option<Vec<String>>, RuleError> {
+    let Some(value) = node.get(key).filter(|v| !v.is_null()) else { return Ok(None) };
+    let all: Option<Vec<String>> =
+        value.as_array().and_then(|all| all.iter().map(|v| v.as_str().map(str::to_owned)).collect());
+    all.map(Some).ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is a list of strings"))
+}
+
+fn flag(node: &Value, path: &str, key: &str, default: bool) -> Result<bool, RuleError> {
+    match node.get(key).filter(|v| !v.is_null()) {
+        None => Ok(default),
+        Some(value) => {
+            value.as_bool().ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is true or false"))
+        }
+    }
+}
