@@ -5,8 +5,10 @@
 //! are applied between rounds.
 //!
 //! Invariants: blocks that others may read are never written; a sequence that waits for its router takes part in no
-//! step; the oldest sequence that can run always runs, whatever must be preempted for it.
+//! step; the oldest sequence that can run is in every step that computes tokens, whatever must be preempted for it.
 
+#[cfg(test)]
+mod hold;
 #[cfg(test)]
 mod interleave;
 #[cfg(test)]
@@ -231,13 +233,26 @@ impl Scheduler {
         }
     }
 
-    /// The next step, or nothing to do before an event or `wake_at`. Its epoch is left to the caller.
+    /// The next step, or nothing to do before an event or `wake_at`. Its rows compute tokens, or all of them draw from
+    /// stashes. Its epoch is left to the caller.
     pub fn schedule(&mut self, now: Duration) -> Option<Step> {
         debug_assert!(self.planned.is_empty(), "the step before was committed");
+        // What is drawn from a stash goes forward with the others in the step after this one, which computes nothing, so
+        // a held row loses no step; and its router finds the next mask while that step runs.
+        let running: Vec<SeqId> = self.running.iter().copied().collect();
+        for &id in &running {
+            if let Some(seq) = self.seqs.get_mut(&id).filter(|seq| seq.work() == Work::Draw) {
+                seq.parked_since = None;
+                self.plan(id, 0);
+            }
+        }
+        if !self.planned.is_empty() {
+            return self.step();
+        }
         let mut budget = self.options.step_tokens;
         let mut preempted = false;
         let mut prefill = Vec::new();
-        for id in self.running.iter().copied().collect::<Vec<_>>() {
+        for id in running {
             if !self.running.contains(&id) {
                 // Preempted for a row above.
                 continue;
@@ -253,8 +268,7 @@ impl Scheduler {
                 seq.rewind(seq.computed - 1, &mut self.blocks);
             }
             match seq.work() {
-                Work::Parked => {}
-                Work::Draw => self.plan(id, 0),
+                Work::Parked | Work::Draw => {}
                 Work::Compute(1) => preempted |= self.plan_tokens(id, 1, &mut budget),
                 Work::Compute(_) => prefill.push(id),
             }

@@ -19,7 +19,7 @@ pub struct SimOptions {
     pub max_context: usize,
     pub blocks: usize,
     pub block_size: usize,
-    /// A step takes this long, plus what its tokens cost. All zero: no waiting.
+    /// A step that computes tokens takes this long, plus what they cost. All zero: no waiting.
     pub step_base_us: u64,
     pub per_prefill_token_us: u64,
     pub per_decode_row_us: u64,
@@ -56,10 +56,13 @@ impl Sim {
     }
 
     fn cost(&self, step: &Step) -> Duration {
-        let mut us = self.options.step_base_us;
+        // Drawing alone reads no weights.
+        let forward = step.rows.iter().any(|row| !row.tokens.is_empty());
+        let mut us = if forward { self.options.step_base_us } else { 0 };
         for row in &step.rows {
             us += match row.tokens.len() {
-                0 | 1 => self.options.per_decode_row_us,
+                0 => 0,
+                1 => self.options.per_decode_row_us,
                 tokens => self.options.per_prefill_token_us * tokens as u64,
             };
         }
@@ -230,7 +233,8 @@ mod tests {
             SimOptions { step_base_us: 100, per_prefill_token_us: 10, per_decode_row_us: 1, ..Default::default() };
         let sim = Sim::new(costs.clone());
         let rows = vec![row(0, &[1; 20], 0, None), row(1, &[1], 5, draw()), row(2, &[], 5, draw())];
-        assert_eq!(sim.cost(&step(rows)), Duration::from_micros(100 + 200 + 2));
+        assert_eq!(sim.cost(&step(rows)), Duration::from_micros(100 + 200 + 1));
+        assert_eq!(sim.cost(&step(vec![row(2, &[], 5, draw())])), Duration::ZERO, "what was computed before");
         let mut slow = Sim::new(SimOptions { step_base_us: 3000, ..costs });
         let begin = Instant::now();
         slow.execute(&step(vec![row(0, &[1], 0, draw())])).expect("executed");

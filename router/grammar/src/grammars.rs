@@ -36,8 +36,7 @@ struct Cache {
 /// What requests with the same tools share.
 struct Shared {
     /// Never advanced: each request gets a copy.
-    fresh: llguidance::Matcher,
-    vocab: Arc<Vocab>,
+    fresh: Matcher,
     relaxations: Vec<Relaxation>,
     validators: Validators,
     first: First,
@@ -112,8 +111,7 @@ impl Grammars {
                     let Written { relaxations, first, lark, .. } = written;
                     let validators = Validators::new(rules);
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
-                    let vocab = self.vocab.clone();
-                    return Ok(Shared { fresh, vocab, relaxations, validators, first, lark, opening });
+                    return Ok(Shared { fresh, relaxations, validators, first, lark, opening });
                 }
                 Err(_) if !loose => loose = true,
                 Err(problem) => {
@@ -154,7 +152,7 @@ impl Grammars {
         ids
     }
 
-    fn parser(&self, written: &Written) -> Result<llguidance::Matcher, String> {
+    fn parser(&self, written: &Written) -> Result<Matcher, String> {
         let main = GrammarWithLexer::from_lark(written.lark.clone());
         let foreign = written.foreign.iter().map(|(name, lark)| GrammarWithLexer {
             name: Some(name.clone()),
@@ -163,11 +161,9 @@ impl Grammars {
         });
         let grammars = std::iter::once(main).chain(foreign).collect();
         let parser = self.vocab.factory().create_parser(TopLevelGrammar { grammars, max_tokens: None });
-        let matcher = llguidance::Matcher::new(parser);
-        match matcher.get_error() {
-            None => Ok(matcher),
-            Some(e) => Err(e.lines().next().unwrap_or_default().to_owned()),
-        }
+        let mut parser = parser.map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())?;
+        parser.start_without_prompt();
+        Ok(Matcher::new(parser, self.vocab.clone()))
     }
 
     fn key(&self, rules: &Rules) -> Key {
@@ -211,18 +207,18 @@ impl Grammars {
 impl Compiled {
     /// A matcher at the start of the output.
     pub fn matcher(&self) -> Result<Matcher, MatcherError> {
-        let mut inner = self.shared.fresh.deep_clone();
+        let mut matcher = self.shared.fresh.clone();
         let first = match self.shared.first {
             First::Nothing => None,
             First::Conversation => Some(self.calls_before),
             First::Turn => Some(1),
         };
         if let Some(first) = first {
-            let prefix = count_prefix(first, &self.shared.vocab.digits())
+            let prefix = count_prefix(first, &matcher.vocab().digits())
                 .ok_or_else(|| MatcherError::Limit(format!("the conversation has {first} calls already")))?;
-            inner.consume_tokens(&prefix).map_err(|e| MatcherError::Internal(e.to_string()))?;
+            matcher.begin(&prefix)?;
         }
-        Ok(Matcher::new(inner, self.shared.vocab.clone()))
+        Ok(matcher)
     }
 
     /// How a model that wants to end its turn, but has to call a tool, goes on. Empty: no call is demanded.

@@ -1,9 +1,13 @@
 //! The state of one request's grammar.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
+use llguidance::TokenParser;
 use llguidance::api::StopReason;
-use llguidance::toktrie::TokTrie;
+use llguidance::derivre::NextByte;
+use llguidance::panic_utils::catch_unwind;
+use llguidance::toktrie::{Recognizer, TokTrie};
 
 use crate::limits::MAX_FORCED_TOKENS;
 use crate::vocab::Vocab;
@@ -19,16 +23,19 @@ pub enum MatcherError {
 
 /// Decides token by token what may come next. Clones are independent.
 pub struct Matcher {
-    inner: llguidance::Matcher,
+    parser: TokenParser,
     vocab: Arc<Vocab>,
     /// A stop token was taken.
     ended: bool,
+    /// What ended the request; nothing is asked of the parser after that.
+    failed: Option<MatcherError>,
 }
 
 impl Clone for Matcher {
     fn clone(&self) -> Self {
         // Shared lexer states would let one request's failure end another.
-        Self { inner: self.inner.deep_clone(), vocab: self.vocab.clone(), ended: self.ended }
+        let Self { parser, vocab, ended, failed } = self;
+        Self { parser: parser.deep_clone(), vocab: vocab.clone(), ended: *ended, failed: failed.clone() }
     }
 }
 
@@ -39,8 +46,8 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    pub(crate) fn new(inner: llguidance::Matcher, vocab: Arc<Vocab>) -> Self {
-        Self { inner, vocab, ended: false }
+    pub(crate) fn new(parser: TokenParser, vocab: Arc<Vocab>) -> Self {
+        Self { parser, vocab, ended: false, failed: None }
     }
 
     /// Takes the token if the grammar allows it; otherwise the state is as before.
@@ -53,10 +60,36 @@ impl Matcher {
             self.ended = stop;
             return Ok(stop);
         }
-        let taken = self.inner.try_consume_tokens(&[id]).map_err(|e| self.error(&e))? == 1;
+        let taken = self.ask(|parser| {
+            if !parser.validate_token(id)? {
+                return Ok(false);
+            }
+            let back = parser.consume_token(id)?;
+            anyhow::ensure!(back == 0, "the grammar took back what had been accepted");
+            // A parser that can go on is at no end, and to ask whether it may stop costs more than the token itself.
+            if stop || !parser.parser.can_advance() {
+                parser.check_stop()?;
+            }
+            Ok(true)
+        })?;
         // A token of the grammar may be a stop token elsewhere.
-        self.ended = taken && stop && self.inner.stop_reason() == StopReason::EndOfSentence;
+        self.ended = taken && stop && self.parser.stop_reason() == StopReason::EndOfSentence;
         Ok(taken)
+    }
+
+    pub(crate) fn vocab(&self) -> &Vocab {
+        &self.vocab
+    }
+
+    /// Takes tokens that are no output: what the grammar wants to know first.
+    pub(crate) fn begin(&mut self, ids: &[u32]) -> Result<(), MatcherError> {
+        self.ask(|parser| {
+            for id in ids {
+                parser.consume_token(*id)?;
+            }
+            parser.check_stop()?;
+            Ok(())
+        })
     }
 
     /// The tokens that may come next, one bit per id, lowest bit first: `ceil(size / 8)` bytes.
@@ -74,7 +107,7 @@ impl Matcher {
             set(&mut mask, &[id]);
             return Ok(mask);
         }
-        let allowed = self.inner.compute_mask().map_err(|e| self.error(&e))?;
+        let allowed = self.ask(TokenParser::compute_mask)?;
         let words = allowed.as_slice().iter().flat_map(|w| w.to_le_bytes());
         mask.iter_mut().zip(words).for_each(|(to, from)| *to = from);
         let used = self.vocab.size() % 8;
@@ -86,22 +119,51 @@ impl Matcher {
 
     /// Tokens that must come next, as the tokenizer itself would write them; often none. They still have to be accepted.
     pub fn forced(&mut self) -> Vec<u32> {
-        if self.ended || !self.vocab.canonical() || self.at_end() {
+        if self.ended || !self.vocab.canonical() || self.at_end() || self.has_choice() {
             return Vec::new();
         }
-        let bytes = self.inner.compute_ff_bytes();
+        let bytes = self.forced_bytes();
         if bytes.is_empty() {
             return Vec::new();
         }
-        let mut ids = self.inner.compute_ff_tokens();
+        let mut ids = self.ask(|parser| Ok(parser.compute_ff_tokens())).unwrap_or_default();
         ids.truncate(MAX_FORCED_TOKENS);
         // A tokenizer may add to a text, such as a blank before it.
         if bytes.starts_with(&self.vocab.trie().decode_raw(&ids)) { ids } else { Vec::new() }
     }
 
+    /// Whether the lexer alone can tell that more than one byte may follow: nearly everywhere in text and in strings, at a
+    /// fraction of what the parser would take to say the same.
+    fn has_choice(&mut self) -> bool {
+        let choice = self.ask(|parser| {
+            if !parser.parser.currently_forced_bytes().is_empty() {
+                return Ok(false);
+            }
+            Ok(parser.parser.with_recognizer(|lexer| {
+                let state = lexer.lexer_state();
+                let NextByte::SomeBytes2(bytes) = lexer.lexer_mut().next_byte(state) else { return false };
+                lexer.trie_started("choice");
+                let choice = bytes.iter().all(|byte| lexer.byte_allowed(*byte));
+                lexer.trie_finished();
+                choice
+            }))
+        });
+        choice.unwrap_or(false)
+    }
+
+    /// Holds both shortcuts against the parser's own word: no end where it finds one, no choice where it forces a byte.
+    #[cfg(test)]
+    pub(crate) fn check(&mut self) {
+        let stopped = self.is_stopped();
+        self.ask(TokenParser::check_stop).expect("no error");
+        assert_eq!(stopped, self.is_stopped(), "an end that was not looked for");
+        let choice = self.has_choice();
+        assert!(stopped || !choice || self.forced_bytes().is_empty(), "no choice");
+    }
+
     /// Whether the turn may end here.
     pub fn may_stop(&mut self) -> bool {
-        self.ended || self.at_end() || self.inner.is_accepting().unwrap_or(false)
+        self.ended || self.at_end() || self.ask(|parser| Ok(parser.is_accepting())).unwrap_or(false)
     }
 
     /// Nothing but a stop token can follow, or one has come.
@@ -110,25 +172,37 @@ impl Matcher {
     }
 
     fn at_end(&self) -> bool {
-        matches!(self.inner.stop_reason(), StopReason::NoExtension | StopReason::NoExtensionBias)
+        matches!(self.parser.stop_reason(), StopReason::NoExtension | StopReason::NoExtensionBias)
+    }
+
+    fn forced_bytes(&mut self) -> Vec<u8> {
+        self.ask(|parser| Ok(parser.force_bytes())).unwrap_or_default()
     }
 
     /// Bytes that are forced already and stand for a special token, which is one id however its bytes look.
     fn forced_special(&mut self) -> Option<u32> {
-        let bytes = self.inner.compute_ff_bytes();
+        let bytes = self.forced_bytes();
         let rest = bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER, b'['])?;
         let digits = rest.split(|b| *b == b']').next()?;
         std::str::from_utf8(digits).ok()?.parse().ok()
     }
 
-    fn error(&self, e: &dyn std::fmt::Display) -> MatcherError {
-        let text = e.to_string();
-        let line = text.lines().next().unwrap_or_default().to_owned();
-        match self.inner.stop_reason() {
-            StopReason::LexerTooComplex | StopReason::ParserTooComplex => MatcherError::Limit(line),
-            _ if line.contains("Too many items") || line.contains("too complex") => MatcherError::Limit(line),
-            _ => MatcherError::Internal(line),
+    /// A parser that fails or panics is done for.
+    fn ask<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> anyhow::Result<T>) -> Result<T, MatcherError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
         }
+        catch_unwind(AssertUnwindSafe(|| work(&mut self.parser))).map_err(|error| {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default().to_owned();
+            let limit = match self.parser.stop_reason() {
+                StopReason::LexerTooComplex | StopReason::ParserTooComplex => true,
+                _ => line.contains("Too many items") || line.contains("too complex"),
+            };
+            let error = if limit { MatcherError::Limit(line) } else { MatcherError::Internal(line) };
+            self.failed = Some(error.clone());
+            error
+        })
     }
 }
 

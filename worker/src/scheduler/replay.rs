@@ -425,11 +425,18 @@ impl World {
     fn round(&mut self) -> bool {
         self.now += Duration::from_millis(self.rng.random_range(0..20));
         let scheduler = &self.scheduler;
-        let oldest = scheduler.running.iter().copied().find(|id| scheduler.seqs[id].work() != Work::Parked);
+        let working = |work: &dyn Fn(Work) -> bool| -> Vec<u64> {
+            scheduler.running.iter().copied().filter(|id| work(scheduler.seqs[id].work())).collect()
+        };
+        let (drawing, able) = (working(&|work| work == Work::Draw), working(&|work| work != Work::Parked));
         let step = self.scheduler.schedule(self.now);
         self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
-        let in_step = |id| step.iter().any(|step| step.rows.iter().any(|row| row.seq == id));
-        assert!(oldest.is_none_or(in_step), "the oldest that can run does not");
+        let rows: Vec<u64> = step.iter().flat_map(|step| &step.rows).map(|row| row.seq).collect();
+        if drawing.is_empty() {
+            assert!(able.first().is_none_or(|oldest| rows.contains(oldest)), "the oldest that can run does not");
+        } else {
+            assert_eq!(rows, drawing, "what is held back draws first, by itself");
+        }
         let Some(step) = step else { return false };
         let budget: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
         assert!(budget <= self.scheduler.options.step_tokens, "{budget} tokens in a step");

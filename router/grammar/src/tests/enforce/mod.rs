@@ -183,6 +183,7 @@ impl Bench {
         let stop = self.tokens.special(STOP);
         let mut ids = Vec::new();
         while ids.len() < most {
+            matcher.check();
             let mask = matcher.mask().unwrap_or_else(|e| panic!("{}: {e}", self.tokens.show(&ids)));
             let all: Vec<u32> =
                 (0..self.tokens.words.len() as u32).filter(|i| mask[*i as usize / 8] >> (i % 8) & 1 == 1).collect();

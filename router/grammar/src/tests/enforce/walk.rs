@@ -78,3 +78,27 @@ fn walks_end_in_valid_calls() {
     println!("{calls} calls");
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
 }
+
+/// Text, reasoning and calls at will: each step holds the matcher's shortcuts against the parser.
+#[test]
+fn walks_of_any_kind_take_no_wrong_shortcut() {
+    let weather = serde_json::json!({"type": "object", "required": ["city"], "properties":
+        {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}, "note": {"type": "string"}}});
+    let mut ended = 0;
+    for (format, spelled) in formats().iter().flat_map(|f| [(f, false), (f, true)]) {
+        if spelled && format.markers == crate::Markers::Special {
+            continue;
+        }
+        let b = Bench::new(format, spelled);
+        let mut random = Random::new(5);
+        for choice in [Choice::Auto, Choice::None] {
+            let r = Rules { choice, ..rules(vec![tool("get_weather", weather.clone()), tool("f", weather.clone())]) };
+            let Ok(Some(compiled)) = b.grammars.compile(&r) else { continue };
+            for _ in 0..6 {
+                let mut m = compiled.matcher().expect("a matcher");
+                ended += usize::from(b.walk(&mut m, &mut random, 200).is_some());
+            }
+        }
+    }
+    assert!(ended > 50, "{ended} walks ended");
+}
