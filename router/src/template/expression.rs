@@ -37,7 +37,8 @@ impl Context {
         };
         let name = |(at, _)| {
             let before: &str = source[..at].trim_end().strip_suffix('=')?.trim_end();
-            let start = before.rfind(|c| !is_word(c)).map_or(0, |i| i + before[i..].chars().next().map_or(1, char::len_utf8));
+            let start =
+                before.rfind(|c| !is_word(c)).map_or(0, |i| i + before[i..].chars().next().map_or(1, char::len_utf8));
             Some(before[start..].to_owned())
         };
         Context {
@@ -124,7 +125,7 @@ impl Copy<'_> {
         loop {
             self.blanks();
             let Some(c) = self.peek() else { return marks };
-            if matches!(c, ')' | ']' | '}') || self.depth > MAX_DEPTH {
+            if matches!(c, ')' | ']' | '}') {
                 return marks;
             }
             if self.at_operand() {
@@ -283,11 +284,15 @@ impl Copy<'_> {
 
     /// A bracket and what it holds; `None` where it does not close.
     fn group(&mut self) -> Option<Marks> {
+        if self.depth == MAX_DEPTH {
+            self.push(self.rest().len());
+            return None;
+        }
         self.push(1);
         self.depth += 1;
         let marks = self.soup();
         self.depth -= 1;
-        self.peek().filter(|_| self.depth < MAX_DEPTH)?;
+        self.peek()?;
         self.push(1);
         Some(marks)
     }

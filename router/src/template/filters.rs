@@ -5,14 +5,14 @@ use std::borrow::Cow;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::methods::{capitalize, split_lines};
 use super::expression::{ADD, ATTRIBUTE, MODULO, REPEAT, SLICE};
+use super::methods::{capitalize, split_lines};
 use super::operators;
 use super::printf;
 use super::python::{self, Dumps};
 use super::rewrite::{ITERATE, VARIADIC};
-use super::views::{self, Generator};
 use super::variadic::Variadic;
+use super::views::{self, Generator};
 
 /// Registers them all.
 pub(super) fn register(env: &mut Environment<'static>) {

@@ -256,7 +256,7 @@ mod tests {
             ("{% raw %}{% for x in y %}{%- endraw -%}", "{% raw +%}{% for x in y %}{%- endraw -%}"),
             ("{{ {'a': {'b': 1}}}}{% for x in y %}", "{{ {'a': {'b': 1}}}}{% for x in ( y )|__iterate %}"),
             ("a\r\nb\rc", "a\nb\nc"),
-            ("{{ +1 + +2 }}{{ a + 'b' }}{{- x +}}", "{{  1 +  2 }}{{ a + 'b' }}{{- x +}}"),
+            ("{{ +1 + +2 }}{{ a + 'b' }}{{- x +}}", "{{ 1 + 2 }}{{ a + 'b' }}{{- x +}}"),
             ("{{ '%s' % (a, 'b') ~ c }}", "{{ __modulo('%s', (a, 'b')) ~ c }}"),
             ("{{ '%s' % -x|abs if y else x % 2 }}", "{{ __modulo('%s', -x|abs) if y else x % 2 }}"),
             (

@@ -59,7 +59,13 @@ pub(super) struct View {
 
 impl View {
     pub fn wrap(dict: &Value, method: &str) -> Result<Value, Error> {
-        let name = if method == "keys" { "dict_keys" } else if method == "values" { "dict_values" } else { "dict_items" };
+        let name = if method == "keys" {
+            "dict_keys"
+        } else if method == "values" {
+            "dict_values"
+        } else {
+            "dict_items"
+        };
         let item = |key: Value| {
             Ok(match name {
                 "dict_keys" => key,
