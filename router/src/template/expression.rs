@@ -4,7 +4,7 @@
 //! - Escapes in string literals are Python's.
 //! - `a % b` may format, `'ab' * n` may be empty, `x[a:b:c]` is Python's slice: each becomes a call. So does `a + b` in
 //!   templates that mark text as safe, where Jinja2 escapes the other operand.
-//! - `x.items` without a call is the method of a dict even where the dict has such a key.
+//! - `x.items` without a call is the method of a dict even where the dict has such a key; `x['items']` is where it has not.
 //! - Unary pluses are dropped, and a tuple that is printed gets its parentheses.
 
 use super::views::METHODS;
@@ -15,6 +15,7 @@ pub(super) const REPEAT: &str = "__repeat";
 pub(super) const ADD: &str = "__add";
 pub(super) const SLICE: &str = "__slice";
 pub(super) const ATTRIBUTE: &str = "__attribute";
+pub(super) const ITEM: &str = "__item";
 
 /// Brackets deeper than this are left for the engine to refuse.
 const MAX_DEPTH: usize = 100;
@@ -24,8 +25,6 @@ const MAX_DEPTH: usize = 100;
 pub(super) struct Context {
     /// It marks text as safe or escapes it.
     pub markup: bool,
-    /// Names of its namespaces, whose attributes may be called like a method of a dict.
-    pub namespaces: Vec<String>,
 }
 
 impl Context {
@@ -35,16 +34,7 @@ impl Context {
             let word = &rest[..rest.find(|c| !is_word(c)).unwrap_or(rest.len())];
             matches!(word, "safe" | "e" | "escape" | "forceescape")
         };
-        let name = |(at, _)| {
-            let before: &str = source[..at].trim_end().strip_suffix('=')?.trim_end();
-            let start =
-                before.rfind(|c| !is_word(c)).map_or(0, |i| i + before[i..].chars().next().map_or(1, char::len_utf8));
-            Some(before[start..].to_owned())
-        };
-        Context {
-            markup: source.split('|').skip(1).any(filter),
-            namespaces: source.match_indices("namespace(").filter_map(name).collect(),
-        }
+        Context { markup: source.split('|').skip(1).any(filter) }
     }
 }
 
@@ -316,8 +306,9 @@ impl Copy<'_> {
                     self.push(blanks);
                     let open = self.out.len();
                     let Some(marks) = self.group() else { return };
-                    if let [first, second] = marks.colons[..] {
-                        self.slice(start, open, first, second);
+                    match marks.colons[..] {
+                        [first, second] => self.slice(start, open, first, second),
+                        _ => self.item(start, open),
                     }
                 }
                 _ => return,
@@ -331,8 +322,7 @@ impl Copy<'_> {
         self.blanks();
         let name = self.word().to_owned();
         let called = self.rest()[name.len()..].trim_start().starts_with('(');
-        let namespace = self.context.namespaces.iter().any(|n| *n == self.out[start..end]);
-        if called || namespace || !METHODS.contains(&name.as_str()) {
+        if called || !METHODS.contains(&name.as_str()) {
             self.push(name.len());
             return;
         }
@@ -340,6 +330,17 @@ impl Copy<'_> {
         let value = self.out[start..end].to_owned();
         self.out.truncate(start);
         self.out.push_str(&format!("{ATTRIBUTE}({value}, '{name}')"));
+    }
+
+    /// `x['items']`
+    fn item(&mut self, start: usize, open: usize) {
+        let key = self.out[open + 1..self.out.len() - 1].trim();
+        let name = key.strip_prefix(['"', '\'']).and_then(|key| key.strip_suffix(['"', '\'']));
+        if let Some(name) = name.filter(|name| METHODS.contains(name)) {
+            let call = format!("{ITEM}({}, '{name}')", &self.out[start..open]);
+            self.out.truncate(start);
+            self.out.push_str(&call);
+        }
     }
 
     /// `x[a:b:c]` with a step.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::expression::{ADD, ATTRIBUTE, MODULO, REPEAT, SLICE};
+use super::expression::{ADD, ATTRIBUTE, ITEM, MODULO, REPEAT, SLICE};
 use super::methods::{capitalize, split_lines};
 use super::operators;
 use super::printf;
@@ -55,11 +55,13 @@ pub(super) fn register(env: &mut Environment<'static>) {
     env.add_function(ADD, operators::add);
     env.add_function(SLICE, operators::slice);
     env.add_function(ATTRIBUTE, views::attribute);
+    env.add_function(ITEM, views::item);
     env.add_function("dict", dict);
     env.add_function(VARIADIC, Variadic::wrap);
 
     env.add_test("iterable", is_iterable);
     env.add_test("sequence", is_sequence);
+    env.add_test("mapping", |v: &Value| v.kind() == ValueKind::Map && !views::is_namespace(v));
     env.add_test("number", |v: &Value| {
         matches!(v.kind(), ValueKind::Number | ValueKind::Bool) || python::number(v).is_some()
     });

@@ -41,7 +41,7 @@ pub(super) fn repeat(a: &Value, b: &Value) -> Result<Value, Error> {
         check(text.len())?;
         return Ok(Value::from(text.repeat(times)));
     }
-    if what.kind() != ValueKind::Seq {
+    if !is_list(what) {
         return Err(unsupported("*", a, b));
     }
     let items: Vec<Value> = what.try_iter()?.collect();
@@ -64,7 +64,7 @@ pub(super) fn add(a: &Value, b: &Value) -> Result<Value, Error> {
     if let (Some(x), Some(y)) = (number(a), number(b)) {
         return Ok(python::from_float(x + y));
     }
-    if a.kind() == ValueKind::Seq && b.kind() == ValueKind::Seq && a.is_tuple() == b.is_tuple() {
+    if is_list(a) && is_list(b) && a.is_tuple() == b.is_tuple() {
         return Ok(like(a, a.try_iter()?.chain(b.try_iter()?).collect()));
     }
     Err(unsupported("+", a, b))
@@ -81,10 +81,7 @@ pub(super) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
     if step == 0 {
         return Err(invalid("slice step cannot be zero"));
     }
-    let sliceable = value.as_str().is_some()
-        || value.kind() == ValueKind::Seq
-        || (value.kind() == ValueKind::Iterable && value.len().is_some() && !super::views::is_view(value));
-    if !sliceable {
+    if value.as_str().is_none() && !is_list(value) {
         return Err(invalid(format!("a value of type {} has no slices", value.kind())));
     }
     let items: Vec<Value> = value.try_iter()?.collect();
@@ -106,6 +103,12 @@ pub(super) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
         Some(_) => Value::from(taken.iter().filter_map(Value::as_str).collect::<String>()),
         None => like(value, taken),
     })
+}
+
+/// The engine's slices are lazy; those of Python are lists.
+fn is_list(value: &Value) -> bool {
+    let lazy = || value.kind() == ValueKind::Iterable && value.len().is_some() && !super::views::is_view(value);
+    value.kind() == ValueKind::Seq || lazy()
 }
 
 /// A list, or a tuple where the value is one.

@@ -268,12 +268,12 @@ mod tests {
             ("{{ a.b[c][::-1].items }}", "{{ __attribute(__slice(a.b[c], none, none, -1), 'items') }}"),
             ("{{ a.items() ~ x[1:] * 2 }}", "{{ a.items() ~ x[1:] * 2 }}"),
             ("{{ f[x.keys:1:2] }}", "{{ __slice(f, __attribute(x, 'keys'), 1, 2) }}"),
-            ("{% set ns = namespace(items=[]) %}{{ ns.items }}", "{% set ns = namespace(items=[]) %}{{ ns.items }}"),
             ("{{ '  ' * (n - 1) }}{{ 2 * n }}", "{{ __repeat('  ', (n - 1)) }}{{ 2 * n }}"),
             ("{{ a + 'b' + c }}{{ x|safe }}", "{{ __add(__add(a, 'b'), c) }}{{ x|safe }}"),
             (r"{{ 'a\x41\/\'\\\n\v' 'b' }}", "{{ 'aA\\\\/\\'\\\\\\n\u{b}' 'b' }}"),
             ("{{ 'a\\\nb' }}", "{{ 'ab'\n }}"),
             ("{{ 1, 2 }}", "{{ (1, 2) }}"),
+            ("{{ x['items'].a[\"keys\"]['k'] }}", "{{ __item(__item(x, 'items').a, 'keys')['k'] }}"),
             ("{% with a = 1, b = a %}", "{% with (a, b) = (1, a) %}"),
             (
                 "{% macro m() %}{% set n.a = 1 %}{% endmacro %}",

@@ -123,10 +123,26 @@ impl Object for Method {
     }
 }
 
+/// The engine's namespaces are maps, and private: only their name tells them apart.
+pub(super) fn is_namespace(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
 /// `value.name` for the names of `METHODS`.
 pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     match value.kind() {
-        ValueKind::Map => Ok(Value::from_object(Method { dict: value.clone(), name: name.to_owned() })),
+        ValueKind::Map if !is_namespace(value) => {
+            Ok(Value::from_object(Method { dict: value.clone(), name: name.to_owned() }))
+        }
         _ => value.get_attr(name),
     }
+}
+
+/// `value['name']` for the names of `METHODS`: without such a key Jinja2 tries the attribute.
+pub(super) fn item(value: &Value, name: &str) -> Result<Value, Error> {
+    let found = value.get_item(&Value::from(name))?;
+    if found.is_undefined() && value.kind() == ValueKind::Map && !is_namespace(value) {
+        return attribute(value, name);
+    }
+    Ok(found)
 }
