@@ -123,8 +123,12 @@ DEEP = {"type": "function", "function": {"name": "f", "description": "Deep", "st
 BIG = {"type": "function", "function": {"name": "big", "description": "Numbers", "parameters": {"type": "object", "properties": {
     "n": {"type": "number", "minimum": -1e-7, "maximum": 1e20, "default": 1.0, "multipleOf": 0.1},
     "i": {"type": "integer", "maximum": 2**64, "minimum": -(10**30), "default": 0}}, "required": []}}}
+# Properties that are called like methods of a dict, and an array that does not say of what.
+METHODS = {"type": "function", "function": {"name": "m", "description": "Methods", "parameters": {"type": "object", "properties": {
+    "items": {"type": "array"}, "keys": {"type": "object", "properties": {"values": {"type": "array", "items": {"type": "integer"}}}},
+    "get": {"type": ["string", "null"], "default": None}, "copy": {"type": "string", "enum": ["x", "y"], "default": "x"}}, "required": ["items"]}}}
 
-TOOLS = {"none": None, "one": [GET_WEATHER], "four": [GET_WEATHER, NOW, EMPTY_PARAMETERS, DEEP], "big": [BIG], "empty": []}
+TOOLS = {"none": None, "one": [GET_WEATHER], "four": [GET_WEATHER, NOW, EMPTY_PARAMETERS, DEEP], "big": [BIG], "methods": [METHODS], "empty": []}
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 KWARGS = {

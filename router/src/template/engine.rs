@@ -71,27 +71,25 @@ impl Engine {
                 format!("the chat template has {} bytes; the limit is {MAX_TEMPLATE_BYTES}", source.len()),
             ));
         }
-        let source = rewrite::rewrite(source);
-        let added = guarded(|| self.env.add_template_owned(name.to_owned(), source.clone()));
+        let added = guarded(|| self.env.add_template_owned(name.to_owned(), rewrite::rewrite(source)));
         match added {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(self.explain(&error, Some(&source), Reason::Syntax)),
+            Ok(Err(error)) => Err(self.explain(&error, source, Reason::Syntax)),
             Err(panic) => Err(TemplateError::new(Reason::Syntax, format!("the chat template does not parse: {panic}"))),
         }
     }
 
-    pub fn render(&self, name: &str, context: Value) -> Result<String, TemplateError> {
+    pub fn render(&self, name: &str, source: &str, context: Value) -> Result<String, TemplateError> {
         let rendered = guarded(|| {
             let template = self.env.get_template(name)?;
             let mut prompt = Prompt(Vec::with_capacity(4096));
             template.render_captured_to(context, &mut prompt)?;
             Ok(prompt.0)
         });
-        let source = || self.env.get_template(name).ok().map(|template| template.source().to_owned());
         match rendered {
             Ok(Ok(bytes)) => String::from_utf8(bytes)
                 .map_err(|_| TemplateError::new(Reason::Failed, "the chat template wrote text that is not UTF-8")),
-            Ok(Err(error)) => Err(self.explain(&error, source().as_deref(), Reason::Failed)),
+            Ok(Err(error)) => Err(self.explain(&error, source, Reason::Failed)),
             Err(panic) => Err(TemplateError::new(
                 Reason::Failed,
                 format!("the chat template broke the template engine on this conversation: {panic}"),
@@ -100,7 +98,7 @@ impl Engine {
     }
 
     /// Says what went wrong, and in which line of the template.
-    fn explain(&self, error: &Error, source: Option<&str>, reason: Reason) -> TemplateError {
+    fn explain(&self, error: &Error, source: &str, reason: Reason) -> TemplateError {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
         while let Some(inner) = cause {
             if let Some(Raised(message)) = inner.downcast_ref::<Raised>() {
@@ -133,8 +131,7 @@ impl Engine {
         }
         if let Some(number) = error.line() {
             let _ = write!(message, " (line {number}");
-            if let Some(line) = source.and_then(|source| source.lines().nth(number - 1)) {
-                let line = line.replace(&format!(")|{}", rewrite::ITERATE), "").replace(" in ( ", " in ");
+            if let Some(line) = source.lines().nth(number - 1) {
                 let _ = write!(message, ": {}", line.trim().chars().take(160).collect::<String>());
             }
             message.push(')');
@@ -160,13 +157,32 @@ fn format(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
     written.map_err(|_| Error::from(ErrorKind::WriteFailure))
 }
 
+/// What chrono does not know stays as it is, as in the C library.
 fn strftime(now: Option<NaiveDateTime>, format: &str) -> Result<String, Error> {
     let now = now.unwrap_or_else(|| chrono::Local::now().naive_local());
-    // A naive time has no zone: Python prints nothing for it.
-    let format = format.replace("%z", "").replace("%Z", "");
     let mut out = String::new();
-    write!(out, "{}", now.format(&format))
-        .map_err(|_| filters::invalid(format!("strftime_now: bad format {format:?}")))?;
+    let mut rest = format;
+    while let Some(at) = rest.find('%') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let flags = rest[1..].find(|c| !"-_0^#".contains(c)).unwrap_or(rest.len() - 1);
+        let end = rest[1 + flags..].chars().next().map_or(rest.len(), |c| 1 + flags + c.len_utf8());
+        let (item, after) = rest.split_at(end);
+        rest = after;
+        match item {
+            // A naive time has no zone: Python prints nothing for it.
+            "%z" | "%Z" => {}
+            "%f" => out.push_str(&now.format("%6f").to_string()),
+            item => {
+                let length = out.len();
+                if write!(out, "{}", now.format(item)).is_err() {
+                    out.truncate(length);
+                    out.push_str(item);
+                }
+            }
+        }
+    }
+    out.push_str(rest);
     Ok(out)
 }
 

@@ -1,13 +1,18 @@
 //! Filters and tests whose result in Jinja2 differs from the engine's own.
 
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use std::borrow::Cow;
 
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+
+use super::expression::{ADD, ATTRIBUTE, ITEM, MODULO, REPEAT, SLICE};
 use super::methods::{capitalize, split_lines};
+use super::operators;
 use super::printf;
 use super::python::{self, Dumps};
-use super::rewrite::{ITERATE, MODULO, VARIADIC};
+use super::rewrite::{ITERATE, VARIADIC};
 use super::variadic::Variadic;
+use super::views::{self, Generator};
 
 /// Registers them all.
 pub(super) fn register(env: &mut Environment<'static>) {
@@ -32,18 +37,31 @@ pub(super) fn register(env: &mut Environment<'static>) {
         python::str_of(v).split(|c: char| !is_word(c)).filter(|w| !w.is_empty()).count()
     });
     env.add_filter("center", center);
-    for name in ["e", "escape", "forceescape"] {
-        env.add_filter(name, escape);
-    }
+    env.add_filter("e", escape);
+    env.add_filter("escape", escape);
+    env.add_filter("forceescape", |v: &Value| Value::from_safe_string(escape_text(&python::str_of(v))));
     env.add_filter("truncate", truncate);
     env.add_filter("urlencode", url_encode);
     env.add_filter("format", format);
-    env.add_filter(MODULO, printf::format);
+    env.add_filter("first", first);
+    env.add_filter("last", last);
+    env.add_filter("sort", sort);
+    env.add_filter("dictsort", dict_sort);
+    env.add_filter("wordwrap", word_wrap);
+    env.add_filter("pprint", pretty);
+    register_generators(env);
+    env.add_function(MODULO, operators::modulo);
+    env.add_function(REPEAT, operators::repeat);
+    env.add_function(ADD, operators::add);
+    env.add_function(SLICE, operators::slice);
+    env.add_function(ATTRIBUTE, views::attribute);
+    env.add_function(ITEM, views::item);
     env.add_function("dict", dict);
     env.add_function(VARIADIC, Variadic::wrap);
 
     env.add_test("iterable", is_iterable);
     env.add_test("sequence", is_sequence);
+    env.add_test("mapping", |v: &Value| v.kind() == ValueKind::Map && !views::is_namespace(v));
     env.add_test("number", |v: &Value| {
         matches!(v.kind(), ValueKind::Number | ValueKind::Bool) || python::number(v).is_some()
     });
@@ -110,8 +128,144 @@ fn iterate(value: Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::None => Err(invalid("'NoneType' object is not iterable")),
         ValueKind::String => Ok(chars(&value)),
+        ValueKind::Iterable if value.len().is_none() => Ok(Value::from(value.try_iter()?.collect::<Vec<_>>())),
         _ => Ok(value),
     }
+}
+
+/// Filters that are generators in Jinja2.
+fn register_generators(env: &mut Environment<'static>) {
+    // They do not look at what is false.
+    let source = |value: Value| if value.is_true() { iterate(value) } else { Ok(Value::from(Vec::<Value>::new())) };
+    type Args = Rest<ValueOrKwargs>;
+    type Name = Option<String>;
+    env.add_filter("map", move |state: &mut State, value: Value, args: Args| {
+        minijinja::filters::map(state, source(value)?, args).map(Generator::wrap)
+    });
+    env.add_filter("select", move |state: &mut State, value: Value, test: Name, args: Args| {
+        minijinja::filters::select(state, source(value)?, test.map(Cow::Owned), args).map(Generator::wrap)
+    });
+    env.add_filter("reject", move |state: &mut State, value: Value, test: Name, args: Args| {
+        minijinja::filters::reject(state, source(value)?, test.map(Cow::Owned), args).map(Generator::wrap)
+    });
+    env.add_filter("selectattr", move |state: &mut State, value: Value, attr: String, test: Name, args: Args| {
+        let selected = minijinja::filters::selectattr(state, source(value)?, attr.into(), test.map(Cow::Owned), args);
+        selected.map(Generator::wrap)
+    });
+    env.add_filter("rejectattr", move |state: &mut State, value: Value, attr: String, test: Name, args: Args| {
+        let selected = minijinja::filters::rejectattr(state, source(value)?, attr.into(), test.map(Cow::Owned), args);
+        selected.map(Generator::wrap)
+    });
+    env.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        Generator::of(&minijinja::filters::batch(state, value, count, fill)?)
+    });
+    env.add_filter("slice", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        Generator::of(&minijinja::filters::slice(state, value, count, fill)?)
+    });
+    env.add_filter("unique", |state: &State, value: Value, args: Args| {
+        let args = args.into_values();
+        let kwargs = named("unique", &args, &["case_sensitive", "attribute"])?;
+        Generator::of(&minijinja::filters::unique(state, value, kwargs)?)
+    });
+    env.add_filter("reverse", |value: &Value| match value.kind() {
+        ValueKind::String | ValueKind::Undefined => minijinja::filters::reverse(value),
+        _ => Generator::of(&minijinja::filters::reverse(value)?),
+    });
+}
+
+/// Arguments of a filter of the engine that takes them by name only.
+fn named(filter: &'static str, args: &[Value], names: &[&'static str]) -> Result<Kwargs, Error> {
+    let call = Call::parse(filter, args)?;
+    let mut found = Vec::new();
+    for (i, name) in names.iter().enumerate() {
+        found.extend(call.get(i, name)?.map(|value| (*name, value)));
+    }
+    call.end(names.len())?;
+    Ok(Kwargs::from_iter(found))
+}
+
+fn sort(state: &State, value: Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let kwargs = named("sort", &args, &["reverse", "case_sensitive", "attribute"])?;
+    minijinja::filters::sort(state, value, kwargs)
+}
+
+fn dict_sort(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    minijinja::filters::dictsort(value, named("dictsort", &args, &["case_sensitive", "by", "reverse"])?)
+}
+
+fn first(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None => iterate(value.clone()),
+        _ => Ok(value.try_iter()?.next().unwrap_or_default()),
+    }
+}
+
+fn last(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None => iterate(value.clone()),
+        ValueKind::Iterable if value.len().is_none() => Err(invalid("'generator' object is not reversible")),
+        _ => Ok(value.try_iter()?.last().unwrap_or_default()),
+    }
+}
+
+/// Python wraps what is wider; only what fits one line is its repr.
+fn pretty(value: &Value) -> Result<String, Error> {
+    const WIDTH: usize = 80;
+    fn sorted(value: &Value) -> Result<Value, Error> {
+        Ok(match value.kind() {
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                keys.sort();
+                let item = |key: Value| Ok((key.clone(), sorted(&value.get_item(&key)?)?));
+                Value::from_pairs(keys.into_iter().map(item).collect::<Result<Vec<_>, Error>>()?)
+            }
+            ValueKind::Seq if !value.is_tuple() => {
+                Value::from(value.try_iter()?.map(|item| sorted(&item)).collect::<Result<Vec<_>, Error>>()?)
+            }
+            _ => value.clone(),
+        })
+    }
+    let mut out = String::new();
+    python::write_repr(&mut out, &sorted(value)?);
+    match out.chars().count() {
+        0..=WIDTH => Ok(out),
+        len => Err(invalid(format!("pprint: {len} characters; only values of up to {WIDTH} are supported"))),
+    }
+}
+
+/// Words of spaces only; hyphens do not break here.
+fn word_wrap(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = args.into_values();
+    let call = Call::parse("wordwrap", &args)?;
+    let width = usize::try_from(call.integer(0, "width")?.unwrap_or(79)).unwrap_or(1).max(1);
+    let break_long = call.get(1, "break_long_words")?.is_none_or(|v| v.is_true());
+    let wrap = call.get(2, "wrapstring")?.map_or_else(|| "\n".to_owned(), |v| python::str_of(&v));
+    call.end(3)?;
+    let text = python::str_of(value);
+    let mut lines = Vec::new();
+    for paragraph in split_lines(&text, false) {
+        if paragraph.contains(['-', '\t']) || (break_long && paragraph.split(' ').any(|w| w.chars().count() > width)) {
+            return Err(invalid("wordwrap: hyphens, tabs and words longer than the width are not supported"));
+        }
+        let (mut line, mut gap) = (String::new(), String::new());
+        for word in paragraph.split(' ') {
+            if word.is_empty() {
+                gap.push(' ');
+                continue;
+            }
+            if !line.is_empty() && line.chars().count() + gap.len() + word.chars().count() > width {
+                lines.push(std::mem::take(&mut line));
+                gap.clear();
+            }
+            line.push_str(&gap);
+            line.push_str(word);
+            gap = " ".to_owned();
+        }
+        lines.push(line);
+    }
+    Ok(lines.join(&wrap))
 }
 
 fn chars(text: &Value) -> Value {
@@ -207,7 +361,7 @@ fn indent(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
 fn items(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
-        ValueKind::Map => minijinja::filters::items(value),
+        ValueKind::Map => Generator::of(&minijinja::filters::items(value)?),
         _ => Err(invalid("Can only get item pairs from a mapping.")),
     }
 }
@@ -307,7 +461,8 @@ fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let parsed = match value.as_str() {
         Some(text) => text.trim_matches(python::is_space).parse().ok(),
         None => python::as_float(value).or_else(|| match value.kind() {
-            ValueKind::Number | ValueKind::Bool => f64::try_from(value.clone()).ok(),
+            ValueKind::Bool => Some(if value.is_true() { 1.0 } else { 0.0 }),
+            ValueKind::Number => f64::try_from(value.clone()).ok(),
             _ => python::number(value).and_then(|n| n.text.parse().ok()),
         }),
     };
@@ -372,10 +527,14 @@ fn format(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     printf::format(&Value::from(python::str_of(value)), &args)
 }
 
+fn escape(value: &Value) -> Value {
+    if value.is_safe() { value.clone() } else { Value::from_safe_string(escape_text(&python::str_of(value))) }
+}
+
 /// MarkupSafe's spelling of the entities.
-fn escape(value: &Value) -> String {
+pub(super) fn escape_text(text: &str) -> String {
     let mut out = String::new();
-    for c in python::str_of(value).chars() {
+    for c in text.chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
@@ -428,7 +587,7 @@ fn is_iterable(value: &Value) -> bool {
 fn is_sequence(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map => true,
-        ValueKind::Iterable => value.len().is_some(),
+        ValueKind::Iterable => value.len().is_some() && !views::is_view(value),
         _ => false,
     }
 }

@@ -6,6 +6,7 @@ use minijinja_contrib::pycompat;
 
 use super::filters::{Call, invalid};
 use super::python::{self, is_space};
+use super::views::View;
 
 /// The environment's unknown-method callback: what differs from `pycompat` or is missing there, then `pycompat`.
 pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
@@ -13,6 +14,10 @@ pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value
         ValueKind::String => string(value.as_str().unwrap_or_default(), method, args)?,
         ValueKind::Seq | ValueKind::Iterable => list(value, method, args)?,
         ValueKind::Map if method == "copy" => Some(value.clone()),
+        ValueKind::Map if matches!(method, "keys" | "values" | "items") => {
+            from_args::<()>(args)?;
+            Some(View::wrap(value, method)?)
+        }
         _ => None,
     };
     match result {

@@ -5,10 +5,12 @@
 
 mod engine;
 mod error;
+mod expression;
 mod filters;
 pub mod lossless;
 mod methods;
 mod normalize;
+mod operators;
 mod printf;
 mod probe;
 mod python;
@@ -19,6 +21,7 @@ mod source;
 mod tests;
 mod typescript;
 mod variadic;
+mod views;
 
 use std::collections::BTreeMap;
 
@@ -289,6 +292,6 @@ impl Prepared<'_> {
         context.push(("messages", list(messages)));
         context.push(("tools", optional(self.tools.as_ref())));
         context.push(("documents", optional(self.documents.as_ref())));
-        self.engine.render(self.name, Value::from_pairs(context))
+        self.engine.render(self.name, self.source, Value::from_pairs(context))
     }
 }

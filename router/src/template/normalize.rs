@@ -40,7 +40,7 @@ pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reaso
 
 /// Refuses what a template would turn into a wrong prompt, and names the place.
 pub(super) fn check(input: &RenderInput) -> Result<(), TemplateError> {
-    if input.messages.is_empty() {
+    if input.messages.is_empty() && !input.raw {
         return Err(TemplateError::input("messages", "messages is empty; give at least one message"));
     }
     for (i, message) in input.messages.iter().enumerate() {

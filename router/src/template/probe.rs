@@ -11,7 +11,7 @@ const TEXT: &str = "xqzprobe";
 const ARGUMENTS: &str = r#"{"xqzkey": "xqzvalue"}"#;
 
 pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
-    let render = |messages: Vec<Json>| render(engine, name, &messages);
+    let render = |messages: Vec<Json>| render(engine, name, source, &messages);
     let lists = |conversation: &dyn Fn(Json) -> Vec<Json>| {
         let text = render(conversation(json!(TEXT)))?;
         let parts = render(conversation(json!([{"type": "text", "text": TEXT}])));
@@ -61,12 +61,12 @@ fn calling(arguments: Json) -> Vec<Json> {
     vec![json!({"role": "user", "content": "Hi"}), json!({"role": "assistant", "content": "", "tool_calls": [call]})]
 }
 
-fn render(engine: &Engine, name: &str, messages: &[Json]) -> Option<String> {
+fn render(engine: &Engine, name: &str, source: &str, messages: &[Json]) -> Option<String> {
     let mut context: Map<String, Json> = engine.special_tokens().clone();
     context.insert("messages".into(), Json::Array(messages.to_vec()));
     context.insert("tools".into(), Json::Null);
     context.insert("documents".into(), Json::Null);
     context.insert("add_generation_prompt".into(), Json::Bool(false));
     let context = Value::from_pairs(context.iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
-    engine.render(name, context).ok()
+    engine.render(name, source, context).ok()
 }

@@ -9,6 +9,7 @@ use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
 use super::lossless;
+use super::views::is_view;
 
 /// A number that the template engine cannot hold or would print differently: an integer beyond 128 bits, or a float
 /// whose Python form has an exponent.
@@ -138,7 +139,7 @@ pub(super) fn write_repr(out: &mut String, value: &Value) {
             }
             out.push('}');
         }
-        ValueKind::Seq | ValueKind::Iterable if value.len().is_some() => {
+        ValueKind::Seq | ValueKind::Iterable if value.len().is_some() && !is_view(value) => {
             let (open, close) = if value.is_tuple() { ('(', ')') } else { ('[', ']') };
             out.push(open);
             for (i, item) in value.try_iter().into_iter().flatten().enumerate() {
@@ -251,7 +252,7 @@ impl Dumps {
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::String => self.write_string(out, value.as_str().unwrap_or_default()),
             ValueKind::Number => out.push_str(&scalar(value)),
-            ValueKind::Seq | ValueKind::Iterable => {
+            ValueKind::Seq | ValueKind::Iterable if !is_view(value) => {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.write_block(out, depth, ('[', ']'), items.len(), |out, i| self.write(out, &items[i], depth + 1))?;
             }

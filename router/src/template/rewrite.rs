@@ -4,13 +4,16 @@
 //! - `{% generation %}` (training marks, no output) becomes `{% with %}`, which has the same scope.
 //! - The iterable of every `for` passes through the filter `ITERATE`: iterating none is an error in Python (here it would
 //!   drop text from the prompt in silence), and a string is a sequence of known length.
-//! - `'literal' % arguments` becomes a filter call, and a unary plus is dropped: the engine has neither.
+//! - Expressions: see `expression`.
+//! - `{% with a = 1, b = a %}` assigns at once, so that `b` is the outer `a`.
+//! - `{% set ns.x = ... %}` inside a macro names `ns` where the engine sees that the macro needs it.
+//! - The newline behind `{% raw %}` stays.
 //! - A macro that reads `varargs` or `kwargs` gets them as parameters, and a wrapper that fills them.
+
+use super::expression::{self, Context, is_word};
 
 /// Name of the filter that wraps every loop's iterable.
 pub(super) const ITERATE: &str = "__iterate";
-/// Name of the filter for `%` behind a string literal.
-pub(super) const MODULO: &str = "__modulo";
 /// Name of the function that wraps a macro with free arguments.
 pub(super) const VARIADIC: &str = "__variadic";
 
@@ -20,6 +23,9 @@ pub(super) fn rewrite(source: &str) -> String {
     let mut out = String::with_capacity(source.len() + 256);
     let mut rest = source.as_str();
     let mut macros = Vec::new();
+    let context = Context::of(rest);
+    // How many macros and call blocks are open.
+    let mut bodies = 0_usize;
     while let Some(open) = rest.find("{%").into_iter().chain(rest.find("{{")).chain(rest.find("{#")).min() {
         let (text, tag) = rest.split_at(open);
         out.push_str(text);
@@ -38,18 +44,30 @@ pub(super) fn rewrite(source: &str) -> String {
             out.push_str(tag);
             continue;
         }
-        let code = operators(&tag[2..tag.len() - 2]);
-        let body = code.as_str();
+        let (open, code, close) = signs(&tag[2..tag.len() - 2]);
         if tag.starts_with("{{") {
-            out.push_str(&format!("{{{{{body}}}}}"));
+            let code = expression::rewrite(code, &context, true);
+            out.push_str(&format!("{{{{{open}{code}{close}}}}}"));
             continue;
         }
+        let body = statement(code, &context, bodies + macros.len() > 0);
+        let body = format!("{open}{body}{close}");
+        let body = body.as_str();
         let lead = body.len() - body.trim_start_matches(['-', '+']).trim_start().len();
         let word_len = body[lead..].find(|c: char| !is_word(c)).unwrap_or(body.len() - lead);
         let (before, word, tail) = (&body[..lead], &body[lead..lead + word_len], &body[lead + word_len..]);
         let replaced = match word {
             "generation" => format!("{{%{before}with{tail}%}}"),
             "endgeneration" => format!("{{%{before}endwith{tail}%}}"),
+            "call" => {
+                bodies += 1;
+                format!("{{%{body}%}}")
+            }
+            "endcall" => {
+                bodies = bodies.saturating_sub(1);
+                format!("{{%{body}%}}")
+            }
+            "raw" if !body.ends_with(['-', '+']) => format!("{{%{body}+%}}"),
             "macro" => match variadic(tail, rest) {
                 Some((name, params, open)) => {
                     macros.push(Some((name, params)));
@@ -89,8 +107,49 @@ pub(super) fn rewrite(source: &str) -> String {
     out
 }
 
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
+/// The signs of whitespace control around a tag's code.
+fn signs(body: &str) -> (&str, &str, &str) {
+    let signed = |at: usize| body.get(at..=at).filter(|c| matches!(*c, "-" | "+")).unwrap_or_default();
+    let open = signed(0);
+    let close = if body.len() > open.len() { signed(body.len() - 1) } else { "" };
+    (open, &body[open.len()..body.len() - close.len()], close)
+}
+
+/// Rewrites what a statement tag holds; `captured` inside of a macro or a call block.
+fn statement(code: &str, context: &Context, captured: bool) -> String {
+    let lead = code.len() - code.trim_start().len();
+    let end = code[lead..].find(|c| !is_word(c)).map_or(code.len(), |len| lead + len);
+    let (before, word, tail) = (&code[..lead], &code[lead..end], &code[end..]);
+    let tail = match word {
+        "set" => {
+            let Some(at) = code_end(tail, "=") else { return code.to_owned() };
+            let (target, value) = (&tail[..=at], expression::rewrite(&tail[at + 1..], context, false));
+            // What a macro only assigns to is not seen as something that it uses.
+            match target.split_once('.').filter(|_| captured) {
+                Some((namespace, _)) => format!("{target} ({}) if true else {} ", value.trim(), namespace.trim()),
+                None => format!("{target}{value}"),
+            }
+        }
+        "with" => expression::rewrite(&at_once(tail), context, false),
+        _ => expression::rewrite(tail, context, false),
+    };
+    format!("{before}{word}{tail}")
+}
+
+/// The assignments of a `with` as one of a tuple.
+fn at_once(tail: &str) -> String {
+    let (mut names, mut values, mut left) = (Vec::new(), Vec::new(), tail);
+    while !left.trim().is_empty() {
+        let end = code_end(left, ",").unwrap_or(left.len());
+        let Some(at) = code_end(&left[..end], "=") else { return tail.to_owned() };
+        names.push(left[..at].trim());
+        values.push(left[at + 1..end].trim());
+        left = left[end..].trim_start_matches(',');
+    }
+    if names.len() < 2 || names.iter().any(|name| name.contains(|c| !is_word(c))) {
+        return tail.to_owned();
+    }
+    format!(" ({}) = ({}) ", names.join(", "), values.join(", "))
 }
 
 /// Offset of `closer` in code, outside of strings and brackets.
@@ -121,84 +180,6 @@ fn scan(code: &str, mut stop: impl FnMut(usize, usize) -> bool) -> Option<usize>
         }
     }
     None
-}
-
-/// Drops unary pluses and turns `%` behind a string literal into a filter.
-fn operators(code: &str) -> String {
-    let mut out = String::with_capacity(code.len());
-    let mut at = 0;
-    // Where in `out` the string literal starts that was just written; whether an operand was.
-    let (mut literal, mut operand) = (None, false);
-    while let Some(c) = code[at..].chars().next() {
-        let mut len = c.len_utf8();
-        match c {
-            '"' | '\'' => {
-                len = string_len(&code[at..]);
-                literal = Some(out.len());
-                operand = true;
-            }
-            // The first character of a tag may be a sign of whitespace control.
-            '+' if !operand && at > 0 => {
-                at += 1;
-                continue;
-            }
-            '%' if literal.is_some() => {
-                let start = literal.take().unwrap_or_default();
-                let rest = &code[at + 1..];
-                let end = scan(rest, |i, depth| depth == 0 && ends_operand(rest, i)).unwrap_or(rest.len());
-                let text = out.split_off(start);
-                out.push_str(&format!("({})|{MODULO}({})", text.trim_end(), operators(rest[..end].trim())));
-                out.push_str(&rest[rest[..end].trim_end().len()..end]);
-                at += 1 + end;
-                operand = true;
-                continue;
-            }
-            c if c.is_whitespace() => {}
-            c if is_word(c) => {
-                len = code[at..].find(|c| !is_word(c)).unwrap_or(code.len() - at);
-                operand = !matches!(&code[at..at + len], "and" | "or" | "not" | "in" | "is" | "if" | "else" | "set");
-                literal = None;
-            }
-            c => {
-                operand = matches!(c, ')' | ']' | '}');
-                literal = None;
-            }
-        }
-        out.push_str(&code[at..at + len]);
-        at += len;
-    }
-    out
-}
-
-/// Whether the operand of a `%` ends here.
-fn ends_operand(code: &str, at: usize) -> bool {
-    let rest = &code[at..];
-    let first = rest.chars().next().unwrap_or(',');
-    if matches!(first, ',' | ')' | ']' | '}' | '~' | '+' | '*' | '/' | '%' | '<' | '>' | '=' | '!' | ':') {
-        return true;
-    }
-    if first == '-' {
-        // A sign before the operand belongs to it.
-        return !code[..at].trim().is_empty();
-    }
-    let keyword = |word: &str| rest.starts_with(word) && !rest[word.len()..].starts_with(is_word);
-    is_word(first)
-        && !code[..at].ends_with(is_word)
-        && ["if", "else", "and", "or", "in", "is", "not"].into_iter().any(keyword)
-}
-
-fn string_len(code: &str) -> usize {
-    let quote = code.chars().next();
-    let mut escaped = false;
-    for (at, c) in code.char_indices().skip(1) {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            c if Some(c) == quote => return at + c.len_utf8(),
-            _ => {}
-        }
-    }
-    code.len()
 }
 
 /// For a macro whose body reads `varargs` or `kwargs`: its name, the list of its parameters as an expression, and its
@@ -272,18 +253,32 @@ mod tests {
             ("{% for x in s.if_ %}", "{% for x in ( s.if_ )|__iterate %}"),
             ("{%- generation -%}a{%- endgeneration %}", "{%- with -%}a{%- endwith %}"),
             ("{# {% for x in y %} #}{{ '{% for x in y %}' }}", "{# {% for x in y %} #}{{ '{% for x in y %}' }}"),
-            ("{% raw %}{% for x in y %}{%- endraw -%}", "{% raw %}{% for x in y %}{%- endraw -%}"),
+            ("{% raw %}{% for x in y %}{%- endraw -%}", "{% raw +%}{% for x in y %}{%- endraw -%}"),
             ("{{ {'a': {'b': 1}}}}{% for x in y %}", "{{ {'a': {'b': 1}}}}{% for x in ( y )|__iterate %}"),
             ("a\r\nb\rc", "a\nb\nc"),
             ("{{ +1 + +2 }}{{ a + 'b' }}{{- x +}}", "{{ 1 + 2 }}{{ a + 'b' }}{{- x +}}"),
-            ("{{ '%s' % (a, 'b') ~ c }}", "{{ ('%s')|__modulo((a, 'b')) ~ c }}"),
-            ("{{ '%s' % -x|abs if y else 7 % 2 }}", "{{ ('%s')|__modulo(-x|abs) if y else 7 % 2 }}"),
+            ("{{ '%s' % (a, 'b') ~ c }}", "{{ __modulo('%s', (a, 'b')) ~ c }}"),
+            ("{{ '%s' % -x|abs if y else x % 2 }}", "{{ __modulo('%s', -x|abs) if y else x % 2 }}"),
             (
                 "{%- macro m(a, b='x') -%}{{ varargs }}{%- endmacro -%}",
                 "{%- macro m(a, b='x', varargs=[], kwargs={}) -%}{{ varargs }}{%- endmacro -%}{% set m = __variadic(m, ['a', 'b']) -%}",
             ),
             ("{% macro m(a) %}{{ a }}{% endmacro %}", "{% macro m(a) %}{{ a }}{% endmacro %}"),
             ("{% for x in y", "{% for x in y"),
+            ("{{ a.b[c][::-1].items }}", "{{ __attribute(__slice(a.b[c], none, none, -1), 'items') }}"),
+            ("{{ a.items() ~ x[1:] * 2 }}", "{{ a.items() ~ x[1:] * 2 }}"),
+            ("{{ f[x.keys:1:2] }}", "{{ __slice(f, __attribute(x, 'keys'), 1, 2) }}"),
+            ("{{ '  ' * (n - 1) }}{{ 2 * n }}", "{{ __repeat('  ', (n - 1)) }}{{ 2 * n }}"),
+            ("{{ a + 'b' + c }}{{ x|safe }}", "{{ __add(__add(a, 'b'), c) }}{{ x|safe }}"),
+            (r"{{ 'a\x41\/\'\\\n\v' 'b' }}", "{{ 'aA\\\\/\\'\\\\\\n\u{b}' 'b' }}"),
+            ("{{ 'a\\\nb' }}", "{{ 'ab'\n }}"),
+            ("{{ 1, 2 }}", "{{ (1, 2) }}"),
+            ("{{ x['items'].a[\"keys\"]['k'] }}", "{{ __item(__item(x, 'items').a, 'keys')['k'] }}"),
+            ("{% with a = 1, b = a %}", "{% with (a, b) = (1, a) %}"),
+            (
+                "{% macro m() %}{% set n.a = 1 %}{% endmacro %}",
+                "{% macro m() %}{% set n.a = (1) if true else n %}{% endmacro %}",
+            ),
         ] {
             assert_eq!(rewrite(from), to);
         }

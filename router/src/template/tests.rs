@@ -1,15 +1,9 @@
 //! Against what Jinja2 gives: `expected.json` holds template sources and the text that transformers 5.23's environment
-//! (Jinja2 3.1.6) renders for them with the variables below, or null where it raises.
+//! (Jinja2 3.1.6) renders for them with its variables, or null where it raises; tests/py/test_batteries.py checks it.
 
 use serde_json::json;
 
 use super::*;
-
-const VARIABLES: &str = r#"{
-  "s": " He\"l'lo <é> \u2028", "d": {"k": 1, "items": [1], "z": "é\u007f\n</>&'"}, "l": [{"a": 1}, {"a": 2, "b": 3}],
-  "f1": 1e20, "f2": 1e-7, "f3": 0.5, "f4": -0.0, "big": 10000000000000000000000000000000000000000,
-  "big2": 18446744073709551616, "t": [{"n": "a", "c": [{"n": "b"}]}, {"n": "d"}], "nb": "\u00a0\u200b\u3000\u001c"
-}"#;
 
 fn options() -> TemplateOptions {
     let mut options = TemplateOptions { now: parse_now("2026-11-21T10:30:05"), ..TemplateOptions::default() };
@@ -31,11 +25,18 @@ fn user(text: &str) -> RenderInput {
 
 #[test]
 fn expressions_render_as_in_jinja2() {
-    let cases: Vec<(String, Option<String>)> = serde_json::from_str(include_str!("expected.json")).unwrap();
-    assert!(cases.len() > 300);
-    let mut input = input(json!([{"role": "user", "content": "Hi é"}, {"role": "assistant", "content": "x"}]));
-    input.raw = true;
-    input.kwargs = lossless::from_str(VARIABLES).unwrap().as_object().unwrap().clone();
+    let expected = lossless::from_str(include_str!("expected.json")).unwrap();
+    let list = |name: &str| expected[name].as_array().unwrap().clone();
+    let cases: Vec<(String, Option<String>)> = serde_json::from_value(expected["cases"].clone()).unwrap();
+    assert!(cases.len() > 1000);
+    let input = RenderInput {
+        messages: list("messages"),
+        tools: Some(list("tools")),
+        kwargs: expected["variables"].as_object().unwrap().clone(),
+        add_generation_prompt: false,
+        raw: true,
+        ..RenderInput::default()
+    };
     for (source, expected) in cases {
         let rendered = ChatTemplate::from_source(&source, options()).and_then(|t| t.render(&input));
         assert_eq!(rendered.as_ref().ok(), expected.as_ref(), "{source}: {rendered:?}");
@@ -250,8 +251,10 @@ fn errors_say_what_and_where() {
 
 #[test]
 fn no_template_panics_or_runs_away() {
-    let error = template("{{ [][::-1] }}{{ ''[::-1] }}").render(&user("x")).unwrap_err();
-    assert_eq!(error.reason, Reason::Failed);
+    let deep = format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000));
+    assert_eq!(ChatTemplate::from_source(&deep, options()).unwrap_err().reason, Reason::Syntax);
+    let huge = template("{{ 'x' * 10000000000 }}").render(&user("x")).unwrap_err();
+    assert_eq!(huge.reason, Reason::Failed);
     let endless = "{% for a in range(10000) %}{% for b in range(10000) %}{{ a }}{% endfor %}{% endfor %}";
     let few = TemplateOptions { fuel: 500_000, ..TemplateOptions::default() };
     let error = ChatTemplate::from_source(endless, few).unwrap().render(&user("x")).unwrap_err();
