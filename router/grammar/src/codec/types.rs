@@ -52,14 +52,15 @@ pub(crate) fn declares(parameters: Option<&Value>, key: &str) -> bool {
     parameters.is_some_and(|root| listed(root, root, key, MAX_DEPTH).is_some())
 }
 
+/// Names that people give types although JSON Schema does not know them are taken for what they mean.
 fn bit(name: &str) -> Option<u8> {
     Some(match name {
-        "null" => NULL,
-        "boolean" => BOOLEAN,
-        "integer" | "number" => NUMBER,
-        "string" => STRING,
-        "array" => ARRAY,
-        "object" => OBJECT,
+        "null" | "none" | "None" => NULL,
+        "boolean" | "bool" => BOOLEAN,
+        "integer" | "number" | "int" | "float" | "double" => NUMBER,
+        "string" | "str" => STRING,
+        "array" | "list" | "tuple" => ARRAY,
+        "object" | "dict" => OBJECT,
         _ => return None,
     })
 }
