@@ -50,8 +50,7 @@ pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result
     let began = Instant::now();
     let compiled = model.compile(rules).await?;
     call.metrics.grammar.compile.observe(began.elapsed());
-    let in_words = |one: &Relaxation| format!("{}#{}/{}", one.tool, one.path, one.keyword);
-    let relaxed = compiled.iter().flat_map(Compiled::relaxations).map(in_words).collect();
+    let relaxed = compiled.iter().flat_map(Compiled::relaxations).map(Relaxation::to_string).collect();
     let grammar = compiled.map(|compiled| Grammar { compiled, always: model.mask_always });
     let resumed = resumed.is_some();
     let reading = Reading::Regions { start, resumed, tools: declarations, parse_tools, calls_before, grammar };

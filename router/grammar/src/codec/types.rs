@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::schema::matches;
+
 const NULL: u8 = 1;
 const BOOLEAN: u8 = 2;
 const NUMBER: u8 = 4;
@@ -77,7 +79,10 @@ fn bit_of(value: &Value) -> u8 {
 }
 
 fn property<'a>(root: &'a Value, schema: &'a Value, key: &str, depth: usize) -> Option<&'a Value> {
-    listed(root, schema, key, depth).or_else(|| schema.get("additionalProperties").filter(|s| s.is_object()))
+    let patterns = || schema.get("patternProperties").and_then(Value::as_object);
+    let matched = || patterns()?.iter().find(|(pattern, _)| matches(pattern, key)).map(|(_, schema)| schema);
+    let other = || schema.get("additionalProperties").filter(|s| s.is_object());
+    listed(root, schema, key, depth).or_else(matched).or_else(other)
 }
 
 fn listed<'a>(root: &'a Value, schema: &'a Value, key: &str, depth: usize) -> Option<&'a Value> {

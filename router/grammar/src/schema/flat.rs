@@ -517,7 +517,7 @@ fn join_items(a: &mut Schema, b: &mut Schema) {
 }
 
 /// Whether a pattern is found in a text.
-pub(super) fn matches(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     let validator = jsonschema::draft202012::new(&json!({"pattern": pattern}));
     validator.is_ok_and(|v| v.is_valid(&text.into()))
 }

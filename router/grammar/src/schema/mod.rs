@@ -24,6 +24,7 @@ use crate::lark::{Writer, either};
 use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES};
 use crate::rules::{Relaxation, RuleError};
 
+pub(crate) use flat::matches;
 pub(crate) use params::{Closer, Pattern};
 pub(crate) use refs::local;
 pub(crate) use scalar::{Dialect, quoted};
