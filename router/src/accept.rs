@@ -1,14 +1,15 @@
 //! `rein accept`: JSON lines in, JSON lines out. What a request's grammar says of an output, token by token.
 //!
-//! A line is `{"tools", "tool_choice", "response_format", "structured_outputs", "parallel_tool_calls",
-//! "in_reasoning", "calls_before", "token_ids" | "text"}`, as a chat request spells them; the answer is `{"accepted", "total", "complete", "error"}`:
-//! how many tokens the grammar takes, and whether the turn may end after them.
+//! A line is `{"tools", "tool_choice", "response_format", "structured_outputs", "parallel_tool_calls", "in_reasoning",
+//! "calls_before", "token_ids" | "text"}`, as a chat request spells them; the answer is `{"accepted", "total",
+//! "complete", "relaxed", "error"}`: how many tokens the grammar takes, whether the turn may end after them, and which
+//! keywords of the schemas are left to the validation of what is finished, as `TOOL#PATH/KEYWORD`.
 
 use std::io::{self, BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use rein_grammar::{Enforcement, Format, Grammars, Region, Rules, Tool, Vocab};
+use rein_grammar::{Enforcement, Format, Grammars, Region, Relaxation, Rules, Tool, Vocab};
 use serde_json::{Map, Value as Json, json};
 
 use crate::openai::{constraints, fields::Fields};
@@ -38,8 +39,7 @@ impl AcceptSource {
 
     /// Answers one line.
     pub fn answer(&self, line: &str) -> Json {
-        self.try_answer(line)
-            .unwrap_or_else(|error| json!({"accepted": 0, "total": null, "complete": false, "error": error}))
+        self.try_answer(line).unwrap_or_else(|error| verdict(0, &Json::Null, false, &[], Some(error)))
     }
 
     fn try_answer(&self, line: &str) -> Result<Json, String> {
@@ -56,8 +56,9 @@ impl AcceptSource {
         };
         let total = ids.len();
         let Some(compiled) = self.grammars.compile(&rules(request)?).map_err(|e| e.to_string())? else {
-            return Ok(json!({"accepted": total, "total": total, "complete": true, "error": null}));
+            return Ok(verdict(total, &total.into(), true, &[], None));
         };
+        let relaxed: Vec<String> = compiled.relaxations().iter().map(Relaxation::to_string).collect();
         let mut matcher = compiled.matcher().map_err(|e| e.to_string())?;
         for (accepted, id) in ids.iter().enumerate() {
             let error = match matcher.accept(*id) {
@@ -68,10 +69,14 @@ impl AcceptSource {
                 }
                 Err(e) => e.to_string(),
             };
-            return Ok(json!({"accepted": accepted, "total": total, "complete": false, "error": error}));
+            return Ok(verdict(accepted, &total.into(), false, &relaxed, Some(error)));
         }
-        Ok(json!({"accepted": total, "total": total, "complete": matcher.may_stop(), "error": null}))
+        Ok(verdict(total, &total.into(), matcher.may_stop(), &relaxed, None))
     }
+}
+
+fn verdict(accepted: usize, total: &Json, complete: bool, relaxed: &[String], error: Option<String>) -> Json {
+    json!({"accepted": accepted, "total": total, "complete": complete, "relaxed": relaxed, "error": error})
 }
 
 /// Answers every line of the input, in order, until it ends.
@@ -159,6 +164,10 @@ mod tests {
         assert_eq!(ask(json!({"text": call, "tool_choice": "none"}))["complete"], false);
         assert_eq!(ask(json!({"text": "hello", "tool_choice": "required"}))["complete"], false);
         assert_eq!(ask(json!({"text": "hello"}))["complete"], true);
+        let schema = json!({"type": "array", "uniqueItems": true});
+        let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+        let answer = ask(json!({"text": "[1]", "tools": [], "response_format": format}));
+        assert_eq!((&answer["complete"], &answer["relaxed"]), (&json!(true), &json!(["#/uniqueItems"])), "{answer}");
         assert!(ask(json!({"text": "", "tool_choice": "sometimes"}))["error"].is_string());
         assert!(source.answer("{").get("error").is_some_and(Json::is_string));
         let yes = json!({"text": "yes", "structured_outputs": {"choice": ["yes", "no"]}});

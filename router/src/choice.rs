@@ -201,6 +201,8 @@ impl Drop for Choice {
             self.metrics.grammar.add(&guide.stats());
         }
         self.metrics.grammar.invalid_calls.fetch_add(self.transcript.invalid_calls, Ordering::Relaxed);
+        let invalid = u64::from(self.transcript.invalid_response);
+        self.metrics.grammar.invalid_responses.fetch_add(invalid, Ordering::Relaxed);
     }
 }
 

@@ -77,8 +77,7 @@ impl Grammar {
 
     /// What of the request's schemas is not enforced to the letter, in words.
     pub fn relaxed(grammar: Option<&Self>) -> Vec<String> {
-        let in_words = |one: &Relaxation| format!("{}#{}/{}", one.tool, one.path, one.keyword);
-        grammar.iter().flat_map(|grammar| grammar.compiled.relaxations()).map(in_words).collect()
+        grammar.iter().flat_map(|grammar| grammar.compiled.relaxations()).map(Relaxation::to_string).collect()
     }
 }
 

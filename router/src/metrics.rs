@@ -75,6 +75,8 @@ pub struct GrammarMetrics {
     nanos: AtomicU64,
     /// Finished calls that broke their schema where the grammar is laxer.
     pub invalid_calls: AtomicU64,
+    /// Finished responses that broke theirs.
+    pub invalid_responses: AtomicU64,
     /// From rules to a grammar; cached ones count too.
     pub compile: Histogram,
 }
@@ -101,6 +103,7 @@ impl GrammarMetrics {
             ("held_steps", "Steps that waited for a mask.", &self.held),
             ("masks", "Masks computed.", &self.masks),
             ("invalid_calls", "Finished calls that broke their schema; they are not delivered.", &self.invalid_calls),
+            ("invalid_responses", "Finished responses that broke their schema.", &self.invalid_responses),
         ] {
             let value = value.load(Ordering::Relaxed);
             let name = format!("rein_grammar_{name}_total");

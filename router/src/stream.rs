@@ -64,6 +64,10 @@ pub struct Transcript {
     told_calls: u32,
     /// Finished calls whose arguments their schema refuses.
     pub(crate) invalid_calls: u64,
+    /// The text so far, where the grammar is laxer than the response's schema.
+    response: Option<String>,
+    /// The finished text breaks the response's schema.
+    pub(crate) invalid_response: bool,
     pub(crate) grammar_report: Option<v1::GrammarReport>,
     /// Of tokens that no event has reported yet.
     token_ids: Vec<u32>,
@@ -105,6 +109,8 @@ impl Transcript {
             detokenizer.push(id).for_each(drop);
         }
         let in_reasoning = opening.start == Region::Reasoning;
+        let lax = |grammar: &Compiled| grammar.relaxations().iter().any(|one| one.tool.is_empty());
+        let response = opening.grammar.as_ref().is_some_and(lax).then(String::new);
         let mut transcript = Transcript {
             model,
             opening,
@@ -116,6 +122,8 @@ impl Transcript {
             call: None,
             told_calls: 0,
             invalid_calls: 0,
+            response,
+            invalid_response: false,
             grammar_report: None,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
@@ -210,11 +218,24 @@ impl Transcript {
             return;
         }
         self.flush_stops();
+        self.judge_response(length);
         self.done(match (length, self.calls) {
             (true, _) => v1::FinishReason::Length,
             (false, 0) => v1::FinishReason::Stop,
             (false, _) => v1::FinishReason::ToolCalls,
         });
+    }
+
+    /// The schema has the last word on a whole response too, although it is out already.
+    fn judge_response(&mut self, length: bool) {
+        let (Some(text), Some(grammar)) = (&self.response, &self.opening.grammar) else { return };
+        if length || self.calls > 0 {
+            return;
+        }
+        if let Err(violation) = grammar.validate_response(text) {
+            tracing::info!(%violation, "a finished response breaks its schema");
+            self.invalid_response = true;
+        }
     }
 
     /// Turns what was parsed into events.
@@ -392,6 +413,9 @@ impl Transcript {
 
     fn emit(&mut self, event: chat_event::Event) {
         if let chat_event::Event::TextDelta(v1::Delta { text }) = &event {
+            if let Some(response) = &mut self.response {
+                response.push_str(text);
+            }
             self.told += text.chars().count() as u32;
         }
         if self.cut {

@@ -236,6 +236,11 @@ impl Compiled {
         self.shared.validators.call(name, arguments)
     }
 
+    /// Validates a finished response.
+    pub fn validate_response(&self, text: &str) -> Result<(), Violation> {
+        self.shared.validators.response(text)
+    }
+
     /// The grammar in llguidance's syntax, for people.
     pub fn lark(&self) -> &str {
         &self.shared.lark

@@ -98,6 +98,12 @@ pub struct Relaxation {
     pub keyword: String,
 }
 
+impl std::fmt::Display for Relaxation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}#{}/{}", self.tool, self.path, self.keyword)
+    }
+}
+
 /// Finished arguments (or a finished response) that their schema refuses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("at {path:?}: {message}")]

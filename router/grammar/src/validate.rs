@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use jsonschema::Validator;
+use jsonschema::{Draft, Validator};
 use serde_json::Value;
 
-use crate::rules::{Enforcement, RuleError, Rules, Tool, Violation};
+use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 
-/// The validators of a request's schemas (Draft 2020-12), compiled when they are first needed.
+/// The validators of a request's schemas, compiled when they are first needed.
 #[derive(Debug, Default)]
 pub struct Validators {
     tools: HashMap<String, Lazy>,
+    response: Option<Lazy>,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +40,23 @@ impl Lazy {
 }
 
 fn build(schema: &Value) -> Result<Validator, String> {
-    jsonschema::draft202012::new(schema).map_err(|e| format!("at {}: {e}", e.instance_path()))
+    let options = jsonschema::options().with_draft(draft(schema));
+    options.build(schema).map_err(|e| format!("at {}: {e}", e.instance_path()))
+}
+
+/// The draft that a schema names; without a name Draft 2020-12, or an older one if only that takes it.
+fn draft(schema: &Value) -> Draft {
+    match schema.get("$schema").and_then(Value::as_str) {
+        Some(name) if name.contains("draft-03") || name.contains("draft-04") => Draft::Draft4,
+        Some(name) if name.contains("draft-06") => Draft::Draft6,
+        Some(name) if name.contains("draft-07") => Draft::Draft7,
+        Some(name) if name.contains("2019-09") => Draft::Draft201909,
+        Some(_) => Draft::Draft202012,
+        None if jsonschema::draft202012::meta::is_valid(schema) => Draft::Draft202012,
+        None if jsonschema::draft7::meta::is_valid(schema) => Draft::Draft7,
+        None if jsonschema::draft4::meta::is_valid(schema) => Draft::Draft4,
+        None => Draft::Draft202012,
+    }
 }
 
 impl Validators {
@@ -51,7 +68,19 @@ impl Validators {
             Enforcement::Off | Enforcement::Names => serde_json::json!({"type": "object"}),
         };
         let tools = rules.tools.iter().map(|t| (t.name.clone(), Lazy::new(schema(t)))).collect();
-        Self { tools }
+        let response = match &rules.response {
+            Some(Response::JsonSchema { schema, .. }) => Some(Lazy::new(schema.clone())),
+            _ => None,
+        };
+        Self { tools, response }
+    }
+
+    /// A finished response against its schema, if it has one.
+    pub fn response(&self, text: &str) -> Result<(), Violation> {
+        match &self.response {
+            Some(response) => response.check(&parse(text)?),
+            None => Ok(()),
+        }
     }
 
     /// Finished arguments against their tool's schema. A tool that is not declared violates everything.
@@ -73,12 +102,11 @@ fn parse(text: &str) -> Result<Value, Violation> {
 
 /// Refuses schemas that are none, by the draft that they name.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
-    let draft = schema.get("$schema").and_then(Value::as_str).unwrap_or_default();
-    let result = match draft {
-        d if d.contains("draft-04") => jsonschema::draft4::meta::validate(schema),
-        d if d.contains("draft-06") => jsonschema::draft6::meta::validate(schema),
-        d if d.contains("draft-07") => jsonschema::draft7::meta::validate(schema),
-        d if d.contains("2019-09") => jsonschema::draft201909::meta::validate(schema),
+    let result = match draft(schema) {
+        Draft::Draft4 => jsonschema::draft4::meta::validate(schema),
+        Draft::Draft6 => jsonschema::draft6::meta::validate(schema),
+        Draft::Draft7 => jsonschema::draft7::meta::validate(schema),
+        Draft::Draft201909 => jsonschema::draft201909::meta::validate(schema),
         _ => jsonschema::draft202012::meta::validate(schema),
     };
     result.map_err(|e| {

@@ -120,6 +120,11 @@ impl Call {
         self.tools.iter().find(|t| t.name == name)
     }
 
+    /// Whether its name alone tells that it is a call: it is declared, or nobody said what is.
+    pub fn is_known(&self) -> bool {
+        self.name.is_some() && self.tools.is_empty() || self.declared().is_some()
+    }
+
     pub fn start(&mut self, out: &mut Vec<Event>) {
         if !std::mem::replace(&mut self.started, true) {
             let name = self.name.clone().unwrap_or_default();

@@ -85,7 +85,7 @@ impl Object {
         let trusted = match self.call.trust {
             Trust::Marker => true,
             Trust::Letters => self.whole || self.call.declared().is_some(),
-            Trust::Name => self.call.declared().is_some(),
+            Trust::Name => self.call.is_known(),
         };
         self.call.name.is_some() && trusted && (!self.late_id || self.whole || self.call.id.is_some())
     }
@@ -188,7 +188,7 @@ impl Object {
                 match name.filter(|n| !n.trim().is_empty()) {
                     Some(name) => {
                         self.call.name = Some(name.trim().to_owned());
-                        if self.call.trust == Trust::Name && self.call.declared().is_none() {
+                        if self.call.trust == Trust::Name && !self.call.is_known() {
                             return false;
                         }
                         self.send_ready(out);
@@ -217,7 +217,8 @@ impl Object {
         if self.call.name.is_none() {
             return Progress::Done;
         }
-        if self.call.trust != Trust::Marker && self.arguments == Arguments::Missing && !self.others.is_empty() {
+        let bare = !self.others.is_empty() || self.call.declared().is_none() && self.call.trust == Trust::Name;
+        if self.call.trust != Trust::Marker && self.arguments == Arguments::Missing && bare {
             return Progress::Bad;
         }
         self.whole = true;

@@ -7,7 +7,7 @@ use super::types::{Types, declares};
 use super::{Call, End, python};
 use crate::event::Event;
 use crate::format::{Step, marker};
-use crate::header::slots;
+use crate::header::{is_plausible, slots};
 
 /// How [`Codec::Params`](crate::Codec) writes one argument.
 #[derive(Debug, Clone, Copy)]
@@ -108,7 +108,9 @@ impl Params {
     /// Whether an argument of this name is still expected.
     pub fn expects(&self, head: &str) -> bool {
         let key = slots(self.shape.head, head).name;
-        key.is_some_and(|k| declares(self.schema(), &k) && !self.keys.contains(&k))
+        // Where nobody said what is declared, any new name will do.
+        let any = self.call.tools.is_empty();
+        key.is_some_and(|k| (any && is_plausible(&k) || declares(self.schema(), &k)) && !self.keys.contains(&k))
     }
 
     fn schema(&self) -> Option<&Value> {
@@ -234,7 +236,14 @@ impl Params {
         self.unread_key();
         if complete {
             self.end_value();
-            self.call.delta.push(b'}');
+            // Some write the object itself where its arguments belong one by one.
+            let whole = self.junk.trim();
+            if self.keys.is_empty() && serde_json::from_str::<serde_json::Map<String, Value>>(whole).is_ok() {
+                self.call.delta.extend_from_slice(&whole.as_bytes()[1..]);
+                self.junk.clear();
+            } else {
+                self.call.delta.push(b'}');
+            }
         } else if let At::Value(value) = &self.at {
             self.call.delta.extend_from_slice(value.text.as_bytes());
         }

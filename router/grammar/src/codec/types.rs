@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::schema::matches;
+
 const NULL: u8 = 1;
 const BOOLEAN: u8 = 2;
 const NUMBER: u8 = 4;
@@ -52,14 +54,15 @@ pub(crate) fn declares(parameters: Option<&Value>, key: &str) -> bool {
     parameters.is_some_and(|root| listed(root, root, key, MAX_DEPTH).is_some())
 }
 
+/// Names that people give types although JSON Schema does not know them are taken for what they mean.
 fn bit(name: &str) -> Option<u8> {
     Some(match name {
-        "null" => NULL,
-        "boolean" => BOOLEAN,
-        "integer" | "number" => NUMBER,
-        "string" => STRING,
-        "array" => ARRAY,
-        "object" => OBJECT,
+        "null" | "none" | "None" => NULL,
+        "boolean" | "bool" => BOOLEAN,
+        "integer" | "number" | "int" | "float" | "double" => NUMBER,
+        "string" | "str" => STRING,
+        "array" | "list" | "tuple" => ARRAY,
+        "object" | "dict" => OBJECT,
         _ => return None,
     })
 }
@@ -76,7 +79,10 @@ fn bit_of(value: &Value) -> u8 {
 }
 
 fn property<'a>(root: &'a Value, schema: &'a Value, key: &str, depth: usize) -> Option<&'a Value> {
-    listed(root, schema, key, depth).or_else(|| schema.get("additionalProperties").filter(|s| s.is_object()))
+    let patterns = || schema.get("patternProperties").and_then(Value::as_object);
+    let matched = || patterns()?.iter().find(|(pattern, _)| matches(pattern, key)).map(|(_, schema)| schema);
+    let other = || schema.get("additionalProperties").filter(|s| s.is_object());
+    listed(root, schema, key, depth).or_else(matched).or_else(other)
 }
 
 fn listed<'a>(root: &'a Value, schema: &'a Value, key: &str, depth: usize) -> Option<&'a Value> {

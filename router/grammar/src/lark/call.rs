@@ -8,7 +8,7 @@ use super::{blanks, escape, literal};
 use crate::codec::python;
 use crate::format::{Codec, Ids, Markers, Member, Step};
 use crate::rules::{Enforcement, RuleError, Tool};
-use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
+use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, local, quoted};
 
 /// Names that the arguments of an unenforced call may have.
 const ANY_KEY: &str = "[A-Za-z_][A-Za-z0-9_.-]{0,63}";
@@ -87,7 +87,8 @@ impl Caller<'_> {
         let names_only = enforced != Enforcement::NamesAndArguments;
         let dialect = if codec == Codec::Python { Dialect::Python } else { Dialect::Json };
         let field = format!("tools[{}].function.parameters", tool.name);
-        let mut compiler = Compiler::new(work, schema, &tool.name, field, dialect);
+        let schema = local(schema);
+        let mut compiler = Compiler::new(work, &schema, &tool.name, field, dialect);
         match codec {
             Codec::Json => {
                 let rule = compiler.document()?;

@@ -6,7 +6,7 @@ use super::marker::Marking;
 use super::{literal, some_blanks, tags};
 use crate::limits::MAX_CLIENT_GRAMMAR_BYTES;
 use crate::rules::{Response, RuleError};
-use crate::schema::{Compiler, Dialect, Work};
+use crate::schema::{Compiler, Dialect, Work, local};
 
 const FIELD: &str = "response_format";
 
@@ -50,7 +50,7 @@ pub(super) fn sized(field: &str, text: &str) -> Result<(), RuleError> {
 }
 
 pub(super) fn json(work: &mut Work<'_>, schema: &Value, field: &str) -> Result<String, RuleError> {
-    let rule = Compiler::new(work, schema, "", field.to_owned(), Dialect::Json).document()?;
+    let rule = Compiler::new(work, &local(schema), "", field.to_owned(), Dialect::Json).document()?;
     let blanks = work.writer.regex(&some_blanks());
     Ok(format!("{blanks}? {rule} {blanks}?"))
 }

@@ -83,7 +83,13 @@ impl Parser {
             (read.name.filter(|n| is_plausible(n))?, None, read.rest)
         } else {
             let read = header::read(steps, &part.1, declared)?;
-            (read.name, read.index, String::new())
+            // A number alone can only mean the only tool.
+            match (&*self.tools, read.name.parse()) {
+                ([only], Ok(index)) if read.index.is_none() && !declared(&read.name) => {
+                    (only.name.clone(), Some(index), String::new())
+                }
+                _ => (read.name, read.index, String::new()),
+            }
         };
         let id_tok = segments.iter().find(|(_, s)| s.contains(&Step::Id)).map(|(t, _)| *t);
         let id_part = parts.iter().filter(filled).find(|(t, _)| Some(*t) == id_tok);
@@ -253,7 +259,7 @@ impl Parser {
                 Some(Mark::Argument | Mark::Aside) => true,
                 Some(Mark::Inner) => body.is_empty(),
                 Some(_) => false,
-                None => !opens,
+                None => !opens && !self.format.stops.contains(&name),
             };
             if passes {
                 self.input.consume(n + len);

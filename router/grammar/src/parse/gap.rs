@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Cause, Parser, State, Trial};
+use super::{Cause, Parser, State, Trial, callable};
 use crate::codec::json::Fed;
 use crate::event::Event;
 use crate::format::{Calls, Codec, Member};
@@ -121,13 +121,14 @@ impl Parser {
         let mut name = self.lex.without_layout(junk).to_owned();
         name.push(c);
         let explicit = self.trial.as_ref().is_some_and(|t| t.explicit);
-        if explicit { is_plausible(&name) } else { self.tools.iter().any(|t| t.name.starts_with(&name)) }
+        let any = explicit || self.tools.is_empty();
+        if any { is_plausible(&name) } else { self.tools.iter().any(|t| t.name.starts_with(&name)) }
     }
 
     /// `NAME(`.
     fn begin_named(&mut self, header: &str, out: &mut Vec<Event>) {
         let name = self.lex.without_layout(header.trim_end_matches('(')).to_owned();
-        let known = self.trial.as_ref().is_none_or(|t| t.explicit) || self.declares(&name);
+        let known = self.trial.as_ref().is_none_or(|t| t.explicit) || self.is_callable(&name);
         if is_plausible(&name) && known {
             self.tried |= self.trial.is_none();
             self.begin_body(Some(name), None, header, out);
@@ -176,7 +177,7 @@ impl Parser {
                     first.push(b']');
                 }
                 list.checked = true;
-                is_list = calls_only(&first, &names, |name| self.tools.iter().any(|t| t.name == name));
+                is_list = calls_only(&first, &names, |name| callable(&self.tools, name));
             }
         }
         self.work += n as u64 + 1;
@@ -194,7 +195,7 @@ impl Parser {
     pub(super) fn end_list(&mut self, out: &mut Vec<Event>) {
         let State::List(list) = std::mem::replace(&mut self.state, State::Prose) else { return };
         self.work += list.raw.len() as u64;
-        if !list.done || !calls_only(&list.raw, &self.name_keys(), |name| self.declares(name)) {
+        if !list.done || !calls_only(&list.raw, &self.name_keys(), |name| self.is_callable(name)) {
             return self.prose(&text(&list.raw), out);
         }
         self.end_prose(Cause::Call, out);

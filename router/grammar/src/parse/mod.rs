@@ -14,6 +14,7 @@ use crate::codec::json::Json;
 use crate::codec::{Body, End};
 use crate::event::Event;
 use crate::format::{Format, Markers, Region, Step};
+use crate::header::is_plausible;
 use crate::marks::{Lexicon, Mark};
 use crate::scan::{Input, Piece, framed, text};
 
@@ -36,6 +37,11 @@ pub struct ParserOptions {
     pub tools: Vec<ToolDecl>,
     /// False when the request declares no tools: tool markers that are special tokens vanish, spelled ones are text.
     pub parse_tools: bool,
+}
+
+/// Where nobody said which tools there are, every name will do.
+fn callable(tools: &[ToolDecl], name: &str) -> bool {
+    if tools.is_empty() { is_plausible(name) } else { tools.iter().any(|t| t.name == name) }
 }
 
 /// What stands at the start of the buffer.
@@ -215,6 +221,11 @@ impl Parser {
     fn is_spelled(&self, s: &str) -> bool {
         let within = |step: &Step| matches!(step, Step::Tok(t) if t.contains(s));
         self.format.markers == Markers::Either && self.format.call_steps().any(within)
+    }
+
+    /// Whether a call of this name needs no marker to be one.
+    fn is_callable(&self, name: &str) -> bool {
+        callable(&self.tools, name)
     }
 
     fn declares(&self, name: &str) -> bool {

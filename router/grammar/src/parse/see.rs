@@ -155,6 +155,20 @@ impl Parser {
             Follow::Text(t) => text(t),
             Follow::Name => {
                 let quoted = rest.strip_prefix(b"\"").or_else(|| rest.strip_prefix(b"'")).unwrap_or(rest);
+                if self.tools.is_empty() {
+                    let word = |b: &&u8| b.is_ascii_alphanumeric() || b"_-./:".contains(b);
+                    let n = quoted.iter().take(LONGEST_TAG).take_while(word).count();
+                    return match quoted.get(n) {
+                        Some(b) => Some(n > 0 && b">\"'\n({<".contains(b)),
+                        None => {
+                            if last {
+                                Some(n > 0)
+                            } else {
+                                None
+                            }
+                        }
+                    };
+                }
                 let mut partial = false;
                 for tool in self.tools.iter() {
                     let name = tool.name.as_bytes();

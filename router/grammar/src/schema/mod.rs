@@ -1,13 +1,20 @@
 //! JSON Schema as grammar. Objects take their declared properties in any order; what the grammar cannot say is left to
 //! the validation of finished arguments and recorded as a [`Relaxation`].
 //!
-//! Where a schema leaves room, the grammar is the narrower: an object with `properties` and no `additionalProperties`
-//! takes no other property, and constraints without a `type` imply one.
+//! Where the schema of a tool leaves room, the grammar is the narrower: an object with `properties` and no
+//! `additionalProperties` takes no other property, and constraints without a `type` imply one. A response may be what its
+//! schema takes.
 
+mod array;
 mod flat;
+mod free;
+mod keys;
+mod negate;
 mod object;
 mod params;
+mod refs;
 mod scalar;
+mod text;
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +24,9 @@ use crate::lark::{Writer, either};
 use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES};
 use crate::rules::{Relaxation, RuleError};
 
+pub(crate) use flat::matches;
 pub(crate) use params::{Closer, Pattern};
+pub(crate) use refs::local;
 pub(crate) use scalar::{Dialect, quoted};
 
 pub(crate) type Schema = Map<String, Value>;
@@ -48,6 +57,7 @@ pub(crate) struct Compiler<'s, 'w, 'x> {
 }
 
 impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
+    /// `root`: as [`local`] gives it.
     pub fn new(work: &'x mut Work<'w>, root: &'s Value, tool: &'s str, field: String, dialect: Dialect) -> Self {
         Self { work, root, tool, field, dialect, memo: HashMap::new(), recursive: HashSet::new(), depth: 0 }
     }
@@ -65,7 +75,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
                 if declares_nothing(map) {
                     return Ok(self.closed_empty());
                 }
-                let types = flat::types(map);
+                let types = self.types(map);
                 if !types.is_empty() && !types.contains(&"object") {
                     return Err(self.refuse("", "type", "arguments are an object"));
                 }
@@ -131,7 +141,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         }
         for keyword in ["anyOf", "oneOf"] {
             if let Some(options) = only(map, keyword).and_then(Value::as_array) {
-                if keyword == "oneOf" && !flat::disjoint(options) {
+                if keyword == "oneOf" && !self.disjoint(options) {
                     self.relax(path, keyword);
                 }
                 let mut all = Vec::new();
@@ -150,27 +160,48 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         Ok(all)
     }
 
+    /// Whether what a schema does not speak of is allowed.
+    pub(super) fn is_open(&self) -> bool {
+        self.tool.is_empty()
+    }
+
+    /// The types that a value may have; empty for any.
+    pub(super) fn types<'f>(&self, flat: &'f Schema) -> Vec<&'f str> {
+        match flat::types(flat) {
+            types if types.is_empty() || flat.contains_key("type") || !self.is_open() => types,
+            _ => negate::TYPES.to_vec(),
+        }
+    }
+
     /// A schema without combinators.
     fn flat(&mut self, flat: &Schema, path: &str) -> Result<Vec<String>, RuleError> {
-        self.unsupported(flat, path);
         if let Some(values) = flat::values(flat) {
             return self.constants(&values, path);
         }
-        let types = flat::types(flat);
+        self.unsupported(flat, path);
+        let excluded = negate::excluded(flat);
+        let mut types = self.types(flat);
         if types.is_empty() {
-            return Ok(vec![self.any()]);
+            if excluded.is_empty() {
+                return Ok(vec![self.any()]);
+            }
+            types = negate::TYPES.to_vec();
         }
         let mut all = Vec::new();
         for kind in types {
+            let banned: Vec<&Value> = excluded.iter().filter(|v| flat::is_type(v, kind)).collect();
             let rule = match kind {
                 "object" => self.object(flat, path)?,
                 "array" => self.array(flat, path)?,
-                "string" => Some(self.string(flat, path)),
-                "integer" | "number" => Some(self.number(flat, kind, path)),
-                "boolean" => Some(self.boolean()),
-                "null" => Some(self.null()),
+                "string" => Some(self.string(flat, &banned, path)),
+                "integer" | "number" => Some(self.number(flat, kind, &banned, path)),
+                "boolean" => self.boolean(&banned),
+                "null" => banned.is_empty().then(|| self.null()),
                 other => return Err(self.refuse(path, "type", &format!("there is no type {other:?}"))),
             };
+            if matches!(kind, "object" | "array") && !banned.is_empty() {
+                self.relax(path, "not");
+            }
             all.extend(rule);
         }
         Ok(all)
@@ -209,18 +240,8 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
 
     /// Records what this compiler has no grammar for.
     fn unsupported(&mut self, flat: &Schema, path: &str) {
-        const NEVER: &[&str] = &[
-            "not",
-            "if",
-            "dependentRequired",
-            "dependentSchemas",
-            "dependencies",
-            "unevaluatedItems",
-            "contains",
-            "$dynamicRef",
-        ];
-        for keyword in NEVER.iter().filter(|k| flat.contains_key(**k)) {
-            self.relax(path, keyword);
+        if flat.contains_key("$dynamicRef") {
+            self.relax(path, "$dynamicRef");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! Objects and arrays. A rule's parameter holds one bit per property that has come (llguidance's parametric rules).
+//! Objects. A rule's parameter holds one bit per property that has come (llguidance's parametric rules).
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::array::times;
+use super::flat::matches;
 use super::{Compiler, Schema};
-use crate::lark::{blanks, either};
-use crate::limits::{MAX_ANY_ORDER, MAX_FREE_DEPTH};
+use crate::lark::blanks;
+use crate::limits::MAX_ANY_ORDER;
 use crate::rules::RuleError;
 
 /// The members of an object that its schema names, and all names that it uses.
@@ -28,7 +30,7 @@ pub(super) struct Layout {
 }
 
 impl Compiler<'_, '_, '_> {
-    fn punctuation(&mut self, before: bool, text: &str, after: bool) -> String {
+    pub(super) fn punctuation(&mut self, before: bool, text: &str, after: bool) -> String {
         let blanks = |on: bool| if on { blanks() } else { String::new() };
         let regex = format!("{}{}{}", blanks(before), crate::lark::escape(text), blanks(after));
         self.w().regex(&regex)
@@ -55,111 +57,55 @@ impl Compiler<'_, '_, '_> {
         self.w().rule(&format!("{open} {close}"))
     }
 
-    /// Any value, of bounded depth.
-    pub(super) fn any(&mut self) -> String {
-        let value = self.free().0;
-        self.w().rule(&format!("{value}::0x0"))
-    }
-
-    /// Any object, of bounded depth.
-    pub(super) fn any_object(&mut self) -> String {
-        let (_, pair, _) = self.free();
-        let (open, close, comma) = (self.open(), self.close(), self.comma());
-        self.w().rule(&format!("{open} ({pair}::0x0 ({comma} {pair}::0x0)*)? {close}"))
-    }
-
-    /// Any array, of bounded depth.
-    pub(super) fn any_array(&mut self) -> String {
-        let (value, ..) = self.free();
-        let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
-        let comma = self.comma();
-        self.w().rule(&format!("{start} ({value}::0x0 ({comma} {value}::0x0)*)? {end}"))
-    }
-
-    /// Rules for any value and for a member of any object; the parameter is the depth. It grows where a value becomes an
-    /// object or an array and nowhere else: llguidance cannot take a rule that is being defined with another parameter
-    /// than its own.
-    fn free(&mut self) -> (String, String, String) {
-        let (string, number, comma, colon) = (self.any_string(), self.any_number(), self.comma(), self.colon());
-        let words = format!("{}|{}|{}", self.word("true"), self.word("false"), self.word("null"));
-        let words = self.w().regex(&words);
-        let (open, close) = (self.open(), self.close());
-        let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
-        let w = self.w();
-        let key = format!("any of {string} {words}");
-        if let Some(names) = w.shared(&key) {
-            return names;
-        }
-        let (value, object, array, pair) = (w.reserve(), w.reserve(), w.reserve(), w.reserve());
-        let nested = |name: &str| format!("{name}::incr(_) %if lt(_, {MAX_FREE_DEPTH})");
-        w.define_parametric(&value, &[string.clone(), number, words, nested(&object), nested(&array)]);
-        w.define_parametric(&pair, &[format!("{string} {colon} {value}::_")]);
-        w.define_parametric(
-            &object,
-            &[format!("{open} {close}"), format!("{open} {pair}::_ ({comma} {pair}::_)* {close}")],
-        );
-        w.define_parametric(
-            &array,
-            &[format!("{start} {end}"), format!("{start} {value}::_ ({comma} {value}::_)* {end}")],
-        );
-        let names = (value, pair, array);
-        w.share(&key, names.clone());
-        names
-    }
-
     pub(super) fn object(&mut self, flat: &Schema, path: &str) -> Result<Option<String>, RuleError> {
         let Some((members, names)) = self.members(flat, path)? else { return Ok(None) };
-        let declared = flat.get("properties").is_some();
         let required = members.iter().filter(|m| m.required).count();
         let (min, max) =
             (count(flat, "minProperties").unwrap_or(0), count(flat, "maxProperties").unwrap_or(usize::MAX));
-        let patterns = !declared && flat.contains_key("patternProperties");
-        let other = match flat.get("additionalProperties") {
-            Some(Value::Bool(false)) if !patterns => None,
-            None if declared => None,
-            other => {
-                let path = format!("{path}/additionalProperties");
-                self.others(flat, other.unwrap_or(&Value::Bool(true)), &names, declared, &path)?
-            }
-        };
-        if other.is_some() && members.is_empty() && min == 0 && max == usize::MAX && self.is_free(flat) {
+        let narrow = !self.is_open() && (flat.contains_key("properties") || flat.contains_key("patternProperties"));
+        let rest = flat.get("additionalProperties").or_else(|| flat.get("unevaluatedProperties"));
+        let rest = rest.cloned().unwrap_or(Value::Bool(!narrow));
+        let other = if rest == Value::Bool(false) && !flat.contains_key("patternProperties") {
+            None
+        } else if names.is_empty() && min == 0 && max == usize::MAX && rest == Value::Bool(true) && is_free(flat) {
             return Ok(Some(self.any_object()));
-        }
+        } else {
+            self.others(flat, &rest, &names, &format!("{path}/additionalProperties"))?
+        };
         if min > members.len() && other.is_none() || required > max {
             return Ok(None);
         }
-        if other.is_some() {
-            for (keyword, set) in [("minProperties", min > required), ("maxProperties", max < usize::MAX)] {
-                if set {
-                    self.relax(path, keyword);
-                }
+        let counted = other.is_none() || members.is_empty();
+        for (keyword, set) in [("minProperties", min > required), ("maxProperties", max < usize::MAX)] {
+            if set && !counted {
+                self.relax(path, keyword);
             }
         }
         let (open, close, comma) = (self.open(), self.close(), self.comma());
-        let (min, max) = if other.is_some() { (0, usize::MAX) } else { (min, max) };
+        let (min, max) = if counted { (min, max) } else { (0, usize::MAX) };
         let inner = self.sequence(members, Layout { comma, close, min, max, other });
         Ok(Some(self.w().rule(&format!("{open} {inner}"))))
-    }
-
-    /// Whether an object's schema says nothing beyond its type.
-    fn is_free(&self, flat: &Schema) -> bool {
-        flat.keys().all(|k| {
-            super::flat::is_annotation(k)
-                || k == "type"
-                || k == "properties"
-                || (k == "additionalProperties" && flat.get(k) == Some(&Value::Bool(true)))
-                || k == "required"
-        })
     }
 
     /// The declared properties that can be satisfied; none if a required one cannot.
     fn members(&mut self, flat: &Schema, path: &str) -> Result<Option<Declared>, RuleError> {
         let colon = self.colon();
+        let patterns = flat.get("patternProperties").and_then(Value::as_object);
+        let allowed = flat.get("propertyNames").and_then(|names| jsonschema::draft202012::new(names).ok());
         let mut members = Vec::new();
         let mut names = Vec::new();
         for (name, schema, required) in declared(flat) {
             names.push(name.clone());
-            match self.value(schema, &format!("{path}/properties/{name}"))? {
+            let mut all = vec![schema];
+            all.extend(patterns.into_iter().flatten().filter(|(p, _)| matches(p, &name)).map(|(_, schema)| schema));
+            let allowed = allowed.as_ref().is_none_or(|names| names.is_valid(&name.as_str().into()));
+            let path = format!("{path}/properties/{name}");
+            let value = match all.as_slice() {
+                _ if !allowed => None,
+                [one] => self.value(one, &path)?,
+                many => self.value(&json!({"allOf": many}), &path)?,
+            };
+            match value {
                 Some(value) => {
                     let key = self.key(&name);
                     members.push(Member { rule: format!("{key} {colon} {value}"), required });
@@ -171,48 +117,21 @@ impl Compiler<'_, '_, '_> {
         Ok(Some((members, names)))
     }
 
-    /// Members that the schema does not name.
-    fn others(
-        &mut self,
-        flat: &Schema,
-        schema: &Value,
-        taken: &[String],
-        declared: bool,
-        path: &str,
-    ) -> Result<Option<String>, RuleError> {
-        let colon = self.colon();
-        if let Some(patterns) = flat.get("patternProperties").and_then(Value::as_object).filter(|_| !declared) {
-            let mut all = Vec::new();
-            for (pattern, schema) in patterns {
-                let key = serde_json::json!({"type": "string", "pattern": pattern});
-                if let (Some(key), Some(value)) = (self.value(&key, path)?, self.value(schema, path)?) {
-                    all.push(format!("{key} {colon} {value}"));
-                }
-            }
-            return Ok((!all.is_empty()).then(|| either(&all)));
-        }
-        if flat.contains_key("patternProperties") {
-            self.relax(path, "patternProperties");
-        }
-        let key = match flat.get("propertyNames") {
-            Some(names) if taken.is_empty() => {
-                let names = serde_json::json!({"type": "string", "allOf": [names]});
-                self.value(&names, path)?
-            }
-            Some(_) => return Ok(None),
-            None => Some(self.other_key(taken)),
-        };
-        let (Some(key), Some(value)) = (key, self.value(schema, path)?) else { return Ok(None) };
-        Ok(Some(format!("{key} {colon} {value}")))
-    }
-
     /// Members in any order, each at most once, then `layout.close`.
     pub(super) fn sequence(&mut self, mut members: Vec<Member>, layout: Layout) -> String {
         let Layout { comma, close, min, max, other } = layout;
         if members.is_empty() {
             return match other {
-                Some(other) => format!("({close} | {other} ({comma} {other})* {close})"),
-                None => close,
+                Some(other) if max > 0 => {
+                    let more = times(&format!("({comma} {other})"), min.saturating_sub(1), max - 1);
+                    let some = format!("{other} {more} {close}");
+                    match (min, close.is_empty()) {
+                        (0, true) => format!("({some})?"),
+                        (0, false) => format!("({close} | {some})"),
+                        _ => some,
+                    }
+                }
+                _ => close,
             };
         }
         if members.len() > MAX_ANY_ORDER {
@@ -288,78 +207,11 @@ impl Compiler<'_, '_, '_> {
         }
         self.w().rule(&head)
     }
+}
 
-    pub(super) fn array(&mut self, flat: &Schema, path: &str) -> Result<Option<String>, RuleError> {
-        let (min, max) = (count(flat, "minItems").unwrap_or(0), count(flat, "maxItems").unwrap_or(usize::MAX));
-        if min > max {
-            return Ok(None);
-        }
-        let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
-        let comma = self.comma();
-        let (prefix, items) = match (flat.get("prefixItems"), flat.get("items"), flat.get("additionalItems")) {
-            (Some(Value::Array(prefix)), items, _) => (prefix.as_slice(), items),
-            (_, Some(Value::Array(prefix)), rest) => (prefix.as_slice(), rest),
-            (_, items, _) => (&[][..], Some(items.unwrap_or(&Value::Bool(true)))),
-        };
-        let mut first = Vec::new();
-        for (i, schema) in prefix.iter().enumerate().take(max) {
-            match self.value(schema, &format!("{path}/prefixItems/{i}"))? {
-                Some(item) => first.push(item),
-                None => break,
-            }
-        }
-        let whole = first.len() == prefix.len();
-        let unique = flat.get("uniqueItems") == Some(&Value::Bool(true));
-        if let Some(items) = items.filter(|_| unique && prefix.is_empty())
-            && let Some(rule) = self.unique(items, min, max, path)?
-        {
-            return Ok(Some(self.w().rule(&format!("{start} {rule}"))));
-        }
-        if unique && max > 1 {
-            self.relax(path, "uniqueItems");
-        }
-        let item = match items.filter(|_| whole && max > first.len()) {
-            Some(items) => self.value(items, &format!("{path}/items"))?,
-            None => None,
-        };
-        if first.len() < min && item.is_none() {
-            return Ok(None);
-        }
-        // From the last place to the first: what may stand from there on.
-        let rest_min = min.saturating_sub(first.len());
-        let rest_max = max.saturating_sub(first.len());
-        let mut tail = match (&item, first.is_empty()) {
-            (None, _) => end.clone(),
-            (Some(item), false) => format!("{} {end}", times(&format!("({comma} {item})"), rest_min, rest_max)),
-            (Some(item), true) => {
-                let more = times(&format!("({comma} {item})"), min.saturating_sub(1), max - 1);
-                let some = format!("{item} {more} {end}");
-                if min == 0 { format!("({end} | {some})") } else { some }
-            }
-        };
-        for (i, place) in first.iter().enumerate().rev() {
-            let rest = self.w().rule(&tail);
-            let here = if i == 0 { format!("{place} {rest}") } else { format!("{comma} {place} {rest}") };
-            tail = if i >= min { format!("{end} | {here}") } else { here };
-        }
-        let tail = self.w().rule(&tail);
-        Ok(Some(self.w().rule(&format!("{start} {tail}"))))
-    }
-
-    /// Items from a list of constants, each at most once; none if there are others, or too many.
-    fn unique(&mut self, items: &Value, min: usize, max: usize, path: &str) -> Result<Option<String>, RuleError> {
-        let Some(values) = items.as_object().and_then(super::flat::values) else { return Ok(None) };
-        if values.len() > MAX_ANY_ORDER || min > values.len() {
-            return Ok(None);
-        }
-        let mut members = Vec::new();
-        for value in &values {
-            let rules = self.constants(std::slice::from_ref(value), path)?;
-            members.push(Member { rule: either(&rules), required: false });
-        }
-        let (comma, close) = (self.comma(), self.punctuation(true, "]", false));
-        Ok(Some(self.sequence(members, Layout { comma, close, min, max, other: None })))
-    }
+/// Whether an object's schema says nothing of the names of others.
+fn is_free(flat: &Schema) -> bool {
+    !["patternProperties", "propertyNames"].iter().any(|k| flat.contains_key(*k))
 }
 
 /// The properties of an object: those it declares and those it requires.
@@ -368,25 +220,17 @@ pub(super) fn declared(flat: &Schema) -> Vec<(String, &Value, bool)> {
     let required: Vec<&str> =
         flat.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
     let properties = flat.get("properties").and_then(Value::as_object);
+    let patterns = flat.get("patternProperties").and_then(Value::as_object);
+    let rest = flat.get("additionalProperties").or_else(|| flat.get("unevaluatedProperties")).unwrap_or(ANY);
+    let other = |name: &str| if patterns.into_iter().flatten().any(|(p, _)| matches(p, name)) { ANY } else { rest };
     let named = properties.into_iter().flatten().map(|(k, v)| (k.clone(), v, required.contains(&k.as_str())));
     let unnamed = required.iter().filter(|r| !properties.is_some_and(|p| p.contains_key(**r)));
-    let mut all: Vec<_> = named.chain(unnamed.map(|r| ((*r).to_owned(), ANY, true))).collect();
+    let mut all: Vec<_> = named.chain(unnamed.map(|r| ((*r).to_owned(), other(r), true))).collect();
     let mut seen = std::collections::HashSet::new();
     all.retain(|(name, ..)| seen.insert(name.clone()));
     all
 }
 
-fn count(flat: &Schema, key: &str) -> Option<usize> {
+pub(super) fn count(flat: &Schema, key: &str) -> Option<usize> {
     flat.get(key).and_then(|v| v.as_u64().or_else(|| v.as_f64().map(|f| f as u64))).map(|n| n as usize)
-}
-
-/// An expression so many times.
-fn times(group: &str, min: usize, max: usize) -> String {
-    const MOST: usize = i32::MAX as usize;
-    match (min.min(MOST), max) {
-        (_, 0) => String::new(),
-        (0, max) if max >= MOST => format!("{group}*"),
-        (min, max) if max >= MOST => format!("{group}{{{min},}}"),
-        (min, max) => format!("{group}{{{min},{max}}}"),
-    }
 }

@@ -1,12 +1,15 @@
 //! Arguments that are written one by one: as raw text between markers, or as Python keywords.
 
-use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
 use super::object::{Layout, Member, declared};
-use super::{Compiler, Dialect, Schema, flat, scalar};
+use super::text::but;
+use super::{Compiler, Dialect, Schema, flat, negate};
 use crate::lark::{Writer, either, escape, literal};
 use crate::rules::RuleError;
+
+/// A name of a Python keyword argument.
+const KEYWORD: &str = "[A-Za-z_][A-Za-z0-9_]{0,63}";
 
 /// What ends a raw value.
 #[derive(Debug, Clone)]
@@ -47,6 +50,11 @@ impl Compiler<'_, '_, '_> {
     pub fn arguments(&mut self, pattern: &Pattern<'_>) -> Result<String, RuleError> {
         self.each_object(&mut |this, flat| {
             let mut members = Vec::new();
+            let other = match this.rest(flat) {
+                // The name may be one of the declared: only validation tells.
+                Some(rest) => this.argument("", &rest, pattern)?,
+                None => None,
+            };
             for (name, schema, required) in declared(flat) {
                 match this.argument(&name, schema, pattern)? {
                     Some(rule) => members.push(Member { rule, required }),
@@ -54,8 +62,29 @@ impl Compiler<'_, '_, '_> {
                     None => {}
                 }
             }
-            Ok(Some(members))
+            Ok(Some((members, other)))
         })
+    }
+
+    /// What properties may be that nobody declared, where the schema speaks of such; and that it is not held to it.
+    fn rest(&mut self, flat: &Schema) -> Option<Value> {
+        const SPEAK: &[&str] = &["additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"];
+        for key in ["patternProperties", "propertyNames"] {
+            if flat.contains_key(key) {
+                self.relax("", key);
+            }
+        }
+        let rest = flat.get("additionalProperties").or_else(|| flat.get("unevaluatedProperties"));
+        let rest = match rest.cloned() {
+            _ if flat.contains_key("patternProperties") => Value::Bool(true),
+            Some(rest) => rest,
+            None => Value::Bool(!flat.contains_key("properties") && SPEAK.iter().any(|k| flat.contains_key(*k))),
+        };
+        if rest == Value::Bool(false) {
+            return None;
+        }
+        self.relax("", "additionalProperties");
+        Some(rest)
     }
 
     /// The whole object's properties as Python keywords; a property that is no keyword cannot be given.
@@ -76,7 +105,17 @@ impl Compiler<'_, '_, '_> {
                     _ => {}
                 }
             }
-            Ok(Some(members))
+            let other = match this.rest(flat) {
+                Some(rest) => this.value(&rest, "/additionalProperties")?,
+                None => None,
+            };
+            let taken: Vec<_> = declared(flat).iter().map(|(name, ..)| literal(name)).collect();
+            let but = if taken.is_empty() { String::new() } else { format!(" & ~({})", taken.join(" | ")) };
+            let other = other.map(|value| {
+                let key = this.w().terminal(&format!("(/{KEYWORD}/{but}) \"=\""));
+                format!("{key} {value}")
+            });
+            Ok(Some((members, other)))
         })
     }
 
@@ -84,7 +123,7 @@ impl Compiler<'_, '_, '_> {
     #[allow(clippy::type_complexity)]
     fn each_object(
         &mut self,
-        members: &mut dyn FnMut(&mut Self, &Schema) -> Result<Option<Vec<Member>>, RuleError>,
+        members: &mut dyn FnMut(&mut Self, &Schema) -> Result<Option<(Vec<Member>, Option<String>)>, RuleError>,
     ) -> Result<String, RuleError> {
         let nothing = Schema::new();
         let root = self.root.as_object().unwrap_or(&nothing);
@@ -96,14 +135,14 @@ impl Compiler<'_, '_, '_> {
             if !types.is_empty() && !types.contains(&"object") {
                 continue;
             }
-            for key in ["minProperties", "maxProperties", "patternProperties"] {
+            for key in ["minProperties", "maxProperties"] {
                 if flat.contains_key(key) {
                     self.relax("", key);
                 }
             }
-            if let Some(members) = members(self, &flat)? {
-                let layout =
-                    Layout { comma: comma.clone(), close: String::new(), min: 0, max: usize::MAX, other: None };
+            if let Some((members, other)) = members(self, &flat)? {
+                let other = other.map(|rule| self.w().rule(&rule));
+                let layout = Layout { comma: comma.clone(), close: String::new(), min: 0, max: usize::MAX, other };
                 let body = self.sequence(members, layout);
                 let body = if body.is_empty() { "\"\"".to_owned() } else { body };
                 all.push(self.w().rule(&body));
@@ -189,25 +228,9 @@ impl Compiler<'_, '_, '_> {
 
     /// What a string's schema says of its raw text.
     fn text(&mut self, flat: &Schema, path: &str) -> Text {
-        let mut regexes = Vec::new();
-        let length = |key: &str| flat.get(key).and_then(Value::as_u64);
-        match (length("minLength").unwrap_or(0), length("maxLength")) {
-            (0, None) => {}
-            (min, max) if !self.work.loose => {
-                regexes.push(format!("/(?s:.{{{min},{}}})/", max.map_or(String::new(), |m| m.to_string())));
-            }
-            _ => self.relax(path, if flat.contains_key("maxLength") { "maxLength" } else { "minLength" }),
-        }
-        if let Some(pattern) = flat.get("pattern").and_then(Value::as_str) {
-            match anchored(pattern).filter(|_| !self.work.loose) {
-                Some(regex) => regexes.push(format!("/{regex}/")),
-                None => self.relax(path, "pattern"),
-            }
-        }
-        if flat.contains_key("format") {
-            self.relax(path, "format");
-        }
-        if regexes.is_empty() { Text::Free } else { Text::Regexes(regexes) }
+        let mut all = self.texts(flat, path);
+        all.extend(but(negate::excluded(flat).iter().filter_map(Value::as_str)));
+        if all.is_empty() { Text::Free } else { Text::Regexes(all) }
     }
 
     /// A raw string and everything up to the next argument.
@@ -247,7 +270,7 @@ impl Compiler<'_, '_, '_> {
         if pattern.typed || pattern.string_or_not {
             all.push(format!("{} {free}", (pattern.before)(self.work.writer, None, "string")));
             let (object, array, number) = (self.any_object(), self.any_array(), self.any_number());
-            let (boolean, null) = (self.boolean(), self.null());
+            let (boolean, null) = (self.boolean(&[]).unwrap_or_default(), self.null());
             for (kind, rule) in
                 [("object", object), ("array", array), ("number", number), ("boolean", boolean), ("null", null)]
             {
@@ -263,7 +286,7 @@ impl Compiler<'_, '_, '_> {
     /// Any Python keywords at all.
     pub fn any_keywords(&mut self) -> String {
         let (value, comma) = (self.any(), self.comma());
-        let key = self.w().regex("[A-Za-z_][A-Za-z0-9_]{0,63}=");
+        let key = self.w().regex(&format!("{KEYWORD}="));
         self.w().rule(&format!("({key} {value} ({comma} {key} {value})*)?"))
     }
 }
@@ -280,41 +303,5 @@ fn type_of(value: &Value) -> &'static str {
 }
 
 fn matches_empty(regex: &str) -> bool {
-    regex.starts_with("/(?s:.{0,") || regex == "/(?s:.*)/"
-}
-
-/// A pattern as an expression for the whole text, where its anchors stand at its ends.
-fn anchored(pattern: &str) -> Option<String> {
-    if !scalar::compiles(pattern) {
-        return None;
-    }
-    let (start, rest) = match pattern.strip_prefix('^') {
-        Some(rest) => ("", rest),
-        None => ("(?s:.*)", pattern),
-    };
-    let (end, rest) = match rest.strip_suffix('$').filter(|r| !r.ends_with('\\')) {
-        Some(rest) => ("", rest),
-        None => ("(?s:.*)", rest),
-    };
-    // Anchors elsewhere, or an alternative that only one of them belongs to.
-    let (mut depth, mut class, mut chars) = (0, false, rest.chars());
-    while let Some(c) = chars.next() {
-        match c {
-            '\\' => {
-                if matches!(chars.next(), Some('b' | 'B' | 'A' | 'z')) {
-                    return None;
-                }
-            }
-            '[' if !class => class = true,
-            ']' => class = false,
-            '(' if !class => depth += 1,
-            ')' if !class => depth -= 1,
-            '^' if !class => return None,
-            '$' if !class => return None,
-            '|' if !class && depth == 0 => return None,
-            _ => {}
-        }
-    }
-    let inner = regex_to_lark(rest, "dw");
-    Some(format!("{start}({inner}){end}"))
+    regex.starts_with("/(?s:.{0,") || regex.starts_with("/(?s:.*)/ & ") || regex == "/(?s:.*)/"
 }

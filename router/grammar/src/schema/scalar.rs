@@ -1,9 +1,8 @@
 //! Strings, numbers and constants, as JSON and as Python write them.
 
-use llguidance::derivre::{RegexAst, RegexBuilder};
-use llguidance::regex_to_lark;
 use serde_json::{Value, json};
 
+use super::text::{but, compiles, lengths};
 use super::{Compiler, Schema};
 use crate::lark::{either, literal, some_blanks};
 use crate::rules::RuleError;
@@ -19,19 +18,21 @@ const STRING: &str = concat!(
     r#""([^"\\\x00-\x1f]|\\["\\\/bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"#,
     r#"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*""#
 );
-/// A JSON string whose text is what it spells, but for the plainest escapes: nothing else can be the same key.
-const PLAIN_KEY: &str = r#""([^"\\\x00-\x1f]|\\["\\bfnrt])*""#;
 /// A Python string in either quotes.
 const PYTHON_STRING: &str = concat!(
     r#""([^"\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*""#,
     r#"|'([^'\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*'"#
 );
+/// A Python string of so many characters.
+const PYTHON_UNITS: [&str; 2] = [
+    r#""([^"\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})){}""#,
+    r#"'([^'\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})){}'"#,
+];
 /// As many digits as any reader takes.
 const INTEGER: &str = r"-?(0|[1-9][0-9]{0,19})";
 const NUMBER: &str = r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
-/// The formats that llguidance knows.
-const FORMATS: &[&str] =
-    &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
+/// What llguidance takes of a string's schema.
+const TEXT: &[&str] = &["minLength", "maxLength", "pattern"];
 
 impl Compiler<'_, '_, '_> {
     pub(super) fn any_string(&mut self) -> String {
@@ -40,20 +41,6 @@ impl Compiler<'_, '_, '_> {
             Dialect::Python => PYTHON_STRING,
         };
         self.w().regex(regex)
-    }
-
-    /// Any key but these.
-    pub(super) fn other_key(&mut self, taken: &[String]) -> String {
-        // Both quotes of Python would have to exclude each name.
-        let any = format!("/{PLAIN_KEY}/");
-        let body = match taken {
-            [] => any,
-            taken => {
-                let taken: Vec<_> = taken.iter().map(|t| literal(&quoted(t))).collect();
-                format!("{any} & ~({})", taken.join(" | "))
-            }
-        };
-        self.w().terminal(&body)
     }
 
     pub(super) fn word(&self, json: &'static str) -> &'static str {
@@ -65,9 +52,10 @@ impl Compiler<'_, '_, '_> {
         }
     }
 
-    pub(super) fn boolean(&mut self) -> String {
-        let regex = format!("{}|{}", self.word("true"), self.word("false"));
-        self.w().regex(&regex)
+    pub(super) fn boolean(&mut self, banned: &[&Value]) -> Option<String> {
+        let words = [(true, "true"), (false, "false")].into_iter().filter(|(b, _)| !banned.contains(&&Value::Bool(*b)));
+        let words: Vec<_> = words.map(|(_, word)| self.word(word)).collect();
+        (!words.is_empty()).then(|| self.w().regex(&words.join("|")))
     }
 
     pub(super) fn null(&mut self) -> String {
@@ -78,25 +66,50 @@ impl Compiler<'_, '_, '_> {
         self.w().regex(NUMBER)
     }
 
-    pub(super) fn number(&mut self, flat: &Schema, kind: &str, path: &str) -> String {
+    pub(super) fn number(&mut self, flat: &Schema, kind: &str, banned: &[&Value], path: &str) -> String {
         const KEYS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
         let plain = if kind == "integer" { INTEGER } else { NUMBER };
-        self.leaf(flat, kind, KEYS, path).unwrap_or_else(|| self.w().regex(plain))
+        let bounded = self.leaf(flat, kind, KEYS, path);
+        if kind == "integer" && bounded.is_none() && !banned.is_empty() {
+            let banned: Vec<_> = banned.iter().map(|n| literal(&n.to_string())).collect();
+            let zero = if banned.contains(&literal("0")) { " & ~\"-0\"" } else { "" };
+            return self.w().terminal(&format!("/{plain}/ & ~({}){zero}", banned.join(" | ")));
+        }
+        if !banned.is_empty() {
+            self.relax(path, "not");
+        }
+        bounded.unwrap_or_else(|| self.w().regex(plain))
     }
 
-    pub(super) fn string(&mut self, flat: &Schema, path: &str) -> String {
-        let keys: &[&str] = match self.dialect {
-            Dialect::Json => &["minLength", "maxLength", "pattern", "format"],
-            Dialect::Python => {
-                for key in ["minLength", "maxLength", "pattern", "format"] {
-                    if flat.contains_key(key) {
-                        self.relax(path, key);
-                    }
+    pub(super) fn string(&mut self, flat: &Schema, banned: &[&Value], path: &str) -> String {
+        let banned: Vec<&str> = banned.iter().filter_map(|v| v.as_str()).collect();
+        let (pattern, format) = (flat.contains_key("pattern"), flat.contains_key("format"));
+        let sized = lengths(flat) != (0, None);
+        if !pattern && !format && !sized {
+            let banned: Vec<String> = banned.into_iter().map(str::to_owned).collect();
+            return if banned.is_empty() { self.any_string() } else { self.other_key(&banned) };
+        }
+        if !format && banned.is_empty() {
+            match self.dialect {
+                Dialect::Python if !pattern && !self.work.loose => {
+                    let (min, max) = lengths(flat);
+                    let max = max.map_or(String::new(), |max| max.to_string());
+                    let units = PYTHON_UNITS.map(|units| units.replace("{}", &format!("{{{min},{max}}}")));
+                    return self.w().regex(&units.join("|"));
                 }
-                &[]
+                Dialect::Python if !self.work.loose => {
+                    let texts = self.texts(flat, path);
+                    let plain = (!texts.is_empty()).then(|| self.quoted_text(&texts));
+                    let json = self.leaf(flat, "string", TEXT, path);
+                    let both: Vec<_> = plain.into_iter().chain(json).collect();
+                    return if both.is_empty() { self.any_string() } else { either(&both) };
+                }
+                _ => return self.leaf(flat, "string", TEXT, path).unwrap_or_else(|| self.any_string()),
             }
-        };
-        self.leaf(flat, "string", keys, path).unwrap_or_else(|| self.any_string())
+        }
+        let mut texts = self.texts(flat, path);
+        texts.extend(but(banned));
+        if texts.is_empty() { self.any_string() } else { self.quoted_text(&texts) }
     }
 
     /// What llguidance compiles by itself; none if the schema says no more than its type.
@@ -105,14 +118,13 @@ impl Compiler<'_, '_, '_> {
         for key in keys {
             let Some(value) = flat.get(*key) else { continue };
             let useless = match (*key, value) {
-                ("minLength", v) => v.as_u64() == Some(0),
+                ("minLength", v) => v.as_f64() == Some(0.0),
                 _ => false,
             };
             if useless {
                 continue;
             }
             let known = match *key {
-                "format" => value.as_str().is_some_and(|f| FORMATS.contains(&f)),
                 "pattern" => value.as_str().is_some_and(compiles),
                 _ => true,
             };
@@ -131,7 +143,7 @@ impl Compiler<'_, '_, '_> {
             leaf.entry("maximum").or_insert_with(|| json!(9_007_199_254_740_991_i64));
         }
         // Escapes are decoded before lengths are counted, but not before patterns are matched.
-        let general = !leaf.contains_key("pattern") && !leaf.contains_key("format");
+        let general = !leaf.contains_key("pattern");
         leaf.insert("type".into(), kind.into());
         leaf.insert(
             "x-guidance".into(),
@@ -176,6 +188,11 @@ impl Compiler<'_, '_, '_> {
             Value::Null => vec![self.word("null").into()],
             Value::Bool(b) => vec![self.word(if *b { "true" } else { "false" }).into()],
             Value::String(s) => self.string_spellings(s),
+            Value::Number(n) => {
+                let whole = n.as_f64().filter(|f| n.is_f64() && f.fract() == 0.0 && f.abs() < 1e15);
+                let whole = whole.map(|f| format!("{f:.0}"));
+                std::iter::once(n.to_string()).chain(whole).collect()
+            }
             other => vec![other.to_string()],
         }
     }
@@ -191,12 +208,6 @@ impl Compiler<'_, '_, '_> {
             }
         }
         all
-    }
-
-    /// A key as an expression.
-    pub(super) fn key(&mut self, key: &str) -> String {
-        let all: Vec<_> = self.string_spellings(key).iter().map(|s| literal(s)).collect();
-        either(&all)
     }
 }
 
@@ -219,10 +230,4 @@ fn ascii(text: &str) -> String {
         }
     }
     out
-}
-
-/// Whether llguidance can compile the pattern: it has no lookaround and no back references.
-pub(super) fn compiles(pattern: &str) -> bool {
-    let ast = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
-    RegexBuilder::new().mk(&ast).is_ok()
 }

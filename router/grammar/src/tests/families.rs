@@ -78,10 +78,52 @@ fn qwen3_coder() {
             r#"C(f|-|{"n": 3})M(why
 )"#,
         ),
+        // The whole object where its arguments belong one by one.
+        ("<function=f>\n{\"n\": 3}\n</function>", r#"C(f|-|{"n": 3})"#),
         ("<think>\nuse <tool_call>?\n</think>\n\nno", "R(use <tool_call>?)T(no)"),
         ("<think>\nuse\n<tool_call>\n<function=f>\n</function>\n</tool_call>", "R(use)C(f|-|{})"),
     ];
     check("qwen3_coder", &cases);
+}
+
+/// Nobody said which tools there are: whatever is written as a call is one.
+#[test]
+fn without_a_list_of_tools_every_name_will_do() {
+    let cases = [
+        ("llama_json", r#"{"name": "any", "parameters": {"a": [1]}}"#, r#"C(any|-|{"a": [1]})"#),
+        ("llama_json", r#"{"name": "any"}"#, r#"T({"name": "any"})"#),
+        ("llama_json", r#"{"answer": {"name": "any"}}"#, r#"T({"answer": {"name": "any"}})"#),
+        ("llama_pythonic", "[any(a='x'), other()]", r#"C(any|-|{"a": "x"})C(other|-|{})"#),
+        ("llama_pythonic", "[1, 2] and [x]", "T([1, 2] and [x])"),
+        ("mistral_v3", r#"[{"name": "any", "arguments": {}}]"#, "C(any|-|{})"),
+        (
+            "qwen3_coder",
+            "<function=any>\n<parameter=a>\nx\n<parameter=b>\ny\n</parameter>\n</function>",
+            r#"C(any|-|{"a": "x", "b": "y"})"#,
+        ),
+        ("qwen3_coder", "see <function= in the manual", "T(see <function= in the manual)"),
+    ];
+    for (name, output, want) in cases {
+        for cut in cuts(&pieces(output), &mut Random::new(7)) {
+            let options = ParserOptions { parse_tools: true, ..ParserOptions::default() };
+            assert_eq!(short(&parse(format(name), options, &cut)), want, "{name}: {output:?} cut as {cut:?}");
+        }
+    }
+}
+
+#[test]
+fn a_number_for_an_id_means_the_only_tool() {
+    let format = format("kimi_k2");
+    let output = pieces("«<|tool_call_begin|>»0«<|tool_call_argument_begin|>»{}«<|tool_call_end|>»");
+    let one = |tools: &[ToolDecl]| {
+        short(&parse(
+            format,
+            ParserOptions { tools: tools.into(), parse_tools: true, ..ParserOptions::default() },
+            &output,
+        ))
+    };
+    assert_eq!(one(&tools()[..1]), "C(f|functions.f:0|{})");
+    assert_eq!(one(&tools()[..2]), "C(0|-|{})");
 }
 
 #[test]

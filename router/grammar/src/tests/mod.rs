@@ -6,9 +6,15 @@ mod families;
 mod fuzz;
 mod lenient;
 mod loading;
+mod properties;
 mod templates;
 
 use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Region, ToolDecl};
+
+/// How many random cases a test tries: more than usual where the environment says so.
+pub fn cases(usual: u64) -> u64 {
+    std::env::var("REIN_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+}
 
 /// Whether ids of calls are told by the wire.
 pub fn wire_ids(format: &Format) -> bool {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Bench, rules, tool};
-use crate::tests::Random;
+use crate::tests::{Random, cases};
 use crate::{Call, Calls, Codec, Format, Markers, Region, RenderOptions, Rules, Turn, formats, render};
 
 pub fn tools() -> Rules {
@@ -106,7 +106,7 @@ fn rendered_turns_are_accepted() {
             let b = Bench::new(format, spelled);
             let mut random = Random::new(7);
             let mut bad = 0;
-            for round in 0..60 {
+            for round in 0..cases(60) {
                 let turn = turn(format, &mut random);
                 let start =
                     if format.reasoning.is_some() && random.one_in(3) { Region::Reasoning } else { Region::Text };

@@ -194,15 +194,7 @@ fn what_is_not_enforced_is_told() {
         "d": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}}});
     let compiled = b.compile(&rules(vec![tool("f", schema.clone())]));
     let told: Vec<_> = compiled.relaxations().iter().map(|r| (r.path.as_str(), r.keyword.as_str())).collect();
-    assert_eq!(
-        told,
-        [
-            ("/properties/a", "pattern"),
-            ("/properties/b", "not"),
-            ("/properties/c", "format"),
-            ("/properties/d", "uniqueItems")
-        ]
-    );
+    assert_eq!(told, [("/properties/a", "pattern"), ("/properties/c", "format"), ("/properties/d", "uniqueItems")]);
     let strict = rules(vec![Tool { name: "f".into(), parameters: Some(schema), strict: true }]);
     match b.grammars.compile(&Rules { enforcement: Enforcement::Off, ..strict }) {
         Err(RuleError::Unenforceable { path, keyword, field, .. }) => {
@@ -251,4 +243,107 @@ fn an_empty_name_is_a_name() {
     };
     assert!(b.takes(&rules, &call("")));
     assert!(!b.takes(&rules, &call("b")));
+}
+
+/// `schemas.json` holds schemas of real life's shapes with instances as Python's jsonschema judges them (formats too).
+/// Valid ones are taken however they are spelled, in either order; the others are not, unless validation is left to tell.
+#[test]
+fn instances_are_judged_as_by_another_validator() {
+    #[derive(serde::Deserialize)]
+    struct Case {
+        case: String,
+        schema: Value,
+        valid: Vec<Value>,
+        invalid: Vec<Value>,
+    }
+    const LAX: &[&str] = &["oneOf overlapping", "oneOf required either", "uniqueItems"];
+    let cases: Vec<Case> = serde_json::from_str(include_str!("schemas.json")).expect("cases");
+    let b = Bench::new(crate::PLAIN, false);
+    let mut failures = Vec::new();
+    for Case { case, schema, valid, invalid } in cases {
+        let response = Some(crate::Response::JsonSchema { schema, strict: false });
+        let compiled = b.compile(&Rules { response, ..Rules::default() });
+        let takes = |text: &str| {
+            let ids = b.tokens.encode(text.as_bytes());
+            b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true)
+        };
+        let lax = !compiled.relaxations().is_empty();
+        if lax != LAX.contains(&case.as_str()) {
+            failures.push(format!("{case}: {:?}", compiled.relaxations()));
+        }
+        for instance in &valid {
+            let spaced = serde_json::to_string_pretty(instance).expect("JSON");
+            for text in [instance.to_string(), spaced, reversed(instance).to_string()] {
+                if !takes(&text) {
+                    failures.push(format!("{case}: {text} is refused"));
+                }
+            }
+        }
+        for instance in &invalid {
+            let text = instance.to_string();
+            if takes(&text) && !lax {
+                failures.push(format!("{case}: {text} is taken"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Members in the other order.
+fn reversed(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => Value::Object(map.iter().rev().map(|(k, v)| (k.clone(), reversed(v))).collect()),
+        Value::Array(items) => items.iter().map(reversed).collect(),
+        other => other.clone(),
+    }
+}
+
+#[test]
+fn arguments_one_by_one_obey_formats_lengths_and_patterns() {
+    let schema = json!({"type": "object", "additionalProperties": false, "properties": {
+        "at": {"type": "string", "format": "date"}, "p": {"type": "string", "pattern": "^[a-c]{2,3}$"},
+        "l": {"type": "string", "minLength": 2, "maxLength": 3}, "n": {"type": "string", "not": {"enum": ["bad", "worse"]}}}});
+    let rules = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema)]) };
+    for name in ["llama_pythonic", "qwen3_coder", "deepseek_v3_2", "kimi_k3", "hermes"] {
+        let b = Bench::new(crate::by_name(name).expect("a format"), false);
+        let compiled = b.compile(&rules);
+        assert_eq!(compiled.relaxations(), [], "{name}");
+        let takes = |arguments: Value| {
+            let call = crate::Call { name: "f".into(), arguments: arguments.to_string() };
+            let turn = crate::Turn { calls: vec![call], ..crate::Turn::default() };
+            let ids = b.tokens.ids(&crate::render(b.format, &turn, crate::RenderOptions::default()));
+            b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true)
+        };
+        assert!(takes(json!({"at": "2026-11-21", "p": "abc", "l": "日本", "n": "badly"})), "{name}");
+        for wrong in [
+            json!({"at": "21.11.2026"}),
+            json!({"p": "abcd"}),
+            json!({"l": "abcd"}),
+            json!({"l": "é"}),
+            json!({"n": "bad"}),
+        ] {
+            assert!(!takes(wrong.clone()), "{name}: {wrong}");
+        }
+    }
+}
+
+#[test]
+fn arguments_that_nobody_declared_are_taken_where_the_schema_asks_for_them() {
+    let schema =
+        json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}});
+    let rules = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema)]) };
+    for format in crate::formats().iter().filter(|f| f.has_calls()) {
+        let b = Bench::new(format, false);
+        let call = crate::Call { name: "f".into(), arguments: r#"{"a": "x", "other": 3}"#.into() };
+        let turn = crate::Turn { calls: vec![call], ..crate::Turn::default() };
+        let ids = b.tokens.ids(&crate::render(format, &turn, crate::RenderOptions::default()));
+        assert_eq!(b.run(&mut b.matcher(&rules), &ids), (ids.len(), true), "{}", format.name);
+        let calls = b.parse(&rules, &ids).expect("a call");
+        assert_eq!(
+            serde_json::from_str::<Value>(&calls[0].1).ok(),
+            Some(json!({"a": "x", "other": 3})),
+            "{}",
+            format.name
+        );
+    }
 }

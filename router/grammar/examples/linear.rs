@@ -1,0 +1,89 @@
+//! How parsing time grows with hostile output: for each format, the worst of many outputs at 50 KB and at 1 MB.
+//!
+//! `cargo run --release -p rein-grammar --example linear [FORMAT]`
+
+use std::time::{Duration, Instant};
+
+use rein_grammar::{
+    Call, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions, ToolDecl, Turn, formats, render,
+    render_text,
+};
+
+const SMALL: usize = 50_000;
+const LARGE: usize = 1_000_000;
+/// As often as the small output is read for one reading of the large one.
+const TIMES: usize = LARGE / SMALL;
+
+/// What hostile outputs are made of, over and over.
+fn atoms(format: &Format) -> Vec<String> {
+    let call = Call { name: "f".into(), arguments: r#"{"a": "x \" {[</", "b": [[1, {"c": "\\"}]]}"#.into() };
+    let turn = Turn { reasoning: Some("r".into()), text: "t".into(), calls: vec![call.clone(), call] };
+    let whole = render_text(&render(format, &turn, RenderOptions::default()));
+    let mut all: Vec<String> = [
+        "{", "[", "{\"a\":", "\"", "\\", "\"\\\\", "'", "<", "</", "<a>", "<f ", " ", "\n", "é", "\0", "(", "f(a=",
+        "[f(",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    // The turn, its halves, and what it begins and ends with.
+    let cuts: Vec<usize> = whole.char_indices().map(|(i, _)| i).collect();
+    for part in [1, 2, 3, 5, 8] {
+        let at = cuts[cuts.len() * part / 10];
+        all.extend([whole[..at].to_owned(), whole[at..].to_owned()]);
+    }
+    all.push(whole);
+    all.retain(|atom| !atom.is_empty());
+    all
+}
+
+fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: usize) -> Duration {
+    let tools = vec![ToolDecl { name: "f".into(), parameters: None }];
+    let began = Instant::now();
+    let mut parser = Parser::new(format, ParserOptions { start, tools, parse_tools: true });
+    let mut events = Vec::new();
+    for piece in pieces {
+        match piece {
+            OwnedPiece::Bytes(bytes) => {
+                for chunk in bytes.chunks(chunk) {
+                    parser.push(Piece::Bytes(chunk), &mut events);
+                    events.clear();
+                }
+            }
+            special => parser.push(special.as_piece(), &mut events),
+        }
+    }
+    parser.finish(&mut events);
+    began.elapsed()
+}
+
+fn main() {
+    let only = std::env::args().nth(1);
+    println!("{:<20} {:>7} {:>12} {:>10}  worst output", "format", "ratio", "1 MB, ms", "MB/s");
+    for format in formats().iter().filter(|f| only.as_ref().is_none_or(|name| f.name == name)) {
+        let mut worst = (0.0, Duration::ZERO, String::new());
+        for atom in atoms(format) {
+            for start in [Region::Text, Region::Reasoning] {
+                for (chunk, split) in [(1, false), (LARGE, false), (7, true)] {
+                    let output = |bytes: usize| {
+                        let text = atom.repeat(bytes.div_ceil(atom.len()));
+                        if split { format.split(&text) } else { vec![OwnedPiece::Bytes(text.into_bytes())] }
+                    };
+                    let (small, large) = (output(SMALL), output(LARGE));
+                    let short: Duration = (0..TIMES).map(|_| read(format, start, &small, chunk)).sum();
+                    let long = read(format, start, &large, chunk);
+                    let ratio = long.as_secs_f64() / short.as_secs_f64() * TIMES as f64;
+                    if ratio > worst.0 {
+                        worst = (
+                            ratio,
+                            long,
+                            format!("{:?} by {chunk} from {start:?}", &atom.chars().take(24).collect::<String>()),
+                        );
+                    }
+                }
+            }
+        }
+        let (ratio, long, atom) = worst;
+        let speed = LARGE as f64 / 1e6 / long.as_secs_f64();
+        println!("{:<20} {ratio:>7.1} {:>12.1} {speed:>10.1}  {atom}", format.name, long.as_secs_f64() * 1e3);
+    }
+}

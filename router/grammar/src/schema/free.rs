@@ -1,0 +1,58 @@
+//! Values of which a schema says nothing.
+
+use super::Compiler;
+use crate::limits::MAX_FREE_DEPTH;
+
+impl Compiler<'_, '_, '_> {
+    /// Any value, of bounded depth.
+    pub(super) fn any(&mut self) -> String {
+        let value = self.free().0;
+        self.w().rule(&format!("{value}::0x0"))
+    }
+
+    /// Any object, of bounded depth.
+    pub(super) fn any_object(&mut self) -> String {
+        let (_, pair, _) = self.free();
+        let (open, close, comma) = (self.open(), self.close(), self.comma());
+        self.w().rule(&format!("{open} ({pair}::0x0 ({comma} {pair}::0x0)*)? {close}"))
+    }
+
+    /// Any array, of bounded depth.
+    pub(super) fn any_array(&mut self) -> String {
+        let (value, ..) = self.free();
+        let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
+        let comma = self.comma();
+        self.w().rule(&format!("{start} ({value}::0x0 ({comma} {value}::0x0)*)? {end}"))
+    }
+
+    /// Rules for any value and for a member of any object; the parameter is the depth. It grows where a value becomes an
+    /// object or an array and nowhere else: llguidance cannot take a rule that is being defined with another parameter
+    /// than its own.
+    fn free(&mut self) -> (String, String, String) {
+        let (string, number, comma, colon) = (self.any_string(), self.any_number(), self.comma(), self.colon());
+        let words = format!("{}|{}|{}", self.word("true"), self.word("false"), self.word("null"));
+        let words = self.w().regex(&words);
+        let (open, close) = (self.open(), self.close());
+        let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
+        let w = self.w();
+        let key = format!("any of {string} {words}");
+        if let Some(names) = w.shared(&key) {
+            return names;
+        }
+        let (value, object, array, pair) = (w.reserve(), w.reserve(), w.reserve(), w.reserve());
+        let nested = |name: &str| format!("{name}::incr(_) %if lt(_, {MAX_FREE_DEPTH})");
+        w.define_parametric(&value, &[string.clone(), number, words, nested(&object), nested(&array)]);
+        w.define_parametric(&pair, &[format!("{string} {colon} {value}::_")]);
+        w.define_parametric(
+            &object,
+            &[format!("{open} {close}"), format!("{open} {pair}::_ ({comma} {pair}::_)* {close}")],
+        );
+        w.define_parametric(
+            &array,
+            &[format!("{start} {end}"), format!("{start} {value}::_ ({comma} {value}::_)* {end}")],
+        );
+        let names = (value, pair, array);
+        w.share(&key, names.clone());
+        names
+    }
+}

@@ -1,0 +1,154 @@
+//! Keys of objects.
+
+use serde_json::{Value, json};
+
+use super::text::{anchored, but, exclusive};
+use super::{Compiler, Dialect, Schema, flat};
+use crate::lark::{either, escape, literal};
+use crate::rules::RuleError;
+
+/// A JSON string that spells its text plainly: ASCII as itself or by the shortest escape, all else as itself or in
+/// lower-case digits. Nothing else can be the same key.
+const PLAIN_KEY: &str = concat!(
+    r#""([^"\\\x00-\x1f]|\\["\\bfnrt]|\\u(00[89a-f][0-9a-f]|0[1-9a-f][0-9a-f]{2}|[1-9a-ce-f][0-9a-f]{3}"#,
+    r#"|d[0-7][0-9a-f]{2}|d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}))*""#
+);
+
+impl Compiler<'_, '_, '_> {
+    /// A key as an expression.
+    pub(super) fn key(&mut self, key: &str) -> String {
+        let all: Vec<_> = self.string_spellings(key).iter().map(|s| literal(s)).collect();
+        either(&all)
+    }
+
+    /// Any key but these.
+    pub(super) fn other_key(&mut self, taken: &[String]) -> String {
+        // Both quotes of Python would have to exclude each name.
+        let any = format!("/{PLAIN_KEY}/");
+        let body = match taken {
+            [] => any,
+            taken => {
+                let taken: Vec<_> = taken.iter().map(|t| plain(t)).collect();
+                format!("{any} & ~({})", taken.join(" | "))
+            }
+        };
+        self.w().terminal(&body)
+    }
+
+    /// Keys that obey `names` (a schema) and all `texts`, but none of these.
+    fn keys(
+        &mut self,
+        names: Option<&Value>,
+        texts: &[String],
+        taken: &[String],
+        path: &str,
+    ) -> Result<Vec<String>, RuleError> {
+        let flats = match names {
+            None => vec![Schema::new()],
+            Some(names) => {
+                let map = json!({"type": "string", "allOf": [names]});
+                map.as_object().map_or(Ok(Vec::new()), |map| self.flatten(map, path))?
+            }
+        };
+        let mut all = Vec::new();
+        for flat in flats {
+            if let Some(values) = flat::values(&flat) {
+                let names = values.iter().filter_map(Value::as_str).filter(|n| !taken.iter().any(|t| t == n));
+                let names: Vec<_> = names.map(|n| self.key(n)).collect();
+                if !texts.is_empty() {
+                    self.relax(path, "propertyNames");
+                }
+                all.extend(names);
+                continue;
+            }
+            let mut texts = [self.texts(&flat, path), texts.to_vec()].concat();
+            let excluded = super::negate::excluded(&flat);
+            if texts.is_empty() {
+                let excluded = excluded.iter().filter_map(Value::as_str).map(str::to_owned);
+                let taken: Vec<String> = taken.iter().cloned().chain(excluded).collect();
+                all.push(self.other_key(&taken));
+                continue;
+            }
+            texts.extend(but(taken.iter().map(String::as_str)));
+            texts.extend(but(excluded.iter().filter_map(Value::as_str)));
+            all.push(self.quoted_text(&texts));
+        }
+        Ok(all)
+    }
+
+    /// Members that the schema does not name: those that its patterns match, and `rest`.
+    pub(super) fn others(
+        &mut self,
+        flat: &Schema,
+        rest: &Value,
+        taken: &[String],
+        path: &str,
+    ) -> Result<Option<String>, RuleError> {
+        let colon = self.colon();
+        let names = flat.get("propertyNames");
+        let patterns = flat.get("patternProperties").and_then(Value::as_object);
+        let patterns: Vec<(&String, &Value)> = patterns.into_iter().flatten().collect();
+        let regexes: Option<Vec<String>> =
+            patterns.iter().map(|(p, _)| anchored(p).map(|regex| format!("/{regex}/"))).collect();
+        let Some(regexes) =
+            regexes.filter(|_| self.dialect == Dialect::Json && !self.work.loose || patterns.is_empty())
+        else {
+            self.relax(path, "patternProperties");
+            let (key, value) = (self.other_key(taken), self.any());
+            return Ok(Some(format!("{key} {colon} {value}")));
+        };
+        // Which patterns a key matches, and what its value has to be then.
+        let mut ways: Vec<(Vec<usize>, Value)> =
+            patterns.iter().enumerate().map(|(i, (_, schema))| (vec![i], (*schema).clone())).collect();
+        for (i, (a, first)) in patterns.iter().enumerate() {
+            for (j, (b, second)) in patterns.iter().enumerate().skip(i + 1) {
+                if !exclusive(a, b) {
+                    ways.push((vec![i, j], json!({"allOf": [first, second]})));
+                }
+            }
+        }
+        if patterns.len() > 2 && ways.len() > patterns.len() + 1 {
+            self.relax(path, "patternProperties");
+        }
+        if *rest != Value::Bool(false) {
+            ways.push((Vec::new(), rest.clone()));
+        }
+        let mut all = Vec::new();
+        for (which, schema) in &ways {
+            let Some(value) = self.value(schema, path)? else { continue };
+            let not = |i: &usize| {
+                !which.contains(i) && ways.iter().any(|(w, _)| which.iter().all(|x| w.contains(x)) && w.contains(i))
+            };
+            let texts: Vec<String> = regexes
+                .iter()
+                .enumerate()
+                .filter_map(|(i, regex)| {
+                    which.contains(&i).then(|| regex.clone()).or_else(|| not(&i).then(|| format!("~{regex}")))
+                })
+                .collect();
+            for key in self.keys(names, &texts, taken, path)? {
+                all.push(format!("{key} {colon} {value}"));
+            }
+        }
+        Ok((!all.is_empty()).then(|| either(&all)))
+    }
+}
+
+/// The spellings of a key that [`PLAIN_KEY`] has.
+fn plain(text: &str) -> String {
+    let quoted = super::quoted(text);
+    if quoted.is_ascii() {
+        return literal(&quoted);
+    }
+    let mut regex = String::new();
+    for c in quoted.chars() {
+        if c.is_ascii() {
+            regex.push_str(&escape(&c.to_string()));
+        } else {
+            let mut units = [0; 2];
+            let units: String = c.encode_utf16(&mut units).iter().map(|unit| format!("\\\\u{unit:04x}")).collect();
+            regex.push_str(&format!("({c}|{units})"));
+        }
+    }
+    format!("/{regex}/")
+}

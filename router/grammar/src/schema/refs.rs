@@ -1,0 +1,185 @@
+//! References of any draft as JSON pointers into the schema they stand in.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use jsonschema::uri;
+use serde_json::{Map, Value};
+
+/// Keywords that hold a schema, a list of them, or schemas by name.
+const ONE: &[&str] = &[
+    "not",
+    "if",
+    "then",
+    "else",
+    "items",
+    "additionalItems",
+    "contains",
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "contentSchema",
+];
+const LIST: &[&str] = &["allOf", "anyOf", "oneOf", "prefixItems", "items"];
+const NAMED: &[&str] = &["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+
+/// The name of a schema that has none.
+const ROOT: &str = "json-schema:///";
+
+/// Where identified schemas are, by their absolute names.
+#[derive(Default)]
+struct Places {
+    pointers: HashMap<String, String>,
+    /// How many schemas have a dynamic anchor of this name.
+    dynamic: HashMap<String, usize>,
+    /// Before Draft 2019-09 nothing beside a `$ref` counts.
+    lone: bool,
+}
+
+/// The schema with every reference that it can follow itself as `#` and a JSON pointer.
+pub(crate) fn local(root: &Value) -> Cow<'_, Value> {
+    const TOLD: &[&str] = &["$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef", "$schema"];
+    if !mentions(root, TOLD) {
+        return Cow::Borrowed(root);
+    }
+    let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    let lone = ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|d| draft.contains(d));
+    let mut places = Places { lone, ..Places::default() };
+    places.collect(root, ROOT, "");
+    let mut local = root.clone();
+    places.rewrite(&mut local, ROOT);
+    Cow::Owned(local)
+}
+
+fn mentions(value: &Value, keys: &[&str]) -> bool {
+    match value {
+        Value::Object(map) => map.iter().any(|(k, v)| keys.contains(&k.as_str()) || mentions(v, keys)),
+        Value::Array(items) => items.iter().any(|v| mentions(v, keys)),
+        _ => false,
+    }
+}
+
+impl Places {
+    fn collect(&mut self, schema: &Value, base: &str, pointer: &str) {
+        let Value::Object(map) = schema else { return };
+        let base = self.base(map, base);
+        if let Some(id) = self.id(map) {
+            let (address, fragment) = split(&id);
+            if !address.is_empty() {
+                self.pointers.entry(base.clone()).or_insert_with(|| pointer.to_owned());
+            }
+            if !fragment.is_empty() {
+                self.pointers.entry(format!("{base}#{fragment}")).or_insert_with(|| pointer.to_owned());
+            }
+        }
+        for keyword in ["$anchor", "$dynamicAnchor"] {
+            if let Some(anchor) = map.get(keyword).and_then(Value::as_str) {
+                self.pointers.entry(format!("{base}#{anchor}")).or_insert_with(|| pointer.to_owned());
+                if keyword == "$dynamicAnchor" {
+                    *self.dynamic.entry(anchor.to_owned()).or_default() += 1;
+                }
+            }
+        }
+        for (at, inner) in below(map) {
+            self.collect(inner, &base, &format!("{pointer}{at}"));
+        }
+    }
+
+    fn id(&self, map: &Map<String, Value>) -> Option<String> {
+        // Beside a reference it says nothing in the drafts in which it is a sibling of one.
+        if self.lone && map.contains_key("$ref") {
+            return None;
+        }
+        let id = map.get("$id").or_else(|| map.get("id").filter(|_| self.lone))?;
+        id.as_str().map(str::to_owned)
+    }
+
+    fn base(&self, map: &Map<String, Value>, base: &str) -> String {
+        match self.id(map) {
+            Some(id) if !split(&id).0.is_empty() => join(base, split(&id).0),
+            _ => base.to_owned(),
+        }
+    }
+
+    /// Where a reference points, if that is here.
+    fn find(&self, base: &str, reference: &str) -> Option<String> {
+        let (address, fragment) = split(reference);
+        let whole = if address.is_empty() { base.to_owned() } else { join(base, address) };
+        if !fragment.is_empty() && !fragment.starts_with('/') {
+            return self.pointers.get(&format!("{whole}#{fragment}")).map(|p| format!("#{p}"));
+        }
+        let resource = if whole == ROOT { Some("") } else { self.pointers.get(&whole).map(String::as_str) };
+        resource.map(|resource| format!("#{resource}{fragment}"))
+    }
+
+    fn rewrite(&self, schema: &mut Value, base: &str) {
+        let Value::Object(map) = schema else { return };
+        let base = self.base(map, base);
+        if let Some(target) = map.get("$ref").and_then(Value::as_str).and_then(|r| self.find(&base, r)) {
+            if self.lone {
+                map.retain(|k, _| k == "$ref" || k == "definitions" || k == "$defs");
+            }
+            map.insert("$ref".into(), target.into());
+        }
+        let recursive = map.remove("$recursiveRef");
+        for reference in recursive.into_iter().chain(map.get("$dynamicRef").cloned()) {
+            let name = split(reference.as_str().unwrap_or_default()).1;
+            // With a single place to go to, there is nothing dynamic about it.
+            let many = self.dynamic.get(name).is_some_and(|n| *n > 1);
+            let target = reference.as_str().filter(|_| !many).and_then(|r| self.find(&base, r));
+            if let Some(target) = target {
+                map.remove("$dynamicRef");
+                if map.contains_key("$ref") {
+                    let all = map.entry("allOf").or_insert_with(|| Value::Array(Vec::new()));
+                    if let Value::Array(all) = all {
+                        all.push(serde_json::json!({"$ref": target}));
+                    }
+                } else {
+                    map.insert("$ref".into(), target.into());
+                }
+            }
+        }
+        for (keyword, value) in map.iter_mut() {
+            let keyword = keyword.as_str();
+            match value {
+                Value::Object(_) if ONE.contains(&keyword) => self.rewrite(value, &base),
+                Value::Object(named) if NAMED.contains(&keyword) => {
+                    named.values_mut().for_each(|schema| self.rewrite(schema, &base));
+                }
+                Value::Array(list) if LIST.contains(&keyword) => {
+                    list.iter_mut().for_each(|schema| self.rewrite(schema, &base));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The schemas directly below, with their pointers from here.
+fn below(map: &Map<String, Value>) -> Vec<(String, &Value)> {
+    let mut all = Vec::new();
+    for (keyword, value) in map {
+        match value {
+            Value::Object(_) if ONE.contains(&keyword.as_str()) => all.push((format!("/{keyword}"), value)),
+            Value::Object(named) if NAMED.contains(&keyword.as_str()) => {
+                let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
+                all.extend(named.iter().map(|(name, one)| (format!("/{keyword}/{}", escaped(name)), one)));
+            }
+            Value::Array(list) if LIST.contains(&keyword.as_str()) => {
+                all.extend(list.iter().enumerate().map(|(i, one)| (format!("/{keyword}/{i}"), one)));
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+fn split(reference: &str) -> (&str, &str) {
+    reference.split_once('#').unwrap_or((reference, ""))
+}
+
+fn join(base: &str, address: &str) -> String {
+    let whole = uri::from_str(base).and_then(|base| uri::resolve_against(&base.borrow(), address));
+    whole.map_or_else(|_| address.to_owned(), |whole| whole.as_str().to_owned())
+}
