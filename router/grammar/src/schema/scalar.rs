@@ -137,6 +137,9 @@ impl Compiler<'_, '_, '_> {
         if leaf.is_empty() {
             return None;
         }
+        if kind == "number" && !leaf.contains_key("multipleOf") {
+            inclusive(&mut leaf);
+        }
         if leaf.contains_key("multipleOf") {
             // Beyond these, readers that use floating point lose the last digits.
             leaf.entry("minimum").or_insert_with(|| json!(-9_007_199_254_740_991_i64));
@@ -230,4 +233,30 @@ fn ascii(text: &str) -> String {
         }
     }
     out
+}
+
+/// Exclusive bounds as inclusive ones a little further in: readers that use floating point take what is too near to a
+/// bound for the bound itself.
+fn inclusive(leaf: &mut Schema) {
+    const NEAR: f64 = 1e-12;
+    let (mut low, mut high) =
+        (leaf.get("minimum").and_then(Value::as_f64), leaf.get("maximum").and_then(Value::as_f64));
+    let within = |bound: f64, sign: f64| bound + sign * NEAR * bound.abs().max(1.0);
+    if let Some(bound) = leaf.get("exclusiveMinimum").and_then(Value::as_f64) {
+        let bound = within(bound, 1.0);
+        low = Some(low.map_or(bound, |low| low.max(bound)));
+    }
+    if let Some(bound) = leaf.get("exclusiveMaximum").and_then(Value::as_f64) {
+        let bound = within(bound, -1.0);
+        high = Some(high.map_or(bound, |high| high.min(bound)));
+    }
+    let empty = low.zip(high).is_some_and(|(low, high)| low > high);
+    if empty || !["exclusiveMinimum", "exclusiveMaximum"].iter().any(|key| leaf.contains_key(*key)) {
+        return;
+    }
+    for (exclusive, plain, bound) in [("exclusiveMinimum", "minimum", low), ("exclusiveMaximum", "maximum", high)] {
+        if leaf.remove(exclusive).is_some() {
+            leaf.insert(plain.into(), json!(bound));
+        }
+    }
 }

@@ -347,3 +347,16 @@ fn arguments_that_nobody_declared_are_taken_where_the_schema_asks_for_them() {
         );
     }
 }
+
+#[test]
+fn numbers_do_not_round_to_a_bound_that_they_exclude() {
+    let schema = json!({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 5});
+    let b = Bench::new(crate::PLAIN, false);
+    let rules = Rules { response: Some(crate::Response::JsonSchema { schema, strict: false }), ..Rules::default() };
+    let near_zero = format!("0.{}4", "0".repeat(330));
+    let near_five = format!("4.{}", "9".repeat(30));
+    assert!(b.takes(&rules, "0.001") && b.takes(&rules, "4.999") && b.takes(&rules, "0.25"));
+    assert!(
+        !b.takes(&rules, &near_zero) && !b.takes(&rules, &near_five) && !b.takes(&rules, "0") && !b.takes(&rules, "5")
+    );
+}
