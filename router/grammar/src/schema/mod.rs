@@ -12,6 +12,7 @@ mod keys;
 mod negate;
 mod object;
 mod params;
+mod range;
 mod refs;
 mod scalar;
 mod text;

@@ -52,11 +52,11 @@ impl Compiler<'_, '_, '_> {
             let mut members = Vec::new();
             let other = match this.rest(flat) {
                 // The name may be one of the declared: only validation tells.
-                Some(rest) => this.argument("", &rest, pattern)?,
+                Some(rest) => this.argument(None, &rest, pattern)?,
                 None => None,
             };
             for (name, schema, required) in declared(flat) {
-                match this.argument(&name, schema, pattern)? {
+                match this.argument(Some(&name), schema, pattern)? {
                     Some(rule) => members.push(Member { rule, required }),
                     None if required => return Ok(None),
                     None => {}
@@ -155,8 +155,14 @@ impl Compiler<'_, '_, '_> {
         Ok(either(&all))
     }
 
-    fn argument(&mut self, key: &str, schema: &Value, pattern: &Pattern<'_>) -> Result<Option<String>, RuleError> {
-        let path = format!("/properties/{key}");
+    /// An argument of this key, or of any.
+    fn argument(
+        &mut self,
+        key: Option<&str>,
+        schema: &Value,
+        pattern: &Pattern<'_>,
+    ) -> Result<Option<String>, RuleError> {
+        let path = key.map_or_else(|| "/additionalProperties".to_owned(), |key| format!("/properties/{key}"));
         let (mut texts, mut others): (Vec<Text>, Vec<(&str, String)>) = (Vec::new(), Vec::new());
         let flats = match schema {
             Value::Bool(false) => return Ok(None),
@@ -206,17 +212,17 @@ impl Compiler<'_, '_, '_> {
         let mut all = Vec::new();
         if pattern.typed || pattern.string_or_not {
             if !texts.is_empty() {
-                all.push(format!("{} {}", (pattern.before)(self.work.writer, Some(key), "string"), either(&texts)));
+                all.push(format!("{} {}", (pattern.before)(self.work.writer, key, "string"), either(&texts)));
             }
             for (kind, rule) in others {
-                all.push(format!("{} {rule}", (pattern.before)(self.work.writer, Some(key), kind)));
+                all.push(format!("{} {rule}", (pattern.before)(self.work.writer, key, kind)));
             }
         } else {
             // Free text is whatever comes: nothing else can be told from it.
             let values: Vec<_> =
                 if free { texts } else { texts.into_iter().chain(others.map(|(_, rule)| rule)).collect() };
             if !values.is_empty() {
-                all.push(format!("{} {}", (pattern.before)(self.work.writer, Some(key), ""), either(&values)));
+                all.push(format!("{} {}", (pattern.before)(self.work.writer, key, ""), either(&values)));
             }
         }
         if all.is_empty() {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::range::{Bound, between};
 use super::text::{but, compiles, lengths};
 use super::{Compiler, Schema};
 use crate::lark::{either, literal, some_blanks};
@@ -69,6 +70,16 @@ impl Compiler<'_, '_, '_> {
     pub(super) fn number(&mut self, flat: &Schema, kind: &str, banned: &[&Value], path: &str) -> String {
         const KEYS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
         let plain = if kind == "integer" { INTEGER } else { NUMBER };
+        if kind == "number"
+            && !flat.contains_key("multipleOf")
+            && let Some((low, high)) = bounds(flat)
+            && let Some(range) = between(low, high)
+        {
+            if !banned.is_empty() {
+                self.relax(path, "not");
+            }
+            return self.w().terminal(&range);
+        }
         let bounded = self.leaf(flat, kind, KEYS, path);
         if kind == "integer" && bounded.is_none() && !banned.is_empty() {
             let banned: Vec<_> = banned.iter().map(|n| literal(&n.to_string())).collect();
@@ -136,9 +147,6 @@ impl Compiler<'_, '_, '_> {
         }
         if leaf.is_empty() {
             return None;
-        }
-        if kind == "number" && !leaf.contains_key("multipleOf") {
-            inclusive(&mut leaf);
         }
         if leaf.contains_key("multipleOf") {
             // Beyond these, readers that use floating point lose the last digits.
@@ -235,28 +243,17 @@ fn ascii(text: &str) -> String {
     out
 }
 
-/// Exclusive bounds as inclusive ones a little further in: readers that use floating point take what is too near to a
-/// bound for the bound itself.
-fn inclusive(leaf: &mut Schema) {
-    const NEAR: f64 = 1e-12;
-    let (mut low, mut high) =
-        (leaf.get("minimum").and_then(Value::as_f64), leaf.get("maximum").and_then(Value::as_f64));
-    let within = |bound: f64, sign: f64| bound + sign * NEAR * bound.abs().max(1.0);
-    if let Some(bound) = leaf.get("exclusiveMinimum").and_then(Value::as_f64) {
-        let bound = within(bound, 1.0);
-        low = Some(low.map_or(bound, |low| low.max(bound)));
-    }
-    if let Some(bound) = leaf.get("exclusiveMaximum").and_then(Value::as_f64) {
-        let bound = within(bound, -1.0);
-        high = Some(high.map_or(bound, |high| high.min(bound)));
-    }
-    let empty = low.zip(high).is_some_and(|(low, high)| low > high);
-    if empty || !["exclusiveMinimum", "exclusiveMaximum"].iter().any(|key| leaf.contains_key(*key)) {
-        return;
-    }
-    for (exclusive, plain, bound) in [("exclusiveMinimum", "minimum", low), ("exclusiveMaximum", "maximum", high)] {
-        if leaf.remove(exclusive).is_some() {
-            leaf.insert(plain.into(), json!(bound));
-        }
-    }
+/// The bounds of a schema for numbers, if it has any.
+fn bounds(flat: &Schema) -> Option<(Option<Bound>, Option<Bound>)> {
+    let bound = |key: &str, inclusive| Some(Bound { value: flat.get(key)?.as_f64()?, inclusive });
+    let both = |plain: &str, exclusive: &str, tighter: fn(f64, f64) -> bool| match (
+        bound(plain, true),
+        bound(exclusive, false),
+    ) {
+        (Some(a), Some(b)) if tighter(a.value, b.value) => Some(a),
+        (a, b) => b.or(a),
+    };
+    let low = both("minimum", "exclusiveMinimum", |a, b| a > b);
+    let high = both("maximum", "exclusiveMaximum", |a, b| a < b);
+    (low.is_some() || high.is_some()).then_some((low, high))
 }

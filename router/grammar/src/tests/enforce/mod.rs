@@ -145,8 +145,11 @@ impl Bench {
 
     /// Whether the whole text is a turn. `⟦x⟧` is the special token x.
     pub fn takes(&self, rules: &Rules, text: &str) -> bool {
-        let ids = self.tokens.text(text);
-        self.run(&mut self.matcher(rules), &ids) == (ids.len(), true)
+        self.takes_ids(rules, &self.tokens.text(text))
+    }
+
+    pub fn takes_ids(&self, rules: &Rules, ids: &[u32]) -> bool {
+        self.run(&mut self.matcher(rules), ids) == (ids.len(), true)
     }
 
     /// How much of the text is taken.
