@@ -164,16 +164,6 @@ impl Matcher {
         choice.unwrap_or(false)
     }
 
-    /// Holds both shortcuts against the parser's own word: no end where it finds one, no choice where it forces a byte.
-    #[cfg(test)]
-    pub(crate) fn check(&mut self) {
-        let stopped = self.is_stopped();
-        self.ask(TokenParser::check_stop).expect("no error");
-        assert_eq!(stopped, self.is_stopped(), "an end that was not looked for");
-        let choice = self.has_choice();
-        assert!(stopped || !choice || self.forced_bytes().is_empty(), "no choice");
-    }
-
     /// Whether the turn may end here.
     pub fn may_stop(&mut self) -> bool {
         self.ended || self.at_end() || self.ask(|parser| Ok(parser.is_accepting())).unwrap_or(false)
@@ -216,6 +206,18 @@ impl Matcher {
             self.failed = Some(error.clone());
             error
         })
+    }
+}
+
+#[cfg(test)]
+impl Matcher {
+    /// Holds both shortcuts against the parser's own word: no end where it finds one, no choice where it forces a byte.
+    pub(crate) fn check(&mut self) {
+        let stopped = self.is_stopped();
+        self.ask(TokenParser::check_stop).expect("no error");
+        assert_eq!(stopped, self.is_stopped(), "an end that was not looked for");
+        let choice = self.has_choice();
+        assert!(stopped || !choice || self.forced_bytes().is_empty(), "no choice");
     }
 }
 
