@@ -163,7 +163,8 @@ impl Grammars {
         let parser = self.vocab.factory().create_parser(TopLevelGrammar { grammars, max_tokens: None });
         let mut parser = parser.map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())?;
         parser.start_without_prompt();
-        Ok(Matcher::new(parser, self.vocab.clone()))
+        // A client's own grammar may name any token.
+        Ok(Matcher::new(parser, self.vocab.clone(), written.foreign.is_empty()))
     }
 
     fn key(&self, rules: &Rules) -> Key {

@@ -25,6 +25,8 @@ pub enum MatcherError {
 pub struct Matcher {
     parser: TokenParser,
     vocab: Arc<Vocab>,
+    /// After its beginning the grammar names no token but added ones: others are their bytes.
+    bytewise: bool,
     /// A stop token was taken.
     ended: bool,
     /// What ended the request; nothing is asked of the parser after that.
@@ -34,8 +36,9 @@ pub struct Matcher {
 impl Clone for Matcher {
     fn clone(&self) -> Self {
         // Shared lexer states would let one request's failure end another.
-        let Self { parser, vocab, ended, failed } = self;
-        Self { parser: parser.deep_clone(), vocab: vocab.clone(), ended: *ended, failed: failed.clone() }
+        let Self { parser, vocab, bytewise, ended, failed } = self;
+        let (parser, vocab, failed) = (parser.deep_clone(), vocab.clone(), failed.clone());
+        Self { parser, vocab, bytewise: *bytewise, ended: *ended, failed }
     }
 }
 
@@ -46,8 +49,8 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    pub(crate) fn new(parser: TokenParser, vocab: Arc<Vocab>) -> Self {
-        Self { parser, vocab, ended: false, failed: None }
+    pub(crate) fn new(parser: TokenParser, vocab: Arc<Vocab>, bytewise: bool) -> Self {
+        Self { parser, vocab, bytewise, ended: false, failed: None }
     }
 
     /// Takes the token if the grammar allows it; otherwise the state is as before.
@@ -60,8 +63,18 @@ impl Matcher {
             self.ended = stop;
             return Ok(stop);
         }
+        let bytewise = self.bytewise && !stop;
+        let vocab = self.vocab.clone();
         let taken = self.ask(|parser| {
-            if !parser.validate_token(id)? {
+            let bytes = vocab.trie().token(id);
+            // Whether the grammar names this very token would cost as much as all of its bytes.
+            let fits = match bytewise && is_text(bytes) && parser.parser.currently_forced_bytes().is_empty() {
+                true => fits(parser, bytes),
+                false => parser.validate_token(id)?,
+            };
+            #[cfg(test)]
+            assert_eq!(fits, parser.validate_token(id)?, "{}", vocab.trie().token_dbg(id));
+            if !fits {
                 return Ok(false);
             }
             let back = parser.consume_token(id)?;
@@ -151,16 +164,6 @@ impl Matcher {
         choice.unwrap_or(false)
     }
 
-    /// Holds both shortcuts against the parser's own word: no end where it finds one, no choice where it forces a byte.
-    #[cfg(test)]
-    pub(crate) fn check(&mut self) {
-        let stopped = self.is_stopped();
-        self.ask(TokenParser::check_stop).expect("no error");
-        assert_eq!(stopped, self.is_stopped(), "an end that was not looked for");
-        let choice = self.has_choice();
-        assert!(stopped || !choice || self.forced_bytes().is_empty(), "no choice");
-    }
-
     /// Whether the turn may end here.
     pub fn may_stop(&mut self) -> bool {
         self.ended || self.at_end() || self.ask(|parser| Ok(parser.is_accepting())).unwrap_or(false)
@@ -204,6 +207,32 @@ impl Matcher {
             error
         })
     }
+}
+
+#[cfg(test)]
+impl Matcher {
+    /// Holds both shortcuts against the parser's own word: no end where it finds one, no choice where it forces a byte.
+    pub(crate) fn check(&mut self) {
+        let stopped = self.is_stopped();
+        self.ask(TokenParser::check_stop).expect("no error");
+        assert_eq!(stopped, self.is_stopped(), "an end that was not looked for");
+        let choice = self.has_choice();
+        assert!(stopped || !choice || self.forced_bytes().is_empty(), "no choice");
+    }
+}
+
+/// Not an added token, nor one that the parser could take for one.
+fn is_text(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER)
+}
+
+fn fits(parser: &mut TokenParser, bytes: &[u8]) -> bool {
+    parser.parser.with_recognizer(|lexer| {
+        lexer.trie_started("fits");
+        let fits = bytes.iter().all(|byte| lexer.try_push_byte(*byte));
+        lexer.trie_finished();
+        fits
+    })
 }
 
 fn set(mask: &mut [u8], ids: &[u32]) {

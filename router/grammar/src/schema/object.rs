@@ -159,9 +159,9 @@ impl Compiler<'_, '_, '_> {
             members.iter().map(|m| m.rule.as_str()).collect::<Vec<_>>().join("\n")
         );
         if let Some((first, ..)) = w.shared(&key) {
-            return format!("{first}::0x0");
+            return first;
         }
-        let (first, next, more) = (w.reserve(), w.reserve(), w.reserve());
+        let (next, more) = (w.reserve(), w.reserve());
         let mut alternatives: Vec<String> = members
             .iter()
             .enumerate()
@@ -179,10 +179,15 @@ impl Compiler<'_, '_, '_> {
             [a, b, ..] => format!(" %if and({a}, {b})"),
         };
         let end = if close.is_empty() { "\"\"" } else { close.as_str() };
-        w.define_parametric(&first, &[format!("{end}{done}"), format!("{more}::_{more_may_come}")]);
         w.define_parametric(&next, &[format!("{end}{done}"), format!("{comma} {more}::_{more_may_come}")]);
+        // Before the first member no bit is set, so the conditions are decided.
+        let first = match (done.is_empty(), max > 0) {
+            (true, true) => w.rule(&format!("{end} | {more}::0x0")),
+            (true, false) => end.to_owned(),
+            (false, _) => format!("{more}::0x0"),
+        };
         w.share(&key, (first.clone(), next, more));
-        format!("{first}::0x0")
+        first
     }
 
     /// Members in the order of the schema: more than fit into a rule's parameter.
