@@ -9,7 +9,7 @@ mod codec;
 mod describe;
 #[cfg(test)]
 #[path = "tests/enforce/mod.rs"]
-pub(crate) mod enforce;
+mod enforce;
 mod event;
 mod format;
 mod formats;

@@ -141,7 +141,7 @@ fn times(class: &str, n: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::enforce::Bench;
+    use crate::enforce::Bench;
     use crate::{Response, Rules};
 
     /// Numbers around the bounds, spelled in several lengths, against floating point.
