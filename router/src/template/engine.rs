@@ -71,7 +71,8 @@ impl Engine {
                 format!("the chat template has {} bytes; the limit is {MAX_TEMPLATE_BYTES}", source.len()),
             ));
         }
-        let added = guarded(|| self.env.add_template_owned(name.to_owned(), rewrite::rewrite(source)));
+        let rewritten = rewrite::rewrite(source).map_err(|message| TemplateError::new(Reason::TooLarge, message))?;
+        let added = guarded(|| self.env.add_template_owned(name.to_owned(), rewritten));
         match added {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(self.explain(&error, source, Reason::Syntax)),

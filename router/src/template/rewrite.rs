@@ -17,8 +17,14 @@ pub(super) const ITERATE: &str = "__iterate";
 /// Name of the function that wraps a macro with free arguments.
 pub(super) const VARIADIC: &str = "__variadic";
 
-/// Rewrites a template's source. Broken source comes back as it is, for the parser to refuse. Line numbers stay.
-pub(super) fn rewrite(source: &str) -> String {
+/// Most characters of one tag outside of its strings: the engine's stack grows with a chain of operators.
+const MAX_TAG_CODE: usize = 4096;
+/// Most `elif` of one template, each of which lies in the one before.
+const MAX_ELIF: usize = 512;
+
+/// Rewrites a template's source. Broken source comes back as it is, for the parser to refuse. Line numbers stay. The
+/// error says what there is too much of.
+pub(super) fn rewrite(source: &str) -> Result<String, String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len() + 256);
     let mut rest = source.as_str();
@@ -26,6 +32,7 @@ pub(super) fn rewrite(source: &str) -> String {
     let context = Context::of(rest);
     // How many macros and call blocks are open.
     let mut bodies = 0_usize;
+    let mut elifs = 0;
     while let Some(open) = rest.find("{%").into_iter().chain(rest.find("{{")).chain(rest.find("{#")).min() {
         let (text, tag) = rest.split_at(open);
         out.push_str(text);
@@ -36,7 +43,7 @@ pub(super) fn rewrite(source: &str) -> String {
         };
         let Some(end) = end else {
             out.push_str(tag);
-            return out;
+            return Ok(out);
         };
         let (tag, after) = tag.split_at(end);
         rest = after;
@@ -45,6 +52,14 @@ pub(super) fn rewrite(source: &str) -> String {
             continue;
         }
         let (open, code, close) = signs(&tag[2..tag.len() - 2]);
+        let mut letters = 0;
+        let too_long = |_, _| {
+            letters += 1;
+            letters > MAX_TAG_CODE
+        };
+        if scan(code, too_long).is_some() {
+            return Err(format!("a tag of the chat template has more than {MAX_TAG_CODE} characters of code"));
+        }
         if tag.starts_with("{{") {
             let code = expression::rewrite(code, &context, true);
             out.push_str(&format!("{{{{{open}{code}{close}}}}}"));
@@ -56,6 +71,10 @@ pub(super) fn rewrite(source: &str) -> String {
         let lead = body.len() - body.trim_start_matches(['-', '+']).trim_start().len();
         let word_len = body[lead..].find(|c: char| !is_word(c)).unwrap_or(body.len() - lead);
         let (before, word, tail) = (&body[..lead], &body[lead..lead + word_len], &body[lead + word_len..]);
+        elifs += usize::from(word == "elif");
+        if elifs > MAX_ELIF {
+            return Err(format!("the chat template has more than {MAX_ELIF} elif"));
+        }
         let replaced = match word {
             "generation" => format!("{{%{before}with{tail}%}}"),
             "endgeneration" => format!("{{%{before}endwith{tail}%}}"),
@@ -104,7 +123,7 @@ pub(super) fn rewrite(source: &str) -> String {
         }
     }
     out.push_str(rest);
-    out
+    Ok(out)
 }
 
 /// The signs of whitespace control around a tag's code.
@@ -280,7 +299,7 @@ mod tests {
                 "{% macro m() %}{% set n.a = (1) if true else n %}{% endmacro %}",
             ),
         ] {
-            assert_eq!(rewrite(from), to);
+            assert_eq!(rewrite(from).as_deref(), Ok(to));
         }
     }
 }
