@@ -11,6 +11,8 @@ mod methods;
 mod normalize;
 mod printf;
 mod probe;
+#[cfg(test)]
+mod properties;
 mod python;
 mod resume;
 mod rewrite;
