@@ -6,7 +6,7 @@ use super::flat::is_annotation;
 use super::{Compiler, Schema};
 use crate::limits::MAX_SCHEMA_DEPTH;
 
-pub(super) const TYPES: [&'static str; 6] = ["object", "array", "string", "number", "boolean", "null"];
+pub(super) const TYPES: [&str; 6] = ["object", "array", "string", "number", "boolean", "null"];
 
 /// Whether a `not` only excludes constants, which values are compared with where they are spelled.
 pub(super) fn excludes_constants(not: &Value) -> bool {
