@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p rein-grammar --example linear [FORMAT]`
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use rein_grammar::{
@@ -11,8 +12,8 @@ use rein_grammar::{
 
 const SMALL: usize = 50_000;
 const LARGE: usize = 1_000_000;
-/// As often as the small output is read for one reading of the large one.
-const TIMES: usize = LARGE / SMALL;
+/// Readings go on for so long; their mean counts.
+const ENOUGH: Duration = Duration::from_millis(40);
 
 /// What hostile outputs are made of, over and over.
 fn atoms(format: &Format) -> Vec<String> {
@@ -36,9 +37,8 @@ fn atoms(format: &Format) -> Vec<String> {
     all
 }
 
-fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: usize) -> Duration {
+fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: usize) {
     let tools = vec![ToolDecl { name: "f".into(), parameters: None }];
-    let began = Instant::now();
     let mut parser = Parser::new(format, ParserOptions { start, tools, parse_tools: true });
     let mut events = Vec::new();
     for piece in pieces {
@@ -53,37 +53,54 @@ fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: us
         }
     }
     parser.finish(&mut events);
-    began.elapsed()
+}
+
+/// Time on a processor, where the system tells it; else by the clock.
+fn processor() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanos = told.and_then(|text| text.split_whitespace().next()?.parse().ok());
+    nanos.map_or_else(|| BEGAN.elapsed(), Duration::from_nanos)
+}
+
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// What one reading takes.
+fn time(reading: impl Fn()) -> f64 {
+    let (began, mut times) = (processor(), 0);
+    loop {
+        reading();
+        times += 1;
+        let spent = processor() - began;
+        if spent >= ENOUGH {
+            return spent.as_secs_f64() / f64::from(times);
+        }
+    }
 }
 
 fn main() {
     let only = std::env::args().nth(1);
     println!("{:<20} {:>7} {:>12} {:>10}  worst output", "format", "ratio", "1 MB, ms", "MB/s");
     for format in formats().iter().filter(|f| only.as_ref().is_none_or(|name| f.name == name)) {
-        let mut worst = (0.0, Duration::ZERO, String::new());
+        let mut worst = (0.0, 0.0, String::new());
         for atom in atoms(format) {
-            for start in [Region::Text, Region::Reasoning] {
-                for (chunk, split) in [(1, false), (LARGE, false), (7, true)] {
-                    let output = |bytes: usize| {
-                        let text = atom.repeat(bytes.div_ceil(atom.len()));
-                        if split { format.split(&text) } else { vec![OwnedPiece::Bytes(text.into_bytes())] }
-                    };
-                    let (small, large) = (output(SMALL), output(LARGE));
-                    let short: Duration = (0..TIMES).map(|_| read(format, start, &small, chunk)).sum();
-                    let long = read(format, start, &large, chunk);
-                    let ratio = long.as_secs_f64() / short.as_secs_f64() * TIMES as f64;
-                    if ratio > worst.0 {
-                        worst = (
-                            ratio,
-                            long,
-                            format!("{:?} by {chunk} from {start:?}", &atom.chars().take(24).collect::<String>()),
-                        );
-                    }
+            for (start, split, chunk) in
+                [(Region::Text, false, LARGE), (Region::Text, true, 7), (Region::Reasoning, false, LARGE)]
+            {
+                let output = |bytes: usize| {
+                    let text = atom.repeat(bytes.div_ceil(atom.len()));
+                    if split { format.split(&text) } else { vec![OwnedPiece::Bytes(text.into_bytes())] }
+                };
+                let (small, large) = (output(SMALL), output(LARGE));
+                let long = time(|| read(format, start, &large, chunk));
+                let ratio = long / time(|| read(format, start, &small, chunk));
+                if ratio > worst.0 {
+                    let shown: String = atom.chars().take(24).collect();
+                    worst = (ratio, long, format!("{shown:?} by {chunk} from {start:?}"));
                 }
             }
         }
         let (ratio, long, atom) = worst;
-        let speed = LARGE as f64 / 1e6 / long.as_secs_f64();
-        println!("{:<20} {ratio:>7.1} {:>12.1} {speed:>10.1}  {atom}", format.name, long.as_secs_f64() * 1e3);
+        let speed = LARGE as f64 / 1e6 / long;
+        println!("{:<20} {ratio:>7.1} {:>12.1} {speed:>10.1}  {atom}", format.name, long * 1e3);
     }
 }

@@ -95,7 +95,13 @@ impl Grammars {
     fn build(&self, rules: &Rules) -> Result<Shared, RuleError> {
         let mut loose = false;
         loop {
-            let written = write(self.format, &self.vocab, rules, loose)?;
+            let written = match write(self.format, &self.vocab, rules, loose) {
+                Err(RuleError::TooLarge { .. }) if !loose => {
+                    loose = true;
+                    continue;
+                }
+                other => other?,
+            };
             strictly(rules, &written.relaxations)?;
             if written.lark.len() > MAX_GRAMMAR_BYTES {
                 let (found, limit) = (written.lark.len(), MAX_GRAMMAR_BYTES);

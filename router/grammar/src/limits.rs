@@ -12,6 +12,8 @@ pub const MAX_SCHEMAS_BYTES: usize = 2 << 20;
 pub const MAX_SCHEMA_DEPTH: usize = 64;
 /// Schema nodes compiled per request; references and combinations count each time they are spelled out.
 pub const MAX_SCHEMA_NODES: usize = 20_000;
+/// Ways to satisfy one schema that are spelled out because what it combines cannot be kept apart.
+pub const MAX_SCHEMA_WAYS: usize = 500;
 /// Bytes of a grammar, a regular expression or a list of choices that a client sends.
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 /// Repetitions that a structural tag may ask for.

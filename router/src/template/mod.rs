@@ -13,6 +13,8 @@ mod normalize;
 mod operators;
 mod printf;
 mod probe;
+#[cfg(test)]
+mod properties;
 mod python;
 mod resume;
 mod rewrite;

@@ -189,6 +189,8 @@ impl Params {
         self.at = At::Between;
         let Some(key) = read.name else { return };
         let types = match (read.is_string, read.kind.as_deref().and_then(Types::named)) {
+            // The schema has the last word where it contradicts what the model says of the value.
+            (Some(string), _) if declares(self.schema(), &key) => Types::of(self.schema(), &key).told(string),
             (Some(true), _) => Types::STRING,
             (Some(false), _) => Types::UNKNOWN_BUT_STRING,
             (None, Some(types)) => types,
@@ -262,7 +264,7 @@ fn read(text: &str, types: Types) -> String {
     let trimmed = text.trim();
     let json = match serde_json::from_str::<IgnoredAny>(trimmed) {
         Ok(_) => Some(trimmed.to_owned()),
-        Err(_) => python::to_json(trimmed),
+        Err(_) => python::to_json(trimmed).or_else(|| escaped(trimmed)),
     };
     // Only the type counts; a number's text stays as it is.
     let kind = |json: &str| match json.as_bytes().first() {
@@ -277,6 +279,12 @@ fn read(text: &str, types: Types) -> String {
         Some((kind, json)) if !types.may_be_string() || (!kind.is_string() && types.allows(&kind)) => json,
         _ => Value::from(text).to_string(),
     }
+}
+
+/// JSON that was escaped as if it stood in a string.
+fn escaped(text: &str) -> Option<String> {
+    let inner: String = serde_json::from_str(&format!("\"{text}\"")).ok()?;
+    serde_json::from_str::<IgnoredAny>(&inner).ok().map(|_| inner)
 }
 
 #[cfg(test)]
@@ -294,6 +302,7 @@ mod tests {
             ("five", number, "\"five\""),
             ("{'a': [1, None]}", number, "{\"a\": [1, null]}"),
             ("{\"a\" : 1}\n", number, "{\"a\" : 1}"),
+            (r#"[{\"a\": \"C:\\\\x\"}]"#, number, r#"[{"a": "C:\\x"}]"#),
             ("5", Types::STRING, "\"5\""),
             ("", number, "\"\""),
         ];

@@ -36,6 +36,12 @@ impl Types {
         bit(name).map(Types)
     }
 
+    /// Narrowed by whether the wire says that the value is a string, where that can be.
+    pub fn told(self, string: bool) -> Types {
+        let narrow = if string { self.0 & STRING } else { self.0 & !STRING };
+        Types(if narrow == 0 { self.0 } else { narrow })
+    }
+
     pub fn is_string(self) -> bool {
         self.0 == STRING
     }

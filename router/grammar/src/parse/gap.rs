@@ -78,6 +78,18 @@ impl Parser {
                     self.begin_body(None, None, "", out);
                     return i;
                 }
+                // Some put several calls between one pair of markers.
+                None if c == '{'
+                    && self.tried
+                    && self.trial.is_none()
+                    && !self.lex.open_ended
+                    && matches!(self.format.codec(), Codec::Object { .. })
+                    && junk.chars().all(|c| c.is_whitespace() || c == ',') =>
+                {
+                    junk.clear();
+                    self.begin_body(None, None, "", out);
+                    return i;
+                }
                 Some(Inline::Name) if c == '(' => {
                     let header = std::mem::take(junk) + "(";
                     if let Some(trial) = &mut self.trial {

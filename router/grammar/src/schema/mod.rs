@@ -5,10 +5,12 @@
 //! `additionalProperties` takes no other property, and constraints without a `type` imply one. A response may be what its
 //! schema takes.
 
+mod apart;
 mod array;
 mod flat;
 mod free;
 mod keys;
+mod merge;
 mod negate;
 mod object;
 mod params;
@@ -36,7 +38,8 @@ pub(crate) type Schema = Map<String, Value>;
 pub(crate) struct Work<'w> {
     pub writer: &'w mut Writer,
     pub relaxations: Vec<Relaxation>,
-    /// Leaves out what llguidance compiles from constraints of strings and numbers, after it refused some of it.
+    /// Leaves out constraints of strings and numbers, after llguidance refused some of them, and what has to be spelled
+    /// out, after that was too much.
     pub loose: bool,
     pub nodes: usize,
 }

@@ -78,6 +78,8 @@ fn qwen3_coder() {
             r#"C(f|-|{"n": 3})M(why
 )"#,
         ),
+        // JSON that was escaped once more.
+        (r#"<function=f><parameter=l>[{\"a\": 1}]</parameter></function>"#, r#"C(f|-|{"l": [{"a": 1}]})"#),
         // The whole object where its arguments belong one by one.
         ("<function=f>\n{\"n\": 3}\n</function>", r#"C(f|-|{"n": 3})"#),
         ("<think>\nuse <tool_call>?\n</think>\n\nno", "R(use <tool_call>?)T(no)"),

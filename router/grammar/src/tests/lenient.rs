@@ -171,6 +171,11 @@ fn hermes() {
             "C(f|-|{})C(f|-|{})",
         ),
         ("<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n</tool_call>", "C(f|-|{})"),
+        // Several between one pair of markers.
+        (
+            "<tool_call>{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"search\", \"arguments\": {}}\n{\"name\": \"f\"}</tool_call>ok",
+            "C(f|-|{})C(search|-|{})C(f|-|{})T(ok)",
+        ),
         // What is no call.
         ("<tool_call>\n{bad}\n</tool_call>ok", "M(\n{bad}\n)T(ok)"),
         ("<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>", "M({\"name\": \"f\", \"arguments\": [1]})"),

@@ -208,6 +208,19 @@ fn what_is_not_enforced_is_told() {
     assert!(compiled.validate("g", "{}").is_err() && compiled.validate("f", "[").is_err());
 }
 
+/// Spelled out, twenty dependencies would be a million ways: they are left to validation instead.
+#[test]
+fn what_would_be_too_large_is_left_to_validation() {
+    let names: Vec<String> = (0..20).map(|i| format!("p{i}")).collect();
+    let properties: serde_json::Map<String, Value> =
+        names.iter().map(|n| (n.clone(), json!({"type": "integer"}))).collect();
+    let depends: serde_json::Map<String, Value> = names.iter().map(|n| (n.clone(), json!(["p0"]))).collect();
+    let schema = json!({"type": "object", "properties": properties, "dependentRequired": depends});
+    let compiled = bench().compile(&rules(vec![tool("f", schema)]));
+    assert!(compiled.relaxations().iter().any(|r| r.keyword == "dependentRequired"), "{:?}", compiled.relaxations());
+    assert!(compiled.validate("f", r#"{"p1": 1}"#).is_err() && compiled.validate("f", r#"{"p1": 1, "p0": 1}"#).is_ok());
+}
+
 #[test]
 fn hopeless_schemas_are_refused() {
     let b = bench();

@@ -1,0 +1,239 @@
+//! Two schemas as one.
+
+use serde_json::{Value, json};
+
+use super::flat::{is_annotation, matches, values};
+use super::negate::{excluded, excludes_constants};
+use super::{Compiler, Schema};
+
+impl Compiler<'_, '_, '_> {
+    /// Both schemas at once; none if they contradict.
+    pub(super) fn merge(&mut self, mut a: Schema, b: &Schema, path: &str) -> Option<Schema> {
+        let mut b = b.clone();
+        modern(&mut b);
+        self.localise(&mut b, path);
+        join_items(&mut a, &mut b);
+        self.close_off(&mut a, &mut b, path);
+        for (key, theirs) in &b {
+            let Some(ours) = a.get(key).cloned() else {
+                a.insert(key.clone(), theirs.clone());
+                continue;
+            };
+            if ours == *theirs || is_annotation(key) {
+                continue;
+            }
+            let merged = match key.as_str() {
+                "properties" => {
+                    let (mut ours, theirs) = (ours.as_object()?.clone(), theirs.as_object()?);
+                    for (name, schema) in theirs {
+                        let both = match ours.get(name) {
+                            Some(mine) if mine != schema => json!({"allOf": [mine, schema]}),
+                            _ => schema.clone(),
+                        };
+                        ours.insert(name.clone(), both);
+                    }
+                    Value::Object(ours)
+                }
+                "required" => {
+                    let mut ours = ours.as_array()?.clone();
+                    let more: Vec<_> = theirs.as_array()?.iter().filter(|v| !ours.contains(v)).cloned().collect();
+                    ours.extend(more);
+                    Value::Array(ours)
+                }
+                "type" => {
+                    let list = |v: &Value| match v {
+                        Value::Array(many) => many.clone(),
+                        one => vec![one.clone()],
+                    };
+                    let (ours, theirs) = (list(&ours), list(theirs));
+                    let has =
+                        |l: &[Value], t: &Value| l.contains(t) || (*t == "integer" && l.contains(&"number".into()));
+                    let mut both: Vec<Value> = ours.iter().filter(|t| has(&theirs, t)).cloned().collect();
+                    both.extend(
+                        theirs.iter().filter(|t| has(&ours, t) && !both.contains(t)).cloned().collect::<Vec<_>>(),
+                    );
+                    if both.is_empty() {
+                        return None;
+                    }
+                    Value::Array(both)
+                }
+                "patternProperties" => {
+                    let (mut ours, theirs) = (ours.as_object()?.clone(), theirs.as_object()?);
+                    for (pattern, schema) in theirs {
+                        let both = match ours.get(pattern) {
+                            Some(mine) if mine != schema => json!({"allOf": [mine, schema]}),
+                            _ => schema.clone(),
+                        };
+                        ours.insert(pattern.clone(), both);
+                    }
+                    Value::Object(ours)
+                }
+                "not" if excludes_constants(&ours) && excludes_constants(theirs) => {
+                    let mut all = excluded(&a);
+                    all.extend(excluded(&b));
+                    json!({"enum": all})
+                }
+                "enum" => {
+                    let theirs = theirs.as_array()?;
+                    Value::Array(ours.as_array()?.iter().filter(|v| theirs.contains(v)).cloned().collect())
+                }
+                "const" => return None,
+                // What only excludes constants waits, so that this ends.
+                "not" if excludes_constants(&ours) => {
+                    let mut all = a.get("allOf").and_then(Value::as_array).cloned().unwrap_or_default();
+                    all.push(json!({"not": ours}));
+                    a.insert("allOf".into(), all.into());
+                    theirs.clone()
+                }
+                "anyOf" | "oneOf" | "$ref" | "allOf" => {
+                    let mut all = a.get("allOf").and_then(Value::as_array).cloned().unwrap_or_default();
+                    if key == "allOf" {
+                        all.extend(theirs.as_array()?.clone());
+                    } else {
+                        all.push(json!({ key: theirs }));
+                    }
+                    a.insert("allOf".into(), all.into());
+                    continue;
+                }
+                "items" | "additionalProperties" | "propertyNames" => json!({"allOf": [ours, theirs]}),
+                "minimum" | "exclusiveMinimum" | "minLength" | "minItems" | "minProperties" => {
+                    if ours.as_f64() >= theirs.as_f64() { ours } else { theirs.clone() }
+                }
+                "maximum" | "exclusiveMaximum" | "maxLength" | "maxItems" | "maxProperties" => {
+                    if ours.as_f64() <= theirs.as_f64() { ours } else { theirs.clone() }
+                }
+                "uniqueItems" => Value::Bool(true),
+                other => {
+                    self.relax(path, other);
+                    ours
+                }
+            };
+            a.insert(key.clone(), merged);
+        }
+        possible(&a).then_some(a)
+    }
+
+    /// What a schema that is merged into another says of properties and items that only it knows.
+    fn localise(&mut self, b: &mut Schema, path: &str) {
+        const APPLICATORS: &[&str] =
+            &["$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties"];
+        for (keyword, plain) in [("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")] {
+            let Some(schema) = b.remove(keyword) else { continue };
+            if APPLICATORS.iter().any(|k| b.contains_key(*k)) {
+                self.relax(path, keyword);
+            } else {
+                b.entry(plain).or_insert(schema);
+            }
+        }
+    }
+
+    /// What `additionalProperties` of one does to the properties of the other.
+    fn close_off(&mut self, a: &mut Schema, b: &mut Schema, path: &str) {
+        let patterns = [&*a, &*b].map(|m| m.get("patternProperties").cloned());
+        let clear = patterns[0] == patterns[1];
+        for forward in [true, false] {
+            let (from, to) = if forward { (&*a, &mut *b) } else { (&*b, &mut *a) };
+            let Some(rest) = from.get("additionalProperties").filter(|r| **r != Value::Bool(true)).cloned() else {
+                continue;
+            };
+            if !clear {
+                self.relax(path, "additionalProperties");
+            }
+            let named = from.get("properties").and_then(Value::as_object);
+            let known: Vec<String> = named.into_iter().flatten().map(|(k, _)| k.clone()).collect();
+            let own: Vec<String> = patterns[usize::from(!forward)]
+                .iter()
+                .filter_map(Value::as_object)
+                .flatten()
+                .map(|(k, _)| k.clone())
+                .collect();
+            let Some(theirs) = to.get_mut("properties").and_then(Value::as_object_mut) else { continue };
+            for (name, schema) in theirs.iter_mut().filter(|(name, _)| !known.contains(name)) {
+                if !own.iter().any(|pattern| matches(pattern, name)) {
+                    *schema = if rest == Value::Bool(false) { rest.clone() } else { json!({"allOf": [schema, rest]}) };
+                }
+            }
+        }
+    }
+}
+
+/// Keywords of older drafts as today's.
+pub(super) fn modern(map: &mut Schema) {
+    if map.get("items").is_some_and(Value::is_array) {
+        let prefix = map.remove("items").unwrap_or_default();
+        map.insert("prefixItems".into(), prefix);
+        if let Some(rest) = map.remove("additionalItems") {
+            map.insert("items".into(), rest);
+        }
+    }
+    map.remove("additionalItems");
+    for (plain, exclusive) in [("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")] {
+        match map.get(exclusive) {
+            Some(Value::Bool(true)) => {
+                let Some(limit) = map.remove(plain) else { continue };
+                map.insert(exclusive.into(), limit);
+            }
+            Some(Value::Bool(false)) => drop(map.remove(exclusive)),
+            _ => {}
+        }
+    }
+    if !map.contains_key("if") {
+        map.remove("then");
+        map.remove("else");
+    }
+}
+
+/// Items by place, where one of two schemas that are merged has them: all others are beyond the places of its own.
+fn join_items(a: &mut Schema, b: &mut Schema) {
+    let places = |m: &Schema| m.get("prefixItems").and_then(Value::as_array).map_or(0, Vec::len);
+    let n = places(a).max(places(b));
+    if n == 0 {
+        return;
+    }
+    let at = |m: &Schema, i: usize| {
+        let place = m.get("prefixItems").and_then(|p| p.get(i));
+        place.or_else(|| m.get("items")).cloned().unwrap_or(Value::Bool(true))
+    };
+    let both = |i: usize| match (at(a, i), at(b, i)) {
+        (Value::Bool(true), one) | (one, Value::Bool(true)) => one,
+        (one, other) if one == other => one,
+        (one, other) => json!({"allOf": [one, other]}),
+    };
+    let prefix: Vec<Value> = (0..n).map(both).collect();
+    b.remove("prefixItems");
+    a.insert("prefixItems".into(), prefix.into());
+}
+
+/// Not if a property that has to be there can have no value, as far as constants tell.
+fn possible(flat: &Schema) -> bool {
+    let required = flat.get("required").and_then(Value::as_array);
+    let properties = flat.get("properties").and_then(Value::as_object);
+    if flat.get("type") != Some(&"object".into()) {
+        return true;
+    }
+    !required.into_iter().flatten().filter_map(Value::as_str).any(|name| {
+        let schema = properties.and_then(|p| p.get(name));
+        schema == Some(&Value::Bool(false)) || schema.is_some_and(|s| constants_within(s).is_some_and(|v| v.is_empty()))
+    })
+}
+
+/// The constants that a schema and what it is combined with leave.
+fn constants_within(schema: &Value) -> Option<Vec<Value>> {
+    let map = schema.as_object()?;
+    let parts = map.get("allOf").and_then(Value::as_array).into_iter().flatten();
+    let own = if map.contains_key("const") || map.contains_key("enum") { values(map) } else { None };
+    let mut left = own;
+    let mut banned = excluded(map);
+    for part in parts {
+        match constants_within(part) {
+            Some(theirs) => {
+                left = Some(match left {
+                    Some(ours) => ours.into_iter().filter(|v| theirs.contains(v)).collect(),
+                    None => theirs,
+                });
+            }
+            None => banned.extend(part.as_object().map(excluded).unwrap_or_default()),
+        }
+    }
+    left.map(|left| left.into_iter().filter(|v| !banned.contains(v)).collect())
+}
