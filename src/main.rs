@@ -16,6 +16,7 @@ mod serve;
 mod telemetry;
 mod verify;
 
+use std::io;
 use std::process::ExitCode;
 
 use args::Command;
@@ -41,6 +42,10 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(error) if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {
+            ExitCode::SUCCESS
+        }
         Err(error) => fail(error),
     }
 }
