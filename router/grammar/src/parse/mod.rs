@@ -21,6 +21,9 @@ use crate::scan::{Input, Piece, framed, text};
 /// Text that is taken at once where the state may change inside it.
 const CHUNK: usize = 256;
 
+/// Bytes that are read at once: what is buffered, and told in one event, stays small however long a piece is.
+const MOST_AT_ONCE: usize = 32 << 10;
+
 /// A declared tool. The name decides how a header that could be read in two ways is split, and the schema which raw values
 /// are strings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -167,7 +170,13 @@ impl Parser {
     /// Takes the next piece of output and appends what it settles.
     pub fn push(&mut self, piece: Piece<'_>, out: &mut Vec<Event>) {
         match piece {
-            Piece::Bytes(b) => self.input.push_bytes(b),
+            Piece::Bytes(b) => {
+                for part in b.chunks(MOST_AT_ONCE) {
+                    self.input.push_bytes(part);
+                    self.run(false, out);
+                }
+                return;
+            }
             Piece::Special(s) if self.is_spelled(s) => {
                 self.input.flush_partial();
                 self.input.push_bytes(s.as_bytes());
