@@ -257,4 +257,7 @@ pub struct ParseArgs {
     /// Directory with the tokenizer, for lines with token_ids
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
+    /// The other way round: from reasoning, content and tool_calls to the text that the model would have written
+    #[arg(long, conflicts_with = "tokenizer")]
+    pub render: bool,
 }

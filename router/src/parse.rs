@@ -3,10 +3,16 @@
 //! A line is `{"text" | "token_ids", "tools", "chunks", "in_reasoning"}`, giving `{"reasoning", "content", "tool_calls",
 //! "events", "malformed"}`. `chunks` says how the output is cut before it is read: `"all"` (the default), `"char"`, or a
 //! number of bytes; token ids come one by one. A line that cannot be answered gives `{"error"}`; the next line goes on.
+//!
+//! The other way round, `{"reasoning", "content", "tool_calls", "in_reasoning", "calls_before"}` gives `{"text"}`: what a
+//! model of the format would have written.
 
 use std::path::Path;
 
-use rein_grammar::{Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, ToolDecl};
+use rein_grammar::{
+    Call, Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions, ToolDecl, Turn, render,
+    render_text,
+};
 use serde_json::{Map, Value as Json, json};
 
 use crate::chat::{declaration, tool};
@@ -41,11 +47,7 @@ impl ParseSource {
         let request: Json = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
         let request = request.as_object().ok_or("a line must be a JSON object")?;
         let tools = tools(request)?;
-        let start = match request.get("in_reasoning") {
-            None | Some(Json::Null | Json::Bool(false)) => Region::Text,
-            Some(Json::Bool(true)) => Region::Reasoning,
-            Some(_) => return Err("in_reasoning must be true or false".into()),
-        };
+        let start = start(request)?;
         let chunks = chunks(request)?;
         // Without a list of tools, whatever calls there are shall be seen.
         let parse_tools = tools.as_ref().is_none_or(|t| !t.is_empty());
@@ -96,6 +98,52 @@ impl ParseSource {
             take(piece, false);
         }
         Ok(out)
+    }
+}
+
+/// A turn as its format writes it, from one line.
+pub fn written(format: &Format, line: &str) -> Json {
+    let text = || -> Result<String, String> {
+        let request: Json = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
+        let request = request.as_object().ok_or("a line must be a JSON object")?;
+        let string = |key: &str| match request.get(key) {
+            None | Some(Json::Null) => Ok(None),
+            Some(Json::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(format!("{key} must be a string")),
+        };
+        let calls = match request.get("tool_calls") {
+            None | Some(Json::Null) => Vec::new(),
+            Some(Json::Array(calls)) => calls.iter().enumerate().map(call).collect::<Result<_, _>>()?,
+            Some(_) => return Err("tool_calls must be a list".into()),
+        };
+        if !calls.is_empty() && !format.has_calls() {
+            return Err(format!("the format {} has no calls", format.name));
+        }
+        let turn = Turn { reasoning: string("reasoning")?, text: string("content")?.unwrap_or_default(), calls };
+        let first_index = request.get("calls_before").and_then(Json::as_u64).unwrap_or(0) as usize;
+        let options = RenderOptions { start: start(request)?, first_index, ..RenderOptions::default() };
+        Ok(render_text(&render(format, &turn, options)))
+    };
+    text().map_or_else(|error| json!({ "error": error }), |text| json!({ "text": text }))
+}
+
+/// `{"name", "arguments"}`, or as OpenAI has it; arguments are an object or its text.
+fn call((i, call): (usize, &Json)) -> Result<Call, String> {
+    let function = call.get("function").unwrap_or(call);
+    let name = function.get("name").and_then(Json::as_str).ok_or_else(|| format!("tool_calls[{i}].name is missing"))?;
+    let arguments = match function.get("arguments") {
+        Some(Json::String(text)) => text.clone(),
+        Some(object @ Json::Object(_)) => object.to_string(),
+        _ => return Err(format!("tool_calls[{i}].arguments must be an object, or its text")),
+    };
+    Ok(Call { name: name.into(), arguments })
+}
+
+fn start(request: &Map<String, Json>) -> Result<Region, String> {
+    match request.get("in_reasoning") {
+        None | Some(Json::Null | Json::Bool(false)) => Ok(Region::Text),
+        Some(Json::Bool(true)) => Ok(Region::Reasoning),
+        Some(_) => Err("in_reasoning must be true or false".into()),
     }
 }
 
@@ -197,10 +245,9 @@ mod tests {
 
     #[test]
     fn a_line_is_read_the_same_however_it_is_cut() {
-        let format = rein_grammar::by_name("hermes").unwrap();
-        let call = rein_grammar::Call { name: "f".into(), arguments: "{\"a\": \"é\"}".into() };
-        let turn = rein_grammar::Turn { reasoning: Some("Hm.".into()), text: "Hi.".into(), calls: vec![call] };
-        let text = rein_grammar::render_text(&rein_grammar::render(format, &turn, Default::default()));
+        let calls = json!([{"name": "f", "arguments": "{\"a\": \"é\"}"}]);
+        let line = json!({"reasoning": "Hm.", "content": "Hi.", "tool_calls": calls});
+        let text = &written(rein_grammar::by_name("hermes").unwrap(), &line.to_string())["text"];
         for chunks in [json!("all"), json!("char"), json!(1), json!(7), Json::Null] {
             let got = read("hermes", json!({"text": text, "chunks": chunks}));
             assert_eq!(got["reasoning"], "Hm.");

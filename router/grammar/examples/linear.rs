@@ -13,7 +13,7 @@ use rein_grammar::{
 const SMALL: usize = 50_000;
 const LARGE: usize = 1_000_000;
 /// Readings go on for so long; their mean counts.
-const ENOUGH: Duration = Duration::from_millis(40);
+const ENOUGH: Duration = Duration::from_millis(100);
 
 /// What hostile outputs are made of, over and over.
 fn atoms(format: &Format) -> Vec<String> {

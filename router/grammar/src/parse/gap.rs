@@ -90,7 +90,8 @@ impl Parser {
                     self.begin_body(None, None, "", out);
                     return i;
                 }
-                Some(Inline::Name) if c == '(' => {
+                // A name is short: what is longer is not looked through again at every bracket.
+                Some(Inline::Name) if c == '(' && junk.len() <= LONGEST_NAME => {
                     let header = std::mem::take(junk) + "(";
                     if let Some(trial) = &mut self.trial {
                         trial.raw.push(c);

@@ -128,6 +128,8 @@ pub struct Parser {
     calls: usize,
     /// A call was tried.
     tried: bool,
+    /// Events that were there before this piece.
+    told: usize,
     work: u64,
 }
 
@@ -163,12 +165,14 @@ impl Parser {
             reasoning_left_open: false,
             calls: 0,
             tried: false,
+            told: 0,
             work: 0,
         }
     }
 
     /// Takes the next piece of output and appends what it settles.
     pub fn push(&mut self, piece: Piece<'_>, out: &mut Vec<Event>) {
+        self.told = out.len();
         match piece {
             Piece::Bytes(b) => {
                 for part in b.chunks(MOST_AT_ONCE) {
@@ -188,6 +192,7 @@ impl Parser {
 
     /// The output has ended: releases what was held and closes what is open. The parser is spent afterwards.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
+        self.told = out.len();
         self.input.flush_partial();
         self.run(true, out);
         if let State::List(_) = self.state {

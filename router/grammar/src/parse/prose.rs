@@ -151,9 +151,15 @@ impl Parser {
         let may_trail = if reasoning { self.trims(1) } else { self.parse_tools && !self.format.lead.is_empty() };
         let body = if may_trail { s.trim_end_matches('\n') } else { s };
         if !body.is_empty() {
-            let mut delta = std::mem::take(&mut self.held);
-            delta.push_str(body);
-            out.push(if reasoning { Event::ReasoningDelta(delta) } else { Event::TextDelta(delta) });
+            let delta = std::mem::take(&mut self.held);
+            // What one piece settles is told at once.
+            let told = out.get_mut(self.told..).and_then(<[Event]>::last_mut);
+            match told {
+                Some(Event::ReasoningDelta(text)) if reasoning => text.extend([&delta, body]),
+                Some(Event::TextDelta(text)) if !reasoning => text.extend([&delta, body]),
+                _ if reasoning => out.push(Event::ReasoningDelta(delta + body)),
+                _ => out.push(Event::TextDelta(delta + body)),
+            }
         }
         self.held.push_str(&s[body.len()..]);
     }

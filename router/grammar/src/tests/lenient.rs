@@ -271,7 +271,7 @@ fn nothing_is_held_longer_than_needed() {
         parser.push(crate::Piece::Bytes(c.as_bytes()), &mut events);
         shown.push(short(&events));
     }
-    assert_eq!(shown, ["T(Hi)", "", "", "T(<)T(tool )", "", "T(\nx)", "", "T(<)T(tool_calm)"]);
+    assert_eq!(shown, ["T(Hi)", "", "", "T(<tool )", "", "T(\nx)", "", "T(<tool_calm)"]);
 }
 
 #[test]

@@ -4,7 +4,6 @@ mod closure;
 mod kimi;
 mod responses;
 mod schemas;
-mod timing;
 mod walk;
 
 use std::collections::HashMap;

@@ -1,0 +1,124 @@
+"""Every format, closed: what the renderer writes, the grammar takes over a real tokenizer and the parser reads back.
+
+Cases are the schemas and arguments of `rein verify --generate`; judges are Python's jsonschema and the tokenizers library.
+REIN_CASES says how many each format gets (make test: few; a full run: 2000)."""
+import copy
+import json
+import pathlib
+import random
+import subprocess
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
+from tokenizers import Tokenizer
+
+from conftest import BIN, REPOSITORY
+from test_enforcement import CASES, FORMATS, SPELLED, model_dir
+
+KIMI = REPOSITORY.parent / "shared/data/kimi-k2-tokenizer"
+TEXTS = ["", "Let me see.", "Über 5 € — naïve ☕\n\nSecond paragraph.", "a < b && c > d", "1. one\n2. two", "{not json", "日本語です"]
+
+
+def lines(command, items):
+    """Each item's answer."""
+    text = "\n".join(json.dumps(item) for item in items)
+    answers = subprocess.run([BIN, *command], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(answers) == len(items)
+    return [json.loads(answer) for answer in answers]
+
+
+@pytest.fixture(scope="session")
+def asked(tmp_path_factory):
+    """(tools, name, arguments) of requests that say exactly what to call with."""
+    file = tmp_path_factory.mktemp("asked") / "samples.jsonl"
+    subprocess.run([BIN, "verify", "--generate", str(max(240, 2 * CASES)), "--seed", "11", "--out", str(file)], check=True, capture_output=True)
+    found = []
+    for line in file.read_text().splitlines():
+        sample = json.loads(line)
+        content = sample["request"]["messages"][-1]["content"]
+        content = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        if "with exactly these arguments: " in content:
+            name, _, arguments = content.removeprefix("Call the tool ").partition(" with exactly these arguments: ")
+            found.append((sample["request"]["tools"], name, json.loads(arguments)))
+    assert len(found) > 50
+    return found
+
+
+def valid(schema, arguments):
+    return not list(validator_for(schema, default=Draft202012Validator)(schema).iter_errors(arguments))
+
+
+def mutations(name, schema, arguments):
+    """Calls that the grammar must refuse, unless it says that it is laxer."""
+    yield "undeclared", name + "x", arguments
+    for key in arguments:
+        broken = copy.deepcopy(arguments)
+        del broken[key]
+        yield "missing", name, broken
+        broken = copy.deepcopy(arguments)
+        broken[key] = {"unexpected": [None]}
+        yield "type", name, broken
+    if schema.get("properties") and not schema.get("additionalProperties") and not schema.get("patternProperties"):
+        yield "extra", name, {**arguments, "surplus": 1}
+
+
+def close(format, folder, asked, encode):
+    rng = random.Random(format["name"])
+    turns, expected, broken, why = [], [], [], []
+    for i in range(CASES):
+        tools, name, arguments = rng.choice(asked)
+        calls = [{"name": name, "arguments": arguments}] * (rng.choice([1, 1, 2]) if "several calls in a turn" in format["guarantees"] else 1)
+        content = rng.choice(TEXTS)
+        turns.append({"content": content, "tool_calls": calls if i % 5 else [], "tools": tools})
+        expected.append((name, arguments))
+        schema = next(t["function"].get("parameters") or {} for t in tools if t["function"]["name"] == name)
+        for kind, other, mutated in mutations(name, schema, arguments):
+            if kind == "undeclared" or not valid(schema, mutated):
+                broken.append({"content": "", "tool_calls": [{"name": other, "arguments": mutated}], "tools": tools})
+                why.append((kind, schema, mutated))
+    named = ["--format", format["name"]]
+    texts = [answer["text"] for answer in lines(["parse", *named, "--render"], turns)]
+    cases = [{"tools": turn["tools"], "text": text} for turn, text in zip(turns, texts)]
+    for case, answer in zip(cases, lines(["accept", *named, "--tokenizer", str(folder)], cases)):
+        assert answer["complete"] and answer["error"] is None, (case["text"], answer)
+    whole = lines(["parse", *named], cases)
+    for turn, text, read in zip(turns, texts, whole):
+        got = [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in read["tool_calls"]]
+        assert got == turn["tool_calls"] and not read["malformed"], (text, read)
+        if not got or "a turn is text or calls" not in format["guarantees"]:
+            assert read["content"].strip() == turn["content"].strip(), (text, read)
+    told = lambda read: {key: read[key] for key in ("reasoning", "content", "tool_calls", "malformed")}
+    cuts = [{"chunks": "char"}, {"chunks": rng.randint(2, 9)}]
+    for cut in cuts:
+        for read, again in zip(whole, lines(["parse", *named], [{**case, **cut} for case in cases])):
+            assert told(read) == told(again), cut
+    if encode:
+        ids = [{"tools": case["tools"], "token_ids": encode(case["text"])} for case in cases]
+        for read, again in zip(whole, lines(["parse", *named, "--tokenizer", str(folder)], ids)):
+            assert told(read) == told(again)
+    for case, answer in zip(ids if encode else cases, lines(["accept", *named, "--tokenizer", str(folder)], ids if encode else cases)):
+        assert answer["complete"], answer
+    mutated = [{"tools": turn["tools"], "text": answer["text"]} for turn, answer in zip(broken, lines(["parse", *named, "--render"], broken))]
+    lax = 0
+    for case, reason, answer in zip(mutated, why, lines(["accept", *named, "--tokenizer", str(folder)], mutated)):
+        assert not answer["complete"] or answer["relaxed"], (reason, case["text"], answer)
+        lax += answer["complete"]
+    return len(cases), len(mutated), lax
+
+
+def reports(name, counts):
+    print(f"{name}: {counts[0]} turns taken and read back, {counts[1] - counts[2]} broken calls refused, {counts[2]} left to validation")
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f["name"])
+def test_rendered_is_accepted_and_read_back(format, asked, tmp_path):
+    folder = model_dir(tmp_path, [] if format["name"] in SPELLED else format["markers"])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    reports(format["name"], close(format, folder, asked, lambda text: tokenizer.encode(text, add_special_tokens=False).ids))
+
+
+@pytest.mark.skipif(not KIMI.is_dir(), reason="needs Kimi's tokenizer beside the repository")
+@pytest.mark.parametrize("format", [f for f in FORMATS if f["name"] == "kimi_k2"], ids=lambda f: f["name"])
+def test_also_over_kimis_own_tokenizer(format, asked):
+    reports(format["name"], close(format, KIMI, asked, None))
