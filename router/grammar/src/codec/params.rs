@@ -185,9 +185,19 @@ impl Params {
 
     fn begin_value(&mut self, head: &str, lead: bool) {
         let read = slots(self.shape.head, head);
-        self.junk.push_str(read.rest.trim());
         self.at = At::Between;
-        let Some(key) = read.name else { return };
+        // No name at all is one, where the schema says so.
+        let unnamed = || declares(self.schema(), "").then(String::new);
+        let key = match read.name {
+            Some(key) => {
+                self.junk.push_str(read.rest.trim());
+                key
+            }
+            None => match unnamed() {
+                Some(key) => key,
+                None => return self.junk.push_str(read.rest.trim()),
+            },
+        };
         let types = match (read.is_string, read.kind.as_deref().and_then(Types::named)) {
             // The schema has the last word where it contradicts what the model says of the value.
             (Some(string), _) if declares(self.schema(), &key) => Types::of(self.schema(), &key).told(string),

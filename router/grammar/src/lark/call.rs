@@ -11,7 +11,7 @@ use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, local, quoted};
 
 /// Names that the arguments of an unenforced call may have.
-const ANY_KEY: &str = "[A-Za-z_][A-Za-z0-9_.-]{0,63}";
+const ANY_KEY: &str = r#"[^\x00-\x20\x7f"'<>=\/\\|(){}\[\],:;]{1,64}"#;
 
 pub(super) struct Caller<'a> {
     pub marking: &'a Marking<'a>,

@@ -254,7 +254,9 @@ fn an_empty_name_is_a_name() {
         let takes = |key: &str| {
             let call = crate::Call { name: "f".into(), arguments: format!(r#"{{"{key}": "x", "a": 1}}"#) };
             let turn = crate::Turn { calls: vec![call], ..crate::Turn::default() };
-            b.takes_ids(&rules, &b.tokens.ids(&crate::render(b.format, &turn, crate::RenderOptions::default())))
+            let ids = b.tokens.ids(&crate::render(b.format, &turn, crate::RenderOptions::default()));
+            let read = b.parse(&rules, &ids).expect("a call")[0].1.contains(&format!("\"{key}\":"));
+            b.takes_ids(&rules, &ids) && read
         };
         assert!(takes("") && !takes("b"), "{name}");
     }
