@@ -9,7 +9,7 @@ use crate::lark::{Writer, either, escape, literal};
 use crate::rules::RuleError;
 
 /// A name of a Python keyword argument.
-const KEYWORD: &str = "[A-Za-z_][A-Za-z0-9_]{0,63}";
+const KEYWORD: &str = r"([A-Za-z_]|[^\x00-\x7f])([A-Za-z0-9_]|[^\x00-\x7f]){0,63}";
 
 /// What ends a raw value.
 #[derive(Debug, Clone)]
