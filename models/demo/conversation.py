@@ -46,14 +46,14 @@ class Conversation:
             self.messages.append({"role": "tool", "tool_call_id": id, **({"name": t.name} if named else {}), "content": content})
         return " ".join(said)
 
-    def call(self, tools):
+    def call(self, tools, answered=None):
         g, r = self.g, self.g.r
         asks = [g.args_for(t) for t in tools]
         same = len(tools) > 1 and all(t is tools[0] for t in tools)
         text = None
         if same and r.random() < .75:  # one value differs: "the weather in Paris and London"
             t, (first, args) = tools[0], asks[0]
-            strings = [n for n, k, q in t.params if q and k in ("city", "id", "ticker", "person", "word", "path", "country", "slug", "query", "url")]
+            strings = [n for n, k, q in t.params if q and k in ("city", "id", "ticker", "person", "word", "path", "country", "slug", "url")]
             if strings and str(args.get(strings[0])) in first and first.count(str(args[strings[0]])) == 1:
                 n = strings[0]
                 kind = next(k for m, k, _ in t.params if m == n)
@@ -72,7 +72,7 @@ class Conversation:
         calls = [(t, a[1]) for t, a in zip(tools, asks)]
         self.user(text)
         ids = self.emit(calls)
-        if r.random() < .8:
+        if r.random() < (g.answered if answered is None else answered):
             answer = self.results(ids, calls)
             self.say(answer, "I have the result and can answer." if len(ids) == 1 else "I have the results and can answer.", "answer")
 
@@ -108,7 +108,10 @@ class Conversation:
             self.say(self.results(ids, calls), "I have the result and can answer.", "answer")
         return True
 
-    def no_fit(self, t):
+    def no_fit(self):
+        """A request that is plainly outside the declared tools: neither what it is about nor what to do is among them."""
+        t = next((t for t in (self.g.tool() for _ in range(50)) if not any(t.related(x) for x in self.tools)), None)
+        if not t: return
         self.user(self.g.polite(self.g.args_for(t)[0]))
         self.say("I cannot do that: none of my tools fits.", "No tool fits this request.", "nofit")
 

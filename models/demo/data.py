@@ -25,11 +25,26 @@ class Tool:
     def __init__(self, key, name, noun, spec, params, asks, answer, slots=False):
         """slots: the requests name the required parameters by number ({0}, {1}) instead of a clause each."""
         self.key, self.name, self.noun, self.spec, self.params, self.asks, self.answer, self.slots = key, name, noun, spec, params, asks, answer, slots
+        self.says = content(name + " " + spec["function"].get("description", ""))  # the words by which a request can find it
+
+    def related(self, other):
+        """Shares a word or an action with it, so that a request for one is not plainly outside the other."""
+        return self.key[0] == other.key[0] or bool(self.says & other.says)
+
+    def confusable(self, other):
+        """A request for one of them could as well mean the other."""
+        for a, b in ((self, other), (other, self)):
+            if a.key == b.key or a.name == b.name: return True
+            cue = content(" ".join(a.key[1:])) if a.key[0] == "free" else set()
+            if cue and cue <= b.says: return True
+            if a.key[0] in ACTIONS and b.key[0] == "free" and content(a.key[1]) <= b.says and content(ACTIONS[a.key[0]][0]) & b.says: return True
+        return False
 
 
 class Gen:
     def __init__(self, seed=0, held=False):
         self.r, self.held, self.most_tools, self.most_turns = random.Random(seed), held, 6, 2
+        self.drills, self.answered = 0.0, 0.8  # shares: of bare runs of requests to one set of tools, and of calls whose results follow
         self.pieces = []  # training sets it to the tokenizer's word pieces, so that each of them is copied now and then
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
@@ -64,7 +79,8 @@ class Gen:
         return "".join(r.choice(CONSONANTS) + r.choice(VOWELS) + (r.choice(CONSONANTS) if r.random() < 0.3 else "") for _ in range(r.randint(lo, hi)))
 
     def phrase(self, lo=1, hi=5):
-        ws = [self.pick(WORDS) if self.r.random() < 0.88 else self.pseudo() for _ in range(self.r.randint(lo, hi))]
+        n = self.r.randint(lo, hi)
+        ws = [self.pseudo() if self.r.random() > 0.88 else self.pick(WORDS if 0 < i < n - 1 else THINGS) for i in range(n)]
         text = " ".join(ws)
         return text[0].upper() + text[1:] if self.r.random() < 0.4 else text
 
@@ -166,12 +182,12 @@ class Gen:
     def style(self, parts, domain=None):
         r, parts = self.r, [p for x in parts for p in x.split("_")]
         k = r.random()
-        if k < .62: return "_".join(parts)
-        if k < .74: return parts[0] + "".join(p.capitalize() for p in parts[1:])
-        if k < .82: return "-".join(parts)
-        if k < .90 and domain: return domain + "." + "_".join(parts)
-        if k < .93 and domain: return "mcp__" + domain + "__" + "_".join(parts)
-        if k < .96: return "_".join(parts[1:] + parts[:1])
+        if k < .72: return "_".join(parts)
+        if k < .81: return parts[0] + "".join(p.capitalize() for p in parts[1:])
+        if k < .87: return "-".join(parts)
+        if k < .92 and domain: return domain + "." + "_".join(parts)
+        if k < .94 and domain: return "mcp__" + domain + "__" + "_".join(parts)
+        if k < .97: return "_".join(parts[1:] + parts[:1])
         return "_".join(parts) + self.pick(["_v2", "_tool", "_api", "2"])
 
     def spec(self, name, desc, params):
@@ -194,7 +210,7 @@ class Gen:
         if req or r.random() < .3: p["required"] = req
         if r.random() < .08: p["additionalProperties"] = False
         f = {"name": name, "description": desc, "parameters": p}
-        if r.random() < .04: del f["description"]
+        if r.random() < .04 and "or" not in desc: del f["description"]
         if r.random() < .05: f["strict"] = True
         if not props and r.random() < .3: del f["parameters"]
         t = {"type": "function", "function": f}
@@ -213,8 +229,8 @@ class Gen:
     def free(self, verb=None, noun=None):
         """A tool of any verb and noun, whose request shares words with its name and says the values in any of many ways."""
         r = self.r
-        verb = verb or (self.known(VERBS).replace(" ", "_") if r.random() < .8 else self.pseudo())
-        noun = noun or (self.pick(self.nouns)[1] if r.random() < .4 else self.known(WORDS) if r.random() < .6 else self.pseudo()) + ("_" + self.known(WORDS) if r.random() < .2 else "")
+        verb = verb or (self.known(VERBS).replace(" ", "_") if r.random() < .9 else self.pseudo())
+        noun = noun or (self.pick(self.nouns)[1] if r.random() < .4 else self.known(THINGS) if r.random() < .8 else self.pseudo()) + ("_" + self.known(THINGS) if r.random() < .2 else "")
         by = r.choices(["both", "verb", "noun"], [6, 2, 2])[0]
         v, n, a = words(verb), words(noun), article(noun)
         kinds = r.sample(list(FREE), r.choice([1, 1, 1, 2, 2]))
@@ -229,10 +245,10 @@ class Gen:
             parts = self.pick([[noun], ["get", noun], ["find", noun], [noun, "lookup"], ["current", noun], ["check", noun]])
             descs = ["Get the {n}", "The {n}", "Find {a}", "Look up the {n}", "Current {n}", "{N} information", "Return the {n} of something"]
         elif by == "verb":
-            head, parts = self.pick(["{v}", "{v}", "{v} it:", "{v} this:", "{v} now:"]), [verb] if r.random() < .5 else [verb, noun]
+            head, parts = self.pick(["{v}", "{v}", "{v} it:", "{v} this:"]), [verb] if r.random() < .5 else [verb, noun]
             descs = ["{V} something", "{V} {a}", "{V}", "{V} a thing or {a}", "Use it to {v}"]
         else:
-            head, parts = self.pick(["{v} the {n}", "{v} {a}", "{v} {n}", "{v} my {n}", "{v} this {n}", "{v} the {n} now,", "{v} {a}", "the {n}: {v} it", "how do I {v} {a}?", "who can {v} the {n}?"]), [verb, noun] if r.random() < .85 else [noun, verb]
+            head, parts = self.pick(["{v} the {n}", "{v} {a}", "{v} {n}", "{v} my {n}", "{v} this {n}", "{v} {a}", "how do I {v} {a}?", "who can {v} the {n}?"]), [verb, noun] if r.random() < .85 else [noun, verb]
             descs = ["{V} {a}", "{V} the {n}", "{V} {n}", "Used to {v} {a}", "{V} {a} of the user", "Lets you {v} the {n}"]
         fill = dict(v=v, n=n, a=a, V=v.capitalize(), N=n.capitalize())
         params = [(None, k, True, w) for k, w in zip(kinds, names)] + [(None, k, False, None) for k in r.sample(OPTIONAL, r.choice([0, 0, 0, 1])) if k not in kinds and "enum:" + k not in kinds]
@@ -241,7 +257,7 @@ class Gen:
         asks = []
         for _ in range(3):
             order = list(range(len(kinds)))
-            if r.random() < .3 and says[0].startswith("from") is False and "{v}" != says[0] and "between" not in says[0]: r.shuffle(order)
+            if r.random() < .3 and len({s.split("{")[0] for s in says}) == len(says) and not says[0].startswith(("from", "{v}", "between")): r.shuffle(order)
             said = [says[i].replace("{v}", "{%d}" % i).replace("{p}", words(out[i][0])) for i in order]
             text, question = head.format(**fill).rstrip("?"), head.endswith("?")
             if order[0] == 0 and kinds[0] in ("room", "enum:color", "enum:size", "city", "word", "id", "query") and by == "both" and r.random() < .25 and not question:
@@ -256,7 +272,7 @@ class Gen:
         r = self.r
         group = group or self.pick(list(ACTIONS))
         if not noun:
-            noun = self.pick(self.nouns) if r.random() < .75 else (self.pseudo(1, 2), self.pick(["", "", self.pick(WORDS) + "_"]) + self.pseudo(1, 3))
+            noun = self.pick(self.nouns) if r.random() < .88 else (self.pseudo(1, 2), self.pick(["", "", self.pick(THINGS) + "_"]) + self.pseudo(1, 3))
         domain, n = noun
         verbs, asks, descs, required, optional, result = ACTIONS[group]
         verb = self.pick(verbs.split())
@@ -271,14 +287,14 @@ class Gen:
 
     def tool(self):
         k = self.r.random()
-        return self.handmade() if k < .3 else self.free() if k < .5 else self.procedural()
+        return self.handmade() if k < .3 else self.free() if k < .45 else self.procedural()
 
     def toolset(self, must, count):
         """The given tools among others: some share a noun or an action with them, none does the same job."""
-        tools, keys = list(must), {t.key for t in must}
-        names = {t.name for t in must}
-        while len(tools) < count:
-            like = self.pick(must) if must and self.r.random() < .5 else None
+        tools = list(must)
+        for _ in range(200):
+            if len(tools) >= count: break
+            like = self.pick(must) if must and self.r.random() < .3 else None
             if like and like.key[0] == "free":
                 _, verb, noun = like.key
                 t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
@@ -286,8 +302,7 @@ class Gen:
                 t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < .6 else self.procedural(group=like.key[0])
             else:
                 t = self.tool()
-            if t.key in keys or t.name in names: continue
-            tools.append(t); keys.add(t.key); names.add(t.name)
+            if not any(t.confusable(x) for x in tools): tools.append(t)
         self.r.shuffle(tools)
         return tools
 
@@ -329,7 +344,7 @@ class Gen:
         if text.endswith("?"):
             if r.random() < .12: text = text[:-1]
             return up(text) if r.random() < .75 else text
-        k = r.random()
+        k = 0 if text.startswith(("I ", "we ", "my ", "on ", "any ", "latest ")) else r.random()
         if k < .35: s = up(text) + self.pick([".", ".", ""])
         elif k < .50: s = self.pick(["Please ", "please ", "Now ", "Hey, ", "Hi, please ", "Ok, "]) + text + self.pick([".", ""])
         elif k < .66: s = self.pick(["Can you ", "Could you ", "Would you ", "can you ", "Could you please "]) + text + "?"
@@ -395,7 +410,8 @@ class Gen:
         r = self.r
         tools_n = min(self.most_tools, r.choice([1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6]))
         c = Conversation(self, thinking=r.random() < .3)
-        plan = "multi" if r.random() < .12 * (self.most_turns - 2) else r.choices(["call", "parallel", "chat", "nofit", "missing", "notools", "chain", "multi"], [30, 17, 5, 13, 6, 6, 5, 18])[0]
+        plan = "multi" if r.random() < .12 * (self.most_turns - 2) else r.choices(["call", "parallel", "chat", "nofit", "missing", "notools", "chain", "multi"], [32, 18, 5, 8, 6, 6, 5, 20])[0]
+        if r.random() < self.drills: plan = "drill"
         if r.random() < .3: c.messages.append({"role": "system", "content": self.pick(SYSTEM) if r.random() < .8 else self.pick(SYSTEM) + " " + self.phrase(3, 8).capitalize() + "."})
         if plan == "notools":
             for _ in range(r.randint(1, 3)): c.chat() if r.random() < .75 else c.no_tools()
@@ -408,10 +424,16 @@ class Gen:
             return c.done()
         main = self.tool() if r.random() > .1 or self.held else self.handmade(0)
         if plan == "nofit":
-            others = [t for t in self.toolset([main], tools_n + 1) if t is not main]
-            c.declare(others)
-            c.no_fit(main)
-            if r.random() < .3: c.call([self.pick(others)])
+            c.declare(self.toolset([], tools_n))
+            c.no_fit()
+            if r.random() < .3: c.call([self.pick(c.tools)])
+            return c.done()
+        if plan == "drill":
+            c.declare(self.toolset([main], min(self.most_tools, r.randint(2, 7))))
+            for _ in range(8):
+                k = r.random()
+                if k < .92: c.call([self.pick(c.tools)] * (1 if k < .85 else 2), answered=0)
+                else: c.no_fit()
             return c.done()
         c.declare(self.toolset([main], tools_n))
         if plan == "chat":
@@ -430,7 +452,7 @@ class Gen:
                 k = r.random()
                 if k < .62: c.call([self.pick(c.tools)])
                 elif k < .80: c.call([self.pick(c.tools)] * 2)
-                elif k < .90: c.no_fit(next(t for t in self.toolset(c.tools, len(c.tools) + 1) if t not in c.tools))
+                elif k < .88: c.no_fit()
                 else: c.chat()
         return c.done()
 

@@ -1,11 +1,20 @@
 """Small pieces of English and JSON that data.py and conversation.py share."""
-import json, zlib
+import json, re, zlib
 
 CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 
 
 def held_out(word):
     return zlib.crc32(word.lower().encode()) % 6 == 0
+
+
+STOP = set("a an and any as at be by can fetch find for from get give how id if in into is it its lets look make many new number of on one or out over put return set show so some something somebody someone tell than that the there they this to up use used user was what when where which who whose with api tool v".split())
+
+
+def content(text):
+    """The words of a name or a sentence that say what it is about, in lower case and without a plural s."""
+    found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text)
+    return {w.lower().removesuffix("s") for w in found} - STOP
 
 
 def words(name):

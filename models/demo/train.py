@@ -182,7 +182,7 @@ class Batches:
 
     def __init__(self, tokenizer, seed, tokens, longest=1024):
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
-        self.gen.most_turns = 6  # many requests to the same tools: more to learn per token
+        self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
         self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>")}
 
