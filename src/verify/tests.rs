@@ -74,6 +74,8 @@ impl Endpoint {
                 call["function"]["arguments"] = json!({ "city": "Paris" });
                 calls(vec![call])
             }
+            "cut" if stream => (json!({ "tool_calls": [self.call("get_weather", r#"{"ci"#)] }), json!("length")),
+            "cut" => (json!({ "content": "" }), json!("length")),
             "mismatch" if stream => calls(vec![self.call("get_weather", r#"{"city": "Rome"}"#)]),
             "spaces" if stream => calls(vec![self.call("get_weather", r#"{"city":"Paris"}"#)]),
             _ => calls(vec![good()]),
@@ -309,6 +311,9 @@ async fn streams_are_held_to_their_form() {
     assert_eq!(summary.stream_comparison.map(|c| (c.compared, c.mismatched)), Some((5, 1)));
     let whys: Vec<_> = summary.failures.iter().map(|(why, n)| (why.as_str(), *n)).collect();
     assert_eq!(whys, [("broken_stream", 1), ("error_event", 1)]);
+    // What the length cut off in a stream is no call in a whole answer.
+    let cut = Bench::new(&["cut"]).await.summary(&[]).await;
+    assert_eq!(cut.stream_comparison.map(|c| (c.compared, c.mismatched)), Some((1, 0)));
     // At another temperature they may differ.
     let warm = Bench::new(&["mismatch"]).await;
     assert_eq!(warm.summary(&["--temperature", "0.6"]).await.stream_comparison, None);
