@@ -78,7 +78,7 @@ impl Model {
         text.stop_token_ids.dedup();
         let grammars = vocabulary(&text).map(|vocab| {
             let vocab = Arc::new(vocab);
-            Steering { turns: Grammars::new(format, vocab.clone()), texts: Grammars::new(grammar::PLAIN, vocab) }
+            Steering { turns: Grammars::new(format, vocab.clone()), texts: Grammars::new(&grammar::BARE, vocab) }
         });
         let controls = match config.allow_control_tokens {
             true => None,

@@ -170,6 +170,16 @@ def test_response_formats_on_the_demo_model(demo):
         assert not list(Draft202012Validator(schema).iter_errors(json.loads(both.message.content)))
 
 
+def test_completions_obey_too(demo):
+    complete = lambda **more: client_of(demo).completions.create(model="demo", prompt="Pick one:", temperature=1, seed=5, max_tokens=300, **more).choices[0]
+    assert complete(extra_body={"structured_outputs": {"choice": ["red", "blue"]}}).text in ("red", "blue")
+    schema = {"type": "object", "properties": {"n": {"type": "number", "exclusiveMinimum": 0, "maximum": 4.995}}, "required": ["n"], "additionalProperties": False}
+    answer = complete(extra_body={"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
+    assert answer.finish_reason == "length" or not list(Draft202012Validator(schema).iter_errors(json.loads(answer.text)))
+    with pytest.raises(BadRequestError, match="structured_outputs.regex"):
+        complete(extra_body={"structured_outputs": {"regex": "("}})
+
+
 def test_a_cut_call_is_not_a_finished_one(demo):
     answer = client_of(demo).chat.completions.create(model="demo", messages=[{"role": "user", "content": "What is the weather in Paris?"}], temperature=0, tools=[WEATHER], tool_choice="required", max_tokens=12).choices[0]
     assert answer.finish_reason == "length" and not answer.message.tool_calls

@@ -668,6 +668,9 @@ const DSML_CALL: &[Step] = &[
 /// Reasoning and text only: what a model without a known tool format is read with.
 pub static PLAIN: &Format = &FORMATS[FORMATS.len() - 1];
 
+/// Text and nothing else: what a completion without turns is held to.
+pub static BARE: Format = BASE;
+
 /// All formats, for listing.
 pub fn formats() -> &'static [Format] {
     FORMATS

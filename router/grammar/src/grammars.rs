@@ -121,7 +121,14 @@ impl Grammars {
                 }
                 Err(_) if !loose => loose = true,
                 Err(problem) => {
-                    let field = if rules.response.is_some() { "response_format" } else { "tools" };
+                    let field = match &rules.response {
+                        None => "tools",
+                        Some(Response::Regex(_)) => "structured_outputs.regex",
+                        Some(Response::Choice(_)) => "structured_outputs.choice",
+                        Some(Response::Lark(_)) => "structured_outputs.grammar",
+                        Some(Response::StructuralTag(_)) => "structural_tag",
+                        Some(Response::JsonObject | Response::JsonSchema { .. }) => "response_format",
+                    };
                     return Err(RuleError::invalid(field, problem));
                 }
             }

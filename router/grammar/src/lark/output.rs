@@ -114,8 +114,9 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     }
     let mut fresh = after.clone();
     if let Some((open, close)) = &reasoning {
-        let mut pieces = vec![Piece::Regex(blanks())];
-        pieces.extend(open.iter().cloned());
+        // A response may begin with a blank by mistake; it shall not end up as reasoning for that.
+        let lead = out.response.is_none().then(|| Piece::Regex(blanks()));
+        let pieces: Vec<Piece> = lead.into_iter().chain(open.iter().cloned()).collect();
         let open = join(out.work.writer, &pieces);
         fresh.push(format!("{open} {inside}{pass}"));
         let mut exits = out.exit(close, &format!("{outside}{pass}"));

@@ -43,6 +43,8 @@ fn structured_outputs() {
     assert!(b.takes(&regex, "123-a/b") && !b.takes(&regex, "12-a"));
     let choice = respond(Response::Choice(vec!["yes".into(), "no".into(), "not \"sure\"".into()]));
     assert!(b.takes(&choice, "no") && b.takes(&choice, "not \"sure\"") && !b.takes(&choice, "maybe"));
+    assert_eq!((b.prefix(&choice, " yes").as_str(), b.prefix(&choice, "\n")), ("", String::new()));
+    assert!(b.takes(&choice, "⟦<think>⟧Hm.⟦</think>⟧no"));
     let lark =
         respond(Response::Lark("start: greeting \" \" NAME\ngreeting: \"hi\" | \"hello\"\nNAME: /[A-Z][a-z]*/".into()));
     assert!(b.takes(&lark, "hello Bob") && !b.takes(&lark, "hello bob"));
