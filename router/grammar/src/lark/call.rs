@@ -10,7 +10,7 @@ use crate::format::{Codec, Ids, Markers, Member, Step};
 use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, local, quoted};
 
-/// Names that the arguments of an unenforced call may have.
+/// Names of arguments that nobody declared.
 const ANY_KEY: &str = r#"[^\x00-\x20\x7f"'<>=\/\\|(){}\[\],:;]{1,64}"#;
 
 pub(super) struct Caller<'a> {

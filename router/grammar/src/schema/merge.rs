@@ -23,7 +23,7 @@ impl Compiler<'_, '_, '_> {
                 continue;
             }
             let merged = match key.as_str() {
-                "properties" => {
+                "properties" | "patternProperties" => {
                     let (mut ours, theirs) = (ours.as_object()?.clone(), theirs.as_object()?);
                     for (name, schema) in theirs {
                         let both = match ours.get(name) {
@@ -56,17 +56,6 @@ impl Compiler<'_, '_, '_> {
                         return None;
                     }
                     Value::Array(both)
-                }
-                "patternProperties" => {
-                    let (mut ours, theirs) = (ours.as_object()?.clone(), theirs.as_object()?);
-                    for (pattern, schema) in theirs {
-                        let both = match ours.get(pattern) {
-                            Some(mine) if mine != schema => json!({"allOf": [mine, schema]}),
-                            _ => schema.clone(),
-                        };
-                        ours.insert(pattern.clone(), both);
-                    }
-                    Value::Object(ours)
                 }
                 "not" if excludes_constants(&ours) && excludes_constants(theirs) => {
                     let mut all = excluded(&a);

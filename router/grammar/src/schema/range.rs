@@ -2,8 +2,9 @@
 
 use crate::lark::either;
 
-/// Digits before the point.
+/// Digits before the point, and the least number that has more.
 const WHOLE: usize = 20;
+const BEYOND: f64 = 1e20;
 /// Digits after the point.
 const FRACTION: usize = 20;
 /// Significant digits that floating point keeps apart.
@@ -25,6 +26,11 @@ enum Side {
 /// Numbers from `low` to `high`, without exponents, as a lexeme; none if no number lies between. Near a bound that is
 /// excluded, no digits come that floating point would round to it.
 pub(super) fn between(low: Option<Bound>, high: Option<Bound>) -> Option<String> {
+    if low.is_some_and(|b| b.value >= BEYOND) || high.is_some_and(|b| b.value <= -BEYOND) {
+        return None;
+    }
+    // The largest double, which some write for no bound at all, would be an expression of its 309 digits.
+    let (low, high) = (low.filter(|b| b.value > -BEYOND), high.filter(|b| b.value < BEYOND));
     let zero = Bound { value: 0.0, inclusive: true };
     let excluded = [low, high].into_iter().flatten().filter(|b| !b.inclusive);
     let widest = excluded.map(|b| decimal(b.value).0.len()).max();
@@ -143,6 +149,14 @@ mod tests {
     use super::*;
     use crate::enforce::Bench;
     use crate::{Response, Rules};
+
+    #[test]
+    fn bounds_that_no_number_reaches_are_none() {
+        let bound = |value| Some(Bound { value, inclusive: true });
+        assert_eq!(between(bound(f64::MIN), bound(f64::MAX)), between(None, None));
+        assert_eq!(between(bound(0.0), bound(f64::MAX)), between(bound(0.0), None));
+        assert_eq!(between(bound(1e300), None), None);
+    }
 
     /// Numbers around the bounds, spelled in several lengths, against floating point.
     #[test]
