@@ -17,6 +17,9 @@ CURRENCIES = "USD EUR GBP JPY CHF CAD AUD SEK INR BRL".split()
 ACTIVITIES = "running swimming cycling yoga rowing hiking climbing boxing skating dancing".split()
 FORMAT_NAME = {"city": "City name", "date": "Date as YYYY-MM-DD", "time": "Time as HH:MM", "email": "Email address", "url": "URL", "path": "File path"}
 INT_KINDS = {"limit": (1, 50), "days": (1, 14), "minutes": (1, 180), "small": (1, 20), "percent": (1, 100), "degrees": (10, 30), "stars": (1, 5), "px": (16, 4096), "int": (1, 9999)}
+# First words of requests before which "Could you" fits.
+COMMANDS = {v.split("_")[0] for v in VERBS} | {v for verbs, *_ in ACTIONS.values() for v in verbs.split()} | {ask.split(" ")[0] for _, asks, *_ in ACTIONS.values() for ask in asks}
+COMMANDS = (COMMANDS | {ask.split(" ")[0] for line in TOOLS.strip().split("\n") for ask in line.split("|")[3].split(";") if not ask.endswith("?")}) - STATEMENTS - set("which how tell".split())
 
 
 class Tool:
@@ -80,7 +83,7 @@ class Gen:
 
     def phrase(self, lo=1, hi=5):
         n = self.r.randint(lo, hi)
-        ws = [self.pseudo() if self.r.random() > 0.88 else self.pick(WORDS if 0 < i < n - 1 else THINGS) for i in range(n)]
+        ws = [self.pseudo() if self.r.random() > 0.94 else self.pick(WORDS if 0 < i < n - 1 else THINGS) for i in range(n)]
         text = " ".join(ws)
         return text[0].upper() + text[1:] if self.r.random() < 0.4 else text
 
@@ -107,7 +110,7 @@ class Gen:
             v = self.pick(ENUMS[kind[5:]][1].split())
             return v, v
         plain = {
-            "city": self.city, "country": lambda: self.known(COUNTRIES), "person": self.person, "id": self.code, "word": lambda: self.pseudo() if r.random() < 0.5 else self.pick(WORDS),
+            "city": self.city, "country": lambda: self.known(COUNTRIES), "person": self.person, "id": self.code, "word": lambda: self.pseudo() if r.random() < 0.35 else self.pick(WORDS),
             "title": lambda: self.phrase(1, 4), "text": lambda: self.phrase(2, 7) + self.pick(["", "", ".", "!"]), "query": lambda: self.phrase(1, 3).lower(), "words": lambda: self.phrase(3, 6),
             "email": lambda: (self.known(PEOPLE) if r.random() < .6 else self.pseudo()).lower() + self.pick(["", ".", "_"]) + self.pick([str(r.randint(1, 99)), self.pseudo(), self.known(SURNAMES).lower()]) + "@" + self.pseudo() + self.pick([".com", ".org", ".net", ".io"]),
             "phone": lambda: self.pick(["+1 555 ", "+49 ", "0", "555-"]) + "".join(r.choice("0123456789") for _ in range(r.randint(4, 8))), "slug": lambda: self.pick([self.pseudo(), self.pick(WORDS)]) + self.pick(["-", "_", "/"]) + self.pick([self.pseudo(), self.pick(WORDS), str(r.randint(1, 99))]),
@@ -182,11 +185,11 @@ class Gen:
     def style(self, parts, domain=None):
         r, parts = self.r, [p for x in parts for p in x.split("_")]
         k = r.random()
-        if k < .72: return "_".join(parts)
-        if k < .81: return parts[0] + "".join(p.capitalize() for p in parts[1:])
-        if k < .87: return "-".join(parts)
-        if k < .92 and domain: return domain + "." + "_".join(parts)
-        if k < .94 and domain: return "mcp__" + domain + "__" + "_".join(parts)
+        if k < .80: return "_".join(parts)
+        if k < .86: return parts[0] + "".join(p.capitalize() for p in parts[1:])
+        if k < .91: return "-".join(parts)
+        if k < .94 and domain: return domain + "." + "_".join(parts)
+        if k < .96 and domain: return "mcp__" + domain + "__" + "_".join(parts)
         if k < .97: return "_".join(parts[1:] + parts[:1])
         return "_".join(parts) + self.pick(["_v2", "_tool", "_api", "2"])
 
@@ -229,8 +232,8 @@ class Gen:
     def free(self, verb=None, noun=None):
         """A tool of any verb and noun, whose request shares words with its name and says the values in any of many ways."""
         r = self.r
-        verb = verb or (self.known(VERBS).replace(" ", "_") if r.random() < .9 else self.pseudo())
-        noun = noun or (self.pick(self.nouns)[1] if r.random() < .4 else self.known(THINGS) if r.random() < .8 else self.pseudo()) + ("_" + self.known(THINGS) if r.random() < .2 else "")
+        verb = verb or (self.known(VERBS).replace(" ", "_") if r.random() < .96 else self.pseudo())
+        noun = noun or (self.pick(self.nouns)[1] if r.random() < .4 else self.known(THINGS) if r.random() < .92 else self.pseudo()) + ("_" + self.known(THINGS) if r.random() < .1 else "")
         by = r.choices(["both", "verb", "noun"], [6, 2, 2])[0]
         v, n, a = words(verb), words(noun), article(noun)
         kinds = r.sample(list(FREE), r.choice([1, 1, 1, 2, 2]))
@@ -272,7 +275,7 @@ class Gen:
         r = self.r
         group = group or self.pick(list(ACTIONS))
         if not noun:
-            noun = self.pick(self.nouns) if r.random() < .88 else (self.pseudo(1, 2), self.pick(["", "", self.pick(THINGS) + "_"]) + self.pseudo(1, 3))
+            noun = self.pick(self.nouns) if r.random() < .95 else (self.pseudo(1, 2), self.pick(["", "", self.pick(THINGS) + "_"]) + self.pseudo(1, 3))
         domain, n = noun
         verbs, asks, descs, required, optional, result = ACTIONS[group]
         verb = self.pick(verbs.split())
@@ -283,18 +286,20 @@ class Gen:
         idname = self.pick([["id"], [n + "_id"], [n + "_id"], ["id", "key", "ref", "number", n]])
         params = [(None, k, True, idname if k == "id" else None) for k in kinds] + [(None, k, group in ("create", "schedule") and r.random() < .25, None) for k in opts]
         spec, out = self.spec(self.style(parts, domain), self.pick(descs).format(**fill), params)
+        own = next((a for a in asks if a.split()[0] in verbs.split() and a.split()[1].startswith(("the", "all", "{"))), None)
+        if own and "_" not in verb and verb not in ("invite", "lookup"): asks = asks + [verb + own[own.index(" ") :]] * len(asks)  # half of the requests use the tool's own verb
         return Tool((group, n), spec["function"]["name"], words(n), spec, out, [a.format(**fill) for a in asks], (result, group))
 
     def tool(self):
         k = self.r.random()
-        return self.handmade() if k < .3 else self.free() if k < .45 else self.procedural()
+        return self.handmade() if k < .4 else self.free() if k < .55 else self.procedural()
 
     def toolset(self, must, count):
         """The given tools among others: some share a noun or an action with them, none does the same job."""
         tools = list(must)
         for _ in range(200):
             if len(tools) >= count: break
-            like = self.pick(must) if must and self.r.random() < .3 else None
+            like = self.pick(must) if must and self.r.random() < .2 else None
             if like and like.key[0] == "free":
                 _, verb, noun = like.key
                 t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
@@ -335,7 +340,8 @@ class Gen:
             if kind in FLAGS or kind == "bool": clause = said[name]
             else: clause = self.pick(self.param(kind)[3]).replace("{v}", said[name])
             bare = len(args) > 1 or kind not in ("id",)
-            text += (", " if kind in FLAGS or (bare and r.random() < .12) else " ") + clause
+            loose = any(k == "query" and text.endswith(said.get(n, '"')) for n, k, _ in t.params)  # a comma tells where a bare query ends
+            text += (", " if loose or kind in FLAGS or (bare and r.random() < .12) else " ") + clause
         return text + ("?" if question else ""), {n: args[n] for n, _, _ in t.params if n in args}
 
     def polite(self, text):
@@ -344,7 +350,7 @@ class Gen:
         if text.endswith("?"):
             if r.random() < .12: text = text[:-1]
             return up(text) if r.random() < .75 else text
-        k = 0 if text.startswith(("I ", "we ", "my ", "on ", "any ", "latest ")) else r.random()
+        k = r.random() if text.split(" ")[0] in COMMANDS else 0
         if k < .35: s = up(text) + self.pick([".", ".", ""])
         elif k < .50: s = self.pick(["Please ", "please ", "Now ", "Hey, ", "Hi, please ", "Ok, "]) + text + self.pick([".", ""])
         elif k < .66: s = self.pick(["Can you ", "Could you ", "Would you ", "can you ", "Could you please "]) + text + "?"
@@ -378,7 +384,7 @@ class Gen:
             return spaced(out), f"It is {temp} degrees and {cond} in {place}."
         if t.key[0] == "hand" and r.random() < .8:
             out = {}
-            for k, vk in (item.split(":") for item in kind.split()):
+            for k, vk in (item.split(":", 1) for item in kind.split()):
                 try:
                     out[k] = self.value(vk)[0]
                 except KeyError:  # a literal such as status:sent

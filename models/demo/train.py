@@ -101,9 +101,13 @@ class Attention(nn.Module):
         q = torch.cat([q_nope, rotate(q_rope)], -1)
         k = torch.cat([k_nope, rotate(k_rope[:, None]).expand(b, self.heads, t, self.rope)], -1)
         with torch.autocast("cpu", enabled=False):  # in bf16 by hand: twice as fast here as the fused kernel; padding is on the right
-            scores = (q * q.shape[-1] ** -0.5) @ k.mT + torch.full((t, t), float("-inf"), dtype=q.dtype).triu(1)
-            out = scores.softmax(-1) @ v
-        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
+            q, rows, out = q * q.shape[-1] ** -0.5, -(-t // max(1, round(t / 192))), []
+            for start in range(0, t, rows):  # block by block: what a block's rows cannot see is not computed
+                end = min(start + rows, t)
+                scores = q[:, :, start:end] @ k[:, :, :end].mT
+                scores[..., start:] += torch.full((end - start, end - start), float("-inf"), dtype=q.dtype).triu(1)
+                out.append(scores.softmax(-1) @ v[:, :, :end])
+        return self.o_proj(torch.cat(out, 2).transpose(1, 2).reshape(b, t, -1))
 
 
 class Layer(nn.Module):
@@ -113,8 +117,8 @@ class Layer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm, self.self_attn = Norm(h), Norm(h), Attention(c)
         self.mlp = Mlp(h, c["intermediate_size"]) if index < c["first_k_dense_replace"] else Moe(c)
 
-    def forward(self, x, cos, sin):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x, cos, sin, keep=...):
+        x = (x + self.self_attn(self.input_layernorm(x), cos, sin))[keep]
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -130,20 +134,20 @@ class Model(nn.Module):
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02 if "embed" in name or "router" in name else p.shape[-1] ** -0.5 * (depth if "o_proj" in name or "down" in name else 1) * 0.7)
 
-    def forward(self, ids):
+    def forward(self, ids, keep):
+        """Hidden states of the positions in `keep`, of which alone the last layer computes what is its own."""
         c = self.config
         angle = torch.arange(ids.shape[1])[:, None] * c["rope_theta"] ** (-torch.arange(0, c["qk_rope_head_dim"], 2) / c["qk_rope_head_dim"])
         x, cos, sin = self.embed_tokens(ids).bfloat16(), angle.cos().bfloat16(), angle.sin().bfloat16()
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x = layer(x, cos, sin)
-        return self.norm(x)
+        return self.norm(self.layers[-1](x, cos, sin, keep))
 
     def loss(self, ids, weight):
-        hidden = self(ids)[:, :-1]
-        keep = weight[:, 1:] > 0
-        logits = self.lm_head(hidden[keep]).float()
-        each = F.cross_entropy(logits, ids[:, 1:][keep], reduction="none")
-        w = weight[:, 1:][keep]
+        keep = F.pad(weight[:, 1:] > 0, (0, 1))
+        logits = self.lm_head(self(ids, keep)).float()
+        each = F.cross_entropy(logits, ids.roll(-1, 1)[keep], reduction="none")
+        w = weight.roll(-1, 1)[keep]
         return (each * w).sum() / w.sum(), each[w == 1].mean().item()
 
     def balance(self, rate):
@@ -154,18 +158,23 @@ class Model(nn.Module):
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised by Newton-Schulz; for matrices and stacks of matrices. Update size matches AdamW's."""
+    """Momentum, orthogonalised by Newton-Schulz; for matrices and stacks of matrices. Update size matches AdamW's. Ranks share the work."""
 
-    def __init__(self, params, lr, decay=0.02, momentum=0.95):
+    def __init__(self, params, lr, decay=0.02, momentum=0.95, rank=0, ranks=1):
         super().__init__(params, dict(lr=lr, decay=decay, momentum=momentum))
+        params = sorted(self.param_groups[0]["params"], key=lambda p: -p.numel() * min(p.shape[-2:]))
+        self.mine, self.ranks = {id(p) for p in params[rank::ranks]}, ranks
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
+            updates = []
             for p in group["params"]:
                 state = self.state[p]
                 m = state.setdefault("m", torch.zeros_like(p))
                 m.lerp_(p.grad, 1 - group["momentum"])
+                updates.append(torch.zeros(p.shape))
+                if id(p) not in self.mine: continue
                 x = p.grad.lerp(m, group["momentum"]).bfloat16()
                 rows, cols = x.shape[-2:]
                 x = x.mT if rows > cols else x
@@ -173,8 +182,13 @@ class Muon(torch.optim.Optimizer):
                 for _ in range(5):
                     a = x @ x.mT
                     x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
-                x = x.mT if rows > cols else x
-                p.mul_(1 - group["lr"] * group["decay"]).add_(x.float(), alpha=-group["lr"] * 0.2 * max(rows, cols) ** 0.5)
+                updates[-1] = x.mT.float() if rows > cols else x.float()
+            if self.ranks > 1:
+                flat = torch.cat([u.flatten() for u in updates])
+                dist.all_reduce(flat)
+                updates = flat.split([p.numel() for p in group["params"]])
+            for p, x in zip(group["params"], updates):
+                p.mul_(1 - group["lr"] * group["decay"]).add_(x.reshape(p.shape), alpha=-group["lr"] * 0.2 * max(p.shape[-2:]) ** 0.5)
 
 
 class Batches:
@@ -275,7 +289,7 @@ def train(rank, a):
     model = Model(CONFIG)
     hidden = [p for n, p in model.named_parameters() if p.dim() > 1 and n.startswith("layers") and "router" not in n]
     rest = [p for p in model.parameters() if all(p is not h for h in hidden)]
-    opts = [torch.optim.AdamW(rest, lr=a.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True), Muon(hidden, a.lr)]
+    opts = [torch.optim.AdamW(rest, lr=a.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True), Muon(hidden, a.lr, rank=rank, ranks=a.ranks)]
     step, seen, before, seed = 0, 0, 0.0, 1000
     if a.resume:
         s = torch.load(a.checkpoint)
