@@ -8,9 +8,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use hyper_util::service::TowerToHyperService;
 use rein_grammar::Enforcement;
 use rein_router::textmodel::{Overrides, TextModel};
@@ -18,10 +18,10 @@ use rein_router::{ModelEntry, Policy, Router, RouterConfig};
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
 use rein_worker::{EngineOptions, EngineService};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::service::Routes;
 
 use crate::args::{EnforcementArg, EngineKind, MasksArg, ServeArgs};
 use crate::load;
@@ -148,8 +148,12 @@ async fn serve(
 
 /// HTTP connections open at once.
 const HTTP_CONNECTIONS: usize = 16_384;
-/// Requests open at once on one gRPC connection.
+/// gRPC connections open at once ...
+const GRPC_CONNECTIONS: usize = 4_096;
+/// ... and requests open at once on one of them.
 const GRPC_STREAMS: u32 = 4_096;
+/// Silence on a gRPC connection after which the client is asked whether it is still there.
+const GRPC_KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Time in which a request's head has to arrive; idle connections are closed after it.
 const HEADER_TIME: Duration = Duration::from_secs(60);
 /// Pause after a connection could not be accepted.
@@ -162,18 +166,43 @@ async fn turned(mut closed: watch::Receiver<bool>) {
     let _ = closed.wait_for(|closed| *closed).await;
 }
 
-async fn serve_http(
-    app: axum::Router,
+async fn serve_http(app: axum::Router, listener: TcpListener, closed: impl Future<Output = ()>) -> Result<(), String> {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
+    accept("http", listener, HTTP_CONNECTIONS, closed, |socket| {
+        server.serve_connection(socket, TowerToHyperService::new(app.clone()))
+    })
+    .await
+}
+
+async fn serve_grpc(routes: Routes, listener: TcpListener, closed: impl Future<Output = ()>) -> Result<(), String> {
+    let app = routes.prepare().into_axum_router();
+    let mut server = http2::Builder::new(TokioExecutor::new());
+    server.timer(TokioTimer::new()).keep_alive_interval(Some(GRPC_KEEP_ALIVE)).max_concurrent_streams(GRPC_STREAMS);
+    accept("grpc", listener, GRPC_CONNECTIONS, closed, |socket| {
+        server.serve_connection(socket, TowerToHyperService::new(app.clone()))
+    })
+    .await
+}
+
+/// Takes connections until `closed`, and returns when they have ended. At most `most` are open at once.
+async fn accept<C>(
+    surface: &'static str,
     listener: TcpListener,
-    closed: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), String> {
+    most: usize,
+    closed: impl Future<Output = ()>,
+    serve: impl Fn(TokioIo<TcpStream>) -> C,
+) -> Result<(), String>
+where
+    C: GracefulConnection<Error = hyper::Error> + Send + 'static,
+{
     let open = GracefulShutdown::new();
-    let slots = Arc::new(Semaphore::new(HTTP_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(most));
     let mut closed = pin!(closed);
     loop {
         // More clients wait in the kernel's backlog.
         let slot = tokio::select! {
-            slot = slots.clone().acquire_owned() => slot.map_err(|e| format!("http: {e}"))?,
+            slot = slots.clone().acquire_owned() => slot.map_err(|e| format!("{surface}: {e}"))?,
             () = &mut closed => break,
         };
         let socket = tokio::select! {
@@ -184,7 +213,7 @@ async fn serve_http(
             Ok((socket, _)) => socket,
             Err(error) => {
                 // Out of descriptors, say: others have to close first.
-                tracing::warn!(%error, "http: accept");
+                tracing::warn!(%error, surface, "accept");
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
@@ -192,41 +221,16 @@ async fn serve_http(
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY");
         }
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_TIME)
-            .serve_connection(TokioIo::new(socket), TowerToHyperService::new(app.clone()));
-        let connection = open.watch(connection);
+        let connection = open.watch(serve(TokioIo::new(socket)));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "http connection");
+                tracing::debug!(%error, surface, "connection");
             }
             drop(slot);
         });
     }
     open.shutdown().await;
     Ok(())
-}
-
-async fn serve_grpc(
-    routes: tonic::service::Routes,
-    listener: TcpListener,
-    closed: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), String> {
-    use tokio_stream::StreamExt;
-    // tonic's builder flag does not reach accepted sockets of a given listener.
-    let incoming = TcpListenerStream::new(listener).map(|socket| {
-        let socket = socket?;
-        socket.set_nodelay(true)?;
-        Ok::<_, std::io::Error>(socket)
-    });
-    tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(30)))
-        .max_concurrent_streams(GRPC_STREAMS)
-        .add_routes(routes)
-        .serve_with_incoming_shutdown(incoming, closed)
-        .await
-        .map_err(|e| format!("grpc: {e}"))
 }
 
 struct StopSignals {

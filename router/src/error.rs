@@ -77,6 +77,12 @@ impl Error {
         Error { code: Some("unsupported_parameter"), ..Error::invalid(param, message) }
     }
 
+    pub fn body_too_large(announced: Option<u64>, limit: usize) -> Self {
+        let size = announced.map_or_else(|| "larger".to_owned(), |bytes| format!("{bytes} bytes"));
+        let message = format!("the body may have at most {limit} bytes; this one is {size}");
+        Error { code: Some("body_too_large"), ..Error::new(Kind::TooLarge, message) }
+    }
+
     pub fn model_not_found(model: &str, served: &[&str]) -> Self {
         let message = format!("the model '{model}' does not exist; this server has: {}", served.join(", "));
         Error { param: Some("model".into()), code: Some("model_not_found"), ..Error::new(Kind::NotFound, message) }

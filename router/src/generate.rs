@@ -204,20 +204,17 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
         return Err(Error::invalid(defaults.prompt, format!("'{}' gives a prompt of no tokens", defaults.prompt)));
     }
     let wanted = match asked {
-        // Its place is reserved before the engine is told to stop.
-        Some(0) => "the engine needs room for 1 more, also when none is generated".to_owned(),
         Some(asked) => format!("'{}' asks for {asked} more", generation.max_tokens_param()),
         None => "at least 1 more is to be generated".to_owned(),
     };
     let room = (context as usize).saturating_sub(prompt);
-    let least = asked.unwrap_or(1).max(1) as usize;
-    if least > room {
+    if (context as usize) < prompt || (asked.unwrap_or(1) as usize) > room {
         let message =
             format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");
         return Err(Error { code: Some("context_length_exceeded"), ..Error::invalid(defaults.prompt, message) });
     }
     // `room` is below `context`, so it fits. An engine is asked for at least one token, also if it is stopped before.
-    Ok(asked.or(defaults.max_tokens).unwrap_or(u32::MAX).max(1).min(room as u32))
+    Ok(asked.or(defaults.max_tokens).unwrap_or(u32::MAX).min(room as u32).max(1))
 }
 
 /// The request's word, then the model's generation_config, then the API's default.

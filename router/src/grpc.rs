@@ -4,7 +4,8 @@ mod request;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use futures::{FutureExt, Stream, StreamExt};
+use axum::{body::Body, middleware::map_response};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use rein_proto::{
     DESCRIPTORS,
     v1::{
@@ -12,7 +13,7 @@ use rein_proto::{
         inference_server::{Inference, InferenceServer, SERVICE_NAME},
     },
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::{Code, Request, Response, Status, metadata::MetadataMap, service::Routes};
 use tonic_health::{
     ServingStatus,
@@ -28,6 +29,7 @@ use crate::{
     BuildError, Core, chat, complete,
     error::{Error, Kind},
     generate::Call,
+    limits,
 };
 
 pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildError> {
@@ -42,17 +44,26 @@ pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildEr
             .with_service_name("grpc.health.v1.Health")
     };
     let health = Readiness { core: core.clone(), service: HealthService::from_health_reporter(health) };
-    Ok(Routes::new(InferenceServer::new(Service { core }).max_decoding_message_size(limit))
+    let routes = Routes::new(InferenceServer::new(Service { core }).max_decoding_message_size(limit))
         .add_service(HealthServer::new(health))
         .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?))
+        .add_service(reflection().build_v1alpha()?);
+    Ok(routes.into_axum_router().layer(map_response(move |response| oversized(response, limit))).into())
+}
+
+/// The transport refuses a message over the limit as OUT_OF_RANGE and in its own words; this says it as HTTP does.
+async fn oversized(response: http::Response<Body>, limit: usize) -> http::Response<Body> {
+    match Status::from_header_map(response.headers()) {
+        Some(refused) if refused.code() == Code::OutOfRange => status(&Error::body_too_large(None, limit)).into_http(),
+        _ => response,
+    }
 }
 
 struct Service {
     core: Arc<Core>,
 }
 
-/// The usual health service, whose `Check` asks the engines too. `Watch` tells only of draining.
+/// The usual health service, which asks the engines too.
 struct Readiness {
     core: Arc<Core>,
     service: HealthService,
@@ -60,20 +71,56 @@ struct Readiness {
 
 #[tonic::async_trait]
 impl Health for Readiness {
-    type WatchStream = <HealthService as Health>::WatchStream;
+    type WatchStream = Events<HealthCheckResponse>;
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
-        let mut answer = self.service.check(request).await?;
-        if answer.get_ref().status() == health_check_response::ServingStatus::Serving
-            && self.core.ready().await.is_err()
-        {
-            answer.get_mut().set_status(health_check_response::ServingStatus::NotServing);
-        }
-        Ok(answer)
+        let answer = self.service.check(request).await?.into_inner();
+        Ok(Response::new(judge(&self.core, answer).await))
     }
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        self.service.watch(request).await
+        let service = self.service.watch(request).await?.into_inner();
+        let watched = Watched { core: self.core.clone(), service, said: None, told: None };
+        Ok(Response::new(stream::unfold(watched, Watched::next).boxed()))
+    }
+}
+
+/// What the service says, unless no engine answers.
+async fn judge(core: &Core, mut answer: HealthCheckResponse) -> HealthCheckResponse {
+    use health_check_response::ServingStatus::{NotServing, Serving};
+    if answer.status() == Serving && core.ready().await.is_err() {
+        answer.set_status(NotServing);
+    }
+    answer
+}
+
+/// One client's `Watch`.
+struct Watched {
+    core: Arc<Core>,
+    service: <HealthService as Health>::WatchStream,
+    /// The service's last word.
+    said: Option<HealthCheckResponse>,
+    /// What the client heard last.
+    told: Option<i32>,
+}
+
+impl Watched {
+    /// The next status that is another than the last.
+    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+        loop {
+            match timeout(limits::HEALTH_TIME, self.service.next()).await {
+                Ok(Some(Ok(said))) => self.said = Some(said),
+                Ok(Some(Err(error))) => return Some((Err(error), self)),
+                Ok(None) => return None,
+                // Nothing new from the service; the engines are asked again.
+                Err(_) => {}
+            }
+            let Some(said) = self.said else { continue };
+            let now = judge(&self.core, said).await;
+            if self.told.replace(now.status) != Some(now.status) {
+                return Some((Ok(now), self));
+            }
+        }
     }
 }
 

@@ -16,6 +16,8 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub const REQUEST_TIME: Duration = Duration::from_secs(3600);
 /// Longest wait for an engine's Info or Stats.
 pub const ENGINE_CALL_TIME: Duration = Duration::from_secs(5);
+/// How often a watched health asks the engines.
+pub const HEALTH_TIME: Duration = Duration::from_secs(1);
 /// Silence on an SSE stream after which a comment is sent, so that proxies keep the connection.
 pub const SSE_SILENCE: Duration = Duration::from_secs(15);
 /// Bytes of text above which rendering and tokenizing leave the async threads.

@@ -193,6 +193,7 @@ impl Scheduler {
         if waiting >= self.options.max_queue {
             return Err(Rejected::QueueFull { waiting });
         }
+        let held = start.hold;
         let seq = Seq::new(start);
         let (len, full) = (seq.tokens.len(), seq.generated() >= seq.max_tokens());
         self.seqs.insert(id, seq);
@@ -200,7 +201,8 @@ impl Scheduler {
         if len > self.context {
             let context = self.context;
             self.finish(id, FinishReason::Error, format!("prompt: {len} tokens; the engine has room for {context}"));
-        } else if full || len == self.context {
+        } else if full || (len == self.context && !held) {
+            // One that is held draws nothing before a Steer, which ends it; until then its prompt can be scored.
             self.finish(id, FinishReason::Length, String::new());
         }
         Ok(())

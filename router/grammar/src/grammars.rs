@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 
 use crate::format::{Codec, Format, Step};
-use crate::lark::{First, Written, count_prefix, write};
+use crate::lark::{First, Written, count_prefix, read, write};
 use crate::limits::{MAX_CACHED_GRAMMARS, MAX_GRAMMAR_BYTES, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS};
 use crate::matcher::{Matcher, MatcherError};
 use crate::rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
@@ -166,14 +166,12 @@ impl Grammars {
     }
 
     fn parser(&self, written: &Written) -> Result<Matcher, String> {
-        let main = GrammarWithLexer::from_lark(written.lark.clone());
-        let foreign = written.foreign.iter().map(|(name, lark)| GrammarWithLexer {
-            name: Some(name.clone()),
-            lark_grammar: Some(lark.clone()),
-            ..GrammarWithLexer::default()
-        });
-        let grammars = std::iter::once(main).chain(foreign).collect();
-        let parser = self.vocab.factory().create_parser(TopLevelGrammar { grammars, max_tokens: None });
+        let factory = self.vocab.factory();
+        let read = if written.foreign.is_empty() { read(&written.lark, factory.limits()) } else { None };
+        let parser = match read {
+            Some(grammar) => factory.create_parser_from_init_default(grammar),
+            None => factory.create_parser(by_text(written)),
+        };
         let mut parser = parser.map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())?;
         parser.start_without_prompt();
         // A client's own grammar may name any token.
@@ -218,10 +216,24 @@ impl Grammars {
     }
 }
 
+/// For llguidance's own reader.
+fn by_text(written: &Written) -> TopLevelGrammar {
+    let main = GrammarWithLexer::from_lark(written.lark.clone());
+    let foreign = written.foreign.iter().map(|(name, lark)| GrammarWithLexer {
+        name: Some(name.clone()),
+        lark_grammar: Some(lark.clone()),
+        ..GrammarWithLexer::default()
+    });
+    TopLevelGrammar { grammars: std::iter::once(main).chain(foreign).collect(), max_tokens: None }
+}
+
 impl Compiled {
     /// A matcher at the start of the output.
     pub fn matcher(&self) -> Result<Matcher, MatcherError> {
-        let mut matcher = self.shared.fresh.clone();
+        self.begun(self.shared.fresh.clone())
+    }
+
+    fn begun(&self, mut matcher: Matcher) -> Result<Matcher, MatcherError> {
         let first = match self.shared.first {
             First::Nothing => None,
             First::Conversation => Some(self.calls_before),
@@ -329,5 +341,19 @@ fn check(rules: &Rules) -> Result<(), RuleError> {
             Err(RuleError::invalid("tool_choice", "a call is demanded, but no tool can be called"))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+impl Grammars {
+    /// The same matcher as llguidance's own reader makes it; none where that made it in the first place.
+    pub(crate) fn matcher_by_text(&self, compiled: &Compiled) -> Option<Matcher> {
+        let factory = self.vocab.factory();
+        let lark = &compiled.shared.lark;
+        read(lark, factory.limits())?;
+        let grammars = vec![GrammarWithLexer::from_lark(lark.clone())];
+        let mut parser = factory.create_parser(TopLevelGrammar { grammars, max_tokens: None }).expect("a grammar");
+        parser.start_without_prompt();
+        Some(compiled.begun(Matcher::new(parser, self.vocab.clone(), true)).expect("a matcher"))
     }
 }

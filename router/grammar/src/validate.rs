@@ -102,6 +102,10 @@ fn parse(text: &str) -> Result<Value, Violation> {
 
 /// Refuses schemas that are none, by the draft that they name.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
+    // Mostly no draft is named; then this answers both which it is and whether it is valid.
+    if schema.get("$schema").is_none() && jsonschema::draft202012::meta::is_valid(schema) {
+        return Ok(());
+    }
     let result = match draft(schema) {
         Draft::Draft4 => jsonschema::draft4::meta::validate(schema),
         Draft::Draft6 => jsonschema::draft6::meta::validate(schema),

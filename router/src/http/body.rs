@@ -21,7 +21,7 @@ pub async fn read(request: Request, limit: usize) -> Result<Bytes, Error> {
         if !parts.headers.contains_key(header::EXPECT) {
             discard(body, deadline).await;
         }
-        return Err(too_large(announced, limit));
+        return Err(Error::body_too_large(announced, limit));
     }
     match timeout_at(deadline, collect(body, limit, deadline)).await {
         Ok(result) => result,
@@ -43,7 +43,7 @@ async fn collect(mut body: Body, limit: usize, deadline: Instant) -> Result<Byte
         if all.len() + data.len() > limit {
             drop(all);
             discard(body, deadline).await;
-            return Err(too_large(None, limit));
+            return Err(Error::body_too_large(None, limit));
         }
         all.extend_from_slice(&data);
     }
@@ -63,12 +63,6 @@ async fn discard(mut body: Body, deadline: Instant) {
             return;
         }
     }
-}
-
-fn too_large(announced: Option<u64>, limit: usize) -> Error {
-    let size = announced.map_or_else(|| "larger".to_owned(), |bytes| format!("{bytes} bytes"));
-    let message = format!("the body may have at most {limit} bytes; this one is {size}");
-    Error { code: Some("body_too_large"), ..Error::new(Kind::TooLarge, message) }
 }
 
 /// JSON, or no word about it.

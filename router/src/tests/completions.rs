@@ -166,14 +166,15 @@ async fn text_offsets_are_characters_of_the_text() {
 }
 
 #[tokio::test]
-async fn scoring_a_full_context_says_that_one_place_is_needed() {
+async fn a_prompt_as_long_as_the_context_can_be_scored_and_no_longer_one() {
     let edge = Edge::new();
     let asked = |length: u32| {
         json!({"model": "bytes", "prompt": vec![97; length as usize], "echo": true,
         "logprobs": 0, "max_tokens": 0})
     };
-    edge.post("/v1/completions", asked(CONTEXT - 1)).await.ok();
-    let full = edge.post("/v1/completions", asked(CONTEXT)).await.json()["error"].clone();
-    assert_eq!(full["code"], "context_length_exceeded");
-    assert!(full["message"].as_str().unwrap().contains("also when none is generated"), "{full}");
+    let full = edge.post("/v1/completions", asked(CONTEXT)).await.ok();
+    assert_eq!(full["choices"][0]["logprobs"]["tokens"].as_array().map(Vec::len), Some(CONTEXT as usize));
+    let longer = edge.post("/v1/completions", asked(CONTEXT + 1)).await.json()["error"].clone();
+    assert_eq!(longer["code"], "context_length_exceeded");
+    assert!(longer["message"].as_str().unwrap().contains("'max_tokens' asks for 0 more"), "{longer}");
 }

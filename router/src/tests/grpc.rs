@@ -194,8 +194,26 @@ async fn health_tells_of_a_lost_engine() {
     let mut health = HealthClient::new(channel(&edge));
     let check = HealthCheckRequest { service: "rein.v1.Inference".into() };
     assert_eq!(health.check(check.clone()).await.unwrap().into_inner().status(), ServingStatus::Serving);
+    let mut watched = health.watch(check.clone()).await.unwrap().into_inner();
+    assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
     edge.fake.lose();
     assert_eq!(health.check(check).await.unwrap().into_inner().status(), ServingStatus::NotServing);
+    assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    edge.router.drain().await;
+    let nothing = tokio::time::timeout(2 * crate::limits::HEALTH_TIME, watched.next()).await;
+    assert!(nothing.is_err(), "a status is told once");
+}
+
+#[tokio::test]
+async fn a_message_over_the_limit_is_refused_as_over_http() {
+    let edge = Edge::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
+    let asked = v1::ChatRequest { messages: vec![user(&"x".repeat(1000))], ..request(&[]) };
+    let refused = client(&edge).chat(asked).await.err().unwrap();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(refused.metadata().get("rein-code").unwrap(), "body_too_large");
+    let over_http = edge.post("/v1/chat/completions", json!({"x": "x".repeat(1000)})).await.json();
+    let limit = |message: &str| message.split(';').next().unwrap_or_default().to_owned();
+    assert_eq!(limit(refused.message()), limit(over_http["error"]["message"].as_str().unwrap()));
 }
 
 #[tokio::test]

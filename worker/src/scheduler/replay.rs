@@ -155,7 +155,9 @@ impl Oracle {
             expect: None,
             context,
         };
-        oracle.expect = oracle.full();
+        // A held sequence as long as the context is computed and waits, so that its prompt can be scored.
+        let waits = oracle.start.hold && oracle.generated() < oracle.limits().max_tokens as usize;
+        oracle.expect = oracle.full().filter(|_| !waits);
         oracle
     }
 
@@ -314,7 +316,8 @@ impl World {
         let mut prompt = self.prefixes[self.rng.random_range(0..3)].clone();
         prompt.truncate(self.rng.random_range(1..=prompt.len()));
         prompt.extend(self.tokens(6));
-        prompt.truncate(context - 1);
+        let hold = self.rng.random_bool(0.2);
+        prompt.truncate(context - usize::from(!hold));
         if prompt.is_empty() {
             return;
         }
@@ -332,7 +335,7 @@ impl World {
                 stop_token_ids: if self.rng.random_bool(0.5) { self.tokens(2) } else { Vec::new() },
                 ignore_eos: self.rng.random_bool(0.2),
             }),
-            hold: self.rng.random_bool(0.2),
+            hold,
             cache_salt: if self.rng.random_bool(0.2) { "tenant".into() } else { String::new() },
             logprobs: -1,
             prompt_logprobs: if self.rng.random_bool(0.15) { 0 } else { -1 },

@@ -17,7 +17,7 @@ impl Count {
             .map(|at| {
                 let name = w.reserve();
                 let range = format!("[{}:{}]", at * 4, at * 4 + 4);
-                let alternatives: Vec<_> = (0..10).map(|d| format!("\"{d}\" %if eq({range}, {d})")).collect();
+                let alternatives: Vec<_> = (0..10).map(|d| format!("\"{d}\"%if eq({range},{d})")).collect();
                 w.define_parametric(&name, &alternatives);
                 name
             })
@@ -27,10 +27,10 @@ impl Count {
             .map(|top| {
                 let spelled: Vec<_> = (0..=top).rev().map(|at| format!("{}::_", digit[at])).collect();
                 let above = (top + 1) * 4;
-                let small = format!("eq([{above}:64], 0)");
-                let leads = format!("ge([{}:{}], 1)", top * 4, above);
-                let condition = if top == 0 { small } else { format!("and({small}, {leads})") };
-                format!("{} %if {condition}", spelled.join(" "))
+                let small = format!("eq([{above}:64],0)");
+                let leads = format!("ge([{}:{}],1)", top * 4, above);
+                let condition = if top == 0 { small } else { format!("and({small},{leads})") };
+                format!("{}%if {condition}", spelled.join(" "))
             })
             .collect();
         w.define_parametric(&digits, &alternatives);
@@ -42,9 +42,9 @@ impl Count {
         let names: Vec<String> = (0..MAX_COUNT_DIGITS).map(|_| w.reserve()).collect();
         for (at, name) in names.iter().enumerate() {
             let range = format!("[{}:{}]", at * 4, at * 4 + 4);
-            let mut alternatives = vec![format!("{next}::incr({range}) %if lt({range}, 9)")];
+            let mut alternatives = vec![format!("{next}::incr({range})%if lt({range},9)")];
             if let Some(carry) = names.get(at + 1) {
-                alternatives.push(format!("{carry}::bit_and({:#x}) %if eq({range}, 9)", !(0xf_u64 << (at * 4))));
+                alternatives.push(format!("{carry}::bit_and({:#x})%if eq({range},9)", !(0xf_u64 << (at * 4))));
             }
             w.define_parametric(name, &alternatives);
         }
@@ -57,8 +57,8 @@ impl Count {
         for at in 0..MAX_COUNT_DIGITS {
             let name = w.reserve();
             let read = |(digit, token): (usize, &u32)| match digit << (at * 4) {
-                0 => format!("<[{token}]> {after}::_"),
-                bits => format!("<[{token}]> {after}::bit_or({bits:#x})"),
+                0 => format!("<[{token}]>{after}::_"),
+                bits => format!("<[{token}]>{after}::bit_or({bits:#x})"),
             };
             let alternatives: Vec<_> = tokens.iter().enumerate().map(read).collect();
             w.define_parametric(&name, &alternatives);

@@ -4,6 +4,7 @@ mod call;
 mod count;
 mod marker;
 mod output;
+mod read;
 mod response;
 mod tags;
 
@@ -14,6 +15,10 @@ use crate::limits::{MAX_BLANKS, MAX_INDENT};
 
 pub(crate) use count::prefix as count_prefix;
 pub(crate) use output::{First, Written, write};
+pub(crate) use read::read;
+
+/// With this each grammar begins: which tokens spell a text is the model's affair.
+const HEADER: &str = "%llguidance {\"no_forcing\": true}\n";
 
 /// Collects rules and terminals; equal bodies become one rule.
 #[derive(Debug, Default)]
@@ -46,12 +51,13 @@ impl Writer {
     }
 
     pub fn define(&mut self, name: &str, body: &str) {
-        let _ = writeln!(self.text, "{name}: {body}");
+        let _ = writeln!(self.text, "{name}:{body}");
     }
 
     /// A rule that passes its parameter on.
     pub fn define_parametric(&mut self, name: &str, alternatives: &[String]) {
-        let _ = writeln!(self.text, "{name}::_ : {}", alternatives.join("\n    | "));
+        // Without blanks and line breaks: for llguidance's reader each of them is one more lexeme.
+        let _ = writeln!(self.text, "{name}::_:{}", alternatives.join("|"));
     }
 
     /// A lexeme.
@@ -75,7 +81,7 @@ impl Writer {
         }
         let terminal = self.terminal(body);
         let name = self.reserve();
-        let _ = writeln!(self.text, "{name}[lazy]: {terminal}");
+        let _ = writeln!(self.text, "{name}[lazy]:{terminal}");
         self.names.insert(key, name.clone());
         name
     }
@@ -137,6 +143,6 @@ pub(crate) fn escape(text: &str) -> String {
 pub(crate) fn either(alternatives: &[String]) -> String {
     match alternatives {
         [one] => one.clone(),
-        many => format!("({})", many.join(" | ")),
+        many => format!("({})", many.join("|")),
     }
 }

@@ -3,7 +3,7 @@
 use super::call::{CallError, Caller, writable};
 use super::count::Count;
 use super::marker::{Marking, Missing, Piece, join};
-use super::{Writer, blanks, either, escape, literal, response};
+use super::{HEADER, Writer, blanks, either, escape, literal, response};
 use crate::format::{Calls, Codec, Format, Ids, Region, Step};
 use crate::rules::{Relaxation, RuleError, Rules};
 use crate::schema::Work;
@@ -43,7 +43,7 @@ pub(crate) fn write(format: &'static Format, vocab: &Vocab, rules: &Rules, loose
     })?;
     let relaxations = work.relaxations;
     // A mask is what may be accepted, not only what a tokenizer would write.
-    let lark = format!("%llguidance {{\"no_forcing\": true}}\n{}", writer.text());
+    let lark = HEADER.to_owned() + writer.text();
     Ok(Written { lark, foreign: writer.foreign, relaxations, first })
 }
 
@@ -154,7 +154,7 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
 impl Output<'_, '_> {
     fn define(&mut self, name: &str, alternatives: &[String]) {
         if self.pass.is_empty() {
-            self.work.writer.define(name, &alternatives.join("\n    | "));
+            self.work.writer.define(name, &alternatives.join("|"));
         } else {
             self.work.writer.define_parametric(name, alternatives);
         }
@@ -167,7 +167,7 @@ impl Output<'_, '_> {
             self.work.writer.define_parametric(&name, alternatives);
             format!("{name}::_")
         } else {
-            self.work.writer.rule(&alternatives.join(" | "))
+            self.work.writer.rule(&alternatives.join("|"))
         }
     }
 
@@ -282,6 +282,18 @@ impl Output<'_, '_> {
         Some(regex + "(?s:.*)")
     }
 
+    /// One rule for the calls of all tools, where they begin with the same special token: behind it no lexeme reaches
+    /// back, so that the rule can follow whatever comes before.
+    fn share(&mut self, calls: &mut Vec<Vec<Piece>>) {
+        let Some([marker @ Piece::Token(_), ..]) = calls.first().map(Vec::as_slice) else { return };
+        if calls.iter().any(|call| call.first() != Some(marker)) {
+            return;
+        }
+        let marker = marker.clone();
+        let bodies: Vec<String> = calls.iter().map(|call| join(self.work.writer, &call[1..])).collect();
+        *calls = vec![vec![marker, Piece::Rule(self.rule(&bodies))]];
+    }
+
     /// All calls of the turn.
     fn entry(&mut self, caller: &Caller<'_>, rules: &Rules) -> Result<Entry, CallError> {
         let format = self.marking.format;
@@ -303,16 +315,20 @@ impl Output<'_, '_> {
         } else {
             tail = format!("{tail} {}", self.finish);
         }
-        let (mut whole, mut rest, mut next) = (Vec::new(), Vec::new(), Vec::new());
-        let mut marker = None;
+        let mut calls = Vec::new();
         for tool in rules.callable() {
             if !writable(&tool.name) {
                 let field = format!("tools[{}].function.name", tool.name);
                 return Err(RuleError::invalid(field, "a name is made of letters, digits, _, - and .").into());
             }
-            let pieces = caller.call(self.work, tool, rules.enforced(tool))?;
+            calls.push(caller.call(self.work, tool, rules.enforced(tool))?);
+        }
+        self.share(&mut calls);
+        let (mut whole, mut rest, mut next) = (Vec::new(), Vec::new(), Vec::new());
+        let mut marker = None;
+        for pieces in &calls {
             let w = &mut *self.work.writer;
-            let first: Vec<_> = begin.iter().chain(&pieces).cloned().collect();
+            let first: Vec<_> = begin.iter().chain(pieces).cloned().collect();
             let blank = [Piece::Regex(blanks())];
             whole.push(join(w, &[&blank[..], &first[..]].concat()));
             next.push(join(w, &[&between[..], &pieces[..]].concat()));

@@ -7,6 +7,8 @@ const WHOLE: usize = 20;
 const BEYOND: f64 = 1e20;
 /// Digits after the point.
 const FRACTION: usize = 20;
+/// Below this, floating point has every integer.
+const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
 /// Significant digits that floating point keeps apart.
 const EXACT: usize = 14;
 
@@ -23,9 +25,16 @@ enum Side {
     Below,
 }
 
-/// Numbers from `low` to `high`, without exponents, as a lexeme; none if no number lies between. Near a bound that is
-/// excluded, no digits come that floating point would round to it.
-pub(super) fn between(low: Option<Bound>, high: Option<Bound>) -> Option<String> {
+/// Numbers from `low` to `high`, without exponents, as a lexeme; none if no number lies between, or none that is known
+/// exactly. Near a bound that is excluded, no digits come that floating point would round to it.
+pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> Option<String> {
+    let past = |b: Bound| if b.inclusive || b.value.fract() != 0.0 { 0.0 } else { 1.0 };
+    let least = low.map(|b| b.value.ceil() + past(b));
+    let most = high.map(|b| b.value.floor() - past(b));
+    let inexact = [least, most].iter().flatten().any(|value| value.abs() >= EXACT_INTEGERS);
+    if whole && (inexact || least.zip(most).is_some_and(|(least, most)| least > most)) {
+        return None;
+    }
     if low.is_some_and(|b| b.value >= BEYOND) || high.is_some_and(|b| b.value <= -BEYOND) {
         return None;
     }
@@ -34,7 +43,7 @@ pub(super) fn between(low: Option<Bound>, high: Option<Bound>) -> Option<String>
     let zero = Bound { value: 0.0, inclusive: true };
     let excluded = [low, high].into_iter().flatten().filter(|b| !b.inclusive);
     let widest = excluded.map(|b| decimal(b.value).0.len()).max();
-    let digits = widest.map_or(FRACTION, |whole| EXACT.saturating_sub(whole));
+    let digits = if whole { 0 } else { widest.map_or(FRACTION, |whole| EXACT.saturating_sub(whole)) };
     let mirrored = |b: Bound| Bound { value: -b.value, ..b };
     let mut parts = Vec::new();
     // Below zero, larger numbers have smaller digits.
@@ -153,9 +162,10 @@ mod tests {
     #[test]
     fn bounds_that_no_number_reaches_are_none() {
         let bound = |value| Some(Bound { value, inclusive: true });
-        assert_eq!(between(bound(f64::MIN), bound(f64::MAX)), between(None, None));
-        assert_eq!(between(bound(0.0), bound(f64::MAX)), between(bound(0.0), None));
-        assert_eq!(between(bound(1e300), None), None);
+        assert_eq!(between(bound(f64::MIN), bound(f64::MAX), false), between(None, None, false));
+        assert_eq!(between(bound(0.0), bound(f64::MAX), false), between(bound(0.0), None, false));
+        assert_eq!(between(bound(1e300), None, false), None);
+        assert_eq!((between(bound(4.2), bound(4.8), true), between(None, bound(1e17), true)), (None, None));
     }
 
     /// Numbers around the bounds, spelled in several lengths, against floating point.
@@ -179,18 +189,25 @@ mod tests {
             for high in &bounds[i..] {
                 let inclusive = i % 2 == 0;
                 let (low, high) = (Bound { value: *low, inclusive }, Bound { value: *high, inclusive: !inclusive });
-                let Some(expression) = between(Some(low), Some(high)) else { continue };
-                let response = Some(Response::Lark(format!("start: NUMBER\nNUMBER: {expression}")));
-                let rules = Rules { response, ..Rules::default() };
-                for text in texts.iter().step_by(5) {
-                    let value: f64 = text.parse().unwrap_or(f64::NAN);
-                    let above = value > low.value || (inclusive && value == low.value);
-                    let below = value < high.value || (!inclusive && value == high.value);
-                    // Zero with a sign is not offered everywhere.
-                    if value == 0.0 && text.starts_with('-') {
-                        continue;
+                for whole in [false, true] {
+                    let Some(expression) = between(Some(low), Some(high), whole) else { continue };
+                    let response = Some(Response::Lark(format!("start: NUMBER\nNUMBER: {expression}")));
+                    let rules = Rules { response, ..Rules::default() };
+                    for text in texts.iter().step_by(5) {
+                        let value: f64 = text.parse().unwrap_or(f64::NAN);
+                        let above = value > low.value || (inclusive && value == low.value);
+                        let below = value < high.value || (!inclusive && value == high.value);
+                        // Zero with a sign is not offered everywhere.
+                        if value == 0.0 && text.starts_with('-') {
+                            continue;
+                        }
+                        let written = !whole || !text.contains('.');
+                        assert_eq!(
+                            bench.takes(&rules, text),
+                            above && below && written,
+                            "{low:?} {high:?} {text} {expression}"
+                        );
                     }
-                    assert_eq!(bench.takes(&rules, text), above && below, "{low:?} {high:?} {text} {expression}");
                 }
             }
         }

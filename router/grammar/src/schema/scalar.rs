@@ -70,10 +70,10 @@ impl Compiler<'_, '_, '_> {
     pub(super) fn number(&mut self, flat: &Schema, kind: &str, banned: &[&Value], path: &str) -> String {
         const KEYS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
         let plain = if kind == "integer" { INTEGER } else { NUMBER };
-        if kind == "number"
-            && !flat.contains_key("multipleOf")
+        let whole = kind == "integer";
+        if !flat.contains_key("multipleOf")
             && let Some((low, high)) = bounds(flat)
-            && let Some(range) = between(low, high)
+            && let Some(range) = between(low, high, whole)
         {
             if !banned.is_empty() {
                 self.relax(path, "not");

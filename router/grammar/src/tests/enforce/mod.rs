@@ -2,6 +2,7 @@
 
 mod closure;
 mod kimi;
+mod read;
 mod responses;
 mod schemas;
 mod walk;

@@ -1,0 +1,54 @@
+//! Grammars that are read here against llguidance's own reading of the same text: the same masks on random walks.
+
+use serde_json::json;
+
+use super::{Bench, rules, schemas::nasty, tool};
+use crate::tests::Random;
+use crate::{Choice, Rules, formats};
+
+#[test]
+fn both_readers_make_the_same_grammar() {
+    let simple = json!({"type": "object", "required": ["city"], "properties": {"city": {"type": "string"},
+        "days": {"type": "integer"}, "unit": {"enum": ["c", "f"]}, "tags": {"type": "array", "items": {"type": "string"}}}});
+    let mut random = Random::new(3);
+    let (mut read, mut steps) = (0, 0);
+    for (i, format) in formats().iter().enumerate() {
+        for spelled in [false, true] {
+            if spelled && format.markers == crate::Markers::Special {
+                continue;
+            }
+            let b = Bench::new(format, spelled);
+            let others = nasty().into_iter().skip(i % 4).step_by(4);
+            for (at, schema) in std::iter::once(simple.clone()).chain(others).enumerate() {
+                let choice = if at % 2 == 0 { Choice::Auto } else { Choice::Required };
+                let r = Rules { choice, ..rules(vec![tool("f", schema.clone()), tool("get_weather", simple.clone())]) };
+                let Ok(Some(compiled)) = b.grammars.compile(&r) else { continue };
+                let mut ours = compiled.matcher().expect("a matcher");
+                let Some(mut theirs) = b.grammars.matcher_by_text(&compiled) else {
+                    assert!(at > 0 || compiled.lark().contains("%json"), "{}: {}", format.name, compiled.lark());
+                    continue;
+                };
+                read += 1;
+                for _ in 0..80 {
+                    let (mask, same) = (ours.mask().expect("a mask"), theirs.mask().expect("a mask"));
+                    assert!(mask == same, "{} {spelled} {schema}: other masks\n{}", format.name, compiled.lark());
+                    assert_eq!(ours.forced(), theirs.forced(), "{} {schema}", format.name);
+                    assert_eq!(ours.may_stop(), theirs.may_stop(), "{} {schema}", format.name);
+                    let all: Vec<u32> = (0..b.tokens.words.len() as u32)
+                        .filter(|t| mask[*t as usize / 8] >> (t % 8) & 1 == 1)
+                        .collect();
+                    // Not letters for ever.
+                    let signs: Vec<u32> = all.iter().copied().filter(|t| !(97..123).contains(t)).collect();
+                    let from = if signs.is_empty() { &all } else { &signs };
+                    if from.is_empty() {
+                        break;
+                    }
+                    let id = *random.pick(from);
+                    assert!(ours.accept(id).expect("judged") && theirs.accept(id).expect("judged"), "{}", format.name);
+                    steps += 1;
+                }
+            }
+        }
+    }
+    assert!(read > 150 && steps > 5000, "{read} grammars, {steps} steps");
+}
