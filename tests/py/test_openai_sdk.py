@@ -6,6 +6,8 @@ import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from conftest import Server
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -167,3 +169,15 @@ def test_unknown_fields_are_named_in_a_header(client, model):
     raw = client.chat.completions.with_raw_response.create(
         model=model, messages=ASK, max_tokens=1, extra_body={"sparkles": 3})
     assert "sparkles" in raw.headers["x-rein-ignored-fields"]
+
+
+def test_a_prompt_that_fills_the_context_is_scored_and_no_token_more_is_taken():
+    server = Server("--max-context", "64")
+    client = openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0)
+    score = lambda length: client.completions.create(model="demo", prompt=list(range(300, 300 + length)), echo=True, logprobs=0, max_tokens=0)
+    shorter, full = (score(length).choices[0].logprobs.token_logprobs for length in (63, 64))
+    assert len(full) == 64 and full[0] is None
+    assert full[1:63] == pytest.approx(shorter[1:], abs=1e-4)
+    with pytest.raises(openai.BadRequestError, match="context"):
+        score(65)
+    server.stop()

@@ -12,8 +12,10 @@ pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
     let (len, context) = (start.prompt.len() + start.resume.len(), context_limit(shape));
     short("request_id", &start.request_id, limits::MAX_REQUEST_ID_BYTES)?;
     require("prompt", !start.prompt.is_empty(), || "empty; at least one token is needed".into())?;
-    require("prompt", start.prompt.len() < context, || {
-        format!("{} tokens; the engine holds {context} including at least one generated", start.prompt.len())
+    // A held prompt may be scored and nothing drawn after it.
+    let drawn = if start.hold { "" } else { " including at least one generated" };
+    require("prompt", start.prompt.len() < context + usize::from(start.hold), || {
+        format!("{} tokens; the engine holds {context}{drawn}", start.prompt.len())
     })?;
     require("resume", len <= context, || format!("{len} tokens with the prompt; the engine holds {context}"))?;
     vocabulary("prompt", &start.prompt, shape)?;
