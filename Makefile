@@ -15,7 +15,7 @@ serve: setup
 test: setup-test lint
 	cargo test --workspace --locked
 	cargo build --locked --bin rein
-	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q tests/py
+	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/py
 
 lint: setup
 	cargo fmt --all --check
