@@ -4,7 +4,7 @@
 nouns, domains and templates that training never sees, and half of the names and places are unseen too.
 `python data.py [N] [--held]` prints N conversations as JSON lines.
 """
-import json, random, string, sys
+import json, random, re, string, sys
 from catalog import *
 from conversation import Conversation
 from text import *
@@ -13,6 +13,8 @@ CONDITIONS = "sunny cloudy rainy windy foggy snowy clear stormy".split()
 TOPPINGS = "cheese mushrooms ham olives onions peppers tuna basil".split()
 LANGS = "French German Spanish Italian Japanese Chinese Dutch Polish Swedish Greek Turkish Korean".split()
 ROOMS = "kitchen bedroom bathroom office garage hallway garden attic cellar studio".split()
+UNITS = "kg grams pounds ounces miles km meters feet inches cm yards liters gallons cups pints celsius fahrenheit knots acres hectares".split()
+FOODS = "rice pasta bread pizza soup salad steak salmon chicken curry porridge pancakes lentils cake yoghurt muesli noodles potatoes tofu waffles".split()
 CURRENCIES = "USD EUR GBP JPY CHF CAD AUD SEK INR BRL".split()
 ACTIVITIES = "running swimming cycling yoga rowing hiking climbing boxing skating dancing".split()
 FORMAT_NAME = {"city": "City name", "date": "Date as YYYY-MM-DD", "time": "Time as HH:MM", "email": "Email address", "url": "URL", "path": "File path"}
@@ -44,11 +46,26 @@ class Tool:
         return False
 
 
+CRUDE = set("whore nigger negro bitch bastard ass damn rape raper cock prick slut fag faggot dyke coon fuck shit piss tit tits sex sexes squaw jap kike wench harlot orgasm penis vagina".split())
+
+
+def english(counts="/usr/share/wordnet/cntlist.rev"):
+    """(nouns, verbs) that occur in running text, by WordNet's counts (Debian: wordnet-base)."""
+    found = ({}, {})
+    for line in open(counts):
+        key, _, n = line.split()
+        word, _, sense = key.partition("%")
+        if sense[0] in "12" and re.fullmatch("[a-z]{3,11}", word) and not held_out(word) and word not in STOP | CRUDE: found[int(sense[0]) - 1][word] = found[int(sense[0]) - 1].get(word, 0) + int(n)
+    return tuple(sorted(w for w, n in words.items() if n > 2) for words in found)
+
+
 class Gen:
     def __init__(self, seed=0, held=False):
         self.r, self.held, self.most_tools, self.most_turns = random.Random(seed), held, 6, 2
+        self.families = 0.4, 0.15  # shares of handwritten and of free tools
         self.drills, self.answered = 0.0, 0.8  # shares: of bare runs of requests to one set of tools, and of calls whose results follow
         self.pieces = []  # training sets it to the tokenizer's word pieces, so that each of them is copied now and then
+        self.invented, self.english, self.alias = 0.05, None, 0.0  # shares of invented words and of names unlike the request; more words for tools and values
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
         self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
@@ -77,13 +94,18 @@ class Gen:
 
     def pseudo(self, lo=1, hi=3):
         r = self.r
-        if self.pieces and r.random() < 0.5:
+        if self.pieces and r.random() < 0.7:
             return r.choice(self.pieces) + (r.choice(self.pieces) if r.random() < 0.6 else "")
         return "".join(r.choice(CONSONANTS) + r.choice(VOWELS) + (r.choice(CONSONANTS) if r.random() < 0.3 else "") for _ in range(r.randint(lo, hi)))
 
+    def new(self, part, known):
+        """A verb (part 1) or noun (part 0) for a tool: a known one, any English one, or an invented one."""
+        if self.r.random() < self.invented: return self.pseudo()
+        return self.pick(self.english[part]) if self.english and self.r.random() < .6 else known()
+
     def phrase(self, lo=1, hi=5):
         n = self.r.randint(lo, hi)
-        ws = [self.pseudo() if self.r.random() > 0.94 else self.pick(WORDS if 0 < i < n - 1 else THINGS) for i in range(n)]
+        ws = [self.pseudo() if self.r.random() > 0.94 else self.pick(self.pick(self.english)) if self.english and self.r.random() < .3 else self.pick(WORDS if 0 < i < n - 1 else THINGS) for i in range(n)]
         text = " ".join(ws)
         return text[0].upper() + text[1:] if self.r.random() < 0.4 else text
 
@@ -119,6 +141,7 @@ class Gen:
             "url": lambda: "https://" + self.pseudo() + self.pick([".com", ".org", ".io"]) + self.pick(["", "/" + self.pseudo(), "/" + self.pick(WORDS) + "/" + str(r.randint(1, 999))]), "path": lambda: self.pick(["", "/", "/home/", "src/", "docs/"]) + self.pick([self.pseudo(), self.pick(WORDS)]) + self.pick(["", "_" + self.pseudo(), "/" + self.pick(WORDS)]) + self.pick([".txt", ".py", ".csv", ".md", ".json", ".png"]),
             "expr": lambda: " ".join([str(r.randint(1, 999)), self.pick("+-*/"), str(r.randint(1, 999))] + ([self.pick("+-*"), str(r.randint(1, 99))] if r.random() < .3 else [])), "sql": lambda: f"SELECT {self.pick(['*', self.pick(WORDS), 'COUNT(*)'])} FROM {self.pick(WORDS)}" + self.pick(["", f" WHERE {self.pick(WORDS)} = {r.randint(1, 99)}", f" LIMIT {r.randint(1, 99)}"]),
             "room": lambda: self.pick(ROOMS), "cuisine": lambda: self.pick("italian thai indian mexican japanese greek vegan french korean".split()), "cabin": lambda: self.pick("economy business first".split()), "travelmode": lambda: self.pick("walking driving cycling transit".split()), "tempunit": lambda: self.pick(["celsius", "fahrenheit"]), "activity": lambda: self.pick(ACTIVITIES),
+            "unit": lambda: self.pick(UNITS), "dish": lambda: self.pick(FOODS) if r.random() < .7 else self.pick(TOPPINGS) + " " + self.pick(FOODS),
             "role": lambda: self.pick("viewer editor admin".split()), "shipstate": lambda: self.pick(["in transit", "delivered", "delayed"]),
         }
         if kind in plain:
@@ -232,13 +255,16 @@ class Gen:
     def free(self, verb=None, noun=None):
         """A tool of any verb and noun, whose request shares words with its name and says the values in any of many ways."""
         r = self.r
-        verb = verb or (self.known(VERBS).replace(" ", "_") if r.random() < .96 else self.pseudo())
-        noun = noun or (self.pick(self.nouns)[1] if r.random() < .4 else self.known(THINGS) if r.random() < .92 else self.pseudo()) + ("_" + self.known(THINGS) if r.random() < .1 else "")
+        verb = verb or self.new(1, lambda: self.known(VERBS).replace(" ", "_"))
+        noun = noun or self.new(0, lambda: self.pick(self.nouns)[1] if r.random() < .4 else self.known(THINGS)) + ("_" + self.known(THINGS) if r.random() < .1 else "")
         by = r.choices(["both", "verb", "noun"], [6, 2, 2])[0]
         v, n, a = words(verb), words(noun), article(noun)
         kinds = r.sample(list(FREE), r.choice([1, 1, 1, 2, 2]))
         names = [FREE[k].split("|")[0].split() for k in kinds]
         says = [self.pick(FREE[k].split("|")[1].split(";")) for k in kinds]
+        for i in range(len(kinds)):
+            if self.english and r.random() < .25:  # a parameter of any name, which the request says
+                names[i], says[i] = [self.new(0, lambda: self.known(THINGS))], self.pick(["with {p} {v}", "{p} {v}", "with the {p} {v}", "and {p} {v}", "the {p} is {v}", "as {p} {v}"])
         if r.random() < .15:  # two of a kind, told apart by their names
             k, (one, two) = self.pick(["city", "date", "currency", "lang", "person", "slug", "country", "geo", "word"]), self.pick(list(PAIRS.items()))
             kinds, names, says = [k, k] + kinds[:1], [one.split(), two.split()] + names[:1], self.pick([["from {v}", "to {v}"], ["{v}", "to {v}"], ["between {v}", "and {v}"]]) + [says[0] if kinds[0] not in ("city", "country", k) else "{v}"]
@@ -253,6 +279,9 @@ class Gen:
         else:
             head, parts = self.pick(["{v} the {n}", "{v} {a}", "{v} {n}", "{v} my {n}", "{v} this {n}", "{v} {a}", "how do I {v} {a}?", "who can {v} the {n}?"]), [verb, noun] if r.random() < .85 else [noun, verb]
             descs = ["{V} {a}", "{V} the {n}", "{V} {n}", "Used to {v} {a}", "{V} {a} of the user", "Lets you {v} the {n}"]
+        if r.random() < self.alias:  # only the description tells that the request means this tool
+            parts = [self.new(1, lambda: self.known(VERBS).replace(" ", "_")), self.new(0, lambda: self.known(THINGS))][: r.choice([1, 2, 2])]
+            descs = [d + self.pick(["", ": {o} or {n} or {p}", "; to {w} or {v}", ", {p} and {o}"]).format(n=n, v=v, **{k: self.new(int(k == "w"), lambda: self.known(THINGS)) for k in "opw"}) for d in descs if "{v}" in d.lower() or by == "noun"]
         fill = dict(v=v, n=n, a=a, V=v.capitalize(), N=n.capitalize())
         params = [(None, k, True, w) for k, w in zip(kinds, names)] + [(None, k, False, None) for k in r.sample(OPTIONAL, r.choice([0, 0, 0, 1])) if k not in kinds and "enum:" + k not in kinds]
         spec, out = self.spec(self.style(parts), self.pick(descs).format(**fill), params)
@@ -275,7 +304,9 @@ class Gen:
         r = self.r
         group = group or self.pick(list(ACTIONS))
         if not noun:
-            noun = self.pick(self.nouns) if r.random() < .95 else (self.pseudo(1, 2), self.pick(["", "", self.pick(THINGS) + "_"]) + self.pseudo(1, 3))
+            domain, known = self.pick(self.nouns)
+            noun = self.new(0, lambda: known)
+            noun = (domain, known) if noun == known else (self.new(0, lambda: domain), self.pick(["", "", self.pick(THINGS) + "_"]) + noun)
         domain, n = noun
         verbs, asks, descs, required, optional, result = ACTIONS[group]
         verb = self.pick(verbs.split())
@@ -292,7 +323,8 @@ class Gen:
 
     def tool(self):
         k = self.r.random()
-        return self.handmade() if k < .4 else self.free() if k < .55 else self.procedural()
+        hand, free = self.families
+        return self.handmade() if k < hand else self.free() if k < hand + free else self.procedural()
 
     def toolset(self, must, count):
         """The given tools among others: some share a noun or an action with them, none does the same job."""

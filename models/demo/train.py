@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer
-from data import Gen
+from data import Gen, english
 
 HERE = Path(__file__).parent
 CONFIG = {
@@ -197,6 +197,7 @@ class Batches:
     def __init__(self, tokenizer, seed, tokens, longest=1024):
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
+        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.2, 0.2, (0.3, 0.4)  # any word, so that it is found and copied, not known
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
         self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>")}
 
@@ -307,8 +308,8 @@ def train(rank, a):
             say("exported", step)
         saved = elapsed if elapsed - saved > 480 else saved
         if elapsed >= total: break
-        scale = min(1, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * min(1, elapsed / total))))
-        batches.gen.most_tools = 1 + int(12 * elapsed / total)  # short prompts first: copying is learnt sooner
+        scale = min(1, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * min(1, (elapsed - before) / (total - before)))))
+        batches.gen.most_tools = 1 + int(8 * elapsed / total)  # short prompts first: copying is learnt sooner
         for o in opts:
             for g in o.param_groups: g["lr"] = a.lr * scale
         with torch.autocast("cpu", torch.bfloat16):

@@ -2,8 +2,7 @@
 //!
 //! `cargo run --release -p rein-grammar --example linear [FORMAT]`
 
-use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rein_grammar::{
     Call, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, RenderOptions, ToolDecl, Turn, formats, render,
@@ -11,9 +10,10 @@ use rein_grammar::{
 };
 
 const SMALL: usize = 50_000;
-const LARGE: usize = 1_000_000;
-/// Readings go on for so long; their mean counts.
-const ENOUGH: Duration = Duration::from_millis(100);
+const TIMES: usize = 20;
+const LARGE: usize = SMALL * TIMES;
+const LEAST_TRIALS: usize = 3;
+const MOST_TRIALS: usize = 30;
 
 /// What hostile outputs are made of, over and over.
 fn atoms(format: &Format) -> Vec<String> {
@@ -55,26 +55,25 @@ fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: us
     parser.finish(&mut events);
 }
 
-/// Time on a processor, where the system tells it; else by the clock.
-fn processor() -> Duration {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanos = told.and_then(|text| text.split_whitespace().next()?.parse().ok());
-    nanos.map_or_else(|| BEGAN.elapsed(), Duration::from_nanos)
-}
-
-static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-/// What one reading takes.
-fn time(reading: impl Fn()) -> f64 {
-    let (began, mut times) = (processor(), 0);
-    loop {
-        reading();
-        times += 1;
-        let spent = processor() - began;
-        if spent >= ENOUGH {
-            return spent.as_secs_f64() / f64::from(times);
+/// What the small output takes so many times over, and what the large one takes: the least of interleaved trials, since
+/// whatever else the machine does only adds to it. Trials go on while the ratio looks worse than `bound`.
+fn time(bound: f64, small: impl Fn(), large: impl Fn()) -> (f64, f64) {
+    let took = |times: usize, reading: &dyn Fn()| {
+        let start = Instant::now();
+        for _ in 0..times {
+            reading();
+        }
+        start.elapsed().as_secs_f64()
+    };
+    let (mut short, mut long) = (f64::MAX, f64::MAX);
+    for trial in 0..MOST_TRIALS {
+        short = short.min(took(TIMES, &small));
+        long = long.min(took(1, &large));
+        if trial + 1 >= LEAST_TRIALS && long <= bound * short {
+            break;
         }
     }
+    (short, long)
 }
 
 fn main() {
@@ -91,8 +90,10 @@ fn main() {
                     if split { format.split(&text) } else { vec![OwnedPiece::Bytes(text.into_bytes())] }
                 };
                 let (small, large) = (output(SMALL), output(LARGE));
-                let long = time(|| read(format, start, &large, chunk));
-                let ratio = long / time(|| read(format, start, &small, chunk));
+                let bound = f64::max(1.0, worst.0 / TIMES as f64);
+                let (short, long) =
+                    time(bound, || read(format, start, &small, chunk), || read(format, start, &large, chunk));
+                let ratio = TIMES as f64 * long / short;
                 if ratio > worst.0 {
                     let shown: String = atom.chars().take(24).collect();
                     worst = (ratio, long, format!("{shown:?} by {chunk} from {start:?}"));

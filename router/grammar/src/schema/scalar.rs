@@ -24,11 +24,6 @@ const PYTHON_STRING: &str = concat!(
     r#""([^"\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*""#,
     r#"|'([^'\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*'"#
 );
-/// A Python string of so many characters.
-const PYTHON_UNITS: [&str; 2] = [
-    r#""([^"\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})){}""#,
-    r#"'([^'\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})){}'"#,
-];
 /// As many digits as any reader takes.
 const INTEGER: &str = r"-?(0|[1-9][0-9]{0,19})";
 const NUMBER: &str = r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
@@ -102,11 +97,12 @@ impl Compiler<'_, '_, '_> {
         }
         if !format && banned.is_empty() {
             match self.dialect {
-                Dialect::Python if !pattern && !self.work.loose => {
+                dialect if !pattern && !self.work.loose => {
                     let (min, max) = lengths(flat);
                     let max = max.map_or(String::new(), |max| max.to_string());
-                    let units = PYTHON_UNITS.map(|units| units.replace("{}", &format!("{{{min},{max}}}")));
-                    return self.w().regex(&units.join("|"));
+                    let times = format!("){{{min},{max}}}");
+                    let unbounded = if dialect == Dialect::Json { STRING } else { PYTHON_STRING };
+                    return self.w().regex(&unbounded.replace(")*", &times));
                 }
                 Dialect::Python if !self.work.loose => {
                     let texts = self.texts(flat, path);
