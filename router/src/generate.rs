@@ -90,8 +90,13 @@ impl Reading {
 
     fn reader(&self, model: &Model) -> Reader {
         match self {
-            Reading::Regions { start, tools, parse_tools, .. } => {
-                let options = ParserOptions { start: *start, tools: tools.clone(), parse_tools: *parse_tools };
+            Reading::Regions { start, tools, parse_tools, grammar, .. } => {
+                let options = ParserOptions {
+                    start: *start,
+                    tools: tools.clone(),
+                    parse_tools: *parse_tools,
+                    calls_in_text: grammar.is_none(),
+                };
                 Reader::Regions(Box::new(Parser::new(model.format, options)))
             }
             Reading::Plain { skip_special_tokens, .. } => Reader::Plain { skip_special_tokens: *skip_special_tokens },

@@ -51,7 +51,7 @@ impl ParseSource {
         let chunks = chunks(request)?;
         // Without a list of tools, whatever calls there are shall be seen.
         let parse_tools = tools.as_ref().is_none_or(|t| !t.is_empty());
-        let options = ParserOptions { start, tools: tools.unwrap_or_default(), parse_tools };
+        let options = ParserOptions { start, tools: tools.unwrap_or_default(), parse_tools, calls_in_text: true };
         let mut parser = Parser::new(self.format, options);
         let mut events = Vec::new();
         for piece in self.pieces(request)? {

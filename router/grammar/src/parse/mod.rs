@@ -40,6 +40,8 @@ pub struct ParserOptions {
     pub tools: Vec<ToolDecl>,
     /// False when the request declares no tools: tool markers that are special tokens vanish, spelled ones are text.
     pub parse_tools: bool,
+    /// A call that no marker announces may come after text, too. Not where a grammar has decided that it is text.
+    pub calls_in_text: bool,
 }
 
 /// Where nobody said which tools there are, every name will do.
@@ -99,6 +101,7 @@ pub struct Parser {
     lex: Lexicon,
     tools: Arc<[ToolDecl]>,
     parse_tools: bool,
+    calls_in_text: bool,
     input: Input,
     state: State,
     head: Option<Head>,
@@ -148,6 +151,7 @@ impl Parser {
             lex: Lexicon::new(format),
             tools: options.tools.into(),
             parse_tools: options.parse_tools,
+            calls_in_text: options.calls_in_text,
             input: Input::default(),
             state: State::Prose,
             head: None,

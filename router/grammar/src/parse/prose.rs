@@ -12,16 +12,37 @@ const LONGEST_LEAD_IN: usize = 256;
 impl Parser {
     /// Text where no call is open. Returns how much of it was taken.
     pub(super) fn prose_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
-        if self.region == Region::Text && !self.open && self.parse_tools {
-            if let Some(n) = self.bare_call(s, out) {
-                return n;
+        if self.region == Region::Text && self.parse_tools {
+            if !self.open {
+                if let Some(n) = self.bare_call(s, out) {
+                    return n;
+                }
+                if !self.wrapped && self.keep_lead_in(s, out) {
+                    return s.len();
+                }
             }
-            if !self.wrapped && self.keep_lead_in(s, out) {
-                return s.len();
+            if self.calls_in_text {
+                return self.text_before_call(s, out);
             }
         }
         self.prose(s, out);
         s.len()
+    }
+
+    /// Text up to where a call may begin; if that is at once, it is tried.
+    fn text_before_call(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
+        let before = self.lex.bare.and_then(|bare| s.find(bare)).unwrap_or(s.len());
+        if before == 0 {
+            self.try_call();
+        } else {
+            self.prose(&s[..before], out);
+        }
+        before
+    }
+
+    fn try_call(&mut self) {
+        self.trial = Some(Trial { raw: String::new(), explicit: false });
+        self.state = State::Gap(String::new());
     }
 
     /// The text starts as calls do that no marker announces.
@@ -38,8 +59,7 @@ impl Parser {
         } else if list {
             self.state = State::List(List { raw: Vec::new(), json: Json::new(), done: false, checked: false });
         } else {
-            self.trial = Some(Trial { raw: String::new(), explicit: false });
-            self.state = State::Gap(String::new());
+            self.try_call();
         }
         Some(blanks)
     }

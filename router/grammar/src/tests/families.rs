@@ -23,7 +23,7 @@ fn check_from(name: &str, start: Region, cases: &[(&str, &str)]) {
     for (output, want) in cases {
         let pieces = pieces(output);
         for cut in cuts(&pieces, &mut Random::new(7)) {
-            let options = ParserOptions { start, tools: tools(), parse_tools: true };
+            let options = ParserOptions { start, tools: tools(), parse_tools: true, calls_in_text: true };
             assert_eq!(short(&parse(format, options, &cut)), *want, "{name}: {output:?} cut as {cut:?}");
         }
     }
@@ -86,6 +86,14 @@ fn qwen3_coder() {
         ("<think>\nuse\n<tool_call>\n<function=f>\n</function>\n</tool_call>", "R(use)C(f|-|{})"),
     ];
     check("qwen3_coder", &cases);
+}
+
+#[test]
+fn text_that_a_grammar_let_pass_is_no_call() {
+    for (name, text) in [("llama_json", r#"Use {"name": "f", "parameters": {}}"#), ("llama_pythonic", "Use [f()]")] {
+        let options = ParserOptions { start: Region::Text, tools: tools(), parse_tools: true, calls_in_text: false };
+        assert_eq!(short(&parse(format(name), options, &pieces(text))), format!("T({text})"));
+    }
 }
 
 /// Nobody said which tools there are: whatever is written as a call is one.
@@ -209,7 +217,12 @@ fn llama() {
         (r#"{"answer": 42} is it"#, r#"T({"answer": 42} is it)"#),
         (r#"{"name": "f", "age": 3}"#, r#"T({"name": "f", "age": 3})"#),
         ("{ braces } and so on", "T({ braces } and so on)"),
-        (r#"Use {"name": "f", "parameters": {}}"#, r#"T(Use {"name": "f", "parameters": {}})"#),
+        // After text, too.
+        (r#"Use {"name": "f", "parameters": {}}"#, "T(Use )C(f|-|{})"),
+        (
+            r#"{x} {{{"name": "f", "parameters": {"n": 1}} or {"name": "search", "parameters": {}} {"name": "nobody"} so."#,
+            r#"T({x} {{)C(f|-|{"n": 1})T(or )C(search|-|{})T({"name": "nobody"} so.)"#,
+        ),
         (r#"«<|python_tag|>»brave_search.call(query="x")"#, r#"T(brave_search.call(query="x"))"#),
         (r#"{"name": "f", "parameters": {"n": 1"#, r#"C?(f|-|{"n": 1)"#),
         (r#"{"name": "sea"#, r#"T({"name": "sea)"#),
@@ -228,6 +241,10 @@ fn llama() {
         ("[ f ( n = 1 ) ]", r#"C(f|-|{"n": 1})"#),
         ("[nobody(n=1)]", "T([nobody(n=1)])"),
         ("[1] see f(n=1)", "T([1] see f(n=1))"),
+        (
+            "x[1]: [f(n=1), search()] [f] and [f()].",
+            r#"T(x[1]: )C(f|-|{"n": 1})C(search|-|{})T( [f] and )C(f|-|{})T(.)"#,
+        ),
         ("[f]", "T([f])"),
         ("[f(1)]", "T([f(1)])"),
         ("f(n=1)", "T(f(n=1))"),

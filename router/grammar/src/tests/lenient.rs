@@ -264,7 +264,10 @@ fn broken_utf8_becomes_replacement_characters() {
 #[test]
 fn nothing_is_held_longer_than_needed() {
     let tools = vec![ToolDecl { name: "f".into(), parameters: None }];
-    let mut parser = Parser::new(format("hermes"), ParserOptions { start: Region::Text, tools, parse_tools: true });
+    let mut parser = Parser::new(
+        format("hermes"),
+        ParserOptions { start: Region::Text, tools, parse_tools: true, calls_in_text: true },
+    );
     let mut shown = Vec::new();
     for c in ["Hi", "<", "tool", " ", "\n", "x", "<tool_cal", "m"] {
         let mut events = Vec::new();

@@ -94,7 +94,7 @@ pub fn cuts(pieces: &[OwnedPiece], random: &mut Random) -> Vec<Vec<OwnedPiece>> 
 
 pub fn options(start: Region, tools: &[&str]) -> ParserOptions {
     let tools = tools.iter().map(|name| ToolDecl { name: (*name).to_owned(), parameters: None }).collect();
-    ParserOptions { start, tools, parse_tools: true }
+    ParserOptions { start, tools, parse_tools: true, calls_in_text: true }
 }
 
 pub fn parse(format: &'static Format, options: ParserOptions, pieces: &[OwnedPiece]) -> Vec<Event> {

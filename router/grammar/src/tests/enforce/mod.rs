@@ -222,7 +222,7 @@ pub fn parser_options(rules: &Rules) -> ParserOptions {
         .iter()
         .map(|t| crate::ToolDecl { name: t.name.clone(), parameters: t.parameters.clone() })
         .collect();
-    ParserOptions { start: rules.start, tools, parse_tools: true }
+    ParserOptions { start: rules.start, tools, parse_tools: true, calls_in_text: false }
 }
 
 pub fn tool(name: &str, parameters: Value) -> Tool {
