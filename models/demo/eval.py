@@ -1,10 +1,12 @@
 """Measures the exported checkpoint with transformers: greedy decoding, held-out conversations, tools never seen in training.
 
     python eval.py [--n 600]            decisions on held-out conversations
+    python eval.py --url http://127.0.0.1:8000/v1        the same decisions by a server
     python eval.py --samples            rewrites samples.json (f32 reference continuations)
     python eval.py --ask "What is the weather in Paris?"
 """
-import argparse, collections, json
+import argparse, collections, json, urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
 from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
@@ -62,6 +64,26 @@ def parse(text):
     return head.strip(), calls
 
 
+def served(url, items):
+    """What a server answers, as `parse` gives it. Calls cut off are none."""
+    model = json.load(urllib.request.urlopen(url + "/models"))["data"][0]["id"]
+
+    def ask(item):
+        _, history, tools, thinking, *_ = item
+        names, messages = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content"), []
+        for m in history:
+            messages.append({k: m[k] for k in names if k in m})
+            if "tool_calls" in m:
+                messages[-1]["tool_calls"] = [{**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"])}} for c in m["tool_calls"]]
+        body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 192, "chat_template_kwargs": {"thinking": thinking}, **({"tools": tools} if tools else {})}
+        request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+        message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+        return message["content"] or "", [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls") or []]
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(ask, items))
+
+
 def decisions(n, held, seed):
     """(kind, history, tools, thinking, expected message, families of the tools) for each assistant turn."""
     gen, out = Gen(seed, held), []
@@ -73,9 +95,8 @@ def decisions(n, held, seed):
     return out[:n]
 
 
-def evaluate(tok, model, n, held, seed, show):
-    items = decisions(n, held, seed)
-    texts = complete(tok, model, [prompt(tok, h, t, think) for _, h, t, think, *_ in items])
+def evaluate(items, answers, show):
+    """`answers`: what `parse` gives of each."""
     score = collections.defaultdict(lambda: [0, 0])
 
     def count(name, ok):
@@ -83,8 +104,7 @@ def evaluate(tok, model, n, held, seed, show):
         score[name][1] += 1
         return ok
 
-    for (kind, history, tools, thinking, want, families), text in zip(items, texts):
-        answer, calls = parse(text)
+    for (kind, history, tools, thinking, want, families), (answer, calls) in zip(items, answers):
         expected = [(t["function"]["name"], t["function"]["arguments"]) for t in want.get("tool_calls", [])]
         ok = count("decision to call or not (turns with tools)", bool(calls) == bool(expected)) if tools else count("no call without tools", not calls)
         if expected:
@@ -103,7 +123,7 @@ def evaluate(tok, model, n, held, seed, show):
         else:
             ok &= count({"nofit": "refuses when nothing fits", "ask": "asks for a missing value", "chat": "small talk, verbatim"}[kind], not calls and (kind != "chat" or answer == want["content"]))
         if show and not ok:
-            print(json.dumps({"kind": kind, "tools": [t["function"]["name"] for t in tools or []], "user": history[-1]["content"], "want": expected or want["content"], "got": text}, ensure_ascii=False))
+            print(json.dumps({"kind": kind, "tools": [t["function"]["name"] for t in tools or []], "user": history[-1]["content"], "want": expected or want["content"], "got": calls or answer}, ensure_ascii=False))
     for name, (good, all) in score.items():
         print(f"| {name} | {100 * good / all:.1f} % | {good} of {all} |")
 
@@ -138,12 +158,17 @@ def main():
     a.add_argument("--thinking", action="store_true")
     a.add_argument("--no-tools", action="store_true")
     a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--url", help="ask this OpenAI endpoint instead of transformers")
     a = a.parse_args()
+    items = decisions(a.n, not a.seen, a.seed)
+    if a.url: return evaluate(items, served(a.url, items), a.show)
     torch.set_num_threads(a.threads)
     tok, model = load(a.model, torch.float32)  # the stored bf16 weights, computed in f32
     if a.samples: samples(tok, a.model)
     elif a.ask: print(complete(tok, model, [prompt(tok, user(a.ask), None if a.no_tools else [WEATHER, EMAIL], a.thinking)])[0])
-    else: evaluate(tok, model, a.n, not a.seen, a.seed, a.show)
+    else:
+        texts = complete(tok, model, [prompt(tok, h, t, think) for _, h, t, think, *_ in items])
+        evaluate(items, [parse(text) for text in texts], a.show)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,10 @@ impl Caller<'_> {
                 Step::Name => out.push(Piece::Text(tool.name.clone())),
                 Step::Index | Step::Ordinal => out.push(self.number()),
                 Step::Id => out.push(self.id()),
-                Step::Args(codec) => self.arguments(*codec, work, tool, enforced, &mut out)?,
+                Step::Args(codec) => {
+                    let field = format!("tools[{}].function.parameters", tool.name);
+                    self.arguments(*codec, work, tool, field, enforced, &mut out)?;
+                }
                 Step::Key | Step::Value | Step::Type | Step::IsString => {}
             }
         }
@@ -69,11 +72,13 @@ impl Caller<'_> {
         }
     }
 
-    fn arguments(
+    /// `field`: where the request has the schema.
+    pub fn arguments(
         &self,
         codec: Codec,
         work: &mut Work<'_>,
         tool: &Tool,
+        field: String,
         enforced: Enforcement,
         out: &mut Vec<Piece>,
     ) -> Result<(), CallError> {
@@ -86,7 +91,6 @@ impl Caller<'_> {
         };
         let names_only = enforced != Enforcement::NamesAndArguments;
         let dialect = if codec == Codec::Python { Dialect::Python } else { Dialect::Json };
-        let field = format!("tools[{}].function.parameters", tool.name);
         let schema = local(schema);
         let mut compiler = Compiler::new(work, &schema, &tool.name, field, dialect);
         match codec {

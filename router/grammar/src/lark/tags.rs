@@ -2,14 +2,23 @@
 
 use serde_json::{Value, json};
 
-use super::marker::Marking;
+use super::call::{CallError, Caller};
+use super::marker::{Marking, Missing, join};
 use super::response::{json, sized};
 use super::{escape, literal};
+use crate::by_name;
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
-use crate::rules::RuleError;
+use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::Work;
 
 const FIELD: &str = "structural_tag";
+/// Styles of a schema's object, and the format that writes arguments so.
+const STYLES: &[(&str, &str)] = &[
+    ("qwen_xml", "qwen3_coder"),
+    ("minimax_xml", "minimax_m2"),
+    ("deepseek_xml", "deepseek_v3_2"),
+    ("glm_xml", "glm47"),
+];
 
 /// What ends free text.
 #[derive(Clone)]
@@ -101,15 +110,43 @@ impl Tags<'_, '_, '_> {
         part
     }
 
+    /// An object as a family of models writes a call's arguments.
+    fn styled(&mut self, style: Option<&str>, schema: &Value, field: String, path: &str) -> Result<String, RuleError> {
+        let family = STYLES.iter().find(|(name, _)| Some(*name) == style).and_then(|(_, format)| by_name(format));
+        let Some(format) = family else {
+            let known: Vec<_> = STYLES.iter().map(|(name, _)| *name).collect();
+            let problem = format!("must be one of \"json\", \"{}\"", known.join("\", \""));
+            return Err(RuleError::invalid(format!("{path}.style"), problem));
+        };
+        let marking = Marking { format, vocab: self.marking.vocab };
+        let caller = Caller { marking: &marking, count: None };
+        let tool = Tool { name: String::new(), parameters: Some(schema.clone()), strict: true };
+        let mut pieces = Vec::new();
+        let all = Enforcement::NamesAndArguments;
+        caller.arguments(format.codec(), self.work, &tool, field, all, &mut pieces).map_err(|error| match error {
+            CallError::Rule(error) => error,
+            CallError::Missing(Missing(marker)) => {
+                RuleError::invalid(format!("{path}.style"), format!("the tokenizer lacks {marker:?}"))
+            }
+        })?;
+        Ok(join(self.work.writer, &pieces))
+    }
+
     fn kind(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
         Ok(match string(node, path, "type")? {
             "const_string" => Part::open(literal(string(node, path, "value")?)),
             "json_schema" => {
-                if let Some(style) = node.get("style").filter(|style| *style != "json") {
-                    let problem = format!("the style is \"json\", got {style}");
-                    return Err(RuleError::invalid(format!("{path}.style"), problem));
-                }
-                Part::open(json(self.work, member(node, path, "json_schema")?, &format!("{path}.json_schema"))?)
+                let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
+                let style = node.get("style").map_or(Some("json"), Value::as_str);
+                Part::open(match style {
+                    Some("json") => json(self.work, schema, &field)?,
+                    style => self.styled(style, schema, field, path)?,
+                })
+            }
+            // What the style was before it was one.
+            "qwen_xml_parameter" => {
+                let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
+                Part::open(self.styled(Some("qwen_xml"), schema, field, path)?)
             }
             "regex" => {
                 self.none(node, path, "excludes")?;

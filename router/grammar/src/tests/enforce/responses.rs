@@ -104,7 +104,35 @@ OKb"
     let words = of(json!({"type": "repeat", "min": 1, "max": 2, "content": {"type": "or", "elements": [
         {"type": "regex", "pattern": "[a-z]+;"}, {"type": "optional", "content": {"type": "const_string", "value": "!"}}]}}));
     assert!(b.takes(&words, "ab;!") && b.takes(&words, "!") && !b.takes(&words, "a;b;c;"));
+    // An object as a family of models writes a call's arguments.
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]});
+    let styled = |style: &str| {
+        of(tagged("<f>", json!({"type": "json_schema", "style": style, "json_schema": schema}), json!("</f>")))
+    };
+    for (style, city, days) in [
+        ("qwen_xml", "<parameter=city>\nParis <\n</parameter>\n", "<parameter=days>\n3\n</parameter>\n"),
+        ("minimax_xml", "<parameter name=\"city\">Paris</parameter>\n", "<parameter name=\"days\">3</parameter>\n"),
+        (
+            "deepseek_xml",
+            "<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n",
+            "<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n",
+        ),
+        (
+            "glm_xml",
+            "<arg_key>city</arg_key><arg_value>Paris</arg_value>",
+            "<arg_key>days</arg_key><arg_value>3</arg_value>",
+        ),
+    ] {
+        let tag = styled(style);
+        assert!(b.takes(&tag, &format!("<f>{city}</f>")) && b.takes(&tag, &format!("<f>{city}{days}</f>")), "{style}");
+        let wrong = days.replace('3', "x");
+        assert!(
+            !b.takes(&tag, &format!("<f>{days}</f>")) && !b.takes(&tag, &format!("<f>{city}{wrong}</f>")),
+            "{style}"
+        );
+    }
     for bad in [
+        Response::StructuralTag(json!({"format": {"type": "json_schema", "style": "yaml", "json_schema": {}}})),
         Response::StructuralTag(
             json!({"format": {"type": "sequence", "elements": [{"type": "any_text"}, json("integer")]}}),
         ),
