@@ -197,7 +197,7 @@ class Batches:
     def __init__(self, tokenizer, seed, tokens, longest=1024):
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
-        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.2, 0.2, (0.3, 0.4)  # any word, so that it is found and copied, not known
+        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.4, 0.32)  # any word, so that it is found and copied, not known
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
         self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>")}
 
