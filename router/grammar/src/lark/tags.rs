@@ -46,15 +46,20 @@ impl Part {
     }
 }
 
+enum Begin {
+    String(String),
+    Token(u32),
+}
+
 /// What begins or ends a tag.
 enum Edge {
     Strings(Vec<String>),
     Token(u32),
 }
 
-/// A string that begins a structure within free text, and what follows it.
+/// What begins a structure within free text, and what follows it.
 struct Trigger {
-    text: String,
+    begin: Begin,
     bodies: Vec<String>,
 }
 
@@ -184,13 +189,20 @@ impl Tags<'_, '_, '_> {
             }
             "tag" => self.tag(node, path, until, false)?,
             "triggered_tags" => self.triggered(node, path, until)?,
+            "token_triggered_tags" => self.token_triggered(node, path, until)?,
+            // Special tokens are no text, excluded or not.
+            "any_tokens" => {
+                self.tokens(node, path, "exclude_tokens")?;
+                self.text(&[], path, until)?
+            }
             "dispatch" => self.dispatch(node, path, until)?,
             "tags_with_separator" => Part::open(self.separated(node, path)?),
             "token" => Part::open(format!("<[{}]>", self.token(node, path)?)),
             other => {
                 let problem = format!(
                     "it is none of const_string, json_schema, regex, grammar, any_text, sequence, or, optional, star, plus, \
-                     repeat, tag, triggered_tags, tags_with_separator, dispatch and token: {other:?}"
+                     repeat, tag, triggered_tags, tags_with_separator, dispatch, token, any_tokens and token_triggered_tags: \
+                     {other:?}"
                 );
                 return Err(RuleError::invalid(format!("{path}.type"), problem));
             }
@@ -322,19 +334,28 @@ impl Tags<'_, '_, '_> {
 
     /// `{"type": "token", "token": id or text}`.
     fn token(&self, node: &Value, path: &str) -> Result<u32, RuleError> {
-        let found = match node.get("token") {
-            Some(Value::String(text)) => self.marking.vocab.special_id(text),
-            Some(id) => {
-                id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| self.marking.vocab.is_special(id))
-            }
-            None => None,
-        };
-        found.ok_or_else(|| {
+        self.special(node.get("token")).ok_or_else(|| {
             RuleError::invalid(
                 path,
                 "it is a string, or {\"type\": \"token\", \"token\": a special token's id or text}",
             )
         })
+    }
+
+    fn special(&self, token: Option<&Value>) -> Option<u32> {
+        match token {
+            Some(Value::String(text)) => self.marking.vocab.special_id(text),
+            Some(id) => {
+                id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| self.marking.vocab.is_special(id))
+            }
+            None => None,
+        }
+    }
+
+    fn tokens(&self, node: &Value, path: &str, key: &str) -> Result<Vec<u32>, RuleError> {
+        let Some(value) = node.get(key).filter(|v| !v.is_null()) else { return Ok(Vec::new()) };
+        let all = value.as_array().and_then(|all| all.iter().map(|token| self.special(Some(token))).collect());
+        all.ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is a list of special tokens, by id or text"))
     }
 
     fn triggered(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
@@ -343,27 +364,45 @@ impl Tags<'_, '_, '_> {
         if triggers.is_empty() || triggers.iter().any(String::is_empty) {
             return Err(RuleError::invalid(format!("{path}.triggers"), "at least one string, and none of them empty"));
         }
-        let mut all: Vec<Trigger> = triggers.into_iter().map(|text| Trigger { text, bodies: Vec::new() }).collect();
+        let mut bodies: Vec<Vec<String>> = triggers.iter().map(|_| Vec::new()).collect();
         for (i, tag) in tags.iter().enumerate() {
             let here = format!("{path}.tags[{i}]");
             let begin = string(tag, &here, "begin")?;
-            let Some(trigger) = all.iter_mut().find(|t| begin.starts_with(&t.text)) else {
+            let Some((at, rest)) =
+                triggers.iter().enumerate().find_map(|(i, t)| Some((i, begin.strip_prefix(t.as_str())?)))
+            else {
                 return Err(RuleError::invalid(format!("{here}.begin"), "it begins with none of the triggers"));
             };
-            let rest = literal(&begin[trigger.text.len()..]);
             let body = self.tag(tag, &here, &Until::Unknown, true)?;
-            trigger.bodies.push(format!("{rest} {}", body.expression));
+            bodies[at].push(format!("{} {}", literal(rest), body.expression));
         }
-        if let Some(trigger) = all.iter().find(|t| t.bodies.is_empty()) {
-            let problem = format!("no tag begins with the trigger {:?}", trigger.text);
+        if let Some(at) = bodies.iter().position(Vec::is_empty) {
+            let problem = format!("no tag begins with the trigger {:?}", triggers[at]);
             return Err(RuleError::invalid(format!("{path}.triggers"), problem));
         }
-        let around = Around {
-            at_least_one: flag(node, path, "at_least_one", false)?,
-            stop_after_first: flag(node, path, "stop_after_first", false)?,
-            excludes: strings(node, path, "excludes")?.unwrap_or_default(),
-        };
-        self.amid(&all, &around, path, until)
+        let begins = triggers.into_iter().map(Begin::String);
+        let all: Vec<_> = begins.zip(bodies).map(|(begin, bodies)| Trigger { begin, bodies }).collect();
+        let excludes = strings(node, path, "excludes")?.unwrap_or_default();
+        self.amid(&all, &around(node, path, excludes)?, path, until)
+    }
+
+    fn token_triggered(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
+        let triggers = self.tokens(node, path, "trigger_tokens")?;
+        self.tokens(node, path, "exclude_tokens")?;
+        let mut all: Vec<Trigger> = Vec::new();
+        for (i, tag) in list(node, path, "tags")?.iter().enumerate() {
+            let here = format!("{path}.tags[{i}]");
+            let id = match self.edge(tag, &here, "begin")? {
+                Edge::Token(id) if triggers.contains(&id) => id,
+                _ => return Err(RuleError::invalid(format!("{here}.begin"), "it is none of the trigger tokens")),
+            };
+            let body = self.tag(tag, &here, &Until::Unknown, true)?.expression;
+            match all.iter_mut().find(|t| matches!(t.begin, Begin::Token(known) if known == id)) {
+                Some(trigger) => trigger.bodies.push(body),
+                None => all.push(Trigger { begin: Begin::Token(id), bodies: vec![body] }),
+            }
+        }
+        self.amid(&all, &around(node, path, Vec::new())?, path, until)
     }
 
     fn dispatch(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
@@ -375,7 +414,7 @@ impl Tags<'_, '_, '_> {
                 return Err(RuleError::invalid(here, "it is a list of a string and a format"));
             };
             let body = self.format(format, &format!("{here}[1]"), &Until::Unknown)?.expression;
-            all.push(Trigger { text: text.to_owned(), bodies: vec![body] });
+            all.push(Trigger { begin: Begin::String(text.to_owned()), bodies: vec![body] });
         }
         let around = Around {
             at_least_one: false,
@@ -387,17 +426,27 @@ impl Tags<'_, '_, '_> {
 
     /// Free text in which a trigger begins one of its structures.
     fn amid(&mut self, triggers: &[Trigger], around: &Around, path: &str, until: &Until) -> Result<Part, RuleError> {
-        let mut excludes: Vec<String> = triggers.iter().map(|t| t.text.clone()).collect();
+        let string = |t: &Trigger| if let Begin::String(text) = &t.begin { Some(text.clone()) } else { None };
+        let mut excludes: Vec<String> = triggers.iter().filter_map(string).collect();
         excludes.extend(around.excludes.iter().cloned());
         if let Until::Strings(ends) = until {
             excludes.extend(ends.iter().cloned());
         }
         let without = self.without(&excludes);
         let (mut begun, mut within) = (Vec::new(), Vec::new());
-        for Trigger { text, bodies } in triggers {
+        for Trigger { begin, bodies } in triggers {
             let body = self.work.writer.rule(&bodies.join(" | "));
-            begun.push(format!("{} {body}", literal(text)));
-            within.push(format!("{} {body}", self.upto(&without, std::slice::from_ref(text))));
+            match begin {
+                Begin::String(text) => {
+                    begun.push(format!("{} {body}", literal(text)));
+                    within.push(format!("{} {body}", self.upto(&without, std::slice::from_ref(text))));
+                }
+                Begin::Token(id) => {
+                    let text = self.text(&excludes, path, &Until::Token)?.expression;
+                    begun.push(format!("<[{id}]> {body}"));
+                    within.push(format!("{text} <[{id}]> {body}"));
+                }
+            }
         }
         let (begun, within) = (begun.join(" | "), within.join(" | "));
         // An end that is in the text's own way is no part of it; it ends the text.
@@ -443,6 +492,12 @@ impl Tags<'_, '_, '_> {
             _ => Ok(()),
         }
     }
+}
+
+fn around(node: &Value, path: &str, excludes: Vec<String>) -> Result<Around, RuleError> {
+    let at_least_one = flag(node, path, "at_least_one", false)?;
+    let stop_after_first = flag(node, path, "stop_after_first", false)?;
+    Ok(Around { at_least_one, stop_after_first, excludes })
 }
 
 /// What a format begins with.

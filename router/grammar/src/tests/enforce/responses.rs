@@ -104,6 +104,16 @@ OKb"
     let words = of(json!({"type": "repeat", "min": 1, "max": 2, "content": {"type": "or", "elements": [
         {"type": "regex", "pattern": "[a-z]+;"}, {"type": "optional", "content": {"type": "const_string", "value": "!"}}]}}));
     assert!(b.takes(&words, "ab;!") && b.takes(&words, "!") && !b.takes(&words, "a;b;c;"));
+    let token = |text: &str| json!({"type": "token", "token": text});
+    let tag = json!({"type": "tag", "begin": token("<|tool_call_begin|>"), "content": json("integer"), "end": token("<|tool_call_end|>")});
+    let by_token =
+        of(json!({"type": "token_triggered_tags", "trigger_tokens": ["<|tool_call_begin|>"], "tags": [tag]}));
+    let (one, two) = ("⟦<|tool_call_begin|>⟧1⟦<|tool_call_end|>⟧", "⟦<|tool_call_begin|>⟧22⟦<|tool_call_end|>⟧");
+    assert!(b.takes(&by_token, &format!("a {one} b{two}")) && b.takes(&by_token, one) && b.takes(&by_token, "a"));
+    assert!(!b.takes(&by_token, "a ⟦<|tool_call_begin|>⟧x") && !b.takes(&by_token, "⟦<|tool_call_end|>⟧"));
+    let upto_token = of(json!({"type": "tag", "begin": "<r>", "end": token("<|tool_call_end|>"),
+        "content": {"type": "any_tokens", "exclude_tokens": ["<|other|>"]}}));
+    assert!(b.takes(&upto_token, "<r>a <r>⟦<|tool_call_end|>⟧") && !b.takes(&upto_token, "<r>⟦<|other|>⟧"));
     // An object as a family of models writes a call's arguments.
     let schema = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]});
     let styled = |style: &str| {
