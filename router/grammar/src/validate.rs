@@ -28,7 +28,7 @@ impl Lazy {
 
     /// None: the schema itself is broken, which the request was told when it was compiled.
     fn validator(&self) -> Option<&Validator> {
-        self.validator.get_or_init(|| build(&self.schema).ok()).as_ref()
+        self.validator.get_or_init(|| build_leniently(&self.schema).ok()).as_ref()
     }
 
     fn check(&self, instance: &Value) -> Result<(), Violation> {
@@ -42,6 +42,54 @@ impl Lazy {
 fn build(schema: &Value) -> Result<Validator, String> {
     let options = jsonschema::options().with_draft(draft(schema));
     options.build(schema).map_err(|e| format!("at {}: {e}", e.instance_path()))
+}
+
+/// Without the patterns that the validator has no words for: one of them must not leave everything else unchecked.
+fn build_leniently(schema: &Value) -> Result<Validator, String> {
+    build(schema).or_else(|_| {
+        let mut known = schema.clone();
+        drop_patterns(&mut known);
+        build(&known)
+    })
+}
+
+fn drop_patterns(schema: &mut Value) {
+    let builds = |pattern: &str| build(&serde_json::json!({"pattern": pattern})).is_ok();
+    match schema {
+        Value::Object(map) => {
+            if map.get("pattern").and_then(Value::as_str).is_some_and(|p| !builds(p)) {
+                map.remove("pattern");
+            }
+            if let Some(Value::Object(patterns)) = map.get_mut("patternProperties") {
+                let all = patterns.len();
+                patterns.retain(|pattern, _| builds(pattern));
+                if patterns.len() < all {
+                    // Which names are left for these, nobody can tell then.
+                    map.remove("additionalProperties");
+                    map.remove("unevaluatedProperties");
+                }
+            }
+            map.iter_mut()
+                .filter(|(key, _)| *key != "const" && *key != "enum")
+                .for_each(|(_, part)| drop_patterns(part));
+        }
+        Value::Array(all) => all.iter_mut().for_each(drop_patterns),
+        _ => {}
+    }
+}
+
+/// Whether the instance satisfies the schema, as far as the validator can tell.
+pub(crate) fn accepts(schema: &Value, instance: &Value) -> bool {
+    build_leniently(schema).is_ok_and(|validator| validator.is_valid(instance))
+}
+
+/// Whether the object's member satisfies what the object's schema says of it, whatever else the schema asks for.
+pub(crate) fn accepts_member(schema: &Value, key: &str, value: Value) -> bool {
+    let Ok(validator) = build_leniently(schema) else { return true };
+    let instance = Value::Object([(key.to_owned(), value)].into_iter().collect());
+    let place = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
+    let within = |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    !validator.iter_errors(&instance).any(|error| within(error.instance_path().as_str()))
 }
 
 /// The draft that a schema names; without a name Draft 2020-12, or an older one if only that takes it.

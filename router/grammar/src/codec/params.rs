@@ -8,6 +8,7 @@ use super::{Call, End, python};
 use crate::event::Event;
 use crate::format::{Step, marker};
 use crate::header::{is_plausible, slots};
+use crate::validate::accepts_member;
 
 /// How [`Codec::Params`](crate::Codec) writes one argument.
 #[derive(Debug, Clone, Copy)]
@@ -82,6 +83,8 @@ struct Reading {
     lead: bool,
     /// A newline came that is layout if nothing follows it.
     newline: bool,
+    /// The wire says that it is JSON, although it has to be a string.
+    json: bool,
     text: String,
 }
 
@@ -211,12 +214,13 @@ impl Params {
         }
         self.call.delta.extend_from_slice(Value::from(key.as_str()).to_string().as_bytes());
         self.call.delta.extend_from_slice(b": ");
-        let stream = types.is_string();
+        let json = read.is_string == Some(false) && types.is_string();
+        let stream = types.is_string() && !json;
         if stream {
             self.call.delta.push(b'"');
         }
         self.keys.push(key);
-        self.at = At::Value(Reading { types, stream, lead, newline: false, text: String::new() });
+        self.at = At::Value(Reading { types, stream, lead, newline: false, json, text: String::new() });
     }
 
     /// The value is whole.
@@ -226,9 +230,27 @@ impl Params {
             At::Value(value) => {
                 let text = value.text.as_str();
                 let text = text.strip_suffix('\n').filter(|_| self.shape.tail).unwrap_or(text);
-                self.call.delta.extend_from_slice(read(text, value.types).as_bytes());
+                let json = self.value(text, &value);
+                self.call.delta.extend_from_slice(json.as_bytes());
             }
             other => self.at = other,
+        }
+    }
+
+    /// What may be a string and something else is the string where only that satisfies the schema.
+    fn value(&self, text: &str, value: &Reading) -> String {
+        if value.json && serde_json::from_str::<String>(text.trim()).is_ok() {
+            return text.trim().to_owned();
+        }
+        let json = read(text, value.types);
+        let (Some(schema), Some(key)) = (self.schema(), self.keys.last()) else { return json };
+        if !value.types.may_be_string() || json.starts_with('"') {
+            return json;
+        }
+        let suits = |value| accepts_member(schema, key, value);
+        match serde_json::from_str(&json).is_ok_and(suits) {
+            false if suits(Value::from(text)) => Value::from(text).to_string(),
+            _ => json,
         }
     }
 

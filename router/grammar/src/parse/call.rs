@@ -151,7 +151,7 @@ impl Parser {
     }
 
     pub(super) fn begin_body(&mut self, name: Option<String>, id: Option<String>, header: &str, out: &mut Vec<Event>) {
-        self.doubt();
+        self.doubt(header);
         let body = self.body(name, id, header, out);
         self.state = State::Body(Box::new(body));
     }

@@ -153,9 +153,9 @@ impl Parser {
     }
 
     /// Bodies of a format whose markers may mean nothing are on trial one by one.
-    pub(super) fn doubt(&mut self) {
+    pub(super) fn doubt(&mut self, header: &str) {
         if self.lex.doubtful && self.trial.is_none() {
-            self.trial = Some(Trial { raw: String::new(), explicit: self.lex.bare.is_none() });
+            self.trial = Some(Trial { raw: header.to_owned(), explicit: self.lex.bare.is_none() });
         }
     }
 

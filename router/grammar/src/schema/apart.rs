@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::flat::{is_type, types, values};
+use super::flat::{is_type, same, types, values};
 use super::{Compiler, Schema};
 
 impl Compiler<'_, '_, '_> {
@@ -37,18 +37,26 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
-        let typed = |m: &Schema| -> Vec<String> {
-            let types = if self.is_open() && !m.contains_key("type") { Vec::new() } else { types(m) };
+        // What the grammar makes of a schema has the types that its keywords imply; what a schema takes, those that it names.
+        let typed = |m: &Schema, implied: bool| -> Vec<String> {
+            let types = if m.contains_key("type") || implied { types(m) } else { Vec::new() };
             types.into_iter().map(|t| if t == "integer" { "number" } else { t }.to_owned()).collect()
         };
-        let (ta, tb) = (typed(a), typed(b));
-        if !ta.is_empty() && !tb.is_empty() && !ta.iter().any(|t| tb.contains(t)) {
+        let implied = !self.is_open();
+        let (ta, tb, named_a, named_b) = (typed(a, implied), typed(b, implied), typed(a, false), typed(b, false));
+        let foreign = |made: &[String], taken: &[String]| {
+            !made.is_empty() && !taken.is_empty() && !made.iter().any(|t| taken.contains(t))
+        };
+        if foreign(&ta, &named_b) && foreign(&tb, &named_a) {
             return true;
         }
+        let refused = |values: &[Value], by: &[String]| {
+            !by.is_empty() && !values.iter().any(|v| by.iter().any(|t| is_type(v, t)))
+        };
         match (values(a), values(b)) {
-            (Some(va), Some(vb)) => return !va.iter().any(|v| vb.contains(v)),
-            (Some(values), None) => return values.iter().all(|v| !tb.is_empty() && !tb.iter().any(|t| is_type(v, t))),
-            (None, Some(values)) => return values.iter().all(|v| !ta.is_empty() && !ta.iter().any(|t| is_type(v, t))),
+            (Some(va), Some(vb)) => return !va.iter().any(|v| vb.iter().any(|w| same(v, w))),
+            (Some(values), None) => return refused(&values, &named_b),
+            (None, Some(values)) => return refused(&values, &named_a),
             (None, None) => {}
         }
         let (Some(least_a), Some(least_b)) = (least(a), least(b)) else { return false };

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::flat::same;
 use super::object::{Layout, Member, count};
 use super::{Compiler, Schema};
 use crate::lark::either;
@@ -80,7 +81,13 @@ impl Compiler<'_, '_, '_> {
 
     /// Items from a list of constants, each at most once; none if there are others, or too many.
     fn unique(&mut self, items: &Value, min: usize, max: usize, path: &str) -> Result<Option<String>, RuleError> {
-        let Some(values) = items.as_object().and_then(super::flat::values) else { return Ok(None) };
+        let Some(listed) = items.as_object().and_then(super::flat::values) else { return Ok(None) };
+        let mut values: Vec<Value> = Vec::new();
+        for value in listed {
+            if !values.iter().any(|known| same(known, &value)) {
+                values.push(value);
+            }
+        }
         if values.len() > MAX_ANY_ORDER || min > values.len() {
             return Ok(None);
         }

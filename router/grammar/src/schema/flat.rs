@@ -82,6 +82,18 @@ pub(super) fn values(flat: &Schema) -> Option<Vec<Value>> {
     }
 }
 
+/// Equality of JSON Schema: of numbers the value counts.
+pub(super) fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a == b || (a.as_f64() == b.as_f64() && (a.is_f64() || b.is_f64())),
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b)))
+        }
+        (a, b) => a == b,
+    }
+}
+
 pub(super) fn is_type(value: &Value, kind: &str) -> bool {
     match value {
         Value::Null => kind == "null",

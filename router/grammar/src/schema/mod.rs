@@ -21,11 +21,12 @@ mod text;
 
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::lark::{Writer, either};
 use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES};
 use crate::rules::{Relaxation, RuleError};
+use crate::validate::accepts;
 
 pub(crate) use flat::matches;
 pub(crate) use params::{Closer, Pattern};
@@ -76,7 +77,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         let rule = match root {
             Value::Bool(true) if !self.tool.is_empty() => Some(self.any_object()),
             Value::Object(map) if !self.tool.is_empty() => {
-                if declares_nothing(map) {
+                if declares_nothing(map) && (says_nothing(map) || accepts(root, &json!({}))) {
                     return Ok(self.closed_empty());
                 }
                 let types = self.types(map);
@@ -260,6 +261,12 @@ fn declares_nothing(map: &Schema) -> bool {
     const DECLARE: &[&str] =
         &["properties", "additionalProperties", "patternProperties", "required", "$ref", "allOf", "anyOf", "oneOf"];
     !DECLARE.iter().any(|k| map.contains_key(*k))
+}
+
+/// No keyword forbids the object that a schema which declares nothing means.
+fn says_nothing(map: &Schema) -> bool {
+    let known = |key: &String| flat::is_annotation(key) || (key == "type" && map["type"] == "object");
+    map.keys().all(known)
 }
 
 /// Checks what can be told without compiling.

@@ -56,6 +56,17 @@ impl Compiler<'_, '_, '_> {
                 None => None,
             };
             for (name, schema, required) in declared(flat) {
+                // The wire has no word for it.
+                if name.contains(|c: char| c.is_control() || c == '<' || c == '>') {
+                    if required {
+                        return Err(this.refuse(
+                            &format!("/properties/{name}"),
+                            "properties",
+                            "the name cannot be written",
+                        ));
+                    }
+                    continue;
+                }
                 match this.argument(Some(&name), schema, pattern)? {
                     Some(rule) => members.push(Member { rule, required }),
                     None if required => return Ok(None),
@@ -135,7 +146,7 @@ impl Compiler<'_, '_, '_> {
             if !types.is_empty() && !types.contains(&"object") {
                 continue;
             }
-            for key in ["minProperties", "maxProperties"] {
+            for key in ["minProperties", "maxProperties", "const", "enum"] {
                 if flat.contains_key(key) {
                     self.relax("", key);
                 }

@@ -66,6 +66,14 @@ impl Compiler<'_, '_, '_> {
         const KEYS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
         let plain = if kind == "integer" { INTEGER } else { NUMBER };
         let whole = kind == "integer";
+        let mut flat = std::borrow::Cow::Borrowed(flat);
+        for key in KEYS {
+            if flat.get(*key).is_some_and(is_beyond_doubles) {
+                self.relax(path, key);
+                flat.to_mut().remove(*key);
+            }
+        }
+        let flat = &*flat;
         if !flat.contains_key("multipleOf")
             && let Some((low, high)) = bounds(flat)
             && let Some(range) = between(low, high, whole)
@@ -237,6 +245,12 @@ fn ascii(text: &str) -> String {
         }
     }
     out
+}
+
+/// Integers that a double may round.
+fn is_beyond_doubles(bound: &Value) -> bool {
+    const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
+    bound.as_i64().map(i64::unsigned_abs).or(bound.as_u64()).is_some_and(|n| n > EXACT)
 }
 
 /// The bounds of a schema for numbers, if it has any.

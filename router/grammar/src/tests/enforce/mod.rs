@@ -1,6 +1,7 @@
 //! The grammar against what the renderer writes, what the parser reads and what a JSON-Schema validator says.
 
 mod closure;
+mod exact;
 mod kimi;
 mod read;
 mod responses;
