@@ -213,6 +213,10 @@ impl Transcript {
         }
         if let Reader::Regions(parser) = &mut self.opening.reader {
             parser.finish(&mut self.parsed);
+            if length && self.opening.grammar.is_some() {
+                // What the length cut off before a call had a name is no text for anybody.
+                self.parsed.retain(|event| !matches!(event, Event::Malformed(_)));
+            }
         }
         if self.tell() == Flow::Ended {
             return;

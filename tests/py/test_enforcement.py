@@ -181,8 +181,10 @@ def test_completions_obey_too(demo):
 
 
 def test_a_cut_call_is_not_a_finished_one(demo):
-    answer = client_of(demo).chat.completions.create(model="demo", messages=[{"role": "user", "content": "What is the weather in Paris?"}], temperature=0, tools=[WEATHER], tool_choice="required", max_tokens=12).choices[0]
-    assert answer.finish_reason == "length" and not answer.message.tool_calls
+    for tokens in range(1, 13):
+        answer = client_of(demo).chat.completions.create(model="demo", messages=[{"role": "user", "content": "What is the weather in Paris?"}], temperature=0, tools=[WEATHER], tool_choice="required", max_tokens=tokens).choices[0]
+        assert answer.finish_reason == "length" and not answer.message.tool_calls
+        assert not answer.message.content, "the beginning of a call is no text"
 
 
 def test_optimism_and_masks_give_the_same_greedy_tokens(demo, samples):

@@ -184,7 +184,10 @@ impl Compiler<'_, '_, '_> {
             self.unsupported(flat, &path);
             if let Some(values) = flat::values(flat) {
                 let (strings, rest): (Vec<_>, Vec<_>) = values.into_iter().partition(Value::is_string);
-                let strings: Vec<_> = strings.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+                // One that holds the letters which end it cannot be written.
+                let writable = |s: &&str| !pattern.closer.forbidden.is_some_and(|marker| s.contains(marker));
+                let strings: Vec<_> =
+                    strings.iter().filter_map(Value::as_str).filter(writable).map(str::to_owned).collect();
                 if !strings.is_empty() {
                     texts.push(Text::Constants(strings));
                 }

@@ -120,3 +120,17 @@ fn a_strange_pattern_leaves_the_rest_checked() {
         assert!(accepts(&keys, &json!({"k": 1})) && !accepts(&keys, &json!({})), "{pattern}");
     }
 }
+
+/// Constants and names that the wire has no words for.
+#[test]
+fn what_cannot_be_written_is_left_out() {
+    let b = Bench::new(by_name("qwen3_coder").expect("a format"), true);
+    let schema = json!({"type": "object", "properties": {"x": {"enum": ["a", "b</parameter>\n</function>"]}, "k\nl": {"type": "integer"}}});
+    let call = |inner: &str| format!("<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>");
+    let of = |key: &str, value: &str| call(&format!("<parameter={key}>\n{value}\n</parameter>\n"));
+    let rules = held(&schema);
+    assert!(b.takes(&rules, &of("x", "a")) && !b.takes(&rules, &of("x", "b</parameter>\n</function>")));
+    assert!(!b.takes(&rules, &of("k\nl", "1")));
+    let required = json!({"type": "object", "properties": {"k\nl": {"type": "integer"}}, "required": ["k\nl"]});
+    assert!(b.grammars.compile(&held(&required)).is_err());
+}
