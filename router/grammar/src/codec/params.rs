@@ -296,7 +296,7 @@ fn read(text: &str, types: Types) -> String {
     let trimmed = text.trim();
     let json = match serde_json::from_str::<IgnoredAny>(trimmed) {
         Ok(_) => Some(trimmed.to_owned()),
-        Err(_) => python::to_json(trimmed).or_else(|| escaped(trimmed)),
+        Err(_) => python::to_json(trimmed).or_else(|| escaped(trimmed)).or_else(|| sloppy(trimmed, types)),
     };
     // Only the type counts; a number's text stays as it is.
     let kind = |json: &str| match json.as_bytes().first() {
@@ -311,6 +311,18 @@ fn read(text: &str, types: Types) -> String {
         Some((kind, json)) if !types.may_be_string() || (!kind.is_string() && types.allows(&kind)) => json,
         _ => Value::from(text).to_string(),
     }
+}
+
+/// A word or number that is written as no standard writes it, where nothing else can be meant.
+fn sloppy(text: &str, types: Types) -> Option<String> {
+    let word = ["true", "false", "null"].into_iter().find(|word| text.eq_ignore_ascii_case(word));
+    let kind = |json: &str| serde_json::from_str::<Value>(json).is_ok_and(|value| types.allows(&value));
+    let number = || {
+        let (sign, digits) = text.strip_prefix('-').map_or(("", text), |rest| ("-", rest));
+        let digits = digits.trim_start_matches('0');
+        digits.starts_with(|c: char| c.is_ascii_digit()).then(|| format!("{sign}{digits}"))
+    };
+    word.map(str::to_owned).or_else(number).filter(|json| !types.may_be_string() && kind(json))
 }
 
 /// JSON that was escaped as if it stood in a string.
@@ -332,6 +344,9 @@ mod tests {
             ("True", number, "true"),
             ("None", number, "null"),
             ("five", number, "\"five\""),
+            ("007", number, "7"),
+            ("-08.5", number, "-8.5"),
+            ("TRUE", Types::named("boolean").unwrap_or(Types::STRING), "true"),
             ("{'a': [1, None]}", number, "{\"a\": [1, null]}"),
             ("{\"a\" : 1}\n", number, "{\"a\" : 1}"),
             (r#"[{\"a\": \"C:\\\\x\"}]"#, number, r#"[{"a": "C:\\x"}]"#),
