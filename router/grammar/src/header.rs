@@ -52,7 +52,7 @@ pub(crate) fn read(steps: &[Step], text: &str, declared: impl Fn(&str) -> bool) 
 }
 
 pub(crate) fn is_plausible(name: &str) -> bool {
-    !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || "{}()\"".contains(c))
+    !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control() || "{}()[]\"".contains(c))
 }
 
 fn literal(step: &Step) -> &'static str {

@@ -76,6 +76,7 @@ pub(crate) fn to_json(text: &str) -> Option<String> {
     for b in text.trim().bytes().chain([b'\n']) {
         reader.feed(b).ok()?;
     }
+    reader.settle();
     (reader.at == At::After && reader.stack.is_empty()).then(|| crate::scan::text(&reader.out))
 }
 
@@ -139,6 +140,8 @@ impl Python {
         if end != End::Whole {
             // Neither told nor a whole value.
             rest = self.reader.pending();
+            self.reader.settle();
+            self.call.delta.append(&mut self.reader.out);
         }
         self.call.end(end == End::Whole, out);
         crate::scan::text(&rest)
@@ -167,6 +170,17 @@ enum At {
         raw: bool,
         key: bool,
         escape: Escape,
+        /// Nothing stands in it yet.
+        empty: bool,
+        /// Between three quotes; so many came in a row.
+        triple: Option<u8>,
+    },
+    /// Behind a string, which another string continues; an empty one and the same quote begin a long one.
+    Closed {
+        quote: u8,
+        raw: bool,
+        key: bool,
+        empty: bool,
     },
     /// A number or a word.
     Token {
@@ -224,6 +238,20 @@ impl Reader {
     fn feed(&mut self, b: u8) -> Result<bool, Broken> {
         if let At::Str { .. } = self.at {
             self.string(b)?;
+            return Ok(false);
+        }
+        if let At::Closed { quote, raw, key, empty } = &mut self.at {
+            let (raw, key) = (*raw, *key);
+            let (escape, long) = (Escape::None, *empty && b == *quote);
+            match b {
+                _ if long => self.at = At::Str { quote: b, raw, key, escape, empty: false, triple: Some(0) },
+                b'"' | b'\'' => self.at = At::Str { quote: b, raw: false, key, escape, empty: true, triple: None },
+                _ if b.is_ascii_whitespace() => *empty = false,
+                _ => {
+                    self.settle();
+                    return self.feed(b);
+                }
+            }
             return Ok(false);
         }
         if let At::Token { text, key } = &mut self.at {
@@ -298,9 +326,17 @@ impl Reader {
                 (b',', Some(_)) => self.at = At::Value,
                 _ => return self.close(b),
             },
-            At::Colon | At::Str { .. } | At::Token { .. } => return Err(Broken),
+            At::Colon | At::Str { .. } | At::Closed { .. } | At::Token { .. } => return Err(Broken),
         }
         Ok(false)
+    }
+
+    /// A string that has ended is not continued.
+    fn settle(&mut self) {
+        if let At::Closed { key, .. } = self.at {
+            self.out.push(b'"');
+            self.at = if key { At::Colon } else { At::After };
+        }
     }
 
     fn separate(&mut self) {
@@ -340,22 +376,35 @@ impl Reader {
 
     fn open_string(&mut self, quote: u8, raw: bool, key: bool) {
         self.out.push(b'"');
-        self.at = At::Str { quote, raw, key, escape: Escape::None };
+        self.at = At::Str { quote, raw, key, escape: Escape::None, empty: true, triple: None };
     }
 
     fn string(&mut self, b: u8) -> Result<(), Broken> {
-        let At::Str { quote, raw, key, escape } = &mut self.at else { return Err(Broken) };
+        let At::Str { quote, raw, key, escape, empty, triple } = &mut self.at else { return Err(Broken) };
         let (quote, key) = (*quote, *key);
+        if *escape == Escape::None && b == quote {
+            let whole = triple.as_mut().is_none_or(|seen| {
+                *seen += 1;
+                *seen == 3
+            });
+            if whole {
+                let (raw, empty) = (*raw, *empty);
+                self.pair(None);
+                self.at = At::Closed { quote, raw, key, empty };
+            }
+            return Ok(());
+        }
+        *empty = false;
+        // Fewer than three quotes in a row are text.
+        for _ in 0..triple.as_mut().map_or(0, std::mem::take) {
+            self.out.extend_from_slice(if quote == b'"' { b"\\\"" } else { b"'" });
+        }
         let mut done = None;
         match *escape {
             Escape::None if b == b'\\' && !*raw => *escape = Escape::Slash,
             Escape::None => {
                 self.pair(None);
                 match b {
-                    _ if b == quote => {
-                        self.out.push(b'"');
-                        self.at = if key { At::Colon } else { At::After };
-                    }
                     b'"' | b'\\' => self.out.extend_from_slice(&[b'\\', b]),
                     _ => push_escaped(&mut self.out, b, true),
                 }
@@ -480,6 +529,12 @@ mod tests {
             ("[1, -2., .5, 1_000, 1e5, 0x1f,]", Some("[1, -2.0, 0.5, 1000, 1e5, 31]")),
             ("{'a': (1, None), \"b\": {}, 3: [True]}", Some("{\"a\": [1, null], \"b\": {}, \"3\": [true]}")),
             ("()", Some("[]")),
+            ("'a' \"b\"\n'c'", Some("\"abc\"")),
+            ("\"\"\"a\n\"b\" 'c'\"\"\"", Some("\"a\\n\\\"b\\\" 'c'\"")),
+            ("['', '''''', \"\"]", Some("[\"\", \"\", \"\"]")),
+            ("{'a' 'b': ''}", Some("{\"ab\": \"\"}")),
+            ("'a' 1", None),
+            ("'''a''", None),
             (" False ", Some("false")),
             ("celsius", None),
             ("'a", None),
