@@ -127,9 +127,15 @@ impl Caller<'_> {
                     let pieces = self.before(before, key, kind).unwrap_or_default();
                     join(w, &pieces)
                 };
+                let key_end = match before.iter().skip_while(|step| **step != Step::Key).nth(1) {
+                    Some(Step::Lit(l)) => Some(l.trim()).filter(|l| !l.is_empty()),
+                    Some(Step::Tok(t) | Step::Maybe(t)) if self.marking.format.markers == Markers::Either => Some(*t),
+                    _ => None,
+                };
                 let pattern = Pattern {
                     before: &spell,
                     closer,
+                    key_end,
                     typed: before.contains(&Step::Type),
                     string_or_not: before.contains(&Step::IsString),
                 };

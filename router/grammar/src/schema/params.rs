@@ -31,6 +31,8 @@ pub(crate) struct Pattern<'p> {
     /// What stands before the value, as an expression: of the key (none: of any), and of the value's JSON type.
     pub before: &'p dyn Fn(&mut Writer, Option<&str>, &str) -> String,
     pub closer: Closer,
+    /// The letters that end a key.
+    pub key_end: Option<&'static str>,
     /// The text before tells the types apart.
     pub typed: bool,
     /// It tells strings from everything else.
@@ -57,7 +59,7 @@ impl Compiler<'_, '_, '_> {
             };
             for (name, schema, required) in declared(flat) {
                 // The wire has no word for it.
-                if name.contains(|c: char| c.is_control() || c == '<' || c == '>') {
+                if name.contains('\n') || pattern.key_end.is_some_and(|end| name.contains(end)) {
                     if required {
                         return Err(this.refuse(
                             &format!("/properties/{name}"),
