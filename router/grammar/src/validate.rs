@@ -83,13 +83,20 @@ pub(crate) fn accepts(schema: &Value, instance: &Value) -> bool {
     build_leniently(schema).is_ok_and(|validator| validator.is_valid(instance))
 }
 
-/// Whether the object's member satisfies what the object's schema says of it, whatever else the schema asks for.
-pub(crate) fn accepts_member(schema: &Value, key: &str, value: Value) -> bool {
-    let Ok(validator) = build_leniently(schema) else { return true };
-    let instance = Value::Object([(key.to_owned(), value)].into_iter().collect());
-    let place = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
-    let within = |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    !validator.iter_errors(&instance).any(|error| within(error.instance_path().as_str()))
+/// What a schema of objects says of single members, compiled when it is first asked.
+#[derive(Debug, Default)]
+pub(crate) struct Members(OnceLock<Option<Validator>>);
+
+impl Members {
+    /// Whether the member satisfies what the schema, the same each time, says of it, whatever else it asks for.
+    pub fn accepts(&self, schema: &Value, key: &str, value: Value) -> bool {
+        let Some(validator) = self.0.get_or_init(|| build_leniently(schema).ok()) else { return true };
+        let instance = Value::Object([(key.to_owned(), value)].into_iter().collect());
+        let place = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
+        let within =
+            |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        !validator.iter_errors(&instance).any(|error| within(error.instance_path().as_str()))
+    }
 }
 
 /// The draft that a schema names; without a name Draft 2020-12, or an older one if only that takes it.

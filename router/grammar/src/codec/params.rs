@@ -8,7 +8,7 @@ use super::{Call, End, python};
 use crate::event::Event;
 use crate::format::{Step, marker};
 use crate::header::{is_plausible, slots};
-use crate::validate::accepts_member;
+use crate::validate::Members;
 
 /// How [`Codec::Params`](crate::Codec) writes one argument.
 #[derive(Debug, Clone, Copy)]
@@ -95,13 +95,14 @@ pub(crate) struct Params {
     at: At,
     keys: Vec<String>,
     junk: String,
+    members: Members,
 }
 
 impl Params {
     pub fn new(mut call: Call, shape: Shape, out: &mut Vec<Event>) -> Self {
         call.start(out);
         call.delta.push(b'{');
-        Self { call, shape, at: At::Between, keys: Vec::new(), junk: String::new() }
+        Self { call, shape, at: At::Between, keys: Vec::new(), junk: String::new(), members: Members::default() }
     }
 
     pub fn in_value(&self) -> bool {
@@ -247,7 +248,7 @@ impl Params {
         if !value.types.may_be_string() || json.starts_with('"') {
             return json;
         }
-        let suits = |value| accepts_member(schema, key, value);
+        let suits = |value| self.members.accepts(schema, key, value);
         match serde_json::from_str(&json).is_ok_and(suits) {
             false if suits(Value::from(text)) => Value::from(text).to_string(),
             _ => json,
