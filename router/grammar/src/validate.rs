@@ -69,6 +69,14 @@ fn drop_patterns(schema: &mut Value) {
                     map.remove("unevaluatedProperties");
                 }
             }
+            // What is laxer than it was would be stricter there.
+            for keyword in ["not", "if", "oneOf"] {
+                let mut part = map.get(keyword).cloned().unwrap_or_default();
+                drop_patterns(&mut part);
+                if map.get(keyword).is_some_and(|whole| *whole != part) {
+                    map.remove(keyword);
+                }
+            }
             map.iter_mut()
                 .filter(|(key, _)| *key != "const" && *key != "enum")
                 .for_each(|(_, part)| drop_patterns(part));

@@ -140,18 +140,14 @@ impl Tags<'_, '_, '_> {
     fn kind(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
         Ok(match string(node, path, "type")? {
             "const_string" => Part::open(literal(string(node, path, "value")?)),
-            "json_schema" => {
+            // The second is what the style was before it was one.
+            kind @ ("json_schema" | "qwen_xml_parameter") => {
                 let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
-                let style = node.get("style").map_or(Some("json"), Value::as_str);
-                Part::open(match style {
+                let plain = if kind == "json_schema" { "json" } else { "qwen_xml" };
+                Part::open(match node.get("style").map_or(Some(plain), Value::as_str) {
                     Some("json") => json(self.work, schema, &field)?,
                     style => self.styled(style, schema, field, path)?,
                 })
-            }
-            // What the style was before it was one.
-            "qwen_xml_parameter" => {
-                let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
-                Part::open(self.styled(Some("qwen_xml"), schema, field, path)?)
             }
             "regex" => {
                 self.none(node, path, "excludes")?;

@@ -116,6 +116,8 @@ fn a_strange_pattern_leaves_the_rest_checked() {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern},
             "b": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}}});
         assert!(accepts(&schema, &json!({"b": [1, 2]})) && !accepts(&schema, &json!({"b": [1, 1]})), "{pattern}");
+        let negated = json!({"not": {"pattern": pattern}, "required": ["k"]});
+        assert!(accepts(&negated, &json!({"k": 1})) && !accepts(&negated, &json!({})), "{pattern}");
         let keys = json!({"patternProperties": {pattern: {}}, "additionalProperties": false, "required": ["k"]});
         assert!(accepts(&keys, &json!({"k": 1})) && !accepts(&keys, &json!({})), "{pattern}");
     }
