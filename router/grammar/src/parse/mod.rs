@@ -295,7 +295,10 @@ impl Parser {
         };
         let most = if whole { rest.len() } else { rest.len().min(CHUNK) };
         // Up to the next place where a call may begin, so that what follows is not looked at anew at each of them.
-        let bare = self.lex.bare.filter(|_| self.calls_in_text && self.in_prose(Region::Text));
+        let bare = match &self.state {
+            State::Gap(_) => Some('{'),
+            _ => self.lex.bare.filter(|_| self.calls_in_text && self.in_prose(Region::Text)),
+        };
         let ends = |at: usize, b: u8| self.lex.leads[usize::from(b)] || (at > 0 && Some(char::from(b)) == bare);
         let mut n = rest[..most].iter().enumerate().position(|(at, b)| ends(at, *b)).unwrap_or(most);
         while n < rest.len() && rest[n] & 0xC0 == 0x80 {

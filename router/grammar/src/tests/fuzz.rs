@@ -134,6 +134,8 @@ fn time_is_linear() {
         "<think>",
         "</think>",
         "{\"a\":",
+        "{",
+        "{ x",
         "[",
         "\"\\\\",
         "<tool_call>       ",
