@@ -1,5 +1,22 @@
-//! Who holds which weights. Placement is a pure function; an epoch fences every change of it.
+//! Who is there and who holds which weights: a store, membership over it, and placement as a pure function.
+//! An epoch fences every change.
 
+pub mod election;
+pub mod etcd;
+pub mod limits;
+pub mod memory;
+pub mod mirror;
 pub mod placement;
+mod retry;
+pub mod session;
+pub mod store;
+#[cfg(test)]
+mod tests;
 
+pub use election::{Leadership, campaign};
+pub use etcd::{Etcd, EtcdOptions, EtcdTls};
+pub use memory::Memory;
+pub use mirror::Mirror;
 pub use placement::{ModelShape, Placement, RankPlacement, place};
+pub use session::{Held, Session};
+pub use store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction};

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use crate::error::Result;
 
+pub mod tcp;
+#[cfg(test)]
+mod tests;
 pub mod threads;
 
 pub use threads::Threads;
 
-/// One rank's end of a group. Every rank calls the same operations in the same order; a call returns when all ranks
-/// have made it. After an abort every call, blocked or new, returns `Error::Aborted`.
+/// One rank's end of a group. Every rank calls the same operations in the same order; a call returns when what it needs
+/// of the others is there. After an abort every call, blocked or new, returns `Error::Aborted`.
 pub trait Collective: Send {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;

@@ -1,0 +1,96 @@
+//! The last known state of all keys under a prefix. A store that cannot be reached changes nothing in it.
+
+use std::{convert::Infallible, sync::Arc};
+
+use futures::StreamExt;
+use tokio::{sync::watch, task::AbortHandle};
+
+use crate::{
+    retry::Backoff,
+    store::{Snapshot, Store, StoreError},
+};
+
+/// Follows until the last clone is dropped.
+#[derive(Debug, Clone)]
+pub struct Mirror {
+    view: watch::Receiver<Arc<Snapshot>>,
+    _task: Arc<Following>,
+}
+
+#[derive(Debug)]
+struct Following(AbortHandle);
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Mirror {
+    /// Empty at revision 0 until the store has been read. `who` follows is for the log and for when to try again.
+    pub fn new(store: Arc<dyn Store>, who: &str, prefix: impl Into<String>) -> Self {
+        let (sender, view) = watch::channel(Arc::new(Snapshot::default()));
+        let task = tokio::spawn(follow(store, Backoff::new(who), prefix.into(), sender));
+        Mirror { view, _task: Arc::new(Following(task.abort_handle())) }
+    }
+
+    pub fn view(&self) -> Arc<Snapshot> {
+        self.view.borrow().clone()
+    }
+
+    /// The next state that has not been returned by this clone's `changed` before.
+    pub async fn changed(&mut self) -> Arc<Snapshot> {
+        match self.view.changed().await {
+            Ok(()) => self.view.borrow_and_update().clone(),
+            // The task ends with the last clone only.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Once the store has been read.
+    pub async fn read(&mut self) -> Arc<Snapshot> {
+        loop {
+            let view = self.view.borrow_and_update().clone();
+            if view.revision > 0 {
+                return view;
+            }
+            self.changed().await;
+        }
+    }
+}
+
+async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, prefix: String, view: watch::Sender<Arc<Snapshot>>) {
+    loop {
+        let error = watch_once(&*store, &prefix, &view, &mut backoff).await;
+        tracing::warn!(prefix, %error, "lost sight of the store; the last known state stays");
+        backoff.wait().await;
+    }
+}
+
+/// Reads all, since the store may have begun anew meanwhile, and watches from there.
+async fn watch_once(
+    store: &dyn Store,
+    prefix: &str,
+    view: &watch::Sender<Arc<Snapshot>>,
+    backoff: &mut Backoff,
+) -> StoreError {
+    let mut session = async || -> Result<Infallible, StoreError> {
+        let snapshot = store.read(prefix).await?;
+        let mut changes = store.watch(prefix, snapshot.revision).await?;
+        backoff.reset();
+        view.send_if_modified(|known| {
+            let news = known.revision == 0 || known.entries != snapshot.entries;
+            *known = Arc::new(snapshot);
+            news
+        });
+        while let Some(changes) = changes.next().await {
+            let changes = changes?;
+            view.send_modify(|known| Arc::make_mut(known).apply(changes));
+        }
+        Err(StoreError::Unavailable("the watch ended".into()))
+    };
+    match session().await {
+        Err(error) => error,
+        Ok(never) => match never {},
+    }
+}

@@ -1,0 +1,41 @@
+//! Waits between attempts: growing, and of no two nodes in step.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
+
+use crate::limits;
+
+/// A function of the node's name and of how often it has waited, so that a simulation can be replayed.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    who: String,
+    attempts: u32,
+    waits: u64,
+}
+
+impl Backoff {
+    pub fn new(who: &str) -> Self {
+        Backoff { who: who.to_owned(), attempts: 0, waits: 0 }
+    }
+
+    /// It worked: the next wait is a short one.
+    pub fn reset(&mut self) {
+        self.attempts = 0;
+    }
+
+    /// Half to all of a time that doubles from attempt to attempt.
+    pub fn next(&mut self) -> Duration {
+        let longest = limits::RETRY_FIRST.saturating_mul(1 << self.attempts.min(16)).min(limits::RETRY_LONGEST);
+        self.attempts += 1;
+        self.waits += 1;
+        let mut hasher = DefaultHasher::new();
+        (&self.who, self.waits).hash(&mut hasher);
+        longest.mul_f64(0.5 + 0.5 * (hasher.finish() as f64 / u64::MAX as f64))
+    }
+
+    pub async fn wait(&mut self) {
+        tokio::time::sleep(self.next()).await;
+    }
+}

@@ -1,0 +1,206 @@
+//! A node's presence: keys under one lease, put again under a new one whenever the old one is lost.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    limits,
+    retry::Backoff,
+    store::{LeaseId, Store, StoreError, Transaction},
+};
+
+/// What this node has in the store, as far as it knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Held {
+    pub lease: Option<LeaseId>,
+    /// Until then no one else can have seen the keys vanish.
+    pub until: Option<Instant>,
+    /// Leases so far. A higher number than before: all keys were gone for a while.
+    pub leases: u64,
+    /// The wishes up to this one are in the store.
+    pub carried_out: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Wishes {
+    keys: BTreeMap<String, Bytes>,
+    count: u64,
+    leave: bool,
+}
+
+/// Renews its lease at half of the time that is left. Dropped without `leave`, its keys stay until the lease expires.
+pub struct Session {
+    wishes: watch::Sender<Wishes>,
+    held: watch::Receiver<Held>,
+    task: JoinHandle<()>,
+}
+
+impl Session {
+    pub fn new(store: Arc<dyn Store>, who: &str, ttl: Duration) -> Self {
+        let (wishes, wished) = watch::channel(Wishes::default());
+        let (holds, held) = watch::channel(Held::default());
+        let task = tokio::spawn(Keeper { store, ttl, wished, holds, has: BTreeMap::new() }.run(Backoff::new(who)));
+        Session { wishes, held, task }
+    }
+
+    /// From now on the key has this value, as soon as the store takes it.
+    pub fn put(&self, key: impl Into<String>, value: impl Into<Bytes>) {
+        self.wish(|keys| {
+            keys.insert(key.into(), value.into());
+        });
+    }
+
+    pub fn remove(&self, key: &str) {
+        self.wish(|keys| {
+            keys.remove(key);
+        });
+    }
+
+    fn wish(&self, change: impl FnOnce(&mut BTreeMap<String, Bytes>)) {
+        self.wishes.send_modify(|wishes| {
+            change(&mut wishes.keys);
+            wishes.count += 1;
+        });
+    }
+
+    pub fn held(&self) -> watch::Receiver<Held> {
+        self.held.clone()
+    }
+
+    /// Returns when everything wished so far is in the store.
+    pub async fn settled(&self) {
+        let count = self.wishes.borrow().count;
+        let mut held = self.held.clone();
+        // The sender lives as long as this session.
+        let _ = held.wait_for(|held| held.lease.is_some() && held.carried_out >= count).await;
+    }
+
+    /// Takes all keys away at once, if the store can be reached.
+    pub async fn leave(mut self) {
+        self.wishes.send_modify(|wishes| wishes.leave = true);
+        if let Err(error) = (&mut self.task).await {
+            tracing::error!(%error, "the session's task failed");
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Keeper {
+    store: Arc<dyn Store>,
+    ttl: Duration,
+    wished: watch::Receiver<Wishes>,
+    holds: watch::Sender<Held>,
+    /// What the store holds under the present lease; None: a write was sent, and no answer came.
+    has: BTreeMap<String, Option<Bytes>>,
+}
+
+impl Keeper {
+    async fn run(mut self, mut backoff: Backoff) {
+        loop {
+            let held = self.holds.borrow().clone();
+            let wishes = self.wished.borrow_and_update().clone();
+            if wishes.leave {
+                return self.end(held.lease).await;
+            }
+            let done = match held.lease {
+                None => self.begin().await,
+                Some(lease) if !self.is_so(&wishes.keys) => self.carry_out(lease, &wishes).await,
+                Some(lease) => {
+                    self.holds.send_modify(|held| held.carried_out = wishes.count);
+                    self.rest(lease, held.until).await
+                }
+            };
+            match done {
+                Ok(()) => backoff.reset(),
+                Err(StoreError::LeaseLost) => {
+                    tracing::warn!("the lease is lost; everything is put again under a new one");
+                    self.has.clear();
+                    self.holds.send_modify(|held| (held.lease, held.until) = (None, None));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot reach the store; trying again");
+                    self.pause(backoff.next(), held.lease, held.until).await;
+                }
+            }
+        }
+    }
+
+    async fn begin(&mut self) -> Result<(), StoreError> {
+        let now = Instant::now();
+        let lease = self.store.grant(self.ttl).await?;
+        self.has.clear();
+        self.holds.send_modify(|held| {
+            (held.lease, held.until) = (Some(lease), Some(now + self.ttl));
+            held.leases += 1;
+            held.carried_out = 0;
+        });
+        Ok(())
+    }
+
+    async fn carry_out(&mut self, lease: LeaseId, wishes: &Wishes) -> Result<(), StoreError> {
+        let mut transaction = Transaction::default();
+        let gone: Vec<String> = self.has.keys().filter(|key| !wishes.keys.contains_key(*key)).cloned().collect();
+        for key in &gone {
+            self.has.insert(key.clone(), None);
+            transaction = transaction.delete(key.clone());
+        }
+        for (key, value) in &wishes.keys {
+            if self.has.get(key).and_then(Option::as_ref) != Some(value) {
+                self.has.insert(key.clone(), None);
+                transaction = transaction.put(key.clone(), value.clone(), Some(lease));
+            }
+        }
+        self.store.commit(transaction).await?;
+        self.has = wishes.keys.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
+        Ok(())
+    }
+
+    fn is_so(&self, wishes: &BTreeMap<String, Bytes>) -> bool {
+        self.has.len() == wishes.len()
+            && self.has.iter().zip(wishes).all(|(has, wish)| (has.0, has.1.as_ref()) == (wish.0, Some(wish.1)))
+    }
+
+    /// Until there is a new wish, or the lease has to be renewed, which is then done.
+    async fn rest(&mut self, lease: LeaseId, until: Option<Instant>) -> Result<(), StoreError> {
+        let now = Instant::now();
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        match timeout_at(now + left / 2, self.wished.changed()).await {
+            Ok(Ok(())) => return Ok(()),
+            // The session is gone, and this task with it.
+            Ok(Err(_)) => std::future::pending().await,
+            Err(_) => {}
+        }
+        let now = Instant::now();
+        self.store.renew(lease).await?;
+        self.holds.send_modify(|held| held.until = Some(now + self.ttl));
+        Ok(())
+    }
+
+    /// Between attempts: no longer than half of what the lease has left, and not deaf.
+    async fn pause(&mut self, wait: Duration, lease: Option<LeaseId>, until: Option<Instant>) {
+        let now = Instant::now();
+        let left = until.filter(|_| lease.is_some()).map(|until| until.saturating_duration_since(now) / 2);
+        let wait = left.map_or(wait, |left| wait.min(left.max(limits::RETRY_FIRST)));
+        // Whatever comes, the next round looks at everything.
+        let _ = timeout_at(now + wait, self.wished.changed()).await;
+    }
+
+    async fn end(&self, lease: Option<LeaseId>) {
+        if let Some(lease) = lease
+            && let Err(error) = self.store.revoke(lease).await
+        {
+            tracing::warn!(%error, "could not take the keys away; they expire with the lease");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What both stores promise, on both.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::StreamExt;
+
+use super::etcd::Server;
+use crate::{
+    Changes, Condition, Etcd, EtcdOptions, Memory, Store, StoreError, Transaction,
+    store::{Snapshot, Watch},
+};
+
+async fn connected(server: &Server) -> Arc<dyn Store> {
+    let options = EtcdOptions { endpoints: vec![server.endpoint.clone()], ..EtcdOptions::default() };
+    let store = Etcd::new(options).expect("an endpoint");
+    let patience = tokio::time::Instant::now() + Duration::from_secs(30);
+    while let Err(error) = store.read("/").await {
+        assert!(tokio::time::Instant::now() < patience, "etcd does not come up: {error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Arc::new(store)
+}
+
+fn put(key: &str, value: &'static str) -> Transaction {
+    Transaction::default().put(key, value, None)
+}
+
+fn values(snapshot: &Snapshot) -> Vec<(&str, &str)> {
+    let text = |value| std::str::from_utf8(value).expect("text");
+    snapshot.entries.iter().map(|(key, entry)| (key.as_str(), text(&entry.value[..]))).collect()
+}
+
+/// The next change, or a failure of the test.
+async fn next(watch: &mut Watch) -> Changes {
+    let next = tokio::time::timeout(Duration::from_secs(20), watch.next()).await;
+    next.expect("a change in time").expect("the watch goes on").expect("no error")
+}
+
+async fn keeps_its_promises(store: Arc<dyn Store>) {
+    let first = store.commit(put("/a/1", "one")).await.expect("reachable").expect("no condition");
+    store.commit(put("/b/1", "other")).await.expect("reachable").expect("no condition");
+    let snapshot = store.read("/a/").await.expect("reachable");
+    assert_eq!(values(&snapshot), [("/a/1", "one")]);
+    assert_eq!(snapshot.entries["/a/1"].revision, first);
+    assert!(snapshot.revision > first);
+
+    // Conditions: all or nothing.
+    let both = put("/a/2", "two").put("/a/3", "three", None);
+    let stale = both.clone().when(Condition::Absent("/a/2".into())).when(Condition::At("/a/1".into(), first + 1));
+    assert_eq!(store.commit(stale).await, Ok(None));
+    assert_eq!(store.read("/a/").await.expect("reachable").entries.len(), 1);
+    let fresh = both.when(Condition::Absent("/a/2".into())).when(Condition::At("/a/1".into(), first));
+    let written = store.commit(fresh).await.expect("reachable").expect("the conditions hold");
+    let taken = put("/a/2", "again").when(Condition::Absent("/a/2".into()));
+    assert_eq!(store.commit(taken).await, Ok(None));
+
+    // A watch tells what came after, of its prefix only, and what comes.
+    let mut watch = store.watch("/a/", first).await.expect("not compacted");
+    let Changes { revision, keys } = next(&mut watch).await;
+    let keys: Vec<_> = keys.iter().map(|(key, entry)| (key.as_str(), entry.as_ref().map(|e| e.revision))).collect();
+    assert_eq!((revision, keys), (written, vec![("/a/2", Some(written)), ("/a/3", Some(written))]));
+    store.commit(put("/b/2", "unseen")).await.expect("reachable");
+    store.commit(Transaction::default().delete("/a/3")).await.expect("reachable");
+    assert_eq!(next(&mut watch).await.keys, [("/a/3".to_owned(), None)]);
+
+    // A lease takes its keys with it: when revoked, and when not renewed.
+    let lease = store.grant(Duration::from_secs(60)).await.expect("reachable");
+    store.commit(Transaction::default().put("/a/leased", "x", Some(lease))).await.expect("reachable");
+    assert_eq!(next(&mut watch).await.keys.len(), 1);
+    store.renew(lease).await.expect("alive");
+    store.revoke(lease).await.expect("reachable");
+    assert_eq!(next(&mut watch).await.keys, [("/a/leased".to_owned(), None)]);
+    assert_eq!(store.renew(lease).await, Err(StoreError::LeaseLost));
+    assert_eq!(store.revoke(lease).await, Ok(()));
+    let dead = Transaction::default().put("/a/leased", "y", Some(lease));
+    assert_eq!(store.commit(dead).await, Err(StoreError::LeaseLost));
+
+    let short = store.grant(Duration::from_secs(2)).await.expect("reachable");
+    store.commit(Transaction::default().put("/a/brief", "z", Some(short))).await.expect("reachable");
+    assert_eq!(next(&mut watch).await.keys.len(), 1);
+    assert_eq!(next(&mut watch).await.keys, [("/a/brief".to_owned(), None)]);
+    assert_eq!(store.renew(short).await, Err(StoreError::LeaseLost));
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_keeps_the_stores_promises() {
+    keeps_its_promises(Arc::new(Memory::default())).await;
+}
+
+#[tokio::test]
+async fn etcd_keeps_the_stores_promises() {
+    let server = Server::start();
+    keeps_its_promises(connected(&server).await).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_compacted_cannot_be_watched() {
+    let store = Memory::default();
+    let first = store.commit(put("/a", "1")).await.expect("in memory").expect("no condition");
+    let second = store.commit(put("/a", "2")).await.expect("in memory").expect("no condition");
+    store.compact(second);
+    assert_eq!(store.watch("/", first).await.err(), Some(StoreError::Compacted(first)));
+    assert!(store.watch("/", second).await.is_ok());
+}

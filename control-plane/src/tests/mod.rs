@@ -1,0 +1,4 @@
+mod contract;
+mod etcd;
+mod faulty;
+mod presence;

@@ -1,0 +1,225 @@
+//! Sessions, mirrors and elections under faults, each run a function of its seed.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::{etcd::Server, faulty::Faulty};
+use crate::{Etcd, EtcdOptions, Memory, Mirror, Session, Snapshot, Store, Transaction, campaign};
+
+const TTL: Duration = Duration::from_secs(5);
+
+fn values(snapshot: &Snapshot) -> BTreeMap<String, String> {
+    let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+    snapshot.entries.iter().map(|(key, entry)| (key.clone(), text(&entry.value))).collect()
+}
+
+async fn seconds(n: f64) {
+    tokio::time::sleep(Duration::from_secs_f64(n)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_live_as_long_as_their_node_and_no_longer() {
+    let store = Arc::new(Memory::default());
+    let node = Session::new(store.clone(), "node", TTL);
+    node.put("/workers/1", "here");
+    node.settled().await;
+    seconds(60.0).await;
+    assert_eq!(values(&store.read("/").await.unwrap())["/workers/1"], "here");
+    node.put("/workers/1", "draining");
+    node.put("/groups/1/ready/0", "yes");
+    node.settled().await;
+    node.remove("/workers/1");
+    node.settled().await;
+    assert_eq!(values(&store.read("/").await.unwrap()), [("/groups/1/ready/0".into(), "yes".into())].into());
+    // Gone without a word, it is seen until its lease is over.
+    drop(node);
+    seconds(1.0).await;
+    assert_eq!(store.read("/").await.unwrap().entries.len(), 1);
+    seconds(5.0).await;
+    assert!(store.read("/").await.unwrap().entries.is_empty());
+    // Leaving takes effect at once.
+    let node = Session::new(store.clone(), "node", TTL);
+    node.put("/workers/1", "here");
+    node.settled().await;
+    node.leave().await;
+    assert!(store.read("/").await.unwrap().entries.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_lost_everything_is_told_everything_again() {
+    let store = Arc::new(Memory::default());
+    let mut mirror = Mirror::new(store.clone(), "router", "/workers/");
+    let nodes: Vec<Session> = (0..5).map(|i| Session::new(store.clone(), &format!("node {i}"), TTL)).collect();
+    for (i, node) in nodes.iter().enumerate() {
+        node.put(format!("/workers/{i}"), "here");
+        node.settled().await;
+    }
+    mirror.read().await;
+    seconds(0.5).await;
+    assert_eq!(mirror.view().entries.len(), 5);
+    store.lose_everything();
+    seconds(6.0).await;
+    assert_eq!(mirror.view().entries.len(), 5);
+    assert_eq!(store.read("/workers/").await.unwrap().entries.len(), 5);
+    assert!(nodes.iter().all(|node| node.held().borrow().leases == 2));
+}
+
+/// Nodes that change their keys at random over a store with faults: in the end the store and every mirror have exactly
+/// what the nodes wish.
+async fn everything_settles(seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let memory = Memory::default();
+    let store = Arc::new(Faulty::new(memory.clone(), seed, rng.random_range(0..30)));
+    let mirrors: Vec<Mirror> = (0..2).map(|i| Mirror::new(store.clone(), &format!("mirror {i}"), "/k/")).collect();
+    let nodes: Vec<Session> = (0..4).map(|i| Session::new(store.clone(), &format!("node {i}"), TTL)).collect();
+    let mut wishes = BTreeMap::new();
+    for _ in 0..rng.random_range(5..40) {
+        let node = rng.random_range(0..nodes.len());
+        let key = format!("/k/{node}/{}", rng.random_range(0..3));
+        if rng.random_bool(0.3) {
+            nodes[node].remove(&key);
+            wishes.remove(&key);
+        } else {
+            let value = rng.random_range(0..1000).to_string();
+            nodes[node].put(key.clone(), value.clone());
+            wishes.insert(key, value);
+        }
+        match rng.random_range(0..20) {
+            0 => store.outage(Duration::from_secs_f64(rng.random_range(0.1..60.0))),
+            1 => memory.lose_everything(),
+            2 => memory.compact(memory.read("/").await.unwrap().revision),
+            _ => {}
+        }
+        seconds(rng.random_range(0.0..4.0)).await;
+    }
+    seconds(180.0).await;
+    assert_eq!(values(&memory.read("/k/").await.unwrap()), wishes, "seed {seed}: the store");
+    for mirror in &mirrors {
+        assert_eq!(values(&mirror.view()), wishes, "seed {seed}: a mirror");
+    }
+}
+
+/// Candidates over a store with faults: no two writes of different leaders interleave, and somebody leads in the end.
+async fn one_leads(seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let memory = Memory::default();
+    let store = Arc::new(Faulty::new(memory.clone(), seed, rng.random_range(0..20)));
+    let written = Arc::new(AtomicUsize::new(0));
+    let candidates: Vec<_> = (0..3)
+        .map(|i| {
+            let (store, written) = (store.clone(), written.clone());
+            tokio::spawn(async move {
+                let name = format!("c{i}");
+                let session = Session::new(store.clone(), &name, TTL);
+                let (mirror, held) = (Mirror::new(store.clone(), &name, "/"), session.held());
+                loop {
+                    let leader = campaign(store.clone(), &mirror, &held, "/controller", &name).await;
+                    let rule = async {
+                        loop {
+                            // A counter that only the leader of the moment may write.
+                            let snapshot = store.read("/count").await;
+                            if let Ok(snapshot) = snapshot {
+                                let count = values(&snapshot).get("/count").map_or(0, |n| n.parse::<u64>().unwrap());
+                                let next = format!("{} {name}", count + 1);
+                                let write = Transaction::default()
+                                    .when(leader.condition())
+                                    .put("/count", (count + 1).to_string(), None)
+                                    .put(format!("/log/{:06}", count + 1), next, None);
+                                match store.commit(write).await {
+                                    Ok(Some(_)) => _ = written.fetch_add(1, Ordering::Relaxed),
+                                    Ok(None) => return,
+                                    Err(_) => {}
+                                }
+                            }
+                            seconds(0.2).await;
+                        }
+                    };
+                    tokio::select! {
+                        biased;
+                        () = leader.lost(&mirror, &held) => {}
+                        () = rule => {}
+                    }
+                }
+            })
+        })
+        .collect();
+    for _ in 0..5 {
+        seconds(rng.random_range(1.0..20.0)).await;
+        match rng.random_range(0..4) {
+            0 => candidates[rng.random_range(0..2)].abort(),
+            1 => store.outage(Duration::from_secs_f64(rng.random_range(1.0..30.0))),
+            _ => {}
+        }
+    }
+    seconds(60.0).await;
+    let before = written.load(Ordering::Relaxed);
+    seconds(20.0).await;
+    assert!(written.load(Ordering::Relaxed) > before, "seed {seed}: nobody leads");
+    let log = memory.read("/log/").await.unwrap();
+    let count = memory.read("/count").await.unwrap();
+    assert_eq!(log.entries.len().to_string(), values(&count)["/count"], "seed {seed}: an entry was written twice");
+}
+
+fn paused(run: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(run);
+}
+
+/// One seed to replay, or many.
+fn seeds(many: u64) -> std::ops::Range<u64> {
+    match std::env::var("REIN_SEED") {
+        Ok(seed) => seed.parse().map(|seed| seed..seed + 1).expect("REIN_SEED: a number"),
+        Err(_) => 0..many,
+    }
+}
+
+#[test]
+fn presence_settles_whatever_the_store_does() {
+    seeds(1000).for_each(|seed| paused(everything_settles(seed)));
+}
+
+#[test]
+fn elections_have_one_winner_whatever_the_store_does() {
+    seeds(300).for_each(|seed| paused(one_leads(seed)));
+}
+
+#[tokio::test]
+async fn presence_outlasts_an_etcd_that_stops_and_one_that_forgets() {
+    let mut server = Server::start();
+    let options = EtcdOptions { endpoints: vec![server.endpoint.clone()], ..EtcdOptions::default() };
+    let store: Arc<dyn Store> = Arc::new(Etcd::new(options).unwrap());
+    let node = Session::new(store.clone(), "node", Duration::from_secs(3));
+    node.put("/rein/test/workers/1", "here");
+    node.settled().await;
+    let mut mirror = Mirror::new(store.clone(), "router", "/rein/test/");
+    assert_eq!(mirror.read().await.entries.len(), 1);
+    // Stopped for longer than the lease: what was known stays known.
+    server.stop();
+    seconds(4.0).await;
+    assert_eq!(mirror.view().entries.len(), 1);
+    server.resume();
+    node.put("/rein/test/workers/1", "still here");
+    node.settled().await;
+    while values(&mirror.view())["/rein/test/workers/1"] != "still here" {
+        mirror.changed().await;
+    }
+    // Begun anew with nothing: told again, under a new lease, and the mirror follows although revisions start over.
+    let leases = node.held().borrow().leases;
+    server.lose_everything();
+    server.resume();
+    let mut held = node.held();
+    held.wait_for(|held| held.leases > leases && held.carried_out > 0).await.unwrap();
+    node.put("/rein/test/workers/1", "again");
+    node.settled().await;
+    while mirror.view().entries.get("/rein/test/workers/1").is_none_or(|entry| entry.value != "again") {
+        mirror.changed().await;
+    }
+}

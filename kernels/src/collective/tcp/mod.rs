@@ -1,0 +1,401 @@
+//! Ranks that are processes, each pair linked by TCP. CPU groups use it; GPU groups have NCCL.
+//!
+//! A rank that dies closes its connections, and its peers know at once. One that hangs, or whose network is cut, is known
+//! by its silence: beside the data, each pair has a connection on which both give a sign of life all the time.
+
+mod join;
+mod pulse;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    cell::{Cell, RefCell},
+    io::{self, Read, Write},
+    net::{Shutdown, TcpStream},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+pub use join::{JoinError, Listener, Member};
+
+use super::{AbortHandle, Collective};
+use crate::error::{Error, Result};
+
+/// Bytes written before others are read. All connections' buffers hold as much, so no circle of ranks waits for itself.
+const CHUNK: usize = 32 << 10;
+/// Sums of more bytes are shared out over the ranks, each adding up its part for all.
+const SHARED_SUM: usize = 64 << 10;
+/// How long a rank that lost a connection waits to hear which rank was the first to fail.
+const GRACE: Duration = Duration::from_millis(100);
+const HEADER: usize = 21;
+
+/// What a connection is made of: TCP itself, or TLS over it.
+pub trait Stream: Read + Write + Send {}
+impl<T: Read + Write + Send> Stream for T {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Connects,
+    Accepts,
+}
+
+/// Turns a fresh TCP connection into what data goes over.
+pub type Secure = Arc<dyn Fn(TcpStream, Side) -> io::Result<Box<dyn Stream>> + Send + Sync>;
+
+/// Plain TCP.
+pub fn plain() -> Secure {
+    Arc::new(|stream, _| Ok(Box::new(stream)))
+}
+
+/// One connection. `raw` is the same socket: shut down, it ends every call that is blocked on it.
+struct Wire {
+    stream: Box<dyn Stream>,
+    raw: TcpStream,
+}
+
+/// Why a group ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Abort {
+    pub reason: String,
+    /// The rank that failed, where one did.
+    pub suspect: Option<usize>,
+}
+
+struct Shared {
+    abort: Mutex<Option<Abort>>,
+    aborted: Condvar,
+    sockets: Vec<TcpStream>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<Abort>> {
+        self.abort.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first word counts. The pulse thread tells the others and cuts the connections.
+    fn abort(&self, reason: &str, suspect: Option<usize>) {
+        self.lock().get_or_insert_with(|| Abort { reason: reason.to_owned(), suspect });
+        self.aborted.notify_all();
+    }
+
+    /// Waits for an abort, not longer than this.
+    fn wait(&self, time: Duration) -> Option<Abort> {
+        let guard = self.aborted.wait_timeout_while(self.lock(), time, |abort| abort.is_none());
+        guard.unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    fn cut(&self) {
+        for socket in &self.sockets {
+            // One that the peer has closed is cut already.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Says, from any thread, whether and why the group ended.
+#[derive(Clone)]
+pub struct Fate(Arc<Shared>);
+
+impl Fate {
+    pub fn abort(&self) -> Option<Abort> {
+        self.0.lock().clone()
+    }
+}
+
+/// One rank; dropping it aborts the group for the others.
+pub struct Tcp {
+    rank: usize,
+    /// None: this rank itself.
+    peers: Vec<Option<RefCell<Box<dyn Stream>>>>,
+    /// Operations begun.
+    round: Cell<u64>,
+    shared: Arc<Shared>,
+    pulse: Option<JoinHandle<()>>,
+}
+
+/// What a rank says before what it gives: all ranks must say the same, but for the length of what they give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Header {
+    op: Op,
+    /// Root of a broadcast; 0 elsewhere.
+    root: u32,
+    round: u64,
+    len: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    AllReduce = 1,
+    AllGather = 2,
+    AllToAll = 3,
+    Broadcast = 4,
+}
+
+impl Op {
+    fn name(self) -> &'static str {
+        match self {
+            Op::AllReduce => "all_reduce",
+            Op::AllGather => "all_gather",
+            Op::AllToAll => "all_to_all",
+            Op::Broadcast => "broadcast",
+        }
+    }
+}
+
+impl Header {
+    fn bytes(self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        out[0] = self.op as u8;
+        out[1..5].copy_from_slice(&self.root.to_le_bytes());
+        out[5..13].copy_from_slice(&self.round.to_le_bytes());
+        out[13..].copy_from_slice(&self.len.to_le_bytes());
+        out
+    }
+
+    fn read(bytes: &[u8; HEADER]) -> Option<Header> {
+        let op = [Op::AllReduce, Op::AllGather, Op::AllToAll, Op::Broadcast];
+        let number = |range: std::ops::Range<usize>| {
+            bytes[range].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
+        };
+        let op = op.into_iter().find(|&op| op as u8 == bytes[0])?;
+        Some(Header { op, root: number(1..5) as u32, round: number(5..13), len: number(13..21) })
+    }
+}
+
+/// What goes to one peer, and what comes from it.
+#[derive(Default)]
+struct Traffic {
+    out: Vec<u8>,
+    sent: usize,
+    expects: bool,
+    /// Bytes to come; known once the header has been read.
+    left: Option<usize>,
+    got: Vec<u8>,
+}
+
+impl Traffic {
+    fn is_done(&self) -> bool {
+        self.sent == self.out.len() && (!self.expects || self.left == Some(0))
+    }
+}
+
+fn bytes_of(values: &[f32], header: Header) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER + 4 * values.len());
+    out.extend_from_slice(&header.bytes());
+    values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
+    out
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
+}
+
+impl Tcp {
+    fn new(rank: usize, data: Vec<Option<Wire>>, pulses: Vec<Option<Wire>>) -> io::Result<Tcp> {
+        let all = data.iter().chain(&pulses).flatten();
+        let sockets = all.map(|wire| wire.raw.try_clone()).collect::<io::Result<Vec<_>>>()?;
+        let shared = Arc::new(Shared { abort: Mutex::new(None), aborted: Condvar::new(), sockets });
+        let pulse = pulse::start(rank, pulses, shared.clone())?;
+        let peers = data.into_iter().map(|wire| wire.map(|wire| RefCell::new(wire.stream))).collect();
+        Ok(Tcp { rank, peers, round: Cell::new(0), shared, pulse: Some(pulse) })
+    }
+
+    pub fn fate(&self) -> Fate {
+        Fate(self.shared.clone())
+    }
+
+    fn check(&self) -> Result<()> {
+        let abort = self.shared.lock();
+        abort.as_ref().map_or(Ok(()), |abort| Err(Error::Aborted(abort.reason.clone())))
+    }
+
+    /// The connection to `peer` failed: because of an abort that is on its way here, or because that rank is gone.
+    fn lost(&self, peer: usize, error: &io::Error) -> Error {
+        let abort = self.shared.wait(GRACE).unwrap_or_else(|| {
+            self.shared.abort(&format!("rank {peer} is gone: {error}"), Some(peer));
+            self.shared.lock().clone().unwrap_or(Abort { reason: String::new(), suspect: None })
+        });
+        Error::Aborted(abort.reason)
+    }
+
+    /// The first thing a peer says in an operation.
+    fn header(&self, peer: usize, expected: Header) -> Result<usize> {
+        let mut bytes = [0; HEADER];
+        let Some(stream) = &self.peers[peer] else { return Ok(0) };
+        stream.borrow_mut().read_exact(&mut bytes).map_err(|error| self.lost(peer, &error))?;
+        let said = Header::read(&bytes);
+        match said {
+            Some(said) if said == (Header { len: said.len, ..expected }) => Ok(said.len as usize),
+            _ => {
+                let what = format!("rank {} is in {expected:?} while rank {peer} says {said:?}", self.rank);
+                self.shared.abort(&format!("{}: {what}", expected.op.name()), None);
+                Err(Error::Shape { op: expected.op.name(), what })
+            }
+        }
+    }
+
+    /// Gives each peer its part, if any, and takes theirs from those in `from`. Chunk by chunk, so that all connections
+    /// are busy at the same time and none waits for a reader that is itself waiting.
+    fn exchange<'a>(
+        &self,
+        op: Op,
+        root: usize,
+        part: impl Fn(usize) -> Option<&'a [f32]>,
+        from: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        self.check()?;
+        self.round.set(self.round.get() + 1);
+        let header = |len| Header { op, root: root as u32, round: self.round.get(), len };
+        let peer = |peer: usize| match &self.peers[peer] {
+            Some(_) => Traffic {
+                out: part(peer).map_or_else(Vec::new, |part| bytes_of(part, header(part.len() as u64))),
+                expects: from(peer),
+                ..Traffic::default()
+            },
+            None => Traffic::default(),
+        };
+        let mut traffic: Vec<Traffic> = (0..self.peers.len()).map(peer).collect();
+        while !traffic.iter().all(Traffic::is_done) {
+            for (peer, traffic) in traffic.iter_mut().enumerate() {
+                if let Some(stream) = &self.peers[peer]
+                    && traffic.sent < traffic.out.len()
+                {
+                    let end = traffic.out.len().min(traffic.sent + CHUNK);
+                    let chunk = &traffic.out[traffic.sent..end];
+                    let mut stream = stream.borrow_mut();
+                    let written = stream.write_all(chunk).and_then(|()| stream.flush());
+                    written.map_err(|error| self.lost(peer, &error))?;
+                    traffic.sent = end;
+                }
+            }
+            for (peer, traffic) in traffic.iter_mut().enumerate() {
+                let Some(stream) = self.peers[peer].as_ref().filter(|_| traffic.expects) else { continue };
+                let (left, room) = match traffic.left {
+                    Some(left) => (left, CHUNK),
+                    None => {
+                        let len = self.header(peer, header(0))?;
+                        // What it says is to come is believed as it comes.
+                        traffic.got.reserve(4 * len.min(CHUNK));
+                        (4 * len, CHUNK - HEADER)
+                    }
+                };
+                let start = traffic.got.len();
+                traffic.got.resize(start + left.min(room), 0);
+                let read = stream.borrow_mut().read_exact(&mut traffic.got[start..]);
+                read.map_err(|error| self.lost(peer, &error))?;
+                traffic.left = Some(left - left.min(room));
+            }
+        }
+        Ok(traffic.into_iter().map(|traffic| floats(&traffic.got)).collect())
+    }
+
+    fn same_length(&self, op: Op, peer: usize, got: usize, mine: usize) -> Result<()> {
+        if got == mine {
+            return Ok(());
+        }
+        let what = format!("rank {} gives {mine} values and rank {peer} {got}", self.rank);
+        self.shared.abort(&format!("{}: {what}", op.name()), None);
+        Err(Error::Shape { op: op.name(), what })
+    }
+
+    /// The sum of this rank's `x` and the others', in rank order.
+    fn add_up(&self, x: &[f32], others: &[Vec<f32>]) -> Result<Vec<f32>> {
+        let mut sum: Option<Vec<f32>> = None;
+        for (rank, other) in others.iter().enumerate() {
+            let part = if rank == self.rank { x } else { other.as_slice() };
+            self.same_length(Op::AllReduce, rank, part.len(), x.len())?;
+            match &mut sum {
+                None => sum = Some(part.to_vec()),
+                Some(sum) => sum.iter_mut().zip(part).for_each(|(sum, y)| *sum += y),
+            }
+        }
+        Ok(sum.unwrap_or_default())
+    }
+}
+
+impl Collective for Tcp {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn all_reduce(&self, x: &mut [f32]) -> Result<()> {
+        let size = self.size();
+        if size == 1 {
+            return self.check();
+        }
+        if size == 2 || 4 * x.len() <= SHARED_SUM {
+            let mine: &[f32] = x;
+            let others = self.exchange(Op::AllReduce, 0, |_| Some(mine), |_| true)?;
+            x.copy_from_slice(&self.add_up(x, &others)?);
+            return Ok(());
+        }
+        let share = |rank: usize| x.len() * rank / size..x.len() * (rank + 1) / size;
+        let mine: &[f32] = x;
+        let others = self.exchange(Op::AllReduce, 0, |peer| Some(&mine[share(peer)]), |_| true)?;
+        let sum = self.add_up(&x[share(self.rank)], &others)?;
+        let sums = self.exchange(Op::AllReduce, 0, |_| Some(&sum), |_| true)?;
+        for (rank, part) in sums.iter().enumerate() {
+            let part = if rank == self.rank { &sum } else { part };
+            let share = x.len() * rank / size..x.len() * (rank + 1) / size;
+            self.same_length(Op::AllReduce, rank, part.len(), share.len())?;
+            x[share].copy_from_slice(part);
+        }
+        Ok(())
+    }
+
+    fn all_gather(&self, x: &[f32]) -> Result<Vec<Vec<f32>>> {
+        let mut all = self.exchange(Op::AllGather, 0, |_| Some(x), |_| true)?;
+        all[self.rank] = x.to_vec();
+        Ok(all)
+    }
+
+    fn all_to_all(&self, mut parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
+        if parts.len() != self.size() {
+            let what = format!("needs one part for each of {} ranks, got {}", self.size(), parts.len());
+            return Err(Error::Shape { op: "all_to_all", what });
+        }
+        let mut all = self.exchange(Op::AllToAll, 0, |peer| Some(&parts[peer]), |_| true)?;
+        all[self.rank] = std::mem::take(&mut parts[self.rank]);
+        Ok(all)
+    }
+
+    fn broadcast(&self, root: usize, x: &mut [f32]) -> Result<()> {
+        if root >= self.size() {
+            let what = format!("root {root} of {} ranks", self.size());
+            return Err(Error::Shape { op: "broadcast", what });
+        }
+        let mine: &[f32] = x;
+        let rank = self.rank;
+        let mut all = self.exchange(Op::Broadcast, root, |_| (rank == root).then_some(mine), |peer| peer == root)?;
+        if rank != root {
+            let given = std::mem::take(&mut all[root]);
+            self.same_length(Op::Broadcast, root, given.len(), x.len())?;
+            x.copy_from_slice(&given);
+        }
+        Ok(())
+    }
+
+    fn abort(&self, reason: &str) {
+        self.shared.abort(reason, None);
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        let shared = Arc::clone(&self.shared);
+        AbortHandle::new(move |reason| shared.abort(reason, None))
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.shared.abort(&format!("rank {} is gone", self.rank), Some(self.rank));
+        if let Some(pulse) = self.pulse.take() {
+            // It ends on the abort; that it panicked would have been printed.
+            let _ = pulse.join();
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What only links over TCP have to show. What all collectives promise is in `collective/tests.rs`.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
+
+use super::{Collective, JoinError, Listener, Member, Tcp, plain};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn listen() -> Listener {
+    Listener::bind("127.0.0.1:0", plain()).expect("loopback")
+}
+
+fn member(epoch: u64, rank: usize, addresses: &[String]) -> Member {
+    Member { group: "g".into(), epoch, rank, addresses: addresses.to_vec() }
+}
+
+/// Everything between two listeners passes here, until it is told to pass nothing.
+fn relay(to: String) -> (String, std::sync::Arc<std::sync::atomic::AtomicBool>) {
+    let cut = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = listener.local_addr().expect("bound").to_string();
+    let off = cut.clone();
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let Ok(server) = TcpStream::connect(&to) else { return };
+            let pairs = [(client.try_clone(), server.try_clone()), (Ok(server), Ok(client))];
+            for (from, into) in pairs.into_iter().filter_map(|(a, b)| Some((a.ok()?, b.ok()?))) {
+                let off = off.clone();
+                std::thread::spawn(move || pass(from, into, &off));
+            }
+        }
+    });
+    (address, cut)
+}
+
+fn pass(mut from: TcpStream, mut into: TcpStream, off: &std::sync::atomic::AtomicBool) {
+    let mut bytes = [0; 4096];
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        // Cut: neither data nor the end of it arrive.
+        while off.load(std::sync::atomic::Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if into.write_all(&bytes[..n]).is_err() {
+            return;
+        }
+    }
+}
+
+fn pair(listeners: &[Listener; 2], epoch: u64, addresses: &[String]) -> [Result<Tcp, JoinError>; 2] {
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| listeners[1].join(&member(epoch, 1, addresses), PATIENCE));
+        [listeners[0].join(&member(epoch, 0, addresses), PATIENCE), other.join().expect("no panic")]
+    })
+}
+
+#[test]
+fn a_silent_rank_has_failed_and_is_named() {
+    let listeners = [listen(), listen()];
+    let (through, cut) = relay(listeners[0].address().to_string());
+    let addresses = [through, listeners[1].address().to_string()];
+    let [a, b] = pair(&listeners, 1, &addresses).map(|rank| rank.expect("both come"));
+    cut.store(true, std::sync::atomic::Ordering::SeqCst);
+    let began = Instant::now();
+    let fates = [a.fate(), b.fate()];
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || b.all_reduce(&mut [1.0]).expect_err("cut off"));
+        let here = a.all_reduce(&mut [1.0]).expect_err("cut off");
+        assert!(here.to_string().contains("rank 1 has been silent"), "{here}");
+        let there = other.join().expect("no panic");
+        assert!(there.to_string().contains("rank 0 has been silent"), "{there}");
+    });
+    assert_eq!(fates.map(|fate| fate.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
+fn all_ranks_name_the_one_that_failed_first() {
+    let listeners: Vec<Listener> = (0..4).map(|_| listen()).collect();
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    for epoch in 1..=5 {
+        let mut ranks: Vec<Tcp> = std::thread::scope(|scope| {
+            let addresses = &addresses;
+            let joins: Vec<_> = listeners
+                .iter()
+                .enumerate()
+                .map(|(rank, listener)| scope.spawn(move || listener.join(&member(epoch, rank, addresses), PATIENCE)))
+                .collect();
+            joins.into_iter().map(|join| join.join().expect("no panic").expect("all come")).collect()
+        });
+        let dying = ranks.remove(2);
+        let fates: Vec<_> = ranks.iter().map(Tcp::fate).collect();
+        std::thread::scope(|scope| {
+            let blocked: Vec<_> =
+                ranks.drain(..).map(|rank| scope.spawn(move || rank.all_reduce(&mut [1.0]))).collect();
+            // As a killed process would: every connection closes, and nothing is said.
+            dying.shared.cut();
+            for thread in blocked {
+                assert!(thread.join().expect("no panic").is_err());
+            }
+        });
+        let suspects: Vec<_> = fates.iter().map(|fate| fate.abort().and_then(|abort| abort.suspect)).collect();
+        assert_eq!(suspects, [Some(2); 3], "epoch {epoch}");
+    }
+}
+
+#[test]
+fn other_epochs_are_refused() {
+    let listeners = [listen(), listen()];
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    listeners[0].fence("g", 5);
+    let late = listeners[1].join(&member(4, 1, &addresses), PATIENCE);
+    assert!(matches!(late, Err(JoinError::Stale { epoch: 4, .. })), "{:?}", late.err());
+    // One that waits is told as soon as its epoch is over.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| listeners[0].join(&member(5, 0, &addresses), PATIENCE));
+        std::thread::sleep(Duration::from_millis(50));
+        listeners[0].fence("g", 6);
+        let told = waiting.join().expect("no panic");
+        assert!(matches!(told, Err(JoinError::Stale { epoch: 5, .. })), "{:?}", told.err());
+    });
+    // And the same listeners serve the next one.
+    for rank in pair(&listeners, 6, &addresses) {
+        assert_eq!(rank.expect("both come").size(), 2);
+    }
+}
+
+#[test]
+fn who_does_not_come_is_named_and_strangers_are_ignored() {
+    let listeners = [listen(), listen()];
+    let nobody = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
+    let addresses = [listeners[0].address().to_string(), nobody.to_string()];
+    let mut stranger = TcpStream::connect(listeners[0].address()).expect("it listens");
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
+    let alone = listeners[0].join(&member(1, 0, &addresses), Duration::from_millis(200));
+    assert!(matches!(&alone, Err(JoinError::Missing { missing, .. }) if missing == &[1]), "{:?}", alone.err());
+}

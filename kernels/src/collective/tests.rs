@@ -1,0 +1,148 @@
+//! What every kind of collective promises, on every kind.
+
+use std::{sync::Barrier, time::Duration};
+
+use super::{Collective, tcp, threads};
+
+type Rank = Box<dyn Collective>;
+type Group = fn(usize) -> Vec<Rank>;
+
+fn over_threads(size: usize) -> Vec<Rank> {
+    threads::group(size).into_iter().map(|rank| Box::new(rank) as Rank).collect()
+}
+
+fn over_tcp(size: usize) -> Vec<Rank> {
+    let listeners: Vec<_> =
+        (0..size).map(|_| tcp::Listener::bind("127.0.0.1:0", tcp::plain()).expect("loopback")).collect();
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    std::thread::scope(|scope| {
+        let joins: Vec<_> = listeners
+            .iter()
+            .enumerate()
+            .map(|(rank, listener)| {
+                let member = tcp::Member { group: "g".into(), epoch: 1, rank, addresses: addresses.clone() };
+                scope.spawn(move || listener.join(&member, Duration::from_secs(20)).expect("all come"))
+            })
+            .collect();
+        joins.into_iter().map(|join| Box::new(join.join().expect("no panic")) as Rank).collect()
+    })
+}
+
+const KINDS: [Group; 2] = [over_threads, over_tcp];
+
+/// Runs `f` on every rank's own thread; results in rank order. All ranks live until the last is done.
+fn on_ranks<R: Send>(ranks: Vec<Rank>, f: impl Fn(&dyn Collective) -> R + Sync) -> Vec<R> {
+    let done = Barrier::new(ranks.len());
+    std::thread::scope(|scope| {
+        let run = |rank: Rank| {
+            let (f, done) = (&f, &done);
+            scope.spawn(move || {
+                let result = f(&*rank);
+                done.wait();
+                result
+            })
+        };
+        let threads: Vec<_> = ranks.into_iter().map(run).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
+#[test]
+fn sums_have_the_same_bits_everywhere() {
+    // Both ways of a TCP group: all to all, and shared out.
+    for (len, rounds) in [(7, 200), (40_001, 3)] {
+        for size in [1, 2, 3, 5] {
+            let sums = KINDS.map(|kind| {
+                on_ranks(kind(size), |rank| {
+                    let term = |i: usize, round| 0.1 * (i + 1) as f32 * 10f32.powi(rank.rank() as i32) + round as f32;
+                    let sum = |round| {
+                        let mut x: Vec<f32> = (0..len).map(|i| term(i, round)).collect();
+                        rank.all_reduce(&mut x).expect("alive");
+                        x.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                    };
+                    (0..rounds).map(sum).collect::<Vec<_>>()
+                })
+            });
+            for (round, sums) in sums[0][0].iter().enumerate() {
+                for (i, &sum) in sums.iter().enumerate() {
+                    let term = |rank: i32| 0.1 * (i + 1) as f32 * 10f32.powi(rank) + round as f32;
+                    let want = (1..size as i32).fold(term(0), |sum, rank| sum + term(rank));
+                    assert_eq!(sum, want.to_bits());
+                }
+            }
+            assert!(sums.iter().flatten().all(|sum| *sum == sums[0][0]), "{size} ranks, {len} values");
+        }
+    }
+}
+
+#[test]
+fn gather_scatter_and_broadcast() {
+    for kind in KINDS {
+        let results = on_ranks(kind(3), |rank| {
+            let r = rank.rank();
+            let gathered = rank.all_gather(&vec![r as f32; r + 1]).expect("alive");
+            let parts = (0..3).map(|to| vec![(10 * r + to) as f32; to * 20_000]).collect();
+            let received = rank.all_to_all(parts).expect("alive");
+            let mut x = vec![r as f32; 50_000];
+            rank.broadcast(2, &mut x).expect("alive");
+            (gathered, received, x)
+        });
+        for (r, (gathered, received, x)) in results.into_iter().enumerate() {
+            assert_eq!(gathered, [vec![0.0], vec![1.0; 2], vec![2.0; 3]]);
+            assert_eq!(received, (0..3).map(|from| vec![(10 * from + r) as f32; r * 20_000]).collect::<Vec<_>>());
+            assert_eq!(x, vec![2.0; 50_000]);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_disagree_are_told() {
+    for kind in KINDS {
+        let results = on_ranks(kind(2), |rank| rank.all_reduce(&mut vec![0.0; 1 + rank.rank()]));
+        assert!(results.iter().all(Result::is_err), "{results:?}");
+        let results = on_ranks(kind(2), |rank| match rank.rank() {
+            0 => rank.all_reduce(&mut [0.0]),
+            _ => rank.all_gather(&[0.0]).map(drop),
+        });
+        assert!(results.iter().all(Result::is_err), "{results:?}");
+    }
+}
+
+#[test]
+fn an_abort_wakes_every_blocked_rank() {
+    for kind in KINDS {
+        let mut ranks = kind(4);
+        let last = ranks.pop().expect("four");
+        let handle = last.abort_handle();
+        std::thread::scope(|scope| {
+            let blocked: Vec<_> =
+                ranks.into_iter().map(|rank| scope.spawn(move || rank.all_reduce(&mut [1.0]))).collect();
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(blocked.iter().all(|thread| !thread.is_finished()));
+            handle.abort("test over");
+            for thread in blocked {
+                let error = thread.join().expect("no panic").expect_err("aborted");
+                assert_eq!(error.to_string(), "collective aborted: test over");
+            }
+        });
+        assert!(last.all_gather(&[1.0]).is_err());
+    }
+}
+
+#[test]
+fn a_dropped_rank_aborts_the_others() {
+    for kind in KINDS {
+        let mut ranks = kind(3);
+        let last = ranks.pop().expect("three");
+        std::thread::scope(|scope| {
+            let blocked: Vec<_> =
+                ranks.into_iter().map(|rank| scope.spawn(move || rank.broadcast(2, &mut [1.0]))).collect();
+            std::thread::sleep(Duration::from_millis(50));
+            drop(last);
+            for thread in blocked {
+                let error = thread.join().expect("no panic").expect_err("aborted");
+                assert_eq!(error.to_string(), "collective aborted: rank 2 is gone");
+            }
+        });
+    }
+}
