@@ -110,7 +110,7 @@ impl Choice {
                 match finish.reason() {
                     EngineFinish::Stop | EngineFinish::Steered => self.end(false),
                     EngineFinish::Length => self.end(true),
-                    EngineFinish::Error | EngineFinish::Unspecified => return Err(failed(finish)),
+                    EngineFinish::Error | EngineFinish::Lost | EngineFinish::Unspecified => return Err(failed(finish)),
                 }
             }
         }

@@ -316,7 +316,8 @@ async fn open(
     };
     let grammar = reading.grammar();
     let choice = async |index: u32, lease| {
-        let engine = EngineStream::open(lease, plan.start(&call.id, index, &prompt, grammar), call.deadline).await?;
+        let start = plan.start(&call.id, index, &prompt, grammar);
+        let engine = EngineStream::open(model.pool.clone(), lease, start, call.deadline, call.metrics.clone()).await?;
         let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
             Ok(matcher) => Ok(Guided {
                 guide: Guide::new(matcher, grammar.compiled.opening(), &plan.limits.stop_token_ids, grammar.always),

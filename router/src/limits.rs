@@ -56,6 +56,10 @@ pub const HEADER_NAMES: usize = 32;
 
 /// Bytes of one message from an engine (prompt logprobs are the largest).
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
+/// How long an engine that failed a sequence is the last choice for others.
+pub const ENGINE_AVOIDED: Duration = Duration::from_secs(2);
+/// Times that a sequence may go on elsewhere: one that takes every engine down with it must not.
+pub const RESUMES: u32 = 3;
 /// Steers on their way to the engine, per sequence.
 pub const STEER_QUEUE: usize = 16;
 

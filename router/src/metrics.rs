@@ -59,6 +59,7 @@ pub struct Metrics {
     pub cached_tokens: AtomicU64,
     pub generated_tokens: AtomicU64,
     pub abandoned: AtomicU64,
+    pub resumed: AtomicU64,
     pub open_streams: AtomicU64,
     pub grammar: GrammarMetrics,
 }
@@ -154,6 +155,7 @@ impl Metrics {
             ),
             ("rein_generated_tokens_total", "Generated tokens that counted.", &self.generated_tokens),
             ("rein_abandoned_total", "Streams whose client left before the end.", &self.abandoned),
+            ("rein_resumed_total", "Sequences that went on after their engine was lost.", &self.resumed),
         ] {
             let value = value.load(Ordering::Relaxed);
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");

@@ -31,7 +31,7 @@ pub struct Model {
     pub mask_always: bool,
     /// None: the tokenizer's vocabulary cannot be steered; the reason.
     grammars: Result<Steering, String>,
-    pub pool: Pool,
+    pub pool: Arc<Pool>,
     /// Seconds since the epoch.
     pub created: u64,
     /// What messages cannot bring about. None: the operator lets them.
@@ -90,7 +90,7 @@ impl Model {
             enforcement: policy.enforcement,
             mask_always: policy.mask_always,
             grammars,
-            pool: Pool::new(transports),
+            pool: Arc::new(Pool::new(transports)),
             created: now(),
             controls,
             off_thread: Arc::new(Semaphore::new(limits::TEXTS_OFF_THREAD)),

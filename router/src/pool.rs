@@ -1,13 +1,16 @@
 //! The engines of one model, reached through any transport that speaks HTTP/2 frames or pretends to.
 
 use std::sync::{
-    Arc,
+    Arc, Mutex, PoisonError,
     atomic::{AtomicUsize, Ordering},
 };
 
 use futures::{FutureExt, future::BoxFuture};
 use rein_proto::internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, engine_client::EngineClient};
-use tokio::{sync::OnceCell, time::timeout};
+use tokio::{
+    sync::OnceCell,
+    time::{Instant, timeout},
+};
 use tonic::{Response, Status, body::Body};
 use tower::{Service, ServiceExt, util::BoxCloneSyncService};
 
@@ -36,12 +39,25 @@ pub struct Engine {
     client: EngineClient<EngineTransport>,
     open: AtomicUsize,
     info: OnceCell<EngineInfo>,
+    /// A sequence failed here: others are tried first until then.
+    avoided: Mutex<Option<Instant>>,
 }
 
 impl Engine {
     fn new(transport: EngineTransport) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
-        Engine { client, open: AtomicUsize::new(0), info: OnceCell::new() }
+        Engine { client, open: AtomicUsize::new(0), info: OnceCell::new(), avoided: Mutex::new(None) }
+    }
+
+    /// A sequence failed here for no fault of its own.
+    pub fn failed(&self) {
+        let until = Instant::now() + limits::ENGINE_AVOIDED;
+        *self.avoided.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+    }
+
+    fn is_avoided(&self) -> bool {
+        let avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
+        avoided.is_some_and(|until| Instant::now() < until)
     }
 
     pub fn client(&self) -> EngineClient<EngineTransport> {
@@ -98,10 +114,12 @@ impl Pool {
 
     /// The engine for one more sequence, which counts as open there until the lease is dropped.
     pub fn lease(&self) -> Result<Lease, Error> {
-        let open: Vec<usize> = self.engines.iter().map(|engine| engine.open.load(Ordering::Relaxed)).collect();
+        let healthy: Vec<&Arc<Engine>> = self.engines.iter().filter(|engine| !engine.is_avoided()).collect();
+        let engines = if healthy.is_empty() { self.engines.iter().collect() } else { healthy };
+        let open: Vec<usize> = engines.iter().map(|engine| engine.open.load(Ordering::Relaxed)).collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let index = pick::least_loaded(&open, turn).ok_or_else(|| Error::unavailable("this model has no engine"))?;
-        Ok(Lease::on(&self.engines[index]))
+        Ok(Lease::on(engines[index]))
     }
 }
 
@@ -116,6 +134,10 @@ impl Lease {
 
     pub fn engine(&self) -> &Engine {
         &self.0
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Engine> {
+        self.0.clone()
     }
 
     /// A second sequence on the same engine, where the prompt they share is cached.

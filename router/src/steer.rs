@@ -1,18 +1,25 @@
 //! The router's end of a sequence: hears tokens, knows which of them count, and steers.
 
+use std::sync::{Arc, atomic::Ordering};
+
 use bytes::Bytes;
 use futures::FutureExt;
 use rein_proto::internal::{
-    Admitted, Finish, FromEngine, Start, Steer, ToEngine, TokenLogprob, Tokens, from_engine, to_engine,
+    Admitted, Finish, FinishReason, FromEngine, Start, Steer, ToEngine, TokenLogprob, Tokens, from_engine, to_engine,
 };
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
 
-use crate::{error::Error, limits, pool::Lease};
+use crate::{
+    error::Error,
+    limits,
+    metrics::Metrics,
+    pool::{Lease, Pool},
+};
 
 /// A token that was drawn under the current epoch.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,6 +80,12 @@ impl Steering {
 struct Course {
     epoch: u64,
     accepted: Vec<u32>,
+    /// The mask under which the next token is drawn.
+    mask: Option<Bytes>,
+    /// Whether the engine, after that or at once, waits for a steer.
+    held: bool,
+    /// A steer was sent, and no token of its epoch has come.
+    unanswered: bool,
 }
 
 impl Course {
@@ -100,7 +113,28 @@ impl Course {
         let drawn = tokens.ids.into_iter().map(|id| Drawn { id, logprob: logprobs.next() });
         let drawn: Vec<Drawn> = drawn.skip(known).collect();
         self.accepted.extend(drawn.iter().map(|drawn| drawn.id));
+        if !drawn.is_empty() {
+            (self.mask, self.unanswered) = (None, false);
+        }
         Ok(drawn)
+    }
+
+    /// The same sequence from here on, for an engine that knows nothing of it, and what that one is to be told then.
+    fn resume(&mut self, start: &Start, admitted: bool) -> (Start, Option<Steering>) {
+        let steering = (self.unanswered && (self.mask.is_some() || self.held)).then(|| Steering {
+            keep: self.accepted.len(),
+            mask: self.mask.clone(),
+            hold: self.held,
+            ..Steering::default()
+        });
+        let start = Start {
+            resume: self.accepted.clone(),
+            hold: self.held || steering.is_some(),
+            prompt_logprobs: if admitted { -1 } else { start.prompt_logprobs },
+            ..start.clone()
+        };
+        self.epoch = 0;
+        (start, steering)
     }
 
     fn steer(&mut self, steering: Steering) -> Steer {
@@ -108,6 +142,7 @@ impl Course {
         self.accepted.truncate(steering.keep);
         let keep = self.accepted.len() as u32;
         self.accepted.extend(&steering.append);
+        (self.mask, self.held, self.unanswered) = (steering.mask.clone(), steering.hold, true);
         Steer {
             epoch: self.epoch,
             keep,
@@ -119,38 +154,86 @@ impl Course {
     }
 }
 
-/// One sequence on an engine. Dropping it frees the sequence's slot.
+/// One sequence. Dropping it frees its slot. When its engine is lost, it goes on on another, from the tokens that count:
+/// what is drawn is a function of these, so that nobody can tell.
 pub struct EngineStream {
+    link: Link,
+    course: Course,
+    pool: Arc<Pool>,
+    /// As it began.
+    start: Start,
+    deadline: Instant,
+    metrics: Arc<Metrics>,
+    admitted: bool,
+    finished: bool,
+    resumes: u32,
+}
+
+/// A sequence's present engine.
+struct Link {
     to: mpsc::Sender<ToEngine>,
     from: Streaming<FromEngine>,
-    course: Course,
-    deadline: Instant,
-    finished: bool,
     lease: Lease,
 }
 
-impl EngineStream {
+/// What came of a call to an engine.
+enum Failure {
+    /// The engine's fault: the sequence may go on elsewhere.
+    Lost(Error),
+    Final(Error),
+}
+
+impl Failure {
+    fn of(status: &Status) -> Self {
+        let error = Error::from_engine(status);
+        match status.code() {
+            Code::InvalidArgument
+            | Code::DeadlineExceeded
+            | Code::OutOfRange
+            | Code::Unimplemented
+            | Code::PermissionDenied
+            | Code::Unauthenticated => Failure::Final(error),
+            _ => Failure::Lost(error),
+        }
+    }
+}
+
+impl Link {
     /// Returns when the engine has taken the sequence into its queue, or refused it.
-    pub async fn open(lease: Lease, start: Start, deadline: Instant) -> Result<Self, Error> {
-        let course = Course { epoch: 0, accepted: start.resume.clone() };
+    async fn open(lease: Lease, start: Start, deadline: Instant) -> Result<Self, Failure> {
         let (to, queue) = mpsc::channel(limits::STEER_QUEUE);
         // An empty queue takes it.
         to.try_send(ToEngine { kind: Some(to_engine::Kind::Start(start)) })
-            .map_err(|error| Error::internal("the request could not be sent to the engine", error))?;
+            .map_err(|error| Failure::Final(Error::internal("the request could not be sent to the engine", error)))?;
         let mut request = tonic::Request::new(ReceiverStream::new(queue));
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         let mut client = lease.engine().client();
         let call = async move { client.generate(request).await }.boxed();
-        let from = match timeout_at(deadline, call).await {
-            Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Err(Error::from_engine(&status)),
-            Err(_) => return Err(Error::deadline()),
-        };
-        Ok(EngineStream { to, from, course, deadline, finished: false, lease })
+        match timeout_at(deadline, call).await {
+            Ok(Ok(response)) => Ok(Link { to, from: response.into_inner(), lease }),
+            Ok(Err(status)) => Err(Failure::of(&status)),
+            Err(_) => Err(Failure::Final(Error::deadline())),
+        }
+    }
+}
+
+impl EngineStream {
+    /// Returns when an engine, at first that of the lease, has taken the sequence into its queue, or all have refused it.
+    pub async fn open(
+        pool: Arc<Pool>,
+        lease: Lease,
+        start: Start,
+        deadline: Instant,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, Error> {
+        let mut resumes = 0;
+        let link = open_link(&pool, Some(lease), &start, deadline, &mut resumes).await?;
+        let course = Course { accepted: start.resume.clone(), held: start.hold, ..Course::default() };
+        Ok(EngineStream { link, course, pool, start, deadline, metrics, admitted: false, finished: false, resumes })
     }
 
     pub fn lease(&self) -> &Lease {
-        &self.lease
+        &self.link.lease
     }
 
     /// The generated tokens that count, resumed and appended ones included.
@@ -161,30 +244,64 @@ impl EngineStream {
     /// What the engine says next under the current epoch. Cancel-safe.
     pub async fn hear(&mut self) -> Result<Heard, Error> {
         loop {
-            let message = match timeout_at(self.deadline, self.from.message()).await {
-                Ok(Ok(Some(message))) => message,
-                Ok(Ok(None)) => {
-                    let cause = if self.finished { "read past the finish" } else { "the stream ended with no finish" };
-                    return Err(Error::internal("the engine ended this request", cause));
-                }
-                Ok(Err(status)) => return Err(Error::from_engine(&status)),
-                Err(_) => return Err(Error::deadline()),
-            };
-            match message.kind {
-                Some(from_engine::Kind::Admitted(admitted)) => return Ok(Heard::Admitted(admitted)),
-                Some(from_engine::Kind::Tokens(tokens)) => {
-                    let drawn = self.course.hear(tokens)?;
-                    if !drawn.is_empty() {
-                        return Ok(Heard::Tokens(drawn));
-                    }
-                }
-                Some(from_engine::Kind::Finish(finish)) if finish.epoch == self.course.epoch => {
-                    self.finished = true;
-                    return Ok(Heard::Finish(finish));
-                }
-                // Of an older epoch, or of a newer protocol.
-                Some(from_engine::Kind::Finish(_)) | None => {}
+            match self.hear_here().await {
+                Ok(Some(heard)) => return Ok(heard),
+                Ok(None) => {}
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Lost(error)) => self.resume(error).await?,
             }
+        }
+    }
+
+    /// The engine's next message, if it counts.
+    async fn hear_here(&mut self) -> Result<Option<Heard>, Failure> {
+        let message = match timeout_at(self.deadline, self.link.from.message()).await {
+            Ok(Ok(Some(message))) => message,
+            Ok(Ok(None)) => {
+                let cause = if self.finished { "read past the finish" } else { "the stream ended with no finish" };
+                return Err(Failure::Lost(Error::internal("the engine ended this request", cause)));
+            }
+            Ok(Err(status)) => return Err(Failure::of(&status)),
+            Err(_) => return Err(Failure::Final(Error::deadline())),
+        };
+        Ok(match message.kind {
+            Some(from_engine::Kind::Admitted(admitted)) => {
+                let first = !std::mem::replace(&mut self.admitted, true);
+                first.then_some(Heard::Admitted(admitted))
+            }
+            Some(from_engine::Kind::Tokens(tokens)) => {
+                let drawn = self.course.hear(tokens).map_err(Failure::Final)?;
+                (!drawn.is_empty()).then_some(Heard::Tokens(drawn))
+            }
+            // Whatever its epoch.
+            Some(from_engine::Kind::Finish(finish)) if finish.reason() == FinishReason::Lost => {
+                let error = Error::internal("the engine ended this request with an error", finish.error);
+                return Err(Failure::Lost(error));
+            }
+            Some(from_engine::Kind::Finish(finish)) if finish.epoch == self.course.epoch => {
+                self.finished = true;
+                Some(Heard::Finish(finish))
+            }
+            // Of an older epoch, or of a newer protocol.
+            Some(from_engine::Kind::Finish(_)) | None => None,
+        })
+    }
+
+    /// Goes on where the tokens that count end, on another engine if there is one.
+    async fn resume(&mut self, lost: Error) -> Result<(), Error> {
+        tracing::warn!(id = self.start.request_id, accepted = self.course.accepted.len(), error = %lost, "resuming");
+        self.link.lease.engine().failed();
+        if self.resumes >= limits::RESUMES {
+            return Err(lost);
+        }
+        self.resumes += 1;
+        let (resumed, steering) = self.course.resume(&self.start, self.admitted);
+        self.link = open_link(&self.pool, None, &resumed, self.deadline, &mut self.resumes).await.map_err(|_| lost)?;
+        self.metrics.resumed.fetch_add(1, Ordering::Relaxed);
+        self.finished = false;
+        match steering {
+            Some(steering) => self.steer(steering).await,
+            None => Ok(()),
         }
     }
 
@@ -192,7 +309,7 @@ impl EngineStream {
     pub async fn steer(&mut self, steering: Steering) -> Result<(), Error> {
         let steer = self.course.steer(steering);
         self.finished = false;
-        let sent = self.to.send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
+        let sent = self.link.to.send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
         match timeout_at(self.deadline, sent).await {
             // An engine that hung up says why on its own stream.
             Ok(_) => Ok(()),
@@ -204,7 +321,31 @@ impl EngineStream {
     /// the stream does the same.
     pub fn stop(mut self, keep: usize) {
         let steer = self.course.steer(Steering::keep(keep).stop());
-        let _ = self.to.try_send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
+        let _ = self.link.to.try_send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
+    }
+}
+
+/// On the engine of the lease, then on others, as often as `tries` leaves to try.
+async fn open_link(
+    pool: &Pool,
+    mut lease: Option<Lease>,
+    start: &Start,
+    deadline: Instant,
+    tries: &mut u32,
+) -> Result<Link, Error> {
+    loop {
+        let lease = lease.take().map_or_else(|| pool.lease(), Ok)?;
+        let engine = lease.shared();
+        let error = match Link::open(lease, start.clone(), deadline).await {
+            Ok(link) => return Ok(link),
+            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Lost(error)) => error,
+        };
+        engine.failed();
+        if *tries >= limits::RESUMES || pool.engines().len() == 1 {
+            return Err(error);
+        }
+        *tries += 1;
     }
 }
 
@@ -242,8 +383,31 @@ mod tests {
 
     #[test]
     fn keeping_more_than_there_is_keeps_what_there_is() {
-        let mut course = Course { epoch: 4, accepted: vec![1, 2] };
+        let mut course = Course { epoch: 4, accepted: vec![1, 2], ..Course::default() };
         let steer = course.steer(Steering::keep(9));
         assert_eq!((steer.epoch, steer.keep), (5, 2));
+    }
+
+    #[test]
+    fn a_course_goes_on_as_it_was() {
+        let start = Start { prompt: vec![1], hold: true, prompt_logprobs: 2, ..Start::default() };
+        let mut course = Course { held: true, ..Course::default() };
+        let (begun, nothing) = course.resume(&start, false);
+        assert_eq!((begun, nothing), (start.clone(), None));
+        // A mask that was asked for and not used is asked for again; one that was used is not.
+        let masked = Steering::keep(0).append([5]).mask(Bytes::from_static(&[7]));
+        course.steer(masked);
+        let (resumed, steering) = course.resume(&start, true);
+        assert_eq!((resumed.resume, resumed.hold, resumed.prompt_logprobs), (vec![5], true, -1));
+        assert_eq!(steering, Some(Steering::keep(1).mask(Bytes::from_static(&[7]))));
+        course.steer(steering.unwrap());
+        assert_eq!(ids(course.hear(tokens(1, 1, &[6, 7])).unwrap()), [6, 7]);
+        let (resumed, steering) = course.resume(&start, true);
+        assert_eq!((resumed.resume, resumed.hold, steering), (vec![5, 6, 7], false, None));
+        // One that waits for a steer goes on waiting.
+        course.steer(Steering::keep(3).hold());
+        course.hear(tokens(1, 3, &[8])).unwrap();
+        let (resumed, steering) = course.resume(&start, true);
+        assert_eq!((resumed.resume, resumed.hold, steering), (vec![5, 6, 7, 8], true, None));
     }
 }

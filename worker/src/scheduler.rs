@@ -522,7 +522,7 @@ impl Scheduler {
     pub fn fail_all(&mut self, error: &str) {
         self.planned.clear();
         for id in self.seqs.keys().copied().collect::<Vec<_>>() {
-            self.finish(id, FinishReason::Error, error.to_owned());
+            self.finish(id, FinishReason::Lost, error.to_owned());
         }
     }
 

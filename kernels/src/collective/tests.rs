@@ -1,6 +1,9 @@
 //! What every kind of collective promises, on every kind.
 
-use std::{sync::Barrier, time::Duration};
+use std::{
+    sync::{Barrier, mpsc::sync_channel},
+    time::Duration,
+};
 
 use super::{Collective, tcp, threads};
 
@@ -28,6 +31,8 @@ fn over_tcp(size: usize) -> Vec<Rank> {
     })
 }
 
+/// Time in which a rank that does not wait for others would be done.
+const BLOCKED: Duration = Duration::from_millis(50);
 const KINDS: [Group; 2] = [over_threads, over_tcp];
 
 /// Runs `f` on every rank's own thread; results in rank order. All ranks live until the last is done.
@@ -115,13 +120,16 @@ fn an_abort_wakes_every_blocked_rank() {
         let last = ranks.pop().expect("four");
         let handle = last.abort_handle();
         std::thread::scope(|scope| {
-            let blocked: Vec<_> =
-                ranks.into_iter().map(|rank| scope.spawn(move || rank.all_reduce(&mut [1.0]))).collect();
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(blocked.iter().all(|thread| !thread.is_finished()));
+            let (done, results) = sync_channel(4);
+            for rank in ranks {
+                let done = done.clone();
+                scope.spawn(move || done.send(rank.all_reduce(&mut [1.0])));
+            }
+            // Long enough to be parked.
+            assert!(results.recv_timeout(BLOCKED).is_err(), "one went on without the last");
             handle.abort("test over");
-            for thread in blocked {
-                let error = thread.join().expect("no panic").expect_err("aborted");
+            for _ in 0..3 {
+                let error = results.recv().expect("three ranks").expect_err("aborted");
                 assert_eq!(error.to_string(), "collective aborted: test over");
             }
         });
@@ -135,12 +143,15 @@ fn a_dropped_rank_aborts_the_others() {
         let mut ranks = kind(3);
         let last = ranks.pop().expect("three");
         std::thread::scope(|scope| {
-            let blocked: Vec<_> =
-                ranks.into_iter().map(|rank| scope.spawn(move || rank.broadcast(2, &mut [1.0]))).collect();
-            std::thread::sleep(Duration::from_millis(50));
+            let (done, results) = sync_channel(4);
+            for rank in ranks {
+                let done = done.clone();
+                scope.spawn(move || done.send(rank.broadcast(2, &mut [1.0])));
+            }
+            assert!(results.recv_timeout(BLOCKED).is_err(), "one went on without the root");
             drop(last);
-            for thread in blocked {
-                let error = thread.join().expect("no panic").expect_err("aborted");
+            for _ in 0..2 {
+                let error = results.recv().expect("two ranks").expect_err("aborted");
                 assert_eq!(error.to_string(), "collective aborted: rank 2 is gone");
             }
         });

@@ -82,6 +82,11 @@ impl Inner {
     fn hall(&self) -> MutexGuard<'_, Hall> {
         self.hall.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Until something happens, but not longer than this.
+    fn pause(&self, time: Duration) {
+        drop(self.news.wait_timeout(self.hall(), time));
+    }
 }
 
 impl Hall {
@@ -186,7 +191,7 @@ impl Listener {
                 TcpStream::connect_timeout(&address, left.min(HELLO))
             });
             let Ok(raw) = connected else {
-                std::thread::sleep(RETRY.min(left));
+                self.inner.pause(RETRY.min(left));
                 continue;
             };
             raw.set_nodelay(true)?;
@@ -248,7 +253,7 @@ fn accept(listener: &TcpListener, inner: &Arc<Inner>) {
     while !inner.closed.load(Ordering::SeqCst) {
         let Ok((raw, _)) = listener.accept() else {
             // Out of file descriptors, say: others may close theirs.
-            std::thread::sleep(RETRY);
+            inner.pause(RETRY);
             continue;
         };
         if inner.greeting.fetch_add(1, Ordering::SeqCst) >= GREETINGS {

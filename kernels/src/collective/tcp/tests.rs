@@ -42,7 +42,7 @@ fn pass(mut from: TcpStream, mut into: TcpStream, off: &std::sync::atomic::Atomi
     while let Ok(n @ 1..) = from.read(&mut bytes) {
         // Cut: neither data nor the end of it arrive.
         while off.load(std::sync::atomic::Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::park();
         }
         if into.write_all(&bytes[..n]).is_err() {
             return;
@@ -117,7 +117,6 @@ fn other_epochs_are_refused() {
     // One that waits is told as soon as its epoch is over.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| listeners[0].join(&member(5, 0, &addresses), PATIENCE));
-        std::thread::sleep(Duration::from_millis(50));
         listeners[0].fence("g", 6);
         let told = waiting.join().expect("no panic");
         assert!(matches!(told, Err(JoinError::Stale { epoch: 5, .. })), "{:?}", told.err());

@@ -19,7 +19,7 @@ async fn an_abort_ends_what_runs_waits_and_is_held_once_each() {
                 finishes.push((finish.reason(), finish.error));
             }
         }
-        assert_eq!(finishes, [(FinishReason::Error, "the engine is shutting down".to_owned())]);
+        assert_eq!(finishes, [(FinishReason::Lost, "the engine is shutting down".to_owned())]);
     }
     let status = open(&service, request(&[])).await.err().expect("refused");
     assert_eq!(status.code(), Code::Unavailable);
