@@ -5,8 +5,6 @@ mod args;
 mod bench;
 mod client;
 mod config;
-#[cfg(test)]
-mod failover;
 mod formats;
 mod load;
 mod parse;

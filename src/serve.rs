@@ -1,6 +1,9 @@
 //! `rein serve`: router, engine and ranks in one process. The router calls the worker's gRPC service as a tower service,
 //! without a socket, so that the wire path is the only path.
 
+#[cfg(test)]
+mod failover_tests;
+
 use std::error::Error;
 use std::future::Future;
 use std::net::SocketAddr;

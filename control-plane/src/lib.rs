@@ -3,6 +3,7 @@
 
 pub mod election;
 pub mod etcd;
+pub mod experts;
 pub mod limits;
 pub mod memory;
 pub mod mirror;

@@ -1,4 +1,5 @@
 mod contract;
 mod etcd;
+mod experts;
 mod faulty;
 mod presence;

@@ -1,0 +1,126 @@
+//! Expert placement at Kimi K2's size: 384 experts a layer, 64 ranks.
+
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+use crate::experts::{Layout, imbalance, moved, rank_loads, spread};
+
+const EXPERTS: usize = 384;
+const RANKS: usize = 64;
+
+/// How often each expert is drawn: Zipf with exponent 1.1, in an order of popularity that drifts.
+struct Traffic {
+    order: Vec<usize>,
+    rng: StdRng,
+}
+
+impl Traffic {
+    fn new(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut order: Vec<usize> = (0..EXPERTS).collect();
+        order.shuffle(&mut rng);
+        Traffic { order, rng }
+    }
+
+    fn expected(&self) -> Vec<f64> {
+        let mut load = vec![0.0; EXPERTS];
+        self.order.iter().enumerate().for_each(|(place, &expert)| load[expert] = (place as f64 + 1.0).powf(-1.1));
+        let sum: f64 = load.iter().sum();
+        load.iter().map(|load| load / sum).collect()
+    }
+
+    /// As counted over so many draws.
+    fn counted(&mut self, draws: usize) -> Vec<f64> {
+        let expected = self.expected();
+        let sums: Vec<f64> = expected
+            .iter()
+            .scan(0.0, |sum, load| {
+                *sum += load;
+                Some(*sum)
+            })
+            .collect();
+        let mut load = vec![0.0; EXPERTS];
+        for _ in 0..draws {
+            let at = self.rng.random_range(0.0..1.0);
+            load[sums.partition_point(|&sum| sum < at).min(EXPERTS - 1)] += 1.0;
+        }
+        load
+    }
+
+    /// So many experts change places in popularity.
+    fn drift(&mut self, pairs: usize) {
+        for _ in 0..pairs {
+            let (a, b) = (self.rng.random_range(0..EXPERTS / 8), self.rng.random_range(0..EXPERTS));
+            self.order.swap(a, b);
+        }
+    }
+}
+
+fn check(layout: &Layout, experts: usize, room: &[usize]) {
+    let mut copies = vec![0; experts];
+    for (experts, &room) in layout.iter().zip(room) {
+        assert!(experts.len() <= room);
+        assert!(experts.is_sorted_by(|a, b| a < b), "an expert twice on a rank");
+        experts.iter().for_each(|&expert| copies[expert as usize] += 1);
+    }
+    assert!(copies.iter().all(|&copies| copies > 0), "an expert nowhere");
+}
+
+#[test]
+fn every_expert_has_a_place_whatever_the_load_and_the_room() {
+    let mut rng = StdRng::seed_from_u64(1);
+    for case in 0..2000 {
+        let (experts, ranks) = (rng.random_range(1..30), rng.random_range(1..9));
+        let mut before = None;
+        for _ in 0..3 {
+            let load: Vec<f64> = (0..experts)
+                .map(|_| if rng.random_bool(0.2) { 0.0 } else { rng.random_range(0.0..1.0f64).powi(4) })
+                .collect();
+            let room: Vec<usize> = (0..ranks).map(|_| rng.random_range(0..2 + 2 * experts / ranks)).collect();
+            let fits = room.iter().map(|&room| room.min(experts)).sum::<usize>() >= experts;
+            let layout = spread(&load, &room, before.as_ref());
+            assert_eq!(layout.is_some(), fits, "case {case}");
+            if let Some(layout) = layout {
+                check(&layout, experts, &room);
+                assert_eq!(spread(&load, &room, before.as_ref()), Some(layout.clone()), "a function of its arguments");
+                before = Some(layout);
+            }
+        }
+    }
+}
+
+#[test]
+fn even_loads_need_no_moves_and_hot_experts_get_copies() {
+    let room = vec![2; 4];
+    let even = spread(&[1.0; 8], &room, None).expect("fits");
+    assert_eq!(imbalance(&[1.0; 8], &even), 1.0);
+    let noisy: Vec<f64> = (0..8).map(|e| 1.0 + 0.02 * f64::from(e % 3)).collect();
+    assert_eq!(moved(&even, &spread(&noisy, &room, Some(&even)).expect("fits")), 0);
+    // Half of all tokens go to one expert: with a copy everywhere, nobody has more to do than others.
+    let hot = [6.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+    let layout = spread(&hot, &[3; 4], None).expect("fits");
+    assert!(layout.iter().all(|experts| experts.contains(&0)), "{layout:?}");
+    assert!(imbalance(&hot, &layout) < 1.2, "{:?}", rank_loads(&hot, &layout));
+}
+
+#[test]
+fn a_skewed_and_drifting_load_stays_balanced() {
+    let room = vec![8; RANKS];
+    for seed in 0..5 {
+        let mut traffic = Traffic::new(seed);
+        let even: Layout = (0..RANKS).map(|rank| (rank as u32 * 6..rank as u32 * 6 + 6).collect()).collect();
+        assert!(imbalance(&traffic.expected(), &even) > 5.0);
+        let mut layout = even;
+        for window in 0..10 {
+            let counted = traffic.counted(50_000);
+            let next = spread(&counted, &room, Some(&layout)).expect("fits");
+            check(&next, EXPERTS, &room);
+            let all = moved(&layout, &next);
+            layout = next;
+            // Judged on what comes next, not on what it was made from.
+            let after = imbalance(&traffic.counted(50_000), &layout);
+            assert!(after < 1.15, "seed {seed}, window {window}: {after}");
+            assert!(window == 0 || all < RANKS * 8 / 2, "seed {seed}, window {window}: {all} copies moved");
+            traffic.drift(3);
+        }
+    }
+}
