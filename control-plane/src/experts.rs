@@ -145,12 +145,12 @@ impl<'a> Layer<'a> {
     fn place(&mut self) -> Option<()> {
         self.weigh();
         let mut held = count(self.load.len(), &self.layout);
-        for expert in 0..self.load.len() {
-            while held[expert] > self.copies[expert] {
+        for (expert, held) in held.iter_mut().enumerate() {
+            while *held > self.copies[expert] {
                 let holders = (0..self.layout.len()).filter(|&rank| self.holds(rank, expert));
                 let rank = holders.max_by(|&a, &b| self.busy[a].total_cmp(&self.busy[b]))?;
                 self.remove(rank, expert);
-                held[expert] -= 1;
+                *held -= 1;
             }
         }
         let mut new: Vec<usize> =

@@ -142,16 +142,16 @@ impl Listener {
         let mut links = [empty(), empty()];
         // First say hello to those below, then let those above in, then hear whether those below let us in: no circle.
         let reach = |to: usize, pulse| self.reach(&addresses[to], &place(*rank, to, pulse), deadline);
-        for pulse in [false, true] {
-            for peer in 0..*rank {
-                links[usize::from(pulse)][peer] = Some(reach(peer, pulse)?);
+        for (pulse, links) in [false, true].into_iter().zip(&mut links) {
+            for (peer, link) in links.iter_mut().enumerate().take(*rank) {
+                *link = Some(reach(peer, pulse)?);
             }
         }
-        for pulse in [false, true] {
-            for peer in rank + 1..size {
+        for (pulse, links) in [false, true].into_iter().zip(&mut links) {
+            for (peer, link) in links.iter_mut().enumerate().skip(rank + 1) {
                 let mut wire = self.let_in(&place(peer, *rank, pulse), deadline)?;
                 wire.stream.write_all(&[ACCEPTED]).and_then(|()| wire.stream.flush())?;
-                links[usize::from(pulse)][peer] = Some(wire);
+                *link = Some(wire);
             }
         }
         for link in &mut links {
