@@ -176,16 +176,19 @@ impl Listener {
         JoinError::Stale { group: place.group.clone(), epoch: place.epoch }
     }
 
+    /// For a connection to somebody else.
+    fn time_left(&self, place: &Place, deadline: Instant) -> Result<Duration, JoinError> {
+        if self.inner.hall().is_stale(&place.group, place.epoch) {
+            return Err(Self::stale(place));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(Self::missing(place, place.to)) } else { Ok(left) }
+    }
+
     /// Connects, as soon as the other side listens, and says hello.
     fn reach(&self, address: &str, place: &Place, deadline: Instant) -> Result<Wire, JoinError> {
         loop {
-            if self.inner.hall().is_stale(&place.group, place.epoch) {
-                return Err(Self::stale(place));
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Self::missing(place, place.to));
-            }
+            let left = self.time_left(place, deadline)?;
             let connected = address.to_socket_addrs().and_then(|mut addresses| {
                 let address = addresses.next().ok_or_else(|| io::Error::other("the address names no host"))?;
                 TcpStream::connect_timeout(&address, left.min(HELLO))
@@ -222,13 +225,7 @@ impl Listener {
     /// Waits for the answer to our hello.
     fn let_me_in(&self, wire: &mut Wire, place: &Place, deadline: Instant) -> Result<(), JoinError> {
         loop {
-            if self.inner.hall().is_stale(&place.group, place.epoch) {
-                return Err(Self::stale(place));
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Self::missing(place, place.to));
-            }
+            let left = self.time_left(place, deadline)?;
             wire.raw.set_read_timeout(Some(left.min(RETRY)))?;
             let mut answer = [0];
             match wire.stream.read_exact(&mut answer) {
