@@ -1,4 +1,5 @@
 """Word lists and tool templates for data.py. Plain data, no logic."""
+from pathlib import Path
 
 CITIES = """Paris London Tokyo Berlin Madrid Rome Vienna Lisbon Dublin Prague Oslo Stockholm Helsinki Copenhagen Amsterdam Brussels
 Athens Warsaw Budapest Zurich Geneva Munich Hamburg Milan Naples Barcelona Seville Porto Lyon Nice Boston Chicago Seattle Denver Austin
@@ -97,8 +98,8 @@ ACTIONS = {
     "resize": ("resize scale", ["resize the {n}", "scale the {n}"], ["Change the size of {an}"], ["id", "dims"], "mode", "done"),
     "cancel": ("cancel revoke", ["cancel the {n}", "call off the {n}"], ["Cancel {an}", "Cancel an existing {n}"], ["id"], "reason notify", "done"),
 }
-# Handwritten tools: names | descriptions | parameters (name=kind, ! required) | imperatives or questions | result keys | answer
-# A request that ends in "?" is used as a question. Parameters not named in the request are appended with their kind's own clause.
+# Handwritten tools, more of them in tools.txt: names | descriptions | parameters (name=kind, ! required) | requests | result keys | answer
+# A request that ends in "?" is used as a question; one that begins with "~" is neither that nor a command. Parameters not named in the request are appended with their kind's own clause.
 TOOLS = """
 get_weather,current_weather,weather,get_current_weather,weather_now|Get the current weather for a city,Current weather of a place: temperature and forecast; is it warm or cold or raining; is an umbrella needed,Get the weather for a location|city,location=city! unit,units=tempunit|what is the weather in {0}?;what's the weather like in {0}?;how is the weather in {0}?;what is the weather like in {0} today?;weather in {0}?;what's the weather in {0} right now?;get the weather for {0};tell me the weather in {0};check the weather in {0};is it warm in {0}?;how cold is it in {0}?;what is the temperature in {0}?;do I need an umbrella in {0}?;is it raining in {0}?;what's the forecast for {0}?|weather|It is {temperature} degrees and {condition} in {0}.
 get_forecast,weather_forecast,forecast|Get the weather forecast for the next days,Daily forecast: what the weather will be|city,location=city! days=days!|what will the weather be in {0} over the next {1} days?;give me the {1} day forecast for {0};forecast for {0} for {1} days|high:int low:int|Expect a high of {high} and a low of {low} in {0}.
@@ -480,6 +481,7 @@ service_car,car_service|Service for a car at a garage on a date,Car that needs s
 tire_pressure,tires|Pressure of the tires of a car,Tires: what pressure a car has|car,plate=id!|how is the tire pressure of {0}?;tires of the car {0};check the tires of {0}|bar:money|They have {bar} bar.
 honk,find_my_car|Let the car honk so that one finds it,Find my car: honk or flash|car,plate=id! mode,how=word|where did I park {0}, honk;let the car {0} honk;honk with {0}|status:done|{0} honks.
 """
+TOOLS += (Path(__file__).parent / "tools.txt").read_text()
 HELD_TOOLS = {"track_package", "set_light", "book_hotel", "define_word", "resize_image", "get_user", "transfer_money", "create_poll", "get_news",
     "feed_pet", "set_scene", "train_times", "rent_car", "parking_spot", "convert_units", "calculate_bmi", "count_words", "check_spelling", "crop_image", "convert_image", "count_lines",
     "git_commit", "review_pull_request", "reply_email", "mark_read", "add_contact", "start_meeting", "order_food", "nutrition_info", "find_pharmacy", "sell_stock", "crypto_price",

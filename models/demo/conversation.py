@@ -67,8 +67,12 @@ class Conversation:
             tools, asks = [u[0] for u in unique.values()], [u[1:] for u in unique.values()]
             parts = [ask for ask, _ in asks]
             if len(parts) == 1: text = g.polite(parts[0])
-            elif r.random() < .45: text = " ".join(g.polite(p) if p.endswith("?") else p[0].upper() + p[1:] + "." if i == 0 else g.pick(["And ", "Also ", "Then ", ""]) + p + "." for i, p in enumerate(parts))
-            else: text = g.polite(g.pick([", and ", " and ", ", and also ", " and then ", "; "]).join(p.rstrip("?") if i + 1 < len(parts) else p for i, p in enumerate(parts)))
+            elif r.random() < .45:
+                parts = [p.removeprefix("~") for p in parts]
+                text = " ".join(g.polite(p) if p.endswith("?") else p[0].upper() + p[1:] + "." if i == 0 else g.pick(["And ", "Also ", "Then ", ""]) + p + "." for i, p in enumerate(parts))
+            else:
+                parts = [p.removeprefix("~") if i else p for i, p in enumerate(parts)]
+                text = g.polite(g.pick([", and ", " and ", ", and also ", " and then ", "; "]).join(p.rstrip("?") if i + 1 < len(parts) else p for i, p in enumerate(parts)))
         calls = [(t, a[1]) for t, a in zip(tools, asks)]
         self.user(text)
         ids = self.emit(calls)

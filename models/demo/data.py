@@ -21,7 +21,7 @@ FORMAT_NAME = {"city": "City name", "date": "Date as YYYY-MM-DD", "time": "Time 
 INT_KINDS = {"limit": (1, 50), "days": (1, 14), "minutes": (1, 180), "small": (1, 20), "percent": (1, 100), "degrees": (10, 30), "stars": (1, 5), "px": (16, 4096), "int": (1, 9999)}
 # First words of requests before which "Could you" fits.
 COMMANDS = {v.split("_")[0] for v in VERBS} | {v for verbs, *_ in ACTIONS.values() for v in verbs.split()} | {ask.split(" ")[0] for _, asks, *_ in ACTIONS.values() for ask in asks}
-COMMANDS = (COMMANDS | {ask.split(" ")[0] for line in TOOLS.strip().split("\n") for ask in line.split("|")[3].split(";") if not ask.endswith("?")}) - STATEMENTS - set("which how tell".split())
+COMMANDS = (COMMANDS | {ask.split(" ")[0] for line in TOOLS.strip().split("\n") for ask in line.split("|")[3].split(";") if not ask.endswith("?") and not ask.startswith("~")}) - STATEMENTS - set("which how tell".split())
 
 
 class Tool:
@@ -377,12 +377,13 @@ class Gen:
         return text + ("?" if question else ""), {n: args[n] for n, _, _ in t.params if n in args}
 
     def polite(self, text):
-        r = self.r
+        """As somebody would say it. A text that begins with `~` is no command."""
+        r, statement, text = self.r, text.startswith("~"), text.removeprefix("~")
         up = lambda s: s[0].upper() + s[1:]
         if text.endswith("?"):
             if r.random() < .12: text = text[:-1]
             return up(text) if r.random() < .75 else text
-        k = r.random() if text.split(" ")[0] in COMMANDS else 0
+        k = r.random() if not statement and text.split(" ")[0] in COMMANDS else 0
         if k < .35: s = up(text) + self.pick([".", ".", ""])
         elif k < .50: s = self.pick(["Please ", "please ", "Now ", "Hey, ", "Hi, please ", "Ok, "]) + text + self.pick([".", ""])
         elif k < .66: s = self.pick(["Can you ", "Could you ", "Would you ", "can you ", "Could you please "]) + text + "?"
