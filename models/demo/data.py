@@ -270,7 +270,7 @@ class Gen:
             kinds, names, says = [k, k] + kinds[:1], [one.split(), two.split()] + names[:1], self.pick([["from {v}", "to {v}"], ["{v}", "to {v}"], ["between {v}", "and {v}"]]) + [says[0] if kinds[0] not in ("city", "country", k) else "{v}"]
             if kinds[2] == k: kinds, names, says = kinds[:2], names[:2], says[:2]
         if by == "noun":
-            head = self.pick(["what is the {n}?", "which {n} is there?", "any {n}?", "how is the {n}?", "where is the {n}?", "{n}?", "is there {a}?", "tell me the {n}", "show me the {n}", "I need {a}", "{n}", "give me the {n}", "the latest {n}", "what about the {n}?", "when is the {n}?", "who has the {n}?"])
+            head = self.pick(["what is the {n}?", "which {n} is there?", "any {n}?", "how is the {n}?", "where is the {n}?", "{n}?", "is there {a}?", "tell me the {n}", "show me the {n}", "I need {a}", "~{n}", "give me the {n}", "the latest {n}", "what about the {n}?", "when is the {n}?", "who has the {n}?"])
             parts = self.pick([[noun], ["get", noun], ["find", noun], [noun, "lookup"], ["current", noun], ["check", noun]])
             descs = ["Get the {n}", "The {n}", "Find {a}", "Look up the {n}", "Current {n}", "{N} information", "Return the {n} of something"]
         elif by == "verb":
