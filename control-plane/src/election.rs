@@ -47,6 +47,13 @@ impl Leadership {
     }
 }
 
+/// Never returns once the session is over: so is then whatever waits here, as soon as its caller notices.
+async fn news(held: &mut watch::Receiver<Held>) {
+    if held.changed().await.is_err() {
+        std::future::pending().await
+    }
+}
+
 /// Waits until nobody holds `key`, and takes it under the session's lease. `mirror` must see the key.
 pub async fn campaign(
     store: Arc<dyn Store>,
@@ -59,10 +66,7 @@ pub async fn campaign(
     loop {
         let lease = held.borrow_and_update().lease;
         let Some(lease) = lease else {
-            if held.changed().await.is_err() {
-                // The session is over; so is this, as soon as its caller notices.
-                std::future::pending::<()>().await;
-            }
+            news(&mut held).await;
             continue;
         };
         let ballot = format!("{candidate} {}", lease.0);
@@ -73,7 +77,7 @@ pub async fn campaign(
             }
             tokio::select! {
                 biased;
-                _ = held.changed() => {}
+                () = news(&mut held) => {}
                 _ = mirror.changed() => {}
             }
             continue;

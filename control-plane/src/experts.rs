@@ -201,7 +201,7 @@ impl<'a> Layer<'a> {
                 return;
             }
             let mut best: Option<(f64, usize, usize, Option<usize>)> = None;
-            for rank in (0..self.busy.len()).filter(|&rank| rank != most && self.room[rank] > 0) {
+            for rank in (0..self.busy.len()).filter(|&rank| rank != most) {
                 for &out in &self.layout[most] {
                     let out = out as usize;
                     if self.holds(rank, out) {
@@ -221,8 +221,7 @@ impl<'a> Layer<'a> {
                     }
                 }
             }
-            let Some((worse, rank, out, back)) = best.filter(|(worse, ..)| *worse < self.busy[most]) else { return };
-            debug_assert!(worse >= 0.0);
+            let Some((_, rank, out, back)) = best.filter(|(worse, ..)| *worse < self.busy[most]) else { return };
             self.remove(most, out);
             if let Some(back) = back {
                 self.remove(rank, back);

@@ -27,7 +27,7 @@ impl Drop for Following {
 }
 
 impl Mirror {
-    /// Empty at revision 0 until the store has been read. `who` follows is for the log and for when to try again.
+    /// Empty at revision 0 until the store has been read. Who follows decides when it tries again, not to be in step.
     pub fn new(store: Arc<dyn Store>, who: &str, prefix: impl Into<String>) -> Self {
         let (sender, view) = watch::channel(Arc::new(Snapshot::default()));
         let task = tokio::spawn(follow(store, Backoff::new(who), prefix.into(), sender));

@@ -136,10 +136,6 @@ impl Lease {
         &self.0
     }
 
-    pub(crate) fn shared(&self) -> Arc<Engine> {
-        self.0.clone()
-    }
-
     /// A second sequence on the same engine, where the prompt they share is cached.
     pub fn again(&self) -> Self {
         Lease::on(&self.0)

@@ -211,7 +211,13 @@ impl Link {
         let call = async move { client.generate(request).await }.boxed();
         match timeout_at(deadline, call).await {
             Ok(Ok(response)) => Ok(Link { to, from: response.into_inner(), lease }),
-            Ok(Err(status)) => Err(Failure::of(&status)),
+            Ok(Err(status)) => {
+                let failure = Failure::of(&status);
+                if matches!(failure, Failure::Lost(_)) {
+                    lease.engine().failed();
+                }
+                Err(failure)
+            }
             Err(_) => Err(Failure::Final(Error::deadline())),
         }
     }
@@ -296,7 +302,7 @@ impl EngineStream {
         }
         self.resumes += 1;
         let (resumed, steering) = self.course.resume(&self.start, self.admitted);
-        self.link = open_link(&self.pool, None, &resumed, self.deadline, &mut self.resumes).await.map_err(|_| lost)?;
+        self.link = open_link(&self.pool, None, &resumed, self.deadline, &mut self.resumes).await?;
         self.metrics.resumed.fetch_add(1, Ordering::Relaxed);
         self.finished = false;
         match steering {
@@ -335,13 +341,12 @@ async fn open_link(
 ) -> Result<Link, Error> {
     loop {
         let lease = lease.take().map_or_else(|| pool.lease(), Ok)?;
-        let engine = lease.shared();
         let error = match Link::open(lease, start.clone(), deadline).await {
             Ok(link) => return Ok(link),
             Err(Failure::Final(error)) => return Err(error),
             Err(Failure::Lost(error)) => error,
         };
-        engine.failed();
+        tracing::warn!(id = start.request_id, %error, "an engine did not take a sequence");
         if *tries >= limits::RESUMES || pool.engines().len() == 1 {
             return Err(error);
         }

@@ -93,6 +93,8 @@ impl Peer {
         }
         let alive = self.buffer.iter().take_while(|&&byte| byte == ALIVE).count();
         self.buffer.drain(..alive);
+        // Anything else is not a rank's word, and would pile up.
+        self.gone |= self.buffer.first().is_some_and(|&first| first != ABORTED);
         read_word(&self.buffer)
     }
 }
