@@ -4,30 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt;
 
-use super::etcd::Server;
-use crate::{
-    Changes, Condition, Etcd, EtcdOptions, Memory, Store, StoreError, Transaction,
-    store::{Snapshot, Watch},
-};
-
-async fn connected(server: &Server) -> Arc<dyn Store> {
-    let options = EtcdOptions { endpoints: vec![server.endpoint.clone()], ..EtcdOptions::default() };
-    let store = Etcd::new(options).expect("an endpoint");
-    let patience = tokio::time::Instant::now() + Duration::from_secs(30);
-    while let Err(error) = store.read("/").await {
-        assert!(tokio::time::Instant::now() < patience, "etcd does not come up: {error}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    Arc::new(store)
-}
+use super::{etcd::Server, values};
+use crate::{Changes, Condition, Memory, Mirror, Store, StoreError, Transaction, store::Watch};
 
 fn put(key: &str, value: &'static str) -> Transaction {
     Transaction::default().put(key, value, None)
-}
-
-fn values(snapshot: &Snapshot) -> Vec<(&str, &str)> {
-    let text = |value| std::str::from_utf8(value).expect("text");
-    snapshot.entries.iter().map(|(key, entry)| (key.as_str(), text(&entry.value[..]))).collect()
 }
 
 /// The next change, or a failure of the test.
@@ -40,7 +21,7 @@ async fn keeps_its_promises(store: Arc<dyn Store>) {
     let first = store.commit(put("/a/1", "one")).await.expect("reachable").expect("no condition");
     store.commit(put("/b/1", "other")).await.expect("reachable").expect("no condition");
     let snapshot = store.read("/a/").await.expect("reachable");
-    assert_eq!(values(&snapshot), [("/a/1", "one")]);
+    assert_eq!(values(&snapshot), [("/a/1".into(), "one".into())].into());
     assert_eq!(snapshot.entries["/a/1"].revision, first);
     assert!(snapshot.revision > first);
 
@@ -90,7 +71,12 @@ async fn memory_keeps_the_stores_promises() {
 #[tokio::test]
 async fn etcd_keeps_the_stores_promises() {
     let server = Server::start();
-    keeps_its_promises(connected(&server).await).await;
+    let store = server.store();
+    // As soon as it is up.
+    let up =
+        tokio::time::timeout(Duration::from_secs(30), async { Mirror::new(store.clone(), "test", "/").read().await });
+    up.await.expect("etcd comes up");
+    keeps_its_promises(store).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,12 +4,15 @@ use std::{
     net::TcpListener,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::Arc,
 };
+
+use crate::{Etcd, EtcdOptions, Store};
 
 pub struct Server {
     process: Option<Child>,
     data: PathBuf,
-    pub endpoint: String,
+    endpoint: String,
     peer: String,
 }
 
@@ -25,6 +28,11 @@ impl Server {
         let mut server = Server { process: None, data, endpoint, peer: format!("http://127.0.0.1:{peer}") };
         server.resume();
         server
+    }
+
+    pub fn store(&self) -> Arc<dyn Store> {
+        let options = EtcdOptions { endpoints: vec![self.endpoint.clone()], ..EtcdOptions::default() };
+        Arc::new(Etcd::new(options).expect("an endpoint"))
     }
 
     /// On the data it had, if any.

@@ -1,59 +1,12 @@
 //! Expert placement at Kimi K2's size: 384 experts a layer, 64 ranks.
 
-use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
+use super::traffic::Traffic;
 use crate::experts::{Layout, imbalance, moved, rank_loads, spread};
 
 const EXPERTS: usize = 384;
 const RANKS: usize = 64;
-
-/// How often each expert is drawn: Zipf with exponent 1.1, in an order of popularity that drifts.
-struct Traffic {
-    order: Vec<usize>,
-    rng: StdRng,
-}
-
-impl Traffic {
-    fn new(seed: u64) -> Self {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let mut order: Vec<usize> = (0..EXPERTS).collect();
-        order.shuffle(&mut rng);
-        Traffic { order, rng }
-    }
-
-    fn expected(&self) -> Vec<f64> {
-        let mut load = vec![0.0; EXPERTS];
-        self.order.iter().enumerate().for_each(|(place, &expert)| load[expert] = (place as f64 + 1.0).powf(-1.1));
-        let sum: f64 = load.iter().sum();
-        load.iter().map(|load| load / sum).collect()
-    }
-
-    /// As counted over so many draws.
-    fn counted(&mut self, draws: usize) -> Vec<f64> {
-        let expected = self.expected();
-        let sums: Vec<f64> = expected
-            .iter()
-            .scan(0.0, |sum, load| {
-                *sum += load;
-                Some(*sum)
-            })
-            .collect();
-        let mut load = vec![0.0; EXPERTS];
-        for _ in 0..draws {
-            let at = self.rng.random_range(0.0..1.0);
-            load[sums.partition_point(|&sum| sum < at).min(EXPERTS - 1)] += 1.0;
-        }
-        load
-    }
-
-    /// So many experts change places in popularity.
-    fn drift(&mut self, pairs: usize) {
-        for _ in 0..pairs {
-            let (a, b) = (self.rng.random_range(0..EXPERTS / 8), self.rng.random_range(0..EXPERTS));
-            self.order.swap(a, b);
-        }
-    }
-}
 
 fn check(layout: &Layout, experts: usize, room: &[usize]) {
     let mut copies = vec![0; experts];
@@ -106,9 +59,9 @@ fn even_loads_need_no_moves_and_hot_experts_get_copies() {
 fn a_skewed_and_drifting_load_stays_balanced() {
     let room = vec![8; RANKS];
     for seed in 0..5 {
-        let mut traffic = Traffic::new(seed);
+        let mut traffic = Traffic::new(seed, EXPERTS);
         let even: Layout = (0..RANKS).map(|rank| (rank as u32 * 6..rank as u32 * 6 + 6).collect()).collect();
-        assert!(imbalance(&traffic.expected(), &even) > 5.0);
+        assert!(imbalance(&traffic.counted(50_000), &even) > 5.0);
         let mut layout = even;
         for window in 0..10 {
             let counted = traffic.counted(50_000);

@@ -11,16 +11,12 @@ use std::{
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::{etcd::Server, faulty::Faulty};
-use crate::{Etcd, EtcdOptions, Memory, Mirror, Session, Snapshot, Store, Transaction, campaign};
+use super::{etcd::Server, faulty::Faulty, values};
+use crate::{Memory, Mirror, Session, Store, Transaction, campaign};
 
 const TTL: Duration = Duration::from_secs(5);
 
-fn values(snapshot: &Snapshot) -> BTreeMap<String, String> {
-    let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
-    snapshot.entries.iter().map(|(key, entry)| (key.clone(), text(&entry.value))).collect()
-}
-
+/// On the stopped clock of a simulation.
 async fn seconds(n: f64) {
     tokio::time::sleep(Duration::from_secs_f64(n)).await;
 }
@@ -192,6 +188,22 @@ async fn a_leader_leads_until_it_leaves() {
     assert_ne!(first, second);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_campaign_without_a_session_waits_in_peace() {
+    let store: Arc<dyn Store> = Arc::new(Memory::default());
+    let sessions = [0, 1].map(|i| Session::new(store.clone(), &format!("c{i}"), TTL));
+    let mirror = Mirror::new(store.clone(), "observer", "/controller");
+    let held = sessions[0].held();
+    campaign(store.clone(), &mirror, &held, "/controller", "c0").await;
+    let [_first, second] = sessions;
+    second.settled().await;
+    let held = second.held();
+    drop(second);
+    // One that spun would never let the clock go on.
+    let won = tokio::time::timeout(TTL, campaign(store, &mirror, &held, "/controller", "c1")).await;
+    assert!(won.is_err(), "{won:?}");
+}
+
 fn paused(run: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(run);
@@ -218,8 +230,7 @@ fn elections_have_one_winner_whatever_the_store_does() {
 #[tokio::test]
 async fn presence_outlasts_an_etcd_that_stops_and_one_that_forgets() {
     let mut server = Server::start();
-    let options = EtcdOptions { endpoints: vec![server.endpoint.clone()], ..EtcdOptions::default() };
-    let store: Arc<dyn Store> = Arc::new(Etcd::new(options).unwrap());
+    let store = server.store();
     let node = Session::new(store.clone(), "node", Duration::from_secs(3));
     node.put("/rein/test/workers/1", "here");
     node.settled().await;
@@ -227,8 +238,8 @@ async fn presence_outlasts_an_etcd_that_stops_and_one_that_forgets() {
     assert_eq!(mirror.read().await.entries.len(), 1);
     // Stopped for longer than the lease: what was known stays known.
     server.stop();
-    seconds(4.0).await;
-    assert_eq!(mirror.view().entries.len(), 1);
+    let forgot = tokio::time::timeout(Duration::from_secs(4), mirror.changed()).await;
+    assert!(forgot.is_err(), "{forgot:?}");
     server.resume();
     node.put("/rein/test/workers/1", "still here");
     node.settled().await;

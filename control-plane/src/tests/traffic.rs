@@ -1,0 +1,42 @@
+//! How often experts are drawn: by Zipf with exponent 1.1, in an order of popularity that drifts. The benchmark has it too.
+
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+pub struct Traffic {
+    order: Vec<usize>,
+    rng: StdRng,
+}
+
+impl Traffic {
+    pub fn new(seed: u64, experts: usize) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut order: Vec<usize> = (0..experts).collect();
+        order.shuffle(&mut rng);
+        Traffic { order, rng }
+    }
+
+    /// As counted over so many draws.
+    pub fn counted(&mut self, draws: usize) -> Vec<f64> {
+        let mut sum = 0.0;
+        let mut below = Vec::new();
+        for place in 1..=self.order.len() {
+            sum += (place as f64).powf(-1.1);
+            below.push(sum);
+        }
+        let mut load = vec![0.0; self.order.len()];
+        for _ in 0..draws {
+            let at = self.rng.random_range(0.0..sum);
+            load[self.order[below.partition_point(|&below| below < at).min(self.order.len() - 1)]] += 1.0;
+        }
+        load
+    }
+
+    /// So many of the most popular experts change places with any others.
+    pub fn drift(&mut self, pairs: usize) {
+        let experts = self.order.len();
+        for _ in 0..pairs {
+            let (a, b) = (self.rng.random_range(0..experts / 8), self.rng.random_range(0..experts));
+            self.order.swap(a, b);
+        }
+    }
+}
