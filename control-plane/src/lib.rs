@@ -1,6 +1,8 @@
 //! Who is there and who holds which weights: a store, membership over it, and placement as a pure function.
 //! An epoch fences every change.
 
+pub mod controller;
+pub mod decide;
 pub mod election;
 pub mod etcd;
 pub mod experts;
@@ -8,16 +10,21 @@ pub mod limits;
 pub mod memory;
 pub mod mirror;
 pub mod placement;
+pub mod records;
 mod retry;
 pub mod session;
 pub mod store;
 #[cfg(test)]
 mod tests;
+pub mod view;
 
+pub use controller::ControllerOptions;
 pub use election::{Leadership, campaign};
 pub use etcd::{Etcd, EtcdOptions, EtcdTls};
 pub use memory::Memory;
 pub use mirror::Mirror;
 pub use placement::{ModelShape, Placement, RankPlacement, place};
+pub use records::Keys;
 pub use session::{Held, Session};
 pub use store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction};
+pub use view::View;

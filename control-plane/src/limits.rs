@@ -13,3 +13,22 @@ pub const STORE_SILENCE: Duration = Duration::from_secs(2);
 pub const WATCH_BACKLOG: usize = 1024;
 /// Changes that a memory store keeps for watchers that come back.
 pub const MEMORY_HISTORY: usize = 4096;
+
+/// How long the keys of a process that says nothing stay.
+pub const LEASE: Duration = Duration::from_secs(3);
+/// A new controller, and one whose store has begun anew, gives the members of groups this long to be heard of.
+pub const SETTLE: Duration = Duration::from_secs(3);
+/// A worker that serves in a group of which the store knows nothing is left alone for so long: its leader tells the store.
+pub const ORPHAN_TIME: Duration = Duration::from_secs(6);
+/// A group that broke and lost nobody is put together again no sooner than this after the last time.
+pub const REFORM_PAUSE: Duration = Duration::from_secs(1);
+/// A member that leaves waits at least so long for routers to hear of it ...
+pub const DRAIN_QUIET: Duration = Duration::from_millis(500);
+/// ... and at most so long for sequences to finish; they go on elsewhere then.
+pub const DRAIN_TIME: Duration = Duration::from_secs(30);
+/// The controller looks at changes that come in one burst together.
+pub const BURST: Duration = Duration::from_millis(20);
+/// Writes of one transaction (etcd takes 128).
+pub const WRITES: usize = 100;
+/// Letters of a model's name in that of a group.
+pub const GROUP_NAME: usize = 40;

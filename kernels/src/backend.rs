@@ -6,6 +6,7 @@
 
 use half::bf16;
 
+use crate::collective::Collective;
 use crate::error::Result;
 
 /// A row-major host matrix as the checkpoint loader hands it over: already cut to this rank's shard, dequantized.
@@ -209,6 +210,9 @@ pub trait Backend: Send + 'static {
     fn moe_experts(&self, x: &Self::Tensor, routes: &Routes, experts: &Self::Experts) -> Self::Tensor;
 
     // Ranks.
+    /// From now on the ranks are linked by these.
+    fn relink(&mut self, collective: Box<dyn Collective>);
+    fn collective(&self) -> &dyn Collective;
     fn rank(&self) -> usize;
     fn ranks(&self) -> usize;
     /// Sum over ranks, in rank order on every rank, so that all hold the same bits.

@@ -1,25 +1,31 @@
-//! A model over its ranks: one thread with one device each. The group broadcasts a step, every rank executes it, the
-//! leader (rank 0) answers.
+//! The ranks of a group that live in this process: one thread with one device each. Whether the others are threads of
+//! this process or of others is up to the collective that links them. The leader (rank 0) shares each step with all
+//! ranks, every rank executes it, the leader answers.
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use rein_control_plane::{Placement, RankPlacement, place};
+use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
+use rein_kernels::Result as KernelResult;
+use rein_kernels::collective::{self, Collective};
 use rein_kernels::cpu::Cpu;
-use rein_kernels::{Backend, Precision, Result as KernelResult, collective};
 use rein_proto::internal::{After, Step, StepResult};
 
-use crate::checkpoint::{Fields, LoadError, Quantization, StoredDtype, Weights, read_config};
+use crate::checkpoint::{LoadError, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
 use crate::limits::MAX_SEQUENCES;
-use crate::model::{self, Executing, Network, Precisions, Spec, check_row};
+use crate::model::{self, Network, bytes_to_hold, check_row};
 
 mod memory;
+mod open;
+mod thread;
 
 pub use memory::KvPlan;
+use open::Checkpoint;
+use thread::{Job, Report};
 
 /// What numbers are computed and kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,11 +51,11 @@ pub struct ModelOptions {
     pub quantize: Quantize,
     /// Tensor parallel ranks.
     pub tp: usize,
-    /// Threads of all ranks together. None: one per core.
+    /// Threads of this process's ranks together. None: one per core.
     pub threads: Option<usize>,
     /// KV blocks. None: as many as `kv_memory` holds.
     pub kv_blocks: Option<usize>,
-    /// Bytes for the KV cache of all ranks together. None: a quarter of the memory that the weights leave free.
+    /// Bytes for the KV cache of this process's ranks together. None: a quarter of the memory that the weights leave free.
     pub kv_memory: Option<usize>,
     /// Tokens per KV block.
     pub block_size: usize,
@@ -78,95 +84,198 @@ impl Default for ModelOptions {
     }
 }
 
-/// The model over its rank threads.
+/// Reports of ranks on their way to the loading thread.
+const REPORT_QUEUE: usize = 64;
+
+/// A checkpoint that is open, for any rank of any placement.
+pub struct Model {
+    dir: PathBuf,
+    options: ModelOptions,
+    checkpoint: Arc<Checkpoint>,
+}
+
+/// A rank's weights, which outlive its group.
+pub struct Resident {
+    network: Network<Cpu>,
+    /// Of the group; what a rank holds depends on it.
+    ranks: usize,
+}
+
+/// The ranks of a group that have been seated in this process.
+pub struct Seated {
+    pub plan: KvPlan,
+    ranks: Ranks,
+    leader: Option<Leader>,
+    shape: ExecutorShape,
+    epoch: u64,
+}
+
+/// Joined when dropped. Those that do not lead end with their group's links.
+struct Ranks(Vec<JoinHandle<()>>);
+
+struct Leader {
+    steps: Sender<Arc<Step>>,
+    results: Receiver<KernelResult<StepResult>>,
+}
+
+impl Model {
+    pub fn open(dir: &Path, options: &ModelOptions) -> Result<Self, LoadError> {
+        if options.block_size == 0 {
+            return Err(LoadError::Option { option: "block_size", what: "must be at least 1".into() });
+        }
+        Ok(Model { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(open::open(dir, options)?) })
+    }
+
+    /// The directory's own name, for clients.
+    pub fn name(&self) -> String {
+        let whole = self.dir.canonicalize().unwrap_or_else(|_| self.dir.clone());
+        whole.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    }
+
+    pub fn shape(&self) -> ModelShape {
+        self.checkpoint.spec.shape()
+    }
+
+    /// Bytes of the largest rank's weights in a group of so many.
+    pub fn bytes_per_rank(&self, ranks: usize) -> Result<usize, LoadError> {
+        let Checkpoint { spec, precisions, .. } = &*self.checkpoint;
+        let placement = place(&spec.shape(), ranks, 1)?;
+        Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks)).max().unwrap_or(0))
+    }
+
+    /// Seats the ranks whose links these are. `residents` are used where they hold what is wanted, and the ranks' weights
+    /// go to `home` when their group is over. Returns when all ranks of the group, wherever they are, have loaded.
+    pub fn seat(
+        &self,
+        placement: &Placement,
+        links: Vec<Box<dyn Collective>>,
+        mut residents: Vec<Resident>,
+        home: Option<Sender<Resident>>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Seated, LoadError> {
+        let Checkpoint { spec, weights, precisions } = &*self.checkpoint;
+        let size = placement.ranks.len();
+        let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
+        let mut found: Vec<Option<Resident>> =
+            mine.iter().map(|rank| Resident::take(&mut residents, rank, size)).collect();
+        // What is of no use makes room.
+        drop(residents);
+        let to_load = || mine.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(rank, _)| *rank);
+        let plan = KvPlan::new(spec, &mine, to_load(), size, *precisions, &self.options)?;
+        let total: u64 = to_load().map(|rank| model::bytes_to_load(spec, weights, rank, size)).sum();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (self.options.threads.unwrap_or(cores) / links.len().max(1)).max(1);
+        let (report, reports) = bounded(REPORT_QUEUE);
+        let (steps_in, steps) = bounded(1);
+        let (results_out, results) = bounded(1);
+        let mut ranks = Ranks(Vec::new());
+        let (count, mut leads) = (links.len(), false);
+        for ((link, rank), resident) in links.into_iter().zip(mine.iter()).zip(&mut found) {
+            leads |= rank.rank == 0;
+            let job = Job {
+                checkpoint: self.checkpoint.clone(),
+                rank: (*rank).clone(),
+                threads,
+                plan: plan.clone(),
+                epoch: placement.epoch,
+                report: report.clone(),
+                leads: (rank.rank == 0).then(|| (steps.clone(), results_out.clone())),
+                home: home.clone(),
+            };
+            let resident = resident.take();
+            let thread = std::thread::Builder::new()
+                .name(format!("rank-{}", rank.rank))
+                .spawn(move || job.run(resident, link))
+                .map_err(|e| LoadError::Rank { rank: rank.rank, what: format!("cannot start its thread: {e}") })?;
+            ranks.0.push(thread);
+        }
+        drop((report, results_out));
+        let blocks = await_loaded(reports, count, total, progress)?;
+        let plan = plan.agreed(blocks, &self.options)?;
+        let shape = ExecutorShape {
+            model: self.name(),
+            vocab_size: spec.vocab,
+            max_context: plan.max_context,
+            blocks: plan.blocks,
+            block_size: plan.block_size,
+            kind: "cpu",
+            ranks: size,
+        };
+        let leader = leads.then_some(Leader { steps: steps_in, results });
+        Ok(Seated { plan, ranks, leader, shape, epoch: placement.epoch })
+    }
+}
+
+impl Resident {
+    fn take(residents: &mut Vec<Resident>, rank: &RankPlacement, ranks: usize) -> Option<Resident> {
+        let holds = |resident: &Resident| resident.ranks == ranks && resident.network.rank() == rank;
+        residents.iter().position(holds).map(|i| residents.swap_remove(i))
+    }
+}
+
+impl Seated {
+    /// What executes steps, if the leader is here. Dropping it ends the group.
+    pub fn executor(self) -> Option<Group> {
+        let Seated { plan, ranks, leader, shape, epoch } = self;
+        leader.map(|leader| Group {
+            shape,
+            epoch,
+            plan,
+            leader: Some(leader),
+            ranks,
+            stashed: HashSet::new(),
+            lost: None,
+        })
+    }
+
+    /// Whether the leader is here.
+    pub fn leads(&self) -> bool {
+        self.leader.is_some()
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            // A rank that panicked has said so on its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The model over its ranks, as the leader has it.
 pub struct Group {
     shape: ExecutorShape,
-    placement: Placement,
+    epoch: u64,
     plan: KvPlan,
-    ranks: Vec<Rank>,
+    /// None while it is being dropped, so that the ranks end and can be joined.
+    leader: Option<Leader>,
+    ranks: Ranks,
     /// Sequences of which the leader holds logits.
     stashed: HashSet<u64>,
     lost: Option<String>,
 }
 
-struct Rank {
-    /// None once the group is being dropped.
-    steps: Option<Sender<Arc<Step>>>,
-    results: Receiver<KernelResult<Option<StepResult>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-enum Report {
-    Read(u64),
-    Loaded(Result<(), LoadError>),
-}
-
-/// Reports of ranks on their way to the loading thread.
-const REPORT_QUEUE: usize = 64;
-
 impl Group {
-    /// Loads a checkpoint directory. `progress` is told (bytes read, bytes to read) as it goes.
+    /// Loads a checkpoint directory over ranks that are threads of this process. `progress` is told (bytes read, bytes to
+    /// read) as it goes.
     pub fn load(dir: &Path, options: &ModelOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
-        if options.block_size == 0 {
-            return Err(LoadError::Option { option: "block_size", what: "must be at least 1".into() });
-        }
-        let checkpoint = open(dir, options)?;
-        let Checkpoint { spec, weights, precisions } = &checkpoint;
-        let placement = place(&spec.shape(), options.tp, options.epoch)?;
-        let plan = KvPlan::new(spec, &placement, *precisions, options)?;
-        let total: u64 = placement.ranks.iter().map(|r| model::bytes_to_load(spec, weights, r, options.tp)).sum();
-
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (options.threads.unwrap_or(cores) / options.tp).max(1);
-        let (report, reports) = bounded(REPORT_QUEUE);
-        let checkpoint = Arc::new(checkpoint);
-        let mut ranks = Vec::with_capacity(options.tp);
-        for (collective, rank) in collective::threads::group(options.tp).into_iter().zip(&placement.ranks) {
-            let (steps_in, steps) = bounded(1);
-            let (results_out, results) = bounded(1);
-            let job = Job {
-                checkpoint: checkpoint.clone(),
-                rank: rank.clone(),
-                plan: plan.clone(),
-                report: report.clone(),
-                steps,
-                results: results_out,
-            };
-            let thread = std::thread::Builder::new()
-                .name(format!("rank-{}", rank.rank))
-                .spawn(move || job.run(Cpu::new(threads, Box::new(collective))))
-                .map_err(|e| LoadError::Rank { rank: rank.rank, what: format!("cannot start its thread: {e}") })?;
-            ranks.push(Rank { steps: Some(steps_in), results, thread: Some(thread) });
-        }
-        drop(report);
-        let shape = ExecutorShape {
-            model: name_of(dir),
-            vocab_size: checkpoint.spec.vocab,
-            max_context: plan.max_context,
-            blocks: plan.blocks,
-            block_size: plan.block_size,
-            kind: "cpu",
-            ranks: options.tp,
-        };
-        // The last rank to have loaded closes the files.
-        drop(checkpoint);
-        let group = Self { shape, placement, plan, ranks, stashed: HashSet::new(), lost: None };
-        await_loaded(reports, options.tp, total, progress)?;
-        Ok(group)
+        let model = Model::open(dir, options)?;
+        let placement = place(&model.shape(), options.tp, options.epoch)?;
+        let links = collective::threads::group(options.tp).into_iter();
+        let links = links.map(|link| Box::new(link) as Box<dyn Collective>).collect();
+        let seated = model.seat(&placement, links, Vec::new(), None, progress)?;
+        seated.executor().ok_or_else(|| LoadError::Rank { rank: 0, what: "was not seated".into() })
     }
 
     pub fn plan(&self) -> &KvPlan {
         &self.plan
     }
 
-    pub fn placement(&self) -> &Placement {
-        &self.placement
-    }
-
     /// Whether a step can be executed, before any rank sees it.
     fn check(&self, step: &Step) -> Result<(), String> {
-        if step.epoch != self.placement.epoch {
-            return Err(format!("it is of epoch {}, the placement of epoch {}", step.epoch, self.placement.epoch));
+        if step.epoch != self.epoch {
+            return Err(format!("it is of epoch {}, the placement of epoch {}", step.epoch, self.epoch));
         }
         let shape = &self.shape;
         for row in &step.rows {
@@ -179,37 +288,11 @@ impl Group {
         Ok(())
     }
 
-    fn broadcast(&mut self, step: &Step) -> Result<StepResult, String> {
-        let step = Arc::new(step.clone());
-        for (i, rank) in self.ranks.iter().enumerate() {
-            let sent = rank.steps.as_ref().is_some_and(|steps| steps.send(step.clone()).is_ok());
-            if !sent {
-                return Err(format!("rank {i} has ended"));
-            }
-        }
-        // All answers are taken, so that the first cause is not hidden behind the ranks that it aborted.
-        let answers: Vec<_> = self.ranks.iter().map(|rank| rank.results.recv()).collect();
-        let mut result = None;
-        let mut failure: Option<(bool, String)> = None;
-        for (i, answer) in answers.into_iter().enumerate() {
-            let (aborted, what) = match answer {
-                Ok(Ok(found)) => {
-                    result = result.or(found);
-                    continue;
-                }
-                Ok(Err(error @ rein_kernels::Error::Aborted(_))) => (true, format!("rank {i}: {error}")),
-                Ok(Err(error)) => (false, format!("rank {i}: {error}")),
-                Err(_) => (false, format!("rank {i} has ended")),
-            };
-            if failure.as_ref().is_none_or(|(was_aborted, _)| *was_aborted && !aborted) {
-                failure = Some((aborted, what));
-            }
-        }
-        match (failure, result) {
-            (Some((_, what)), _) => Err(what),
-            (None, Some(result)) => Ok(result),
-            (None, None) => Err("the leader gave no result".into()),
-        }
+    fn run(&mut self, step: &Step) -> Result<StepResult, String> {
+        let ended = || "the leader's thread has ended".to_owned();
+        let leader = self.leader.as_ref().ok_or_else(ended)?;
+        leader.steps.send(Arc::new(step.clone())).map_err(|_| ended())?;
+        leader.results.recv().map_err(|_| ended())?.map_err(|error| error.to_string())
     }
 }
 
@@ -219,7 +302,7 @@ impl Executor for Group {
     }
 
     fn epoch(&self) -> u64 {
-        self.placement.epoch
+        self.epoch
     }
 
     fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
@@ -237,7 +320,7 @@ impl Executor for Group {
                 After::Nothing => false,
             };
         }
-        self.broadcast(step).map_err(|why| {
+        self.run(step).map_err(|why| {
             self.lost = Some(why.clone());
             ExecutorError::Lost(why)
         })
@@ -246,167 +329,53 @@ impl Executor for Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        for rank in &mut self.ranks {
-            rank.steps = None;
-        }
-        for rank in &mut self.ranks {
-            if let Some(thread) = rank.thread.take() {
-                // A rank that panicked has said so on its own.
-                let _ = thread.join();
-            }
-        }
+        // The leader's thread ends, with it the links, with them the other ranks: then all can be joined.
+        self.leader = None;
+        self.ranks.0.drain(..).for_each(|thread| {
+            // As above.
+            let _ = thread.join();
+        });
     }
 }
 
-/// Takes the reports' queue with it, so that ranks which go on after a failure do not wait for a reader.
+/// Takes the reports' queue with it, so that ranks which go on after a failure do not wait for a reader. Returns the KV
+/// blocks that the ranks agreed on.
 fn await_loaded(
     reports: Receiver<Report>,
     ranks: usize,
     total: u64,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(), LoadError> {
-    let mut read = 0;
-    let mut waiting = ranks;
+) -> Result<usize, LoadError> {
+    let (mut read, mut waiting, mut agreed) = (0, ranks, 0);
+    let mut failure: Option<LoadError> = None;
     while waiting > 0 {
         match reports.recv() {
             Ok(Report::Read(bytes)) => {
                 read += bytes;
                 progress(read.min(total), total);
             }
-            Ok(Report::Loaded(Ok(()))) => waiting -= 1,
-            Ok(Report::Loaded(Err(error))) => return Err(error),
+            Ok(Report::Loaded(Ok(blocks))) => (agreed, waiting) = (blocks, waiting - 1),
+            Ok(Report::Loaded(Err(error))) => {
+                waiting -= 1;
+                // The first cause is not to be hidden behind the ranks that it aborted.
+                let aborted = |error: &LoadError| matches!(error, LoadError::Kernel(rein_kernels::Error::Aborted(_)));
+                if failure.as_ref().is_none_or(|known| aborted(known) && !aborted(&error)) {
+                    failure = Some(error);
+                }
+            }
             Err(_) => return Err(LoadError::Rank { rank: 0, what: "a rank ended while it was loading".into() }),
         }
     }
+    if let Some(error) = failure {
+        return Err(error);
+    }
     progress(total, total);
-    Ok(())
-}
-
-/// What a rank thread is started with.
-struct Job {
-    checkpoint: Arc<Checkpoint>,
-    rank: RankPlacement,
-    plan: KvPlan,
-    report: Sender<Report>,
-    steps: Receiver<Arc<Step>>,
-    results: Sender<KernelResult<Option<StepResult>>>,
-}
-
-impl Job {
-    fn run<B: Backend>(self, backend: B) {
-        let Self { checkpoint, rank, plan, report, steps, results } = self;
-        let progress = |bytes| {
-            // Nobody listens any more when another rank has failed.
-            let _ = report.send(Report::Read(bytes));
-        };
-        let loaded = Network::load(
-            backend,
-            checkpoint.spec.clone(),
-            &checkpoint.weights,
-            &rank,
-            checkpoint.precisions,
-            plan.blocks,
-            plan.block_size,
-            &progress,
-        );
-        let vocab = checkpoint.spec.vocab;
-        drop(checkpoint);
-        let (network, outcome) = match loaded {
-            Ok(network) => (Some(network), Ok(())),
-            Err(error) => (None, Err(error)),
-        };
-        let _ = report.send(Report::Loaded(outcome));
-        drop(report);
-        let Some(network) = network else { return };
-        let mut executing = Executing::new(network, vocab);
-        for step in steps {
-            let result = executing.step(&step);
-            let failed = result.is_err();
-            // Dropping the backend after a failure aborts the collective, so that no other rank waits for this one.
-            if results.send(result).is_err() || failed {
-                return;
-            }
-        }
-    }
-}
-
-struct Checkpoint {
-    spec: Arc<Spec>,
-    weights: Weights,
-    precisions: Precisions,
-}
-
-/// Reads config.json, maps the weights and holds one against the other.
-fn open(dir: &Path, options: &ModelOptions) -> Result<Checkpoint, LoadError> {
-    let config = read_config(dir)?;
-    let text = model::text_config(&config);
-    let mut spec = model::build(&config)?;
-    let mut quantization = Quantization::read(&Fields::new(text, ""))?;
-    if quantization == Quantization::None {
-        quantization = Quantization::read(&Fields::new(&config, ""))?;
-    }
-    let weights = Weights::open(dir, quantization)?;
-
-    let (embed, head) = (format!("{}.weight", spec.embed), format!("{}.weight", spec.head.module));
-    let mut duplicate = None;
-    if spec.tied {
-        match (weights.has(&embed), weights.has(&head)) {
-            (true, true) if weights.equal(&embed, &head) => duplicate = Some(head),
-            // Both are there and differ: then they are two matrices, as transformers 5 has it.
-            (true, true) => spec.tied = false,
-            (false, true) => spec.embed = spec.head.module.clone(),
-            _ => {}
-        }
-    }
-    if spec.tied {
-        spec.head.module = spec.embed.clone();
-    }
-    weights.check(&spec.modules(), &spec.tensors(), |name| {
-        name.ends_with("rotary_emb.inv_freq")
-            || duplicate.as_deref() == Some(name)
-            || spec.ignored.iter().any(|beginning| name.starts_with(beginning))
-    })?;
-
-    let stored = stored_precision(&Fields::new(text, ""), &weights, &format!("{}.weight", spec.embed))?;
-    let base = match options.dtype {
-        Dtype::F32 => Precision::F32,
-        Dtype::Bf16 => Precision::Bf16,
-        Dtype::Auto if quantization != Quantization::None => Precision::Bf16,
-        Dtype::Auto => stored,
-    };
-    let linear = match options.quantize {
-        Quantize::None => base,
-        Quantize::Int8 => Precision::Int8,
-    };
-    Ok(Checkpoint { spec: Arc::new(spec), weights, precisions: Precisions { base, linear } })
-}
-
-/// What config.json says under either spelling, or else what the embedding is stored in.
-fn stored_precision(config: &Fields, weights: &Weights, embed: &str) -> Result<Precision, LoadError> {
-    let stated = match config.str("dtype")? {
-        Some(name) => Some(("dtype", name)),
-        None => config.str("torch_dtype")?.map(|name| ("torch_dtype", name)),
-    };
-    match stated.map(|(key, name)| (key, name.trim_start_matches("torch."))) {
-        Some((_, "bfloat16")) => Ok(Precision::Bf16),
-        Some((_, "float16" | "float32" | "float")) => Ok(Precision::F32),
-        Some((_, "auto")) | None => Ok(match weights.dtype(embed) {
-            Some(StoredDtype::Bf16) => Precision::Bf16,
-            _ => Precision::F32,
-        }),
-        Some((key, other)) => Err(config.error(key, format!("{other:?} is not bfloat16, float16 or float32"))),
-    }
+    Ok(agreed)
 }
 
 /// The longest sequence that a checkpoint directory and `options` allow, before its weights are looked at.
 pub(crate) fn max_context(dir: &Path, options: &ModelOptions) -> Result<usize, LoadError> {
     memory::context(&model::build(&read_config(dir)?)?, options)
-}
-
-/// The directory's own name, for clients.
-fn name_of(dir: &Path) -> String {
-    let whole = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    whole.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

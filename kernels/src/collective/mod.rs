@@ -24,6 +24,8 @@ pub trait Collective: Send {
     fn all_to_all(&self, parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>>;
     /// x of the rank `root` to all; lengths must agree.
     fn broadcast(&self, root: usize, x: &mut [f32]) -> Result<()>;
+    /// The bytes of the rank `root` to all, which need not know how many there are.
+    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()>;
     /// Ends the group: all ranks' calls fail with this reason from now on. The first reason stays.
     fn abort(&self, reason: &str);
     /// To abort from elsewhere while this rank is blocked.

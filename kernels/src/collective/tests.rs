@@ -90,6 +90,9 @@ fn gather_scatter_and_broadcast() {
             let received = rank.all_to_all(parts).expect("alive");
             let mut x = vec![r as f32; 50_000];
             rank.broadcast(2, &mut x).expect("alive");
+            let mut shared = [vec![7; 100_001], Vec::new()].map(|bytes| if r == 1 { bytes } else { vec![1, 2, 3] });
+            shared.iter_mut().for_each(|bytes| rank.share(1, bytes).expect("alive"));
+            assert_eq!(shared, [vec![7; 100_001], Vec::new()]);
             (gathered, received, x)
         });
         for (r, (gathered, received, x)) in results.into_iter().enumerate() {

@@ -16,6 +16,13 @@ struct Slot {
     /// Root of a broadcast; length of a reduction or broadcast. All ranks must agree.
     detail: (usize, usize),
     parts: Vec<Vec<f32>>,
+    bytes: Vec<u8>,
+}
+
+impl Slot {
+    fn new(op: &'static str, detail: (usize, usize), parts: Vec<Vec<f32>>) -> Slot {
+        Slot { op, detail, parts, bytes: Vec::new() }
+    }
 }
 
 struct Shared {
@@ -114,19 +121,13 @@ impl Shared {
 }
 
 impl Threads {
-    /// Shows `parts` to the others, waits for all, and calls `read` with each rank's slot in rank order.
-    fn exchange(
-        &self,
-        op: &'static str,
-        detail: (usize, usize),
-        parts: Vec<Vec<f32>>,
-        mut read: impl FnMut(usize, &Slot),
-    ) -> Result<()> {
-        let shared = &*self.shared;
+    /// Shows `mine` to the others, waits for all, and calls `read` with each rank's slot in rank order.
+    fn exchange(&self, mine: Slot, mut read: impl FnMut(usize, &Slot)) -> Result<()> {
+        let (op, detail, shared) = (mine.op, mine.detail, &*self.shared);
         shared.check()?;
         let round = self.round.fetch_add(1, Relaxed) + 1;
         let turn = (round % 2) as usize;
-        *shared.slots[self.rank][turn].write().unwrap_or_else(PoisonError::into_inner) = Slot { op, detail, parts };
+        *shared.slots[self.rank][turn].write().unwrap_or_else(PoisonError::into_inner) = mine;
         shared.meet(round)?;
         for (rank, slots) in shared.slots.iter().enumerate() {
             let slot = slots[turn].read().unwrap_or_else(PoisonError::into_inner);
@@ -141,6 +142,13 @@ impl Threads {
             read(rank, &slot);
         }
         Ok(())
+    }
+
+    fn check_root(&self, op: &'static str, root: usize) -> Result<()> {
+        if root < self.shared.size {
+            return Ok(());
+        }
+        Err(Error::Shape { op, what: format!("root {root} of {} ranks", self.shared.size) })
     }
 }
 
@@ -158,7 +166,7 @@ impl Collective for Threads {
             return self.shared.check();
         }
         let mine = x.to_vec();
-        self.exchange("all_reduce", (0, x.len()), vec![mine], |rank, slot| {
+        self.exchange(Slot::new("all_reduce", (0, x.len()), vec![mine]), |rank, slot| {
             let part = &slot.parts[0];
             if rank == 0 {
                 x.copy_from_slice(part);
@@ -170,7 +178,8 @@ impl Collective for Threads {
 
     fn all_gather(&self, x: &[f32]) -> Result<Vec<Vec<f32>>> {
         let mut all = Vec::with_capacity(self.shared.size);
-        self.exchange("all_gather", (0, 0), vec![x.to_vec()], |_, slot| all.push(slot.parts[0].clone()))?;
+        let mine = Slot::new("all_gather", (0, 0), vec![x.to_vec()]);
+        self.exchange(mine, |_, slot| all.push(slot.parts[0].clone()))?;
         Ok(all)
     }
 
@@ -180,19 +189,27 @@ impl Collective for Threads {
             return Err(Error::Shape { op: "all_to_all", what });
         }
         let mut all = Vec::with_capacity(self.shared.size);
-        self.exchange("all_to_all", (0, 0), parts, |_, slot| all.push(slot.parts[self.rank].clone()))?;
+        let mine = Slot::new("all_to_all", (0, 0), parts);
+        self.exchange(mine, |_, slot| all.push(slot.parts[self.rank].clone()))?;
         Ok(all)
     }
 
     fn broadcast(&self, root: usize, x: &mut [f32]) -> Result<()> {
-        if root >= self.shared.size {
-            let what = format!("root {root} of {} ranks", self.shared.size);
-            return Err(Error::Shape { op: "broadcast", what });
-        }
+        self.check_root("broadcast", root)?;
         let mine = if root == self.rank { vec![x.to_vec()] } else { Vec::new() };
-        self.exchange("broadcast", (root, x.len()), mine, |rank, slot| {
+        self.exchange(Slot::new("broadcast", (root, x.len()), mine), |rank, slot| {
             if rank == root {
                 x.copy_from_slice(&slot.parts[0]);
+            }
+        })
+    }
+
+    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        self.check_root("share", root)?;
+        let mine = if root == self.rank { std::mem::take(bytes) } else { Vec::new() };
+        self.exchange(Slot { bytes: mine, ..Slot::new("share", (root, 0), Vec::new()) }, |rank, slot| {
+            if rank == root {
+                bytes.clone_from(&slot.bytes);
             }
         })
     }

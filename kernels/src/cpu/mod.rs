@@ -98,10 +98,6 @@ impl Cpu {
         self.pool.threads()
     }
 
-    pub fn collective(&self) -> &dyn Collective {
-        &*self.collective
-    }
-
     /// Runs `f(first row, part)` over parts of `data` made of whole rows.
     fn by_rows(&self, data: &mut [f32], cols: usize, f: &(dyn Fn(usize, &mut [f32]) + Sync)) {
         let rows = data.len().checked_div(cols).unwrap_or(0);
@@ -474,6 +470,14 @@ impl Backend for Cpu {
         let mut out = zeros(x.rows, x.cols);
         moe::experts(&self.pool, self.isa, &x.data, x.cols, routes, experts, &mut out.data);
         out
+    }
+
+    fn relink(&mut self, collective: Box<dyn Collective>) {
+        self.collective = collective;
+    }
+
+    fn collective(&self) -> &dyn Collective {
+        &*self.collective
     }
 
     fn rank(&self) -> usize {

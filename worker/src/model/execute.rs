@@ -54,6 +54,14 @@ impl<B: Backend> Executing<B> {
         Self { network, vocab, stash: HashMap::new() }
     }
 
+    pub fn backend(&self) -> &B {
+        self.network.backend()
+    }
+
+    pub fn into_network(self) -> Network<B> {
+        self.network
+    }
+
     /// The step has been checked. Ranks other than the leader return nothing.
     pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
         for seq in &step.dropped {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::bounded;
 use rein_control_plane::RankPlacement;
+use rein_kernels::collective::Collective;
 use rein_kernels::{
     Backend, Error, ExpertWeights, GqaSpec, HostMatrix, MlaSpec, Precision, Result as KernelResult, RopeSpec,
     RouteSpec, Span,
@@ -27,8 +28,12 @@ pub struct Precisions {
 pub struct Network<B: Backend> {
     backend: B,
     spec: Arc<Spec>,
+    rank: RankPlacement,
+    base: Precision,
     embed: B::Embedding,
     layers: Vec<Layer<B>>,
+    /// One for each layer, once there are any.
+    caches: Vec<B::Cache>,
     norm: Norm<B>,
     head: B::Linear,
 }
@@ -48,7 +53,6 @@ struct Layer<B: Backend> {
     attention: AttentionWeights<B>,
     mlp_norm: Norm<B>,
     mlp: MlpWeights<B>,
-    cache: B::Cache,
 }
 
 enum AttentionWeights<B: Backend> {
@@ -314,15 +318,13 @@ impl Attention {
 }
 
 impl<B: Backend> Network<B> {
-    #[allow(clippy::too_many_arguments)]
+    /// The weights; before anything is computed it needs `open_caches`.
     pub fn load(
         backend: B,
         spec: Arc<Spec>,
         weights: &Weights,
         rank: &RankPlacement,
         precisions: Precisions,
-        blocks: usize,
-        block_size: usize,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, LoadError> {
         let reader = Reader { weights, rank, ranks: backend.ranks(), progress };
@@ -332,7 +334,6 @@ impl<B: Backend> Network<B> {
         let embed = backend.embedding(reader.read(&whole(&spec.embed), true, base)?, base)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (layer, held) in spec.layers.iter().zip(&rank.experts) {
-            let (width_k, width_v) = layer.attention.cache_widths(rank.kv_heads.len());
             layers.push(Layer {
                 input_norm: loader.norm(&layer.input_norm)?,
                 attention: loader.attention(&layer.attention)?,
@@ -341,12 +342,36 @@ impl<B: Backend> Network<B> {
                     Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
                     Mlp::Moe(moe) => MlpWeights::Moe(Box::new(loader.moe(moe, held)?)),
                 },
-                cache: backend.cache(blocks, block_size, width_k, width_v, base)?,
             });
         }
         let norm = loader.norm(&spec.norm)?;
         let head = loader.linear(&spec.head)?.weight;
-        Ok(Self { backend, spec, embed, layers, norm, head })
+        Ok(Self { backend, spec, rank: rank.clone(), base, embed, layers, caches: Vec::new(), norm, head })
+    }
+
+    /// An empty KV cache.
+    pub fn open_caches(&mut self, blocks: usize, block_size: usize) -> KernelResult<()> {
+        self.caches.clear();
+        for layer in &self.spec.layers {
+            let (width_k, width_v) = layer.attention.cache_widths(self.rank.kv_heads.len());
+            self.caches.push(self.backend.cache(blocks, block_size, width_k, width_v, self.base)?);
+        }
+        Ok(())
+    }
+
+    /// Keeps the weights only: the others of its group see this rank leave.
+    pub fn leave(&mut self, alone: Box<dyn Collective>) {
+        self.caches.clear();
+        self.backend.relink(alone);
+    }
+
+    /// With the same weights a rank of another group.
+    pub fn join(&mut self, collective: Box<dyn Collective>) {
+        self.backend.relink(collective);
+    }
+
+    pub fn rank(&self) -> &RankPlacement {
+        &self.rank
     }
 
     pub fn backend(&self) -> &B {
@@ -360,11 +385,11 @@ impl<B: Backend> Network<B> {
         if self.spec.embedding_multiplier != 1.0 {
             b.scale(&mut x, self.spec.embedding_multiplier);
         }
-        for layer in &mut self.layers {
+        for (layer, cache) in self.layers.iter().zip(&mut self.caches) {
             let normed = layer.input_norm.apply(b, &x);
             let mut out = match &layer.attention {
-                AttentionWeights::Gqa(a) => a.forward(b, &normed, positions, spans, &mut layer.cache),
-                AttentionWeights::Mla(a) => a.forward(b, &normed, positions, spans, &mut layer.cache),
+                AttentionWeights::Gqa(a) => a.forward(b, &normed, positions, spans, cache),
+                AttentionWeights::Mla(a) => a.forward(b, &normed, positions, spans, cache),
             };
             b.all_reduce(&mut out)?;
             b.add_scaled(&mut x, &out, self.spec.residual_multiplier);

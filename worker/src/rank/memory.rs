@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rein_control_plane::Placement;
+use rein_control_plane::RankPlacement;
 use rein_kernels::Precision;
 
 use super::ModelOptions;
@@ -14,13 +14,13 @@ const DEFAULT_SHARE: usize = 4;
 /// Assumed free where the system does not say.
 const UNKNOWN_FREE: usize = 2 << 30;
 
-/// The KV cache of a group.
+/// The KV cache of the ranks in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvPlan {
     pub blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// Of all ranks together.
+    /// Of this process's ranks together.
     pub bytes_per_token: usize,
     /// Longest prompt + generated.
     pub max_context: usize,
@@ -47,18 +47,29 @@ impl fmt::Display for KvPlan {
 }
 
 impl KvPlan {
-    pub(super) fn new(
+    /// Of these ranks of a group of `ranks`; the weights of those in `to_load` are still to take their memory.
+    pub(super) fn new<'a>(
         spec: &Spec,
-        placement: &Placement,
+        mine: &[&RankPlacement],
+        to_load: impl Iterator<Item = &'a RankPlacement>,
+        ranks: usize,
         precisions: Precisions,
         options: &ModelOptions,
     ) -> Result<Self, LoadError> {
-        Self::with_free(spec, placement, precisions, options, free_memory())
+        let weights = to_load.map(|rank| bytes_to_hold(spec, precisions, rank, ranks)).sum();
+        Self::with_free(spec, mine, weights, precisions, options, free_memory())
+    }
+
+    /// With the blocks that all ranks have room for, which may be fewer.
+    pub(super) fn agreed(mut self, blocks: usize, options: &ModelOptions) -> Result<Self, LoadError> {
+        self.blocks = blocks;
+        self.limited(options)
     }
 
     fn with_free(
         spec: &Spec,
-        placement: &Placement,
+        mine: &[&RankPlacement],
+        weights: usize,
         precisions: Precisions,
         options: &ModelOptions,
         free: usize,
@@ -72,10 +83,9 @@ impl KvPlan {
             };
             spec.layers.iter().map(width).sum()
         };
-        let bytes_per_token = size * placement.ranks.iter().map(|rank| of_rank(rank.kv_heads.len())).sum::<usize>();
+        let bytes_per_token = size * mine.iter().map(|rank| of_rank(rank.kv_heads.len())).sum::<usize>();
 
         let context = context(spec, options)?;
-        let weights: usize = placement.ranks.iter().map(|r| bytes_to_hold(spec, precisions, r, options.tp)).sum();
         let blocks = match (options.kv_blocks, options.kv_memory) {
             (Some(blocks), _) => blocks,
             (None, None) if weights >= free => {
@@ -89,6 +99,12 @@ impl KvPlan {
                 (budget / (block_size * bytes_per_token).max(1)).min(most)
             }
         };
+        Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context }.limited(options)
+    }
+
+    /// With the context that the blocks hold.
+    fn limited(self, options: &ModelOptions) -> Result<Self, LoadError> {
+        let Self { blocks, block_size, bytes_per_token, full_context, .. } = self;
         let fits = blocks * block_size;
         match options.max_context {
             _ if blocks == 0 => {
@@ -99,9 +115,7 @@ impl KvPlan {
                 let what = format!("{asked} tokens do not fit the KV cache of {fits}; give it more memory or blocks");
                 Err(LoadError::Option { option: "max_context", what })
             }
-            _ => {
-                Ok(Self { blocks, block_size, bytes_per_token, max_context: context.min(fits), full_context: context })
-            }
+            _ => Ok(Self { max_context: full_context.min(fits), ..self }),
         }
     }
 }
@@ -149,7 +163,8 @@ mod tests {
         if options.tp == 1 {
             assert_eq!(weights, 2 * (2 * 8 * 16 + 2 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 8 * 16)));
         }
-        KvPlan::with_free(&spec, &placement, PRECISIONS, options, weights + free)
+        let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
+        KvPlan::with_free(&spec, &mine, weights, PRECISIONS, options, weights + free)
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rein_kernels::Precision;
 use rein_proto::internal::{Draw, Row, RowResult, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::score::{ScoreOutput, score, score_with};
 
+mod apart;
 mod broken;
 mod steps;
 
@@ -246,7 +248,7 @@ fn mean_distance(a: &[Option<f32>], b: &[Option<f32>]) -> f32 {
 
 #[test]
 fn auto_dtype_is_the_checkpoints() {
-    let of = |name: &str| open(&fixture(name).dir, &ModelOptions::default()).expect(name).precisions.base;
+    let of = |name: &str| open::open(&fixture(name).dir, &ModelOptions::default()).expect(name).precisions.base;
     assert_eq!(of("llama3"), Precision::Bf16);
     assert_eq!(of("llama_bias"), Precision::F32, "f16 becomes f32");
     assert_eq!(of("llama_awkward"), Precision::F32);

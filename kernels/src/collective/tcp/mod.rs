@@ -101,6 +101,11 @@ impl Fate {
     pub fn abort(&self) -> Option<Abort> {
         self.0.lock().clone()
     }
+
+    /// Waits for the end, not longer than this.
+    pub fn wait(&self, time: Duration) -> Option<Abort> {
+        self.0.wait(time)
+    }
 }
 
 /// One rank; dropping it aborts the group for the others.
@@ -121,6 +126,7 @@ struct Header {
     /// Root of a broadcast; 0 elsewhere.
     root: u32,
     round: u64,
+    /// In bytes.
     len: u64,
 }
 
@@ -130,6 +136,7 @@ enum Op {
     AllGather = 2,
     AllToAll = 3,
     Broadcast = 4,
+    Share = 5,
 }
 
 impl Op {
@@ -139,6 +146,7 @@ impl Op {
             Op::AllGather => "all_gather",
             Op::AllToAll => "all_to_all",
             Op::Broadcast => "broadcast",
+            Op::Share => "share",
         }
     }
 }
@@ -154,7 +162,7 @@ impl Header {
     }
 
     fn read(bytes: &[u8; HEADER]) -> Option<Header> {
-        let op = [Op::AllReduce, Op::AllGather, Op::AllToAll, Op::Broadcast];
+        let op = [Op::AllReduce, Op::AllGather, Op::AllToAll, Op::Broadcast, Op::Share];
         let number = |range: std::ops::Range<usize>| {
             bytes[range].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
         };
@@ -180,11 +188,30 @@ impl Traffic {
     }
 }
 
-fn bytes_of(values: &[f32], header: Header) -> Vec<u8> {
-    let mut out = Vec::with_capacity(HEADER + 4 * values.len());
-    out.extend_from_slice(&header.bytes());
-    values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
-    out
+/// What a rank gives in an operation.
+#[derive(Clone, Copy)]
+enum Part<'a> {
+    Floats(&'a [f32]),
+    Bytes(&'a [u8]),
+}
+
+impl Part<'_> {
+    fn len(self) -> usize {
+        match self {
+            Part::Floats(values) => 4 * values.len(),
+            Part::Bytes(bytes) => bytes.len(),
+        }
+    }
+
+    fn after(self, header: Header) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER + self.len());
+        out.extend_from_slice(&header.bytes());
+        match self {
+            Part::Floats(values) => values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes())),
+            Part::Bytes(bytes) => out.extend_from_slice(bytes),
+        }
+        out
+    }
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -237,19 +264,19 @@ impl Tcp {
 
     /// Gives each peer its part, if any, and takes theirs from those in `from`. Chunk by chunk, so that all connections
     /// are busy at the same time and none waits for a reader that is itself waiting.
-    fn exchange<'a>(
+    fn exchange_bytes<'a>(
         &self,
         op: Op,
         root: usize,
-        part: impl Fn(usize) -> Option<&'a [f32]>,
+        part: impl Fn(usize) -> Option<Part<'a>>,
         from: impl Fn(usize) -> bool,
-    ) -> Result<Vec<Vec<f32>>> {
+    ) -> Result<Vec<Vec<u8>>> {
         self.check()?;
         self.round.set(self.round.get() + 1);
         let header = |len| Header { op, root: root as u32, round: self.round.get(), len };
         let peer = |peer: usize| match &self.peers[peer] {
             Some(_) => Traffic {
-                out: part(peer).map_or_else(Vec::new, |part| bytes_of(part, header(part.len() as u64))),
+                out: part(peer).map_or_else(Vec::new, |part| part.after(header(part.len() as u64))),
                 expects: from(peer),
                 ..Traffic::default()
             },
@@ -276,8 +303,8 @@ impl Tcp {
                     None => {
                         let len = self.header(peer, header(0))?;
                         // What it says is to come is believed as it comes.
-                        traffic.got.reserve(4 * len.min(CHUNK));
-                        (4 * len, CHUNK - HEADER)
+                        traffic.got.reserve(len.min(4 * CHUNK));
+                        (len, CHUNK - HEADER)
                     }
                 };
                 let start = traffic.got.len();
@@ -287,7 +314,25 @@ impl Tcp {
                 traffic.left = Some(left - left.min(room));
             }
         }
-        Ok(traffic.into_iter().map(|traffic| floats(&traffic.got)).collect())
+        Ok(traffic.into_iter().map(|traffic| traffic.got).collect())
+    }
+
+    fn exchange<'a>(
+        &self,
+        op: Op,
+        root: usize,
+        part: impl Fn(usize) -> Option<&'a [f32]>,
+        from: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        let got = self.exchange_bytes(op, root, |peer| part(peer).map(Part::Floats), from)?;
+        Ok(got.iter().map(|bytes| floats(bytes)).collect())
+    }
+
+    fn check_root(&self, op: Op, root: usize) -> Result<()> {
+        if root < self.size() {
+            return Ok(());
+        }
+        Err(Error::Shape { op: op.name(), what: format!("root {root} of {} ranks", self.size()) })
     }
 
     fn same_length(&self, op: Op, peer: usize, got: usize, mine: usize) -> Result<()> {
@@ -365,10 +410,7 @@ impl Collective for Tcp {
     }
 
     fn broadcast(&self, root: usize, x: &mut [f32]) -> Result<()> {
-        if root >= self.size() {
-            let what = format!("root {root} of {} ranks", self.size());
-            return Err(Error::Shape { op: "broadcast", what });
-        }
+        self.check_root(Op::Broadcast, root)?;
         let mine: &[f32] = x;
         let rank = self.rank;
         let mut all = self.exchange(Op::Broadcast, root, |_| (rank == root).then_some(mine), |peer| peer == root)?;
@@ -376,6 +418,18 @@ impl Collective for Tcp {
             let given = std::mem::take(&mut all[root]);
             self.same_length(Op::Broadcast, root, given.len(), x.len())?;
             x.copy_from_slice(&given);
+        }
+        Ok(())
+    }
+
+    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        self.check_root(Op::Share, root)?;
+        let rank = self.rank;
+        let mine: &[u8] = bytes;
+        let mut all =
+            self.exchange_bytes(Op::Share, root, |_| (rank == root).then_some(Part::Bytes(mine)), |peer| peer == root)?;
+        if rank != root {
+            *bytes = std::mem::take(&mut all[root]);
         }
         Ok(())
     }

@@ -141,22 +141,6 @@ fn a_wrong_step_is_refused_and_the_next_one_runs() {
 }
 
 #[test]
-fn a_lost_rank_ends_the_group_and_nobody_hangs() {
-    let fixture = fixture("llama3");
-    let mut group = load(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() });
-    let step = Step { epoch: 1, id: 1, rows: vec![row(1, &[5, 6], 0, &[0], After::Draw)], dropped: Vec::new() };
-    group.execute(&step).expect("both ranks are there");
-    group.ranks[1].steps = None;
-    for _ in 0..2 {
-        match group.execute(&step) {
-            Err(ExecutorError::Lost(why)) => assert!(why.contains("rank 1"), "{why}"),
-            other => panic!("{other:?}"),
-        }
-    }
-    drop(group);
-}
-
-#[test]
 fn the_shape_is_the_checkpoints() {
     let fixture = fixture("llama_awkward");
     let group = load(&fixture.dir, &ModelOptions { tp: 2, kv_blocks: None, ..f32_options() });

@@ -1,0 +1,92 @@
+//! The controller's process: of several one is active, and what that one decides it writes on the condition that it
+//! still is.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::{
+    decide::Controller,
+    election::campaign,
+    limits,
+    mirror::Mirror,
+    records::Keys,
+    retry::Backoff,
+    session::Session,
+    store::{Snapshot, Store},
+    view::View,
+};
+
+#[derive(Debug, Clone)]
+pub struct ControllerOptions {
+    /// Among the controllers of the cluster.
+    pub id: String,
+    /// Workers per model that are kept aside.
+    pub spares: usize,
+}
+
+/// Stands for election, and decides while elected. Never returns.
+pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions) {
+    let session = Session::new(store.clone(), &options.id, limits::LEASE);
+    let mirror = Mirror::new(store.clone(), &options.id, keys.root());
+    loop {
+        let held = session.held();
+        let leadership = campaign(store.clone(), &mirror, &held, &keys.controller(), &options.id).await;
+        tracing::info!(id = options.id, "this controller is the active one");
+        let decide = async {
+            let mut backoff = Backoff::new(&options.id);
+            let mut controller = Controller::new(keys.clone(), options.spares);
+            let (mut view, mut mirror) = (View::default(), mirror.clone());
+            let began = Instant::now();
+            // What has been written and not been seen yet.
+            let mut written = 0;
+            let mut snapshot: Arc<Snapshot> = mirror.read().await;
+            loop {
+                let mut tried = false;
+                if snapshot.revision < view.revision {
+                    // The store has begun anew.
+                    written = 0;
+                }
+                if snapshot.revision >= written {
+                    view.update(&keys, &snapshot);
+                    for decision in controller.decide(&view, began.elapsed()) {
+                        tried = true;
+                        let transaction = decision.transaction.when(leadership.condition());
+                        match store.commit(transaction).await {
+                            Ok(Some(revision)) => {
+                                tracing::info!("{}", decision.why);
+                                written = revision;
+                                backoff.reset();
+                            }
+                            Ok(None) => tracing::debug!(decision.why, "overtaken"),
+                            Err(error) => tracing::warn!(decision.why, %error, "cannot be written"),
+                        }
+                    }
+                }
+                let wake = controller.wake().map(|at| began + at);
+                tokio::select! {
+                    biased;
+                    news = mirror.changed() => snapshot = news,
+                    () = wake_at(wake) => {}
+                    // What could not be written is tried again also if nothing changes.
+                    () = backoff.wait(), if tried => {}
+                }
+                // A burst of changes is looked at once.
+                sleep(limits::BURST).await;
+                snapshot = if mirror.view().revision != snapshot.revision { mirror.read().await } else { snapshot };
+            }
+        };
+        tokio::select! {
+            () = leadership.lost(&mirror, &held) => {}
+            () = decide => {}
+        }
+        tracing::warn!(id = options.id, "this controller is no longer the active one");
+    }
+}
+
+async fn wake_at(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,486 @@
+//! What the active controller does: who is which rank of which group. A pure function of the cluster's records, the time
+//! and what it has seen before; nothing here waits or writes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    limits,
+    placement::{Placement, place},
+    records::{GroupRecord, Keys, Member, Seat, WorkerRecord, WorkerState, encode},
+    store::{Condition, Revision, Transaction},
+    view::{Group, View},
+};
+
+/// One change, to be written as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    pub why: String,
+    pub transaction: Transaction,
+}
+
+/// What an active controller remembers. A new one begins with nothing and gives everybody time to come back.
+#[derive(Debug)]
+pub struct Controller {
+    keys: Keys,
+    /// Workers per model that are kept aside rather than made into one more group.
+    spares: usize,
+    began: Option<Duration>,
+    revision: Revision,
+    /// Workers that have been seen: when one of these is gone, it is gone.
+    known: BTreeSet<String>,
+    /// Since when a group is of its epoch, and since when it drains.
+    epochs: BTreeMap<String, (u64, Duration)>,
+    draining: BTreeMap<String, Duration>,
+    /// Workers that say they are in a group that is not there, since when.
+    orphans: BTreeMap<String, Duration>,
+    /// When to look again though nothing has changed.
+    wake: Option<Duration>,
+}
+
+/// Workers that can be in one group.
+type Kind = (String, String, usize);
+
+fn kind(worker: &WorkerRecord) -> Kind {
+    (worker.model.clone(), worker.fingerprint.clone(), worker.group_size)
+}
+
+struct Round<'a> {
+    view: &'a View,
+    /// By kind, in the order of their names.
+    free: BTreeMap<Kind, Vec<(&'a str, &'a Arc<WorkerRecord>)>>,
+    epoch: u64,
+    decisions: Vec<Decision>,
+}
+
+impl Round<'_> {
+    fn next_epoch(&mut self) -> u64 {
+        self.epoch += 1;
+        self.epoch
+    }
+}
+
+fn member(id: &str, worker: &WorkerRecord) -> Member {
+    Member {
+        worker: id.to_owned(),
+        incarnation: worker.incarnation,
+        address: worker.address.clone(),
+        mesh: worker.mesh.clone(),
+        ranks: worker.ranks,
+    }
+}
+
+impl Controller {
+    pub fn new(keys: Keys, spares: usize) -> Self {
+        Controller {
+            keys,
+            spares,
+            began: None,
+            revision: 0,
+            known: BTreeSet::new(),
+            epochs: BTreeMap::new(),
+            draining: BTreeMap::new(),
+            orphans: BTreeMap::new(),
+            wake: None,
+        }
+    }
+
+    /// When `decide` has to be asked again at the latest.
+    pub fn wake(&self) -> Option<Duration> {
+        self.wake
+    }
+
+    /// What is to be changed now. The next question is for a view in which these changes are, or could not be made.
+    pub fn decide(&mut self, view: &View, now: Duration) -> Vec<Decision> {
+        if view.revision < self.revision {
+            tracing::warn!("the store has begun anew; everybody gets time to come back");
+            *self = Controller::new(self.keys.clone(), self.spares);
+        }
+        self.revision = view.revision;
+        self.wake = None;
+        self.began.get_or_insert(now);
+        self.known.extend(view.workers.keys().cloned());
+        self.remember(view, now);
+        let free = self.free(view, now);
+        let mut round = Round { view, free, epoch: view.last_epoch(), decisions: Vec::new() };
+        for (id, group) in &view.groups {
+            if let Some((record, revision)) = &group.placement {
+                self.tend(&mut round, id, group, record, *revision, now);
+            }
+        }
+        if self.settled(now) {
+            self.form(&mut round);
+        }
+        self.seat(&mut round);
+        round.decisions
+    }
+
+    fn remember(&mut self, view: &View, now: Duration) {
+        let records = || view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?)));
+        self.epochs.retain(|id, (epoch, _)| records().any(|(known, record)| known == id && record.epoch() == *epoch));
+        self.draining.retain(|id, _| records().any(|(known, record)| known == id && record.draining));
+        for (id, record) in records() {
+            self.epochs.entry(id.clone()).or_insert((record.epoch(), now));
+            if record.draining {
+                self.draining.entry(id.clone()).or_insert(now);
+            }
+        }
+        let orphaned = |id: &String| view.workers.get(id).is_some_and(|worker| orphan(view, worker));
+        self.orphans.retain(|id, _| orphaned(id));
+        for (id, worker) in &view.workers {
+            if orphan(view, worker) {
+                self.orphans.entry(id.clone()).or_insert(now);
+            }
+        }
+    }
+
+    fn wake_at(&mut self, at: Duration) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    /// Whether whoever was there before has had time to say so.
+    fn settled(&mut self, now: Duration) -> bool {
+        let until = self.began.unwrap_or(now) + limits::SETTLE;
+        if now < until {
+            self.wake_at(until);
+        }
+        now >= until
+    }
+
+    /// Workers that can be given a seat.
+    fn free<'a>(&mut self, view: &'a View, now: Duration) -> BTreeMap<Kind, Vec<(&'a str, &'a Arc<WorkerRecord>)>> {
+        let mut free: BTreeMap<Kind, Vec<_>> = BTreeMap::new();
+        for (id, worker) in &view.workers {
+            let records = || view.groups.values().filter_map(Group::record);
+            let taken = records().any(|record| record.members.iter().any(|member| member.worker == *id));
+            let dismissed =
+                records().any(|record| record.out.iter().any(|(out, n)| out == id && *n == worker.incarnation));
+            if taken || dismissed || worker.state != WorkerState::Ready {
+                continue;
+            }
+            if let Some(&since) = self.orphans.get(id)
+                && now < since + limits::ORPHAN_TIME
+            {
+                self.wake_at(since + limits::ORPHAN_TIME);
+                continue;
+            }
+            free.entry(kind(worker)).or_default().push((id.as_str(), worker));
+        }
+        free
+    }
+
+    /// One group: whether its members are there, and what is to be done if not.
+    fn tend(
+        &mut self,
+        round: &mut Round,
+        id: &str,
+        group: &Group,
+        record: &Arc<GroupRecord>,
+        at: Revision,
+        now: Duration,
+    ) {
+        let view = round.view;
+        let mut lost = self.lost(view, group, record, now);
+        let of_epoch = |trouble: &&crate::records::Trouble| trouble.epoch == record.epoch();
+        let broken = group.trouble.values().find(of_epoch);
+        let mut why = match (lost.first(), broken) {
+            (Some(&i), trouble) => {
+                let reason = trouble.map_or(String::new(), |trouble| format!(" ({})", trouble.reason));
+                format!("{} is lost{reason}", record.members[i].worker)
+            }
+            (None, Some(trouble)) => trouble.reason.clone(),
+            (None, None) => String::new(),
+        };
+        let since = self.epochs.get(id).map_or(now, |(_, since)| *since);
+        if lost.is_empty() && broken.is_some() && now < since + limits::REFORM_PAUSE {
+            return self.wake_at(since + limits::REFORM_PAUSE);
+        }
+        let mut change = !lost.is_empty() || broken.is_some();
+        let state = |member: &Member| view.workers.get(&member.worker).map(|worker| worker.state);
+        let leaving: Vec<usize> =
+            (0..record.members.len()).filter(|&i| state(&record.members[i]) == Some(WorkerState::Draining)).collect();
+        if change {
+            // They do not come along.
+            lost.extend(leaving);
+        } else if !leaving.is_empty() {
+            if self.may_leave(round, id, group, record, now) {
+                why = format!("{} drains", record.members[leaving[0]].worker);
+                lost.extend(leaving);
+                change = true;
+            } else if !record.draining {
+                let flagged = GroupRecord { draining: true, ..(**record).clone() };
+                let key = self.keys.placement(id);
+                let transaction = Transaction::default().when(Condition::At(key.clone(), at));
+                let why = format!("{id}: {} drains; no new sequences", record.members[leaving[0]].worker);
+                round.decisions.push(Decision { why, transaction: transaction.put(key, encode(&flagged), None) });
+            }
+        }
+        let ranks: usize = record.members.iter().map(|member| member.ranks).sum();
+        if !change && ranks < record.group_size && self.settled(now) {
+            let free = round.free.get(&of(record)).map_or(0, |free| free.iter().map(|(_, worker)| worker.ranks).sum());
+            if ranks + free >= record.group_size {
+                (why, change) = ("there are workers for all its ranks again".into(), true);
+            }
+        }
+        if change {
+            self.reform(round, id, record, at, &lost, &why);
+        }
+    }
+
+    /// Members that are not there any more.
+    fn lost(&mut self, view: &View, group: &Group, record: &GroupRecord, now: Duration) -> BTreeSet<usize> {
+        let mut lost = BTreeSet::new();
+        let here =
+            |member: &Member| view.workers.get(&member.worker).is_some_and(|w| w.incarnation == member.incarnation);
+        for (i, member) in record.members.iter().enumerate() {
+            if here(member) {
+                continue;
+            }
+            let replaced = view.workers.contains_key(&member.worker);
+            // A worker that the store does not hear, but its group does, goes on.
+            let heard = |other: usize| {
+                other != i
+                    && here(&record.members[other])
+                    && group.ready.get(&record.first_rank(other)).is_some_and(|ready| ready.epoch == record.epoch())
+            };
+            let witnessed = (0..record.members.len()).any(heard);
+            let unknown = !self.known.contains(&member.worker) && !self.settled(now);
+            if replaced || !(witnessed || unknown) {
+                lost.insert(i);
+            }
+        }
+        if !lost.is_empty() {
+            return lost;
+        }
+        let mut votes = vec![0usize; record.members.len()];
+        for (&rank, trouble) in group.trouble.iter().filter(|(_, trouble)| trouble.epoch == record.epoch()) {
+            let suspect = trouble.suspect.and_then(|suspect| record.member_of(suspect));
+            if let (Some(by), Some(suspect)) = (record.member_of(rank), suspect)
+                && by != suspect
+                && here(&record.members[by])
+            {
+                votes[suspect] += 1;
+            }
+        }
+        // Two that cannot hear each other suspect each other: one goes, the later one.
+        let most = (0..votes.len()).filter(|&i| votes[i] > 0).max_by_key(|&i| (votes[i], i));
+        lost.extend(most);
+        lost
+    }
+
+    /// Whether a member that wants to leave can: nobody needs it, or it has waited for long.
+    fn may_leave(&mut self, round: &Round, id: &str, group: &Group, record: &GroupRecord, now: Duration) -> bool {
+        let mut others =
+            round.view.groups.iter().filter(|(other, _)| *other != id).filter_map(|(_, g)| g.record().map(|r| (g, r)));
+        let elsewhere = others.any(|(g, r)| r.model == record.model && !r.draining && g.serves());
+        let free: usize =
+            round.free.get(&of(record)).map_or(0, |free| free.iter().map(|(_, worker)| worker.ranks).sum());
+        let replaceable = free > 0;
+        if !elsewhere && replaceable || !group.serves() {
+            return true;
+        }
+        let Some(&since) = self.draining.get(id) else { return false };
+        let idle =
+            group.load.as_ref().is_some_and(|load| load.epoch == record.epoch() && load.running + load.waiting == 0);
+        let quiet = since + limits::DRAIN_QUIET;
+        let over = since + limits::DRAIN_TIME;
+        if now < quiet {
+            self.wake_at(quiet);
+            return false;
+        }
+        if !idle && now < over {
+            self.wake_at(over);
+            return false;
+        }
+        true
+    }
+
+    /// The group again without those that are lost: with others in their place, or with fewer ranks, or not at all.
+    fn reform(
+        &mut self,
+        round: &mut Round,
+        id: &str,
+        record: &GroupRecord,
+        at: Revision,
+        lost: &BTreeSet<usize>,
+        why: &str,
+    ) {
+        let view = round.view;
+        let mut free = round.free.remove(&of(record)).unwrap_or_default();
+        let mut seats: Vec<Option<Member>> =
+            record.members.iter().enumerate().map(|(i, known)| (!lost.contains(&i)).then(|| known.clone())).collect();
+        let survivors = seats.clone();
+        // In the place of each lost one somebody with as many ranks, so that the others keep theirs.
+        for (i, seat) in seats.iter_mut().enumerate() {
+            if seat.is_none()
+                && let Some(spare) = free.iter().position(|(_, worker)| worker.ranks == record.members[i].ranks)
+            {
+                let (name, worker) = free.remove(spare);
+                *seat = Some(member(name, worker));
+            }
+        }
+        let mut members: Vec<Member> = seats.into_iter().flatten().collect();
+        let count = |members: &[Member]| members.iter().map(|member| member.ranks).sum::<usize>();
+        while count(&members) < record.group_size
+            && let Some(i) = free.iter().position(|(_, worker)| count(&members) + worker.ranks <= record.group_size)
+        {
+            let (name, worker) = free.remove(i);
+            members.push(member(name, worker));
+        }
+        let epoch = round.next_epoch();
+        // As many as can share the model; those that are too many stay free.
+        let mut placement = None;
+        while placement.is_none() && !members.is_empty() {
+            placement = placed(view, &members, epoch);
+            if placement.is_none()
+                && let Some(last) = members.pop()
+                && let Some(worker) = view.workers.get_key_value(&last.worker)
+                && !survivors.iter().flatten().any(|survivor| survivor.worker == last.worker)
+            {
+                free.push((worker.0.as_str(), worker.1));
+            }
+        }
+        round.free.insert(of(record), free);
+        let key = self.keys.placement(id);
+        let mut transaction = Transaction::default().when(Condition::At(key.clone(), at));
+        let stays = |worker: &str| members.iter().any(|member| member.worker == worker);
+        let gone: Vec<&Member> = record.members.iter().filter(|member| !stays(&member.worker)).collect();
+        let free_seat = encode(&Seat { group: None, epoch });
+        for member in &gone {
+            transaction = transaction.put(self.keys.seat(&member.worker), free_seat.clone(), None);
+        }
+        let why = match placement {
+            Some(placement) => {
+                let same = |(worker, n): &(String, u64)| view.workers.get(worker).is_some_and(|w| w.incarnation == *n);
+                let mut out: Vec<(String, u64)> = record.out.iter().filter(|out| same(out)).cloned().collect();
+                out.extend(gone.iter().map(|member| (member.worker.clone(), member.incarnation)).filter(same));
+                let names: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
+                let why = format!("{id}: {why}; epoch {epoch} on {}", names.join(", "));
+                let seat = encode(&Seat { group: Some(id.to_owned()), epoch });
+                for member in &members {
+                    transaction = transaction.put(self.keys.seat(&member.worker), seat.clone(), None);
+                }
+                let draining = false;
+                let record = GroupRecord { members, placement, draining, out, ..record.clone() };
+                transaction = transaction.put(key, encode(&record), None);
+                why
+            }
+            None => {
+                transaction = transaction.delete(key);
+                format!("{id}: {why}; the others are too few for the model, the group is over")
+            }
+        };
+        round.decisions.push(Decision { why, transaction });
+    }
+
+    /// New groups of workers that have none.
+    fn form(&mut self, round: &mut Round) {
+        let mut names: BTreeSet<String> = round.view.groups.keys().cloned().collect();
+        for (kind, mut free) in std::mem::take(&mut round.free) {
+            let (model, fingerprint, group_size) = kind;
+            while free.len() > self.spares {
+                let (mut chosen, mut ranks) = (Vec::new(), 0);
+                for (i, (_, worker)) in free.iter().enumerate() {
+                    if ranks + worker.ranks <= group_size {
+                        chosen.push(i);
+                        ranks += worker.ranks;
+                    }
+                }
+                if ranks < group_size || free.len() < chosen.len() + self.spares {
+                    break;
+                }
+                let members: Vec<Member> = chosen.iter().map(|&i| member(free[i].0, free[i].1)).collect();
+                for &i in chosen.iter().rev() {
+                    free.remove(i);
+                }
+                let epoch = round.next_epoch();
+                let Some(placement) = placed(round.view, &members, epoch) else {
+                    tracing::warn!(model, group_size, "the model cannot be shared by so many ranks");
+                    break;
+                };
+                let id = name(&model, &names);
+                names.insert(id.clone());
+                let workers: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
+                let why = format!("{id}: new, epoch {epoch} on {}", workers.join(", "));
+                let key = self.keys.placement(&id);
+                let mut transaction = Transaction::default().when(Condition::Absent(key.clone()));
+                for worker in workers {
+                    let seat = Seat { group: Some(id.clone()), epoch };
+                    transaction = transaction.put(self.keys.seat(worker), encode(&seat), None);
+                }
+                let record = GroupRecord {
+                    model: model.clone(),
+                    fingerprint: fingerprint.clone(),
+                    group_size,
+                    members,
+                    placement,
+                    draining: false,
+                    out: Vec::new(),
+                };
+                transaction = transaction.put(key, encode(&record), None);
+                round.decisions.push(Decision { why, transaction });
+            }
+        }
+    }
+
+    /// Seats that do not say what the placements say: after a loss of data, or of a worker that is gone.
+    fn seat(&mut self, round: &mut Round) {
+        let view = round.view;
+        let mut wanted: BTreeMap<&str, Seat> = BTreeMap::new();
+        for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
+            for (worker, incarnation) in &record.out {
+                if view.workers.get(worker).is_some_and(|w| w.incarnation == *incarnation) {
+                    wanted.entry(worker).or_insert(Seat { group: None, epoch: record.epoch() });
+                }
+            }
+            for member in &record.members {
+                wanted.insert(&member.worker, Seat { group: Some(id.clone()), epoch: record.epoch() });
+            }
+        }
+        let mut transaction = Transaction::default();
+        for (worker, seat) in &wanted {
+            if view.seats.get(*worker) != Some(seat) && transaction.writes.len() < limits::WRITES {
+                transaction = transaction.put(self.keys.seat(worker), encode(seat), None);
+            }
+        }
+        for worker in view.seats.keys() {
+            let needed = wanted.contains_key(worker.as_str()) || view.workers.contains_key(worker);
+            if !needed && transaction.writes.len() < limits::WRITES {
+                transaction = transaction.delete(self.keys.seat(worker));
+            }
+        }
+        // Groups that change in this round get their seats with it.
+        if round.decisions.is_empty() && !transaction.writes.is_empty() {
+            round.decisions.push(Decision { why: "seats as the placements say".into(), transaction });
+        }
+    }
+}
+
+fn of(record: &GroupRecord) -> Kind {
+    (record.model.clone(), record.fingerprint.clone(), record.group_size)
+}
+
+/// Says it is in a group that is not there.
+fn orphan(view: &View, worker: &WorkerRecord) -> bool {
+    let there = |group: &String| view.groups.get(group).is_some_and(|group| group.record().is_some());
+    worker.seat.group.as_ref().is_some_and(|group| !there(group))
+}
+
+/// The model over these members; None: it cannot be shared so, or does not fit.
+fn placed(view: &View, members: &[Member], epoch: u64) -> Option<Placement> {
+    let workers: Vec<_> = members.iter().filter_map(|member| view.workers.get(&member.worker)).collect();
+    let ranks: usize = members.iter().map(|member| member.ranks).sum();
+    let fits = workers.iter().all(|worker| worker.smallest_group <= ranks);
+    let shape = &workers.first()?.shape;
+    if fits { place(shape, ranks, epoch).ok() } else { None }
+}
+
+/// A name that no group has.
+fn name(model: &str, taken: &BTreeSet<String>) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
+    let model: String = model.chars().map(plain).take(limits::GROUP_NAME).collect();
+    (1..).map(|n| format!("{model}-{n}")).find(|name| !taken.contains(name)).unwrap_or(model)
+}

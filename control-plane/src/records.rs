@@ -1,0 +1,224 @@
+//! What lies under `/rein/<cluster>/`: the keys, and their values as JSON.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::placement::{ModelShape, Placement, RankPlacement};
+
+/// Where a cluster's keys are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    root: String,
+}
+
+impl Keys {
+    /// None: a name is 1 to 63 letters, digits, `-`, `_` and `.`.
+    pub fn new(cluster: &str) -> Option<Self> {
+        is_name(cluster).then(|| Keys { root: format!("/rein/{cluster}/") })
+    }
+
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// Leased by the worker.
+    pub fn worker(&self, id: &str) -> String {
+        format!("{}workers/{id}", self.root)
+    }
+
+    /// What a worker is to do. Written by the controller, with the group's placement.
+    pub fn seat(&self, worker: &str) -> String {
+        format!("{}seats/{worker}", self.root)
+    }
+
+    pub fn groups(&self) -> String {
+        format!("{}groups/", self.root)
+    }
+
+    pub fn placement(&self, group: &str) -> String {
+        format!("{}groups/{group}/placement", self.root)
+    }
+
+    /// Leased by the worker of that rank; there while the group's links are whole.
+    pub fn ready(&self, group: &str, rank: usize) -> String {
+        format!("{}groups/{group}/ready/{rank}", self.root)
+    }
+
+    /// Leased by the worker of that rank; why it left its group's present epoch.
+    pub fn trouble(&self, group: &str, rank: usize) -> String {
+        format!("{}groups/{group}/trouble/{rank}", self.root)
+    }
+
+    /// Leased by the leader.
+    pub fn load(&self, group: &str) -> String {
+        format!("{}groups/{group}/load", self.root)
+    }
+
+    /// Leased by the router.
+    pub fn router(&self, id: &str) -> String {
+        format!("{}routers/{id}", self.root)
+    }
+
+    /// Leased by the active controller.
+    pub fn controller(&self) -> String {
+        format!("{}controller", self.root)
+    }
+
+    /// A worker that is asked to leave. Written by `rein drain`, taken away by the worker.
+    pub fn drain(&self, worker: &str) -> String {
+        format!("{}drains/{worker}", self.root)
+    }
+}
+
+/// Longest name of a cluster, worker or router.
+const NAME_BYTES: usize = 63;
+
+pub fn is_name(name: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    (1..=NAME_BYTES).contains(&name.len()) && name.chars().all(allowed)
+}
+
+/// The store's value of a record.
+pub fn encode(record: &impl Serialize) -> Bytes {
+    // Records are structs of strings and numbers, which JSON can always say.
+    serde_json::to_vec(record).unwrap_or_default().into()
+}
+
+pub fn decode<T: DeserializeOwned>(value: &[u8]) -> Result<T, serde_json::Error> {
+    serde_json::from_slice(value)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkerState {
+    Ready,
+    /// It leaves as soon as its group can do without it.
+    Draining,
+}
+
+/// A worker process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerRecord {
+    pub model: String,
+    /// Of what must be the same for all workers of a group: checkpoint, types, block size.
+    pub fingerprint: String,
+    /// `host:port` of its gRPC services.
+    pub address: String,
+    /// `host:port` at which other ranks link with its own.
+    pub mesh: String,
+    pub device: String,
+    pub shape: ModelShape,
+    /// Ranks that this process holds, all in one group.
+    pub ranks: usize,
+    /// Ranks of a whole group.
+    pub group_size: usize,
+    /// The smallest group in which this worker's share of the weights fits its memory.
+    pub smallest_group: usize,
+    /// Another one after each start, and after each time that the worker had to leave a group that went on without it.
+    pub incarnation: u64,
+    pub state: WorkerState,
+    /// The seat it has taken.
+    pub seat: Seat,
+}
+
+/// What a worker is to do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seat {
+    /// None: nothing, a spare.
+    pub group: Option<String>,
+    pub epoch: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    pub worker: String,
+    pub incarnation: u64,
+    pub address: String,
+    pub mesh: String,
+    /// Consecutive; those of all members follow each other.
+    pub ranks: usize,
+}
+
+/// Who is which rank of a group, and what each holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupRecord {
+    pub model: String,
+    pub fingerprint: String,
+    pub group_size: usize,
+    pub members: Vec<Member>,
+    pub placement: Placement,
+    /// A member wants to leave: no new sequences.
+    pub draining: bool,
+    /// Workers, by incarnation, that were members and have not said since that they know.
+    pub out: Vec<(String, u64)>,
+}
+
+impl GroupRecord {
+    pub fn epoch(&self) -> u64 {
+        self.placement.epoch
+    }
+
+    pub fn leader(&self) -> Option<&Member> {
+        self.members.first()
+    }
+
+    /// A member's first rank.
+    pub fn first_rank(&self, member: usize) -> usize {
+        self.members[..member].iter().map(|member| member.ranks).sum()
+    }
+
+    /// The member that holds this rank.
+    pub fn member_of(&self, rank: usize) -> Option<usize> {
+        (0..self.members.len())
+            .find(|&i| (self.first_rank(i)..self.first_rank(i) + self.members[i].ranks).contains(&rank))
+    }
+
+    /// The member that is this worker.
+    pub fn member(&self, worker: &str, incarnation: u64) -> Option<usize> {
+        self.members.iter().position(|member| member.worker == worker && member.incarnation == incarnation)
+    }
+
+    pub fn ranks_of(&self, member: usize) -> &[RankPlacement] {
+        let first = self.first_rank(member);
+        self.placement.ranks.get(first..first + self.members[member].ranks).unwrap_or_default()
+    }
+
+    /// Where each rank links.
+    pub fn mesh(&self) -> Vec<String> {
+        self.members.iter().flat_map(|member| vec![member.mesh.clone(); member.ranks]).collect()
+    }
+}
+
+/// A rank has loaded what the placement of this epoch says, and is linked with all others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    pub epoch: u64,
+    pub worker: String,
+}
+
+/// A rank's group of this epoch is over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    pub epoch: u64,
+    /// The rank that failed, where it is known.
+    pub suspect: Option<usize>,
+    pub reason: String,
+}
+
+/// What a group has to do, as its leader says.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    pub epoch: u64,
+    pub running: u32,
+    pub waiting: u32,
+    pub used_blocks: u32,
+    pub total_blocks: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouterRecord {
+    pub http: String,
+    pub grpc: String,
+    pub in_flight: usize,
+    pub draining: bool,
+}

@@ -1,0 +1,137 @@
+//! The cluster as its keys say, typed. Only what has changed is read again.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::de::DeserializeOwned;
+
+use crate::{
+    records::{GroupRecord, Keys, Load, Ready, RouterRecord, Seat, Trouble, WorkerRecord, decode},
+    store::{Entry, Revision, Snapshot},
+};
+
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    pub revision: Revision,
+    pub workers: BTreeMap<String, Arc<WorkerRecord>>,
+    pub seats: BTreeMap<String, Seat>,
+    pub groups: BTreeMap<String, Group>,
+    pub routers: BTreeMap<String, RouterRecord>,
+    /// The active controller.
+    pub controller: Option<String>,
+    /// Workers that are asked to leave.
+    pub drains: Vec<String>,
+    /// Of each key that was read.
+    seen: BTreeMap<String, Revision>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Group {
+    /// With the revision of its key. None: what is left of a group, or comes before it.
+    pub placement: Option<(Arc<GroupRecord>, Revision)>,
+    pub ready: BTreeMap<usize, Ready>,
+    pub trouble: BTreeMap<usize, Trouble>,
+    pub load: Option<Load>,
+}
+
+impl Group {
+    pub fn record(&self) -> Option<&Arc<GroupRecord>> {
+        self.placement.as_ref().map(|(record, _)| record)
+    }
+
+    /// All ranks of the present epoch have loaded and are linked.
+    pub fn serves(&self) -> bool {
+        self.record().is_some_and(|record| {
+            let ready = |member| self.ready.get(&record.first_rank(member)).is_some_and(|r| r.epoch == record.epoch());
+            !record.members.is_empty() && (0..record.members.len()).all(ready)
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.placement.is_none() && self.ready.is_empty() && self.trouble.is_empty() && self.load.is_none()
+    }
+}
+
+impl View {
+    pub fn read(keys: &Keys, snapshot: &Snapshot) -> View {
+        let mut view = View::default();
+        view.update(keys, snapshot);
+        view
+    }
+
+    /// Becomes what the snapshot says. Values that cannot be read are as if they were not there.
+    pub fn update(&mut self, keys: &Keys, snapshot: &Snapshot) {
+        self.revision = snapshot.revision;
+        let gone: Vec<String> = self.seen.keys().filter(|key| !snapshot.entries.contains_key(*key)).cloned().collect();
+        for key in gone {
+            self.seen.remove(&key);
+            self.take(keys, &key, None);
+        }
+        for (key, entry) in &snapshot.entries {
+            if self.seen.get(key) != Some(&entry.revision) {
+                self.seen.insert(key.clone(), entry.revision);
+                self.take(keys, key, Some(entry));
+            }
+        }
+        self.groups.retain(|_, group| !group.is_empty());
+    }
+
+    fn take(&mut self, keys: &Keys, key: &str, entry: Option<&Entry>) {
+        let Some(path) = key.strip_prefix(keys.root()) else { return };
+        let parts: Vec<&str> = path.split('/').collect();
+        match parts[..] {
+            ["workers", id] => set(&mut self.workers, id.to_owned(), read(key, entry).map(Arc::new)),
+            ["seats", id] => set(&mut self.seats, id.to_owned(), read(key, entry)),
+            ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
+            ["controller"] => {
+                let name = |entry: &Entry| String::from_utf8_lossy(&entry.value).split(' ').next().map(str::to_owned);
+                self.controller = entry.and_then(name);
+            }
+            ["drains", id] => {
+                self.drains.retain(|known| known != id);
+                self.drains.extend(entry.map(|_| id.to_owned()));
+            }
+            ["groups", id, what] => {
+                let group = self.groups.entry(id.to_owned()).or_default();
+                match what {
+                    "placement" => {
+                        group.placement = entry.and_then(|e| Some((Arc::new(read(key, Some(e))?), e.revision)));
+                    }
+                    "load" => group.load = read(key, entry),
+                    _ => {}
+                }
+            }
+            ["groups", id, what, rank] => {
+                let (Ok(rank), group) = (rank.parse(), self.groups.entry(id.to_owned()).or_default()) else { return };
+                match what {
+                    "ready" => set(&mut group.ready, rank, read(key, entry)),
+                    "trouble" => set(&mut group.trouble, rank, read(key, entry)),
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The highest epoch that anybody knows of.
+    pub fn last_epoch(&self) -> u64 {
+        let groups = self.groups.values().filter_map(Group::record).map(|record| record.epoch());
+        let seats = self.seats.values().map(|seat| seat.epoch);
+        let workers = self.workers.values().map(|worker| worker.seat.epoch);
+        groups.chain(seats).chain(workers).max().unwrap_or(0)
+    }
+}
+
+fn set<K: Ord, T>(map: &mut BTreeMap<K, T>, key: K, value: Option<T>) {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    };
+}
+
+fn read<T: DeserializeOwned>(key: &str, entry: Option<&Entry>) -> Option<T> {
+    let read = |entry: &Entry| {
+        let record = decode(&entry.value);
+        record.inspect_err(|error| tracing::warn!(key, %error, "a record that cannot be read")).ok()
+    };
+    entry.and_then(read)
+}

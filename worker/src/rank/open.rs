@@ -1,0 +1,78 @@
+//! A checkpoint directory, read and held against its config.json.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rein_kernels::Precision;
+
+use super::{Dtype, ModelOptions, Quantize};
+use crate::checkpoint::{Fields, LoadError, Quantization, StoredDtype, Weights, read_config};
+use crate::model::{self, Precisions, Spec};
+
+pub struct Checkpoint {
+    pub spec: Arc<Spec>,
+    pub weights: Weights,
+    pub precisions: Precisions,
+}
+
+/// Reads config.json, maps the weights and holds one against the other.
+pub fn open(dir: &Path, options: &ModelOptions) -> Result<Checkpoint, LoadError> {
+    let config = read_config(dir)?;
+    let text = model::text_config(&config);
+    let mut spec = model::build(&config)?;
+    let mut quantization = Quantization::read(&Fields::new(text, ""))?;
+    if quantization == Quantization::None {
+        quantization = Quantization::read(&Fields::new(&config, ""))?;
+    }
+    let weights = Weights::open(dir, quantization)?;
+
+    let (embed, head) = (format!("{}.weight", spec.embed), format!("{}.weight", spec.head.module));
+    let mut duplicate = None;
+    if spec.tied {
+        match (weights.has(&embed), weights.has(&head)) {
+            (true, true) if weights.equal(&embed, &head) => duplicate = Some(head),
+            // Both are there and differ: then they are two matrices, as transformers 5 has it.
+            (true, true) => spec.tied = false,
+            (false, true) => spec.embed = spec.head.module.clone(),
+            _ => {}
+        }
+    }
+    if spec.tied {
+        spec.head.module = spec.embed.clone();
+    }
+    weights.check(&spec.modules(), &spec.tensors(), |name| {
+        name.ends_with("rotary_emb.inv_freq")
+            || duplicate.as_deref() == Some(name)
+            || spec.ignored.iter().any(|beginning| name.starts_with(beginning))
+    })?;
+
+    let stored = stored_precision(&Fields::new(text, ""), &weights, &format!("{}.weight", spec.embed))?;
+    let base = match options.dtype {
+        Dtype::F32 => Precision::F32,
+        Dtype::Bf16 => Precision::Bf16,
+        Dtype::Auto if quantization != Quantization::None => Precision::Bf16,
+        Dtype::Auto => stored,
+    };
+    let linear = match options.quantize {
+        Quantize::None => base,
+        Quantize::Int8 => Precision::Int8,
+    };
+    Ok(Checkpoint { spec: Arc::new(spec), weights, precisions: Precisions { base, linear } })
+}
+
+/// What config.json says under either spelling, or else what the embedding is stored in.
+fn stored_precision(config: &Fields, weights: &Weights, embed: &str) -> Result<Precision, LoadError> {
+    let stated = match config.str("dtype")? {
+        Some(name) => Some(("dtype", name)),
+        None => config.str("torch_dtype")?.map(|name| ("torch_dtype", name)),
+    };
+    match stated.map(|(key, name)| (key, name.trim_start_matches("torch."))) {
+        Some((_, "bfloat16")) => Ok(Precision::Bf16),
+        Some((_, "float16" | "float32" | "float")) => Ok(Precision::F32),
+        Some((_, "auto")) | None => Ok(match weights.dtype(embed) {
+            Some(StoredDtype::Bf16) => Precision::Bf16,
+            _ => Precision::F32,
+        }),
+        Some((key, other)) => Err(config.error(key, format!("{other:?} is not bfloat16, float16 or float32"))),
+    }
+}

@@ -1,0 +1,145 @@
+//! Ranks of one group that are seated apart, as in several processes.
+
+use std::time::Duration;
+
+use crossbeam_channel::unbounded;
+use rein_kernels::collective::{AbortHandle, tcp};
+
+use super::*;
+
+/// Each rank's link over TCP, and how to end the group.
+fn links(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
+    let listeners: Vec<_> =
+        (0..ranks).map(|_| tcp::Listener::bind("127.0.0.1:0", tcp::plain()).expect("loopback")).collect();
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let links: Vec<_> = std::thread::scope(|scope| {
+        let joins = listeners.iter().enumerate().map(|(rank, listener)| {
+            let member = tcp::Member { group: "g".into(), epoch: 1, rank, addresses: addresses.clone() };
+            scope.spawn(move || listener.join(&member, Duration::from_secs(20)).expect("all come"))
+        });
+        let joins: Vec<_> = joins.collect();
+        joins.into_iter().map(|join| join.join().expect("no panic")).collect()
+    });
+    let abort = links[0].abort_handle();
+    (links.into_iter().map(|link| Box::new(link) as Box<dyn Collective>).collect(), abort)
+}
+
+/// Seats each rank on its own; what they leave behind goes into `residents`, by rank.
+fn seat_apart(
+    model: &Model,
+    links: Vec<Box<dyn Collective>>,
+    residents: Vec<Vec<Resident>>,
+    home: &Sender<Resident>,
+) -> Vec<Result<Seated, LoadError>> {
+    let placement = place(&model.shape(), links.len(), 1).expect("a placement");
+    std::thread::scope(|scope| {
+        let seats = links.into_iter().zip(residents).map(|(link, residents)| {
+            let (placement, home) = (&placement, home.clone());
+            scope.spawn(move || model.seat(placement, vec![link], residents, Some(home), &mut |_, _| ()))
+        });
+        let seats: Vec<_> = seats.collect();
+        seats.into_iter().map(|seat| seat.join().expect("no panic")).collect()
+    })
+}
+
+fn lead(seats: Vec<Result<Seated, LoadError>>) -> (Group, Vec<Seated>) {
+    let mut seats = seats.into_iter().map(|seat| seat.expect("seated"));
+    let leader = seats.next().expect("rank 0").executor().expect("it leads");
+    (leader, seats.collect())
+}
+
+fn steps(group: &mut Group) -> Vec<RowResult> {
+    let mut results = Vec::new();
+    for i in 0..4 {
+        let rows = vec![row(1, &[5 + i, 6, 7], 3 * i as usize, &[0, 1], After::Draw)];
+        let step = Step { epoch: 1, id: u64::from(i), rows, dropped: Vec::new() };
+        results.extend(group.execute(&step).expect("executes").rows);
+    }
+    results
+}
+
+#[test]
+fn ranks_apart_compute_what_threads_compute_and_keep_their_weights() {
+    let fixture = fixture("deepseek_v3");
+    let options = ModelOptions { tp: 2, ..f32_options() };
+    let together = steps(&mut load(&fixture.dir, &options));
+    let model = Model::open(&fixture.dir, &options).expect("opens");
+    let (home, homes) = unbounded();
+    let (first, abort) = links(2);
+    let (mut group, followers) = lead(seat_apart(&model, first, vec![Vec::new(), Vec::new()], &home));
+    assert_eq!(steps(&mut group), together);
+    abort.abort("another epoch");
+    // The leader's rank ends with its group, the other one with the links.
+    drop(followers);
+    drop(group);
+    let mut back: Vec<Resident> = homes.try_iter().collect();
+    back.sort_by_key(|resident| resident.network.rank().rank);
+    assert_eq!(back.iter().map(|resident| resident.network.rank().rank).collect::<Vec<_>>(), [0, 1]);
+    // Seated again, nothing is read.
+    let (second, _) = links(2);
+    let placement = place(&model.shape(), 2, 1).expect("a placement");
+    let again = std::thread::scope(|scope| {
+        let seats: Vec<_> = second
+            .into_iter()
+            .zip(back)
+            .map(|(link, resident)| {
+                let (model, placement) = (&model, &placement);
+                scope.spawn(move || {
+                    let mut read = 0;
+                    let seated = model.seat(placement, vec![link], vec![resident], None, &mut |_, total| read += total);
+                    assert_eq!(read, 0, "bytes were read");
+                    seated
+                })
+            })
+            .collect();
+        seats.into_iter().map(|seat| seat.join().expect("no panic")).collect()
+    });
+    let (mut group, _followers) = lead(again);
+    assert_eq!(steps(&mut group), together);
+    drop(group);
+}
+
+#[test]
+fn a_rank_that_is_lost_ends_the_group_and_nobody_hangs() {
+    let fixture = fixture("llama3");
+    let model = Model::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
+    let (home, _homes) = unbounded();
+    let (links, abort) = links(2);
+    let (mut group, followers) = lead(seat_apart(&model, links, vec![Vec::new(), Vec::new()], &home));
+    steps(&mut group);
+    abort.abort("rank 1: out of memory");
+    let step = Step { epoch: 1, id: 9, rows: vec![row(1, &[5], 0, &[0], After::Draw)], dropped: Vec::new() };
+    for _ in 0..2 {
+        match group.execute(&step) {
+            Err(ExecutorError::Lost(why)) => assert!(why.contains("rank 1: out of memory"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(followers);
+    drop(group);
+}
+
+#[test]
+fn the_smallest_room_for_kv_blocks_is_everybodys() {
+    let fixture = fixture("llama3");
+    let open = |blocks| {
+        let options = ModelOptions { tp: 2, kv_blocks: Some(blocks), ..f32_options() };
+        Model::open(&fixture.dir, &options).expect("opens")
+    };
+    let models = [open(9), open(5)];
+    let placement = place(&models[0].shape(), 2, 1).expect("a placement");
+    let (links, _) = links(2);
+    let seats: Vec<Seated> = std::thread::scope(|scope| {
+        let seats = links.into_iter().zip(&models).map(|(link, model)| {
+            let placement = &placement;
+            scope.spawn(move || model.seat(placement, vec![link], Vec::new(), None, &mut |_, _| ()).expect("seated"))
+        });
+        let seats: Vec<_> = seats.collect();
+        seats.into_iter().map(|seat| seat.join().expect("no panic")).collect()
+    });
+    assert_eq!(seats.iter().map(|seat| (seat.plan.blocks, seat.leads())).collect::<Vec<_>>(), [(5, true), (5, false)]);
+    let mut seats = seats.into_iter();
+    let group = seats.next().and_then(Seated::executor).expect("the leader");
+    assert_eq!((group.shape().blocks, group.shape().max_context), (5, 40));
+    drop(group);
+}

@@ -1,0 +1,136 @@
+//! One rank's thread: it loads, agrees with the others on the KV cache, and follows the leader's steps.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender};
+use prost::Message;
+use rein_control_plane::RankPlacement;
+use rein_kernels::collective::{Collective, threads};
+use rein_kernels::cpu::Cpu;
+use rein_kernels::{Backend, Error, Result as KernelResult};
+use rein_proto::internal::{Step, StepResult};
+
+use super::{Checkpoint, KvPlan, Resident};
+use crate::checkpoint::LoadError;
+use crate::model::{Executing, Network};
+
+/// KV blocks are compared as f32: up to here all whole numbers are.
+const MOST_BLOCKS: usize = 1 << 24;
+
+pub enum Report {
+    Read(u64),
+    /// With the KV blocks that all ranks have room for.
+    Loaded(Result<usize, LoadError>),
+}
+
+/// Where the leader's steps come from, and where their results go.
+pub type Desk = (Receiver<Arc<Step>>, Sender<KernelResult<StepResult>>);
+
+/// What a rank thread is started with.
+pub struct Job {
+    pub checkpoint: Arc<Checkpoint>,
+    pub rank: RankPlacement,
+    pub threads: usize,
+    pub plan: KvPlan,
+    pub epoch: u64,
+    pub report: Sender<Report>,
+    /// None: a rank that follows.
+    pub leads: Option<Desk>,
+    pub home: Option<Sender<Resident>>,
+}
+
+impl Job {
+    pub fn run(self, resident: Option<Resident>, link: Box<dyn Collective>) {
+        let ranks = link.size();
+        let loaded = self.load(resident, link);
+        let Job { checkpoint, rank, epoch, report, leads, home, .. } = self;
+        let vocab = checkpoint.spec.vocab;
+        drop(checkpoint);
+        let (network, outcome) = match loaded {
+            Ok((network, blocks)) => (Some(network), Ok(blocks)),
+            Err(error) => (None, Err(error)),
+        };
+        // Nobody listens any more when another rank has failed.
+        let _ = report.send(Report::Loaded(outcome));
+        drop(report);
+        let Some(network) = network else { return };
+        let mut executing = Executing::new(network, vocab);
+        match leads {
+            Some(desk) => lead(&mut executing, desk),
+            None => {
+                let end = follow(&mut executing, rank.rank, epoch);
+                tracing::debug!(rank = rank.rank, %end, "the group is over");
+            }
+        }
+        let mut network = executing.into_network();
+        if let (Some(home), Some(alone)) = (home, threads::group(1).pop()) {
+            network.leave(Box::new(alone));
+            // Who seated it may be gone.
+            let _ = home.send(Resident { network, ranks });
+        }
+    }
+
+    fn load(&self, resident: Option<Resident>, link: Box<dyn Collective>) -> Result<(Network<Cpu>, usize), LoadError> {
+        let Checkpoint { spec, weights, precisions } = &*self.checkpoint;
+        let mut network = match resident {
+            Some(mut resident) => {
+                resident.network.join(link);
+                resident.network
+            }
+            None => {
+                let progress = |bytes| {
+                    let _ = self.report.send(Report::Read(bytes));
+                };
+                let backend = Cpu::new(self.threads, link);
+                Network::load(backend, spec.clone(), weights, &self.rank, *precisions, &progress)?
+            }
+        };
+        let room = self.plan.blocks.min(MOST_BLOCKS) as f32;
+        let all = network.backend().collective().all_gather(&[room])?;
+        let blocks = all.iter().flatten().copied().fold(room, f32::min) as usize;
+        network.open_caches(blocks, self.plan.block_size)?;
+        Ok((network, blocks))
+    }
+}
+
+/// Until nobody sends steps any more, or one fails: then the others are told why.
+fn lead<B: Backend>(executing: &mut Executing<B>, (steps, results): Desk) {
+    for step in steps {
+        let result = share(executing, &step).and_then(|()| executing.step(&step));
+        let result = result.and_then(|result| result.ok_or_else(|| Error::Aborted("the leader gave no result".into())));
+        if let Err(error) = &result {
+            executing.backend().collective().abort(&format!("rank 0: {error}"));
+        }
+        let failed = result.is_err();
+        if results.send(result).is_err() || failed {
+            return;
+        }
+    }
+}
+
+fn share<B: Backend>(executing: &Executing<B>, step: &Step) -> KernelResult<()> {
+    let collective = executing.backend().collective();
+    if collective.size() == 1 {
+        return Ok(());
+    }
+    collective.share(0, &mut step.encode_to_vec())
+}
+
+/// Returns why it ended: with the group, or because this rank failed, which ends the group.
+fn follow<B: Backend>(executing: &mut Executing<B>, rank: usize, epoch: u64) -> Error {
+    loop {
+        let mut bytes = Vec::new();
+        if let Err(error) = executing.backend().collective().share(0, &mut bytes) {
+            return error;
+        }
+        let result = match Step::decode(&*bytes) {
+            Ok(step) if step.epoch == epoch => executing.step(&step).map(drop),
+            Ok(step) => Err(Error::Aborted(format!("a step of epoch {} in epoch {epoch}", step.epoch))),
+            Err(error) => Err(Error::Aborted(format!("the leader's step cannot be read: {error}"))),
+        };
+        if let Err(error) = result {
+            executing.backend().collective().abort(&format!("rank {rank}: {error}"));
+            return error;
+        }
+    }
+}
