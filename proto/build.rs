@@ -5,6 +5,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".rein.internal.v1.Steer.mask")
         .bytes(".rein.internal.v1.Draw.mask")
         .file_descriptor_set_path(out.join("descriptors.bin"))
-        .compile_protos(&["proto/inference.proto", "proto/engine.proto", "proto/ranks.proto"], &["proto"])?;
+        .compile_protos(
+            &["proto/inference.proto", "proto/engine.proto", "proto/ranks.proto", "proto/control.proto"],
+            &["proto"],
+        )?;
     Ok(())
 }

@@ -31,6 +31,16 @@ pub struct Cli {
 pub enum Command {
     /// Serve a model from this process: router, engine and ranks together
     Serve(Box<ServeArgs>),
+    /// Serve a cluster's models: OpenAI HTTP and gRPC in front of its worker groups
+    Router(Box<RouterArgs>),
+    /// Hold ranks of a model, alone or in a group with other workers of the cluster
+    Worker(Box<WorkerArgs>),
+    /// Decide who is which rank of which group; of several one is active
+    Controller(Box<ControllerArgs>),
+    /// Show who is in a cluster: workers, groups, ranks, load, epochs
+    Status(Box<StatusArgs>),
+    /// Ask a worker to leave: its group does without it, open sequences finish or go on elsewhere
+    Drain(Box<DrainArgs>),
     /// Log-probabilities of given token ids (teacher forcing), as JSON
     Score(ScoreArgs),
     /// Render conversations to prompts and token ids, JSON lines in and out
@@ -89,49 +99,59 @@ pub enum QuantizeArg {
     Int8,
 }
 
-/// How a checkpoint is loaded; shared by `serve` and `score`.
+/// Which weights, and in what types.
 #[derive(Debug, Clone, Args)]
-pub struct ModelArgs {
+pub struct WeightArgs {
     /// Checkpoint directory as published on the Hub (config.json, safetensors, tokenizer, template)
     #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
     pub model: PathBuf,
-    /// Ranks that share the model (tensor and expert parallel); must divide the attention heads
-    #[arg(long, env = "REIN_TP", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub tp: u16,
     /// Type in which weights are kept and multiplied
     #[arg(long, env = "REIN_DTYPE", value_enum, default_value_t = DtypeArg::Auto)]
     pub dtype: DtypeArg,
     /// Quantize weights while loading
     #[arg(long, env = "REIN_QUANTIZE", value_enum, default_value_t = QuantizeArg::None)]
     pub quantize: QuantizeArg,
-    /// Compute threads of all ranks together [default: all cores]
+    /// Compute threads of all ranks of this process together [default: all cores]
     #[arg(long, env = "REIN_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 }
 
-impl ModelArgs {
+impl WeightArgs {
     /// Whether nothing is said about how weights are loaded.
     pub fn is_default(&self) -> bool {
-        self.tp == 1 && self.dtype == DtypeArg::Auto && self.quantize == QuantizeArg::None && self.threads.is_none()
+        self.dtype == DtypeArg::Auto && self.quantize == QuantizeArg::None && self.threads.is_none()
     }
+}
+
+/// How a checkpoint is loaded in one process; shared by `serve` and `score`.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    #[command(flatten)]
+    pub weights: WeightArgs,
+    /// Ranks that share the model (tensor and expert parallel); must divide the attention heads
+    #[arg(long, env = "REIN_TP", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub tp: u16,
 }
 
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// What executes the steps
-    #[arg(long, env = "REIN_ENGINE", value_enum, default_value_t = EngineKind::Cpu)]
-    pub engine: EngineKind,
+    #[command(flatten)]
+    pub edge: EdgeArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// What clients meet: listeners, and how requests are read and held to their tools.
+#[derive(Debug, Clone, Args)]
+pub struct EdgeArgs {
     /// Address of the OpenAI HTTP interface; port 0 takes a free one
     #[arg(long, env = "REIN_HTTP", default_value = "127.0.0.1:8000", value_name = "ADDR")]
     pub http: SocketAddr,
     /// Address of the gRPC interface; port 0 takes a free one
     #[arg(long, env = "REIN_GRPC", default_value = "127.0.0.1:50051", value_name = "ADDR")]
     pub grpc: SocketAddr,
-    /// Name under which the model is served [default: the directory's]
-    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME")]
-    pub served_name: Option<String>,
     /// Chat template file instead of the model's own
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
@@ -147,6 +167,20 @@ pub struct ServeArgs {
     /// Let control tokens that messages spell become control tokens; else they stay text
     #[arg(long, env = "REIN_ALLOW_CONTROL_TOKENS")]
     pub allow_control_tokens: bool,
+    /// Seconds that open requests get to finish after SIGTERM
+    #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub drain_seconds: u64,
+}
+
+/// What executes steps, and how many.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// What executes the steps
+    #[arg(long, env = "REIN_ENGINE", value_enum, default_value_t = EngineKind::Cpu)]
+    pub engine: EngineKind,
+    /// Name under which the model is served [default: the directory's]
+    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME")]
+    pub served_name: Option<String>,
     /// Longest prompt plus answer in tokens [default: the model's]
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,
@@ -168,11 +202,126 @@ pub struct ServeArgs {
     /// Do not share the KV blocks of equal prompt prefixes
     #[arg(long, env = "REIN_NO_PREFIX_CACHE")]
     pub no_prefix_cache: bool,
-    /// Seconds that open requests get to finish after SIGTERM
-    #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
-    pub drain_seconds: u64,
     #[command(flatten)]
     pub sim: SimArgs,
+}
+
+/// Which cluster, and the etcd that holds it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Endpoints of etcd, with commas between them
+    #[arg(long, env = "REIN_ETCD", default_value = "127.0.0.1:2379", value_delimiter = ',', value_name = "ENDPOINTS")]
+    pub etcd: Vec<String>,
+    /// Name of the cluster: letters, digits, `-`, `_` and `.`
+    #[arg(long, env = "REIN_CLUSTER", default_value = "default", value_name = "NAME")]
+    pub cluster: String,
+    /// PEM file with the authority that signed etcd's certificates; makes the connection a TLS one
+    #[arg(long, env = "REIN_ETCD_CA", value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// PEM file with this process's certificate for etcd
+    #[arg(long, env = "REIN_ETCD_CERT", value_name = "FILE", requires = "etcd_key")]
+    pub etcd_cert: Option<PathBuf>,
+    /// PEM file with the certificate's key
+    #[arg(long, env = "REIN_ETCD_KEY", value_name = "FILE", requires = "etcd_cert")]
+    pub etcd_key: Option<PathBuf>,
+    /// Name in etcd's certificates, where it is not the endpoint's
+    #[arg(long, env = "REIN_ETCD_NAME", value_name = "NAME")]
+    pub etcd_name: Option<String>,
+    /// User of etcd; the password comes from REIN_ETCD_PASSWORD or --etcd-password-file
+    #[arg(long, env = "REIN_ETCD_USER", value_name = "USER")]
+    pub etcd_user: Option<String>,
+    /// File with the user's password
+    #[arg(long, env = "REIN_ETCD_PASSWORD_FILE", value_name = "FILE", requires = "etcd_user")]
+    pub etcd_password_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct RouterArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub edge: EdgeArgs,
+    /// Directories with text files (config.json, tokenizer, template) of models, served under the directory's name; other
+    /// models' come from their workers
+    #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS")]
+    pub model: Vec<PathBuf>,
+    /// Name of this router in the cluster [default: host name and port]
+    #[arg(long, env = "REIN_ID", value_name = "NAME")]
+    pub id: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct WorkerArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub weights: WeightArgs,
+    /// Ranks of a group. Workers of one model form groups as they join; what does not fill one is a spare
+    #[arg(long, env = "REIN_GROUP_SIZE", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub group_size: u16,
+    /// Devices, with commas between them: this process holds a rank on each
+    #[arg(long, env = "REIN_DEVICES", default_value = "cpu", value_delimiter = ',', value_name = "DEVICES")]
+    pub devices: Vec<Device>,
+    /// Address of the gRPC services for routers; port 0 takes a free one
+    #[arg(long, env = "REIN_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDR")]
+    pub listen: SocketAddr,
+    /// Address at which the ranks of other workers link; port 0 takes a free one [default: the host of --listen]
+    #[arg(long, env = "REIN_MESH", value_name = "ADDR")]
+    pub mesh: Option<SocketAddr>,
+    /// Host under which others reach this process [default: that of --listen]
+    #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST")]
+    pub advertise: Option<String>,
+    /// Name of this worker in the cluster [default: host name and port]
+    #[arg(long, env = "REIN_ID", value_name = "NAME")]
+    pub id: Option<String>,
+    /// Seconds after which a step has hung, and its group is put together anew
+    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = seconds)]
+    pub step_deadline: f64,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Where a rank computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    Cpu,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ControllerArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Workers per model that are kept aside to take the place of lost ones, rather than made into one more group
+    #[arg(long, env = "REIN_SPARES", default_value_t = 0, value_name = "N")]
+    pub spares: usize,
+    /// Name of this controller in the cluster [default: host name and process id]
+    #[arg(long, env = "REIN_ID", value_name = "NAME")]
+    pub id: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Show it again at every change
+    #[arg(long)]
+    pub watch: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct DrainArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Name of the worker, as `rein status` shows it
+    #[arg(value_name = "WORKER")]
+    pub worker: String,
+    /// Do not wait until it has left
+    #[arg(long)]
+    pub no_wait: bool,
 }
 
 /// Cost model of the sim engine: step time = base + prefill tokens * a + decode rows * b.

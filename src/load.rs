@@ -6,9 +6,13 @@ use std::io::IsTerminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rein_worker::rank::{Dtype, Group, ModelOptions, Quantize};
 
-use crate::args::{DtypeArg, ModelArgs, QuantizeArg, ServeArgs};
+use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
 
 pub fn options(args: &ModelArgs) -> ModelOptions {
+    ModelOptions { tp: args.tp.into(), ..weights(&args.weights) }
+}
+
+fn weights(args: &WeightArgs) -> ModelOptions {
     ModelOptions {
         dtype: match args.dtype {
             DtypeArg::Auto => Dtype::Auto,
@@ -19,21 +23,26 @@ pub fn options(args: &ModelArgs) -> ModelOptions {
             QuantizeArg::None => Quantize::None,
             QuantizeArg::Int8 => Quantize::Int8,
         },
-        tp: args.tp.into(),
         threads: args.threads.map(Into::into),
         ..ModelOptions::default()
     }
 }
 
+/// As the engine of a process has them.
+pub fn engine_options(args: &WeightArgs, engine: &EngineArgs) -> ModelOptions {
+    ModelOptions {
+        kv_memory: engine.kv_memory.map(|mib| (mib as usize) << 20),
+        block_size: engine.block_size.into(),
+        max_context: engine.max_context.map(|n| n as usize),
+        max_sequences: engine.max_sequences as usize,
+        ..weights(args)
+    }
+}
+
 pub fn group(args: &ServeArgs) -> Result<Group, Box<dyn Error>> {
-    let options = ModelOptions {
-        kv_memory: args.kv_memory.map(|mib| (mib as usize) << 20),
-        block_size: args.block_size.into(),
-        max_context: args.max_context.map(|n| n as usize),
-        max_sequences: args.max_sequences as usize,
-        ..options(&args.model)
-    };
-    let group = with_bar(|progress| Group::load(&args.model.model, &options, progress))?;
+    let weights = &args.model.weights;
+    let options = ModelOptions { tp: args.model.tp.into(), ..engine_options(weights, &args.engine) };
+    let group = with_bar(|progress| Group::load(&weights.model, &options, progress))?;
     tracing::info!("{}", group.plan());
     Ok(group)
 }

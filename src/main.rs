@@ -4,8 +4,11 @@ mod accept;
 mod args;
 mod bench;
 mod client;
+mod cluster;
 mod config;
+mod edge;
 mod formats;
+mod listen;
 mod load;
 mod parse;
 mod progress;
@@ -29,6 +32,11 @@ fn main() -> ExitCode {
     telemetry::init();
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
+        Command::Router(args) => cluster::router(*args),
+        Command::Worker(args) => cluster::worker(*args),
+        Command::Controller(args) => cluster::controller(*args),
+        Command::Status(args) => cluster::status(*args),
+        Command::Drain(args) => cluster::drain(*args),
         Command::Score(args) => score::run(&args),
         Command::Render(args) => render::run(&args),
         Command::Accept(args) => accept::run(&args),

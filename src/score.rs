@@ -18,7 +18,8 @@ pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
     let tokens: Vec<u32> =
         serde_json::from_str(&text).map_err(|e| format!("--tokens: not a JSON array of token ids: {e}"))?;
     let options = load::options(&args.model);
-    let output = load::with_bar(|progress| score_with_progress(&args.model.model, &options, &tokens, progress))?;
+    let output =
+        load::with_bar(|progress| score_with_progress(&args.model.weights.model, &options, &tokens, progress))?;
     writeln!(std::io::stdout(), "{}", serde_json::to_string(&output)?)?;
     Ok(())
 }

@@ -25,13 +25,21 @@ pub struct ControllerOptions {
     pub spares: usize,
 }
 
-/// Stands for election, and decides while elected. Never returns.
-pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions) {
+/// Stands for election, and decides while elected, until `left`: then another one can take over at once.
+pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions, left: impl Future<Output = ()>) {
     let session = Session::new(store.clone(), &options.id, limits::LEASE);
     let mirror = Mirror::new(store.clone(), &options.id, keys.root());
+    tokio::select! {
+        () = left => {}
+        () = reign(store, &keys, &options, &session, &mirror) => {}
+    }
+    session.leave().await;
+}
+
+async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, session: &Session, mirror: &Mirror) {
     loop {
         let held = session.held();
-        let leadership = campaign(store.clone(), &mirror, &held, &keys.controller(), &options.id).await;
+        let leadership = campaign(store.clone(), mirror, &held, &keys.controller(), &options.id).await;
         tracing::info!(id = options.id, "this controller is the active one");
         let decide = async {
             let mut backoff = Backoff::new(&options.id);
@@ -48,7 +56,7 @@ pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions) 
                     written = 0;
                 }
                 if snapshot.revision >= written {
-                    view.update(&keys, &snapshot);
+                    view.update(keys, &snapshot);
                     for decision in controller.decide(&view, began.elapsed()) {
                         tried = true;
                         let transaction = decision.transaction.when(leadership.condition());
@@ -77,7 +85,7 @@ pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions) 
             }
         };
         tokio::select! {
-            () = leadership.lost(&mirror, &held) => {}
+            () = leadership.lost(mirror, &held) => {}
             () = decide => {}
         }
         tracing::warn!(id = options.id, "this controller is no longer the active one");

@@ -23,6 +23,7 @@ use crate::{
     error::Error,
     guide::Guide,
     job::Generation,
+    limits,
     metrics::Metrics,
     model::{Bounds, Model, now},
     steer::EngineStream,
@@ -328,7 +329,8 @@ async fn open(
         let guided = grammar.map(guide).transpose()?;
         Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.began).await
     };
-    choices.push(choice(first, model.pool.lease()?).await?);
+    let until = call.deadline.min(Instant::now() + limits::ENGINE_WAIT);
+    choices.push(choice(first, model.pool.lease(until).await?).await?);
     let mut prompt_logprobs = Vec::new();
     if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
         let admitted = choices[first as usize].admitted().await?;
@@ -336,7 +338,10 @@ async fn open(
     }
     for index in first + 1..first + plan.n {
         let lease = choices[first as usize].engine().map(|engine| engine.lease().again());
-        let lease = lease.map_or_else(|| model.pool.lease(), Ok)?;
+        let lease = match lease {
+            Some(lease) => lease,
+            None => model.pool.lease(until).await?,
+        };
         choices.push(choice(index, lease).await?);
     }
     for index in first..first + plan.n {

@@ -167,7 +167,7 @@ impl Inference for Service {
                 Some(v1::tokenize_request::Input::Text(text)) => {
                     model.encode(text, add_special_tokens.unwrap_or(true)).await?
                 }
-                Some(v1::tokenize_request::Input::Chat(chat)) => chat::render(model, request::chat(chat)?).await?.ids,
+                Some(v1::tokenize_request::Input::Chat(chat)) => chat::render(&model, request::chat(chat)?).await?.ids,
                 None => return Err(Error::missing("input", "either 'text' or 'chat'")),
             };
             let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
@@ -194,15 +194,15 @@ impl Inference for Service {
             let _permit = self.core.admission.enter()?;
             let job = request::chat(request.into_inner())?;
             let model = self.core.model_or_only(job.model.as_deref())?;
-            let rendered = chat::render(model, job).await?;
+            let rendered = chat::render(&model, job).await?;
             Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
         };
         self.finish("render", self.core.admission.unless_aborted(answer).await)
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let mut models = Vec::with_capacity(self.core.models.len());
-        for model in &self.core.models {
+        let mut models = Vec::new();
+        for model in self.core.models().iter() {
             models.push(v1::Model {
                 id: model.name().into(),
                 // Unknown while the engine does not answer.

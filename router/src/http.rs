@@ -102,7 +102,7 @@ async fn render(State(core): Shared, request: Request) -> Response {
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::ChatRequest { job, ignored, .. } = openai::chat(Body::parse(&body)?)?;
         let model = core.model_or_only(job.model.as_deref())?;
-        let rendered = chat::render(model, job).await?;
+        let rendered = chat::render(&model, job).await?;
         let answer = json!({
             "model": model.name(),
             "prompt": rendered.prompt,
@@ -122,7 +122,7 @@ async fn tokenize(State(core): Shared, request: Request) -> Response {
         let model = core.model_or_only(model.as_deref())?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => model.encode(prompt, add_special_tokens).await?,
-            TokenizeInput::Chat(job) => chat::render(model, *job).await?.ids,
+            TokenizeInput::Chat(job) => chat::render(&model, *job).await?.ids,
         };
         let texts = |ids: &[u32]| -> Vec<String> {
             ids.iter().map(|&id| String::from_utf8_lossy(&model.token_bytes(id)).into_owned()).collect()
@@ -157,8 +157,8 @@ async fn describe(model: &Arc<Model>) -> Value {
 }
 
 async fn models(State(core): Shared) -> Response {
-    let mut list = Vec::with_capacity(core.models.len());
-    for model in &core.models {
+    let mut list = Vec::new();
+    for model in core.models().iter() {
         list.push(describe(model).await);
     }
     finish(&core, "models", Ok(Json(openai::models(list)).into_response()))
@@ -170,7 +170,7 @@ async fn model(State(core): Shared, id: Result<Path<String>, PathRejection>) -> 
         Err(rejection) => Err(Error::invalid("model", format!("the path is not right: {}", rejection.body_text()))),
     };
     let answer = match found {
-        Ok(model) => Ok(Json(describe(model).await).into_response()),
+        Ok(model) => Ok(Json(describe(&model).await).into_response()),
         Err(error) => Err(error),
     };
     finish(&core, "models", answer)

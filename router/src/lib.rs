@@ -18,6 +18,7 @@ mod history;
 mod http;
 mod job;
 pub mod limits;
+pub mod members;
 mod metrics;
 mod model;
 mod openai;
@@ -33,15 +34,20 @@ pub mod template;
 pub mod textmodel;
 pub mod tokenize;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 
 use rein_proto::v1::inference_server::SERVICE_NAME;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     admit::Admission,
+    members::Fleet,
     metrics::{EngineReport, Metrics},
     model::Model,
+    pool::Pool,
     textmodel::{TextError, TextModel},
 };
 pub use crate::{
@@ -103,7 +109,7 @@ pub struct Router {
 /// What all requests share.
 pub(crate) struct Core {
     config: RouterConfig,
-    models: Vec<Arc<Model>>,
+    models: RwLock<Arc<Vec<Arc<Model>>>>,
     admission: Admission,
     metrics: Arc<Metrics>,
     health: HealthReporter,
@@ -111,9 +117,6 @@ pub(crate) struct Core {
 
 impl Router {
     pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
-        if config.max_in_flight == 0 {
-            return Err(BuildError::NoRequests);
-        }
         let mut groups: Vec<(TextModel, Policy, Vec<EngineTransport>)> = Vec::new();
         for entry in entries {
             match groups.iter_mut().find(|(text, ..)| text.name == entry.text.name) {
@@ -124,13 +127,25 @@ impl Router {
         if groups.is_empty() {
             return Err(BuildError::NoModel);
         }
-        let model = |(text, policy, engines)| Model::new(text, engines, &policy, &config).map(Arc::new);
+        let model = |(text, policy, engines)| Model::new(text, Pool::fixed(engines), &policy, &config).map(Arc::new);
         let models = groups.into_iter().map(model).collect::<Result<_, _>>()?;
+        Router::of(config, models)
+    }
+
+    /// A router that has no models until it follows a fleet.
+    pub fn open(config: RouterConfig) -> Result<Self, BuildError> {
+        Router::of(config, Vec::new())
+    }
+
+    fn of(config: RouterConfig, models: Vec<Arc<Model>>) -> Result<Self, BuildError> {
+        if config.max_in_flight == 0 {
+            return Err(BuildError::NoRequests);
+        }
         let health = HealthReporter::new();
         let core = Arc::new(Core {
             admission: Admission::new(config.max_in_flight),
             config,
-            models,
+            models: RwLock::new(Arc::new(models)),
             metrics: Arc::default(),
             health: health.clone(),
         });
@@ -146,6 +161,16 @@ impl Router {
     /// `rein.v1.Inference`, health and reflection.
     pub fn grpc(&self) -> tonic::service::Routes {
         self.grpc.clone()
+    }
+
+    /// Serves the models of a fleet, as they come and go. Never returns.
+    pub async fn follow(&self, fleet: Fleet) {
+        members::follow(self.core.clone(), fleet).await;
+    }
+
+    /// Whether requests can be answered.
+    pub async fn ready(&self) -> Result<(), Error> {
+        self.core.ready().await
     }
 
     /// Takes no new requests and returns when the open ones are done. Health says so at once.
@@ -169,20 +194,38 @@ impl Router {
 }
 
 impl Core {
-    fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, Error> {
+    fn models(&self) -> Arc<Vec<Arc<Model>>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn named(&self, name: &str) -> Option<Arc<Model>> {
+        self.models().iter().find(|model| model.name() == name).cloned()
+    }
+
+    fn add(&self, model: Arc<Model>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let mut with: Vec<Arc<Model>> = models.iter().filter(|known| known.name() != model.name()).cloned().collect();
+        with.push(model);
+        with.sort_by(|a, b| a.name().cmp(b.name()));
+        *models = Arc::new(with);
+    }
+
+    fn model(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
+        let models = self.models();
+        let Some(first) = models.first() else { return Err(Error::unavailable("no model is served here yet")) };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
-            return Err(Error::missing("model", &format!("the name of a model, such as '{}'", self.models[0].name())));
+            return Err(Error::missing("model", &format!("the name of a model, such as '{}'", first.name())));
         };
-        self.models.iter().find(|model| model.name() == name).ok_or_else(|| {
-            let served: Vec<&str> = self.models.iter().map(|model| model.name()).collect();
+        models.iter().find(|model| model.name() == name).cloned().ok_or_else(|| {
+            let served: Vec<&str> = models.iter().map(|model| model.name()).collect();
             Error::model_not_found(name, &served)
         })
     }
 
     /// Where leaving the name out is not ambiguous, it may be.
-    fn model_or_only(&self, name: Option<&str>) -> Result<&Arc<Model>, Error> {
-        match (name.filter(|name| !name.is_empty()), self.models.as_slice()) {
-            (None, [only]) => Ok(only),
+    fn model_or_only(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
+        match (name.filter(|name| !name.is_empty()), self.models().as_slice()) {
+            (None, [only]) => Ok(only.clone()),
             (name, _) => self.model(name),
         }
     }
@@ -192,7 +235,11 @@ impl Core {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
-        for model in &self.models {
+        let models = self.models();
+        if models.is_empty() {
+            return Err(Error::unavailable("no model is served here yet"));
+        }
+        for model in models.iter() {
             model.bounds().await?;
             model.pool.answers().await?;
         }
@@ -201,9 +248,10 @@ impl Core {
 
     async fn report(&self) -> String {
         let mut engines = Vec::new();
-        for model in &self.models {
-            for (engine, client) in model.pool.engines().iter().enumerate() {
-                engines.push(EngineReport { model: model.name().into(), engine, stats: client.stats().await.ok() });
+        for model in self.models().iter() {
+            for engine in model.pool.engines() {
+                let stats = engine.stats().await.ok();
+                engines.push(EngineReport { model: model.name().into(), engine: engine.group.clone(), stats });
             }
         }
         self.metrics.write(self.admission.in_flight(), self.admission.limit(), &engines)

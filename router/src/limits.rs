@@ -58,8 +58,22 @@ pub const HEADER_NAMES: usize = 32;
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
 /// How long an engine that failed a sequence is the last choice for others.
 pub const ENGINE_AVOIDED: Duration = Duration::from_secs(2);
-/// Times that a sequence may go on elsewhere: one that takes every engine down with it must not.
+/// Times that a sequence may go on elsewhere without a token in between: one that takes every engine down with it must not.
 pub const RESUMES: u32 = 3;
+/// Longest wait of a sequence that has lost its engine for another one to join.
+pub const RESUME_WAIT: Duration = Duration::from_secs(120);
+/// Longest wait of a new sequence while no engine is there.
+pub const ENGINE_WAIT: Duration = Duration::from_secs(10);
+/// At least so long between two looks at engines that are avoided.
+pub const ENGINE_LOOK: Duration = Duration::from_millis(5);
+/// How long an engine is still tried, after all others, that membership no longer knows.
+pub const ENGINE_UNLISTED: Duration = Duration::from_secs(300);
+/// Changes of membership that come in one burst are looked at together.
+pub const MEMBERSHIP_BURST: Duration = Duration::from_millis(10);
+/// Between attempts to get a model's files from its workers.
+pub const FILES_AGAIN: Duration = Duration::from_secs(1);
+/// Bytes of a model's text files.
+pub const TEXT_FILES: usize = 512 << 20;
 /// Steers on their way to the engine, per sequence.
 pub const STEER_QUEUE: usize = 16;
 

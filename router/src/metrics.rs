@@ -124,7 +124,8 @@ impl GrammarMetrics {
 /// What `/metrics` says of one engine.
 pub struct EngineReport {
     pub model: String,
-    pub engine: usize,
+    /// The group that it leads; a number where there are none.
+    pub engine: String,
     pub stats: Option<EngineStats>,
 }
 
@@ -223,7 +224,7 @@ mod tests {
         metrics.first_token.observe(Duration::from_millis(3));
         metrics.first_token.observe(Duration::from_secs(100));
         let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
-        let text = metrics.write(1, 8, &[EngineReport { model: "a\"b".into(), engine: 0, stats }]);
+        let text = metrics.write(1, 8, &[EngineReport { model: "a\"b".into(), engine: "0".into(), stats }]);
         assert!(text.contains("rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 2"));
         assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.0025\"} 0"));
         assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.005\"} 1"));

@@ -12,7 +12,7 @@ use crate::{
     error::{Error, Kind},
     job::out_of_vocabulary,
     limits,
-    pool::{EngineTransport, Pool},
+    pool::Pool,
     template::{Reason, RenderInput, TemplateError},
     textmodel::{ControlTokens, ReasoningMarkers, Rendered, TextError, TextModel},
     tokenize::{Encode, TokenizeError},
@@ -58,12 +58,7 @@ pub struct Bounds {
 }
 
 impl Model {
-    pub fn new(
-        mut text: TextModel,
-        transports: Vec<EngineTransport>,
-        policy: &Policy,
-        config: &RouterConfig,
-    ) -> Result<Self, TextError> {
+    pub fn new(mut text: TextModel, pool: Pool, policy: &Policy, config: &RouterConfig) -> Result<Self, TextError> {
         let special = |name: &str| text.has_special(name);
         let detect = grammar::Detect {
             template: text.template.as_ref().map(|_| text.template_source()),
@@ -90,7 +85,7 @@ impl Model {
             enforcement: policy.enforcement,
             mask_always: policy.mask_always,
             grammars,
-            pool: Arc::new(Pool::new(transports)),
+            pool: Arc::new(pool),
             created: now(),
             controls,
             off_thread: Arc::new(Semaphore::new(limits::TEXTS_OFF_THREAD)),
@@ -106,10 +101,8 @@ impl Model {
         &self.text.name
     }
 
-    /// Asks the first engine: all engines of a model are alike.
     pub async fn bounds(&self) -> Result<Bounds, Error> {
-        let engine = self.pool.engines().first().ok_or_else(|| Error::unavailable("this model has no engine"))?;
-        let info = engine.info().await?;
+        let info = self.pool.info().await?;
         let context = info.max_context.min(u32::try_from(self.text.max_context).unwrap_or(u32::MAX));
         Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
     }

@@ -1,15 +1,15 @@
 //! The engines of one model, reached through any transport that speaks HTTP/2 frames or pretends to.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, PoisonError, RwLock,
     atomic::{AtomicUsize, Ordering},
 };
 
 use futures::{FutureExt, future::BoxFuture};
 use rein_proto::internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, engine_client::EngineClient};
 use tokio::{
-    sync::OnceCell,
-    time::{Instant, timeout},
+    sync::{OnceCell, watch},
+    time::{Instant, sleep_until, timeout},
 };
 use tonic::{Response, Status, body::Body};
 use tower::{Service, ServiceExt, util::BoxCloneSyncService};
@@ -36,6 +36,9 @@ where
 }
 
 pub struct Engine {
+    /// The group that it leads, and its epoch there.
+    pub group: String,
+    pub epoch: u64,
     client: EngineClient<EngineTransport>,
     open: AtomicUsize,
     info: OnceCell<EngineInfo>,
@@ -44,9 +47,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    fn new(transport: EngineTransport) -> Self {
+    fn new(group: String, epoch: u64, transport: EngineTransport) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
-        Engine { client, open: AtomicUsize::new(0), info: OnceCell::new(), avoided: Mutex::new(None) }
+        let (open, info, avoided) = (AtomicUsize::new(0), OnceCell::new(), Mutex::new(None));
+        Engine { group, epoch, client, open, info, avoided }
     }
 
     /// A sequence failed here for no fault of its own.
@@ -55,9 +59,9 @@ impl Engine {
         *self.avoided.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
     }
 
-    fn is_avoided(&self) -> bool {
-        let avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
-        avoided.is_some_and(|until| Instant::now() < until)
+    fn avoided(&self) -> Option<Instant> {
+        let avoided = *self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
+        avoided.filter(|until| Instant::now() < *until)
     }
 
     pub fn client(&self) -> EngineClient<EngineTransport> {
@@ -85,25 +89,134 @@ async fn answer<T>(call: BoxFuture<'static, Result<Response<T>, Status>>) -> Res
     }
 }
 
+/// How much an engine is to be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    Serving,
+    /// For new sequences where no other can take them.
+    Draining,
+    /// Nobody says any more that it is there, since then; nor that it is not.
+    Unlisted(Instant),
+}
+
+/// A group that serves, as membership has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    pub group: String,
+    pub epoch: u64,
+    pub address: String,
+    pub draining: bool,
+}
+
+#[derive(Clone)]
+struct Listed {
+    engine: Arc<Engine>,
+    standing: Standing,
+}
+
 pub struct Pool {
-    engines: Vec<Arc<Engine>>,
+    engines: RwLock<Arc<Vec<Listed>>>,
+    /// Counts the changes of `engines`.
+    changes: watch::Sender<u64>,
     turn: AtomicUsize,
+    /// No engine ever joins.
+    fixed: bool,
+    /// What an engine said last.
+    info: Mutex<Option<EngineInfo>>,
 }
 
 impl Pool {
-    pub fn new(transports: Vec<EngineTransport>) -> Self {
-        let engines = transports.into_iter().map(|transport| Arc::new(Engine::new(transport))).collect();
-        Pool { engines, turn: AtomicUsize::new(0) }
+    /// Of these engines and no others.
+    pub fn fixed(transports: Vec<EngineTransport>) -> Self {
+        let engine = |(i, transport): (usize, _)| Arc::new(Engine::new(i.to_string(), 1, transport));
+        let listed = |engine| Listed { engine, standing: Standing::Serving };
+        let engines = transports.into_iter().enumerate().map(engine).map(listed).collect();
+        Pool { engines: RwLock::new(Arc::new(engines)), fixed: true, ..Pool::open() }
     }
 
-    pub fn engines(&self) -> &[Arc<Engine>] {
-        &self.engines
+    /// Of whichever engines are listed.
+    pub fn open() -> Self {
+        Pool {
+            engines: RwLock::default(),
+            changes: watch::Sender::new(0),
+            turn: AtomicUsize::new(0),
+            fixed: false,
+            info: Mutex::new(None),
+        }
+    }
+
+    fn listed(&self) -> Arc<Vec<Listed>> {
+        self.engines.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn engines(&self) -> Vec<Arc<Engine>> {
+        self.listed().iter().map(|listed| listed.engine.clone()).collect()
+    }
+
+    pub fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
+    /// These groups serve now. An engine that is not among them stays as the last choice for a while, unless its group has
+    /// gone on to another epoch: membership may know too little, and whoever answers is there.
+    pub fn list(
+        &self,
+        listings: &[Listing],
+        superseded: impl Fn(&Engine) -> bool,
+        mut dial: impl FnMut(&str) -> Option<EngineTransport>,
+    ) {
+        let (known, now) = (self.listed(), Instant::now());
+        let mut engines = Vec::with_capacity(listings.len());
+        for listing in listings {
+            let same =
+                |listed: &&Listed| (&listed.engine.group, listed.engine.epoch) == (&listing.group, listing.epoch);
+            let engine = match known.iter().find(same) {
+                Some(listed) => listed.engine.clone(),
+                None => {
+                    let Some(transport) = dial(&listing.address) else { continue };
+                    Arc::new(Engine::new(listing.group.clone(), listing.epoch, transport))
+                }
+            };
+            let standing = if listing.draining { Standing::Draining } else { Standing::Serving };
+            engines.push(Listed { engine, standing });
+        }
+        for listed in known.iter() {
+            if engines.iter().any(|kept| Arc::ptr_eq(&kept.engine, &listed.engine)) || superseded(&listed.engine) {
+                continue;
+            }
+            let since = match listed.standing {
+                Standing::Unlisted(since) => since,
+                _ => now,
+            };
+            let doubted = now.duration_since(since) >= limits::ENGINE_UNLISTED || listed.engine.avoided().is_some();
+            if !doubted || listed.engine.open.load(Ordering::Relaxed) > 0 {
+                engines.push(Listed { engine: listed.engine.clone(), standing: Standing::Unlisted(since) });
+            }
+        }
+        *self.engines.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(engines);
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// What the model's engines are; all are alike. Known from before while there is none.
+    pub async fn info(&self) -> Result<EngineInfo, Error> {
+        let mut why = Error::unavailable("no engine of this model is there now; try again later");
+        for listed in self.listed().iter() {
+            match listed.engine.info().await {
+                Ok(info) => {
+                    *self.info.lock().unwrap_or_else(PoisonError::into_inner) = Some(info.clone());
+                    return Ok(info.clone());
+                }
+                Err(error) => why = error,
+            }
+        }
+        let known = self.info.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        known.filter(|_| !self.fixed).ok_or(why)
     }
 
     /// Whether any engine answers now: one that once did may have lost its workers since.
     pub async fn answers(&self) -> Result<(), Error> {
         let mut why = Error::unavailable("this model has no engine");
-        for engine in &self.engines {
+        for engine in self.engines() {
             match engine.stats().await {
                 Ok(_) => return Ok(()),
                 Err(error) => why = Error { cause: error.cause, ..Error::unavailable(error.message) },
@@ -112,14 +225,46 @@ impl Pool {
         Err(why)
     }
 
-    /// The engine for one more sequence, which counts as open there until the lease is dropped.
-    pub fn lease(&self) -> Result<Lease, Error> {
-        let healthy: Vec<&Arc<Engine>> = self.engines.iter().filter(|engine| !engine.is_avoided()).collect();
-        let engines = if healthy.is_empty() { self.engines.iter().collect() } else { healthy };
+    /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where others
+    /// may join, not beyond `until`.
+    pub async fn lease(&self, until: Instant) -> Result<Lease, Error> {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let listed = self.listed();
+            if let Some(engine) = self.choose(&listed) {
+                return Ok(Lease::on(engine));
+            }
+            let now = Instant::now();
+            if self.fixed || now >= until {
+                return Err(Error::unavailable("no engine of this model is there now; try again later"));
+            }
+            let healed = listed.iter().filter_map(|listed| listed.engine.avoided()).min().unwrap_or(until).min(until);
+            tokio::select! {
+                // The sender lives as long as the pool.
+                _ = changes.changed() => {}
+                () = sleep_until(healed.max(now + limits::ENGINE_LOOK)) => {}
+            }
+        }
+    }
+
+    /// Of the best standing, the one with the fewest open sequences.
+    fn choose<'a>(&self, listed: &'a [Listed]) -> Option<&'a Arc<Engine>> {
+        let class = |listed: &Listed| match listed.standing {
+            Standing::Serving => 0,
+            Standing::Draining => 1,
+            Standing::Unlisted(_) => 2,
+        };
+        let healthy = listed.iter().filter(|listed| listed.engine.avoided().is_none());
+        let best = healthy.clone().map(class).min();
+        let mut engines: Vec<&Arc<Engine>> =
+            healthy.filter(|listed| Some(class(listed)) == best).map(|listed| &listed.engine).collect();
+        if engines.is_empty() && self.fixed {
+            engines = listed.iter().map(|listed| &listed.engine).collect();
+        }
         let open: Vec<usize> = engines.iter().map(|engine| engine.open.load(Ordering::Relaxed)).collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let index = pick::least_loaded(&open, turn).ok_or_else(|| Error::unavailable("this model has no engine"))?;
-        Ok(Lease::on(engines[index]))
+        pick::least_loaded(&open, turn).map(|index| engines[index])
     }
 }
 

@@ -166,6 +166,7 @@ pub struct EngineStream {
     metrics: Arc<Metrics>,
     admitted: bool,
     finished: bool,
+    /// Engines lost since the last token.
     resumes: u32,
 }
 
@@ -277,6 +278,9 @@ impl EngineStream {
             }
             Some(from_engine::Kind::Tokens(tokens)) => {
                 let drawn = self.course.hear(tokens).map_err(Failure::Final)?;
+                if !drawn.is_empty() {
+                    self.resumes = 0;
+                }
                 (!drawn.is_empty()).then_some(Heard::Tokens(drawn))
             }
             // Whatever its epoch.
@@ -340,14 +344,17 @@ async fn open_link(
     tries: &mut u32,
 ) -> Result<Link, Error> {
     loop {
-        let lease = lease.take().map_or_else(|| pool.lease(), Ok)?;
+        let lease = match lease.take() {
+            Some(lease) => lease,
+            None => pool.lease(deadline.min(Instant::now() + limits::RESUME_WAIT)).await?,
+        };
         let error = match Link::open(lease, start.clone(), deadline).await {
             Ok(link) => return Ok(link),
             Err(Failure::Final(error)) => return Err(error),
             Err(Failure::Lost(error)) => error,
         };
         tracing::warn!(id = start.request_id, %error, "an engine did not take a sequence");
-        if *tries >= limits::RESUMES || pool.engines().len() == 1 {
+        if *tries >= limits::RESUMES || pool.is_fixed() && pool.engines().len() == 1 {
             return Err(error);
         }
         *tries += 1;

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,33 @@ impl RoomWanted {
     }
 }
 
+/// Since when a step is being executed, for whoever watches from outside.
+#[derive(Debug)]
+pub struct Busy {
+    started: Instant,
+    /// Microseconds after `started`, and one; 0: no step.
+    since: AtomicU64,
+}
+
+impl Busy {
+    pub fn new() -> Self {
+        Busy { started: Instant::now(), since: AtomicU64::new(0) }
+    }
+
+    fn begins(&self) {
+        self.since.store(self.started.elapsed().as_micros() as u64 + 1, Ordering::Relaxed);
+    }
+
+    fn ends(&self) {
+        self.since.store(0, Ordering::Relaxed);
+    }
+
+    pub fn time(&self) -> Option<Duration> {
+        let since = Duration::from_micros(self.since.load(Ordering::Relaxed).checked_sub(1)?);
+        Some(self.started.elapsed().saturating_sub(since))
+    }
+}
+
 /// The way back to one router.
 struct Port {
     outputs: mpsc::Sender<FromEngine>,
@@ -115,7 +142,10 @@ impl Port {
 
 pub struct Engine {
     scheduler: Scheduler,
-    executor: Box<dyn Executor>,
+    /// None once it is of no more use: what it holds is free then, also if a router keeps its stream open.
+    executor: Option<Box<dyn Executor>>,
+    epoch: u64,
+    busy: Arc<Busy>,
     commands: mpsc::Receiver<Command>,
     metrics: Arc<Metrics>,
     runtime: tokio::runtime::Runtime,
@@ -136,13 +166,16 @@ impl Engine {
         commands: mpsc::Receiver<Command>,
         metrics: Arc<Metrics>,
         lost: Arc<OnceLock<String>>,
+        busy: Arc<Busy>,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
         let scheduler = Scheduler::new(&executor.shape(), options);
         metrics.publish(&scheduler.stats());
         Self {
             scheduler,
-            executor,
+            epoch: executor.epoch(),
+            executor: Some(executor),
+            busy,
             commands,
             metrics,
             runtime,
@@ -162,7 +195,7 @@ impl Engine {
             let step = self.scheduler.schedule(self.started.elapsed());
             let idle = step.is_none();
             if let Some(mut step) = step {
-                step.epoch = self.executor.epoch();
+                step.epoch = self.epoch;
                 self.execute(&step);
             }
             self.metrics.publish(&self.scheduler.stats());
@@ -233,6 +266,7 @@ impl Engine {
                 self.draining = true;
                 self.scheduler.fail_all("the engine is shutting down");
                 self.deliver();
+                self.executor = None;
                 // Whoever asked may have gone.
                 let _ = done.send(());
             }
@@ -307,6 +341,7 @@ impl Engine {
                         // Set before the sequences end, so that whoever sees one end sees the reason too.
                         let _ = self.lost.set(error.to_string());
                         self.scheduler.fail_all(&error.to_string());
+                        self.executor = None;
                     }
                 }
             }
@@ -315,7 +350,13 @@ impl Engine {
 
     /// After a panic the executor's state is unknown, so it is lost.
     fn try_execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
-        catch_unwind(AssertUnwindSafe(|| self.executor.execute(step))).unwrap_or_else(|panic| {
+        let Some(executor) = &mut self.executor else {
+            return Err(ExecutorError::Lost("it has been given up".into()));
+        };
+        self.busy.begins();
+        let result = catch_unwind(AssertUnwindSafe(|| executor.execute(step)));
+        self.busy.ends();
+        result.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             Err(ExecutorError::Lost(format!("it panicked: {}", text.unwrap_or("no message"))))
         })

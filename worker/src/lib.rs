@@ -10,6 +10,7 @@ pub mod executor;
 pub mod limits;
 pub mod metrics;
 pub mod model;
+pub mod node;
 pub mod rank;
 mod request;
 pub mod scheduler;

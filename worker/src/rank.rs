@@ -143,6 +143,18 @@ impl Model {
         Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks)).max().unwrap_or(0))
     }
 
+    /// The smallest group, of at most `group_size` ranks, in which `here` ranks' weights fit this machine's free memory.
+    pub fn smallest_group(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
+        let free = memory::free_memory();
+        for ranks in (here..group_size).filter(|ranks| ranks.is_multiple_of(here)) {
+            if self.bytes_per_rank(ranks).is_ok_and(|bytes| bytes * here < free / 2) {
+                return Ok(ranks);
+            }
+        }
+        // That it can be shared by so many is checked now, whether it fits when it is loaded.
+        self.bytes_per_rank(group_size).map(|_| group_size)
+    }
+
     /// Seats the ranks whose links these are. `residents` are used where they hold what is wanted, and the ranks' weights
     /// go to `home` when their group is over. Returns when all ranks of the group, wherever they are, have loaded.
     pub fn seat(

@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::engine::{Command, Engine, RoomWanted};
+use crate::engine::{Busy, Command, Engine, RoomWanted};
 use crate::error::Rejected;
 use crate::executor::{Executor, ExecutorShape};
 use crate::limits;
@@ -44,6 +44,7 @@ struct Shared {
     draining: AtomicBool,
     /// Why the executor cannot execute any more.
     lost: Arc<OnceLock<String>>,
+    busy: Arc<Busy>,
 }
 
 /// Start the engine thread over `executor`.
@@ -55,12 +56,14 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
     let metrics = Arc::new(Metrics::default());
     let shape = executor.shape();
     let lost = Arc::new(OnceLock::new());
+    let busy = Arc::new(Busy::new());
     let shared = Shared {
         shape,
         options: options.clone(),
         metrics: metrics.clone(),
         draining: AtomicBool::new(false),
         lost: lost.clone(),
+        busy: busy.clone(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -68,7 +71,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         .unwrap_or_else(|error| panic!("no runtime for the engine thread: {error}"));
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || Engine::new(executor, options, queue, metrics, lost, runtime).run())
+        .spawn(move || Engine::new(executor, options, queue, metrics, lost, busy, runtime).run())
         .unwrap_or_else(|error| panic!("no thread for the engine: {error}"));
     EngineService { commands, shared: Arc::new(shared) }
 }
@@ -125,6 +128,11 @@ impl EngineService {
     /// Why the executor cannot execute any more, if so. Nothing brings it back.
     pub fn lost(&self) -> Option<&str> {
         self.shared.lost.get().map(String::as_str)
+    }
+
+    /// For how long the present step has been running.
+    pub fn step_time(&self) -> Option<Duration> {
+        self.shared.busy.time()
     }
 
     fn executable(&self) -> Result<(), Status> {

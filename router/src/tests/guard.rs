@@ -149,7 +149,10 @@ fn models() -> Vec<(String, Model)> {
     };
     let public = files.filter_map(|file| Some((KIMI.as_ref()?, file))).map(kimi);
     let model = |text: TextModel| {
-        (text.name.clone(), Model::new(text, Vec::new(), &crate::Policy::default(), &RouterConfig::default()).unwrap())
+        (
+            text.name.clone(),
+            Model::new(text, crate::pool::Pool::open(), &crate::Policy::default(), &RouterConfig::default()).unwrap(),
+        )
     };
     std::iter::once(demo).chain(public).map(model).collect()
 }

@@ -133,7 +133,7 @@ pub(super) fn context(spec: &Spec, options: &ModelOptions) -> Result<usize, Load
 }
 
 /// MemAvailable of Linux, in bytes.
-fn free_memory() -> usize {
+pub fn free_memory() -> usize {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());

@@ -12,7 +12,10 @@ use std::{
     cell::{Cell, RefCell},
     io::{self, Read, Write},
     net::{Shutdown, TcpStream},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread::JoinHandle,
     time::Duration,
 };
@@ -66,6 +69,8 @@ struct Shared {
     abort: Mutex<Option<Abort>>,
     aborted: Condvar,
     sockets: Vec<TcpStream>,
+    /// The rank, and one, whose word is being waited for; 0: none.
+    waiting: AtomicUsize,
 }
 
 impl Shared {
@@ -100,6 +105,12 @@ pub struct Fate(Arc<Shared>);
 impl Fate {
     pub fn abort(&self) -> Option<Abort> {
         self.0.lock().clone()
+    }
+
+    /// Ends the group because nothing comes from the rank that is being waited for, if there is one.
+    pub fn give_up(&self, reason: &str) {
+        let waiting = self.0.waiting.load(Ordering::Relaxed);
+        self.0.abort(reason, waiting.checked_sub(1));
     }
 
     /// Waits for the end, not longer than this.
@@ -222,7 +233,12 @@ impl Tcp {
     fn new(rank: usize, data: Vec<Option<Wire>>, pulses: Vec<Option<Wire>>) -> io::Result<Tcp> {
         let all = data.iter().chain(&pulses).flatten();
         let sockets = all.map(|wire| wire.raw.try_clone()).collect::<io::Result<Vec<_>>>()?;
-        let shared = Arc::new(Shared { abort: Mutex::new(None), aborted: Condvar::new(), sockets });
+        let shared = Arc::new(Shared {
+            abort: Mutex::new(None),
+            aborted: Condvar::new(),
+            sockets,
+            waiting: AtomicUsize::new(0),
+        });
         let pulse = pulse::start(rank, pulses, shared.clone())?;
         let peers = data.into_iter().map(|wire| wire.map(|wire| RefCell::new(wire.stream))).collect();
         Ok(Tcp { rank, peers, round: Cell::new(0), shared, pulse: Some(pulse) })
@@ -250,7 +266,10 @@ impl Tcp {
     fn header(&self, peer: usize, expected: Header) -> Result<usize> {
         let mut bytes = [0; HEADER];
         let Some(stream) = &self.peers[peer] else { return Ok(0) };
-        stream.borrow_mut().read_exact(&mut bytes).map_err(|error| self.lost(peer, &error))?;
+        self.shared.waiting.store(peer + 1, Ordering::Relaxed);
+        let read = stream.borrow_mut().read_exact(&mut bytes);
+        self.shared.waiting.store(0, Ordering::Relaxed);
+        read.map_err(|error| self.lost(peer, &error))?;
         let said = Header::read(&bytes);
         match said {
             Some(said) if said == (Header { len: said.len, ..expected }) => Ok(said.len as usize),

@@ -1,0 +1,86 @@
+//! The commands of a cluster: they differ from `rein serve` in what links them, and in nothing else.
+
+mod controller;
+mod drain;
+mod router;
+mod status;
+mod worker;
+
+pub use controller::run as controller;
+pub use drain::run as drain;
+pub use router::run as router;
+pub use status::run as status;
+pub use worker::run as worker;
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rein_control_plane::{Etcd, EtcdOptions, EtcdTls, Keys, Store, records::is_name};
+use rein_router::EngineTransport;
+use tonic::transport::Endpoint;
+
+use crate::args::ClusterArgs;
+
+/// Longest wait for a connection to a worker.
+const CONNECT: Duration = Duration::from_secs(1);
+/// A worker's connection is asked for a sign of life so often ...
+const ALIVE: Duration = Duration::from_millis(400);
+/// ... and is broken when none has come for so long after that.
+const SILENT: Duration = Duration::from_millis(800);
+
+fn keys(args: &ClusterArgs) -> Result<Keys, Box<dyn Error>> {
+    let cluster = &args.cluster;
+    Keys::new(cluster).ok_or_else(|| {
+        format!("--cluster: {cluster:?} is no name; it may have 1 to 63 letters, digits, '-', '_' and '.'").into()
+    })
+}
+
+fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
+    let password = match (&args.etcd_password_file, &args.etcd_user) {
+        (Some(file), _) => {
+            let text = std::fs::read_to_string(file);
+            let text = text.map_err(|e| format!("--etcd-password-file: {}: {e}", file.display()))?;
+            Some(text.trim_end_matches(['\r', '\n']).to_owned())
+        }
+        (None, Some(_)) => Some(std::env::var("REIN_ETCD_PASSWORD").map_err(|_| {
+            "--etcd-user: its password is to be in REIN_ETCD_PASSWORD or in the file that --etcd-password-file names"
+        })?),
+        (None, None) => None,
+    };
+    let options = EtcdOptions {
+        endpoints: args.etcd.clone(),
+        user: args.etcd_user.clone().zip(password),
+        tls: EtcdTls {
+            ca: args.etcd_ca.clone(),
+            identity: args.etcd_cert.clone().zip(args.etcd_key.clone()),
+            name: args.etcd_name.clone(),
+        },
+    };
+    Ok(Arc::new(Etcd::new(options)?))
+}
+
+/// The name that was given, or one of host and `what`.
+fn id(given: &Option<String>, what: impl std::fmt::Display) -> Result<String, Box<dyn Error>> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
+    let host = if host.is_empty() { "host" } else { &host };
+    let id = given.clone().unwrap_or_else(|| format!("{host}-{what}"));
+    match is_name(&id) {
+        true => Ok(id),
+        false => Err(format!("--id: {id:?} is no name; it may have 1 to 63 letters, digits, '-', '_' and '.'").into()),
+    }
+}
+
+/// Reaches the gRPC services at an address, as soon as somebody calls.
+fn dial(address: &str) -> Option<EngineTransport> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"));
+    let endpoint = endpoint.inspect_err(|error| tracing::error!(address, %error, "no address")).ok()?;
+    let endpoint = endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(ALIVE)
+        .keep_alive_timeout(SILENT)
+        .keep_alive_while_idle(true);
+    Some(rein_router::transport(endpoint.connect_lazy()))
+}

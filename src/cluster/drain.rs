@@ -1,0 +1,35 @@
+//! `rein drain`.
+
+use std::error::Error;
+
+use rein_control_plane::{Mirror, Transaction};
+
+use super::{keys, store};
+use crate::args::DrainArgs;
+
+pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
+    let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let key = keys.worker(&args.worker);
+        let there = |snapshot: &rein_control_plane::Snapshot| snapshot.entries.contains_key(&key);
+        if !there(&store.read(&key).await?) {
+            let cluster = &args.cluster.cluster;
+            return Err(
+                format!("cluster {cluster} has no worker {:?}; `rein status` shows those it has", args.worker).into()
+            );
+        }
+        store.commit(Transaction::default().put(keys.drain(&args.worker), "asked", None)).await?;
+        println!("rein: {} is asked to leave", args.worker);
+        if args.no_wait {
+            return Ok(());
+        }
+        let mut mirror = Mirror::new(store, "drain", key.clone());
+        let mut view = mirror.read().await;
+        while there(&view) {
+            view = mirror.changed().await;
+        }
+        println!("rein: {} has left", args.worker);
+        Ok(())
+    })
+}

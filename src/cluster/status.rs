@@ -1,0 +1,157 @@
+//! `rein status`.
+
+use std::error::Error;
+use std::io::Write;
+
+use rein_control_plane::records::{Keys, WorkerState};
+use rein_control_plane::view::Group;
+use rein_control_plane::{Mirror, View};
+use serde_json::{Value, json};
+
+use super::{keys, store};
+use crate::args::StatusArgs;
+
+pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
+    let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let show = |view: &View| match args.json {
+            true => format!("{}\n", json(view)),
+            false => table(&args.cluster.cluster, view),
+        };
+        let mut out = std::io::stdout();
+        if !args.watch {
+            let snapshot = store.read(keys.root()).await?;
+            out.write_all(show(&View::read(&keys, &snapshot)).as_bytes())?;
+            return Ok(());
+        }
+        let mut mirror = Mirror::new(store, "status", keys.root());
+        let mut snapshot = mirror.read().await;
+        loop {
+            let shown = show(&read(&keys, &snapshot));
+            // Home, and erase what was there: a table that stays in its place.
+            let before = if args.json { "" } else { "\x1b[H\x1b[2J" };
+            out.write_all(format!("{before}{shown}").as_bytes()).and_then(|()| out.flush())?;
+            snapshot = mirror.changed().await;
+        }
+    })
+}
+
+fn read(keys: &Keys, snapshot: &rein_control_plane::Snapshot) -> View {
+    View::read(keys, snapshot)
+}
+
+/// What a group is doing, in a word.
+fn state(group: &Group) -> &'static str {
+    match group.record() {
+        None => "over",
+        Some(record) if group.trouble.values().any(|trouble| trouble.epoch == record.epoch()) => "broken",
+        Some(_) if !group.serves() => "loading",
+        Some(record) if record.draining => "draining",
+        Some(_) => "serving",
+    }
+}
+
+fn json(view: &View) -> Value {
+    let groups: serde_json::Map<String, Value> = view
+        .groups
+        .iter()
+        .map(|(id, group)| {
+            let ranks: Vec<Value> = group.record().map_or(Vec::new(), |record| {
+                let rank = |member: usize| {
+                    let first = record.first_rank(member);
+                    let ready = group.ready.get(&first).is_some_and(|ready| ready.epoch == record.epoch());
+                    let of = &record.members[member];
+                    record.ranks_of(member).iter().map(move |rank| {
+                        json!({"rank": rank.rank, "worker": of.worker, "address": of.address, "ready": ready,
+                               "heads": [rank.heads.start, rank.heads.end], "kv_heads": [rank.kv_heads.start, rank.kv_heads.end],
+                               "experts": rank.experts.iter().map(Vec::len).max().unwrap_or(0)})
+                    }).collect::<Vec<_>>()
+                };
+                (0..record.members.len()).flat_map(rank).collect()
+            });
+            let record = group.record();
+            let value = json!({
+                "state": state(group),
+                "model": record.map(|record| record.model.clone()),
+                "epoch": record.map(|record| record.epoch()),
+                "group_size": record.map(|record| record.group_size),
+                "ranks": ranks,
+                "load": group.load,
+                "trouble": group.trouble,
+            });
+            (id.clone(), value)
+        })
+        .collect();
+    let workers: serde_json::Map<String, Value> = view
+        .workers
+        .iter()
+        .map(|(id, worker)| {
+            let value = json!({
+                "model": worker.model, "address": worker.address, "mesh": worker.mesh, "device": worker.device,
+                "state": worker.state, "ranks": worker.ranks, "group_size": worker.group_size,
+                "group": worker.seat.group, "epoch": worker.seat.epoch, "incarnation": worker.incarnation,
+            });
+            (id.clone(), value)
+        })
+        .collect();
+    json!({"controller": view.controller, "routers": view.routers, "groups": groups, "workers": workers, "draining": view.drains})
+}
+
+fn table(cluster: &str, view: &View) -> String {
+    let mut out = format!("cluster {cluster}   controller {}\n\n", view.controller.as_deref().unwrap_or("none"));
+    let mut rows = vec![row(["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "RUNNING", "WAITING", "KV"])];
+    for (id, group) in &view.groups {
+        let Some(record) = group.record() else { continue };
+        let load = group.load.clone().unwrap_or_default();
+        let kv = if load.total_blocks > 0 { 100 * load.used_blocks / load.total_blocks } else { 0 };
+        let ranks = format!("{}/{}", record.placement.ranks.len(), record.group_size);
+        let epoch = record.epoch().to_string();
+        let (running, waiting) = (load.running.to_string(), load.waiting.to_string());
+        rows.push(row([id, &record.model, state(group), &epoch, &ranks, &running, &waiting, &format!("{kv} %")]));
+    }
+    out.push_str(&aligned(&rows));
+    let mut rows = vec![row(["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS"])];
+    for (id, worker) in &view.workers {
+        let group = worker.seat.group.as_deref();
+        let record = group.and_then(|group| view.groups.get(group)?.record());
+        let member = record.and_then(|record| Some((record, record.member(id, worker.incarnation)?)));
+        let state = match (worker.state, member) {
+            (WorkerState::Draining, _) => "draining",
+            (WorkerState::Ready, Some(_)) => "seated",
+            (WorkerState::Ready, None) => "spare",
+        };
+        let rank = member.map_or_else(|| "-".into(), |(record, member)| record.first_rank(member).to_string());
+        let experts = member.map_or(0, |(record, member)| {
+            let most = |rank: &rein_control_plane::RankPlacement| rank.experts.iter().map(Vec::len).max().unwrap_or(0);
+            record.ranks_of(member).iter().map(most).max().unwrap_or(0)
+        });
+        let group = member.and(group).unwrap_or("-");
+        rows.push(row([id, &worker.address, &worker.device, state, group, &rank, &experts.to_string()]));
+    }
+    out.push('\n');
+    out.push_str(&aligned(&rows));
+    let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT"])];
+    for (id, router) in &view.routers {
+        let state = if router.draining { "draining" } else { "serving" };
+        rows.push(row([id, &router.http, &router.grpc, state, &router.in_flight.to_string()]));
+    }
+    out.push('\n');
+    out.push_str(&aligned(&rows));
+    out
+}
+
+fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
+    cells.map(str::to_owned).to_vec()
+}
+
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}

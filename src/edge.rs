@@ -1,0 +1,89 @@
+//! The router's side of a process: its listeners, from the first request to the last.
+
+use std::error::Error;
+use std::future::Future;
+use std::time::Duration;
+
+use rein_grammar::Enforcement;
+use rein_router::{Policy, Router, RouterConfig};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::args::{EdgeArgs, EnforcementArg, MasksArg};
+use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, serve_http, turned};
+
+pub fn policy(args: &EdgeArgs) -> Result<Policy, Box<dyn Error>> {
+    Ok(Policy {
+        format: args.format.as_deref().map(crate::formats::named).transpose()?,
+        enforcement: match args.enforcement {
+            EnforcementArg::NamesAndArguments => Enforcement::NamesAndArguments,
+            EnforcementArg::Names => Enforcement::Names,
+            EnforcementArg::Off => Enforcement::Off,
+        },
+        mask_always: args.masks == MasksArg::Always,
+    })
+}
+
+pub fn config(args: &EdgeArgs) -> RouterConfig {
+    RouterConfig { allow_control_tokens: args.allow_control_tokens, ..RouterConfig::default() }
+}
+
+/// Bound before anything is loaded: a taken port is told at once.
+pub struct Listeners {
+    pub http: TcpListener,
+    pub grpc: TcpListener,
+}
+
+impl Listeners {
+    pub async fn bind(args: &EdgeArgs) -> Result<Self, Box<dyn Error>> {
+        Ok(Listeners { http: bind("--http", args.http).await?, grpc: bind("--grpc", args.grpc).await? })
+    }
+
+    /// Until a signal to stop. Then `leaving` runs beside the drain, which its end is part of, and `cut` where the time for
+    /// that is over.
+    pub async fn serve(
+        self,
+        router: &Router,
+        drain: Duration,
+        leaving: impl Future<Output = ()>,
+        cut: impl Future<Output = ()>,
+    ) -> Result<(), Box<dyn Error>> {
+        let Listeners { http, grpc } = self;
+        let (http_address, grpc_address) = (http.local_addr()?, grpc.local_addr()?);
+        // The listeners close when this turns true, after the drain.
+        let (closing, closed) = watch::channel(false);
+        let http_server = tokio::spawn(serve_http(router.http(), http, turned(closed.clone())));
+        let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, turned(closed)));
+        println!("rein: http listening on http://{http_address}");
+        println!("rein: grpc listening on {grpc_address}");
+
+        let mut stop = StopSignals::new()?;
+        let signal = stop.next().await;
+        tracing::info!(signal, "draining: open requests finish, new ones are refused");
+        let drained = async {
+            router.drain().await;
+            leaving.await;
+        };
+        let reason = tokio::select! {
+            () = drained => None,
+            () = tokio::time::sleep(drain) => Some("the drain time is over"),
+            signal = stop.next() => Some(signal),
+        };
+        if let Some(reason) = reason {
+            tracing::warn!(reason, "open requests are ended with an error");
+            router.abort();
+            cut.await;
+        }
+        closing.send_replace(true);
+        let stopped = tokio::time::timeout(CLOSE_TIME, async { (http_server.await, grpc_server.await) });
+        match stopped.await {
+            Ok((http, grpc)) => {
+                http??;
+                grpc??;
+            }
+            Err(_) => tracing::warn!("connections still open are cut"),
+        }
+        println!("rein: stopped");
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! Listeners of a process: connections are bounded, and open ones end before it does.
+
+use std::error::Error;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{Semaphore, watch};
+use tonic::service::Routes;
+
+pub async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener, Box<dyn Error>> {
+    TcpListener::bind(address).await.map_err(|e| format!("{flag}: cannot listen on {address}: {e}").into())
+}
+
+/// HTTP connections open at once.
+const HTTP_CONNECTIONS: usize = 16_384;
+/// gRPC connections open at once ...
+const GRPC_CONNECTIONS: usize = 4_096;
+/// ... and requests open at once on one of them.
+const GRPC_STREAMS: u32 = 4_096;
+/// Silence on a gRPC connection after which the client is asked whether it is still there.
+const GRPC_KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// Time in which a request's head has to arrive; idle connections are closed after it.
+const HEADER_TIME: Duration = Duration::from_secs(60);
+/// Pause after a connection could not be accepted.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long idle connections get to close after the drain.
+pub const CLOSE_TIME: Duration = Duration::from_secs(2);
+
+pub async fn turned(mut closed: watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is the end as well.
+    let _ = closed.wait_for(|closed| *closed).await;
+}
+
+pub async fn serve_http(
+    app: axum::Router,
+    listener: TcpListener,
+    closed: impl Future<Output = ()>,
+) -> Result<(), String> {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
+    accept("http", listener, HTTP_CONNECTIONS, closed, |socket| {
+        server.serve_connection(socket, TowerToHyperService::new(app.clone()))
+    })
+    .await
+}
+
+pub async fn serve_grpc(routes: Routes, listener: TcpListener, closed: impl Future<Output = ()>) -> Result<(), String> {
+    let app = routes.prepare().into_axum_router();
+    let mut server = http2::Builder::new(TokioExecutor::new());
+    server.timer(TokioTimer::new()).keep_alive_interval(Some(GRPC_KEEP_ALIVE)).max_concurrent_streams(GRPC_STREAMS);
+    accept("grpc", listener, GRPC_CONNECTIONS, closed, |socket| {
+        server.serve_connection(socket, TowerToHyperService::new(app.clone()))
+    })
+    .await
+}
+
+/// Takes connections until `closed`, and returns when they have ended. At most `most` are open at once.
+async fn accept<C>(
+    surface: &'static str,
+    listener: TcpListener,
+    most: usize,
+    closed: impl Future<Output = ()>,
+    serve: impl Fn(TokioIo<TcpStream>) -> C,
+) -> Result<(), String>
+where
+    C: GracefulConnection<Error = hyper::Error> + Send + 'static,
+{
+    let open = GracefulShutdown::new();
+    let slots = Arc::new(Semaphore::new(most));
+    let mut closed = pin!(closed);
+    loop {
+        // More clients wait in the kernel's backlog.
+        let slot = tokio::select! {
+            slot = slots.clone().acquire_owned() => slot.map_err(|e| format!("{surface}: {e}"))?,
+            () = &mut closed => break,
+        };
+        let socket = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut closed => break,
+        };
+        let socket = match socket {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                // Out of descriptors, say: others have to close first.
+                tracing::warn!(%error, surface, "accept");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        if let Err(error) = socket.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY");
+        }
+        let connection = open.watch(serve(TokioIo::new(socket)));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, surface, "connection");
+            }
+            drop(slot);
+        });
+    }
+    open.shutdown().await;
+    Ok(())
+}
+
+pub struct StopSignals {
+    term: Signal,
+    int: Signal,
+}
+
+impl StopSignals {
+    pub fn new() -> Result<Self, std::io::Error> {
+        Ok(Self { term: signal(SignalKind::terminate())?, int: signal(SignalKind::interrupt())? })
+    }
+
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! { _ = self.term.recv() => "SIGTERM", _ = self.int.recv() => "SIGINT" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_over_the_limit_waits_for_another_to_end() -> Result<(), Box<dyn Error>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let (closing, closed) = watch::channel(false);
+        let app = axum::Router::new().route("/", axum::routing::get(async || "here"));
+        let server = tokio::spawn(accept("http", listener, 1, turned(closed), move |socket| {
+            http1::Builder::new().serve_connection(socket, TowerToHyperService::new(app.clone()))
+        }));
+        let ask = async |socket: &mut TcpStream| {
+            socket.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+            let mut answer = [0; 12];
+            socket.read_exact(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        };
+        let mut first = TcpStream::connect(address).await?;
+        assert_eq!(&ask(&mut first).await?, b"HTTP/1.1 200");
+        let mut second = TcpStream::connect(address).await?;
+        let waiting = tokio::time::timeout(Duration::from_millis(200), ask(&mut second)).await;
+        assert!(waiting.is_err(), "the second was served beside the first");
+        drop(first);
+        let mut answer = [0; 12];
+        second.read_exact(&mut answer).await?;
+        assert_eq!(&answer, b"HTTP/1.1 200");
+        drop(second);
+        closing.send_replace(true);
+        Ok(server.await??)
+    }
+}

@@ -1,0 +1,416 @@
+//! A worker process in a cluster: it says that it is there, takes the seat it is given, and leaves it when its group is
+//! over. What it is told comes from the store; what it knows last counts while the store is silent.
+
+mod files;
+mod seat;
+mod switch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use rein_control_plane::records::{
+    GroupRecord, Keys, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, decode, encode,
+};
+use rein_control_plane::{Condition, Mirror, Session, Store, Transaction};
+use rein_kernels::collective::tcp::{Abort, Listener};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+pub use files::Files;
+pub use seat::Work;
+use seat::{HOMECOMING, Links, Refused, Taken, Taking};
+pub use switch::Switch;
+
+use crate::rank::Resident;
+use crate::scheduler::EngineOptions;
+use crate::service::EngineService;
+
+mod limits {
+    use std::time::Duration;
+
+    /// How long the ranks of a group wait for each other.
+    pub const JOIN_TIME: Duration = Duration::from_secs(10);
+    /// How often a thread that waits for the end of a group looks whether anybody still wants to know.
+    pub const LOOK: Duration = Duration::from_secs(1);
+    /// How often a leader tells its load, and looks at the step that is running.
+    pub const TICK: Duration = Duration::from_millis(500);
+    /// Longest wait for an engine to end its sequences; a step that hangs has been cut off by then.
+    pub const ENGINE_END: Duration = Duration::from_secs(2);
+    /// A worker that could not load waits before it offers itself again, from the first to the second.
+    pub const PENANCE_FIRST: Duration = Duration::from_secs(1);
+    pub const PENANCE_LONGEST: Duration = Duration::from_secs(60);
+    /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.
+    pub const LEAVE_TIME: Duration = Duration::from_secs(40);
+    /// Between attempts to read a placement.
+    pub const AGAIN: Duration = Duration::from_millis(100);
+}
+
+pub struct NodeOptions {
+    pub keys: Keys,
+    pub id: String,
+    pub record: WorkerRecord,
+    pub engine: EngineOptions,
+    /// A step that takes longer has hung.
+    pub step_deadline: Duration,
+    pub lease: Duration,
+}
+
+/// What the worker is doing, for its own surroundings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    pub seat: Seat,
+    pub serves: bool,
+}
+
+/// A member's part in one epoch of its group.
+struct Membership {
+    group: String,
+    record: Arc<GroupRecord>,
+    rank: usize,
+    links: Arc<Links>,
+    engine: Option<EngineService>,
+    _taken: Option<Taken>,
+    /// The placement as the store has it, to be put back if the store forgets it. Only the leader looks.
+    mirror: Option<Mirror>,
+}
+
+struct Node {
+    store: Arc<dyn Store>,
+    options: NodeOptions,
+    session: Session,
+    record: WorkerRecord,
+    work: Work,
+    listener: Arc<Listener>,
+    switch: Switch,
+    status: watch::Sender<Status>,
+    now: Option<Membership>,
+    taking: Option<JoinHandle<Result<Taken, Refused>>>,
+    ended: Option<oneshot::Receiver<Abort>>,
+    homes: (Sender<Resident>, Receiver<Resident>),
+    penance: Duration,
+    /// Until then nobody is told that this worker is free.
+    quiet: Option<Instant>,
+}
+
+enum News {
+    Seat(Seat),
+    Taken(Result<Taken, Refused>),
+    Ended(Abort),
+    Tick,
+    Leave,
+}
+
+/// Until `leave` turns true and the group can do without this worker.
+pub async fn run(
+    store: Arc<dyn Store>,
+    options: NodeOptions,
+    work: Work,
+    listener: Arc<Listener>,
+    switch: Switch,
+    status: watch::Sender<Status>,
+    mut leave: watch::Receiver<bool>,
+) {
+    let session = Session::new(store.clone(), &options.id, options.lease);
+    let mut seats = Mirror::new(store.clone(), &options.id, options.keys.seat(&options.id));
+    let drains = Mirror::new(store.clone(), &options.id, options.keys.drain(&options.id));
+    let (seat_key, drain_key) = (options.keys.seat(&options.id), options.keys.drain(&options.id));
+    let record = options.record.clone();
+    let mut node = Node {
+        store,
+        session,
+        record,
+        work,
+        listener,
+        switch,
+        status,
+        now: None,
+        taking: None,
+        ended: None,
+        homes: unbounded(),
+        penance: limits::PENANCE_FIRST,
+        quiet: None,
+        options,
+    };
+    node.say();
+    let mut tick = interval(limits::TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut leaving: Option<Instant> = None;
+    let mut drains = drains;
+    loop {
+        let news = tokio::select! {
+            biased;
+            taken = finished(&mut node.taking) => News::Taken(taken),
+            abort = told(&mut node.ended) => News::Ended(abort),
+            view = seats.changed() => match seat_of(&view, &seat_key) {
+                Some(seat) => News::Seat(seat),
+                None => continue,
+            },
+            view = drains.changed(), if leaving.is_none() => match view.entries.contains_key(&drain_key) {
+                true => News::Leave,
+                false => continue,
+            },
+            _ = leave.wait_for(|leave| *leave), if leaving.is_none() => News::Leave,
+            _ = tick.tick() => News::Tick,
+        };
+        match news {
+            News::Seat(seat) => node.sit(seat).await,
+            News::Taken(taken) => node.taken(taken).await,
+            News::Ended(abort) => node.trouble(abort.reason, abort.suspect).await,
+            News::Tick => node.tick().await,
+            News::Leave => {
+                leaving = Some(Instant::now());
+                node.record.state = WorkerState::Draining;
+                node.say();
+            }
+        }
+        let over = leaving.is_some_and(|since| {
+            let patience = since.elapsed() > limits::LEAVE_TIME;
+            node.now.is_none() && node.taking.is_none() || patience
+        });
+        if over {
+            node.stand_up("the worker leaves").await;
+            let gone = Transaction::default().delete(drain_key);
+            if let Err(error) = node.store.commit(gone).await {
+                tracing::warn!(%error, "the request to leave stays in the store");
+            }
+            return node.session.leave().await;
+        }
+    }
+}
+
+fn seat_of(view: &rein_control_plane::Snapshot, key: &str) -> Option<Seat> {
+    let seat = decode(&view.entries.get(key)?.value);
+    seat.inspect_err(|error| tracing::warn!(key, %error, "a seat that cannot be read")).ok()
+}
+
+async fn finished(taking: &mut Option<JoinHandle<Result<Taken, Refused>>>) -> Result<Taken, Refused> {
+    let Some(handle) = taking else { return std::future::pending().await };
+    let taken = handle.await;
+    *taking = None;
+    taken.unwrap_or_else(|panic| Err(Refused { reason: format!("taking the seat failed: {panic}"), suspect: None }))
+}
+
+async fn told(ended: &mut Option<oneshot::Receiver<Abort>>) -> Abort {
+    let Some(receiver) = ended else { return std::future::pending().await };
+    let told = receiver.await;
+    *ended = None;
+    match told {
+        Ok(abort) => abort,
+        Err(_) => std::future::pending().await,
+    }
+}
+
+impl Node {
+    /// The worker's record as it is now.
+    fn say(&self) {
+        self.session.put(self.options.keys.worker(&self.options.id), encode(&self.record));
+        let serves = self.now.as_ref().is_some_and(|now| now._taken.is_some() || now.engine.is_some());
+        self.status.send_replace(Status { seat: self.record.seat.clone(), serves });
+    }
+
+    /// Takes a seat that is newer than the present one.
+    async fn sit(&mut self, seat: Seat) {
+        if seat.epoch <= self.record.seat.epoch && (seat.group.is_some() || self.record.seat.group.is_none()) {
+            return;
+        }
+        self.stand_up(&format!("epoch {} follows", seat.epoch)).await;
+        let Some(group) = seat.group.clone() else {
+            tracing::info!(epoch = seat.epoch, "without a seat: a spare");
+            self.record.seat = seat;
+            // Whoever counted on the member that this was, counts no more.
+            self.record.incarnation += 1;
+            if self.quiet.is_none() {
+                self.say();
+            }
+            return;
+        };
+        let Some(record) = self.placement(&group, seat.epoch).await else { return };
+        let Some(member) = record.member(&self.options.id, self.record.incarnation) else {
+            return tracing::warn!(group, seat.epoch, "a seat for a member that this worker no longer is");
+        };
+        tracing::info!(group, seat.epoch, rank = record.first_rank(member), "taking a seat");
+        self.record.seat = seat;
+        let links = Arc::new(Links::default());
+        let residents = self.homes.1.try_iter().collect();
+        let taking = Taking {
+            work: self.work.clone(),
+            group: group.clone(),
+            record: record.clone(),
+            member,
+            listener: self.listener.clone(),
+            residents,
+            home: self.homes.0.clone(),
+            links: links.clone(),
+            options: self.options.engine.clone(),
+        };
+        self.taking = Some(tokio::task::spawn_blocking(move || taking.take()));
+        let rank = record.first_rank(member);
+        self.now = Some(Membership { group, record, rank, links, engine: None, _taken: None, mirror: None });
+        self.say();
+    }
+
+    /// The placement of this epoch. None: there is a newer one by now, of which the seat will tell.
+    async fn placement(&self, group: &str, epoch: u64) -> Option<Arc<GroupRecord>> {
+        let key = self.options.keys.placement(group);
+        loop {
+            match self.store.read(&key).await {
+                Ok(snapshot) => {
+                    let record: GroupRecord = decode(&snapshot.entries.get(&key)?.value)
+                        .inspect_err(|error| tracing::error!(group, %error, "a placement that cannot be read"))
+                        .ok()?;
+                    return (record.epoch() == epoch).then(|| Arc::new(record));
+                }
+                Err(error) => tracing::warn!(group, %error, "cannot read the placement; trying again"),
+            }
+            sleep(limits::AGAIN).await;
+        }
+    }
+
+    async fn taken(&mut self, taken: Result<Taken, Refused>) {
+        let Some(now) = &mut self.now else { return };
+        match taken {
+            Ok(mut taken) => {
+                now.engine = taken.engine.take();
+                now._taken = Some(taken);
+                self.penance = limits::PENANCE_FIRST;
+                let epoch = now.record.epoch();
+                tracing::info!(group = now.group, epoch, rank = now.rank, "seated");
+                self.switch.set(now.engine.clone());
+                let ready = Ready { epoch, worker: self.options.id.clone() };
+                let keys = &self.options.keys;
+                self.session.put(keys.ready(&now.group, now.rank), encode(&ready));
+                self.session.remove(&keys.trouble(&now.group, now.rank));
+                if now.rank == 0 {
+                    let key = keys.placement(&now.group);
+                    now.mirror = Some(Mirror::new(self.store.clone(), &self.options.id, key));
+                }
+                self.ended = Some(now.links.watch());
+                self.say();
+            }
+            Err(Refused { reason, suspect }) => {
+                if suspect == Some(now.rank) {
+                    // Not to be given the same seat again and again.
+                    tracing::warn!(wait = ?self.penance, "not available for a while");
+                    self.quiet = Some(Instant::now() + self.penance);
+                    self.penance = (self.penance * 2).min(limits::PENANCE_LONGEST);
+                }
+                self.trouble(reason, suspect).await;
+            }
+        }
+    }
+
+    /// The group of this epoch is over: says so, and waits for what the controller makes of it.
+    async fn trouble(&mut self, reason: String, suspect: Option<usize>) {
+        let Some(now) = &self.now else { return };
+        let (group, rank, epoch) = (now.group.clone(), now.rank, now.record.epoch());
+        tracing::warn!(group, epoch, ?suspect, reason, "the group is over");
+        let keys = self.options.keys.clone();
+        self.session.remove(&keys.ready(&group, rank));
+        self.session.put(keys.trouble(&group, rank), encode(&Trouble { epoch, suspect, reason: reason.clone() }));
+        self.end(&reason).await;
+        self.say();
+    }
+
+    /// Ends what the present membership runs; the weights come home.
+    async fn end(&mut self, reason: &str) {
+        let Some(now) = &mut self.now else { return };
+        now.links.cut(reason);
+        self.switch.set(None);
+        let engine = now.engine.take();
+        let (ran, _) = (engine.is_some() || now._taken.is_some(), now.mirror.take());
+        if let Some(engine) = engine
+            && timeout(limits::ENGINE_END, engine.abort()).await.is_err()
+        {
+            tracing::warn!("the engine is still in a step");
+        }
+        // Joins rank threads, which end with the links.
+        let taken = now._taken.take();
+        if tokio::task::spawn_blocking(move || drop(taken)).await.is_err() {
+            tracing::error!("a rank panicked");
+        }
+        self.ended = None;
+        if ran && let Work::Model(_) = self.work {
+            let homes = self.homes.1.clone();
+            let (home, ranks) = (self.homes.0.clone(), self.record.ranks);
+            let wait = move || {
+                let until = std::time::Instant::now() + HOMECOMING;
+                let mut back = Vec::new();
+                while back.len() < ranks
+                    && let Ok(resident) = homes.recv_deadline(until)
+                {
+                    back.push(resident);
+                }
+                back.into_iter().for_each(|resident| drop(home.send(resident)));
+            };
+            // They are read again if they do not come.
+            let _ = tokio::task::spawn_blocking(wait).await;
+        }
+    }
+
+    /// Leaves the present seat, if there is one.
+    async fn stand_up(&mut self, reason: &str) -> bool {
+        let Some(now) = &self.now else { return false };
+        let (group, rank) = (now.group.clone(), now.rank);
+        self.listener.fence(&group, now.record.epoch() + 1);
+        now.links.cut(reason);
+        if let Some(taking) = self.taking.take() {
+            match taking.await {
+                Ok(Ok(taken)) => {
+                    if let Some(now) = &mut self.now {
+                        (now.engine, now._taken) = (taken.engine.clone(), Some(taken));
+                    }
+                }
+                Ok(Err(_)) => {}
+                Err(error) => tracing::error!(%error, "taking the seat failed"),
+            }
+        }
+        self.end(reason).await;
+        self.now = None;
+        let keys = &self.options.keys;
+        for key in [keys.ready(&group, rank), keys.trouble(&group, rank), keys.load(&group)] {
+            self.session.remove(&key);
+        }
+        true
+    }
+
+    async fn tick(&mut self) {
+        if self.quiet.is_some_and(|until| Instant::now() > until) {
+            self.quiet = None;
+            self.say();
+        }
+        let Some(now) = &mut self.now else { return };
+        let Some(engine) = now.engine.clone() else { return };
+        if let Some(why) = engine.lost().map(str::to_owned) {
+            // The links, where there are any, know whose fault it was.
+            if self.record.ranks == now.record.placement.ranks.len() {
+                return self.trouble(why, None).await;
+            }
+            return;
+        }
+        if let Some(time) = engine.step_time().filter(|&time| time > self.options.step_deadline) {
+            return now.links.give_up(&format!("a step has taken {time:.1?}"));
+        }
+        let stats = engine.engine_stats();
+        let load = Load {
+            epoch: now.record.epoch(),
+            running: stats.running,
+            waiting: stats.waiting,
+            used_blocks: stats.used_blocks,
+            total_blocks: stats.total_blocks,
+        };
+        let key = self.options.keys.placement(&now.group);
+        self.session.put(self.options.keys.load(&now.group), encode(&load));
+        let forgotten =
+            now.mirror.as_ref().map(Mirror::view).filter(|view| view.revision > 0 && view.entries.is_empty());
+        if forgotten.is_some() {
+            let back = Transaction::default().when(Condition::Absent(key.clone()));
+            match self.store.commit(back.put(key, encode(&*now.record), None)).await {
+                Ok(Some(_)) => tracing::warn!(group = now.group, "the store had forgotten the placement"),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, "cannot put the placement back"),
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A seat being taken: the ranks link with the others of their group, load what the placement says, and serve.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+use rein_control_plane::records::GroupRecord;
+use rein_kernels::collective::tcp::{Abort, Fate, JoinError, Listener, Member};
+use rein_kernels::collective::{AbortHandle, Collective, threads};
+use tokio::sync::oneshot;
+
+use super::limits::{JOIN_TIME, LOOK};
+use crate::executor::Executor;
+use crate::rank::{Model, Resident, Seated};
+use crate::scheduler::EngineOptions;
+use crate::service::{self, EngineService};
+
+/// Why a seat could not be taken, and by whose fault if that is known.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refused {
+    pub reason: String,
+    pub suspect: Option<usize>,
+}
+
+/// What executes a worker's steps.
+#[derive(Clone)]
+pub enum Work {
+    Model(Arc<Model>),
+    /// One rank, made anew for each epoch.
+    Sim(Arc<dyn Fn() -> Box<dyn Executor> + Send + Sync>),
+}
+
+/// A seat that has been taken.
+pub struct Taken {
+    pub engine: Option<EngineService>,
+    /// Ranks that follow.
+    _followers: Option<Seated>,
+}
+
+/// A group's links on their way into being, or out of it.
+#[derive(Default)]
+pub struct Links {
+    given_up: AtomicBool,
+    fates: std::sync::Mutex<Vec<(Fate, AbortHandle)>>,
+}
+
+impl Links {
+    fn add(&self, fate: Fate, abort: AbortHandle) {
+        self.fates.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((fate, abort));
+    }
+
+    fn fates(&self) -> Vec<(Fate, AbortHandle)> {
+        self.fates.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// Ends the group, for all its members.
+    pub fn cut(&self, reason: &str) {
+        self.given_up.store(true, Ordering::SeqCst);
+        self.fates().iter().for_each(|(_, abort)| abort.abort(reason));
+    }
+
+    /// As `cut`, by the fault of the rank that is being waited for.
+    pub fn give_up(&self, reason: &str) {
+        match self.fates().first() {
+            Some((fate, _)) => fate.give_up(reason),
+            None => self.cut(reason),
+        }
+    }
+
+    /// Waits, on its own thread, for the end of the group.
+    pub fn watch(self: &Arc<Self>) -> oneshot::Receiver<Abort> {
+        let (tell, told) = oneshot::channel();
+        let links = Arc::clone(self);
+        let watch = move || {
+            loop {
+                let fates = links.fates();
+                let over = match fates.first() {
+                    Some((fate, _)) => fate.wait(LOOK),
+                    None if links.given_up.load(Ordering::SeqCst) => {
+                        Some(Abort { reason: "given up".into(), suspect: None })
+                    }
+                    None => {
+                        std::thread::park_timeout(LOOK);
+                        None
+                    }
+                };
+                if let Some(abort) = over {
+                    // Whoever asked may have gone.
+                    let _ = tell.send(abort);
+                    return;
+                }
+                if tell.is_closed() {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("fate".into()).spawn(watch) {
+            tracing::error!(%error, "no thread to watch the group's links");
+        }
+        told
+    }
+}
+
+pub struct Taking {
+    pub work: Work,
+    pub group: String,
+    pub record: Arc<GroupRecord>,
+    pub member: usize,
+    pub listener: Arc<Listener>,
+    pub residents: Vec<Resident>,
+    pub home: Sender<Resident>,
+    pub links: Arc<Links>,
+    pub options: EngineOptions,
+}
+
+impl Taking {
+    /// Blocks until the whole group has loaded, or it has failed to. A fence of the listener, or a cut of the links, ends it.
+    pub fn take(self) -> Result<Taken, Refused> {
+        let model = match &self.work {
+            Work::Sim(make) => {
+                let engine = service::start(make(), self.options.clone());
+                return Ok(Taken { engine: Some(engine), _followers: None });
+            }
+            Work::Model(model) => model.clone(),
+        };
+        let links = self.link()?;
+        let own = Some(self.record.first_rank(self.member));
+        let seated = model
+            .seat(&self.record.placement, links, self.residents, Some(self.home), &mut |_, _| ())
+            .map_err(|error| match error {
+                crate::checkpoint::LoadError::Kernel(rein_kernels::Error::Aborted(reason)) => {
+                    let suspect = self.links.fates().first().and_then(|(fate, _)| fate.abort()?.suspect);
+                    Refused { reason, suspect }
+                }
+                error => Refused { reason: format!("cannot load: {error}"), suspect: own },
+            })?;
+        tracing::info!("{}", seated.plan);
+        if !seated.leads() {
+            return Ok(Taken { engine: None, _followers: Some(seated) });
+        }
+        let group = seated.executor().map(|group| service::start(Box::new(group), self.options));
+        Ok(Taken { engine: group, _followers: None })
+    }
+
+    /// Each own rank joins the others.
+    fn link(&self) -> Result<Vec<Box<dyn Collective>>, Refused> {
+        let size = self.record.placement.ranks.len();
+        if size == 1 {
+            return Ok(threads::group(1).into_iter().map(|link| Box::new(link) as Box<dyn Collective>).collect());
+        }
+        let first = self.record.first_rank(self.member);
+        let ranks = first..first + self.record.members[self.member].ranks;
+        let (group, epoch, addresses, listener) =
+            (&self.group, self.record.epoch(), &self.record.mesh(), &*self.listener);
+        let join = move |rank| {
+            let member = Member { group: group.clone(), epoch, rank, addresses: addresses.clone() };
+            listener.join(&member, JOIN_TIME)
+        };
+        let joined: Vec<_> = std::thread::scope(|scope| {
+            let joins: Vec<_> = ranks.map(|rank| scope.spawn(move || join(rank))).collect();
+            joins.into_iter().map(|join| join.join()).collect()
+        });
+        let mut links: Vec<Box<dyn Collective>> = Vec::new();
+        for link in joined {
+            let link = match link {
+                Ok(Ok(link)) => link,
+                Ok(Err(error)) => {
+                    let suspect = match &error {
+                        JoinError::Missing { missing, .. } => missing.first().copied(),
+                        _ => None,
+                    };
+                    return Err(Refused { reason: error.to_string(), suspect });
+                }
+                Err(_) => {
+                    return Err(Refused { reason: "a rank panicked while it joined".into(), suspect: Some(first) });
+                }
+            };
+            self.links.add(link.fate(), link.abort_handle());
+            links.push(Box::new(link));
+        }
+        if self.links.given_up.load(Ordering::SeqCst) {
+            return Err(Refused { reason: "given up while joining".into(), suspect: None });
+        }
+        Ok(links)
+    }
+}
+
+/// Longest wait for weights to come back from a group that is over; they are read again otherwise.
+pub const HOMECOMING: Duration = Duration::from_secs(5);
