@@ -63,13 +63,13 @@ impl Round<'_> {
     }
 }
 
-fn member(id: &str, worker: &WorkerRecord) -> Member {
+fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> Member {
     Member {
         worker: id.to_owned(),
         incarnation: worker.incarnation,
         address: worker.address.clone(),
         mesh: worker.mesh.clone(),
-        ranks: worker.ranks,
+        ranks,
     }
 }
 
@@ -218,12 +218,14 @@ impl Controller {
                 round.decisions.push(Decision { why, transaction: transaction.put(key, encode(&flagged), None) });
             }
         }
-        let ranks: usize = record.members.iter().map(|member| member.ranks).sum();
-        if !change && ranks < record.group_size && self.settled(now) {
-            let free = round.free.get(&of(record)).map_or(0, |free| free.iter().map(|(_, worker)| worker.ranks).sum());
-            if ranks + free >= record.group_size {
-                (why, change) = ("there are workers for all its ranks again".into(), true);
-            }
+        let overloaded =
+            |member: &Member| view.workers.get(&member.worker).is_some_and(|w| member.ranks.len() > w.ranks);
+        if !change
+            && record.members.iter().any(overloaded)
+            && self.settled(now)
+            && round.free.get(&of(record)).is_some_and(|free| !free.is_empty())
+        {
+            (why, change) = ("there are workers again for ranks that others stood in for".into(), true);
         }
         if change {
             self.reform(round, id, record, at, &lost, &why);
@@ -298,7 +300,8 @@ impl Controller {
         true
     }
 
-    /// The group again without those that are lost: with others in their place, or with fewer ranks, or not at all.
+    /// The group again without those that are lost: their ranks go to others, or to its own members as far as these have
+    /// room, or the group is over. There are as many ranks as before, so what is computed stays the same to the bit.
     fn reform(
         &mut self,
         round: &mut Round,
@@ -310,39 +313,49 @@ impl Controller {
     ) {
         let view = round.view;
         let mut free = round.free.remove(&of(record)).unwrap_or_default();
-        let mut seats: Vec<Option<Member>> =
-            record.members.iter().enumerate().map(|(i, known)| (!lost.contains(&i)).then(|| known.clone())).collect();
-        let survivors = seats.clone();
-        // In the place of each lost one somebody with as many ranks, so that the others keep theirs.
-        for (i, seat) in seats.iter_mut().enumerate() {
-            if seat.is_none()
-                && let Some(spare) = free.iter().position(|(_, worker)| worker.ranks == record.members[i].ranks)
-            {
-                let (name, worker) = free.remove(spare);
-                *seat = Some(member(name, worker));
+        let mut members: Vec<Member> = record
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| !lost.contains(i))
+            .map(|(_, known)| known.clone())
+            .collect();
+        let mut open: Vec<usize> =
+            (0..record.group_size).filter(|rank| !members.iter().any(|member| member.ranks.contains(rank))).collect();
+        // Those who stand in for others give back what somebody can take. The others keep theirs, and so their weights.
+        let room: usize = free.iter().map(|(_, worker)| worker.ranks).sum();
+        for member in &mut members {
+            let regular = view.workers.get(&member.worker).map_or(0, |worker| worker.ranks);
+            while member.ranks.len() > regular.max(1) && open.len() < room {
+                open.extend(member.ranks.pop());
             }
         }
-        let mut members: Vec<Member> = seats.into_iter().flatten().collect();
-        let count = |members: &[Member]| members.iter().map(|member| member.ranks).sum::<usize>();
-        while count(&members) < record.group_size
-            && let Some(i) = free.iter().position(|(_, worker)| count(&members) + worker.ranks <= record.group_size)
-        {
-            let (name, worker) = free.remove(i);
-            members.push(member(name, worker));
+        open.sort_unstable();
+        while !open.is_empty() && !free.is_empty() {
+            let (name, worker) = free.remove(0);
+            members.push(member(name, worker, open.drain(..open.len().min(worker.ranks)).collect()));
+        }
+        for rank in std::mem::take(&mut open) {
+            let most = |member: &Member| view.workers.get(&member.worker).map_or(0, |worker| worker.most_ranks);
+            let able = members.iter_mut().filter(|member| member.ranks.len() < most(member));
+            match able.min_by_key(|member| member.ranks.len()) {
+                Some(member) => {
+                    member.ranks.push(rank);
+                    member.ranks.sort_unstable();
+                }
+                None => open.push(rank),
+            }
         }
         let epoch = round.next_epoch();
-        // As many as can share the model; those that are too many stay free.
-        let mut placement = None;
-        while placement.is_none() && !members.is_empty() {
-            placement = placed(view, &members, epoch);
-            if placement.is_none()
-                && let Some(last) = members.pop()
-                && let Some(worker) = view.workers.get_key_value(&last.worker)
-                && !survivors.iter().flatten().any(|survivor| survivor.worker == last.worker)
-            {
-                free.push((worker.0.as_str(), worker.1));
-            }
+        let placement = if open.is_empty() { placed(view, &members, record.group_size, epoch) } else { None };
+        if placement.is_none() {
+            // Whoever was to take the lost ranks stays free.
+            let new = |member: &&Member| record.member(&member.worker, member.incarnation).is_none();
+            let again = members.iter().filter(new).filter_map(|member| view.workers.get_key_value(&member.worker));
+            free.extend(again.map(|(id, worker)| (id.as_str(), worker)));
+            members.clear();
         }
+        members.sort_by(|a, b| a.ranks.cmp(&b.ranks));
         round.free.insert(of(record), free);
         let key = self.keys.placement(id);
         let mut transaction = Transaction::default().when(Condition::At(key.clone(), at));
@@ -370,7 +383,7 @@ impl Controller {
             }
             None => {
                 transaction = transaction.delete(key);
-                format!("{id}: {why}; the others are too few for the model, the group is over")
+                format!("{id}: {why}; the others cannot hold all ranks, the group is over")
             }
         };
         round.decisions.push(Decision { why, transaction });
@@ -378,7 +391,6 @@ impl Controller {
 
     /// New groups of workers that have none.
     fn form(&mut self, round: &mut Round) {
-        let mut names: BTreeSet<String> = round.view.groups.keys().cloned().collect();
         for (kind, mut free) in std::mem::take(&mut round.free) {
             let (model, fingerprint, group_size) = kind;
             while free.len() > self.spares {
@@ -392,17 +404,22 @@ impl Controller {
                 if ranks < group_size || free.len() < chosen.len() + self.spares {
                     break;
                 }
-                let members: Vec<Member> = chosen.iter().map(|&i| member(free[i].0, free[i].1)).collect();
+                let mut next = 0;
+                let seat = |&i: &usize| {
+                    let (name, worker) = free[i];
+                    next += worker.ranks;
+                    member(name, worker, (next - worker.ranks..next).collect())
+                };
+                let members: Vec<Member> = chosen.iter().map(seat).collect();
                 for &i in chosen.iter().rev() {
                     free.remove(i);
                 }
                 let epoch = round.next_epoch();
-                let Some(placement) = placed(round.view, &members, epoch) else {
+                let Some(placement) = placed(round.view, &members, group_size, epoch) else {
                     tracing::warn!(model, group_size, "the model cannot be shared by so many ranks");
                     break;
                 };
-                let id = name(&model, &names);
-                names.insert(id.clone());
+                let id = format!("{}-{epoch}", plain(&model));
                 let workers: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
                 let why = format!("{id}: new, epoch {epoch} on {}", workers.join(", "));
                 let key = self.keys.placement(&id);
@@ -430,6 +447,13 @@ impl Controller {
     fn seat(&mut self, round: &mut Round) {
         let view = round.view;
         let mut wanted: BTreeMap<&str, Seat> = BTreeMap::new();
+        for (id, worker) in &view.workers {
+            // It was not there when its group went on without it.
+            let group = worker.seat.group.as_ref().and_then(|group| view.groups.get(group)?.record());
+            if let Some(record) = group.filter(|record| record.epoch() > worker.seat.epoch) {
+                wanted.insert(id, Seat { group: None, epoch: record.epoch() });
+            }
+        }
         for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
             for (worker, incarnation) in &record.out {
                 if view.workers.get(worker).is_some_and(|w| w.incarnation == *incarnation) {
@@ -469,18 +493,14 @@ fn orphan(view: &View, worker: &WorkerRecord) -> bool {
     worker.seat.group.as_ref().is_some_and(|group| !there(group))
 }
 
-/// The model over these members; None: it cannot be shared so, or does not fit.
-fn placed(view: &View, members: &[Member], epoch: u64) -> Option<Placement> {
-    let workers: Vec<_> = members.iter().filter_map(|member| view.workers.get(&member.worker)).collect();
-    let ranks: usize = members.iter().map(|member| member.ranks).sum();
-    let fits = workers.iter().all(|worker| worker.smallest_group <= ranks);
-    let shape = &workers.first()?.shape;
-    if fits { place(shape, ranks, epoch).ok() } else { None }
+/// The model over these members; None: it cannot be shared so.
+fn placed(view: &View, members: &[Member], ranks: usize, epoch: u64) -> Option<Placement> {
+    let shape = &members.iter().find_map(|member| view.workers.get(&member.worker))?.shape;
+    place(shape, ranks, epoch).ok()
 }
 
-/// A name that no group has.
-fn name(model: &str, taken: &BTreeSet<String>) -> String {
+/// What of a model's name can be in that of a group; with an epoch behind it, no two groups ever have the same.
+fn plain(model: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
-    let model: String = model.chars().map(plain).take(limits::GROUP_NAME).collect();
-    (1..).map(|n| format!("{model}-{n}")).find(|name| !taken.contains(name)).unwrap_or(model)
+    model.chars().map(plain).take(limits::GROUP_NAME).collect()
 }

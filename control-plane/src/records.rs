@@ -108,12 +108,12 @@ pub struct WorkerRecord {
     pub mesh: String,
     pub device: String,
     pub shape: ModelShape,
-    /// Ranks that this process holds, all in one group.
+    /// Ranks that this process is to hold, all in one group: one for each device.
     pub ranks: usize,
-    /// Ranks of a whole group.
+    /// Ranks that it could hold in place of lost workers, as far as its memory goes.
+    pub most_ranks: usize,
+    /// Ranks of a group.
     pub group_size: usize,
-    /// The smallest group in which this worker's share of the weights fits its memory.
-    pub smallest_group: usize,
     /// Another one after each start, and after each time that the worker had to leave a group that went on without it.
     pub incarnation: u64,
     pub state: WorkerState,
@@ -135,8 +135,8 @@ pub struct Member {
     pub incarnation: u64,
     pub address: String,
     pub mesh: String,
-    /// Consecutive; those of all members follow each other.
-    pub ranks: usize,
+    /// Ascending. A member that stands in for a lost one has more than it has devices.
+    pub ranks: Vec<usize>,
 }
 
 /// Who is which rank of a group, and what each holds.
@@ -158,19 +158,19 @@ impl GroupRecord {
         self.placement.epoch
     }
 
+    /// The member that holds rank 0.
     pub fn leader(&self) -> Option<&Member> {
-        self.members.first()
+        self.member_of(0).map(|member| &self.members[member])
     }
 
-    /// A member's first rank.
+    /// Under which a member is ready or in trouble.
     pub fn first_rank(&self, member: usize) -> usize {
-        self.members[..member].iter().map(|member| member.ranks).sum()
+        self.members[member].ranks.first().copied().unwrap_or(usize::MAX)
     }
 
     /// The member that holds this rank.
     pub fn member_of(&self, rank: usize) -> Option<usize> {
-        (0..self.members.len())
-            .find(|&i| (self.first_rank(i)..self.first_rank(i) + self.members[i].ranks).contains(&rank))
+        self.members.iter().position(|member| member.ranks.contains(&rank))
     }
 
     /// The member that is this worker.
@@ -178,14 +178,14 @@ impl GroupRecord {
         self.members.iter().position(|member| member.worker == worker && member.incarnation == incarnation)
     }
 
-    pub fn ranks_of(&self, member: usize) -> &[RankPlacement] {
-        let first = self.first_rank(member);
-        self.placement.ranks.get(first..first + self.members[member].ranks).unwrap_or_default()
+    pub fn ranks_of(&self, member: usize) -> impl Iterator<Item = &RankPlacement> {
+        self.members[member].ranks.iter().filter_map(|&rank| self.placement.ranks.get(rank))
     }
 
     /// Where each rank links.
     pub fn mesh(&self) -> Vec<String> {
-        self.members.iter().flat_map(|member| vec![member.mesh.clone(); member.ranks]).collect()
+        let of = |rank| self.member_of(rank).map_or(String::new(), |member| self.members[member].mesh.clone());
+        (0..self.placement.ranks.len()).map(of).collect()
     }
 }
 

@@ -62,7 +62,7 @@ fn json(view: &View) -> Value {
                     let first = record.first_rank(member);
                     let ready = group.ready.get(&first).is_some_and(|ready| ready.epoch == record.epoch());
                     let of = &record.members[member];
-                    record.ranks_of(member).iter().map(move |rank| {
+                    record.ranks_of(member).map(move |rank| {
                         json!({"rank": rank.rank, "worker": of.worker, "address": of.address, "ready": ready,
                                "heads": [rank.heads.start, rank.heads.end], "kv_heads": [rank.kv_heads.start, rank.kv_heads.end],
                                "experts": rank.experts.iter().map(Vec::len).max().unwrap_or(0)})
@@ -100,15 +100,25 @@ fn json(view: &View) -> Value {
 
 fn table(cluster: &str, view: &View) -> String {
     let mut out = format!("cluster {cluster}   controller {}\n\n", view.controller.as_deref().unwrap_or("none"));
-    let mut rows = vec![row(["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "RUNNING", "WAITING", "KV"])];
+    let mut rows = vec![row(["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "WORKERS", "RUNNING", "WAITING", "KV"])];
     for (id, group) in &view.groups {
         let Some(record) = group.record() else { continue };
         let load = group.load.clone().unwrap_or_default();
         let kv = if load.total_blocks > 0 { 100 * load.used_blocks / load.total_blocks } else { 0 };
-        let ranks = format!("{}/{}", record.placement.ranks.len(), record.group_size);
-        let epoch = record.epoch().to_string();
+        let ranks = record.group_size.to_string();
+        let (epoch, workers) = (record.epoch().to_string(), record.members.len().to_string());
         let (running, waiting) = (load.running.to_string(), load.waiting.to_string());
-        rows.push(row([id, &record.model, state(group), &epoch, &ranks, &running, &waiting, &format!("{kv} %")]));
+        rows.push(row([
+            id,
+            &record.model,
+            state(group),
+            &epoch,
+            &ranks,
+            &workers,
+            &running,
+            &waiting,
+            &format!("{kv} %"),
+        ]));
     }
     out.push_str(&aligned(&rows));
     let mut rows = vec![row(["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS"])];
@@ -121,10 +131,13 @@ fn table(cluster: &str, view: &View) -> String {
             (WorkerState::Ready, Some(_)) => "seated",
             (WorkerState::Ready, None) => "spare",
         };
-        let rank = member.map_or_else(|| "-".into(), |(record, member)| record.first_rank(member).to_string());
+        let rank = member.map_or_else(
+            || "-".into(),
+            |(record, member)| record.members[member].ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
+        );
         let experts = member.map_or(0, |(record, member)| {
             let most = |rank: &rein_control_plane::RankPlacement| rank.experts.iter().map(Vec::len).max().unwrap_or(0);
-            record.ranks_of(member).iter().map(most).max().unwrap_or(0)
+            record.ranks_of(member).map(most).max().unwrap_or(0)
         });
         let group = member.and(group).unwrap_or("-");
         rows.push(row([id, &worker.address, &worker.device, state, group, &rank, &experts.to_string()]));

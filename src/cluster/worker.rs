@@ -30,7 +30,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             format!("--group-size: {group_size} ranks cannot be made of workers with {ranks} devices each").into()
         );
     }
-    let (work, shape, smallest_group, name) = work(&args)?;
+    let (work, shape, most_ranks, name) = work(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let socket = bind("--listen", args.listen).await?;
@@ -56,8 +56,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             device: vec!["cpu"; ranks].join(","),
             shape,
             ranks,
+            most_ranks,
             group_size,
-            smallest_group,
             incarnation: started.as_millis() as u64,
             state: WorkerState::Ready,
             seat: Seat::default(),
@@ -100,16 +100,16 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// What executes steps, the model's shape, the smallest group, and the served name.
+/// What executes steps, the model's shape, the ranks that there is room for, and the served name.
 fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn Error>> {
     let dir = &args.weights.model;
     match args.engine.engine {
         EngineKind::Cpu => {
             let model = Model::open(dir, &load::engine_options(&args.weights, &args.engine))?;
             let (shape, group_size) = (model.shape(), usize::from(args.group_size));
-            let smallest = model.smallest_group(args.devices.len(), group_size)?;
+            let most = model.most_ranks(args.devices.len(), group_size)?;
             let name = args.engine.served_name.clone().unwrap_or_else(|| model.name());
-            Ok((Work::Model(Arc::new(model)), shape, smallest, name))
+            Ok((Work::Model(Arc::new(model)), shape, most, name))
         }
         EngineKind::Sim => {
             if !args.weights.is_default() || args.group_size != 1 {

@@ -68,7 +68,10 @@ pub struct Status {
 struct Membership {
     group: String,
     record: Arc<GroupRecord>,
+    /// The first of its ranks.
     rank: usize,
+    /// How many it holds.
+    ranks: usize,
     links: Arc<Links>,
     engine: Option<EngineService>,
     _taken: Option<Taken>,
@@ -246,8 +249,8 @@ impl Node {
             options: self.options.engine.clone(),
         };
         self.taking = Some(tokio::task::spawn_blocking(move || taking.take()));
-        let rank = record.first_rank(member);
-        self.now = Some(Membership { group, record, rank, links, engine: None, _taken: None, mirror: None });
+        let (rank, ranks) = (record.first_rank(member), record.members[member].ranks.len());
+        self.now = Some(Membership { group, record, rank, ranks, links, engine: None, _taken: None, mirror: None });
         self.say();
     }
 
@@ -318,7 +321,7 @@ impl Node {
         let Some(now) = &mut self.now else { return };
         now.links.cut(reason);
         self.switch.set(None);
-        let engine = now.engine.take();
+        let (engine, ranks) = (now.engine.take(), now.ranks);
         let (ran, _) = (engine.is_some() || now._taken.is_some(), now.mirror.take());
         if let Some(engine) = engine
             && timeout(limits::ENGINE_END, engine.abort()).await.is_err()
@@ -333,7 +336,7 @@ impl Node {
         self.ended = None;
         if ran && let Work::Model(_) = self.work {
             let homes = self.homes.1.clone();
-            let (home, ranks) = (self.homes.0.clone(), self.record.ranks);
+            let (home, ranks) = (self.homes.0.clone(), ranks);
             let wait = move || {
                 let until = std::time::Instant::now() + HOMECOMING;
                 let mut back = Vec::new();
@@ -384,7 +387,7 @@ impl Node {
         let Some(engine) = now.engine.clone() else { return };
         if let Some(why) = engine.lost().map(str::to_owned) {
             // The links, where there are any, know whose fault it was.
-            if self.record.ranks == now.record.placement.ranks.len() {
+            if now.ranks == now.record.placement.ranks.len() {
                 return self.trouble(why, None).await;
             }
             return;

@@ -143,16 +143,11 @@ impl Model {
         Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks)).max().unwrap_or(0))
     }
 
-    /// The smallest group, of at most `group_size` ranks, in which `here` ranks' weights fit this machine's free memory.
-    pub fn smallest_group(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
-        let free = memory::free_memory();
-        for ranks in (here..group_size).filter(|ranks| ranks.is_multiple_of(here)) {
-            if self.bytes_per_rank(ranks).is_ok_and(|bytes| bytes * here < free / 2) {
-                return Ok(ranks);
-            }
-        }
-        // That it can be shared by so many is checked now, whether it fits when it is loaded.
-        self.bytes_per_rank(group_size).map(|_| group_size)
+    /// How many ranks of a group of `group_size` this machine's free memory has room for, in one process; at least `here`,
+    /// since whether those fit is seen when they are loaded.
+    pub fn most_ranks(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
+        let bytes = self.bytes_per_rank(group_size)?.max(1);
+        Ok((memory::free_memory() / 2 / bytes).clamp(here, group_size.max(here)))
     }
 
     /// Seats the ranks whose links these are. `residents` are used where they hold what is wanted, and the ranks' weights

@@ -11,7 +11,7 @@ use std::{
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::{etcd::Server, faulty::Faulty, values};
+use super::{etcd::Server, faulty::Faulty, seeds, values};
 use crate::{Memory, Mirror, Session, Store, Transaction, campaign};
 
 const TTL: Duration = Duration::from_secs(5);
@@ -209,22 +209,14 @@ fn paused(run: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(run);
 }
 
-/// One seed to replay, or many.
-fn seeds(many: u64) -> std::ops::Range<u64> {
-    match std::env::var("REIN_SEED") {
-        Ok(seed) => seed.parse().map(|seed| seed..seed + 1).expect("REIN_SEED: a number"),
-        Err(_) => 0..many,
-    }
-}
-
 #[test]
 fn presence_settles_whatever_the_store_does() {
-    seeds(1000).for_each(|seed| paused(everything_settles(seed)));
+    seeds(1000, |seed| paused(everything_settles(seed)));
 }
 
 #[test]
 fn elections_have_one_winner_whatever_the_store_does() {
-    seeds(300).for_each(|seed| paused(one_leads(seed)));
+    seeds(300, |seed| paused(one_leads(seed)));
 }
 
 #[tokio::test]

@@ -147,11 +147,10 @@ impl Taking {
     /// Each own rank joins the others.
     fn link(&self) -> Result<Vec<Box<dyn Collective>>, Refused> {
         let size = self.record.placement.ranks.len();
-        if size == 1 {
-            return Ok(threads::group(1).into_iter().map(|link| Box::new(link) as Box<dyn Collective>).collect());
+        let (first, ranks) = (self.record.first_rank(self.member), &self.record.members[self.member].ranks);
+        if ranks.len() == size {
+            return Ok(threads::group(size).into_iter().map(|link| Box::new(link) as Box<dyn Collective>).collect());
         }
-        let first = self.record.first_rank(self.member);
-        let ranks = first..first + self.record.members[self.member].ranks;
         let (group, epoch, addresses, listener) =
             (&self.group, self.record.epoch(), &self.record.mesh(), &*self.listener);
         let join = move |rank| {
@@ -159,7 +158,7 @@ impl Taking {
             listener.join(&member, JOIN_TIME)
         };
         let joined: Vec<_> = std::thread::scope(|scope| {
-            let joins: Vec<_> = ranks.map(|rank| scope.spawn(move || join(rank))).collect();
+            let joins: Vec<_> = ranks.iter().map(|&rank| scope.spawn(move || join(rank))).collect();
             joins.into_iter().map(|join| join.join()).collect()
         });
         let mut links: Vec<Box<dyn Collective>> = Vec::new();

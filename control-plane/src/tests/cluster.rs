@@ -1,0 +1,475 @@
+//! The controller against simulated workers that die, hang, are cut off, come back and leave, over a store that may
+//! forget everything. Each run is a function of its seed.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::seeds;
+use crate::{
+    Keys, ModelShape, Snapshot, View,
+    decide::Controller,
+    records::{GroupRecord, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, encode},
+    store::{Condition, Entry, Transaction, Write},
+};
+
+const TICK: Duration = Duration::from_millis(100);
+const LEASE: Duration = Duration::from_secs(3);
+const SILENCE: Duration = Duration::from_millis(1200);
+const JOIN: Duration = Duration::from_secs(10);
+
+struct Worker {
+    alive: bool,
+    stopped: bool,
+    /// From the store.
+    cut: bool,
+    record: WorkerRecord,
+    member: Option<Membership>,
+    heard: Duration,
+    /// What it has in the store, or would have.
+    keys: BTreeMap<String, Vec<u8>>,
+}
+
+struct Membership {
+    group: String,
+    record: Arc<GroupRecord>,
+    rank: usize,
+    since: Duration,
+    linked: bool,
+    over: bool,
+}
+
+struct Cluster {
+    keys: Keys,
+    store: Snapshot,
+    workers: BTreeMap<String, Worker>,
+    controller: Option<Controller>,
+    view: View,
+    now: Duration,
+    size: usize,
+    /// Of each group.
+    epochs: BTreeMap<String, u64>,
+    decisions: usize,
+}
+
+fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
+    let record = WorkerRecord {
+        model: "m".into(),
+        fingerprint: "f".into(),
+        address: format!("{id}:1"),
+        mesh: format!("{id}:2"),
+        device: "cpu".into(),
+        shape: ModelShape { attention_heads: 12, kv_heads: 12, experts: vec![8] },
+        ranks: 1,
+        most_ranks: 2,
+        group_size: size,
+        incarnation,
+        state: WorkerState::Ready,
+        seat: Seat::default(),
+    };
+    Worker {
+        alive: true,
+        stopped: false,
+        cut: false,
+        record,
+        member: None,
+        heard: Duration::ZERO,
+        keys: BTreeMap::new(),
+    }
+}
+
+impl Cluster {
+    fn new(workers: usize, size: usize, spares: usize) -> Self {
+        let keys = Keys::new("test").expect("a name");
+        Cluster {
+            store: Snapshot::default(),
+            workers: (0..workers).map(|i| (format!("w{i}"), worker(&format!("w{i}"), size, 1))).collect(),
+            controller: Some(Controller::new(keys.clone(), spares)),
+            view: View::default(),
+            now: Duration::ZERO,
+            size,
+            epochs: BTreeMap::new(),
+            decisions: 0,
+            keys,
+        }
+    }
+
+    fn put(&mut self, key: &str, value: Option<Vec<u8>>) {
+        let known = self.store.entries.get(key).map(|entry| entry.value.to_vec());
+        if known == value {
+            return;
+        }
+        self.store.revision += 1;
+        let revision = self.store.revision;
+        match value {
+            Some(value) => self.store.entries.insert(key.to_owned(), Entry { value: value.into(), revision }),
+            None => self.store.entries.remove(key),
+        };
+    }
+
+    fn commit(&mut self, transaction: Transaction) -> bool {
+        let entry = |key: &String| self.store.entries.get(key);
+        let holds = |condition: &Condition| match condition {
+            Condition::Absent(key) => entry(key).is_none(),
+            Condition::At(key, revision) => entry(key).is_some_and(|entry| entry.revision == *revision),
+        };
+        if !transaction.conditions.iter().all(holds) {
+            return false;
+        }
+        assert!(transaction.writes.len() <= 128, "more than etcd takes");
+        for write in transaction.writes {
+            match write {
+                Write::Put { key, value, .. } => self.put(&key, Some(value.to_vec())),
+                Write::Delete { key } => self.put(&key, None),
+            }
+        }
+        true
+    }
+
+    fn tick(&mut self) {
+        self.now += TICK;
+        let ids: Vec<String> = self.workers.keys().cloned().collect();
+        for id in &ids {
+            self.link(id);
+            self.hear(id);
+        }
+        for id in &ids {
+            let worker = &self.workers[id];
+            if self.now > worker.heard + LEASE {
+                for key in worker.keys.keys().cloned().collect::<Vec<_>>() {
+                    self.put(&key, None);
+                }
+            }
+        }
+        self.decide();
+        self.check();
+    }
+
+    /// What the ranks of a group see of each other.
+    fn link(&mut self, id: &str) {
+        let now = self.now;
+        let runs = |worker: &Worker| worker.alive && !worker.stopped;
+        let Some(me) = self.workers.get(id).filter(|me| runs(me)) else { return };
+        let Some(member) = me.member.as_ref().filter(|member| !member.over) else { return };
+        let with = |other: &crate::records::Member| {
+            self.workers.get(&other.worker).filter(|other_worker| {
+                let same = other_worker.member.as_ref().is_some_and(|theirs| {
+                    (&theirs.group, theirs.record.epoch(), theirs.over) == (&member.group, member.record.epoch(), false)
+                });
+                runs(other_worker) && other_worker.record.incarnation == other.incarnation && same
+            })
+        };
+        let missing = member.record.members.iter().position(|other| with(other).is_none());
+        // The first word on how it ended is everybody's.
+        let told = member.record.members.iter().find_map(|other| {
+            let other = self.workers.get(&other.worker).filter(|other| runs(other))?;
+            let theirs = other.member.as_ref().filter(|theirs| theirs.over && theirs.linked)?;
+            let same = (&theirs.group, theirs.record.epoch()) == (&member.group, member.record.epoch());
+            let said = other.keys.get(&self.keys.trouble(&theirs.group, theirs.rank)).filter(|_| same)?;
+            let trouble: Trouble = serde_json::from_slice(said).expect("trouble");
+            Some(trouble.suspect)
+        });
+        let mut end: Option<Option<usize>> = None;
+        let mut linked = member.linked;
+        match missing {
+            _ if member.linked && told.is_some() => end = told,
+            None => linked = true,
+            Some(missing) if member.linked && now > member.since + SILENCE => end = Some(Some(missing)),
+            Some(missing) if !member.linked && now > member.since + JOIN => end = Some(Some(missing)),
+            Some(_) => {}
+        }
+        let me = self.workers.get_mut(id).expect("known");
+        let member = me.member.as_mut().expect("a member");
+        if linked && !member.linked {
+            (member.linked, member.since) = (true, now);
+        }
+        let keys = [self.keys.ready(&member.group, member.rank), self.keys.trouble(&member.group, member.rank)];
+        let epoch = member.record.epoch();
+        if let Some(suspect) = end {
+            member.over = true;
+            me.keys.remove(&keys[0]);
+            let trouble = Trouble { epoch, suspect, reason: "silent".into() };
+            me.keys.insert(keys[1].clone(), encode(&trouble).to_vec());
+            self.put(&keys[0], None);
+        } else if member.linked {
+            let ready = Ready { epoch, worker: id.to_owned() };
+            let load = Load { epoch, ..Load::default() };
+            if member.rank == 0 {
+                me.keys.insert(self.keys.load(&member.group), encode(&load).to_vec());
+            }
+            me.keys.insert(keys[0].clone(), encode(&ready).to_vec());
+        }
+    }
+
+    /// A worker that reaches the store says what it has to, and does what it is told.
+    fn hear(&mut self, id: &str) {
+        let now = self.now;
+        let worker = self.workers.get_mut(id).expect("known");
+        if !worker.alive || worker.stopped || worker.cut {
+            return;
+        }
+        worker.heard = now;
+        let seat: Option<Seat> = self
+            .store
+            .entries
+            .get(&self.keys.seat(id))
+            .map(|entry| serde_json::from_slice(&entry.value).expect("a seat"));
+        let taken = &worker.record.seat;
+        let newer = |seat: &Seat| {
+            seat.epoch > taken.epoch || seat.group.is_none() && taken.group.is_some() && seat.epoch == taken.epoch
+        };
+        if let Some(seat) = seat.filter(newer) {
+            let leave = worker.member.take();
+            if let Some(member) = leave {
+                for key in [
+                    self.keys.ready(&member.group, member.rank),
+                    self.keys.trouble(&member.group, member.rank),
+                    self.keys.load(&member.group),
+                ] {
+                    if worker.keys.remove(&key).is_some() {
+                        let revision = self.store.revision + 1;
+                        if self.store.entries.remove(&key).is_some() {
+                            self.store.revision = revision;
+                        }
+                    }
+                }
+            }
+            match &seat.group {
+                None => {
+                    worker.record.incarnation += 1;
+                    worker.record.seat = seat;
+                }
+                Some(group) => {
+                    let entry = self.store.entries.get(&self.keys.placement(group));
+                    let record: Option<GroupRecord> =
+                        entry.map(|e| serde_json::from_slice(&e.value).expect("a placement"));
+                    if let Some(record) = record.filter(|record| record.epoch() == seat.epoch)
+                        && let Some(member) = record.member(id, worker.record.incarnation)
+                    {
+                        let rank = record.first_rank(member);
+                        let (group, record) = (group.clone(), Arc::new(record));
+                        worker.member =
+                            Some(Membership { group, record, rank, since: now, linked: false, over: false });
+                        worker.record.seat = seat;
+                    }
+                }
+            }
+        }
+        let leaves = worker.record.state == WorkerState::Draining && worker.member.is_none();
+        if leaves {
+            worker.alive = false;
+            for key in std::mem::take(&mut worker.keys).into_keys() {
+                self.put(&key, None);
+            }
+            return;
+        }
+        worker.keys.insert(self.keys.worker(id), encode(&worker.record).to_vec());
+        let leader = worker.member.as_ref().filter(|member| member.rank == 0 && member.linked && !member.over);
+        let restored = leader.map(|member| (self.keys.placement(&member.group), member.record.clone()));
+        for (key, value) in worker.keys.clone() {
+            self.put(&key, Some(value));
+        }
+        if let Some((key, record)) = restored
+            && !self.store.entries.contains_key(&key)
+        {
+            self.put(&key, Some(encode(&*record).to_vec()));
+        }
+    }
+
+    fn decide(&mut self) {
+        self.view.update(&self.keys, &self.store);
+        let Some(controller) = &mut self.controller else { return };
+        let decisions = controller.decide(&self.view, self.now);
+        self.decisions += decisions.len();
+        for decision in decisions {
+            assert!(self.commit(decision.transaction), "nobody else writes: {}", decision.why);
+        }
+    }
+
+    fn placements(&self) -> BTreeMap<String, GroupRecord> {
+        let read = |(key, entry): (&String, &Entry)| {
+            let group = key.strip_prefix(&self.keys.groups())?.strip_suffix("/placement")?;
+            Some((group.to_owned(), serde_json::from_slice(&entry.value).expect("a placement")))
+        };
+        self.store.entries.iter().filter_map(read).collect()
+    }
+
+    /// What holds at any time.
+    fn check(&mut self) {
+        let placements = self.placements();
+        let mut seats: Vec<&str> =
+            placements.values().flat_map(|record| record.members.iter().map(|member| member.worker.as_str())).collect();
+        let all = seats.len();
+        seats.sort_unstable();
+        seats.dedup();
+        assert_eq!(seats.len(), all, "a worker has two seats: {placements:#?}");
+        let mut epochs: Vec<u64> = placements.values().map(GroupRecord::epoch).collect();
+        epochs.sort_unstable();
+        epochs.dedup();
+        assert_eq!(epochs.len(), placements.len(), "two groups are of one epoch");
+        // One that is over may be put back as it was by a leader that has heard of nothing.
+        self.epochs.retain(|id, _| placements.contains_key(id));
+        for (id, record) in &placements {
+            let mut ranks: Vec<usize> = record.members.iter().flat_map(|member| member.ranks.clone()).collect();
+            ranks.sort_unstable();
+            assert_eq!(ranks, (0..self.size).collect::<Vec<_>>(), "each rank has one member");
+            assert!(record.members.iter().all(|member| (1..=2).contains(&member.ranks.len())));
+            let before = self.epochs.insert(id.clone(), record.epoch());
+            assert!(
+                before.is_none_or(|before| before <= record.epoch()),
+                "the epoch of {id} went back from {before:?} to {}",
+                record.epoch()
+            );
+        }
+    }
+
+    fn serving(&self) -> usize {
+        let view = View::read(&self.keys, &self.store);
+        view.groups.values().filter(|group| group.serves()).count()
+    }
+
+    fn full(&self) -> usize {
+        let view = View::read(&self.keys, &self.store);
+        let full = |record: &GroupRecord| record.members.len() == self.size;
+        view.groups.values().filter(|group| group.serves() && group.record().is_some_and(|record| full(record))).count()
+    }
+
+    fn restart(&mut self, id: &str) {
+        let incarnation = self.workers[id].record.incarnation + 1000;
+        self.workers.insert(id.to_owned(), Worker { heard: self.now, ..worker(id, self.size, incarnation) });
+    }
+
+    fn run(&mut self, time: f64) {
+        for _ in 0..(time / TICK.as_secs_f64()) as usize {
+            self.tick();
+        }
+    }
+}
+
+/// Whatever has happened: once it is over, all who are there serve, and nothing moves any more.
+fn all_serve_in_the_end(seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let size = rng.random_range(1..=4);
+    let (count, spares) = (rng.random_range(1..=9), rng.random_range(0..=1));
+    let mut cluster = Cluster::new(count, size, spares);
+    let ids: Vec<String> = cluster.workers.keys().cloned().collect();
+    for _ in 0..rng.random_range(1..30) {
+        cluster.run(f64::from(rng.random_range(1..80)) / 10.0);
+        let id = ids[rng.random_range(0..ids.len())].clone();
+        let worker = cluster.workers.get_mut(&id).expect("known");
+        match rng.random_range(0..16) {
+            0..3 => worker.alive = false,
+            3..6 => cluster.restart(&id),
+            6..8 => worker.stopped = true,
+            8..10 => worker.stopped = false,
+            10 => worker.cut = true,
+            11 => worker.cut = false,
+            12 => worker.record.state = WorkerState::Draining,
+            13 => {
+                // The store forgets, and counts from the beginning.
+                cluster.store = Snapshot { revision: 1, ..Snapshot::default() };
+            }
+            14 => cluster.controller = None,
+            _ => cluster.controller = Some(Controller::new(cluster.keys.clone(), spares)),
+        }
+    }
+    for id in &ids {
+        let worker = cluster.workers.get_mut(id).expect("known");
+        (worker.stopped, worker.cut) = (false, false);
+        if !worker.alive || worker.record.state == WorkerState::Draining {
+            cluster.restart(id);
+        }
+    }
+    cluster.controller.get_or_insert(Controller::new(cluster.keys.clone(), spares));
+    cluster.run(90.0);
+    let expected = (0..=count / size).rev().find(|groups| groups * size + spares <= count || *groups == 0).expect("0");
+    // Spares that fill up a broken group may have made one more.
+    let most = count / size;
+    let state = || View::read(&cluster.keys, &cluster.store);
+    assert!(
+        (expected..=most).contains(&cluster.full()),
+        "{} of {expected} groups of {size}, {count} workers: {:#?}",
+        cluster.full(),
+        state()
+    );
+    assert!(cluster.serving() >= cluster.full());
+    let before = cluster.decisions;
+    cluster.run(30.0);
+    assert_eq!(cluster.decisions, before, "the controller does not come to rest");
+}
+
+#[test]
+fn whatever_happens_all_serve_in_the_end() {
+    seeds(120, all_serve_in_the_end);
+}
+
+#[test]
+fn a_lost_rank_is_replaced_by_a_spare_and_the_others_keep_theirs() {
+    let mut cluster = Cluster::new(5, 4, 1);
+    cluster.run(8.0);
+    assert_eq!(cluster.full(), 1);
+    let before = cluster.placements().remove("m-1").expect("a group");
+    let lost = before.members[2].worker.clone();
+    cluster.workers.get_mut(&lost).expect("known").alive = false;
+    cluster.run(2.0);
+    let after = cluster.placements().remove("m-1").expect("a group");
+    assert!(after.epoch() > before.epoch() && cluster.full() == 1);
+    let names = |record: &GroupRecord| record.members.iter().map(|m| m.worker.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&before)[..2], names(&after)[..2]);
+    assert_eq!(names(&before)[3], names(&after)[3]);
+    assert!(!names(&after).contains(&lost));
+}
+
+#[test]
+fn without_a_spare_another_member_stands_in() {
+    let mut cluster = Cluster::new(4, 4, 0);
+    cluster.run(8.0);
+    cluster.workers.get_mut("w3").expect("known").stopped = true;
+    cluster.run(8.0);
+    assert_eq!((cluster.serving(), cluster.full()), (1, 0));
+    cluster.workers.get_mut("w3").expect("known").stopped = false;
+    cluster.run(8.0);
+    assert_eq!((cluster.serving(), cluster.full()), (1, 1));
+}
+
+#[test]
+fn a_worker_that_only_the_store_does_not_hear_stays_where_it_is() {
+    let mut cluster = Cluster::new(2, 2, 0);
+    cluster.run(8.0);
+    let before = cluster.placements();
+    for cut in [true, false] {
+        cluster.workers.get_mut("w1").expect("known").cut = cut;
+        cluster.run(20.0);
+        assert_eq!(cluster.placements(), before);
+    }
+    assert_eq!(cluster.full(), 1);
+}
+
+#[test]
+fn a_store_that_forgets_is_told_and_nobody_has_to_move() {
+    let mut cluster = Cluster::new(6, 2, 0);
+    cluster.run(8.0);
+    let before = cluster.placements();
+    assert_eq!(before.len(), 3);
+    cluster.store = Snapshot { revision: 1, ..Snapshot::default() };
+    for _ in 0..200 {
+        cluster.tick();
+    }
+    assert_eq!(cluster.placements(), before);
+    assert_eq!(cluster.full(), 3);
+}
+
+#[test]
+fn a_worker_that_leaves_is_replaced_or_its_group_ends() {
+    let mut cluster = Cluster::new(3, 2, 1);
+    cluster.run(8.0);
+    cluster.workers.get_mut("w0").expect("known").record.state = WorkerState::Draining;
+    cluster.run(5.0);
+    assert!(!cluster.workers["w0"].alive, "it has not left");
+    assert_eq!(cluster.full(), 1);
+    cluster.workers.get_mut("w1").expect("known").record.state = WorkerState::Draining;
+    cluster.run(40.0);
+    assert!(!cluster.workers["w1"].alive, "it has not left");
+    // One worker has room for both ranks.
+    assert_eq!((cluster.serving(), cluster.full()), (1, 0));
+}
