@@ -1,5 +1,6 @@
-# make serve: build and serve the demo model.   make test: every check and test.   Both install what is missing.
-.PHONY: serve test lint bench setup setup-test clean
+# make serve: build and serve the demo model.   make test: every check and test.   make cluster: a cluster on this machine.
+# make chaos: the long fault tests (as root those that cut networks too).   All install what is missing.
+.PHONY: serve cluster test chaos lint bench setup setup-test clean
 
 MODEL ?= models/demo
 HTTP ?= 127.0.0.1:8000
@@ -12,10 +13,19 @@ serve: setup
 	cargo build --release --locked --bin rein
 	exec target/release/rein serve --model $(MODEL) --http $(HTTP) --grpc $(GRPC)
 
+cluster: setup-cluster
+	cargo build --release --locked --bin rein
+	exec scripts/cluster.sh
+
 test: setup-test lint
 	cargo test --workspace --locked
 	cargo build --locked --bin rein
 	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/py
+
+chaos: setup-test
+	cargo build --release --locked --bin rein
+	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane --lib -- whatever
+	REIN_BIN=$(CURDIR)/target/release/rein $(PYTHON) -m pytest -q -rs -s tests/chaos
 
 lint: setup
 	cargo fmt --all --check
@@ -29,6 +39,9 @@ bench: setup
 
 setup:
 	@scripts/setup.sh build
+
+setup-cluster:
+	@scripts/setup.sh cluster
 
 setup-test:
 	@scripts/setup.sh test

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what is missing to build (setup.sh build) or to test (setup.sh test): Debian packages as root or through sudo,
+# Installs what is missing to build (setup.sh build), to run a cluster (cluster) or to test (test): Debian packages as root or through sudo,
 # Python packages into .venv. Says what it does; does nothing when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?build or test}
+what=${1:?build, cluster or test}
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -46,11 +46,13 @@ if ! protoc --version >/dev/null 2>&1; then
     fi
 fi
 
-[ "$what" = test ] || exit 0
+[ "$what" = build ] && exit 0
 
 # The control plane's store; Debian puts it into /usr/bin.
 command -v etcd >/dev/null || install etcd-server \
     || fail "etcd is missing: install it (Debian: sudo apt-get install etcd-server)"
+
+[ "$what" = test ] || exit 0
 
 # The playground's page is tested in it; without it those tests say that they were skipped.
 command -v chromium >/dev/null || install chromium || say "no Chromium: the playground's tests are skipped"

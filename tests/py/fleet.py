@@ -1,0 +1,267 @@
+"""A cluster of real processes over a real etcd on loopback, and clients that notice everything.
+
+REIN_BIN names the binary (make test sets it)."""
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+BIN = os.environ.get("REIN_BIN", str(REPOSITORY / "target/debug/rein"))
+DEMO = REPOSITORY / "models/demo"
+
+
+def free_ports(n):
+    sockets = [socket.socket() for _ in range(n)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Fleet:
+    """Workers w0, w1, ..., routers r0, r1, a controller c0. Logs lie in `directory`, one per process."""
+
+    def __init__(self, directory, workers, group_size, spares=0, routers=2, model=DEMO, worker_args=()):
+        self.directory, self.model, self.group_size, self.spares = pathlib.Path(directory), model, group_size, spares
+        self.worker_args = list(worker_args)
+        client, peer, *ports = free_ports(2 + 2 * routers)
+        self.etcd_url, self.peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+        self.ports = {f"r{i}": (ports[2 * i], ports[2 * i + 1]) for i in range(routers)}
+        self.processes = {}
+        self.start_etcd()
+        for name in ["c0", *self.ports, *(f"w{i}" for i in range(workers))]:
+            self.start(name)
+
+    def environment(self):
+        ours = {"REIN_ETCD": self.etcd_url, "REIN_CLUSTER": "test", "REIN_LOG": "info"}
+        return {**os.environ, **ours}
+
+    def spawn(self, name, command):
+        log = open(self.directory / f"{name}.log", "a")
+        self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment())
+
+    def start_etcd(self):
+        data = ["--data-dir", str(self.directory / "etcd"), "--log-level", "error", "--unsafe-no-fsync"]
+        client = ["--listen-client-urls", self.etcd_url, "--advertise-client-urls", self.etcd_url]
+        peer = ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
+        self.spawn("etcd", ["etcd", *data, *client, *peer, "--initial-cluster", f"default={self.peer_url}"])
+
+    def lose_etcd(self):
+        """Stops it and throws its data away."""
+        self.signal("etcd", signal.SIGKILL)
+        shutil.rmtree(self.directory / "etcd")
+
+    def start(self, name):
+        if name.startswith("c"):
+            command = ["controller", "--spares", str(self.spares)]
+        elif name.startswith("r"):
+            http, grpc = self.ports[name]
+            command = ["router", "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}"]
+        else:
+            command = ["worker", "--model", str(self.model), "--group-size", str(self.group_size), "--threads", "1"]
+            command += ["--kv-memory", "32", *self.worker_args]
+        self.spawn(name, [BIN, *command, "--id", name])
+
+    def signal(self, name, number):
+        self.processes[name].send_signal(number)
+        if number == signal.SIGKILL:
+            self.processes[name].wait()
+
+    def kill(self, name):
+        self.signal(name, signal.SIGKILL)
+
+    def terminate(self, name, timeout=90):
+        """SIGTERM, and a clean exit."""
+        self.signal(name, signal.SIGTERM)
+        assert self.processes[name].wait(timeout=timeout) == 0, self.log(name)
+
+    def log(self, name):
+        return (self.directory / f"{name}.log").read_text()[-4000:]
+
+    def status(self):
+        command = [BIN, "status", "--json"]
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=30)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def wait(self, what, holds, timeout=60):
+        """Until `holds(status)`; the last status is returned."""
+        until = time.monotonic() + timeout
+        while True:
+            status = self.status()
+            if status and holds(status):
+                return status
+            assert time.monotonic() < until, f"{what}: {json.dumps(status, indent=1)}\n{self.log('c0')}"
+            time.sleep(0.1)
+
+    def whole(self, groups, timeout=60):
+        """Until so many groups serve, each with a worker for each rank, and the routers see them."""
+
+        def holds(status):
+            serving = [g for g in status["groups"].values() if g["state"] == "serving"]
+            full = [g for g in serving if len({rank["worker"] for rank in g["ranks"]}) == self.group_size]
+            return len(full) == groups == len(serving)
+
+        status = self.wait(f"{groups} whole groups", holds, timeout)
+        for name in self.ports:
+            while self.get(name, "/ready") != 200:
+                assert self.processes[name].poll() is None, self.log(name)
+                time.sleep(0.05)
+        return status
+
+    def get(self, router, path):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.ports[router][0], timeout=30)) as c:
+            try:
+                c.request("GET", path)
+                return c.getresponse().status
+            except OSError:
+                return None
+
+    def metric(self, router, name):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.ports[router][0], timeout=30)) as c:
+            c.request("GET", "/metrics")
+            lines = c.getresponse().read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+        for process in self.processes.values():
+            process.wait()
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "book_room",
+        "description": "Books a room",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "room": {"type": "string", "minLength": 80, "maxLength": 120},
+                "note": {"type": "string", "minLength": 80, "maxLength": 120},
+            },
+            "required": ["room", "note"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def request(i):
+    """Half of them inside an enforced tool call, a third of them greedy."""
+    text = f"request number {i}: tell me about room {i * 37}"
+    body = {
+        "model": "demo",
+        "stream": True,
+        "messages": [{"role": "user", "content": text}],
+        "seed": i,
+        "temperature": 0.0 if i % 3 == 0 else 0.8,
+        "return_token_ids": True,
+    }
+    if i % 2 == 0:
+        return {**body, "tools": [TOOL], "tool_choice": "required", "max_tokens": 250}
+    return {**body, "ignore_eos": True, "max_tokens": 150}
+
+
+class Answer:
+    """What one client saw: text, calls and token ids in order, errors, and the longest time in which nothing came."""
+
+    def __init__(self):
+        self.text, self.ids, self.error, self.done, self.silence = "", [], None, False, 0.0
+
+    def seen(self):
+        return self.text, self.ids
+
+    @property
+    def ok(self):
+        return self.done and self.error is None
+
+
+class Load:
+    """So many streams at once, through these ports in turn."""
+
+    def __init__(self, ports, requests, retries=0):
+        self.answers = [Answer() for _ in requests]
+        self.tokens, self.retried, self.lock = 0, 0, threading.Lock()
+        turns = [ports[i % len(ports) :] + ports[: i % len(ports)] for i in range(len(requests))]
+        self.threads = [
+            threading.Thread(target=self.client, args=(turn, body, i, retries), daemon=True)
+            for i, (turn, body) in enumerate(zip(turns, requests))
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def client(self, ports, body, i, retries):
+        for attempt in range(retries + 1):
+            answer = self.answers[i] = Answer()
+            try:
+                self.stream(ports[attempt % len(ports)], body, answer)
+            except (OSError, http.client.HTTPException) as error:
+                answer.error = repr(error)
+            if answer.ok or attempt == retries:
+                return
+            self.retried += 1
+            time.sleep(0.2)
+
+    def stream(self, port, body, answer):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        last = time.monotonic()
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                answer.error = f"{response.status} {response.read()[:500]}"
+                return
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                now = time.monotonic()
+                answer.silence, last = max(answer.silence, now - last), now
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    answer.done = True
+                    return
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    answer.error = chunk["error"]
+                    continue
+                for choice in chunk["choices"]:
+                    self.take(choice, answer)
+
+    def take(self, choice, answer):
+        delta = choice["delta"]
+        answer.text += (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+        for call in delta.get("tool_calls") or []:
+            name, arguments = call["function"].get("name"), call["function"].get("arguments")
+            answer.text += (f"|{name}" if name else "") + (arguments or "")
+        if choice.get("finish_reason"):
+            answer.text += f"<{choice['finish_reason']}>"
+        ids = choice.get("token_ids") or []
+        answer.ids += ids
+        with self.lock:
+            self.tokens += len(ids)
+
+    def reach(self, tokens):
+        """Waits until so many tokens have come in all, or all is over."""
+        while self.tokens < tokens and any(thread.is_alive() for thread in self.threads):
+            time.sleep(0.005)
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(timeout=300)
+            assert not thread.is_alive(), "a request hangs"
+        return self.answers
+
+    @property
+    def silence(self):
+        return max(answer.silence for answer in self.answers)

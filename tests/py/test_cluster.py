@@ -1,0 +1,167 @@
+"""Real processes over a real etcd that die, hang and are restarted while clients stream. Nobody may notice.
+
+The long versions, and those that cut networks, are `make chaos`."""
+import signal
+import time
+
+import pytest
+
+from fleet import Fleet, Load, request
+
+STREAMS = 32
+REQUESTS = [request(i) for i in range(STREAMS)]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), workers=4, group_size=2)
+    try:
+        fleet.whole(2)
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def ports(fleet, *routers):
+    return [fleet.ports[router][0] for router in routers or fleet.ports]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet):
+    answers = Load(ports(fleet), REQUESTS).join()
+    assert all(answer.ok for answer in answers), [answer.error for answer in answers]
+    calls = [answer for answer in answers if "|book_room{" in answer.text]
+    assert len(calls) == STREAMS // 2
+    return answers
+
+
+def assert_unnoticed(answers, undisturbed):
+    failed = [(i, answer.error) for i, answer in enumerate(answers) if not answer.ok]
+    assert not failed, failed
+    different = [i for i, (a, b) in enumerate(zip(answers, undisturbed)) if a.seen() != b.seen()]
+    assert not different, [(answers[i].text, undisturbed[i].text) for i in different[:2]]
+
+
+def leads(status, worker):
+    return any(group["ranks"] and group["ranks"][0]["worker"] == worker for group in status["groups"].values())
+
+
+def disturbed(fleet, undisturbed, disturb, record_property, at=0.3):
+    """Streams of which `disturb` gets in the way once this part of all tokens has come; 2 s of silence is the aim."""
+    total = sum(len(answer.ids) for answer in undisturbed)
+    load = Load(ports(fleet), REQUESTS)
+    load.reach(at * total)
+    disturb()
+    answers = load.join()
+    record_property("longest silence", round(load.silence, 2))
+    print(f"longest silence {load.silence:.2f} s")
+    assert_unnoticed(answers, undisturbed)
+    return load
+
+
+def test_all_routers_give_the_same_answers(fleet, undisturbed):
+    assert_unnoticed(Load(ports(fleet, "r1"), REQUESTS).join(), undisturbed)
+
+
+@pytest.mark.parametrize("leader", [False, True])
+def test_a_killed_worker(fleet, undisturbed, record_property, leader):
+    status = fleet.whole(2)
+    victim = next(w for w in status["workers"] if leads(status, w) == leader)
+    resumed = sum(fleet.metric(router, "rein_resumed_total") for router in fleet.ports)
+    disturbed(fleet, undisturbed, lambda: fleet.kill(victim), record_property)
+    assert sum(fleet.metric(router, "rein_resumed_total") for router in fleet.ports) > resumed
+    # Its group goes on without it: another member holds its rank.
+    fleet.wait("both groups", lambda s: sum(g["state"] == "serving" for g in s["groups"].values()) == 2)
+    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    fleet.start(victim)
+    fleet.whole(2)
+
+
+@pytest.mark.parametrize("leader", [False, True])
+def test_a_worker_that_hangs(fleet, undisturbed, record_property, leader):
+    status = fleet.whole(2)
+    victim = next(w for w in status["workers"] if leads(status, w) == leader)
+    disturbed(fleet, undisturbed, lambda: fleet.signal(victim, signal.SIGSTOP), record_property)
+    fleet.signal(victim, signal.SIGCONT)
+    # It rejoins without a restart.
+    fleet.whole(2)
+
+
+def test_etcd_stops_and_comes_back(fleet, undisturbed):
+    before = fleet.whole(2)
+    fleet.kill("etcd")
+    until = time.monotonic() + 6  # longer than any lease
+    while time.monotonic() < until:
+        assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    fleet.start_etcd()
+    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    after = fleet.whole(2)
+    assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
+
+
+def test_etcd_forgets_everything(fleet, undisturbed):
+    before = fleet.whole(2)
+    fleet.lose_etcd()
+    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    fleet.start_etcd()
+    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    after = fleet.whole(2)
+    assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
+
+
+def test_a_dead_router_is_a_clean_error_and_another_one_answers(fleet, undisturbed):
+    total = sum(len(answer.ids) for answer in undisturbed)
+    load = Load(ports(fleet, "r0"), REQUESTS)
+    load.reach(0.3 * total)
+    fleet.kill("r0")
+    broken = [answer for answer in load.join() if not answer.ok]
+    assert broken and all(answer.error or not answer.done for answer in broken)
+    assert_unnoticed(Load(ports(fleet, "r1"), REQUESTS).join(), undisturbed)
+    fleet.start("r0")
+    fleet.whole(2)
+
+
+def test_another_controller_takes_over(fleet, undisturbed):
+    fleet.whole(2)
+    fleet.start("c1")
+    fleet.kill("c0")
+    fleet.wait("another controller", lambda status: status["controller"] == "c1")
+    status = fleet.whole(2)
+    victim = next(iter(status["workers"]))
+    fleet.kill(victim)
+    fleet.start(victim)
+    fleet.whole(2)
+    fleet.start("c0")
+
+
+def test_a_rolling_restart_fails_no_request(fleet, undisturbed):
+    status = fleet.whole(2)
+    loads = []
+    for name in [*status["workers"], *fleet.ports]:
+        load = Load(ports(fleet), REQUESTS, retries=20)
+        load.reach(200)
+        fleet.terminate(name)
+        fleet.start(name)
+        loads.append(load)
+        fleet.whole(2)
+    for load in loads:
+        assert_unnoticed(load.join(), undisturbed)
+
+
+def test_drain_moves_a_worker_out(fleet, undisturbed):
+    import subprocess
+
+    from fleet import BIN
+
+    status = fleet.whole(2)
+    worker = next(iter(status["workers"]))
+    load = Load(ports(fleet), REQUESTS)
+    load.reach(200)
+    done = subprocess.run([BIN, "drain", worker], env=fleet.environment(), capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0 and f"{worker} has left" in done.stdout, done
+    assert fleet.processes[worker].wait(timeout=30) == 0
+    assert_unnoticed(load.join(), undisturbed)
+    fleet.start(worker)
+    fleet.whole(2)
+    unknown = subprocess.run([BIN, "drain", "nobody"], env=fleet.environment(), capture_output=True, text=True, timeout=90)
+    assert unknown.returncode == 1 and "no worker" in unknown.stderr
