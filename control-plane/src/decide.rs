@@ -114,7 +114,7 @@ impl Controller {
         if self.settled(now) {
             self.form(&mut round);
         }
-        self.seat(&mut round);
+        self.seat(&mut round, now);
         round.decisions
     }
 
@@ -444,10 +444,13 @@ impl Controller {
     }
 
     /// Seats that do not say what the placements say: after a loss of data, or of a worker that is gone.
-    fn seat(&mut self, round: &mut Round) {
+    fn seat(&mut self, round: &mut Round, now: Duration) {
         let view = round.view;
         let mut wanted: BTreeMap<&str, Seat> = BTreeMap::new();
         for (id, worker) in &view.workers {
+            if self.orphans.get(id).is_some_and(|&since| now >= since + limits::ORPHAN_TIME) {
+                wanted.insert(id, Seat { group: None, epoch: worker.seat.epoch });
+            }
             // It was not there when its group went on without it.
             let group = worker.seat.group.as_ref().and_then(|group| view.groups.get(group)?.record());
             if let Some(record) = group.filter(|record| record.epoch() > worker.seat.epoch) {
@@ -487,10 +490,10 @@ fn of(record: &GroupRecord) -> Kind {
     (record.model.clone(), record.fingerprint.clone(), record.group_size)
 }
 
-/// Says it is in a group that is not there.
+/// Says it is in a group that is not there, or not yet of that epoch: the store has forgotten something.
 fn orphan(view: &View, worker: &WorkerRecord) -> bool {
-    let there = |group: &String| view.groups.get(group).is_some_and(|group| group.record().is_some());
-    worker.seat.group.as_ref().is_some_and(|group| !there(group))
+    let epoch = |group: &String| view.groups.get(group).and_then(Group::record).map(|record| record.epoch());
+    worker.seat.group.as_ref().is_some_and(|group| epoch(group).is_none_or(|epoch| epoch < worker.seat.epoch))
 }
 
 /// The model over these members; None: it cannot be shared so.

@@ -405,10 +405,12 @@ impl Node {
         };
         let key = self.options.keys.placement(&now.group);
         self.session.put(self.options.keys.load(&now.group), encode(&load));
-        let forgotten =
-            now.mirror.as_ref().map(Mirror::view).filter(|view| view.revision > 0 && view.entries.is_empty());
-        if forgotten.is_some() {
-            let back = Transaction::default().when(Condition::Absent(key.clone()));
+        let Some(view) = now.mirror.as_ref().map(Mirror::view).filter(|view| view.revision > 0) else { return };
+        let known = view.entries.get(&key);
+        let older = |record: GroupRecord| record.epoch() < now.record.epoch();
+        if known.is_none_or(|entry| decode(&entry.value).is_ok_and(older)) {
+            let condition = known.map_or(Condition::Absent(key.clone()), |e| Condition::At(key.clone(), e.revision));
+            let back = Transaction::default().when(condition);
             match self.store.commit(back.put(key, encode(&*now.record), None)).await {
                 Ok(Some(_)) => tracing::warn!(group = now.group, "the store had forgotten the placement"),
                 Ok(None) => {}

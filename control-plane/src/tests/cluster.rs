@@ -270,7 +270,9 @@ impl Cluster {
             self.put(&key, Some(value));
         }
         if let Some((key, record)) = restored
-            && !self.store.entries.contains_key(&key)
+            && self.store.entries.get(&key).is_none_or(|entry| {
+                serde_json::from_slice::<GroupRecord>(&entry.value).expect("a placement").epoch() < record.epoch()
+            })
         {
             self.put(&key, Some(encode(&*record).to_vec()));
         }
