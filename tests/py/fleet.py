@@ -118,8 +118,11 @@ class Fleet:
                 time.sleep(0.05)
         return status
 
+    def host(self, router):
+        return "127.0.0.1"
+
     def get(self, router, path):
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.ports[router][0], timeout=30)) as c:
+        with contextlib.closing(http.client.HTTPConnection(self.host(router), self.ports[router][0], timeout=30)) as c:
             try:
                 c.request("GET", path)
                 return c.getresponse().status
@@ -127,7 +130,7 @@ class Fleet:
                 return None
 
     def metric(self, router, name):
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.ports[router][0], timeout=30)) as c:
+        with contextlib.closing(http.client.HTTPConnection(self.host(router), self.ports[router][0], timeout=30)) as c:
             c.request("GET", "/metrics")
             lines = c.getresponse().read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
@@ -188,12 +191,12 @@ class Answer:
 
 
 class Load:
-    """So many streams at once, through these ports in turn."""
+    """So many streams at once, through these (host, port) in turn."""
 
-    def __init__(self, ports, requests, retries=0):
+    def __init__(self, targets, requests, retries=0):
         self.answers = [Answer() for _ in requests]
         self.tokens, self.retried, self.lock = 0, 0, threading.Lock()
-        turns = [ports[i % len(ports) :] + ports[: i % len(ports)] for i in range(len(requests))]
+        turns = [targets[i % len(targets) :] + targets[: i % len(targets)] for i in range(len(requests))]
         self.threads = [
             threading.Thread(target=self.client, args=(turn, body, i, retries), daemon=True)
             for i, (turn, body) in enumerate(zip(turns, requests))
@@ -201,11 +204,11 @@ class Load:
         for thread in self.threads:
             thread.start()
 
-    def client(self, ports, body, i, retries):
+    def client(self, targets, body, i, retries):
         for attempt in range(retries + 1):
             answer = self.answers[i] = Answer()
             try:
-                self.stream(ports[attempt % len(ports)], body, answer)
+                self.stream(*targets[attempt % len(targets)], body, answer)
             except (OSError, http.client.HTTPException) as error:
                 answer.error = repr(error)
             if answer.ok or attempt == retries:
@@ -213,8 +216,8 @@ class Load:
             self.retried += 1
             time.sleep(0.2)
 
-    def stream(self, port, body, answer):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    def stream(self, host, port, body, answer):
+        connection = http.client.HTTPConnection(host, port, timeout=120)
         last = time.monotonic()
         with contextlib.closing(connection):
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})

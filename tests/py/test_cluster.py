@@ -22,13 +22,13 @@ def fleet(tmp_path_factory):
         fleet.close()
 
 
-def ports(fleet, *routers):
-    return [fleet.ports[router][0] for router in routers or fleet.ports]
+def targets(fleet, *routers):
+    return [(fleet.host(router), fleet.ports[router][0]) for router in routers or fleet.ports]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(fleet):
-    answers = Load(ports(fleet), REQUESTS).join()
+    answers = Load(targets(fleet), REQUESTS).join()
     assert all(answer.ok for answer in answers), [answer.error for answer in answers]
     calls = [answer for answer in answers if "|book_room{" in answer.text]
     assert len(calls) == STREAMS // 2
@@ -49,7 +49,7 @@ def leads(status, worker):
 def disturbed(fleet, undisturbed, disturb, record_property, at=0.3):
     """Streams of which `disturb` gets in the way once this part of all tokens has come; 2 s of silence is the aim."""
     total = sum(len(answer.ids) for answer in undisturbed)
-    load = Load(ports(fleet), REQUESTS)
+    load = Load(targets(fleet), REQUESTS)
     load.reach(at * total)
     disturb()
     answers = load.join()
@@ -60,7 +60,7 @@ def disturbed(fleet, undisturbed, disturb, record_property, at=0.3):
 
 
 def test_all_routers_give_the_same_answers(fleet, undisturbed):
-    assert_unnoticed(Load(ports(fleet, "r1"), REQUESTS).join(), undisturbed)
+    assert_unnoticed(Load(targets(fleet, "r1"), REQUESTS).join(), undisturbed)
 
 
 @pytest.mark.parametrize("leader", [False, True])
@@ -72,7 +72,7 @@ def test_a_killed_worker(fleet, undisturbed, record_property, leader):
     assert sum(fleet.metric(router, "rein_resumed_total") for router in fleet.ports) > resumed
     # Its group goes on without it: another member holds its rank.
     fleet.wait("both groups", lambda s: sum(g["state"] == "serving" for g in s["groups"].values()) == 2)
-    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
     fleet.start(victim)
     fleet.whole(2)
 
@@ -92,9 +92,9 @@ def test_etcd_stops_and_comes_back(fleet, undisturbed):
     fleet.kill("etcd")
     until = time.monotonic() + 6  # longer than any lease
     while time.monotonic() < until:
-        assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+        assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
     fleet.start_etcd()
-    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
     after = fleet.whole(2)
     assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
 
@@ -102,21 +102,21 @@ def test_etcd_stops_and_comes_back(fleet, undisturbed):
 def test_etcd_forgets_everything(fleet, undisturbed):
     before = fleet.whole(2)
     fleet.lose_etcd()
-    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
     fleet.start_etcd()
-    assert_unnoticed(Load(ports(fleet), REQUESTS).join(), undisturbed)
+    assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
     after = fleet.whole(2)
     assert {g: v["epoch"] for g, v in after["groups"].items()} == {g: v["epoch"] for g, v in before["groups"].items()}
 
 
 def test_a_dead_router_is_a_clean_error_and_another_one_answers(fleet, undisturbed):
     total = sum(len(answer.ids) for answer in undisturbed)
-    load = Load(ports(fleet, "r0"), REQUESTS)
+    load = Load(targets(fleet, "r0"), REQUESTS)
     load.reach(0.3 * total)
     fleet.kill("r0")
     broken = [answer for answer in load.join() if not answer.ok]
     assert broken and all(answer.error or not answer.done for answer in broken)
-    assert_unnoticed(Load(ports(fleet, "r1"), REQUESTS).join(), undisturbed)
+    assert_unnoticed(Load(targets(fleet, "r1"), REQUESTS).join(), undisturbed)
     fleet.start("r0")
     fleet.whole(2)
 
@@ -138,7 +138,7 @@ def test_a_rolling_restart_fails_no_request(fleet, undisturbed):
     status = fleet.whole(2)
     loads = []
     for name in [*status["workers"], *fleet.ports]:
-        load = Load(ports(fleet), REQUESTS, retries=20)
+        load = Load(targets(fleet), REQUESTS, retries=20)
         load.reach(200)
         fleet.terminate(name)
         fleet.start(name)
@@ -155,7 +155,7 @@ def test_drain_moves_a_worker_out(fleet, undisturbed):
 
     status = fleet.whole(2)
     worker = next(iter(status["workers"]))
-    load = Load(ports(fleet), REQUESTS)
+    load = Load(targets(fleet), REQUESTS)
     load.reach(200)
     done = subprocess.run([BIN, "drain", worker], env=fleet.environment(), capture_output=True, text=True, timeout=90)
     assert done.returncode == 0 and f"{worker} has left" in done.stdout, done

@@ -1,0 +1,5 @@
+"""The long fault tests: `make chaos`. Those that cut networks need root, for network namespaces."""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "py"))

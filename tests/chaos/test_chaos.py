@@ -1,0 +1,182 @@
+"""What takes long, or cuts networks. Every figure that is printed is of this run."""
+import signal
+import time
+
+import pytest
+
+from fleet import Fleet, Load, request
+from networks import Networks, possible
+
+STREAMS = 32
+REQUESTS = [request(i) for i in range(STREAMS)]
+needs_namespaces = pytest.mark.skipif(not possible(), reason="network namespaces need root and ip")
+
+
+def targets(fleet, *routers):
+    return [(fleet.host(router), fleet.ports[router][0]) for router in routers or fleet.ports]
+
+
+def reference(fleet):
+    answers = Load(targets(fleet), REQUESTS).join()
+    assert all(answer.ok for answer in answers), [answer.error for answer in answers]
+    return answers
+
+
+def assert_unnoticed(answers, undisturbed):
+    failed = [(i, answer.error) for i, answer in enumerate(answers) if not answer.ok]
+    assert not failed, failed
+    different = [i for i, (a, b) in enumerate(zip(answers, undisturbed)) if a.seen() != b.seen()]
+    assert not different, [(answers[i].text, undisturbed[i].text) for i in different[:2]]
+
+
+def leader_of(status, group):
+    return status["groups"][group]["ranks"][0]["worker"]
+
+
+class Steady:
+    """Streams one after the other, for as long as it takes."""
+
+    def __init__(self, fleet, undisturbed, retries=0):
+        self.fleet, self.undisturbed, self.retries = fleet, undisturbed, retries
+        self.requests, self.silence, self.retried = 0, 0.0, 0
+
+    def run(self, seconds, meanwhile=lambda: None):
+        until = time.monotonic() + seconds
+        load = Load(targets(self.fleet), REQUESTS, self.retries)
+        load.reach(500)
+        meanwhile()
+        while True:
+            assert_unnoticed(load.join(), self.undisturbed)
+            self.requests, self.silence = self.requests + STREAMS, max(self.silence, load.silence)
+            self.retried += load.retried
+            if time.monotonic() > until:
+                return
+            load = Load(targets(self.fleet), REQUESTS, self.retries)
+
+    def say(self, what):
+        print(f"\n{what}: {self.requests} requests, longest silence {self.silence:.2f} s, {self.retried} tried again")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), workers=4, group_size=2)
+    try:
+        fleet.whole(2)
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet):
+    return reference(fleet)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_every_worker_in_turn(fleet, undisturbed, number, at):
+    total = sum(len(answer.ids) for answer in undisturbed)
+    for worker in list(fleet.whole(2)["workers"]):
+        load = Load(targets(fleet), REQUESTS)
+        load.reach(at * total)
+        fleet.signal(worker, number)
+        assert_unnoticed(load.join(), undisturbed)
+        print(f"\n{number.name} of {worker} after {at:.0%}: longest silence {load.silence:.2f} s")
+        fleet.start(worker) if number == signal.SIGKILL else fleet.signal(worker, signal.SIGCONT)
+        fleet.whole(2)
+
+
+def test_etcd_is_away_for_a_minute(fleet, undisturbed):
+    steady = Steady(fleet, undisturbed)
+    fleet.whole(2)
+    steady.run(60, lambda: fleet.kill("etcd"))
+    fleet.start_etcd()
+    steady.run(5)
+    fleet.whole(2)
+    steady.say("etcd away for 60 s")
+
+
+def test_one_group_and_a_spare(tmp_path):
+    fleet = Fleet(tmp_path, workers=3, group_size=2, spares=1)
+    try:
+        status = fleet.whole(1)
+        undisturbed = reference(fleet)
+        total = sum(len(answer.ids) for answer in undisturbed)
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            for rank in (1, 0):
+                status = fleet.whole(1)
+                victim = next(iter(status["groups"].values()))["ranks"][rank]["worker"]
+                load = Load(targets(fleet), REQUESTS)
+                load.reach(0.4 * total)
+                fleet.signal(victim, number)
+                assert_unnoticed(load.join(), undisturbed)
+                print(f"\n{number.name} of rank {rank}, a spare takes its place: longest silence {load.silence:.2f} s")
+                fleet.start(victim) if number == signal.SIGKILL else fleet.signal(victim, signal.SIGCONT)
+                fleet.wait("a spare", lambda s: len(s["workers"]) == 3)
+                fleet.whole(1)
+    finally:
+        fleet.close()
+
+
+def test_rolling_restarts_for_a_while(fleet, undisturbed):
+    steady = Steady(fleet, undisturbed, retries=30)
+    for _ in range(2):
+        for name in [*fleet.whole(2)["workers"], *fleet.ports, "c0"]:
+            steady.run(1, lambda: fleet.terminate(name))
+            fleet.start(name)
+            fleet.whole(2)
+    steady.say("two rolling restarts")
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    fleet = Networks(tmp_path_factory.mktemp("networks"), workers=4, group_size=2)
+    try:
+        fleet.whole(2)
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@pytest.fixture(scope="module")
+def over_networks(networks):
+    return reference(networks)
+
+
+def cut_in_the_middle(fleet, undisturbed, a, b, what):
+    total = sum(len(answer.ids) for answer in undisturbed)
+    load = Load(targets(fleet), REQUESTS)
+    load.reach(0.4 * total)
+    fleet.cut(a, b)
+    assert_unnoticed(load.join(), undisturbed)
+    print(f"\n{what}: longest silence {load.silence:.2f} s")
+    steady = Steady(fleet, undisturbed)
+    steady.run(8)
+    fleet.mend(a, b)
+    fleet.whole(2)
+    assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
+
+
+@needs_namespaces
+def test_a_cut_between_two_ranks(networks, over_networks):
+    ranks = next(iter(networks.whole(2)["groups"].values()))["ranks"]
+    cut_in_the_middle(networks, over_networks, ranks[0]["worker"], ranks[1]["worker"], "a cut between two ranks")
+
+
+@needs_namespaces
+def test_a_cut_between_router_and_leader(networks, over_networks):
+    leader = next(iter(networks.whole(2)["groups"].values()))["ranks"][0]["worker"]
+    cut_in_the_middle(networks, over_networks, "r0", leader, "a cut between a router and a leader")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_cut_between_a_worker_and_etcd(networks, over_networks, rank):
+    before = networks.whole(2)
+    worker = next(iter(before["groups"].values()))["ranks"][rank]["worker"]
+    cut_in_the_middle(networks, over_networks, worker, "etcd", f"a cut between rank {rank} and etcd")
+
+
+@needs_namespaces
+def test_a_cut_between_a_router_and_etcd(networks, over_networks):
+    cut_in_the_middle(networks, over_networks, "r0", "etcd", "a cut between a router and etcd")
