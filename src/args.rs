@@ -275,6 +275,9 @@ pub struct WorkerArgs {
     /// Name of this worker in the cluster [default: host name and port]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,
+    /// Workers in this process, each with a name and a port of its own: for load tests with the sim engine
+    #[arg(long, env = "REIN_REPLICAS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub replicas: u16,
     /// Seconds after which a step has hung, and its group is put together anew
     #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = seconds)]
     pub step_deadline: f64,

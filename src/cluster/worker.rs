@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rein_control_plane::ModelShape;
 use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
+use rein_control_plane::{Keys, ModelShape, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::textmodel::{Overrides, TextModel};
@@ -15,9 +15,10 @@ use rein_worker::executor::Executor;
 use rein_worker::node::{self, Files, NodeOptions, Switch, Work};
 use rein_worker::rank::Model;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::{id, keys, store};
+use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, turned};
 use crate::{load, serve};
@@ -30,29 +31,21 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             format!("--group-size: {group_size} ranks cannot be made of workers with {ranks} devices each").into()
         );
     }
+    if args.replicas > 1 && args.engine.engine != EngineKind::Sim {
+        return Err("--replicas is for --engine sim: workers of a real model are processes of their own".into());
+    }
     let (work, shape, most_ranks, name) = work(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let socket = bind("--listen", args.listen).await?;
-        let listening = socket.local_addr()?;
         let mesh = args.mesh.unwrap_or_else(|| SocketAddr::new(args.listen.ip(), 0));
         let listener =
             tcp::Listener::bind(mesh, tcp::plain()).map_err(|e| format!("--mesh: cannot listen on {mesh}: {e}"))?;
-        let host = match &args.advertise {
-            Some(host) => host.clone(),
-            None if listening.ip().is_unspecified() => {
-                return Err("--advertise: others cannot reach 0.0.0.0; name this machine's host or address".into());
-            }
-            None => listening.ip().to_string(),
-        };
-        let at = |port: u16| if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        let id = id(&args.id, listening.port())?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let record = WorkerRecord {
             model: name,
             fingerprint: fingerprint(&args)?,
-            address: at(listening.port()),
-            mesh: at(listener.address().port()),
+            address: String::new(),
+            mesh: at(&args, listener.address())?,
             device: vec!["cpu"; ranks].join(","),
             shape,
             ranks,
@@ -62,42 +55,99 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             state: WorkerState::Ready,
             seat: Seat::default(),
         };
-        let options = NodeOptions {
-            keys,
-            id: id.clone(),
-            record,
-            engine: serve::engine_options(&args.engine),
-            step_deadline: Duration::from_secs_f64(args.step_deadline),
-            lease: LEASE,
-        };
-        let switch = Switch::default();
-        let (status, _) = watch::channel(node::Status::default());
         let (leave, leaving) = watch::channel(false);
-        let (closing, closed) = watch::channel(false);
-        let files = WorkerServer::new(Files::of(&args.weights.model));
-        let routes = Routes::new(switch.clone().into_server()).add_service(files);
-        let server = tokio::spawn(serve_grpc(routes, socket, turned(closed)));
-        println!("rein: worker {id} listening on {}", at(listening.port()));
+        let shared = Shared { args: &args, keys, store, work, listener: Arc::new(listener), record, leaving };
+        let mut workers = JoinSet::new();
+        for replica in 0..args.replicas {
+            workers.spawn(shared.worker(replica).await?);
+        }
+        let ended = async {
+            while let Some(ended) = workers.join_next().await {
+                ended??;
+            }
+            Ok::<(), Box<dyn Error>>(())
+        };
+        tokio::pin!(ended);
         let mut stop = StopSignals::new()?;
-        let mut node = tokio::spawn(node::run(store, options, work, Arc::new(listener), switch, status, leaving));
         tokio::select! {
-            ended = &mut node => ended?,
+            ended = &mut ended => ended?,
             signal = stop.next() => {
                 tracing::info!(signal, "leaving: open sequences finish or go on elsewhere");
                 leave.send_replace(true);
                 tokio::select! {
-                    ended = &mut node => ended?,
+                    ended = &mut ended => ended?,
                     _ = stop.next() => tracing::warn!("told twice: leaving at once"),
                 }
             }
         }
-        closing.send_replace(true);
-        if let Ok(served) = tokio::time::timeout(CLOSE_TIME, server).await {
-            served??;
-        }
         println!("rein: stopped");
         Ok(())
     })
+}
+
+/// Where others reach an address of this process.
+fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> {
+    let host = match &args.advertise {
+        Some(host) => host.clone(),
+        None if address.ip().is_unspecified() => {
+            return Err("--advertise: others cannot reach 0.0.0.0; name this machine's host or address".into());
+        }
+        None => address.ip().to_string(),
+    };
+    let port = address.port();
+    Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+}
+
+/// What the workers of a process have in common.
+struct Shared<'a> {
+    args: &'a WorkerArgs,
+    keys: Keys,
+    store: Arc<dyn Store>,
+    work: Work,
+    listener: Arc<tcp::Listener>,
+    record: WorkerRecord,
+    leaving: watch::Receiver<bool>,
+}
+
+impl Shared<'_> {
+    /// A worker on a port of its own; the future runs it.
+    async fn worker(&self, replica: u16) -> Result<impl Future<Output = Result<(), String>> + use<>, Box<dyn Error>> {
+        let args = self.args;
+        let listen = if replica == 0 { args.listen } else { SocketAddr::new(args.listen.ip(), 0) };
+        let socket = bind("--listen", listen).await?;
+        let address = socket.local_addr()?;
+        let id = match (&args.id, args.replicas) {
+            (Some(id), 2..) => Some(format!("{id}-{replica}")),
+            (id, _) => id.clone(),
+        };
+        let id = super::id(&id, address.port())?;
+        let address = at(args, address)?;
+        let options = NodeOptions {
+            keys: self.keys.clone(),
+            id: id.clone(),
+            record: WorkerRecord { address: address.clone(), ..self.record.clone() },
+            engine: serve::engine_options(&args.engine),
+            step_deadline: Duration::from_secs_f64(args.step_deadline),
+            lease: LEASE,
+        };
+        let (switch, (status, _)) = (Switch::default(), watch::channel(node::Status::default()));
+        let (closing, closed) = watch::channel(false);
+        let files = WorkerServer::new(Files::of(&args.weights.model));
+        let routes = Routes::new(switch.clone().into_server()).add_service(files);
+        let server = tokio::spawn(serve_grpc(routes, socket, turned(closed)));
+        println!("rein: worker {id} listening on {address}");
+        let (store, work) = (self.store.clone(), self.work.clone());
+        let (listener, leaving) = (self.listener.clone(), self.leaving.clone());
+        Ok(async move {
+            node::run(store, options, work, listener, switch, status, leaving).await;
+            closing.send_replace(true);
+            match tokio::time::timeout(CLOSE_TIME, server).await {
+                Ok(served) => served.map_err(|panic| panic.to_string())?,
+                // Its connections are cut when the process ends.
+                Err(_) => Ok(()),
+            }
+        })
+    }
 }
 
 /// What executes steps, the model's shape, the ranks that there is room for, and the served name.

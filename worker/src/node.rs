@@ -12,11 +12,11 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use rein_control_plane::records::{
     GroupRecord, Keys, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, decode, encode,
 };
-use rein_control_plane::{Condition, Mirror, Session, Store, Transaction};
+use rein_control_plane::{Condition, Mirror, Session, Store, StoreError, Transaction};
 use rein_kernels::collective::tcp::{Abort, Listener};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use files::Files;
 pub use seat::Work;
@@ -34,8 +34,10 @@ mod limits {
     pub const JOIN_TIME: Duration = Duration::from_secs(10);
     /// How often a thread that waits for the end of a group looks whether anybody still wants to know.
     pub const LOOK: Duration = Duration::from_secs(1);
-    /// How often a leader tells its load, and looks at the step that is running.
+    /// How often a leader looks at its engine.
     pub const TICK: Duration = Duration::from_millis(500);
+    /// How often it tells its load while that changes; that there is none, or some, it tells at once.
+    pub const TELL: Duration = Duration::from_secs(5);
     /// Longest wait for an engine to end its sequences; a step that hangs has been cut off by then.
     pub const ENGINE_END: Duration = Duration::from_secs(2);
     /// A worker that could not load waits before it offers itself again, from the first to the second.
@@ -43,8 +45,6 @@ mod limits {
     pub const PENANCE_LONGEST: Duration = Duration::from_secs(60);
     /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.
     pub const LEAVE_TIME: Duration = Duration::from_secs(40);
-    /// Between attempts to read a placement.
-    pub const AGAIN: Duration = Duration::from_millis(100);
 }
 
 pub struct NodeOptions {
@@ -77,6 +77,8 @@ struct Membership {
     _taken: Option<Taken>,
     /// The placement as the store has it, to be put back if the store forgets it. Only the leader looks.
     mirror: Option<Mirror>,
+    /// The load that the cluster knows, since when.
+    told: Option<(Instant, Load)>,
 }
 
 struct Node {
@@ -95,6 +97,8 @@ struct Node {
     penance: Duration,
     /// Until then nobody is told that this worker is free.
     quiet: Option<Instant>,
+    /// A seat whose placement could not be read.
+    pending: Option<Seat>,
 }
 
 enum News {
@@ -134,6 +138,7 @@ pub async fn run(
         homes: unbounded(),
         penance: limits::PENANCE_FIRST,
         quiet: None,
+        pending: None,
         options,
     };
     node.say();
@@ -215,6 +220,7 @@ impl Node {
 
     /// Takes a seat that is newer than the present one.
     async fn sit(&mut self, seat: Seat) {
+        self.pending = None;
         if seat.epoch <= self.record.seat.epoch && (seat.group.is_some() || self.record.seat.group.is_none()) {
             return;
         }
@@ -229,7 +235,18 @@ impl Node {
             }
             return;
         };
-        let Some(record) = self.placement(&group, seat.epoch).await else { return };
+        let record = match self.placement(&group).await {
+            // Of another epoch: there is a newer seat, too, or there will be.
+            Ok(record) => match record.filter(|record| record.epoch() == seat.epoch) {
+                Some(record) => Arc::new(record),
+                None => return,
+            },
+            Err(error) => {
+                tracing::warn!(group, %error, "cannot read the placement; trying again");
+                self.pending = Some(seat);
+                return;
+            }
+        };
         let Some(member) = record.member(&self.options.id, self.record.incarnation) else {
             return tracing::warn!(group, seat.epoch, "a seat for a member that this worker no longer is");
         };
@@ -250,25 +267,27 @@ impl Node {
         };
         self.taking = Some(tokio::task::spawn_blocking(move || taking.take()));
         let (rank, ranks) = (record.first_rank(member), record.members[member].ranks.len());
-        self.now = Some(Membership { group, record, rank, ranks, links, engine: None, _taken: None, mirror: None });
+        self.now = Some(Membership {
+            group,
+            record,
+            rank,
+            ranks,
+            links,
+            engine: None,
+            _taken: None,
+            mirror: None,
+            told: None,
+        });
         self.say();
     }
 
-    /// The placement of this epoch. None: there is a newer one by now, of which the seat will tell.
-    async fn placement(&self, group: &str, epoch: u64) -> Option<Arc<GroupRecord>> {
+    async fn placement(&self, group: &str) -> Result<Option<GroupRecord>, StoreError> {
         let key = self.options.keys.placement(group);
-        loop {
-            match self.store.read(&key).await {
-                Ok(snapshot) => {
-                    let record: GroupRecord = decode(&snapshot.entries.get(&key)?.value)
-                        .inspect_err(|error| tracing::error!(group, %error, "a placement that cannot be read"))
-                        .ok()?;
-                    return (record.epoch() == epoch).then(|| Arc::new(record));
-                }
-                Err(error) => tracing::warn!(group, %error, "cannot read the placement; trying again"),
-            }
-            sleep(limits::AGAIN).await;
-        }
+        let snapshot = self.store.read(&key).await?;
+        let record = snapshot.entries.get(&key).map(|entry| decode(&entry.value));
+        Ok(record.and_then(|record| {
+            record.inspect_err(|error| tracing::error!(group, %error, "a placement that cannot be read")).ok()
+        }))
     }
 
     async fn taken(&mut self, taken: Result<Taken, Refused>) {
@@ -289,7 +308,7 @@ impl Node {
                     let key = keys.placement(&now.group);
                     now.mirror = Some(Mirror::new(self.store.clone(), &self.options.id, key));
                 }
-                self.ended = Some(now.links.watch());
+                self.ended = now.links.watch();
                 self.say();
             }
             Err(Refused { reason, suspect }) => {
@@ -383,6 +402,9 @@ impl Node {
             self.quiet = None;
             self.say();
         }
+        if let Some(seat) = self.pending.take() {
+            self.sit(seat).await;
+        }
         let Some(now) = &mut self.now else { return };
         let Some(engine) = now.engine.clone() else { return };
         if let Some(why) = engine.lost().map(str::to_owned) {
@@ -403,8 +425,14 @@ impl Node {
             used_blocks: stats.used_blocks,
             total_blocks: stats.total_blocks,
         };
+        let idle = |load: &Load| load.running + load.waiting == 0;
+        let fresh =
+            now.told.as_ref().is_some_and(|(at, told)| at.elapsed() < limits::TELL && idle(told) == idle(&load));
+        if !fresh {
+            self.session.put(self.options.keys.load(&now.group), encode(&load));
+            now.told = Some((Instant::now(), load));
+        }
         let key = self.options.keys.placement(&now.group);
-        self.session.put(self.options.keys.load(&now.group), encode(&load));
         let Some(view) = now.mirror.as_ref().map(Mirror::view).filter(|view| view.revision > 0) else { return };
         let known = view.entries.get(&key);
         let older = |record: GroupRecord| record.epoch() < now.record.epoch();

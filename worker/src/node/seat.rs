@@ -69,37 +69,22 @@ impl Links {
         }
     }
 
-    /// Waits, on its own thread, for the end of the group.
-    pub fn watch(self: &Arc<Self>) -> oneshot::Receiver<Abort> {
+    /// Waits, on its own thread, for the end of the group. None: all its ranks are here, and nothing links them with others.
+    pub fn watch(self: &Arc<Self>) -> Option<oneshot::Receiver<Abort>> {
+        let (fate, _) = self.fates().into_iter().next()?;
         let (tell, told) = oneshot::channel();
-        let links = Arc::clone(self);
         let watch = move || {
-            loop {
-                let fates = links.fates();
-                let over = match fates.first() {
-                    Some((fate, _)) => fate.wait(LOOK),
-                    None if links.given_up.load(Ordering::SeqCst) => {
-                        Some(Abort { reason: "given up".into(), suspect: None })
-                    }
-                    None => {
-                        std::thread::park_timeout(LOOK);
-                        None
-                    }
-                };
-                if let Some(abort) = over {
+            while !tell.is_closed() {
+                if let Some(abort) = fate.wait(LOOK) {
                     // Whoever asked may have gone.
                     let _ = tell.send(abort);
                     return;
                 }
-                if tell.is_closed() {
-                    return;
-                }
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("fate".into()).spawn(watch) {
-            tracing::error!(%error, "no thread to watch the group's links");
-        }
-        told
+        let thread = std::thread::Builder::new().name("fate".into()).spawn(watch);
+        thread.inspect_err(|error| tracing::error!(%error, "no thread to watch the group's links")).ok()?;
+        Some(told)
     }
 }
 
