@@ -7,6 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rein_worker::limits;
 
 use crate::bench::BenchOptions;
+use crate::edge::EdgeArgs;
+use crate::key::KeyArgs;
+use crate::tls::TlsArgs;
 use crate::verify::VerifyOptions;
 
 #[derive(Debug, Parser)]
@@ -41,6 +44,8 @@ pub enum Command {
     Formats(FormatsArgs),
     /// Read a model's output into reasoning, text and tool calls, JSON lines in and out
     Parse(ParseArgs),
+    /// Make an API key and its entry for the file of `--api-keys`
+    Key(KeyArgs),
     /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
     Bench(Box<BenchOptions>),
     /// Judge an OpenAI endpoint's tool calls: schema accuracy, whether it calls when it should, streams, errors
@@ -171,6 +176,10 @@ pub struct ServeArgs {
     /// Seconds that open requests get to finish after SIGTERM
     #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub drain_seconds: u64,
+    #[command(flatten)]
+    pub edge: EdgeArgs,
+    #[command(flatten)]
+    pub tls: TlsArgs,
     #[command(flatten)]
     pub sim: SimArgs,
 }

@@ -5,7 +5,9 @@ mod args;
 mod bench;
 mod client;
 mod config;
+mod edge;
 mod formats;
+mod key;
 mod load;
 mod parse;
 mod progress;
@@ -14,6 +16,7 @@ mod render;
 mod score;
 mod serve;
 mod telemetry;
+mod tls;
 mod verify;
 
 use std::io;
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
         Command::Accept(args) => accept::run(&args),
         Command::Formats(args) => formats::run(&args),
         Command::Parse(args) => parse::run(&args),
+        Command::Key(args) => key::run(&args),
         Command::Bench(options) => bench::run(*options),
         Command::Verify(options) => match verify::run(*options) {
             Ok(verdict) => return verdict,

@@ -21,13 +21,14 @@ use rein_router::{ModelEntry, Policy, Router, RouterConfig};
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
 use rein_worker::{EngineOptions, EngineService};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
 
 use crate::args::{EnforcementArg, EngineKind, MasksArg, ServeArgs};
 use crate::load;
+use crate::tls::{self, ServerTls, Socket};
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     if args.engine == EngineKind::Sim && !args.model.is_default() {
@@ -46,15 +47,17 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         // Bound before the weights are loaded: a taken port is told at once.
+        let config = args.edge.config()?;
+        let tls = Surfaces { http: args.tls.listener(tls::HTTP)?, grpc: args.tls.listener(tls::GRPC)? };
         let http = bind("--http", args.http).await?;
         let grpc = bind("--grpc", args.grpc).await?;
         let executor = executor(&args, &text)?;
         let engine = rein_worker::start(executor, engine_options(&args));
         let router = Router::new(
-            RouterConfig { allow_control_tokens: args.allow_control_tokens, ..RouterConfig::default() },
+            RouterConfig { allow_control_tokens: args.allow_control_tokens, ..config },
             vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()), policy }],
         )?;
-        serve(&args, router, engine, http, grpc).await
+        serve(&args, router, engine, tls, http, grpc).await
     })
 }
 
@@ -101,19 +104,27 @@ async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener, Box<dyn Er
     TcpListener::bind(address).await.map_err(|e| format!("{flag}: cannot listen on {address}: {e}").into())
 }
 
+/// TLS of the public listeners, if any.
+struct Surfaces {
+    http: Option<ServerTls>,
+    grpc: Option<ServerTls>,
+}
+
 async fn serve(
     args: &ServeArgs,
     router: Router,
     engine: EngineService,
+    tls: Surfaces,
     http: TcpListener,
     grpc: TcpListener,
 ) -> Result<(), Box<dyn Error>> {
     let (http_address, grpc_address) = (http.local_addr()?, grpc.local_addr()?);
+    let scheme = if tls.http.is_some() { "https" } else { "http" };
     // The listeners close when this turns true, after the drain.
     let (closing, closed) = watch::channel(false);
-    let http_server = tokio::spawn(serve_http(router.http(), http, turned(closed.clone())));
-    let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, turned(closed)));
-    println!("rein: http listening on http://{http_address}");
+    let http_server = tokio::spawn(serve_http(router.http(), http, tls.http, turned(closed.clone())));
+    let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, tls.grpc, turned(closed)));
+    println!("rein: http listening on {scheme}://{http_address}");
     println!("rein: grpc listening on {grpc_address}");
 
     let mut stop = StopSignals::new()?;
@@ -169,20 +180,30 @@ async fn turned(mut closed: watch::Receiver<bool>) {
     let _ = closed.wait_for(|closed| *closed).await;
 }
 
-async fn serve_http(app: axum::Router, listener: TcpListener, closed: impl Future<Output = ()>) -> Result<(), String> {
+async fn serve_http(
+    app: axum::Router,
+    listener: TcpListener,
+    tls: Option<ServerTls>,
+    closed: impl Future<Output = ()>,
+) -> Result<(), String> {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
-    accept("http", listener, HTTP_CONNECTIONS, closed, |socket| {
+    accept("http", listener, HTTP_CONNECTIONS, tls, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
 }
 
-async fn serve_grpc(routes: Routes, listener: TcpListener, closed: impl Future<Output = ()>) -> Result<(), String> {
+async fn serve_grpc(
+    routes: Routes,
+    listener: TcpListener,
+    tls: Option<ServerTls>,
+    closed: impl Future<Output = ()>,
+) -> Result<(), String> {
     let app = routes.prepare().into_axum_router();
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.timer(TokioTimer::new()).keep_alive_interval(Some(GRPC_KEEP_ALIVE)).max_concurrent_streams(GRPC_STREAMS);
-    accept("grpc", listener, GRPC_CONNECTIONS, closed, |socket| {
+    accept("grpc", listener, GRPC_CONNECTIONS, tls, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
@@ -193,13 +214,15 @@ async fn accept<C>(
     surface: &'static str,
     listener: TcpListener,
     most: usize,
+    tls: Option<ServerTls>,
     closed: impl Future<Output = ()>,
-    serve: impl Fn(TokioIo<TcpStream>) -> C,
+    serve: impl Fn(TokioIo<Socket>) -> C + Send + Sync + 'static,
 ) -> Result<(), String>
 where
     C: GracefulConnection<Error = hyper::Error> + Send + 'static,
 {
     let open = GracefulShutdown::new();
+    let serve = Arc::new(serve);
     let slots = Arc::new(Semaphore::new(most));
     let mut closed = pin!(closed);
     loop {
@@ -224,10 +247,15 @@ where
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY");
         }
-        let connection = open.watch(serve(TokioIo::new(socket)));
+        let (watcher, tls, serve) = (open.watcher(), tls.clone(), serve.clone());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, surface, "connection");
+            match Socket::accepted(socket, tls.as_ref()).await {
+                Ok(socket) => {
+                    if let Err(error) = watcher.watch(serve(TokioIo::new(socket))).await {
+                        tracing::debug!(%error, surface, "connection");
+                    }
+                }
+                Err(error) => tracing::debug!(%error, surface, "TLS handshake"),
             }
             drop(slot);
         });
@@ -254,6 +282,7 @@ impl StopSignals {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -263,7 +292,7 @@ mod tests {
         let address = listener.local_addr()?;
         let (closing, closed) = watch::channel(false);
         let app = axum::Router::new().route("/", axum::routing::get(async || "here"));
-        let server = tokio::spawn(accept("http", listener, 1, turned(closed), move |socket| {
+        let server = tokio::spawn(accept("http", listener, 1, None, turned(closed), move |socket| {
             http1::Builder::new().serve_connection(socket, TowerToHyperService::new(app.clone()))
         }));
         let ask = async |socket: &mut TcpStream| {
