@@ -116,7 +116,11 @@ impl Seat {
                 self.hall.tell(&state);
                 self.hall.late.fetch_add(1, Ordering::Relaxed);
                 let message = "this request would wait in the queue until after its deadline; try again later";
-                Err(Error { retry_after: Some(retry_after(Some(after))), code: Some("deadline_unreachable"), ..Error::full(message) })
+                Err(Error {
+                    retry_after: Some(retry_after(Some(after))),
+                    code: Some("deadline_unreachable"),
+                    ..Error::full(message)
+                })
             }
         }
     }
@@ -239,7 +243,11 @@ impl Admission {
         let limit = self.0.queue;
         for (name, help, value) in [
             ("rein_requests_waiting", "Requests in the router's queue.", waiting as u64),
-            ("rein_requests_waiting_limit", "Requests beyond those in flight, above which 429 is answered.", limit.into()),
+            (
+                "rein_requests_waiting_limit",
+                "Requests beyond those in flight, above which 429 is answered.",
+                limit.into(),
+            ),
         ] {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
         }

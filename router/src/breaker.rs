@@ -72,17 +72,10 @@ pub enum Condition {
 impl Breaker {
     pub fn new(name: &str) -> Self {
         // FNV-1a.
-        let jitter = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Breaker {
-            state: State::Closed,
-            failures: VecDeque::new(),
-            opened: 0,
-            last_failure: None,
-            jitter,
-            probes: 0,
-        }
+        let jitter = name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        Breaker { state: State::Closed, failures: VecDeque::new(), opened: 0, last_failure: None, jitter, probes: 0 }
     }
 
     pub fn condition(&self, now: Instant) -> Condition {

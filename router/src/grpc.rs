@@ -4,6 +4,16 @@ mod request;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+use crate::{
+    BuildError, Core,
+    arrival::Arrival,
+    chat, complete,
+    error::{Error, Kind},
+    gate,
+    http::seconds,
+    keys::Caller,
+    limits,
+};
 use axum::{
     body::Body,
     middleware::{from_fn_with_state, map_response},
@@ -25,16 +35,6 @@ use tonic_health::{
         health_server::{Health, HealthServer},
     },
     server::{HealthReporter, HealthService},
-};
-use crate::{
-    BuildError, Core,
-    arrival::Arrival,
-    chat, complete,
-    error::{Error, Kind},
-    gate,
-    http::seconds,
-    keys::Caller,
-    limits,
 };
 
 pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildError> {

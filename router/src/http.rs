@@ -19,8 +19,9 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    Core, chat, complete,
+    Core,
     arrival::Arrival,
+    chat, complete,
     error::{Error, Kind},
     gate,
     generate::ChatEvents,

@@ -285,11 +285,7 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Reads the file. Of the errors, the first.
-fn clients(
-    bytes: &[u8],
-    usages: &mut HashMap<String, Arc<Usage>>,
-    now: Instant,
-) -> Result<Vec<Arc<Client>>, String> {
+fn clients(bytes: &[u8], usages: &mut HashMap<String, Arc<Usage>>, now: Instant) -> Result<Vec<Arc<Client>>, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("is not UTF-8: {error}"))?;
     // Without the line that it would quote: that could hold a key where a hash should be.
     let file: File = toml::from_str(text).map_err(|error| {

@@ -3,6 +3,9 @@
 //! Certificates and keys are PEM files. They are read again when they change, so that rotation needs no restart:
 //! connections that are open go on, new ones see the new files.
 
+// Peers are of use where router and workers are processes of their own.
+#![cfg_attr(not(test), allow(dead_code, unused_imports))]
+
 mod listen;
 mod peer;
 #[cfg(test)]

@@ -8,8 +8,9 @@
 //! Both sides check the same two things, so that an authority that signs other things too (a company's) lets none of
 //! those in, and two clusters under one authority keep apart by their names.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,12 +27,13 @@ use tokio_rustls::rustls::server::{NoServerSessionStorage, ParsedCertificate, We
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, ConnectionCommon, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
-    ServerConnection, SideData, SignatureScheme, StreamOwned,
+    ServerConnection, SideData, SignatureScheme,
 };
 use tonic::transport::{Channel, Endpoint};
 
-use super::{GRPC, HANDSHAKE_TIME, PeerArgs, ServerTls, TlsError, all_or_none, authorities, certificates, private_key,
-    provider};
+use super::{
+    GRPC, HANDSHAKE_TIME, PeerArgs, ServerTls, TlsError, all_or_none, authorities, certificates, private_key, provider,
+};
 
 /// Names the protocol between ranks in a handshake, so that no gRPC connection can be led to a rank or the other way round.
 const RANK: &[u8] = b"rein-rank";
@@ -56,8 +58,7 @@ struct Pair {
 impl Peers {
     /// None: these options do not ask for it.
     pub fn open(args: &PeerArgs) -> Result<Option<Self>, TlsError> {
-        let options =
-            [("--peer-ca", &args.peer_ca), ("--peer-cert", &args.peer_cert), ("--peer-key", &args.peer_key)];
+        let options = [("--peer-ca", &args.peer_ca), ("--peer-cert", &args.peer_cert), ("--peer-key", &args.peer_key)];
         let Some(sources) = all_or_none(options)? else { return Ok(None) };
         let name = match ServerName::try_from(args.peer_name.clone()) {
             Ok(name @ ServerName::DnsName(_)) => name,
@@ -126,7 +127,7 @@ fn too_long() -> io::Error {
 /// whoever reads later may have none, or one that is over before an answer can come.
 fn shake_hands<C, S>(mut connection: C, mut socket: TcpStream) -> io::Result<Box<dyn Stream>>
 where
-    C: std::ops::DerefMut<Target = ConnectionCommon<S>> + Send + 'static,
+    C: DerefMut<Target = ConnectionCommon<S>> + Send + 'static,
     S: SideData + 'static,
 {
     let timeouts = (socket.read_timeout()?, socket.write_timeout()?);
@@ -148,12 +149,77 @@ where
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
     }
-    let mut stream = StreamOwned::new(connection, socket);
+    let mut link = Link { connection, socket };
     // The last word of the handshake may not have been sent.
-    io::Write::flush(&mut stream)?;
-    stream.sock.set_read_timeout(timeouts.0)?;
-    stream.sock.set_write_timeout(timeouts.1)?;
-    Ok(Box::new(stream))
+    link.send()?;
+    link.socket.set_read_timeout(timeouts.0)?;
+    link.socket.set_write_timeout(timeouts.1)?;
+    Ok(Box::new(link))
+}
+
+/// TLS over a socket that blocks, with or without time limits. (`rustls::StreamOwned` reads while it writes, if the
+/// socket takes nothing for now, and so can wait for ever in spite of a time limit for writing.) A limit that is over
+/// loses nothing: half a record stays for the next read, and what `write` has taken goes out before anything else does.
+struct Link<C> {
+    connection: C,
+    socket: TcpStream,
+}
+
+impl<C, S> Link<C>
+where
+    C: DerefMut<Target = ConnectionCommon<S>>,
+    S: SideData,
+{
+    fn send(&mut self) -> io::Result<()> {
+        while self.connection.wants_write() {
+            if self.connection.write_tls(&mut self.socket)? == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<C, S> Read for Link<C>
+where
+    C: DerefMut<Target = ConnectionCommon<S>>,
+    S: SideData,
+{
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.connection.reader().read(buf) {
+                // Nothing whole has come yet.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+            // That nothing more comes is told by the reader.
+            self.connection.read_tls(&mut self.socket)?;
+            if let Err(error) = self.connection.process_new_packets() {
+                let _ = self.send();
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+    }
+}
+
+impl<C, S> Write for Link<C>
+where
+    C: DerefMut<Target = ConnectionCommon<S>>,
+    S: SideData,
+{
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.send()?;
+        let taken = self.connection.writer().write(buf)?;
+        match self.send() {
+            // What is taken is taken: an error that stays is told the next time.
+            Err(error) if taken == 0 => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.send()
+    }
 }
 
 fn configs(files: &[Vec<u8>], name: &ServerName<'static>) -> Result<Configs, Wrong> {

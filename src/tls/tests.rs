@@ -10,7 +10,7 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
 };
 use rein_proto::internal::{InfoRequest, engine_client::EngineClient};
 use rein_worker::EngineOptions;
@@ -30,8 +30,9 @@ pub struct Authority {
 }
 
 impl Authority {
-    pub fn new() -> Self {
+    pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().expect("a key");
         let pem = params.self_signed(&key).expect("signed").pem();
@@ -126,7 +127,7 @@ async fn meet(client: &Peers, server: &Peers) -> [Result<(), String>; 2] {
 
 #[tokio::test]
 async fn peers_of_one_authority_and_name_meet_and_no_others() {
-    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (ours, theirs, forged) = (Authority::new("ours"), Authority::new("theirs"), Authority::new("ours"));
     let (_a, a) = ours.peer("rein-peer");
     let (_b, b) = ours.peer("rein-peer");
     assert_eq!(meet(&a, &b).await, [Ok(()), Ok(())]);
@@ -134,14 +135,19 @@ async fn peers_of_one_authority_and_name_meet_and_no_others() {
     // Another authority, though the name is right; another name under ours; one of ours whose time is over or not yet
     // come. In both roles.
     let (_c, other_authority) = theirs.peer("rein-peer");
+    let (_h, forgery) = forged.peer("rein-peer");
     let (_d, other_name) = ours.peer("rein-other");
     let over = |params: &mut CertificateParams| params.not_after = date_time_ymd(2020, 1, 1);
     let (_e, expired) = ours.peer_with("rein-peer", over);
     let early = |params: &mut CertificateParams| params.not_before = date_time_ymd(4000, 1, 1);
     let (_f, early) = ours.peer_with("rein-peer", early);
-    for (stranger, why) in
-        [(&other_authority, "UnknownIssuer"), (&other_name, "rein-"), (&expired, "xpired"), (&early, "not valid yet")]
-    {
+    for (stranger, why) in [
+        (&other_authority, "UnknownIssuer"),
+        (&forgery, "BadSignature"),
+        (&other_name, "rein-"),
+        (&expired, "xpired"),
+        (&early, "not valid yet"),
+    ] {
         let [called, served] = meet(stranger, &a).await;
         assert!(called.is_err() && served.is_err(), "{why}: let in as a client");
         let told = [called, served].map(Result::unwrap_err);
@@ -157,7 +163,7 @@ async fn peers_of_one_authority_and_name_meet_and_no_others() {
 /// The name alone, where one authority signs for all.
 #[tokio::test]
 async fn a_client_without_the_name_is_refused_by_the_server_itself() {
-    let ours = Authority::new();
+    let ours = Authority::new("ours");
     let (_a, server) = ours.peer("rein-peer");
     let (cert, key) = ours.sign(&["somebody.example"], |_| {});
     let files = [ours.pem.clone(), cert, key].map(String::into_bytes);
@@ -182,7 +188,7 @@ async fn a_client_without_the_name_is_refused_by_the_server_itself() {
 
 #[tokio::test]
 async fn a_plain_client_gets_nothing_from_a_peer() {
-    let (_dir, server) = Authority::new().peer("rein-peer");
+    let (_dir, server) = Authority::new("ours").peer("rein-peer");
     let (address, serving) = echo(server.server()).await;
     let mut socket = TcpStream::connect(address).await.expect("it listens");
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sent");
@@ -195,7 +201,7 @@ async fn a_plain_client_gets_nothing_from_a_peer() {
 
 #[tokio::test]
 async fn grpc_goes_over_it() {
-    let ours = Authority::new();
+    let ours = Authority::new("ours");
     let (_a, client) = ours.peer("rein-peer");
     let (_b, server) = ours.peer("rein-peer");
     let engine = rein_worker::start(Box::new(Sim::new(SimOptions::default())), EngineOptions::default());
@@ -218,7 +224,7 @@ async fn grpc_goes_over_it() {
 
 #[tokio::test]
 async fn a_new_authority_is_taken_up_and_the_old_one_is_out() {
-    let (old, new) = (Authority::new(), Authority::new());
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
     let (_a, client) = old.peer("rein-peer");
     let (dir, server) = old.peer("rein-peer");
     assert_eq!(meet(&client, &server).await, [Ok(()), Ok(())]);
@@ -236,7 +242,7 @@ async fn a_new_authority_is_taken_up_and_the_old_one_is_out() {
 
 #[test]
 fn errors_name_the_option_and_the_file() {
-    let ours = Authority::new();
+    let ours = Authority::new("ours");
     let (dir, (cert, key)) = (Dir::new(), ours.sign(&["rein-peer", "localhost"], |_| {}));
     let (_, other_key) = ours.sign(&["rein-peer"], |_| {});
     let fails = |change: &dyn Fn(&mut PeerArgs)| {

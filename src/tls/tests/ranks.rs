@@ -25,7 +25,7 @@ mod tcp {
     }
 }
 
-static AUTHORITY: LazyLock<Authority> = LazyLock::new(Authority::new);
+static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::new("ours"));
 static OURS: LazyLock<(Dir, Peers)> = LazyLock::new(|| AUTHORITY.peer("rein-peer"));
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -137,14 +137,18 @@ fn addresses(listeners: [&tcp::Listener; 2]) -> Vec<String> {
 
 #[test]
 fn a_rank_of_another_authority_or_name_does_not_get_in() {
-    let theirs = Authority::new();
+    let theirs = Authority::new("theirs");
     for (_dir, stranger) in [theirs.peer("rein-peer"), AUTHORITY.peer("rein-other")] {
         let (ours, other) = (listen(&OURS.1), listen(&stranger));
         let addresses = addresses([&ours, &other]);
         std::thread::scope(|scope| {
             let outside = scope.spawn(|| other.join(&member(1, &addresses), Duration::from_secs(2)));
             let inside = ours.join(&member(0, &addresses), Duration::from_millis(500));
-            assert!(matches!(&inside, Err(JoinError::Missing { missing, .. }) if missing == &[1]), "{:?}", inside.err());
+            assert!(
+                matches!(&inside, Err(JoinError::Missing { missing, .. }) if missing == &[1]),
+                "{:?}",
+                inside.err()
+            );
             assert!(outside.join().expect("no panic").is_err());
         });
     }
@@ -208,19 +212,20 @@ fn a_silent_rank_has_failed_and_is_named() {
         [listeners[0].join(&member(0, &addresses), PATIENCE), other.join().expect("no panic")]
     })
     .map(|rank| rank.expect("both come"));
-    // The pulse has been beating for a while, and nothing has happened.
-    let (done, result) = sync_channel(1);
+    let fates = [a.fate(), b.fate()];
+    // The pulse beats for a while, and nothing happens.
+    let (_open, nothing) = sync_channel::<()>(1);
+    assert!(nothing.recv_timeout(Duration::from_millis(300)).is_err());
+    assert!(fates.iter().all(|fate| fate.abort().is_none()));
+    cut.store(true, Ordering::SeqCst);
     let began = Instant::now();
-    let fate = a.fate();
     std::thread::scope(|scope| {
-        scope.spawn(move || done.send(b.all_reduce(&mut [1.0])));
-        assert!(result.recv_timeout(Duration::from_millis(300)).is_err(), "one went on without the other");
-        cut.store(true, Ordering::SeqCst);
+        let other = scope.spawn(move || b.all_reduce(&mut [1.0]).expect_err("cut off"));
         let here = a.all_reduce(&mut [1.0]).expect_err("cut off");
         assert!(here.to_string().contains("rank 1 has been silent"), "{here}");
-        let there = result.recv().expect("an end").expect_err("cut off");
+        let there = other.join().expect("no panic");
         assert!(there.to_string().contains("rank 0 has been silent"), "{there}");
     });
-    assert_eq!(fate.abort().and_then(|abort| abort.suspect), Some(1));
+    assert_eq!(fates.map(|fate| fate.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
