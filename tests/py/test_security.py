@@ -8,7 +8,6 @@ import time
 import urllib.request
 
 import grpc
-import httpx
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -41,7 +40,7 @@ def guarded(tmp_path_factory):
 
 
 def client(server, key):
-    http_client = httpx.Client(verify=ssl.create_default_context(cafile=CA))
+    http_client = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=CA))
     return openai.OpenAI(base_url=server.http + "/v1", api_key=key, max_retries=0, http_client=http_client)
 
 
