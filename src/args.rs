@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rein_worker::limits;
 
 use crate::bench::BenchOptions;
+use crate::key::KeyArgs;
+use crate::tls::{PeerArgs, TlsArgs};
 use crate::verify::VerifyOptions;
 
 #[derive(Debug, Parser)]
@@ -51,6 +53,8 @@ pub enum Command {
     Formats(FormatsArgs),
     /// Read a model's output into reasoning, text and tool calls, JSON lines in and out
     Parse(ParseArgs),
+    /// Make an API key and its entry for the file of `--api-keys`
+    Key(KeyArgs),
     /// Measure an OpenAI endpoint: time to first token, inter-token latency, throughput
     Bench(Box<BenchOptions>),
     /// Judge an OpenAI endpoint's tool calls: schema accuracy, whether it calls when it should, streams, errors
@@ -170,6 +174,25 @@ pub struct EdgeArgs {
     /// Seconds that open requests get to finish after SIGTERM
     #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub drain_seconds: u64,
+    #[command(flatten)]
+    pub admission: AdmissionArgs,
+    #[command(flatten)]
+    pub tls: TlsArgs,
+}
+
+/// Who may ask, and how much at once.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Admission")]
+pub struct AdmissionArgs {
+    /// File of the API keys that may ask (TOML, see `rein key`); without it everybody may
+    #[arg(long, env = "REIN_API_KEYS", value_name = "FILE")]
+    pub api_keys: Option<PathBuf>,
+    /// Requests that are answered at once; more wait for their turn
+    #[arg(long, env = "REIN_MAX_IN_FLIGHT", default_value_t = rein_router::limits::IN_FLIGHT, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_in_flight: u32,
+    /// Requests that may wait for their turn before others are refused with 429
+    #[arg(long, env = "REIN_MAX_QUEUED", default_value_t = rein_router::limits::QUEUED, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub max_queued: u32,
 }
 
 /// What executes steps, and how many.
@@ -241,6 +264,8 @@ pub struct RouterArgs {
     #[command(flatten)]
     pub cluster: ClusterArgs,
     #[command(flatten)]
+    pub peer: PeerArgs,
+    #[command(flatten)]
     pub edge: EdgeArgs,
     /// Directories with text files (config.json, tokenizer, template) of models, served under the directory's name; other
     /// models' come from their workers
@@ -255,6 +280,8 @@ pub struct RouterArgs {
 pub struct WorkerArgs {
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    #[command(flatten)]
+    pub peer: PeerArgs,
     #[command(flatten)]
     pub weights: WeightArgs,
     /// Ranks of a group. Workers of one model form groups as they join; what does not fill one is a spare

@@ -21,6 +21,7 @@ use rein_router::EngineTransport;
 use tonic::transport::Endpoint;
 
 use crate::args::ClusterArgs;
+use crate::tls::Peers;
 
 /// Longest wait for a connection to a worker.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -73,7 +74,7 @@ fn id(given: &Option<String>, what: impl std::fmt::Display) -> Result<String, Bo
 }
 
 /// Reaches the gRPC services at an address, as soon as somebody calls.
-fn dial(address: &str) -> Option<EngineTransport> {
+fn dial(address: &str, peers: Option<&Peers>) -> Option<EngineTransport> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"));
     let endpoint = endpoint.inspect_err(|error| tracing::error!(address, %error, "no address")).ok()?;
     let endpoint = endpoint
@@ -82,5 +83,8 @@ fn dial(address: &str) -> Option<EngineTransport> {
         .http2_keep_alive_interval(ALIVE)
         .keep_alive_timeout(SILENT)
         .keep_alive_while_idle(true);
-    Some(rein_router::transport(endpoint.connect_lazy()))
+    Some(rein_router::transport(match peers {
+        Some(peers) => peers.channel(&endpoint),
+        None => endpoint.connect_lazy(),
+    }))
 }

@@ -5,12 +5,15 @@ use std::future::Future;
 use std::time::Duration;
 
 use rein_grammar::Enforcement;
+use rein_router::keys::ApiKeys;
+use rein_router::reread::FileError;
 use rein_router::{Policy, Router, RouterConfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::args::{EdgeArgs, EnforcementArg, MasksArg};
+use crate::args::{AdmissionArgs, EdgeArgs, EnforcementArg, MasksArg};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, serve_http, turned};
+use crate::tls::{self, ServerTls};
 
 pub fn policy(args: &EdgeArgs) -> Result<Policy, Box<dyn Error>> {
     Ok(Policy {
@@ -24,19 +27,33 @@ pub fn policy(args: &EdgeArgs) -> Result<Policy, Box<dyn Error>> {
     })
 }
 
-pub fn config(args: &EdgeArgs) -> RouterConfig {
-    RouterConfig { allow_control_tokens: args.allow_control_tokens, ..RouterConfig::default() }
+pub fn config(args: &EdgeArgs) -> Result<RouterConfig, FileError> {
+    let AdmissionArgs { api_keys, max_in_flight, max_queued } = &args.admission;
+    Ok(RouterConfig {
+        allow_control_tokens: args.allow_control_tokens,
+        max_in_flight: *max_in_flight,
+        max_queued: *max_queued,
+        keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
+        ..RouterConfig::default()
+    })
 }
 
 /// Bound before anything is loaded: a taken port is told at once.
 pub struct Listeners {
     pub http: TcpListener,
     pub grpc: TcpListener,
+    http_tls: Option<ServerTls>,
+    grpc_tls: Option<ServerTls>,
 }
 
 impl Listeners {
     pub async fn bind(args: &EdgeArgs) -> Result<Self, Box<dyn Error>> {
-        Ok(Listeners { http: bind("--http", args.http).await?, grpc: bind("--grpc", args.grpc).await? })
+        Ok(Listeners {
+            http_tls: args.tls.listener(tls::HTTP)?,
+            grpc_tls: args.tls.listener(tls::GRPC)?,
+            http: bind("--http", args.http).await?,
+            grpc: bind("--grpc", args.grpc).await?,
+        })
     }
 
     /// Until a signal to stop. Then `leaving` runs beside the drain, which its end is part of, and `cut` where the time for
@@ -48,13 +65,14 @@ impl Listeners {
         leaving: impl Future<Output = ()>,
         cut: impl Future<Output = ()>,
     ) -> Result<(), Box<dyn Error>> {
-        let Listeners { http, grpc } = self;
+        let Listeners { http, grpc, http_tls, grpc_tls } = self;
+        let scheme = if http_tls.is_some() { "https" } else { "http" };
         let (http_address, grpc_address) = (http.local_addr()?, grpc.local_addr()?);
         // The listeners close when this turns true, after the drain.
         let (closing, closed) = watch::channel(false);
-        let http_server = tokio::spawn(serve_http(router.http(), http, turned(closed.clone())));
-        let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, turned(closed)));
-        println!("rein: http listening on http://{http_address}");
+        let http_server = tokio::spawn(serve_http(router.http(), http, http_tls, turned(closed.clone())));
+        let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, turned(closed)));
+        println!("rein: http listening on {scheme}://{http_address}");
         println!("rein: grpc listening on {grpc_address}");
 
         let mut stop = StopSignals::new()?;

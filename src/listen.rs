@@ -11,10 +11,12 @@ use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
+
+use crate::tls::{ServerTls, Socket};
 
 pub async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener, Box<dyn Error>> {
     TcpListener::bind(address).await.map_err(|e| format!("{flag}: cannot listen on {address}: {e}").into())
@@ -43,21 +45,27 @@ pub async fn turned(mut closed: watch::Receiver<bool>) {
 pub async fn serve_http(
     app: axum::Router,
     listener: TcpListener,
+    tls: Option<ServerTls>,
     closed: impl Future<Output = ()>,
 ) -> Result<(), String> {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
-    accept("http", listener, HTTP_CONNECTIONS, closed, |socket| {
+    accept("http", listener, HTTP_CONNECTIONS, tls, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
 }
 
-pub async fn serve_grpc(routes: Routes, listener: TcpListener, closed: impl Future<Output = ()>) -> Result<(), String> {
+pub async fn serve_grpc(
+    routes: Routes,
+    listener: TcpListener,
+    tls: Option<ServerTls>,
+    closed: impl Future<Output = ()>,
+) -> Result<(), String> {
     let app = routes.prepare().into_axum_router();
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.timer(TokioTimer::new()).keep_alive_interval(Some(GRPC_KEEP_ALIVE)).max_concurrent_streams(GRPC_STREAMS);
-    accept("grpc", listener, GRPC_CONNECTIONS, closed, |socket| {
+    accept("grpc", listener, GRPC_CONNECTIONS, tls, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
@@ -68,13 +76,15 @@ async fn accept<C>(
     surface: &'static str,
     listener: TcpListener,
     most: usize,
+    tls: Option<ServerTls>,
     closed: impl Future<Output = ()>,
-    serve: impl Fn(TokioIo<TcpStream>) -> C,
+    serve: impl Fn(TokioIo<Socket>) -> C + Send + Sync + 'static,
 ) -> Result<(), String>
 where
     C: GracefulConnection<Error = hyper::Error> + Send + 'static,
 {
     let open = GracefulShutdown::new();
+    let serve = Arc::new(serve);
     let slots = Arc::new(Semaphore::new(most));
     let mut closed = pin!(closed);
     loop {
@@ -99,10 +109,15 @@ where
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY");
         }
-        let connection = open.watch(serve(TokioIo::new(socket)));
+        let (watcher, tls, serve) = (open.watcher(), tls.clone(), serve.clone());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, surface, "connection");
+            match Socket::accepted(socket, tls.as_ref()).await {
+                Ok(socket) => {
+                    if let Err(error) = watcher.watch(serve(TokioIo::new(socket))).await {
+                        tracing::debug!(%error, surface, "connection");
+                    }
+                }
+                Err(error) => tracing::debug!(%error, surface, "TLS handshake"),
             }
             drop(slot);
         });
@@ -129,6 +144,7 @@ impl StopSignals {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -138,7 +154,7 @@ mod tests {
         let address = listener.local_addr()?;
         let (closing, closed) = watch::channel(false);
         let app = axum::Router::new().route("/", axum::routing::get(async || "here"));
-        let server = tokio::spawn(accept("http", listener, 1, turned(closed), move |socket| {
+        let server = tokio::spawn(accept("http", listener, 1, None, turned(closed), move |socket| {
             http1::Builder::new().serve_connection(socket, TowerToHyperService::new(app.clone()))
         }));
         let ask = async |socket: &mut TcpStream| {

@@ -8,6 +8,7 @@ mod cluster;
 mod config;
 mod edge;
 mod formats;
+mod key;
 mod listen;
 mod load;
 mod parse;
@@ -17,6 +18,7 @@ mod render;
 mod score;
 mod serve;
 mod telemetry;
+mod tls;
 mod verify;
 
 use std::io;
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Accept(args) => accept::run(&args),
         Command::Formats(args) => formats::run(&args),
         Command::Parse(args) => parse::run(&args),
+        Command::Key(args) => key::run(&args),
         Command::Bench(options) => bench::run(*options),
         Command::Verify(options) => match verify::run(*options) {
             Ok(verdict) => return verdict,

@@ -42,7 +42,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine));
         let router = Router::new(
-            edge::config(&args.edge),
+            edge::config(&args.edge)?,
             vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()), policy }],
         )?;
         let cut = async {

@@ -1,25 +1,68 @@
-//! Bounded requests in flight, and the end of them.
+//! Bounded requests in flight and in line, and the end of them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+mod line;
+
+use std::{
+    collections::HashMap,
+    fmt::Write,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::{
+    sync::{oneshot, watch},
+    time::{Instant, sleep_until},
+};
 
-use crate::error::Error;
+use crate::{error::Error, keys::InFlight, limits, metrics::Histogram};
+use line::{Line, Step, Ticket};
 
-pub struct Admission {
+pub struct Admission(Arc<Hall>);
+
+struct Hall {
     limit: u32,
-    free: Arc<Semaphore>,
+    queue: u32,
+    state: Mutex<State>,
     draining: AtomicBool,
     aborted: watch::Sender<bool>,
+    /// Requests that are here in any way.
+    present: watch::Sender<usize>,
+    waited: Histogram,
+    full: AtomicU64,
+    late: AtomicU64,
 }
+
+struct State {
+    line: Line,
+    /// To whoever waits.
+    calls: HashMap<Ticket, oneshot::Sender<()>>,
+}
+
+/// A request that may be read and then line up. Dropped, it is gone.
+pub struct Place(Seat);
 
 /// One request in flight, until dropped.
 pub struct Permit {
-    _permit: OwnedSemaphorePermit,
+    _seat: Seat,
     aborted: watch::Receiver<bool>,
+}
+
+/// One request's part of the hall.
+struct Seat {
+    hall: Arc<Hall>,
+    stage: Stage,
+    /// What it takes of its key's limit.
+    _of_key: Option<InFlight>,
+}
+
+enum Stage {
+    Coming,
+    Waiting(Ticket),
+    Served(Instant),
+    Gone,
 }
 
 impl Permit {
@@ -29,62 +72,191 @@ impl Permit {
     }
 }
 
-impl Admission {
-    pub fn new(limit: u32) -> Self {
-        Admission {
-            limit,
-            free: Arc::new(Semaphore::new(limit as usize)),
-            draining: AtomicBool::new(false),
-            aborted: watch::Sender::new(false),
+impl Place {
+    /// Waits for this request's turn; lower priorities are earlier. Who could only be served late is sent away at once.
+    pub async fn admit(mut self, priority: i64, deadline: Instant) -> Result<Permit, Error> {
+        let began = Instant::now();
+        if let Some(called) = self.0.line_up(priority, began, deadline)? {
+            tokio::select! {
+                biased;
+                // The hall lives as long as this place, and with it who calls.
+                _ = called => {}
+                () = sleep_until(deadline) => return Err(Error::deadline()),
+            }
+            self.0.stage = Stage::Served(Instant::now());
+        }
+        self.0.hall.waited.observe(began.elapsed());
+        let aborted = self.0.hall.aborted.subscribe();
+        Ok(Permit { _seat: self.0, aborted })
+    }
+}
+
+impl Seat {
+    /// Some: to wait for.
+    fn line_up(
+        &mut self,
+        priority: i64,
+        now: Instant,
+        deadline: Instant,
+    ) -> Result<Option<oneshot::Receiver<()>>, Error> {
+        let mut state = self.hall.state();
+        match state.line.line_up(priority, now, deadline) {
+            Step::Go => {
+                self.stage = Stage::Served(now);
+                Ok(None)
+            }
+            Step::Wait(ticket) => {
+                let (call, called) = oneshot::channel();
+                state.calls.insert(ticket, call);
+                self.stage = Stage::Waiting(ticket);
+                Ok(Some(called))
+            }
+            Step::Late(after) => {
+                self.stage = Stage::Gone;
+                self.hall.tell(&state);
+                self.hall.late.fetch_add(1, Ordering::Relaxed);
+                let message = "this request would wait in the queue until after its deadline; try again later";
+                Err(Error {
+                    retry_after: Some(retry_after(Some(after))),
+                    code: Some("deadline_unreachable"),
+                    ..Error::full(message)
+                })
+            }
         }
     }
+}
 
-    pub fn enter(&self) -> Result<Permit, Error> {
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.hall.state();
+        let next = match self.stage {
+            Stage::Coming => {
+                state.line.turn_back();
+                None
+            }
+            Stage::Waiting(ticket) if state.line.give_up(ticket) => {
+                state.calls.remove(&ticket);
+                None
+            }
+            // It was called and did not hear it any more.
+            Stage::Waiting(_) => state.line.done(None),
+            Stage::Served(since) => state.line.done(Some(since.elapsed())),
+            Stage::Gone => return,
+        };
+        if let Some(call) = next.and_then(|ticket| state.calls.remove(&ticket)) {
+            // One that does not hear it is about to be dropped, and passes it on.
+            let _ = call.send(());
+        }
+        self.hall.tell(&state);
+    }
+}
+
+impl Hall {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, state: &State) {
+        self.present.send_replace(state.line.present());
+    }
+}
+
+/// At least a second, and no longer than anybody would believe.
+fn retry_after(estimate: Option<Duration>) -> Duration {
+    estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::RETRY_AFTER_MOST)
+}
+
+impl Admission {
+    /// `queue`: requests that may be here beyond those in flight.
+    pub fn new(limit: u32, queue: u32) -> Self {
+        Admission(Arc::new(Hall {
+            limit,
+            queue,
+            state: Mutex::new(State {
+                line: Line::new(limit as usize, queue as usize, Instant::now()),
+                calls: HashMap::new(),
+            }),
+            draining: AtomicBool::new(false),
+            aborted: watch::Sender::new(false),
+            present: watch::Sender::new(0),
+            waited: Histogram::default(),
+            full: AtomicU64::new(0),
+            late: AtomicU64::new(0),
+        }))
+    }
+
+    pub fn enter(&self, of_key: Option<InFlight>) -> Result<Place, Error> {
         if self.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
-        let permit = |_permit| Permit { _permit, aborted: self.aborted.subscribe() };
-        self.free.clone().try_acquire_owned().map(permit).map_err(|_| {
-            Error::full(format!(
-                "this server has {} requests in flight, which is its limit; try again later",
-                self.limit
-            ))
-        })
+        let mut state = self.0.state();
+        state.line.come().map_err(|after| {
+            self.0.full.fetch_add(1, Ordering::Relaxed);
+            let (limit, queue) = (self.0.limit, self.0.queue);
+            let message = format!(
+                "this server has {limit} requests in flight and {queue} in its queue, which is its limit; try again later"
+            );
+            Error { retry_after: Some(retry_after(after)), ..Error::full(message) }
+        })?;
+        self.0.tell(&state);
+        drop(state);
+        Ok(Place(Seat { hall: self.0.clone(), stage: Stage::Coming, _of_key: of_key }))
     }
 
     pub fn draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.0.draining.load(Ordering::Acquire)
     }
 
     pub fn limit(&self) -> u32 {
-        self.limit
+        self.0.limit
     }
 
     pub fn in_flight(&self) -> usize {
-        self.limit as usize - self.free.available_permits()
+        self.0.state().line.served()
     }
 
     /// Admits nothing more and returns when the last request is done.
     pub async fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
-        // Fails only when the semaphore is closed, and nobody closes it.
-        drop(self.free.acquire_many(self.limit).await);
+        self.0.draining.store(true, Ordering::Release);
+        // An error means that the sender is gone, which lives as long as this.
+        let _ = self.0.present.subscribe().wait_for(|present| *present == 0).await;
     }
 
     /// Admits nothing more and ends what is open.
     pub fn abort(&self) {
-        self.draining.store(true, Ordering::Release);
-        self.aborted.send_replace(true);
+        self.0.draining.store(true, Ordering::Release);
+        self.0.aborted.send_replace(true);
     }
 
     /// Does a request's work, unless the server stops before it is done.
     pub async fn unless_aborted<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let mut aborted = self.aborted.subscribe();
+        let mut aborted = self.0.aborted.subscribe();
         tokio::select! {
             biased;
             result = work => result,
             () = raised(&mut aborted) => Err(Error::shutting_down()),
         }
+    }
+
+    pub fn write_metrics(&self, out: &mut String) {
+        let waiting = self.0.state().line.waiting();
+        let limit = self.0.queue;
+        for (name, help, value) in [
+            ("rein_requests_waiting", "Requests in the router's queue.", waiting as u64),
+            (
+                "rein_requests_waiting_limit",
+                "Requests beyond those in flight, above which 429 is answered.",
+                limit.into(),
+            ),
+        ] {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        }
+        let name = "rein_requests_shed_total";
+        let _ = writeln!(out, "# HELP {name} Requests sent away by the router's queue.\n# TYPE {name} counter");
+        for (reason, count) in [("full", &self.0.full), ("deadline", &self.0.late)] {
+            let _ = writeln!(out, "{name}{{reason=\"{reason}\"}} {}", count.load(Ordering::Relaxed));
+        }
+        self.0.waited.write(out, "rein_request_wait_seconds", "Of admitted requests, in the router's queue.");
     }
 }
 
@@ -97,24 +269,142 @@ async fn raised(flag: &mut watch::Receiver<bool>) {
 
 #[cfg(test)]
 mod tests {
+    use futures::{FutureExt, future::BoxFuture};
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+
     use super::*;
     use crate::error::Kind;
 
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn admitted(admission: &Admission, priority: i64) -> BoxFuture<'static, Result<Permit, Error>> {
+        admission.enter(None).unwrap().admit(priority, Instant::now() + LONG).boxed()
+    }
+
     #[tokio::test]
     async fn full_then_free_then_draining() {
-        let admission = Arc::new(Admission::new(2));
-        let (first, second) = (admission.enter().unwrap(), admission.enter().unwrap());
-        let full = admission.enter().err().unwrap();
+        let admission = Admission::new(2, 0);
+        let first = admitted(&admission, 0).await.unwrap();
+        let second = admitted(&admission, 0).await.unwrap();
+        let full = admission.enter(None).err().unwrap();
         assert_eq!((full.kind, full.retry_after.is_some()), (Kind::Full, true));
         drop(first);
-        let third = admission.enter().unwrap();
+        let third = admitted(&admission, 0).await.unwrap();
         let mut drain = Box::pin(admission.drain());
         assert!(futures::poll!(drain.as_mut()).is_pending());
-        assert_eq!(admission.enter().err().unwrap().kind, Kind::Unavailable);
+        assert_eq!(admission.enter(None).err().unwrap().kind, Kind::Unavailable);
         drop(second);
         assert!(futures::poll!(drain.as_mut()).is_pending());
         drop(third);
         drain.await;
         assert_eq!(admission.in_flight(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_waits_and_urgent_ones_go_first() {
+        let admission = Admission::new(1, 3);
+        let first = admitted(&admission, 0).await.unwrap();
+        let [mut calm, mut normal, mut urgent] = [10, 0, -10].map(|priority| admitted(&admission, priority));
+        for waiting in [&mut calm, &mut normal, &mut urgent] {
+            assert!(futures::poll!(waiting.as_mut()).is_pending());
+        }
+        assert_eq!(admission.enter(None).err().unwrap().code, Some("overloaded"));
+        let mut text = String::new();
+        admission.write_metrics(&mut text);
+        assert!(text.contains("rein_requests_waiting 3") && text.contains("shed_total{reason=\"full\"} 1"), "{text}");
+        drop(first);
+        assert!(futures::poll!(normal.as_mut()).is_pending());
+        let urgent = urgent.await.unwrap();
+        // One that leaves the line leaves no gap.
+        drop(normal);
+        assert!(futures::poll!(calm.as_mut()).is_pending());
+        drop(urgent);
+        drop(calm.await.unwrap());
+        admission.drain().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_is_drained_aborted_or_told_that_time_is_over() {
+        let admission = Admission::new(1, 3);
+        let first = admitted(&admission, 0).await.unwrap();
+        let impatient = admission.enter(None).unwrap();
+        let error = impatient.admit(0, Instant::now() + Duration::from_secs(5)).await.err().unwrap();
+        assert_eq!(error.kind, Kind::Deadline);
+        let mut waiting = admitted(&admission, 0);
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        let mut drain = Box::pin(admission.drain());
+        assert!(futures::poll!(drain.as_mut()).is_pending());
+        drop(first);
+        // It had come before the drain, and is served.
+        let served = waiting.await.unwrap();
+        assert!(futures::poll!(drain.as_mut()).is_pending());
+        drop(served);
+        drain.await;
+        let admission = Admission::new(1, 3);
+        let _first = admitted(&admission, 0).await.unwrap();
+        let waiting = admitted(&admission, 0);
+        let mut answer = Box::pin(admission.unless_aborted(waiting));
+        assert!(futures::poll!(answer.as_mut()).is_pending());
+        admission.abort();
+        assert_eq!(answer.await.err().unwrap(), Error::shutting_down());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn measured_time_sends_away_who_would_be_late() {
+        let admission = Admission::new(1, 8);
+        let first = admitted(&admission, 0).await.unwrap();
+        tokio::time::advance(Duration::from_secs(20)).await;
+        drop(first);
+        let _second = admitted(&admission, 0).await.unwrap();
+        let hurried = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(15)).await;
+        let error = hurried.err().unwrap();
+        assert_eq!((error.kind, error.code), (Kind::Full, Some("deadline_unreachable")));
+        assert_eq!(error.retry_after, Some(Duration::from_secs(5)));
+        let mut patient = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(25)).boxed();
+        assert!(futures::poll!(patient.as_mut()).is_pending());
+    }
+
+    /// Requests that come, wait, leave at any point and end in any order: no permit is lost, none is there twice.
+    #[tokio::test(start_paused = true)]
+    async fn no_permit_is_lost_whoever_leaves_when() {
+        for seed in 0..200 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let room = random.random_range(1..4);
+            let admission = Admission::new(room, 6);
+            let (mut places, mut waiting, mut permits) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..300 {
+                match random.random_range(0..6) {
+                    0 => places.extend(admission.enter(None).ok()),
+                    1 if !places.is_empty() => {
+                        let place: Place = places.swap_remove(random.random_range(0..places.len()));
+                        let admitted = place.admit(random.random_range(-3..3), Instant::now() + LONG);
+                        waiting.push(admitted.boxed());
+                    }
+                    // Leaves, called or not.
+                    2 if !waiting.is_empty() => drop(waiting.swap_remove(random.random_range(0..waiting.len()))),
+                    3 if !permits.is_empty() => drop(permits.swap_remove(random.random_range(0..permits.len()))),
+                    4 if !places.is_empty() && random.random_bool(0.3) => drop(places.pop()),
+                    _ if !waiting.is_empty() => {
+                        let at = random.random_range(0..waiting.len());
+                        if let std::task::Poll::Ready(permit) = futures::poll!(waiting[at].as_mut()) {
+                            drop(waiting.swap_remove(at));
+                            permits.push(permit.unwrap());
+                        }
+                    }
+                    _ => {}
+                }
+                assert!(permits.len() <= room as usize, "seed {seed}");
+            }
+            drop((places, waiting, permits));
+            assert_eq!((admission.in_flight(), *admission.0.present.borrow()), (0, 0), "seed {seed}");
+            assert!(admission.0.state().calls.is_empty(), "seed {seed}");
+            for _ in 0..room {
+                permits_are_free(&admission).await;
+            }
+        }
+    }
+
+    async fn permits_are_free(admission: &Admission) {
+        assert!(admitted(admission, 0).now_or_never().is_some_and(|permit| permit.is_ok()));
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::{
     error::Error,
     guide::{Guide, Judgement, Refusal},
+    keys::Caller,
     metrics::Metrics,
     steer::{Drawn, EngineStream, Heard},
     stream::{Flow, Transcript},
@@ -29,6 +30,7 @@ pub struct Choice {
     /// None: ended.
     engine: Option<EngineStream>,
     metrics: Arc<Metrics>,
+    caller: Option<Caller>,
     began: Instant,
     last_token: Option<Instant>,
 }
@@ -39,9 +41,10 @@ impl Choice {
         engine: EngineStream,
         guided: Option<Guided>,
         metrics: Arc<Metrics>,
+        caller: Option<Caller>,
         began: Instant,
     ) -> Result<Self, Error> {
-        let mut choice = Choice { transcript, guided, engine: Some(engine), metrics, began, last_token: None };
+        let mut choice = Choice { transcript, guided, engine: Some(engine), metrics, caller, began, last_token: None };
         if let Some(Guided { guide, max_tokens }) = &mut choice.guided {
             let judgement = guide.begin(*max_tokens as usize);
             choice.follow(Vec::new(), judgement).await?;
@@ -192,6 +195,10 @@ impl Choice {
             Some(last) => self.metrics.inter_token.observe((now - last) / tokens.max(1) as u32),
         }
         self.metrics.generated_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+        // As they come: a client that leaves has had them.
+        if let Some(caller) = &self.caller {
+            caller.charge(tokens as u64, now);
+        }
     }
 }
 

@@ -8,6 +8,8 @@ use crate::limits;
 pub enum Kind {
     /// The request is wrong and stays wrong when sent again.
     Invalid,
+    /// Without a key, or with a wrong one.
+    Unauthenticated,
     /// The model, route or method does not exist.
     NotFound,
     MethodNotAllowed,
@@ -119,6 +121,7 @@ impl Error {
     pub fn type_name(&self) -> &'static str {
         match self.kind {
             Kind::Invalid
+            | Kind::Unauthenticated
             | Kind::NotFound
             | Kind::MethodNotAllowed
             | Kind::UnsupportedMediaType

@@ -23,6 +23,7 @@ use crate::{
     error::Error,
     guide::Guide,
     job::Generation,
+    keys::Caller,
     limits,
     metrics::Metrics,
     model::{Bounds, Model, now},
@@ -42,6 +43,8 @@ pub struct Call {
     pub deadline: Instant,
     pub permit: Permit,
     pub metrics: Arc<Metrics>,
+    /// Whose request it is, if the server asks.
+    pub caller: Option<Caller>,
 }
 
 /// How output is to be read.
@@ -268,6 +271,9 @@ pub async fn generate(
     let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
     for sequence in sequences {
         usage.prompt_tokens += sequence.prompt.len() as u32;
+        if let Some(caller) = &call.caller {
+            caller.charge(sequence.prompt.len() as u64, Instant::now());
+        }
         open(&call, &model, &reading, sequence, &mut starts, &mut choices).await?;
     }
     let choices = choices.into_iter().map(|choice| {
@@ -327,7 +333,7 @@ async fn open(
             Err(error) => Err(Error::from_matcher(error)),
         };
         let guided = grammar.map(guide).transpose()?;
-        Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.began).await
+        Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.caller.clone(), call.began).await
     };
     let until = call.deadline.min(Instant::now() + limits::ENGINE_WAIT);
     choices.push(choice(first, model.pool.lease(until).await?).await?);
@@ -435,7 +441,8 @@ impl Drop for Running {
         if !self.ended {
             metrics.abandoned.fetch_add(1, Ordering::Relaxed);
         }
-        tracing::debug!(id = self.call.id, ended = self.ended, "generation over");
+        let key = self.call.caller.as_ref().map(Caller::name);
+        tracing::debug!(id = self.call.id, key, ended = self.ended, "generation over");
     }
 }
 

@@ -4,7 +4,20 @@ mod request;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use axum::{body::Body, middleware::map_response};
+use crate::{
+    BuildError, Core,
+    arrival::Arrival,
+    chat, complete,
+    error::{Error, Kind},
+    gate,
+    http::seconds,
+    keys::Caller,
+    limits,
+};
+use axum::{
+    body::Body,
+    middleware::{from_fn_with_state, map_response},
+};
 use futures::{FutureExt, Stream, StreamExt, stream};
 use rein_proto::{
     DESCRIPTORS,
@@ -13,8 +26,8 @@ use rein_proto::{
         inference_server::{Inference, InferenceServer, SERVICE_NAME},
     },
 };
-use tokio::time::{Instant, timeout};
-use tonic::{Code, Request, Response, Status, metadata::MetadataMap, service::Routes};
+use tokio::time::timeout;
+use tonic::{Code, Request, Response, Status, service::Routes};
 use tonic_health::{
     ServingStatus,
     pb::{
@@ -22,14 +35,6 @@ use tonic_health::{
         health_server::{Health, HealthServer},
     },
     server::{HealthReporter, HealthService},
-};
-use uuid::Uuid;
-
-use crate::{
-    BuildError, Core, chat, complete,
-    error::{Error, Kind},
-    generate::Call,
-    limits,
 };
 
 pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildError> {
@@ -44,11 +49,12 @@ pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildEr
             .with_service_name("grpc.health.v1.Health")
     };
     let health = Readiness { core: core.clone(), service: HealthService::from_health_reporter(health) };
+    let gate = from_fn_with_state(core.clone(), gate::grpc);
     let routes = Routes::new(InferenceServer::new(Service { core }).max_decoding_message_size(limit))
         .add_service(HealthServer::new(health))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    Ok(routes.into_axum_router().layer(map_response(move |response| oversized(response, limit))).into())
+    Ok(routes.into_axum_router().layer(map_response(move |response| oversized(response, limit))).layer(gate).into())
 }
 
 /// The transport refuses a message over the limit as OUT_OF_RANGE and in its own words; this says it as HTTP does.
@@ -136,8 +142,9 @@ impl Inference for Service {
 
     async fn chat(&self, request: Request<v1::ChatRequest>) -> Result<Response<Self::ChatStream>, Status> {
         let answer = async {
-            let call = self.call("chatcmpl", request.metadata())?;
+            let arrival = self.arrival(&request)?;
             let job = request::chat(request.into_inner())?;
+            let call = arrival.call("chatcmpl", job.generation.priority).await?;
             let model = self.core.model(job.model.as_deref())?.clone();
             let (events, relaxed) = chat::generate(call, model, job).await?;
             Ok((events.map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
@@ -148,8 +155,9 @@ impl Inference for Service {
 
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
         let answer = async {
-            let call = self.call("cmpl", request.metadata())?;
+            let arrival = self.arrival(&request)?;
             let job = request::complete(request.into_inner())?;
+            let call = arrival.call("cmpl", job.generation.priority).await?;
             let model = self.core.model(job.model.as_deref())?.clone();
             let (events, relaxed) = complete::generate(call, model, job).await?;
             Ok((complete::events(events).map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
@@ -160,7 +168,7 @@ impl Inference for Service {
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
         let answer = async {
-            let _permit = self.core.admission.enter()?;
+            let _permit = self.arrival(&request)?.permit().await?;
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
             let model = self.core.model_or_only(Some(&model))?;
             let ids = match input {
@@ -181,7 +189,7 @@ impl Inference for Service {
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
         let answer = async {
-            let _permit = self.core.admission.enter()?;
+            let _permit = self.arrival(&request)?.permit().await?;
             let v1::DetokenizeRequest { model, ids } = request.into_inner();
             let model = self.core.model_or_only(Some(&model))?;
             Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? })
@@ -191,7 +199,7 @@ impl Inference for Service {
 
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
         let answer = async {
-            let _permit = self.core.admission.enter()?;
+            let _permit = self.arrival(&request)?.permit().await?;
             let job = request::chat(request.into_inner())?;
             let model = self.core.model_or_only(job.model.as_deref())?;
             let rendered = chat::render(&model, job).await?;
@@ -216,17 +224,10 @@ impl Inference for Service {
 }
 
 impl Service {
-    fn call(&self, prefix: &str, metadata: &MetadataMap) -> Result<Call, Error> {
-        let began = Instant::now();
-        let limit = self.core.config.request_time;
-        let wanted = metadata.get("grpc-timeout").and_then(|timeout| parse_timeout(timeout.to_str().ok()?));
-        Ok(Call {
-            id: format!("{prefix}-{}", Uuid::new_v4().simple()),
-            began,
-            deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
-            permit: self.core.admission.enter()?,
-            metrics: self.core.metrics.clone(),
-        })
+    fn arrival<T>(&self, request: &Request<T>) -> Result<Arrival, Error> {
+        let timeout = request.metadata().get("grpc-timeout");
+        let wanted = timeout.and_then(|timeout| parse_timeout(timeout.to_str().ok()?));
+        Arrival::new(&self.core, request.extensions().get::<Caller>(), wanted)
     }
 
     /// A stream, and in the metadata what of the request's schemas is relaxed.
@@ -270,6 +271,7 @@ fn parse_timeout(text: &str) -> Option<Duration> {
 fn code(kind: Kind) -> Code {
     match kind {
         Kind::Invalid | Kind::UnsupportedMediaType => Code::InvalidArgument,
+        Kind::Unauthenticated => Code::Unauthenticated,
         Kind::NotFound => Code::NotFound,
         Kind::MethodNotAllowed => Code::Unimplemented,
         Kind::TooLarge | Kind::Full => Code::ResourceExhausted,
@@ -280,12 +282,12 @@ fn code(kind: Kind) -> Code {
 }
 
 /// The same text as over HTTP; what the OpenAI body has besides goes into the trailers.
-fn status(error: &Error) -> Status {
+pub(crate) fn status(error: &Error) -> Status {
     if let Some(cause) = &error.cause {
         tracing::error!(cause, "{}", error.message);
     }
     let mut status = Status::new(code(error.kind), error.message.as_str());
-    let retry_after = error.retry_after.map(|after| after.as_secs().max(1).to_string());
+    let retry_after = error.retry_after.map(|after| seconds(after).to_string());
     for (name, value) in
         [("rein-param", error.param.as_deref()), ("rein-code", error.code), ("retry-after", retry_after.as_deref())]
     {

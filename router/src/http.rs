@@ -16,13 +16,16 @@ use futures::StreamExt;
 use http::{HeaderValue, Method, StatusCode, Uri, header};
 use rein_proto::v1;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::{
-    Core, chat, complete,
+    Core,
+    arrival::Arrival,
+    chat, complete,
     error::{Error, Kind},
-    generate::{Call, ChatEvents},
+    gate,
+    generate::ChatEvents,
+    keys::Caller,
     limits,
     model::Model,
     openai::{self, Body, TokenizeInput},
@@ -33,6 +36,8 @@ const IGNORED_FIELDS: &str = "x-rein-ignored-fields";
 /// Where the grammar is laxer than a schema of the request.
 const RELAXED: &str = "x-rein-relaxed";
 const REQUEST_ID: &str = "x-request-id";
+/// Seconds that the client gives a request.
+const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
 pub fn routes(core: Arc<Core>) -> axum::Router {
     axum::Router::new()
@@ -50,6 +55,7 @@ pub fn routes(core: Arc<Core>) -> axum::Router {
         .route("/openapi.json", get(openapi_json))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn_with_state(core.clone(), gate::http))
         .layer(middleware::from_fn(request_id))
         .with_state(core)
 }
@@ -58,10 +64,11 @@ type Shared = State<Arc<Core>>;
 
 async fn chat_completions(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let call = call(&core, "chatcmpl")?;
+        let arrival = arrival(&core, &request)?;
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::ChatRequest { job, delivery, ignored } = openai::chat(Body::parse(&body)?)?;
         drop(body);
+        let call = arrival.call("chatcmpl", job.generation.priority).await?;
         let model = core.model(job.model.as_deref())?.clone();
         let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
         let (events, relaxed) = chat::generate(call, model, job).await?;
@@ -78,10 +85,11 @@ async fn chat_completions(State(core): Shared, request: Request) -> Response {
 
 async fn completions(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let call = call(&core, "cmpl")?;
+        let arrival = arrival(&core, &request)?;
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::CompletionRequest { job, delivery, ignored } = openai::completion(Body::parse(&body)?)?;
         drop(body);
+        let call = arrival.call("cmpl", job.generation.priority).await?;
         let model = core.model(job.model.as_deref())?.clone();
         let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
         let (events, relaxed) = complete::generate(call, model, job).await?;
@@ -98,7 +106,7 @@ async fn completions(State(core): Shared, request: Request) -> Response {
 
 async fn render(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let _permit = core.admission.enter()?;
+        let _permit = arrival(&core, &request)?.permit().await?;
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::ChatRequest { job, ignored, .. } = openai::chat(Body::parse(&body)?)?;
         let model = core.model_or_only(job.model.as_deref())?;
@@ -116,7 +124,7 @@ async fn render(State(core): Shared, request: Request) -> Response {
 
 async fn tokenize(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let _permit = core.admission.enter()?;
+        let _permit = arrival(&core, &request)?.permit().await?;
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::Tokenize { input, model, return_token_strs, ignored } = openai::tokenize(Body::parse(&body)?)?;
         let model = core.model_or_only(model.as_deref())?;
@@ -140,7 +148,7 @@ async fn tokenize(State(core): Shared, request: Request) -> Response {
 
 async fn detokenize(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let _permit = core.admission.enter()?;
+        let _permit = arrival(&core, &request)?.permit().await?;
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::Detokenize { model, tokens, ignored } = openai::detokenize(Body::parse(&body)?)?;
         let model = core.model_or_only(model.as_deref())?;
@@ -213,15 +221,22 @@ async fn no_method(State(core): Shared, method: Method, uri: Uri) -> Response {
     finish(&core, "none", Err(error))
 }
 
-fn call(core: &Core, prefix: &str) -> Result<Call, Error> {
-    let began = Instant::now();
-    Ok(Call {
-        id: format!("{prefix}-{}", Uuid::new_v4().simple()),
-        began,
-        deadline: began + core.config.request_time,
-        permit: core.admission.enter()?,
-        metrics: core.metrics.clone(),
-    })
+/// The request's place, before its body is read.
+fn arrival(core: &Arc<Core>, request: &Request) -> Result<Arrival, Error> {
+    let wanted = match request.headers().get(REQUEST_TIMEOUT) {
+        None => None,
+        Some(value) => Some(value.to_str().ok().and_then(timeout).ok_or_else(|| {
+            let message = "the header 'x-request-timeout' must be a number of seconds above 0, such as 30 or 0.5";
+            Error::invalid(REQUEST_TIMEOUT, message)
+        })?),
+    };
+    Arrival::new(core, request.extensions().get::<Caller>(), wanted)
+}
+
+fn timeout(text: &str) -> Option<Duration> {
+    let seconds: f64 = text.trim().parse().ok().filter(|seconds| *seconds > 0.0)?;
+    // Longer than anything else counts as that.
+    Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 async fn collect(mut events: ChatEvents) -> Result<Vec<v1::ChatEvent>, Error> {
@@ -277,6 +292,7 @@ fn finish(core: &Core, endpoint: &'static str, answer: Result<Response, Error>) 
 fn status(kind: Kind) -> StatusCode {
     match kind {
         Kind::Invalid => StatusCode::BAD_REQUEST,
+        Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
         Kind::NotFound => StatusCode::NOT_FOUND,
         Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
         Kind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -289,18 +305,21 @@ fn status(kind: Kind) -> StatusCode {
     }
 }
 
-fn error_response(error: &Error) -> Response {
+pub(crate) fn error_response(error: &Error) -> Response {
     if let Some(cause) = &error.cause {
         tracing::error!(cause, "{}", error.message);
     }
     let mut response = (status(error.kind), Json(error.body())).into_response();
+    if error.kind == Kind::Unauthenticated {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
     if let Some(after) = error.retry_after {
         response.headers_mut().insert(header::RETRY_AFTER, seconds(after).into());
     }
     response
 }
 
-/// Whole seconds, at least one.
-fn seconds(time: Duration) -> u64 {
-    time.as_secs().max(1)
+/// Whole seconds, at least one, and no moment too early.
+pub(crate) fn seconds(time: Duration) -> u64 {
+    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }

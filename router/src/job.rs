@@ -25,6 +25,8 @@ pub struct Generation {
     pub max_tokens_param: Option<&'static str>,
     /// Tell what the grammar did.
     pub return_grammar: bool,
+    /// Lower is earlier in the queue.
+    pub priority: Option<i64>,
 }
 
 #[derive(Debug, Clone, Default)]

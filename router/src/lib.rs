@@ -6,17 +6,21 @@
 
 pub mod accept;
 mod admit;
+mod arrival;
+pub mod breaker;
 mod chat;
 mod choice;
 mod complete;
 mod conversation;
 pub mod error;
+mod gate;
 mod generate;
 mod grpc;
 mod guide;
 mod history;
 mod http;
 mod job;
+pub mod keys;
 pub mod limits;
 pub mod members;
 mod metrics;
@@ -26,7 +30,9 @@ mod openapi;
 pub mod parse;
 mod pick;
 pub mod pool;
+mod rate;
 pub mod render;
+pub mod reread;
 pub mod steer;
 mod stop;
 mod stream;
@@ -59,8 +65,12 @@ pub use crate::{
 /// What an operator may set.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// Requests in flight, above which 429 is answered. At least 1.
+    /// Requests in flight; more wait. At least 1.
     pub max_in_flight: u32,
+    /// Requests that may wait, above which 429 is answered.
+    pub max_queued: u32,
+    /// Who may ask. None: everybody.
+    pub keys: Option<keys::ApiKeys>,
     /// Longest life of a request that brings no deadline of its own.
     pub request_time: Duration,
     /// Bytes of a request body.
@@ -73,6 +83,8 @@ impl Default for RouterConfig {
     fn default() -> Self {
         RouterConfig {
             max_in_flight: limits::IN_FLIGHT,
+            max_queued: limits::QUEUED,
+            keys: None,
             request_time: limits::REQUEST_TIME,
             body_bytes: limits::BODY_BYTES,
             allow_control_tokens: false,
@@ -143,7 +155,7 @@ impl Router {
         }
         let health = HealthReporter::new();
         let core = Arc::new(Core {
-            admission: Admission::new(config.max_in_flight),
+            admission: Admission::new(config.max_in_flight, config.max_queued),
             config,
             models: RwLock::new(Arc::new(models)),
             metrics: Arc::default(),
@@ -254,7 +266,12 @@ impl Core {
                 engines.push(EngineReport { model: model.name().into(), engine: engine.group.clone(), stats });
             }
         }
-        self.metrics.write(self.admission.in_flight(), self.admission.limit(), &engines)
+        let mut report = self.metrics.write(self.admission.in_flight(), self.admission.limit(), &engines);
+        self.admission.write_metrics(&mut report);
+        if let Some(keys) = &self.config.keys {
+            keys.write_metrics(&mut report);
+        }
+        report
     }
 }
 

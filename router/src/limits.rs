@@ -10,8 +10,12 @@ pub const BODY_DISCARD_BYTES: u64 = 512 << 20;
 pub const BODY_TIME: Duration = Duration::from_secs(60);
 /// Requests in flight per router, if the configuration does not say.
 pub const IN_FLIGHT: u32 = 1024;
-/// What `Retry-After` says when the router or the engine is full.
+/// Requests that may wait for one of those to end, if the configuration does not say.
+pub const QUEUED: u32 = 1024;
+/// What `Retry-After` says when the engine is full, and at least when the router is ...
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// ... and at most.
+pub const RETRY_AFTER_MOST: Duration = Duration::from_secs(60);
 /// Longest life of a request that brings no deadline.
 pub const REQUEST_TIME: Duration = Duration::from_secs(3600);
 /// Longest wait for an engine's Info or Stats.
@@ -56,8 +60,6 @@ pub const HEADER_NAMES: usize = 32;
 
 /// Bytes of one message from an engine (prompt logprobs are the largest).
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
-/// How long an engine that failed a sequence is the last choice for others.
-pub const ENGINE_AVOIDED: Duration = Duration::from_secs(2);
 /// Times that a sequence may go on elsewhere without a token in between: one that takes every engine down with it must not.
 pub const RESUMES: u32 = 3;
 /// Longest wait of a sequence that has lost its engine for another one to join.

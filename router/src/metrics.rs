@@ -35,7 +35,7 @@ impl Histogram {
         self.nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    fn write(&self, out: &mut String, name: &str, help: &str) {
+    pub fn write(&self, out: &mut String, name: &str, help: &str) {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
         let count = self.count.load(Ordering::Relaxed);
         let mut below = 0;

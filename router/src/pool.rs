@@ -1,7 +1,7 @@
 //! The engines of one model, reached through any transport that speaks HTTP/2 frames or pretends to.
 
 use std::sync::{
-    Arc, Mutex, PoisonError, RwLock,
+    Arc, Mutex, MutexGuard, PoisonError, RwLock,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -14,7 +14,11 @@ use tokio::{
 use tonic::{Response, Status, body::Body};
 use tower::{Service, ServiceExt, util::BoxCloneSyncService};
 
-use crate::{error::Error, limits, pick};
+use crate::{
+    breaker::{Breaker, Condition, Fault, Pass},
+    error::Error,
+    limits, pick,
+};
 
 /// Why an engine could not be called.
 #[derive(Debug, thiserror::Error)]
@@ -42,26 +46,18 @@ pub struct Engine {
     client: EngineClient<EngineTransport>,
     open: AtomicUsize,
     info: OnceCell<EngineInfo>,
-    /// A sequence failed here: others are tried first until then.
-    avoided: Mutex<Option<Instant>>,
+    breaker: Mutex<Breaker>,
 }
 
 impl Engine {
     fn new(group: String, epoch: u64, transport: EngineTransport) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
-        let (open, info, avoided) = (AtomicUsize::new(0), OnceCell::new(), Mutex::new(None));
-        Engine { group, epoch, client, open, info, avoided }
+        let breaker = Mutex::new(Breaker::new(&group));
+        Engine { group, epoch, client, open: AtomicUsize::new(0), info: OnceCell::new(), breaker }
     }
 
-    /// A sequence failed here for no fault of its own.
-    pub fn failed(&self) {
-        let until = Instant::now() + limits::ENGINE_AVOIDED;
-        *self.avoided.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
-    }
-
-    fn avoided(&self) -> Option<Instant> {
-        let avoided = *self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
-        avoided.filter(|until| Instant::now() < *until)
+    fn breaker(&self) -> MutexGuard<'_, Breaker> {
+        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn client(&self) -> EngineClient<EngineTransport> {
@@ -188,7 +184,7 @@ impl Pool {
                 Standing::Unlisted(since) => since,
                 _ => now,
             };
-            let doubted = now.duration_since(since) >= limits::ENGINE_UNLISTED || listed.engine.avoided().is_some();
+            let doubted = now.duration_since(since) >= limits::ENGINE_UNLISTED || !listed.engine.breaker().lets(now);
             if !doubted || listed.engine.open.load(Ordering::Relaxed) > 0 {
                 engines.push(Listed { engine: listed.engine.clone(), standing: Standing::Unlisted(since) });
             }
@@ -232,14 +228,15 @@ impl Pool {
         loop {
             changes.borrow_and_update();
             let listed = self.listed();
-            if let Some(engine) = self.choose(&listed) {
-                return Ok(Lease::on(engine));
+            if let Some(lease) = self.choose(&listed) {
+                return Ok(lease);
             }
             let now = Instant::now();
             if self.fixed || now >= until {
                 return Err(Error::unavailable("no engine of this model is there now; try again later"));
             }
-            let healed = listed.iter().filter_map(|listed| listed.engine.avoided()).min().unwrap_or(until).min(until);
+            let opens = listed.iter().filter_map(|listed| listed.engine.breaker().opens_at()).min();
+            let healed = opens.unwrap_or(until).min(until);
             tokio::select! {
                 // The sender lives as long as the pool.
                 _ = changes.changed() => {}
@@ -249,46 +246,78 @@ impl Pool {
     }
 
     /// Of the best standing, the one with the fewest open sequences.
-    fn choose<'a>(&self, listed: &'a [Listed]) -> Option<&'a Arc<Engine>> {
-        let class = |listed: &Listed| match listed.standing {
-            Standing::Serving => 0,
-            Standing::Draining => 1,
-            Standing::Unlisted(_) => 2,
+    fn choose(&self, listed: &[Listed]) -> Option<Lease> {
+        let now = Instant::now();
+        let class = |listed: &Listed| {
+            let standing = match listed.standing {
+                Standing::Serving => 0,
+                Standing::Draining => 1,
+                Standing::Unlisted(_) => 2,
+            };
+            (standing, listed.engine.breaker().condition(now) != Condition::Closed)
         };
-        let healthy = listed.iter().filter(|listed| listed.engine.avoided().is_none());
-        let best = healthy.clone().map(class).min();
+        let able: Vec<_> = listed
+            .iter()
+            .filter(|listed| listed.engine.breaker().lets(now))
+            .map(|listed| (class(listed), &listed.engine))
+            .collect();
+        let best = able.iter().map(|(class, _)| *class).min();
         let mut engines: Vec<&Arc<Engine>> =
-            healthy.filter(|listed| Some(class(listed)) == best).map(|listed| &listed.engine).collect();
+            able.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
         if engines.is_empty() && self.fixed {
             engines = listed.iter().map(|listed| &listed.engine).collect();
         }
         let open: Vec<usize> = engines.iter().map(|engine| engine.open.load(Ordering::Relaxed)).collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        pick::least_loaded(&open, turn).map(|index| engines[index])
+        pick::least_loaded(&open, turn).map(|index| Lease::on(engines[index]))
     }
 }
 
-/// One open sequence on an engine.
-pub struct Lease(Arc<Engine>);
+/// One open sequence on an engine. What becomes of it is told to the engine's breaker.
+pub struct Lease {
+    engine: Arc<Engine>,
+    /// None: it has been told.
+    pass: Option<Pass>,
+}
 
 impl Lease {
     fn on(engine: &Arc<Engine>) -> Self {
         engine.open.fetch_add(1, Ordering::Relaxed);
-        Lease(engine.clone())
+        let pass = engine.breaker().begin(Instant::now());
+        Lease { engine: engine.clone(), pass }
     }
 
     pub fn engine(&self) -> &Engine {
-        &self.0
+        &self.engine
     }
 
     /// A second sequence on the same engine, where the prompt they share is cached.
     pub fn again(&self) -> Self {
-        Lease::on(&self.0)
+        Lease::on(&self.engine)
+    }
+
+    /// The engine has taken the sequence and computed its prompt.
+    pub fn succeeded(&mut self) {
+        if let Some(pass) = self.pass.take() {
+            self.engine.breaker().succeeded(pass);
+        }
+    }
+
+    /// The sequence failed here for no fault of its own.
+    pub fn failed(&mut self, fault: Fault) {
+        let now = Instant::now();
+        let pass = self.pass.take().or_else(|| self.engine.breaker().begin(now));
+        if let Some(pass) = pass {
+            self.engine.breaker().failed(pass, fault, now);
+        }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
+        self.engine.open.fetch_sub(1, Ordering::Relaxed);
+        if let Some(pass) = self.pass.take() {
+            self.engine.breaker().abandoned(pass, Instant::now());
+        }
     }
 }

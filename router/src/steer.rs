@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use crate::{
+    breaker::Fault,
     error::Error,
     limits,
     metrics::Metrics,
@@ -201,7 +202,7 @@ impl Failure {
 
 impl Link {
     /// Returns when the engine has taken the sequence into its queue, or refused it.
-    async fn open(lease: Lease, start: Start, deadline: Instant) -> Result<Self, Failure> {
+    async fn open(mut lease: Lease, start: Start, deadline: Instant) -> Result<Self, Failure> {
         let (to, queue) = mpsc::channel(limits::STEER_QUEUE);
         // An empty queue takes it.
         to.try_send(ToEngine { kind: Some(to_engine::Kind::Start(start)) })
@@ -214,8 +215,9 @@ impl Link {
             Ok(Ok(response)) => Ok(Link { to, from: response.into_inner(), lease }),
             Ok(Err(status)) => {
                 let failure = Failure::of(&status);
-                if matches!(failure, Failure::Lost(_)) {
-                    lease.engine().failed();
+                // One that is full is not ill.
+                if matches!(failure, Failure::Lost(_)) && status.code() != Code::ResourceExhausted {
+                    lease.failed(Fault::Gone);
                 }
                 Err(failure)
             }
@@ -273,6 +275,7 @@ impl EngineStream {
         };
         Ok(match message.kind {
             Some(from_engine::Kind::Admitted(admitted)) => {
+                self.link.lease.succeeded();
                 let first = !std::mem::replace(&mut self.admitted, true);
                 first.then_some(Heard::Admitted(admitted))
             }
@@ -300,7 +303,7 @@ impl EngineStream {
     /// Goes on where the tokens that count end, on another engine if there is one.
     async fn resume(&mut self, lost: Error) -> Result<(), Error> {
         tracing::warn!(id = self.start.request_id, accepted = self.course.accepted.len(), error = %lost, "resuming");
-        self.link.lease.engine().failed();
+        self.link.lease.failed(Fault::Gone);
         if self.resumes >= limits::RESUMES {
             return Err(lost);
         }

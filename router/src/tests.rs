@@ -5,6 +5,7 @@ mod chat;
 mod completions;
 mod conversations;
 mod description;
+mod edges;
 mod fake;
 mod grpc;
 mod guard;

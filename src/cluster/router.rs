@@ -8,7 +8,7 @@ use std::time::Duration;
 use rein_control_plane::records::{RouterRecord, encode};
 use rein_control_plane::{Session, limits::LEASE};
 use rein_router::Router;
-use rein_router::members::Fleet;
+use rein_router::members::{Dial, Fleet};
 use rein_router::textmodel::Overrides;
 use tokio::time::interval;
 
@@ -16,12 +16,14 @@ use super::{dial, id, keys, store};
 use crate::args::RouterArgs;
 use crate::edge::{self, Listeners};
 use crate::listen::CLOSE_TIME;
+use crate::tls::Peers;
 
 /// How often the router tells the cluster what it has to do.
 const TELL: Duration = Duration::from_secs(2);
 
 pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
+    let peers = Peers::open(&args.peer)?;
     let policy = edge::policy(&args.edge)?;
     let overrides = Overrides { template: args.edge.chat_template.clone(), ..Overrides::from_env()? };
     let mut texts = HashMap::new();
@@ -35,8 +37,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let listeners = Listeners::bind(&args.edge).await?;
         let (http, grpc) = (listeners.http.local_addr()?, listeners.grpc.local_addr()?);
         let id = id(&args.id, http.port())?;
-        let router = Router::open(edge::config(&args.edge))?;
-        let dial: rein_router::members::Dial = Arc::new(dial);
+        let router = Router::open(edge::config(&args.edge)?)?;
+        let dial: Dial = Arc::new(move |address| dial(address, peers.as_ref()));
         let fleet = Fleet { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
         let following = {
             let router = router.clone();

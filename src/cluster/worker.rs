@@ -21,10 +21,12 @@ use tonic::service::Routes;
 use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, turned};
+use crate::tls::{Peers, ServerTls};
 use crate::{load, serve};
 
 pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
+    let peers = Peers::open(&args.peer)?;
     let (ranks, group_size) = (args.devices.len(), usize::from(args.group_size));
     if !group_size.is_multiple_of(ranks) {
         return Err(
@@ -38,8 +40,9 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mesh = args.mesh.unwrap_or_else(|| SocketAddr::new(args.listen.ip(), 0));
+        let secure = peers.as_ref().map_or_else(tcp::plain, Peers::secure);
         let listener =
-            tcp::Listener::bind(mesh, tcp::plain()).map_err(|e| format!("--mesh: cannot listen on {mesh}: {e}"))?;
+            tcp::Listener::bind(mesh, secure).map_err(|e| format!("--mesh: cannot listen on {mesh}: {e}"))?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let record = WorkerRecord {
             model: name,
@@ -56,7 +59,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             seat: Seat::default(),
         };
         let (leave, leaving) = watch::channel(false);
-        let shared = Shared { args: &args, keys, store, work, listener: Arc::new(listener), record, leaving };
+        let tls = peers.as_ref().map(Peers::server);
+        let shared = Shared { args: &args, tls, keys, store, work, listener: Arc::new(listener), record, leaving };
         let mut workers = JoinSet::new();
         for replica in 0..args.replicas {
             workers.spawn(shared.worker(replica).await?);
@@ -101,6 +105,7 @@ fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> 
 /// What the workers of a process have in common.
 struct Shared<'a> {
     args: &'a WorkerArgs,
+    tls: Option<ServerTls>,
     keys: Keys,
     store: Arc<dyn Store>,
     work: Work,
@@ -134,7 +139,7 @@ impl Shared<'_> {
         let (closing, closed) = watch::channel(false);
         let files = WorkerServer::new(Files::of(&args.weights.model));
         let routes = Routes::new(switch.clone().into_server()).add_service(files);
-        let server = tokio::spawn(serve_grpc(routes, socket, turned(closed)));
+        let server = tokio::spawn(serve_grpc(routes, socket, self.tls.clone(), turned(closed)));
         println!("rein: worker {id} listening on {address}");
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());

@@ -40,6 +40,7 @@ pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
             script: request.script,
             max_tokens_param: None,
             return_grammar: request.return_grammar,
+            priority: request.priority,
         },
         exact: None,
     })
@@ -91,6 +92,7 @@ pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
             script: request.script,
             max_tokens_param: None,
             return_grammar: false,
+            priority: request.priority,
         },
     })
 }

@@ -101,6 +101,13 @@ impl Fields {
         }
     }
 
+    /// An integer of any size, cut to 64 bits.
+    pub fn signed(&mut self, name: &'static str) -> Result<Option<i64>, Error> {
+        self.read(name, "an integer", |value| {
+            integer(&value).map(|number| number.clamp(i64::MIN.into(), i64::MAX.into()) as i64).ok_or(value)
+        })
+    }
+
     /// Any 64-bit integer, signed or not.
     pub fn seed(&mut self, name: &'static str) -> Result<Option<u64>, Error> {
         let Some(value) = self.take(name) else { return Ok(None) };

@@ -76,7 +76,7 @@ impl<'a> Body<'a> {
 }
 
 /// Fields of OpenAI's API, and of its relatives, that cannot change the result. They are read and dropped.
-const HARMLESS: [&str; 10] = [
+const HARMLESS: [&str; 9] = [
     "user",
     "metadata",
     "store",
@@ -85,7 +85,6 @@ const HARMLESS: [&str; 10] = [
     "prompt_cache_key",
     "prompt_cache_retention",
     "prediction",
-    "priority",
     "request_id",
 ];
 
@@ -154,6 +153,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, Delivery), Error> {
         script: fields.ids("script")?.unwrap_or_default(),
         max_tokens_param: completion_limit.map(|_| "max_completion_tokens"),
         return_grammar: false,
+        priority: fields.signed("priority")?,
     };
     let best_of = fields.integer("best_of", 1)?;
     if best_of.is_some_and(|best_of| best_of != generation.choices()) {

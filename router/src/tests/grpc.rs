@@ -231,7 +231,7 @@ async fn an_abort_ends_a_stream_with_unavailable() {
 
 #[tokio::test]
 async fn full_and_draining_have_codes_of_their_own() {
-    let config = RouterConfig { max_in_flight: 1, ..RouterConfig::default() };
+    let config = RouterConfig { max_in_flight: 1, max_queued: 0, ..RouterConfig::default() };
     let edge = Edge::with(config, Fake::ending(Ending::Hang));
     let open = client(&edge).chat(request(&bytes("ab"))).await.unwrap();
     let full = client(&edge).chat(request(&bytes("ab"))).await.map(|_| ()).unwrap_err();

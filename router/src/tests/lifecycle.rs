@@ -98,7 +98,7 @@ async fn what_the_engine_refuses_is_told_before_a_stream_begins() {
 
 #[tokio::test]
 async fn requests_above_the_limit_are_told_when_to_come_back() {
-    let config = RouterConfig { max_in_flight: 1, ..RouterConfig::default() };
+    let config = RouterConfig { max_in_flight: 1, max_queued: 0, ..RouterConfig::default() };
     let edge = Edge::with(config, Fake::ending(Ending::Hang));
     let first = edge.send(request(json!({"stream": true}))).await;
     let second = edge.chat(&bytes("a"), json!({})).await;

@@ -193,14 +193,17 @@ impl Listener {
                 let address = addresses.next().ok_or_else(|| io::Error::other("the address names no host"))?;
                 TcpStream::connect_timeout(&address, left.min(HELLO))
             });
-            let Ok(raw) = connected else {
-                self.inner.pause(RETRY.min(left));
-                continue;
-            };
-            raw.set_nodelay(true)?;
-            let mut stream = (self.inner.secure)(raw.try_clone()?, Side::Connects)?;
-            stream.write_all(&hello(place)).and_then(|()| stream.flush())?;
-            return Ok(Wire { stream, raw });
+            let greeted = connected.and_then(|raw| {
+                raw.set_nodelay(true)?;
+                let mut stream = (self.inner.secure)(raw.try_clone()?, Side::Connects)?;
+                stream.write_all(&hello(place)).and_then(|()| stream.flush())?;
+                Ok(Wire { stream, raw })
+            });
+            match greeted {
+                Ok(wire) => return Ok(wire),
+                // It may be about to start, or to read its certificates anew.
+                Err(_) => self.inner.pause(RETRY.min(left)),
+            }
         }
     }
 

@@ -1,0 +1,61 @@
+//! A request between its head and its admission: whose it is, by when it has to be done, and its place.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::{
+    Core,
+    admit::{Permit, Place},
+    error::Error,
+    generate::Call,
+    keys::Caller,
+};
+
+pub struct Arrival {
+    core: Arc<Core>,
+    began: Instant,
+    deadline: Instant,
+    caller: Option<Caller>,
+    place: Place,
+}
+
+impl Arrival {
+    /// `wanted`: the time that the client gives it.
+    pub fn new(core: &Arc<Core>, caller: Option<&Caller>, wanted: Option<Duration>) -> Result<Self, Error> {
+        let began = Instant::now();
+        let limit = core.config.request_time;
+        let of_key = caller.map(Caller::enter).transpose()?;
+        Ok(Arrival {
+            place: core.admission.enter(of_key)?,
+            core: core.clone(),
+            began,
+            deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
+            caller: caller.cloned(),
+        })
+    }
+
+    /// Waits for the request's turn.
+    pub async fn permit(self) -> Result<Permit, Error> {
+        let priority = priority(self.caller.as_ref(), None);
+        self.place.admit(priority, self.deadline).await
+    }
+
+    /// The same, for a generation. `asked` is the priority that the request asks for.
+    pub async fn call(self, prefix: &str, asked: Option<i64>) -> Result<Call, Error> {
+        let priority = priority(self.caller.as_ref(), asked);
+        Ok(Call {
+            id: format!("{prefix}-{}", Uuid::new_v4().simple()),
+            began: self.began,
+            deadline: self.deadline,
+            permit: self.place.admit(priority, self.deadline).await?,
+            metrics: self.core.metrics.clone(),
+            caller: self.caller,
+        })
+    }
+}
+
+fn priority(caller: Option<&Caller>, asked: Option<i64>) -> i64 {
+    caller.map_or(asked.unwrap_or(0), |caller| caller.priority(asked))
+}

@@ -1,0 +1,203 @@
+//! Files that may be replaced while they are in use: certificates, keys. What is built from them follows, without a
+//! restart; while a new version is wrong, the last right one stays.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use ring::digest::{Context, SHA256};
+
+/// Bytes of one file.
+const FILE_BYTES: u64 = 1 << 20;
+/// Shortest time between two looks at the files.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// A file, and the option that names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    pub flag: &'static str,
+    pub path: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("{}: cannot read {}: {error}", source_.flag, source_.path.display())]
+    Read { source_: Source, error: io::Error },
+    #[error("{}: {}: {what}", source_.flag, source_.path.display())]
+    Wrong { source_: Source, what: String },
+}
+
+/// What is wrong in which of the files, counted from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wrong {
+    pub file: usize,
+    pub what: String,
+}
+
+impl Wrong {
+    pub fn new(file: usize, what: impl ToString) -> Self {
+        Wrong { file, what: what.to_string() }
+    }
+}
+
+type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, Wrong> + Send + Sync>;
+
+/// A value that is built from files, and anew when they change.
+pub struct Reread<T> {
+    sources: Vec<Source>,
+    build: Build<T>,
+    current: RwLock<Arc<T>>,
+    seen: Mutex<Seen>,
+}
+
+/// The last look.
+struct Seen {
+    digest: Vec<u8>,
+    next: Instant,
+    complaint: Option<String>,
+}
+
+impl<T> Reread<T> {
+    /// `build` gets the files' contents in the order of `sources`.
+    pub fn open(
+        sources: Vec<Source>,
+        build: impl Fn(&[Vec<u8>]) -> Result<T, Wrong> + Send + Sync + 'static,
+    ) -> Result<Self, FileError> {
+        let contents = read(&sources)?;
+        let value = build(&contents).map_err(|wrong| named(&sources, wrong))?;
+        Ok(Reread {
+            current: RwLock::new(Arc::new(value)),
+            seen: Mutex::new(Seen { digest: digest(&contents), next: Instant::now() + INTERVAL, complaint: None }),
+            build: Box::new(build),
+            sources,
+        })
+    }
+
+    /// The value as the files say now, give or take a second.
+    pub fn get(&self) -> Arc<T> {
+        // One looks; others meanwhile take what there is.
+        if let Ok(mut seen) = self.seen.try_lock()
+            && seen.next <= Instant::now()
+        {
+            seen.next = Instant::now() + INTERVAL;
+            self.look(&mut seen);
+        }
+        self.last()
+    }
+
+    /// The value as the files say now.
+    pub fn refresh(&self) -> Arc<T> {
+        self.look(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        self.last()
+    }
+
+    fn last(&self) -> Arc<T> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn look(&self, seen: &mut Seen) {
+        let complaint = self.take_in(seen).err().map(|error| error.to_string());
+        if let Some(error) = complaint.as_ref().filter(|_| complaint != seen.complaint) {
+            tracing::error!(error, "a file that was replaced is not right; what was read before stays in use");
+        }
+        seen.complaint = complaint;
+    }
+
+    fn take_in(&self, seen: &mut Seen) -> Result<(), FileError> {
+        let contents = read(&self.sources)?;
+        let digest = digest(&contents);
+        if digest == seen.digest {
+            return Ok(());
+        }
+        let value = (self.build)(&contents).map_err(|wrong| named(&self.sources, wrong))?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+        seen.digest = digest;
+        let files: Vec<String> = self.sources.iter().map(|source| source.path.display().to_string()).collect();
+        tracing::info!(?files, "read again");
+        Ok(())
+    }
+}
+
+fn named(sources: &[Source], wrong: Wrong) -> FileError {
+    let nowhere = || Source { flag: "", path: PathBuf::new() };
+    FileError::Wrong { source_: sources.get(wrong.file).cloned().unwrap_or_else(nowhere), what: wrong.what }
+}
+
+fn read(sources: &[Source]) -> Result<Vec<Vec<u8>>, FileError> {
+    let one = |source: &Source| {
+        let mut bytes = Vec::new();
+        let read = File::open(&source.path).and_then(|file| file.take(FILE_BYTES + 1).read_to_end(&mut bytes));
+        match read {
+            Ok(_) if bytes.len() as u64 > FILE_BYTES => {
+                Err(FileError::Wrong { source_: source.clone(), what: format!("has more than {FILE_BYTES} bytes") })
+            }
+            Ok(_) => Ok(bytes),
+            Err(error) => Err(FileError::Read { source_: source.clone(), error }),
+        }
+    };
+    sources.iter().map(one).collect()
+}
+
+/// Of keys only this is kept.
+fn digest(contents: &[Vec<u8>]) -> Vec<u8> {
+    let mut context = Context::new(&SHA256);
+    for bytes in contents {
+        context.update(&(bytes.len() as u64).to_le_bytes());
+        context.update(bytes);
+    }
+    context.finish().as_ref().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn what_is_replaced_is_read_again_and_what_is_wrong_is_not_taken() {
+        let dir = Dir(std::env::temp_dir().join(format!("rein-reread-{}", std::process::id())));
+        std::fs::create_dir_all(&dir.0).unwrap();
+        let [a, b] = ["a", "b"].map(|name| Source { flag: "--number", path: dir.0.join(name) });
+        let sum = |contents: &[Vec<u8>]| {
+            let number = |(file, bytes): (usize, &Vec<u8>)| {
+                let text = String::from_utf8_lossy(bytes);
+                text.trim().parse::<u32>().map_err(|error| Wrong::new(file, error))
+            };
+            contents.iter().enumerate().map(number).sum::<Result<u32, Wrong>>()
+        };
+        let open = || Reread::open(vec![a.clone(), b.clone()], sum);
+        std::fs::write(&a.path, "1").unwrap();
+        let error = open().err().unwrap().to_string();
+        assert!(error.starts_with("--number: cannot read ") && error.contains("/b: "), "{error}");
+        std::fs::write(&b.path, "x").unwrap();
+        let error = open().err().unwrap().to_string();
+        assert!(error.ends_with("/b: invalid digit found in string"), "{error}");
+        std::fs::write(&b.path, "2").unwrap();
+        let reread = open().unwrap();
+        assert_eq!(*reread.get(), 3);
+        // Same size, same second: contents count, not dates.
+        std::fs::write(&b.path, "3").unwrap();
+        assert_eq!(*reread.refresh(), 4);
+        for wrong in ["x", "", "9999999999999"] {
+            std::fs::write(&b.path, wrong).unwrap();
+            assert_eq!(*reread.refresh(), 4, "{wrong}");
+        }
+        std::fs::remove_file(&b.path).unwrap();
+        assert_eq!(*reread.refresh(), 4);
+        std::fs::write(&b.path, "5").unwrap();
+        assert_eq!(*reread.refresh(), 6);
+        std::fs::write(&b.path, vec![b' '; FILE_BYTES as usize + 1]).unwrap();
+        assert_eq!(*reread.refresh(), 6);
+    }
+}

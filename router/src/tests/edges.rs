@@ -1,0 +1,258 @@
+//! Keys, limits and the queue as clients meet them.
+
+use std::time::Duration;
+
+use rein_proto::v1::{self, inference_client::InferenceClient};
+use serde_json::json;
+use tonic::Code;
+
+use super::{fake::Ending, *};
+use crate::keys::{ApiKeys, hashed};
+
+const KEY: &str = "sk-rein-a-right-one";
+const OTHER: &str = "sk-rein-another";
+
+struct KeyFile(PathBuf);
+
+impl KeyFile {
+    fn new(text: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("rein-keys-{}-{number}.toml", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        KeyFile(path)
+    }
+}
+
+impl Drop for KeyFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn key_entry(name: &str, key: &str, limits: &str) -> String {
+    format!("[[key]]\nname = \"{name}\"\nhash = \"{}\"\n{limits}\n", hashed(key))
+}
+
+/// An edge that asks for keys; `limits` are those of `KEY`.
+fn guarded(limits: &str, config: RouterConfig, fake: Fake) -> (KeyFile, ApiKeys, Edge) {
+    let file = KeyFile::new(&(key_entry("team-a", KEY, limits) + &key_entry("team-b", OTHER, "")));
+    let keys = ApiKeys::open("--api-keys", file.0.clone()).unwrap();
+    let edge = Edge::with(RouterConfig { keys: Some(keys.clone()), ..config }, fake);
+    (file, keys, edge)
+}
+
+fn keyed(method: &str, path: &str, key: &str, body: Value) -> Request<Body> {
+    let request = Request::builder().method(method).uri(path).header("authorization", format!("Bearer {key}"));
+    request.body(if body.is_null() { Body::empty() } else { body.to_string().into() }).unwrap()
+}
+
+async fn ask(edge: &Edge, key: &str, more: Value) -> Answer {
+    Answer::of(edge.send(keyed("POST", "/v1/chat/completions", key, chat_request(&bytes("ab"), more))).await).await
+}
+
+#[tokio::test]
+async fn without_a_right_key_there_is_no_answer() {
+    let (_file, _, edge) = guarded("", RouterConfig::default(), Fake::default());
+    let wrong = keyed("POST", "/v1/chat/completions", "sk-wrong", chat_request(&[], json!({})));
+    for request in [
+        wrong,
+        Request::get("/v1/models").body(Body::empty()).unwrap(),
+        Request::post("/tokenize").body(json!({"prompt": "a"}).to_string().into()).unwrap(),
+        Request::get("/nowhere").header("authorization", format!("Basic {KEY}")).body(Body::empty()).unwrap(),
+    ] {
+        let answer = Answer::of(edge.send(request).await).await;
+        assert_eq!((answer.status, answer.header("www-authenticate")), (StatusCode::UNAUTHORIZED, "Bearer"));
+        let error = answer.json()["error"].clone();
+        assert_eq!((&error["code"], &error["type"]), (&json!("invalid_api_key"), &json!("invalid_request_error")));
+        assert!(!answer.text.contains("sk-wrong") && answer.header("x-request-id").starts_with("req-"));
+    }
+    for path in ["/", "/health", "/ready", "/metrics", "/openapi.json"] {
+        assert_eq!(edge.get(path).await.status, StatusCode::OK, "{path}");
+    }
+    ask(&edge, KEY, json!({})).await.ok();
+    let by_header = Request::get("/v1/models").header("x-api-key", OTHER).body(Body::empty()).unwrap();
+    assert_eq!(edge.send(by_header).await.status(), StatusCode::OK);
+    let metrics = edge.get("/metrics").await.text;
+    for line in [
+        "rein_key_requests_total{key=\"team-a\"} 1",
+        "rein_key_requests_total{key=\"team-b\"} 0",
+        "rein_key_tokens_total{key=\"team-a\"} 23",
+        "rein_key_requests_in_flight{key=\"team-a\"} 0",
+        "rein_unauthenticated_total 4",
+        "rein_requests_total{surface=\"http\",endpoint=\"key\",status=\"401\"} 4",
+    ] {
+        assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
+    }
+    for secret in [KEY, OTHER, &hashed(KEY), "sk-"] {
+        assert!(!metrics.contains(secret), "{secret}");
+    }
+}
+
+#[tokio::test]
+async fn grpc_asks_for_the_same_keys() {
+    let (_file, _, edge) = guarded("requests_per_minute = 1", RouterConfig::default(), Fake::default());
+    let mut client = InferenceClient::new(grpc::channel(&edge));
+    let mut list = async |key: Option<&str>| {
+        let mut request = tonic::Request::new(v1::ListModelsRequest {});
+        if let Some(key) = key {
+            request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        }
+        client.list_models(request).await.map(|_| ())
+    };
+    for key in [None, Some("sk-wrong")] {
+        let status = list(key).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated);
+        assert_eq!(status.metadata().get("rein-code").unwrap(), "invalid_api_key");
+    }
+    list(Some(KEY)).await.unwrap();
+    let status = list(Some(KEY)).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(status.metadata().get("retry-after").unwrap(), "60");
+    let mut health = tonic_health::pb::health_client::HealthClient::new(grpc::channel(&edge));
+    health.check(tonic_health::pb::HealthCheckRequest { service: String::new() }).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rates_are_told_before_and_after_they_are_used_up() {
+    let limits = "requests_per_minute = 2\ntokens_per_minute = 1000";
+    let (_file, _, edge) = guarded(limits, RouterConfig::default(), Fake::default());
+    let first = ask(&edge, KEY, json!({})).await;
+    first.ok();
+    assert_eq!(
+        (first.header("x-ratelimit-limit-requests"), first.header("x-ratelimit-remaining-requests")),
+        ("2", "1")
+    );
+    assert_eq!(first.header("x-ratelimit-limit-tokens"), "1000");
+    let left: u64 = first.header("x-ratelimit-remaining-tokens").parse().unwrap();
+    assert!((970..1000).contains(&left), "{left}");
+    // Looking is free.
+    for _ in 0..5 {
+        let models = Answer::of(edge.send(keyed("GET", "/v1/models", KEY, Value::Null)).await).await;
+        assert_eq!(models.status, StatusCode::OK);
+    }
+    ask(&edge, KEY, json!({})).await.ok();
+    let third = ask(&edge, KEY, json!({})).await;
+    assert_eq!((third.status, third.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "30"));
+    assert_eq!(third.json()["error"]["code"], "rate_limit_exceeded");
+    assert_eq!(third.header("x-ratelimit-remaining-requests"), "0");
+    // Others are not meant.
+    ask(&edge, OTHER, json!({})).await.ok();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    ask(&edge, KEY, json!({})).await.ok();
+}
+
+#[tokio::test]
+async fn tokens_count_although_the_client_leaves() {
+    let (_file, _, edge) = guarded("tokens_per_minute = 20", RouterConfig::default(), Fake::ending(Ending::Hang));
+    let request = chat_request(&bytes("abcdef"), json!({"stream": true}));
+    let response = edge.send(keyed("POST", "/v1/chat/completions", KEY, request)).await;
+    let mut body = response.into_body().into_data_stream();
+    futures::StreamExt::next(&mut body).await.unwrap().unwrap();
+    drop(body);
+    let next = ask(&edge, KEY, json!({})).await;
+    assert_eq!(next.status, StatusCode::TOO_MANY_REQUESTS, "{}", next.text);
+    assert!(next.text.contains("20 tokens per minute"), "{}", next.text);
+}
+
+#[tokio::test]
+async fn a_key_holds_no_more_requests_open_than_it_may() {
+    let (_file, _, edge) = guarded("max_in_flight = 1", RouterConfig::default(), Fake::ending(Ending::Hang));
+    let request = chat_request(&bytes("a"), json!({"stream": true}));
+    let open = edge.send(keyed("POST", "/v1/chat/completions", KEY, request.clone())).await;
+    let second = ask(&edge, KEY, json!({})).await;
+    assert_eq!(second.status, StatusCode::TOO_MANY_REQUESTS);
+    assert!(second.text.contains("1 requests at once"), "{}", second.text);
+    let other = edge.send(keyed("POST", "/v1/chat/completions", OTHER, request.clone())).await;
+    assert_eq!(other.status(), StatusCode::OK);
+    drop(open);
+    edge.fake.open(1).await;
+    let again = edge.send(keyed("POST", "/v1/chat/completions", KEY, request)).await;
+    assert_eq!(again.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_key_that_is_taken_away_is_gone_without_a_restart() {
+    let (file, keys, edge) = guarded("", RouterConfig::default(), Fake::default());
+    ask(&edge, KEY, json!({})).await.ok();
+    std::fs::write(&file.0, key_entry("team-b", OTHER, "")).unwrap();
+    keys.refresh();
+    assert_eq!(ask(&edge, KEY, json!({})).await.status, StatusCode::UNAUTHORIZED);
+    ask(&edge, OTHER, json!({})).await.ok();
+    assert!(!edge.get("/metrics").await.text.contains("team-a"));
+    // A file that is broken takes nobody's key away.
+    std::fs::write(&file.0, "[[key]]\nname = 3").unwrap();
+    keys.refresh();
+    ask(&edge, OTHER, json!({})).await.ok();
+}
+
+/// Polls a request until it waits in the queue.
+async fn waiting(edge: &Edge, requests: usize) {
+    loop {
+        let metrics = edge.get("/metrics").await.text;
+        if metrics.lines().any(|line| line == format!("rein_requests_waiting {requests}")) {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_burst_waits_and_is_served_by_priority() {
+    let config = RouterConfig { max_in_flight: 1, max_queued: 2, ..RouterConfig::default() };
+    let edge = Edge::with(config, Fake::ending(Ending::Hang));
+    let send = |script: &str, priority: i64| {
+        let body = chat_request(&bytes(script), json!({"stream": true, "priority": priority})).to_string();
+        let request = Request::post("/v1/chat/completions").body(Body::from(body)).unwrap();
+        tokio::spawn(tower::ServiceExt::oneshot(edge.router.http(), request))
+    };
+    let first = send("a", 0).await.unwrap().unwrap();
+    let late = send("b", 5);
+    waiting(&edge, 1).await;
+    let urgent = send("c", -5);
+    waiting(&edge, 2).await;
+    let full = edge.chat(&bytes("d"), json!({})).await;
+    assert_eq!((full.status, full.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
+    drop(first);
+    let urgent = urgent.await.unwrap().unwrap();
+    assert_eq!(edge.fake.starts().last().unwrap().script, bytes("c"));
+    drop(urgent);
+    drop(late.await.unwrap().unwrap());
+    assert_eq!(edge.fake.starts().last().unwrap().script, bytes("b"));
+    edge.fake.open(0).await;
+    assert_eq!(edge.router.in_flight(), 0);
+    assert_eq!(edge.chat(&[], json!({"priority": "high"})).await.json()["error"]["param"], "priority");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_has_no_time_to_wait_is_told_at_once() {
+    let config = RouterConfig { max_in_flight: 1, max_queued: 4, ..RouterConfig::default() };
+    let edge = Edge::with(config, Fake::ending(Ending::Hang));
+    let request = |seconds: &str| {
+        let body = chat_request(&bytes("a"), json!({"stream": true})).to_string();
+        let request = Request::post("/v1/chat/completions").header("x-request-timeout", seconds);
+        request.body(Body::from(body)).unwrap()
+    };
+    for wrong in ["", "0", "-1", "soon", "nan"] {
+        let answer = Answer::of(edge.send(request(wrong)).await).await;
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["param"]),
+            (StatusCode::BAD_REQUEST, &json!("x-request-timeout"))
+        );
+    }
+    let first = edge.send(request("1e30")).await;
+    tokio::time::advance(Duration::from_secs(8)).await;
+    drop(first);
+    let _second = edge.send(request("60")).await;
+    let hurried = Answer::of(edge.send(request("2.5")).await).await;
+    assert_eq!((hurried.status, hurried.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "6"));
+    assert_eq!(hurried.json()["error"]["code"], "deadline_unreachable");
+    // In line, and not served in time: the deadline it gave.
+    let patient = Answer::of(edge.send(request("9")).await).await;
+    assert_eq!(
+        (patient.status, &patient.json()["error"]["code"]),
+        (StatusCode::GATEWAY_TIMEOUT, &json!("deadline_exceeded"))
+    );
+    let metrics = edge.get("/metrics").await.text;
+    assert!(metrics.contains("rein_requests_shed_total{reason=\"deadline\"} 1"), "{metrics}");
+}

@@ -1,0 +1,66 @@
+//! `rein key`: a new API key, and its entry for the key file.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::Write;
+
+use clap::Args;
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use rein_router::keys::hashed;
+
+/// As much as nobody guesses.
+const KEY_BYTES: usize = 32;
+
+#[derive(Debug, Clone, Args)]
+pub struct KeyArgs {
+    /// Name of the key: what logs and metrics show
+    #[arg(long, value_name = "NAME")]
+    pub name: String,
+    /// Requests that it may begin per minute [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub requests_per_minute: Option<u64>,
+    /// Prompt and generated tokens that it may use per minute [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub tokens_per_minute: Option<u64>,
+    /// Requests that it may have open at once [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_in_flight: Option<u32>,
+    /// Priority of its requests: lower is earlier in the queue
+    #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
+    pub priority: i64,
+}
+
+/// The entry goes to standard output, so that `>> keys.toml` takes it; the key itself is shown on standard error, once.
+pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
+    let mut bytes = [0; KEY_BYTES];
+    OsRng.try_fill_bytes(&mut bytes)?;
+    let key = bytes.iter().fold("sk-rein-".to_owned(), |mut key, byte| {
+        let _ = write!(key, "{byte:02x}");
+        key
+    });
+    let entry = entry(args, &key);
+    // What the server would refuse is not handed out.
+    rein_router::keys::check(&entry).map_err(|what| format!("--name: {what}"))?;
+    std::io::stdout().write_all(entry.as_bytes())?;
+    eprintln!("{key}");
+    Ok(())
+}
+
+fn entry(args: &KeyArgs, key: &str) -> String {
+    let mut entry = format!("[[key]]\nname = {:?}\nhash = \"{}\"\n", args.name, hashed(key));
+    let limits = [
+        ("requests_per_minute", args.requests_per_minute),
+        ("tokens_per_minute", args.tokens_per_minute),
+        ("max_in_flight", args.max_in_flight.map(u64::from)),
+    ];
+    for (field, limit) in limits {
+        if let Some(limit) = limit {
+            let _ = writeln!(entry, "{field} = {limit}");
+        }
+    }
+    if args.priority != 0 {
+        let _ = writeln!(entry, "priority = {}", args.priority);
+    }
+    entry
+}

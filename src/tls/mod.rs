@@ -1,0 +1,129 @@
+//! TLS at the edges: what public listeners show, and what the processes of a cluster show each other.
+//!
+//! Certificates and keys are PEM files. They are read again when they change, so that rotation needs no restart:
+//! connections that are open go on, new ones see the new files.
+
+mod listen;
+mod peer;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use rein_router::reread::{FileError, Reread, Source, Wrong};
+use thiserror::Error;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+
+pub use listen::{ServerTls, Socket};
+pub use peer::Peers;
+
+/// Longest time from a connection to the end of its handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+pub const HTTP: &[u8] = b"http/1.1";
+pub const GRPC: &[u8] = b"h2";
+
+/// What public listeners show.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "TLS")]
+pub struct TlsArgs {
+    /// Certificate chain (PEM) of the HTTP and gRPC listeners; without it they are plain
+    #[arg(long, env = "REIN_TLS_CERT", value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key (PEM) of that certificate
+    #[arg(long, env = "REIN_TLS_KEY", value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+}
+
+/// What the processes of a cluster show each other: all of the three files, or none.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Mutual TLS between processes")]
+pub struct PeerArgs {
+    /// Certificates (PEM) of the authorities that sign the cluster's processes
+    #[arg(long, env = "REIN_PEER_CA", value_name = "FILE")]
+    pub peer_ca: Option<PathBuf>,
+    /// Certificate chain (PEM) of this process, for both sides of a connection
+    #[arg(long, env = "REIN_PEER_CERT", value_name = "FILE")]
+    pub peer_cert: Option<PathBuf>,
+    /// Private key (PEM) of that certificate
+    #[arg(long, env = "REIN_PEER_KEY", value_name = "FILE")]
+    pub peer_key: Option<PathBuf>,
+    /// DNS name that the certificate of every process of this cluster bears
+    #[arg(long, env = "REIN_PEER_NAME", default_value = "rein-peer", value_name = "NAME")]
+    pub peer_name: String,
+}
+
+#[derive(Debug, Error)]
+pub enum TlsError {
+    #[error("{given} needs {missing} beside it")]
+    Incomplete { given: &'static str, missing: &'static str },
+    #[error("--peer-name: '{0}' is not a DNS name; expected something like rein-peer")]
+    PeerName(String),
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+impl TlsArgs {
+    /// A listener's side of TLS, if these options ask for it. `protocol` is what is spoken on it.
+    pub fn listener(&self, protocol: &'static [u8]) -> Result<Option<ServerTls>, TlsError> {
+        let options = [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key)];
+        let Some(sources) = all_or_none(options)? else { return Ok(None) };
+        let config = Reread::open(sources.into(), move |files| public(files, protocol))?;
+        Ok(Some(ServerTls::new(move || config.get())))
+    }
+}
+
+fn public(files: &[Vec<u8>], protocol: &[u8]) -> Result<ServerConfig, Wrong> {
+    let (chain, key) = (certificates(files, 0)?, private_key(files, 1)?);
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| Wrong::new(0, error))?.with_no_client_auth();
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| Wrong::new(1, error))?;
+    config.alpn_protocols = vec![protocol.to_vec()];
+    Ok(config)
+}
+
+/// Options that only make sense together.
+fn all_or_none<const N: usize>(
+    options: [(&'static str, &Option<PathBuf>); N],
+) -> Result<Option<[Source; N]>, TlsError> {
+    let given = options.iter().find(|(_, path)| path.is_some());
+    let missing = options.iter().find(|(_, path)| path.is_none());
+    match (given, missing) {
+        (None, _) => Ok(None),
+        (Some(given), Some(missing)) => Err(TlsError::Incomplete { given: given.0, missing: missing.0 }),
+        (Some(_), None) => {
+            Ok(Some(options.map(|(flag, path)| Source { flag, path: path.clone().unwrap_or_default() })))
+        }
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn certificates(files: &[Vec<u8>], file: usize) -> Result<Vec<CertificateDer<'static>>, Wrong> {
+    let certificates = CertificateDer::pem_slice_iter(&files[file]).collect::<Result<Vec<_>, _>>();
+    match certificates {
+        Ok(certificates) if certificates.is_empty() => Err(Wrong::new(file, "holds no certificate (PEM)")),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(Wrong::new(file, format!("is not PEM: {error}"))),
+    }
+}
+
+fn private_key(files: &[Vec<u8>], file: usize) -> Result<PrivateKeyDer<'static>, Wrong> {
+    // The error is not repeated: nothing of this file belongs into a log.
+    PrivateKeyDer::from_pem_slice(&files[file]).map_err(|_| Wrong::new(file, "holds no private key (PEM)"))
+}
+
+fn authorities(files: &[Vec<u8>], file: usize) -> Result<RootCertStore, Wrong> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(files, file)? {
+        roots.add(certificate).map_err(|error| Wrong::new(file, error))?;
+    }
+    Ok(roots)
+}

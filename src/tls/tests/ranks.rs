@@ -1,0 +1,231 @@
+//! The links between ranks, over mutual TLS.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use rein_kernels::collective::tcp::{JoinError, Side, Stream};
+use rein_kernels::collective::{Collective, threads};
+
+use super::{Authority, Dir, Peers};
+
+/// What every kind of collective promises: the tests of the kernels crate, whose groups "over TCP" are over TLS here.
+#[path = "../../../kernels/src/collective/tests.rs"]
+mod shared;
+
+mod tcp {
+    pub use rein_kernels::collective::tcp::{Listener, Member, Secure};
+
+    pub fn plain() -> Secure {
+        super::OURS.1.secure()
+    }
+}
+
+static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::new("ours"));
+static OURS: LazyLock<(Dir, Peers)> = LazyLock::new(|| AUTHORITY.peer("rein-peer"));
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A connection as both sides see it, and what lies between: as many bytes pass as `allow` says once `slow` is set.
+fn link(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn Stream>, TcpStream); 2] {
+    let inner = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let outer = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let (to, through) = (inner.local_addr().expect("bound"), outer.local_addr().expect("bound"));
+    let slow = slow.clone();
+    std::thread::spawn(move || {
+        let client = outer.accept().expect("a client").0;
+        let server = TcpStream::connect(to).expect("a server");
+        for socket in [&client, &server] {
+            socket.set_nodelay(true).expect("a socket");
+        }
+        let back = (server.try_clone().expect("a socket"), client.try_clone().expect("a socket"));
+        std::thread::spawn(move || std::io::copy(&mut &back.0, &mut &back.1));
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = (&client).read(&mut bytes) {
+            if !slow.load(Ordering::SeqCst) {
+                (&server).write_all(&bytes[..n]).expect("passed on");
+                continue;
+            }
+            for byte in &bytes[..n] {
+                if allow.recv().is_err() {
+                    return;
+                }
+                (&server).write_all(&[*byte]).expect("passed on");
+            }
+        }
+    });
+    let accepting = std::thread::spawn(move || {
+        let raw = inner.accept().expect("the relay").0;
+        let stream = tcp::plain()(raw.try_clone().expect("a socket"), Side::Accepts).expect("a peer");
+        (stream, raw)
+    });
+    let raw = TcpStream::connect(through).expect("the relay");
+    let stream = tcp::plain()(raw.try_clone().expect("a socket"), Side::Connects).expect("a peer");
+    [(stream, raw), accepting.join().expect("no panic")]
+}
+
+/// The pulse and the join read with time limits and take a time that is over for "nothing yet". A record of which one
+/// byte comes per such time is read in the end, whole and once.
+#[test]
+fn a_record_that_comes_byte_by_byte_across_timeouts_is_read_whole() {
+    let slow = Arc::new(AtomicBool::new(false));
+    let (permits, allow) = channel();
+    let [(mut client, _), (mut server, raw)] = link(&slow, allow);
+    slow.store(true, Ordering::SeqCst);
+    raw.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
+    let said: Vec<u8> = (0..60).collect();
+    for message in said.chunks(20) {
+        client.write_all(message).and_then(|()| client.flush()).expect("sent");
+    }
+    let (mut heard, mut waits, mut bytes) = (Vec::new(), 0, [0; 7]);
+    while heard.len() < said.len() {
+        match server.read(&mut bytes) {
+            Ok(n) => heard.extend_from_slice(&bytes[..n]),
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+                waits += 1;
+                permits.send(()).expect("the relay lives");
+            }
+        }
+    }
+    assert_eq!(heard, said);
+    assert!(waits > said.len(), "{waits}: it came in one piece");
+}
+
+/// A peer that does not read: what was taken before the time was over arrives, in order and once.
+#[test]
+fn what_was_written_before_a_timeout_arrives_once() {
+    let slow = Arc::new(AtomicBool::new(false));
+    let (_permits, allow) = channel();
+    let [(mut client, raw), (mut server, _)] = link(&slow, allow);
+    raw.set_write_timeout(Some(Duration::from_millis(5))).expect("a socket");
+    let mut taken: u64 = 0;
+    let refused = loop {
+        let block: Vec<u8> = (taken..taken + 10_000).map(|i| (i % 251) as u8).collect();
+        match client.write(&block).and_then(|n| client.flush().map(|()| n).or(Ok(n))) {
+            Ok(0) => break ErrorKind::WriteZero,
+            Ok(n) => taken += n as u64,
+            Err(error) => break error.kind(),
+        }
+        assert!(taken < 1 << 30, "the connection takes everything");
+    };
+    assert!(matches!(refused, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::WriteZero), "{refused:?}");
+    let reading = std::thread::spawn(move || {
+        let mut all = vec![0; taken as usize];
+        server.read_exact(&mut all).map(|()| all)
+    });
+    raw.set_write_timeout(None).expect("a socket");
+    client.flush().expect("it is read now");
+    let all = reading.join().expect("no panic").expect("all of it");
+    assert!(all.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8));
+}
+
+fn listen(peers: &Peers) -> tcp::Listener {
+    tcp::Listener::bind("127.0.0.1:0", peers.secure()).expect("loopback")
+}
+
+fn member(rank: usize, addresses: &[String]) -> tcp::Member {
+    tcp::Member { group: "g".into(), epoch: 1, rank, addresses: addresses.to_vec() }
+}
+
+fn addresses(listeners: [&tcp::Listener; 2]) -> Vec<String> {
+    listeners.map(|listener| listener.address().to_string()).to_vec()
+}
+
+#[test]
+fn a_rank_of_another_authority_or_name_does_not_get_in() {
+    let theirs = Authority::new("theirs");
+    for (_dir, stranger) in [theirs.peer("rein-peer"), AUTHORITY.peer("rein-other")] {
+        let (ours, other) = (listen(&OURS.1), listen(&stranger));
+        let addresses = addresses([&ours, &other]);
+        std::thread::scope(|scope| {
+            let outside = scope.spawn(|| other.join(&member(1, &addresses), Duration::from_secs(2)));
+            let inside = ours.join(&member(0, &addresses), Duration::from_millis(500));
+            assert!(
+                matches!(&inside, Err(JoinError::Missing { missing, .. }) if missing == &[1]),
+                "{:?}",
+                inside.err()
+            );
+            assert!(outside.join().expect("no panic").is_err());
+        });
+    }
+}
+
+#[test]
+fn a_plain_rank_does_not_get_in_and_is_no_nuisance() {
+    let (ours, plain) = (listen(&OURS.1), tcp::Listener::bind("127.0.0.1:0", rein_kernels::collective::tcp::plain()));
+    let plain = plain.expect("loopback");
+    let strange = addresses([&ours, &plain]);
+    let outside = plain.join(&member(1, &strange), Duration::from_millis(500));
+    assert!(outside.is_err());
+    // A stranger that says nothing at all.
+    let _silent = TcpStream::connect(ours.address()).expect("it listens");
+    let second = listen(&OURS.1);
+    let addresses = addresses([&ours, &second]);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| second.join(&member(1, &addresses), PATIENCE));
+        ours.join(&member(0, &addresses), PATIENCE).expect("both come");
+        other.join().expect("no panic").expect("both come");
+    });
+}
+
+/// Everything between two listeners passes here, until it is told to pass nothing.
+fn relay(to: String) -> (String, Arc<AtomicBool>) {
+    let cut = Arc::new(AtomicBool::new(false));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = listener.local_addr().expect("bound").to_string();
+    let off = cut.clone();
+    let pass = |mut from: TcpStream, mut into: TcpStream, off: Arc<AtomicBool>| {
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut bytes) {
+            while off.load(Ordering::SeqCst) {
+                std::thread::park();
+            }
+            if into.write_all(&bytes[..n]).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let Ok(server) = TcpStream::connect(&to) else { return };
+            let pairs = [(client.try_clone(), server.try_clone()), (Ok(server), Ok(client))];
+            for (from, into) in pairs.into_iter().filter_map(|(a, b)| Some((a.ok()?, b.ok()?))) {
+                let off = off.clone();
+                std::thread::spawn(move || pass(from, into, off));
+            }
+        }
+    });
+    (address, cut)
+}
+
+#[test]
+fn a_silent_rank_has_failed_and_is_named() {
+    let listeners = [listen(&OURS.1), listen(&OURS.1)];
+    let (through, cut) = relay(listeners[0].address().to_string());
+    let addresses = [through, listeners[1].address().to_string()];
+    let [a, b] = std::thread::scope(|scope| {
+        let other = scope.spawn(|| listeners[1].join(&member(1, &addresses), PATIENCE));
+        [listeners[0].join(&member(0, &addresses), PATIENCE), other.join().expect("no panic")]
+    })
+    .map(|rank| rank.expect("both come"));
+    let fates = [a.fate(), b.fate()];
+    // The pulse beats for a while, and nothing happens.
+    let (_open, nothing) = sync_channel::<()>(1);
+    assert!(nothing.recv_timeout(Duration::from_millis(300)).is_err());
+    assert!(fates.iter().all(|fate| fate.abort().is_none()));
+    cut.store(true, Ordering::SeqCst);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || b.all_reduce(&mut [1.0]).expect_err("cut off"));
+        let here = a.all_reduce(&mut [1.0]).expect_err("cut off");
+        assert!(here.to_string().contains("rank 1 has been silent"), "{here}");
+        let there = other.join().expect("no panic");
+        assert!(there.to_string().contains("rank 0 has been silent"), "{there}");
+    });
+    assert_eq!(fates.map(|fate| fate.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
