@@ -26,6 +26,7 @@ pub mod parse;
 mod pick;
 pub mod pool;
 pub mod render;
+pub mod route;
 pub mod steer;
 mod stop;
 mod stream;
