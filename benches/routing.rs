@@ -1,7 +1,7 @@
 //! Which group a request goes to, and what that is worth: hit rate of the prefix caches and evenness of load for each
 //! policy (simulated time, the same figures on every machine), and what a choice costs among 1,000 engines.
 //!
-//!     cargo bench --bench routing
+//!     cargo bench --bench routing [-- chat|agent|single|choice]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -18,15 +18,20 @@ mod fleet;
 const SEEDS: std::ops::Range<u64> = 1..4;
 
 fn main() {
+    // Cargo adds an option of its own.
+    let wanted = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    let wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
     println!("{} groups; each line the mean of {} seeds (max/mean: the worst)", fleet::GROUPS, SEEDS.count());
-    for load in [&CHAT, &AGENT, &SINGLE] {
+    for load in [&CHAT, &AGENT, &SINGLE].into_iter().filter(|load| wanted(load.name)) {
         for policy in RoutePolicy::ALL {
             print(policy, load, "");
         }
         print(RoutePolicy::CacheAware, &Load { names_session: true, ..load.clone() }, ", sessions named");
         print(RoutePolicy::CacheAware, &Load { routers: 4, ..load.clone() }, ", 4 routers");
     }
-    choices();
+    if wanted("choice") {
+        choices();
+    }
 }
 
 fn print(policy: RoutePolicy, load: &Load, more: &str) {
@@ -35,10 +40,12 @@ fn print(policy: RoutePolicy, load: &Load, more: &str) {
     let hit_rate = runs.iter().map(fleet::Outcome::hit_rate).sum::<f64>() / count;
     let open = runs.iter().map(fleet::Outcome::open_peak).fold(0.0, f64::max);
     let busy = runs.iter().map(fleet::Outcome::busy_peak).fold(0.0, f64::max);
-    let mut first = |quantile| runs.iter_mut().map(|run| run.first_token_ms(quantile)).sum::<u64>() / SEEDS.count() as u64;
+    let window = runs.iter().map(|run| run.worst_window).fold(0.0, f64::max);
+    let mut first =
+        |quantile| runs.iter_mut().map(|run| run.first_token_ms(quantile)).sum::<u64>() / SEEDS.count() as u64;
     let (half, most) = (first(0.5), first(0.95));
     println!(
-        "{:7} {:30} hit rate {:5.1} %; max/mean open {open:.2}, busy {busy:.2}; first token p50 {half:4} ms, p95 {most:5} ms",
+        "{:7} {:30} hit rate {:5.1} %; max/mean open {open:.2} (10 s: {window:.2}), busy {busy:.2}; first token p50 {half:4} ms, p95 {most:5} ms",
         load.name,
         format!("{}{more}", policy.name()),
         hit_rate * 100.0,
@@ -61,12 +68,18 @@ fn choices() {
     let begun = Instant::now();
     for (engine, seat) in seats.iter().enumerate() {
         let stored = (0..CACHED / 80)
-            .flat_map(|session| block_hash::chain("", &conversation(engine, session), BLOCK_SIZE as usize).collect::<Vec<_>>())
+            .flat_map(|session| {
+                block_hash::chain("", &conversation(engine, session), BLOCK_SIZE as usize).collect::<Vec<_>>()
+            })
             .collect();
         seat.apply(&events(true, stored), 0);
     }
     let (entries, bytes) = routing.index().size();
-    println!("{ENGINES} engines told of {CACHED} blocks each in {:.0?}: {entries} contents, {} MiB", begun.elapsed(), bytes >> 20);
+    println!(
+        "{ENGINES} engines told of {CACHED} blocks each in {:.0?}: {entries} contents, {} MiB",
+        begun.elapsed(),
+        bytes >> 20
+    );
 
     let begun = Instant::now();
     for turn in 0..CHOICES {
@@ -75,7 +88,10 @@ fn choices() {
     println!("a message of 64 stored blocks: {:.1?}", begun.elapsed() / CHOICES);
 
     let keys: Vec<u64> = (0..ENGINES).map(|engine| key(&format!("worker-{engine}"))).collect();
-    for (name, known) in [("a conversation of 1,600 tokens, cached on one", true), ("nothing but the system prompt cached, on all", false)] {
+    for (name, known) in [
+        ("a conversation of 1,600 tokens, cached on one", true),
+        ("nothing but the system prompt cached, on all", false),
+    ] {
         let prompts: Vec<Vec<u32>> = (0..CHOICES)
             .map(|turn| match known {
                 true => conversation(turn as usize % ENGINES, turn % (CACHED / 80)),

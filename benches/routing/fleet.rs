@@ -29,6 +29,7 @@ const PREFILL_US: u64 = 60;
 const DECODE_US: u64 = 200;
 /// How often a group tells the routers what changed.
 const EVENTS_US: u64 = 50_000;
+const WINDOW_US: u64 = 10_000_000;
 /// Turns before this part of them all are not counted.
 const WARM_UP: usize = 4;
 
@@ -106,8 +107,11 @@ pub struct Outcome {
     /// Per group: open sequences over time, and time in steps (microseconds).
     pub open: [f64; GROUPS],
     pub busy: [f64; GROUPS],
+    /// The largest share of open sequences that a group had in a window of ten seconds, in terms of the mean.
+    pub worst_window: f64,
     /// From a turn's arrival to the first token, in microseconds.
     pub first_token: Vec<u64>,
+    window: [f64; GROUPS],
 }
 
 /// The largest in terms of the mean.
@@ -270,8 +274,14 @@ impl<'a> Fleet<'a> {
 
     fn pass(&mut self, until: u64) {
         if self.counts() {
-            for (sum, group) in self.outcome.open.iter_mut().zip(&self.groups) {
+            let Outcome { open, window, worst_window, .. } = &mut self.outcome;
+            for ((sum, window), group) in open.iter_mut().zip(window.iter_mut()).zip(&self.groups) {
                 *sum += group.open as f64 * (until - self.now) as f64;
+                *window += group.open as f64 * (until - self.now) as f64;
+            }
+            if self.now / WINDOW_US < until / WINDOW_US {
+                *worst_window = worst_window.max(peak(window));
+                *window = [0.0; GROUPS];
             }
         }
         self.now = until;
@@ -344,7 +354,11 @@ impl<'a> Fleet<'a> {
         }
         let Some(step) = group.scheduler.schedule(Duration::from_micros(self.now)) else { return };
         let cost = STEP_US
-            + step.rows.iter().map(|row| if row.tokens.len() > 1 { row.tokens.len() as u64 * PREFILL_US } else { DECODE_US }).sum::<u64>();
+            + step
+                .rows
+                .iter()
+                .map(|row| if row.tokens.len() > 1 { row.tokens.len() as u64 * PREFILL_US } else { DECODE_US })
+                .sum::<u64>();
         group.running = Some((step, cost));
         self.note(cost, Happens::StepDone(at));
     }
@@ -398,6 +412,9 @@ impl<'a> Fleet<'a> {
         let (mut stored, mut removed) = (Vec::new(), Vec::new());
         for hash in group.touched.drain() {
             let held = group.held.get(&hash).is_some_and(|count| *count > 0);
+            if !held {
+                group.held.remove(&hash);
+            }
             if held && group.told.insert(hash) {
                 stored.push(hash);
             } else if !held && group.told.remove(&hash) {
@@ -407,7 +424,6 @@ impl<'a> Fleet<'a> {
         // The order of a set is another in each run.
         stored.sort_unstable();
         removed.sort_unstable();
-        group.held.retain(|_, count| *count > 0);
         let stats = group.scheduler.stats();
         let events = EngineEvents {
             hash_version: block_hash::VERSION,

@@ -44,7 +44,9 @@ pub fn choose(
         RoutePolicy::Random => Some(below(mix(turn), candidates.len())),
         RoutePolicy::LeastLoad => {
             let start = (turn % candidates.len() as u64) as usize;
-            (start..candidates.len()).chain(0..start).min_by(|&a, &b| candidates[a].busy().total_cmp(&candidates[b].busy()))
+            (start..candidates.len())
+                .chain(0..start)
+                .min_by(|&a, &b| candidates[a].busy().total_cmp(&candidates[b].busy()))
         }
         RoutePolicy::PowerOfTwo => {
             let roomy: Vec<usize> = all().filter(|&i| !candidates[i].full).collect();

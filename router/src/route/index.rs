@@ -71,7 +71,8 @@ impl BlockIndex {
             slot: AtomicU32::new(self.seat()),
             used: AtomicBool::new(false),
             block_size: AtomicU32::new(0),
-            report: Mutex::new(None),
+            others: AtomicU32::new(0),
+            full: AtomicBool::new(false),
             index: self.clone(),
         }
     }
@@ -152,7 +153,9 @@ impl BlockIndex {
     /// A sequence with this prompt was sent there.
     pub fn expect(&self, seat: &Seat, prompt: &Prompt, now: Duration) {
         let (slot, size) = (seat.slot.load(Ordering::Relaxed), seat.block_size.load(Ordering::Relaxed));
-        let Some((_, chain)) = prompt.chains.iter().find(|(other, _)| *other == size && slot != NO_SLOT) else { return };
+        let Some((_, chain)) = prompt.chains.iter().find(|(other, _)| *other == size && slot != NO_SLOT) else {
+            return;
+        };
         seat.used.store(true, Ordering::Relaxed);
         for &hash in chain {
             let mut shard = self.shard(hash);
@@ -197,13 +200,6 @@ impl Matches {
     }
 }
 
-/// The load that an engine told, and how many sequences of this router it should have known of.
-#[derive(Debug, Clone, Copy)]
-struct Report {
-    load: EngineLoad,
-    open: u32,
-}
-
 /// An engine's place in the index. Its entries go with it.
 #[derive(Debug)]
 pub struct Seat {
@@ -212,7 +208,10 @@ pub struct Seat {
     used: AtomicBool,
     /// Tokens; 0: not known.
     block_size: AtomicU32,
-    report: Mutex<Option<Report>>,
+    /// Sequences of other routers, as last reported.
+    others: AtomicU32,
+    /// Sequences wait for KV blocks, as last reported.
+    full: AtomicBool,
     index: Arc<BlockIndex>,
 }
 
@@ -220,7 +219,7 @@ impl Seat {
     /// What the engine told, when `open` of its sequences were of this router. False: it speaks of hashes that are not
     /// ours; its load counts, its cache does not.
     pub fn apply(&self, events: &EngineEvents, open: u32) -> bool {
-        *lock(&self.report) = events.load.map(|load| Report { load, open });
+        self.set_load(&events.load.unwrap_or_default(), open);
         if events.hash_version != block_hash::VERSION || events.block_size == 0 {
             self.clear();
             return false;
@@ -249,15 +248,24 @@ impl Seat {
         true
     }
 
+    fn set_load(&self, load: &EngineLoad, open: u32) {
+        let others = load.running.saturating_add(load.waiting).saturating_sub(open);
+        self.others.store(others, Ordering::Relaxed);
+        let (used, total) = (u64::from(load.used_blocks), u64::from(load.total_blocks));
+        let full = load.waiting > 0 && used * 100 >= total * limits::ROUTE_FULL_PERCENT;
+        self.full.store(full, Ordering::Relaxed);
+    }
+
     /// Nothing is known of the engine any more.
     pub fn forget(&self) {
-        *lock(&self.report) = None;
+        self.set_load(&EngineLoad::default(), 0);
         self.clear();
         self.set_block_size(0);
     }
 
+    /// A request that looked at the old slot may still enter what it expects there: wrong for a while, no more.
     fn clear(&self) {
-        if self.used.swap(false, Ordering::Relaxed) {
+        if self.used.swap(false, Ordering::Relaxed) || self.slot.load(Ordering::Relaxed) == NO_SLOT {
             let old = self.slot.swap(self.index.seat(), Ordering::Relaxed);
             self.index.retire(old);
         }
@@ -283,18 +291,12 @@ impl Seat {
     /// Sequences on the engine, of which `open` are of this router now: those of other routers by the last report, our
     /// own as we know them.
     pub fn load(&self, open: u32) -> u32 {
-        let report = *lock(&self.report);
-        let others = report.map_or(0, |Report { load, open }| load.running.saturating_add(load.waiting).saturating_sub(open));
-        open.saturating_add(others)
+        open.saturating_add(self.others.load(Ordering::Relaxed))
     }
 
     /// Sequences wait there for KV blocks.
     pub fn is_full(&self) -> bool {
-        let report = *lock(&self.report);
-        report.is_some_and(|Report { load, .. }| {
-            let (used, total) = (u64::from(load.used_blocks), u64::from(load.total_blocks));
-            load.waiting > 0 && used * 100 >= total * limits::ROUTE_FULL_PERCENT
-        })
+        self.full.load(Ordering::Relaxed)
     }
 }
 

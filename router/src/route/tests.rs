@@ -73,7 +73,10 @@ fn engines_with_blocks_of_other_sizes_are_found_and_other_hashes_are_not_taken()
     let stored = block_hash::chain("", &tokens(20), 8).collect();
     assert!(eight.apply(&EngineEvents { block_size: 8, stored, ..events(true, &[], &[]) }, 0));
     assert_eq!(matched(&index, [&four, &eight], &tokens(30)), [20, 16]);
-    for wrong in [EngineEvents { hash_version: 2, ..events(true, &[], &[]) }, EngineEvents { block_size: 0, ..events(true, &[], &[]) }] {
+    for wrong in [
+        EngineEvents { hash_version: 2, ..events(true, &[], &[]) },
+        EngineEvents { block_size: 0, ..events(true, &[], &[]) },
+    ] {
         let stored = chain("", &tokens(20));
         let wrong = EngineEvents { stored, load: Some(EngineLoad { running: 3, ..EngineLoad::default() }), ..wrong };
         assert!(!four.apply(&wrong, 0));
@@ -206,7 +209,9 @@ fn pick(candidates: &[Candidate], session: Option<u64>, turn: u64) -> usize {
 
 #[test]
 fn the_longest_match_wins_until_its_engine_is_too_busy() {
-    let with = |open, other| [candidate(0, other, 0), candidate(1, open, 900), candidate(2, other, 500), candidate(3, other, 0)];
+    let with = |open, other| {
+        [candidate(0, other, 0), candidate(1, open, 900), candidate(2, other, 500), candidate(3, other, 0)]
+    };
     for turn in 0..50 {
         assert_eq!(pick(&with(0, 0), None, turn), 1);
         assert_eq!(pick(&with(20, 20), None, turn), 1);
@@ -230,7 +235,9 @@ fn equal_matches_go_where_there_is_less_to_do_and_small_ones_count_for_nothing()
         let chosen = pick(&[candidate(0, 20, 60), candidate(1, 12, 0)], None, turn);
         assert_eq!(chosen, 1, "60 of 1000 tokens are no reason");
     }
-    let turns: BTreeSet<usize> = (0..50).map(|turn| pick(&[candidate(0, 9, 900), candidate(1, 9, 900), candidate(2, 9, 0)], None, turn)).collect();
+    let turns: BTreeSet<usize> = (0..50)
+        .map(|turn| pick(&[candidate(0, 9, 900), candidate(1, 9, 900), candidate(2, 9, 0)], None, turn))
+        .collect();
     assert_eq!(turns, BTreeSet::from([0, 1]), "equals take turns");
 }
 
@@ -238,7 +245,9 @@ fn equal_matches_go_where_there_is_less_to_do_and_small_ones_count_for_nothing()
 fn a_session_without_a_match_goes_home_and_few_move_when_engines_come_and_go() {
     let engines = |range: std::ops::Range<u64>| range.map(|engine| candidate(engine, 5, 0)).collect::<Vec<_>>();
     let homes = |candidates: &[Candidate]| -> Vec<u64> {
-        (0..10_000).map(|session| candidates[pick(candidates, Some(key(&session.to_string())), session)].engine).collect()
+        (0..10_000)
+            .map(|session| candidates[pick(candidates, Some(key(&session.to_string())), session)].engine)
+            .collect()
     };
     let before = homes(&engines(0..10));
     let mut counts = BTreeMap::new();
@@ -294,7 +303,8 @@ fn no_choice_puts_an_engine_over_its_bound_whatever_is_cached() {
 #[test]
 fn policies_do_what_their_names_say() {
     let candidates = [candidate(0, 9, 900), candidate(1, 2, 0), candidate(2, 2, 0), candidate(3, 8, 0)];
-    let choices = |policy| -> Vec<usize> { (0..400).filter_map(|turn| choose(policy, &candidates, 1000, None, turn)).collect() };
+    let choices =
+        |policy| -> Vec<usize> { (0..400).filter_map(|turn| choose(policy, &candidates, 1000, None, turn)).collect() };
     let shares = |choices: &[usize]| [0, 1, 2, 3].map(|i| choices.iter().filter(|&&choice| choice == i).count());
     assert_eq!(choices(RoutePolicy::RoundRobin)[..5], [0, 1, 2, 3, 0]);
     assert!(shares(&choices(RoutePolicy::LeastLoad))[1..3].iter().all(|&share| share > 90));

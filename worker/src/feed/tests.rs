@@ -109,7 +109,10 @@ async fn a_large_snapshot_comes_in_parts_at_once() {
     let begun = Instant::now();
     let parts = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    assert_eq!(parts.each_ref().map(|part| (part.reset, part.complete)), [(true, false), (false, false), (false, true)]);
+    assert_eq!(
+        parts.each_ref().map(|part| (part.reset, part.complete)),
+        [(true, false), (false, false), (false, true)]
+    );
     let mut all: Vec<u64> = parts.into_iter().flat_map(|part| part.stored).collect();
     all.sort_unstable();
     assert!(all.into_iter().eq(0..count));

@@ -84,7 +84,9 @@ async fn a_listener_hears_of_what_is_cached_what_comes_and_what_is_evicted() {
 
     let mut held = open(&service, Start { hold: true, ..short(prompt(50, 8)) }).await.expect("admitted");
     held.admitted().await;
-    while next(&mut events).await.expect("no status").load.is_none_or(|load| (load.running, load.used_blocks) != (1, 2)) {}
+    while next(&mut events).await.expect("no status").load.is_none_or(|load| (load.running, load.used_blocks) != (1, 2))
+    {
+    }
 }
 
 #[tokio::test]
