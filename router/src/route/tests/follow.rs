@@ -16,13 +16,14 @@ use super::super::follow::{follow_events, interval};
 use super::*;
 use crate::pool::transport;
 
+type Told = mpsc::Receiver<Result<EngineEvents, Status>>;
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[derive(Clone, Default)]
 struct Fake {
     calls: Arc<watch::Sender<Vec<(Instant, u32)>>>,
     /// What the next call gets; nothing: UNAVAILABLE.
-    next: Arc<Mutex<Option<mpsc::Receiver<Result<EngineEvents, Status>>>>>,
+    next: Arc<Mutex<Option<Told>>>,
     refuses: bool,
 }
 
