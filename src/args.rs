@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rein_router::RoutePolicy;
 use rein_worker::limits;
 
 use crate::bench::BenchOptions;
@@ -267,6 +268,9 @@ pub struct RouterArgs {
     pub peer: PeerArgs,
     #[command(flatten)]
     pub edge: EdgeArgs,
+    /// How a sequence gets its group: cache-aware, least-load, power-of-two, round-robin or random
+    #[arg(long, env = "REIN_POLICY", default_value = "cache-aware", value_name = "POLICY")]
+    pub policy: RoutePolicy,
     /// Directories with text files (config.json, tokenizer, template) of models, served under the directory's name; other
     /// models' come from their workers
     #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS")]

@@ -15,6 +15,8 @@ mod parse;
 mod progress;
 mod quantiles;
 mod render;
+#[cfg(test)]
+mod routing_tests;
 mod score;
 mod serve;
 mod telemetry;

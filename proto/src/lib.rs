@@ -1,5 +1,7 @@
 //! Rein's messages and services. `v1` is the public API, `internal` what routers, workers and ranks say to each other.
 
+pub mod block_hash;
+
 pub mod v1 {
     tonic::include_proto!("rein.v1");
 }

@@ -10,8 +10,13 @@ use crate::{
     admit::{Permit, Place},
     error::Error,
     generate::Call,
+    job::Generation,
     keys::Caller,
+    route,
 };
+
+/// The header, or metadata, that names the request's session.
+pub const SESSION: &str = "x-rein-session";
 
 pub struct Arrival {
     core: Arc<Core>,
@@ -19,11 +24,18 @@ pub struct Arrival {
     deadline: Instant,
     caller: Option<Caller>,
     place: Place,
+    /// As the request's head names it.
+    session: Option<u64>,
 }
 
 impl Arrival {
-    /// `wanted`: the time that the client gives it.
-    pub fn new(core: &Arc<Core>, caller: Option<&Caller>, wanted: Option<Duration>) -> Result<Self, Error> {
+    /// `wanted`: the time that the client gives it; `session`: the session that the head names.
+    pub fn new(
+        core: &Arc<Core>,
+        caller: Option<&Caller>,
+        wanted: Option<Duration>,
+        session: Option<&str>,
+    ) -> Result<Self, Error> {
         let began = Instant::now();
         let limit = core.config.request_time;
         let of_key = caller.map(Caller::enter).transpose()?;
@@ -33,6 +45,7 @@ impl Arrival {
             began,
             deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
             caller: caller.cloned(),
+            session: session.filter(|name| !name.is_empty()).map(route::key),
         })
     }
 
@@ -42,15 +55,17 @@ impl Arrival {
         self.place.admit(priority, self.deadline).await
     }
 
-    /// The same, for a generation. `asked` is the priority that the request asks for.
-    pub async fn call(self, prefix: &str, asked: Option<i64>) -> Result<Call, Error> {
-        let priority = priority(self.caller.as_ref(), asked);
+    /// The same, for a generation.
+    pub async fn call(self, prefix: &str, generation: &Generation) -> Result<Call, Error> {
+        let priority = priority(self.caller.as_ref(), generation.priority);
+        let named = || generation.session.as_deref().map(route::key);
         Ok(Call {
             id: format!("{prefix}-{}", Uuid::new_v4().simple()),
             began: self.began,
             deadline: self.deadline,
             permit: self.place.admit(priority, self.deadline).await?,
             metrics: self.core.metrics.clone(),
+            session: self.session.or_else(named),
             caller: self.caller,
         })
     }

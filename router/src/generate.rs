@@ -27,6 +27,7 @@ use crate::{
     limits,
     metrics::Metrics,
     model::{Bounds, Model, now},
+    pool::Wanted,
     steer::EngineStream,
     stop::StopStrings,
     stream::{Opening, Reader, Report, Transcript},
@@ -45,6 +46,8 @@ pub struct Call {
     pub metrics: Arc<Metrics>,
     /// Whose request it is, if the server asks.
     pub caller: Option<Caller>,
+    /// Requests of one session are best answered by one engine.
+    pub session: Option<u64>,
 }
 
 /// How output is to be read.
@@ -324,7 +327,9 @@ async fn open(
     let grammar = reading.grammar();
     let choice = async |index: u32, lease| {
         let start = plan.start(&call.id, index, &prompt, grammar);
-        let engine = EngineStream::open(model.pool.clone(), lease, start, call.deadline, call.metrics.clone()).await?;
+        let engine =
+            EngineStream::open(model.pool.clone(), lease, start, call.session, call.deadline, call.metrics.clone())
+                .await?;
         let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
             Ok(matcher) => Ok(Guided {
                 guide: Guide::new(matcher, grammar.compiled.opening(), &plan.limits.stop_token_ids, grammar.always),
@@ -336,7 +341,8 @@ async fn open(
         Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.caller.clone(), call.began).await
     };
     let until = call.deadline.min(Instant::now() + limits::ENGINE_WAIT);
-    choices.push(choice(first, model.pool.lease(until).await?).await?);
+    let wanted = Wanted { salt: &plan.cache_salt, tokens: &prompt, session: call.session };
+    choices.push(choice(first, model.pool.lease(&wanted, until).await?).await?);
     let mut prompt_logprobs = Vec::new();
     if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
         let admitted = choices[first as usize].admitted().await?;
@@ -346,7 +352,7 @@ async fn open(
         let lease = choices[first as usize].engine().map(|engine| engine.lease().again());
         let lease = match lease {
             Some(lease) => lease,
-            None => model.pool.lease(until).await?,
+            None => model.pool.lease(&wanted, until).await?,
         };
         choices.push(choice(index, lease).await?);
     }

@@ -6,7 +6,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use crate::{
     BuildError, Core,
-    arrival::Arrival,
+    arrival::{Arrival, SESSION},
     chat, complete,
     error::{Error, Kind},
     gate,
@@ -144,7 +144,7 @@ impl Inference for Service {
         let answer = async {
             let arrival = self.arrival(&request)?;
             let job = request::chat(request.into_inner())?;
-            let call = arrival.call("chatcmpl", job.generation.priority).await?;
+            let call = arrival.call("chatcmpl", &job.generation).await?;
             let model = self.core.model(job.model.as_deref())?.clone();
             let (events, relaxed) = chat::generate(call, model, job).await?;
             Ok((events.map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
@@ -157,7 +157,7 @@ impl Inference for Service {
         let answer = async {
             let arrival = self.arrival(&request)?;
             let job = request::complete(request.into_inner())?;
-            let call = arrival.call("cmpl", job.generation.priority).await?;
+            let call = arrival.call("cmpl", &job.generation).await?;
             let model = self.core.model(job.model.as_deref())?.clone();
             let (events, relaxed) = complete::generate(call, model, job).await?;
             Ok((complete::events(events).map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
@@ -227,7 +227,8 @@ impl Service {
     fn arrival<T>(&self, request: &Request<T>) -> Result<Arrival, Error> {
         let timeout = request.metadata().get("grpc-timeout");
         let wanted = timeout.and_then(|timeout| parse_timeout(timeout.to_str().ok()?));
-        Arrival::new(&self.core, request.extensions().get::<Caller>(), wanted)
+        let session = request.metadata().get(SESSION).and_then(|name| name.to_str().ok());
+        Arrival::new(&self.core, request.extensions().get::<Caller>(), wanted, session)
     }
 
     /// A stream, and in the metadata what of the request's schemas is relaxed.

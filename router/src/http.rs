@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     Core,
-    arrival::Arrival,
+    arrival::{Arrival, SESSION},
     chat, complete,
     error::{Error, Kind},
     gate,
@@ -68,7 +68,7 @@ async fn chat_completions(State(core): Shared, request: Request) -> Response {
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::ChatRequest { job, delivery, ignored } = openai::chat(Body::parse(&body)?)?;
         drop(body);
-        let call = arrival.call("chatcmpl", job.generation.priority).await?;
+        let call = arrival.call("chatcmpl", &job.generation).await?;
         let model = core.model(job.model.as_deref())?.clone();
         let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
         let (events, relaxed) = chat::generate(call, model, job).await?;
@@ -89,7 +89,7 @@ async fn completions(State(core): Shared, request: Request) -> Response {
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::CompletionRequest { job, delivery, ignored } = openai::completion(Body::parse(&body)?)?;
         drop(body);
-        let call = arrival.call("cmpl", job.generation.priority).await?;
+        let call = arrival.call("cmpl", &job.generation).await?;
         let model = core.model(job.model.as_deref())?.clone();
         let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
         let (events, relaxed) = complete::generate(call, model, job).await?;
@@ -230,7 +230,8 @@ fn arrival(core: &Arc<Core>, request: &Request) -> Result<Arrival, Error> {
             Error::invalid(REQUEST_TIMEOUT, message)
         })?),
     };
-    Arrival::new(core, request.extensions().get::<Caller>(), wanted)
+    let session = request.headers().get(SESSION).and_then(|name| name.to_str().ok());
+    Arrival::new(core, request.extensions().get::<Caller>(), wanted, session)
 }
 
 fn timeout(text: &str) -> Option<Duration> {

@@ -27,6 +27,8 @@ pub struct Generation {
     pub return_grammar: bool,
     /// Lower is earlier in the queue.
     pub priority: Option<i64>,
+    /// Requests of one session are best answered by one engine.
+    pub session: Option<String>,
 }
 
 #[derive(Debug, Clone, Default)]

@@ -28,11 +28,11 @@ mod model;
 mod openai;
 mod openapi;
 pub mod parse;
-mod pick;
 pub mod pool;
 mod rate;
 pub mod render;
 pub mod reread;
+pub mod route;
 pub mod steer;
 mod stop;
 mod stream;
@@ -60,6 +60,7 @@ pub use crate::{
     error::{Error, Kind},
     model::Policy,
     pool::{EngineTransport, transport},
+    route::RoutePolicy,
 };
 
 /// What an operator may set.
@@ -77,6 +78,8 @@ pub struct RouterConfig {
     pub body_bytes: usize,
     /// Control tokens that messages spell become control tokens. False: they stay text.
     pub allow_control_tokens: bool,
+    /// How a sequence gets its engine, where engines come and go.
+    pub policy: RoutePolicy,
 }
 
 impl Default for RouterConfig {
@@ -88,6 +91,7 @@ impl Default for RouterConfig {
             request_time: limits::REQUEST_TIME,
             body_bytes: limits::BODY_BYTES,
             allow_control_tokens: false,
+            policy: RoutePolicy::CacheAware,
         }
     }
 }

@@ -66,6 +66,8 @@ pub const RESUMES: u32 = 3;
 pub const RESUME_WAIT: Duration = Duration::from_secs(120);
 /// Longest wait of a new sequence while no engine is there.
 pub const ENGINE_WAIT: Duration = Duration::from_secs(10);
+/// Sequences that an engine computes at once, until it has said how many.
+pub const ENGINE_SLOTS: u32 = 64;
 /// At least so long between two looks at engines that are avoided.
 pub const ENGINE_LOOK: Duration = Duration::from_millis(5);
 /// How long an engine is still tried, after all others, that membership no longer knows.
@@ -78,6 +80,29 @@ pub const FILES_AGAIN: Duration = Duration::from_secs(1);
 pub const TEXT_FILES: usize = 512 << 20;
 /// Steers on their way to the engine, per sequence.
 pub const STEER_QUEUE: usize = 16;
+
+/// Bytes of the index of what engines have cached, per model: 48 for a block that one of them holds.
+pub const ROUTE_INDEX_BYTES: usize = 512 << 20;
+/// Engines in the index, those included that left since it was last swept ...
+pub const ROUTE_SLOTS: usize = 8_192;
+/// ... which is when a quarter of the engines have left, and at least so many.
+pub const ROUTE_SWEEP: usize = 8;
+/// Sizes of KV blocks among the engines of a model; engines with others get sequences by load.
+pub const ROUTE_BLOCK_SIZES: usize = 4;
+/// Blocks of a prompt that are looked for.
+pub const ROUTE_BLOCKS: usize = 16_384;
+/// How long, to twice that, a prompt counts as cached where it was sent before the engine says so.
+pub const ROUTE_EXPECTED: Duration = Duration::from_secs(30);
+/// An engine with waiting sequences and so much of its KV cache in use is the last choice.
+pub const ROUTE_FULL_PERCENT: u64 = 90;
+/// Time between two messages of an engine's events: the least and the most that engines allow ...
+pub const EVENTS_INTERVAL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// ... and in between this much for each engine.
+pub const EVENTS_EACH: Duration = Duration::from_micros(500);
+/// Silence after which an engine's events are asked for again. A step of the engine may delay the first.
+pub const EVENTS_SILENCE: Duration = Duration::from_secs(10);
+/// Pause before an engine's events are asked for again: at first, and at last.
+pub const EVENTS_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// A sequence draws under masks once so many of its last `HOLD_WINDOW` judged tokens were refused ...
 pub const HOLD_REFUSALS: u32 = 3;

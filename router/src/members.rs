@@ -129,7 +129,7 @@ fn serving(view: &View) -> BTreeMap<String, Vec<Listing>> {
 fn fetch(fleet: Arc<Fleet>, core: Arc<Core>, name: String, address: String) -> BoxFuture<'static, Option<Model>> {
     async move {
         match text(&fleet, &name, &address).await {
-            Ok(text) => match Model::new(text, Pool::open(), &fleet.policy, &core.config) {
+            Ok(text) => match Model::new(text, Pool::open(core.config.policy), &fleet.policy, &core.config) {
                 Ok(model) => Some(model),
                 Err(error) => {
                     tracing::error!(model = name, %error, "the model cannot be served");

@@ -1,7 +1,7 @@
 //! The engines of one model, reached through any transport that speaks HTTP/2 frames or pretends to.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock,
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -9,6 +9,7 @@ use futures::{FutureExt, future::BoxFuture};
 use rein_proto::internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, engine_client::EngineClient};
 use tokio::{
     sync::{OnceCell, watch},
+    task::AbortHandle,
     time::{Instant, sleep_until, timeout},
 };
 use tonic::{Response, Status, body::Body};
@@ -17,7 +18,11 @@ use tower::{Service, ServiceExt, util::BoxCloneSyncService};
 use crate::{
     breaker::{Breaker, Condition, Fault, Pass},
     error::Error,
-    limits, pick,
+    limits,
+    route::{
+        self, Prompt, RoutePolicy, Routing, Seat, Target,
+        follow::{follow_events, interval},
+    },
 };
 
 /// Why an engine could not be called.
@@ -44,16 +49,66 @@ pub struct Engine {
     pub group: String,
     pub epoch: u64,
     client: EngineClient<EngineTransport>,
-    open: AtomicUsize,
+    open: Arc<AtomicUsize>,
     info: OnceCell<EngineInfo>,
     breaker: Mutex<Breaker>,
+    /// What it has cached and has to do, as it says itself.
+    seat: Arc<Seat>,
+    listening: OnceLock<AbortHandle>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(listening) = self.listening.get() {
+            listening.abort();
+        }
+    }
+}
+
+/// A sequence that is to have an engine.
+pub struct Wanted<'a> {
+    pub salt: &'a str,
+    /// All that the engine is given.
+    pub tokens: &'a [u32],
+    pub session: Option<u64>,
 }
 
 impl Engine {
-    fn new(group: String, epoch: u64, transport: EngineTransport) -> Self {
+    fn new(group: String, epoch: u64, transport: EngineTransport, routing: &Routing) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
         let breaker = Mutex::new(Breaker::new(&group));
-        Engine { group, epoch, client, open: AtomicUsize::new(0), info: OnceCell::new(), breaker }
+        Engine {
+            group,
+            epoch,
+            client,
+            open: Arc::default(),
+            info: OnceCell::new(),
+            breaker,
+            seat: Arc::new(routing.index().join()),
+            listening: OnceLock::new(),
+        }
+    }
+
+    /// Learns from it, as long as it is there, how it is and what it has cached.
+    fn listen(self: &Arc<Self>, engines: usize) {
+        let (engine, client) = (Arc::downgrade(self), self.client());
+        let (seat, open) = (self.seat.clone(), self.open.clone());
+        let listening = tokio::spawn(async move {
+            if let Some(engine) = engine.upgrade()
+                && let Err(error) = engine.info().await
+            {
+                tracing::debug!(%error, "an engine does not say what it is");
+            }
+            let open = move || open.load(Ordering::Relaxed) as u32;
+            follow_events(client, seat, interval(engines), open).await;
+        });
+        // Once for each engine.
+        let _ = self.listening.set(listening.abort_handle());
+    }
+
+    /// Sequences that it computes at once.
+    fn slots(&self) -> u32 {
+        self.info.get().map_or(limits::ENGINE_SLOTS, |info| info.max_sequences)
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
@@ -114,7 +169,8 @@ pub struct Pool {
     engines: RwLock<Arc<Vec<Listed>>>,
     /// Counts the changes of `engines`.
     changes: watch::Sender<u64>,
-    turn: AtomicUsize,
+    routing: Routing,
+    began: Instant,
     /// No engine ever joins.
     fixed: bool,
     /// What an engine said last.
@@ -124,18 +180,20 @@ pub struct Pool {
 impl Pool {
     /// Of these engines and no others.
     pub fn fixed(transports: Vec<EngineTransport>) -> Self {
-        let engine = |(i, transport): (usize, _)| Arc::new(Engine::new(i.to_string(), 1, transport));
+        let pool = Pool { fixed: true, ..Pool::open(RoutePolicy::LeastLoad) };
+        let engine = |(i, transport): (usize, _)| Arc::new(Engine::new(i.to_string(), 1, transport, &pool.routing));
         let listed = |engine| Listed { engine, standing: Standing::Serving };
         let engines = transports.into_iter().enumerate().map(engine).map(listed).collect();
-        Pool { engines: RwLock::new(Arc::new(engines)), fixed: true, ..Pool::open() }
+        Pool { engines: RwLock::new(Arc::new(engines)), ..pool }
     }
 
     /// Of whichever engines are listed.
-    pub fn open() -> Self {
+    pub fn open(policy: RoutePolicy) -> Self {
         Pool {
             engines: RwLock::default(),
             changes: watch::Sender::new(0),
-            turn: AtomicUsize::new(0),
+            routing: Routing::new(policy),
+            began: Instant::now(),
             fixed: false,
             info: Mutex::new(None),
         }
@@ -170,7 +228,10 @@ impl Pool {
                 Some(listed) => listed.engine.clone(),
                 None => {
                     let Some(transport) = dial(&listing.address) else { continue };
-                    Arc::new(Engine::new(listing.group.clone(), listing.epoch, transport))
+                    let engine = Engine::new(listing.group.clone(), listing.epoch, transport, &self.routing);
+                    let engine = Arc::new(engine);
+                    engine.listen(listings.len());
+                    engine
                 }
             };
             let standing = if listing.draining { Standing::Draining } else { Standing::Serving };
@@ -223,12 +284,13 @@ impl Pool {
 
     /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where others
     /// may join, not beyond `until`.
-    pub async fn lease(&self, until: Instant) -> Result<Lease, Error> {
+    pub async fn lease(&self, wanted: &Wanted<'_>, until: Instant) -> Result<Lease, Error> {
+        let prompt = self.routing.prompt(wanted.salt, wanted.tokens);
         let mut changes = self.changes.subscribe();
         loop {
             changes.borrow_and_update();
             let listed = self.listed();
-            if let Some(lease) = self.choose(&listed) {
+            if let Some(lease) = self.choose(&listed, &prompt, wanted.session) {
                 return Ok(lease);
             }
             let now = Instant::now();
@@ -245,8 +307,8 @@ impl Pool {
         }
     }
 
-    /// Of the best standing, the one with the fewest open sequences.
-    fn choose(&self, listed: &[Listed]) -> Option<Lease> {
+    /// Of the best standing, the one that the policy takes.
+    fn choose<'listed>(&self, listed: &'listed [Listed], prompt: &Prompt, session: Option<u64>) -> Option<Lease> {
         let now = Instant::now();
         let class = |listed: &Listed| {
             let standing = match listed.standing {
@@ -262,14 +324,20 @@ impl Pool {
             .map(|listed| (class(listed), &listed.engine))
             .collect();
         let best = able.iter().map(|(class, _)| *class).min();
-        let mut engines: Vec<&Arc<Engine>> =
+        let mut engines: Vec<&'listed Arc<Engine>> =
             able.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
         if engines.is_empty() && self.fixed {
             engines = listed.iter().map(|listed| &listed.engine).collect();
         }
-        let open: Vec<usize> = engines.iter().map(|engine| engine.open.load(Ordering::Relaxed)).collect();
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        pick::least_loaded(&open, turn).map(|index| Lease::on(engines[index]))
+        let target = |engine: &&'listed Arc<Engine>| Target {
+            engine: route::key(&engine.group),
+            seat: &engine.seat,
+            open: engine.open.load(Ordering::Relaxed) as u32,
+            slots: engine.slots(),
+        };
+        let targets: Vec<Target> = engines.iter().map(target).collect();
+        let chosen = self.routing.pick(&targets, prompt, session, self.began.elapsed())?;
+        Some(Lease::on(engines[chosen]))
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     error::Error,
     limits,
     metrics::Metrics,
-    pool::{Lease, Pool},
+    pool::{Lease, Pool, Wanted},
 };
 
 /// A token that was drawn under the current epoch.
@@ -163,6 +163,7 @@ pub struct EngineStream {
     pool: Arc<Pool>,
     /// As it began.
     start: Start,
+    session: Option<u64>,
     deadline: Instant,
     metrics: Arc<Metrics>,
     admitted: bool,
@@ -232,13 +233,25 @@ impl EngineStream {
         pool: Arc<Pool>,
         lease: Lease,
         start: Start,
+        session: Option<u64>,
         deadline: Instant,
         metrics: Arc<Metrics>,
     ) -> Result<Self, Error> {
         let mut resumes = 0;
-        let link = open_link(&pool, Some(lease), &start, deadline, &mut resumes).await?;
+        let link = open_link(&pool, Some(lease), &start, session, deadline, &mut resumes).await?;
         let course = Course { accepted: start.resume.clone(), held: start.hold, ..Course::default() };
-        Ok(EngineStream { link, course, pool, start, deadline, metrics, admitted: false, finished: false, resumes })
+        Ok(EngineStream {
+            link,
+            course,
+            pool,
+            start,
+            session,
+            deadline,
+            metrics,
+            admitted: false,
+            finished: false,
+            resumes,
+        })
     }
 
     pub fn lease(&self) -> &Lease {
@@ -309,7 +322,7 @@ impl EngineStream {
         }
         self.resumes += 1;
         let (resumed, steering) = self.course.resume(&self.start, self.admitted);
-        self.link = open_link(&self.pool, None, &resumed, self.deadline, &mut self.resumes).await?;
+        self.link = open_link(&self.pool, None, &resumed, self.session, self.deadline, &mut self.resumes).await?;
         self.metrics.resumed.fetch_add(1, Ordering::Relaxed);
         self.finished = false;
         match steering {
@@ -343,13 +356,16 @@ async fn open_link(
     pool: &Pool,
     mut lease: Option<Lease>,
     start: &Start,
+    session: Option<u64>,
     deadline: Instant,
     tries: &mut u32,
 ) -> Result<Link, Error> {
+    let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
+    let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session };
     loop {
         let lease = match lease.take() {
             Some(lease) => lease,
-            None => pool.lease(deadline.min(Instant::now() + limits::RESUME_WAIT)).await?,
+            None => pool.lease(&wanted, deadline.min(Instant::now() + limits::RESUME_WAIT)).await?,
         };
         let error = match Link::open(lease, start.clone(), deadline).await {
             Ok(link) => return Ok(link),

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rein_control_plane::records::{RouterRecord, encode};
 use rein_control_plane::{Session, limits::LEASE};
-use rein_router::Router;
 use rein_router::members::{Dial, Fleet};
 use rein_router::textmodel::Overrides;
+use rein_router::{Router, RouterConfig};
 use tokio::time::interval;
 
 use super::{dial, id, keys, store};
@@ -37,7 +37,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let listeners = Listeners::bind(&args.edge).await?;
         let (http, grpc) = (listeners.http.local_addr()?, listeners.grpc.local_addr()?);
         let id = id(&args.id, http.port())?;
-        let router = Router::open(edge::config(&args.edge)?)?;
+        let router = Router::open(RouterConfig { policy: args.policy, ..edge::config(&args.edge)? })?;
         let dial: Dial = Arc::new(move |address| dial(address, peers.as_ref()));
         let fleet = Fleet { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
         let following = {

@@ -3,10 +3,13 @@
 //! A block is free, referenced by block tables, or cached: full, unreferenced, and kept for the next sequence with the
 //! same prefix until it is the least recently used and room is needed. A full block is registered under its whole past
 //! (the registered block before it, or the salt for the first) and its own tokens. Keys are compared, not only hashed,
-//! so that no collision can hand a sequence someone else's prompt.
+//! so that no collision can hand a sequence someone else's prompt. For routers, which cannot see the keys, each
+//! registered block also has a content hash (`block_hash`), and while somebody listens its coming and going is recorded.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+use rein_proto::block_hash;
 
 pub type BlockId = u32;
 
@@ -15,8 +18,15 @@ pub type BlockId = u32;
 pub enum Parent {
     /// Nothing; sequences share only under equal salts.
     Root(Arc<str>),
-    /// The content with this number. Numbers are never used again.
-    After(u64),
+    /// The content with this number. Numbers are never used again. The hash is that of its block.
+    After { content: u64, hash: u64 },
+}
+
+/// A block with this content hash was registered, or is no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockChange {
+    pub hash: u64,
+    pub stored: bool,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -25,10 +35,23 @@ struct Key {
     tokens: Box<[u32]>,
 }
 
+#[derive(Debug)]
+struct Registered {
+    content: u64,
+    hash: u64,
+    key: Arc<Key>,
+}
+
+impl Registered {
+    fn as_parent(&self) -> Parent {
+        Parent::After { content: self.content, hash: self.hash }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Block {
     refs: u32,
-    registered: Option<(u64, Arc<Key>)>,
+    registered: Option<Registered>,
     /// Its place among the cached blocks while unreferenced.
     stamp: u64,
 }
@@ -44,6 +67,8 @@ pub struct Blocks {
     cached: BTreeMap<u64, BlockId>,
     next_content: u64,
     next_stamp: u64,
+    /// Since the last `take_changes`; nothing is recorded for nobody.
+    changes: Option<Vec<BlockChange>>,
 }
 
 impl Blocks {
@@ -60,7 +85,28 @@ impl Blocks {
             cached: BTreeMap::new(),
             next_content: 0,
             next_stamp: 0,
+            changes: None,
         }
+    }
+
+    /// Record changes from now on, or no longer.
+    pub fn listen(&mut self, on: bool) {
+        self.changes = on.then(Vec::new);
+    }
+
+    pub fn listening(&self) -> bool {
+        self.changes.is_some()
+    }
+
+    /// To be called after each round while listening: what is not taken is kept.
+    pub fn take_changes(&mut self) -> Vec<BlockChange> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The content hashes of all registered blocks. One comes twice where a block stayed behind when its parent was
+    /// taken back, and its content was computed again after a new parent.
+    pub fn hashes(&self) -> impl Iterator<Item = u64> {
+        self.blocks.iter().filter_map(|block| Some(block.registered.as_ref()?.hash))
     }
 
     pub fn block_size(&self) -> usize {
@@ -92,9 +138,9 @@ impl Blocks {
         for chunk in tokens.chunks_exact(self.block_size) {
             let key = Key { parent, tokens: chunk.into() };
             let Some(&block) = self.index.get(&key) else { break };
-            let Some((content, _)) = self.blocks[block as usize].registered else { break };
+            let Some(registered) = &self.blocks[block as usize].registered else { break };
             found.push(block);
-            parent = Parent::After(content);
+            parent = registered.as_parent();
         }
         found
     }
@@ -146,6 +192,10 @@ impl Blocks {
     /// Enter a full, computed block. Where the same content is registered already, the reference moves to that block.
     pub fn register(&mut self, block: BlockId, parent: Parent, tokens: &[u32]) -> BlockId {
         debug_assert_eq!(tokens.len(), self.block_size);
+        let before = match &parent {
+            Parent::Root(salt) => block_hash::root(salt),
+            Parent::After { hash, .. } => *hash,
+        };
         let key = Arc::new(Key { parent, tokens: tokens.into() });
         if let Some(&twin) = self.index.get(&key) {
             if twin != block {
@@ -155,14 +205,16 @@ impl Blocks {
             return twin;
         }
         self.index.insert(key.clone(), block);
-        self.blocks[block as usize].registered = Some((self.next_content, key));
+        let hash = block_hash::after(before, tokens);
+        self.blocks[block as usize].registered = Some(Registered { content: self.next_content, hash, key });
         self.next_content += 1;
+        self.record(hash, true);
         block
     }
 
     /// The parent of what follows this block, if it is registered.
     pub fn content(&self, block: BlockId) -> Option<Parent> {
-        self.blocks[block as usize].registered.as_ref().map(|(content, _)| Parent::After(*content))
+        self.blocks[block as usize].registered.as_ref().map(Registered::as_parent)
     }
 
     /// Make a registered block writable again. False: others read it, and the caller needs a block of its own.
@@ -175,8 +227,15 @@ impl Blocks {
     }
 
     fn forget(&mut self, block: BlockId) {
-        if let Some((_, key)) = self.blocks[block as usize].registered.take() {
+        if let Some(Registered { hash, key, .. }) = self.blocks[block as usize].registered.take() {
             self.index.remove(&key);
+            self.record(hash, false);
+        }
+    }
+
+    fn record(&mut self, hash: u64, stored: bool) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(BlockChange { hash, stored });
         }
     }
 
@@ -195,7 +254,7 @@ impl Blocks {
                 let Some(count) = refs.get_mut(block as usize) else { return Err(format!("no block {block}")) };
                 *count += 1;
                 match (&self.blocks[block as usize].registered, index < registered) {
-                    (Some((_, key)), true) => {
+                    (Some(Registered { key, .. }), true) => {
                         let from = index * self.block_size;
                         if tokens.get(from..from + self.block_size) != Some(&key.tokens[..]) {
                             return Err(format!("block {block} holds other tokens than its sequence at {from}"));
@@ -219,7 +278,7 @@ impl Blocks {
             if state.refs > 1 && state.registered.is_none() {
                 return Err(format!("block {id} is shared but not registered"));
             }
-            if let Some((_, key)) = &state.registered
+            if let Some(Registered { key, .. }) = &state.registered
                 && self.index.get(key) != Some(&(id as BlockId))
             {
                 return Err(format!("block {id} is registered but cannot be found"));
@@ -312,5 +371,33 @@ mod tests {
         assert_eq!(blocks.allocate(), Some(old[0]));
         assert_eq!(blocks.allocate(), Some(new[1]));
         assert_eq!(blocks.allocate(), None);
+    }
+
+    #[test]
+    fn what_comes_and_goes_is_recorded_under_the_hash_that_routers_compute() {
+        let mut blocks = Blocks::new(3, 2, true);
+        let salt: Arc<str> = "tenant".into();
+        let tokens = [1, 2, 3, 4, 5, 6];
+        let table = fill(&mut blocks, &salt, &tokens[..2]);
+        assert!(blocks.take_changes().is_empty(), "nobody listened");
+        blocks.listen(true);
+        let hashes: Vec<u64> = block_hash::chain("tenant", &tokens, 2).collect();
+        assert_eq!(blocks.hashes().collect::<Vec<_>>(), hashes[..1]);
+        release(&mut blocks, &table);
+        let table = fill(&mut blocks, &salt, &tokens);
+        release(&mut blocks, &table);
+        let stored = |hash| BlockChange { hash, stored: true };
+        assert_eq!(blocks.take_changes(), [stored(hashes[0]), stored(hashes[1]), stored(hashes[2])][1..]);
+        // The last is evicted, the first is taken back.
+        let evicted = blocks.allocate().expect("room");
+        blocks.retain(table[0]);
+        assert!(blocks.reclaim(table[0]));
+        let removed = |hash| BlockChange { hash, stored: false };
+        assert_eq!(blocks.take_changes(), [removed(hashes[2]), removed(hashes[0])]);
+        assert_eq!((evicted, blocks.hashes().collect::<Vec<_>>()), (table[2], vec![hashes[1]]));
+        blocks.listen(false);
+        blocks.release(evicted);
+        fill(&mut blocks, &salt, &tokens[..2]);
+        assert!(!blocks.listening() && blocks.take_changes().is_empty());
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Rejected;
 use crate::executor::{Executor, ExecutorError};
+use crate::feed::Source;
 use crate::limits::{COMMAND_QUEUE, OUTPUT_BACKLOG, OUTPUT_HEADROOM};
 use crate::metrics::Metrics;
 use crate::scheduler::{EngineOptions, Event, Output, Scheduler};
@@ -42,6 +43,10 @@ pub enum Command {
     },
     /// A router that was slow has read on.
     Room,
+    /// Somebody listens to the feed; answer when it is filled.
+    Listen {
+        ready: oneshot::Sender<()>,
+    },
     /// Take no new sequences; answer when the last is gone.
     Drain {
         done: oneshot::Sender<()>,
@@ -148,6 +153,7 @@ pub struct Engine {
     busy: Arc<Busy>,
     commands: mpsc::Receiver<Command>,
     metrics: Arc<Metrics>,
+    feed: Source,
     runtime: tokio::runtime::Runtime,
     started: Instant,
     ports: BTreeMap<SeqId, Port>,
@@ -165,6 +171,7 @@ impl Engine {
         options: EngineOptions,
         commands: mpsc::Receiver<Command>,
         metrics: Arc<Metrics>,
+        feed: Source,
         lost: Arc<OnceLock<String>>,
         busy: Arc<Busy>,
         runtime: tokio::runtime::Runtime,
@@ -178,6 +185,7 @@ impl Engine {
             busy,
             commands,
             metrics,
+            feed,
             runtime,
             started: Instant::now(),
             ports: BTreeMap::new(),
@@ -198,7 +206,9 @@ impl Engine {
                 step.epoch = self.epoch;
                 self.execute(&step);
             }
-            self.metrics.publish(&self.scheduler.stats());
+            let stats = self.scheduler.stats();
+            self.metrics.publish(&stats);
+            self.feed.publish(&mut self.scheduler, &stats);
             self.deliver();
             if self.scheduler.is_empty() && self.ports.is_empty() {
                 for done in self.drains.drain(..) {
@@ -258,6 +268,11 @@ impl Engine {
             Command::Cancel { seq } => self.cancel(seq),
             // The ports are looked at before each step.
             Command::Room => {}
+            Command::Listen { ready } => {
+                self.feed.fill(&mut self.scheduler);
+                // Whoever asked may have gone; the next round finds out.
+                let _ = ready.send(());
+            }
             Command::Drain { done } => {
                 self.draining = true;
                 self.drains.push(done);
@@ -340,6 +355,7 @@ impl Engine {
                     ExecutorError::Lost(_) => {
                         // Set before the sequences end, so that whoever sees one end sees the reason too.
                         let _ = self.lost.set(error.to_string());
+                        self.feed.close(&error.to_string());
                         self.scheduler.fail_all(&error.to_string());
                         self.executor = None;
                     }

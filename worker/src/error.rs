@@ -1,6 +1,6 @@
 //! What can be wrong with a request, in words that name the field and what would be right.
 
-/// A Start that no engine of this shape can serve.
+/// A Start, or another request, that no engine of this shape can serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidStart {

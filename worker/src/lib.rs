@@ -7,6 +7,7 @@ pub mod checkpoint;
 mod engine;
 pub mod error;
 pub mod executor;
+mod feed;
 pub mod limits;
 pub mod metrics;
 pub mod model;

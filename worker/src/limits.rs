@@ -31,3 +31,14 @@ pub const MAX_LOGIT_BIAS: usize = 4096;
 pub const MAX_STOP_TOKENS: usize = 256;
 /// Alternatives with their logprobs, per token.
 pub const MAX_LOGPROBS: i32 = 20;
+
+/// Routers that listen to one engine's events at once.
+pub const EVENT_LISTENERS: usize = 256;
+/// Changes of the prefix cache that are kept for listeners, if the cache is not smaller. One that misses more is sent all.
+pub const EVENT_LOG: usize = 65_536;
+/// Hashes in one part of a snapshot.
+pub const EVENT_PART: usize = 32_768;
+/// The shortest time between two messages that a listener may ask for ...
+pub const EVENT_INTERVAL: Duration = Duration::from_millis(50);
+/// ... and the longest: so often it hears of an engine in which nothing happens.
+pub const EVENT_SILENCE: Duration = Duration::from_secs(1);

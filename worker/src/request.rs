@@ -1,6 +1,8 @@
-//! Checks a Start before the engine sees it.
+//! Checks requests before the engine sees them.
 
-use rein_proto::internal::{Limits, Sampling, Start};
+use std::time::Duration;
+
+use rein_proto::internal::{EventsRequest, Limits, Sampling, Start};
 
 use crate::error::InvalidStart;
 use crate::executor::ExecutorShape;
@@ -32,6 +34,16 @@ pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
     require("script", start.script.is_empty() || shape.kind == "sim", || "only the sim engine takes a script".into())?;
     require("script", start.script.len() <= context, || format!("longer than the context of {context} tokens"))?;
     vocabulary("script", &start.script, shape)
+}
+
+/// How often a listener wants to hear.
+pub fn interval(request: &EventsRequest) -> Result<Duration, InvalidStart> {
+    let interval = Duration::from_millis(request.interval_ms.into());
+    let (least, most) = (limits::EVENT_INTERVAL, limits::EVENT_SILENCE);
+    require("interval_ms", (least..=most).contains(&interval), || {
+        format!("{}; must be from {} to {}", request.interval_ms, least.as_millis(), most.as_millis())
+    })?;
+    Ok(interval)
 }
 
 fn check_sampling(sampling: &Sampling, shape: &ExecutorShape) -> Result<(), InvalidStart> {

@@ -7,6 +7,7 @@
 //! Invariants: blocks that others may read are never written; a sequence that waits for its router takes part in no
 //! step; the oldest sequence that can run is in every step that computes tokens, whatever must be preempted for it.
 
+mod cached;
 #[cfg(test)]
 mod hold;
 #[cfg(test)]

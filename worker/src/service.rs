@@ -9,10 +9,12 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::stream::BoxStream;
 use futures::{FutureExt, Stream};
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
-    EngineInfo, EngineStats, FromEngine, InfoRequest, Start, StatsRequest, ToEngine, from_engine, to_engine,
+    EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, Start, StatsRequest, ToEngine,
+    from_engine, to_engine,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
@@ -23,6 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::engine::{Busy, Command, Engine, RoomWanted};
 use crate::error::Rejected;
 use crate::executor::{Executor, ExecutorShape};
+use crate::feed::{self, Feed};
 use crate::limits;
 use crate::metrics::Metrics;
 use crate::request;
@@ -41,6 +44,7 @@ struct Shared {
     shape: ExecutorShape,
     options: EngineOptions,
     metrics: Arc<Metrics>,
+    feed: Arc<Feed>,
     draining: AtomicBool,
     /// Why the executor cannot execute any more.
     lost: Arc<OnceLock<String>>,
@@ -57,10 +61,12 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
     let shape = executor.shape();
     let lost = Arc::new(OnceLock::new());
     let busy = Arc::new(Busy::new());
+    let (source, feed) = feed::new(&shape);
     let shared = Shared {
         shape,
         options: options.clone(),
         metrics: metrics.clone(),
+        feed,
         draining: AtomicBool::new(false),
         lost: lost.clone(),
         busy: busy.clone(),
@@ -71,7 +77,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         .unwrap_or_else(|error| panic!("no runtime for the engine thread: {error}"));
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || Engine::new(executor, options, queue, metrics, lost, busy, runtime).run())
+        .spawn(move || Engine::new(executor, options, queue, metrics, source, lost, busy, runtime).run())
         .unwrap_or_else(|error| panic!("no thread for the engine: {error}"));
     EngineService { commands, shared: Arc::new(shared) }
 }
@@ -169,6 +175,7 @@ fn rejected(rejected: Rejected) -> Status {
 #[tonic::async_trait]
 impl engine_server::Engine for EngineService {
     type GenerateStream = Outputs;
+    type EventsStream = BoxStream<'static, Result<EngineEvents, Status>>;
 
     async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Outputs>, Status> {
         let deadline = deadline(request.metadata())?;
@@ -209,6 +216,17 @@ impl engine_server::Engine for EngineService {
     async fn stats(&self, _: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
         self.executable()?;
         Ok(Response::new(self.engine_stats()))
+    }
+
+    async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+        let interval = request::interval(&request.into_inner());
+        let interval = interval.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        self.executable()?;
+        let listener = self.shared.feed.listen(interval)?;
+        let (ready, filled) = oneshot::channel();
+        self.commands.send(Command::Listen { ready }).await.map_err(|_| stopped())?;
+        filled.await.map_err(|_| stopped())?;
+        Ok(Response::new(listener.into_stream()))
     }
 }
 

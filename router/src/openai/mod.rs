@@ -75,18 +75,14 @@ impl<'a> Body<'a> {
     }
 }
 
+/// Whatever tells the requests of one user or task from others.
+fn session(cache_key: Option<String>, user: Option<String>) -> Option<String> {
+    [cache_key, user].into_iter().flatten().find(|key| !key.is_empty())
+}
+
 /// Fields of OpenAI's API, and of its relatives, that cannot change the result. They are read and dropped.
-const HARMLESS: [&str; 9] = [
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prediction",
-    "request_id",
-];
+const HARMLESS: [&str; 7] =
+    ["metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "request_id"];
 
 /// Fields of other servers that would change the result, and that this one does not have.
 const UNSUPPORTED: [&str; 17] = [
@@ -154,6 +150,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, Delivery), Error> {
         max_tokens_param: completion_limit.map(|_| "max_completion_tokens"),
         return_grammar: false,
         priority: fields.signed("priority")?,
+        session: session(fields.string("prompt_cache_key")?, fields.string("user")?),
     };
     let best_of = fields.integer("best_of", 1)?;
     if best_of.is_some_and(|best_of| best_of != generation.choices()) {

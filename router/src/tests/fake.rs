@@ -135,6 +135,7 @@ impl Drop for Open {
 #[tonic::async_trait]
 impl engine_server::Engine for Fake {
     type GenerateStream = Pin<Box<dyn Stream<Item = Result<FromEngine, Status>> + Send>>;
+    type EventsStream = stream::Empty<Result<EngineEvents, Status>>;
 
     async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Self::GenerateStream>, Status> {
         if let Some(code) = self.refuse {
@@ -184,5 +185,8 @@ impl engine_server::Engine for Fake {
             return Err(Status::unavailable("the executor is lost"));
         }
         Ok(Response::new(EngineStats { running: 2, ..EngineStats::default() }))
+    }
+    async fn events(&self, _: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+        Err(Status::unimplemented("this engine has no events"))
     }
 }

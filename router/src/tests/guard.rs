@@ -151,7 +151,8 @@ fn models() -> Vec<(String, Model)> {
     let model = |text: TextModel| {
         (
             text.name.clone(),
-            Model::new(text, crate::pool::Pool::open(), &crate::Policy::default(), &RouterConfig::default()).unwrap(),
+            Model::new(text, crate::pool::Pool::fixed(Vec::new()), &crate::Policy::default(), &RouterConfig::default())
+                .unwrap(),
         )
     };
     std::iter::once(demo).chain(public).map(model).collect()

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rein_proto::internal::engine_server::{self, EngineServer};
-use rein_proto::internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, ToEngine};
+use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, InfoRequest, StatsRequest, ToEngine};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::limits;
@@ -33,6 +33,7 @@ impl Switch {
 #[tonic::async_trait]
 impl engine_server::Engine for Switch {
     type GenerateStream = Outputs;
+    type EventsStream = <EngineService as engine_server::Engine>::EventsStream;
 
     async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Outputs>, Status> {
         self.engine()?.generate(request).await
@@ -44,5 +45,9 @@ impl engine_server::Engine for Switch {
 
     async fn stats(&self, request: Request<StatsRequest>) -> Result<Response<EngineStats>, Status> {
         self.engine()?.stats(request).await
+    }
+
+    async fn events(&self, request: Request<EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+        self.engine()?.events(request).await
     }
 }

@@ -11,6 +11,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rein_proto::internal::{Draw, Limits, Sampling};
 
+use super::cached::Listener;
 use super::*;
 
 const VOCAB: u32 = 29;
@@ -262,6 +263,7 @@ struct World {
     shape: ExecutorShape,
     scheduler: Scheduler,
     ledger: Ledger,
+    listener: Listener,
     oracles: BTreeMap<u64, Oracle>,
     paused: BTreeSet<u64>,
     now: Duration,
@@ -295,6 +297,7 @@ impl World {
         Self {
             scheduler: Scheduler::new(&shape, options),
             ledger: Ledger::new(&shape),
+            listener: Listener::default(),
             oracles: BTreeMap::new(),
             paused: BTreeSet::new(),
             now: Duration::ZERO,
@@ -453,6 +456,7 @@ impl World {
         }
         self.scheduler.commit(result);
         self.scheduler.check().unwrap_or_else(|error| panic!("after commit: {error}"));
+        self.listener.hear(&mut self.scheduler);
         self.read();
         self.steps.push(step);
         true

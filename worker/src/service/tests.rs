@@ -17,6 +17,7 @@ use crate::executor::ExecutorError;
 use crate::sim::{Sim, SimOptions};
 
 mod abort;
+mod events;
 
 const VOCAB: u32 = 100;
 const EOS: u32 = 99;

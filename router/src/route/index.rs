@@ -1,0 +1,308 @@
+//! What the prefix caches of all engines hold: one map from a block's content hash to the engines that have it.
+//!
+//! Sharded, so that a look at it never waits for long. Two layers: what engines reported, bounded by bytes, and what they
+//! are expected to hold soon because a sequence was sent there, for a bounded time. An engine that leaves or starts
+//! anew gets another slot, and the entries of slots given up are swept out many slots at a time.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rein_proto::block_hash;
+use rein_proto::internal::{EngineEvents, EngineLoad};
+
+use super::Prompt;
+use super::layer::{Layer, set};
+use crate::limits;
+
+const SHARDS: usize = 256;
+/// Of the index's bytes the part for what is expected only.
+const EXPECTED_PART: usize = 8;
+/// A slot for nobody, whose engine is never found.
+const NO_SLOT: u32 = u32::MAX;
+
+#[derive(Debug)]
+struct Shard {
+    held: Layer,
+    expected: Layer,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    free: Vec<u32>,
+    /// Slots from here on were never given out.
+    next: u32,
+    live: usize,
+    /// Given up, their entries still to be swept out.
+    retired: Vec<u32>,
+    /// How many engines have blocks of a size.
+    sizes: BTreeMap<u32, usize>,
+}
+
+#[derive(Debug)]
+pub struct BlockIndex {
+    shards: Box<[Mutex<Shard>]>,
+    table: Mutex<Table>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl BlockIndex {
+    /// In about this many bytes.
+    pub fn new(bytes: usize) -> Self {
+        let each = bytes / SHARDS;
+        let shard = || {
+            let expected = each / EXPECTED_PART;
+            Mutex::new(Shard { held: Layer::new(each - expected), expected: Layer::new(expected) })
+        };
+        BlockIndex { shards: (0..SHARDS).map(|_| shard()).collect(), table: Mutex::default() }
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[(hash >> 32) as usize % SHARDS])
+    }
+
+    /// A place for one more engine.
+    pub fn join(self: &Arc<Self>) -> Seat {
+        Seat {
+            slot: AtomicU32::new(self.seat()),
+            used: AtomicBool::new(false),
+            block_size: AtomicU32::new(0),
+            others: AtomicU32::new(0),
+            full: AtomicBool::new(false),
+            index: self.clone(),
+        }
+    }
+
+    fn seat(&self) -> u32 {
+        let mut table = lock(&self.table);
+        let slot = match table.free.pop() {
+            Some(slot) => slot,
+            None if (table.next as usize) < limits::ROUTE_SLOTS => {
+                table.next += 1;
+                table.next - 1
+            }
+            None => return NO_SLOT,
+        };
+        table.live += 1;
+        slot
+    }
+
+    fn retire(&self, slot: u32) {
+        if slot == NO_SLOT {
+            return;
+        }
+        let mut table = lock(&self.table);
+        table.live -= 1;
+        table.retired.push(slot);
+        if table.retired.len() < limits::ROUTE_SWEEP.max(table.live / 4) {
+            return;
+        }
+        let retired = std::mem::take(&mut table.retired);
+        drop(table);
+        let mut slots = Vec::new();
+        retired.iter().for_each(|&slot| set(&mut slots, slot));
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            shard.held.forget(&slots);
+            shard.expected.forget(&slots);
+        }
+        lock(&self.table).free.extend(retired);
+    }
+
+    /// Those in use, so that prompts are hashed for them.
+    pub fn block_sizes(&self) -> Vec<u32> {
+        lock(&self.table).sizes.keys().copied().take(limits::ROUTE_BLOCK_SIZES).collect()
+    }
+
+    /// How much of a prompt is cached where.
+    pub fn matches(&self, prompt: &Prompt, now: Duration) -> Matches {
+        let mut tokens = Vec::new();
+        let (mut active, mut holders) = (Vec::new(), Vec::new());
+        for (size, chain) in &prompt.chains {
+            active.clear();
+            let mut depth = 0;
+            for (index, &hash) in chain.iter().enumerate() {
+                holders.clear();
+                {
+                    let mut shard = self.shard(hash);
+                    shard.expected.age(limits::ROUTE_EXPECTED, now);
+                    shard.held.touch(hash, &mut holders);
+                    shard.expected.find(hash, &mut holders);
+                }
+                if index == 0 {
+                    std::mem::swap(&mut active, &mut holders);
+                } else if active != holders {
+                    holders.resize(active.len(), 0);
+                    note(&mut tokens, active.iter().zip(&holders).map(|(a, h)| a & !h), depth * size);
+                    active.iter_mut().zip(&holders).for_each(|(active, holders)| *active &= holders);
+                }
+                if active.iter().all(|word| *word == 0) {
+                    break;
+                }
+                depth += 1;
+            }
+            note(&mut tokens, active.iter().copied(), depth * size);
+        }
+        Matches { tokens }
+    }
+
+    /// A sequence with this prompt was sent there.
+    pub fn expect(&self, seat: &Seat, prompt: &Prompt, now: Duration) {
+        let (slot, size) = (seat.slot.load(Ordering::Relaxed), seat.block_size.load(Ordering::Relaxed));
+        let Some((_, chain)) = prompt.chains.iter().find(|(other, _)| *other == size && slot != NO_SLOT) else {
+            return;
+        };
+        seat.used.store(true, Ordering::Relaxed);
+        for &hash in chain {
+            let mut shard = self.shard(hash);
+            shard.expected.age(limits::ROUTE_EXPECTED, now);
+            shard.expected.insert(hash, slot);
+        }
+    }
+
+    /// Contents known, and about how many bytes they take.
+    pub fn size(&self) -> (usize, usize) {
+        let sizes = self.shards.iter().map(|shard| {
+            let shard = lock(shard);
+            (shard.held.entries() + shard.expected.entries(), shard.held.bytes() + shard.expected.bytes())
+        });
+        sizes.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    }
+}
+
+/// For the engines in these words so many tokens are cached, unless more are known to be.
+fn note(tokens: &mut Vec<u32>, words: impl Iterator<Item = u64>, cached: u32) {
+    for (index, mut word) in words.enumerate() {
+        while word != 0 {
+            let slot = index * 64 + word.trailing_zeros() as usize;
+            word &= word - 1;
+            if tokens.len() <= slot {
+                tokens.resize(slot + 1, 0);
+            }
+            tokens[slot] = tokens[slot].max(cached);
+        }
+    }
+}
+
+/// How many tokens of a prompt each engine has cached.
+#[derive(Debug, Clone, Default)]
+pub struct Matches {
+    tokens: Vec<u32>,
+}
+
+impl Matches {
+    pub fn of(&self, seat: &Seat) -> u32 {
+        self.tokens.get(seat.slot.load(Ordering::Relaxed) as usize).copied().unwrap_or(0)
+    }
+}
+
+/// An engine's place in the index. Its entries go with it.
+#[derive(Debug)]
+pub struct Seat {
+    slot: AtomicU32,
+    /// There may be entries for the slot.
+    used: AtomicBool,
+    /// Tokens; 0: not known.
+    block_size: AtomicU32,
+    /// Sequences of other routers, as last reported.
+    others: AtomicU32,
+    /// Sequences wait for KV blocks, as last reported.
+    full: AtomicBool,
+    index: Arc<BlockIndex>,
+}
+
+impl Seat {
+    /// What the engine told, when `open` of its sequences were of this router. False: it speaks of hashes that are not
+    /// ours; its load counts, its cache does not.
+    pub fn apply(&self, events: &EngineEvents, open: u32) -> bool {
+        self.set_load(&events.load.unwrap_or_default(), open);
+        if events.hash_version != block_hash::VERSION || events.block_size == 0 {
+            self.clear();
+            return false;
+        }
+        if events.reset {
+            self.clear();
+        }
+        self.set_block_size(events.block_size);
+        let slot = self.slot.load(Ordering::Relaxed);
+        if slot == NO_SLOT {
+            return true;
+        }
+        if !events.stored.is_empty() {
+            self.used.store(true, Ordering::Relaxed);
+        }
+        for &hash in &events.stored {
+            self.index.shard(hash).held.insert(hash, slot);
+        }
+        let mut slots = Vec::new();
+        set(&mut slots, slot);
+        for &hash in &events.removed {
+            let mut shard = self.index.shard(hash);
+            shard.held.remove(hash, &slots);
+            shard.expected.remove(hash, &slots);
+        }
+        true
+    }
+
+    fn set_load(&self, load: &EngineLoad, open: u32) {
+        let others = load.running.saturating_add(load.waiting).saturating_sub(open);
+        self.others.store(others, Ordering::Relaxed);
+        let (used, total) = (u64::from(load.used_blocks), u64::from(load.total_blocks));
+        let full = load.waiting > 0 && used * 100 >= total * limits::ROUTE_FULL_PERCENT;
+        self.full.store(full, Ordering::Relaxed);
+    }
+
+    /// Nothing is known of the engine any more.
+    pub fn forget(&self) {
+        self.set_load(&EngineLoad::default(), 0);
+        self.clear();
+        self.set_block_size(0);
+    }
+
+    /// A request that looked at the old slot may still enter what it expects there: wrong for a while, no more.
+    fn clear(&self) {
+        if self.used.swap(false, Ordering::Relaxed) || self.slot.load(Ordering::Relaxed) == NO_SLOT {
+            let old = self.slot.swap(self.index.seat(), Ordering::Relaxed);
+            self.index.retire(old);
+        }
+    }
+
+    fn set_block_size(&self, size: u32) {
+        let before = self.block_size.swap(size, Ordering::Relaxed);
+        if before == size {
+            return;
+        }
+        let sizes = &mut lock(&self.index.table).sizes;
+        if size > 0 {
+            *sizes.entry(size).or_default() += 1;
+        }
+        if let Some(count) = sizes.get_mut(&before) {
+            *count -= 1;
+            if *count == 0 {
+                sizes.remove(&before);
+            }
+        }
+    }
+
+    /// Sequences on the engine, of which `open` are of this router now: those of other routers by the last report, our
+    /// own as we know them.
+    pub fn load(&self, open: u32) -> u32 {
+        open.saturating_add(self.others.load(Ordering::Relaxed))
+    }
+
+    /// Sequences wait there for KV blocks.
+    pub fn is_full(&self) -> bool {
+        self.full.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.set_block_size(0);
+        self.index.retire(self.slot.load(Ordering::Relaxed));
+    }
+}

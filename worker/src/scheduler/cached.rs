@@ -1,0 +1,66 @@
+//! What the scheduler tells of its prefix cache.
+
+use super::Scheduler;
+use crate::blocks::BlockChange;
+
+impl Scheduler {
+    /// Record what happens to cached blocks from now on. Returns the content hashes of those that are there, some
+    /// perhaps twice.
+    pub fn listen(&mut self) -> Vec<u64> {
+        self.blocks.listen(true);
+        self.blocks.hashes().collect()
+    }
+
+    /// Nobody wants to know any more.
+    pub fn unlisten(&mut self) {
+        self.blocks.listen(false);
+    }
+
+    pub fn listening(&self) -> bool {
+        self.blocks.listening()
+    }
+
+    /// What happened since the last call, in order. A block may be stored twice; then it is removed twice.
+    pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        self.blocks.take_changes()
+    }
+}
+
+/// Knows what is cached from what it was told, and compares.
+#[cfg(test)]
+#[derive(Default)]
+pub(super) struct Listener {
+    held: std::collections::BTreeMap<u64, usize>,
+}
+
+#[cfg(test)]
+impl Listener {
+    pub fn hear(&mut self, scheduler: &mut Scheduler) {
+        use rein_proto::block_hash;
+
+        use crate::blocks::Parent;
+
+        if !scheduler.listening() {
+            assert!(scheduler.take_block_changes().is_empty(), "recorded for nobody");
+            scheduler.listen().into_iter().for_each(|hash| *self.held.entry(hash).or_default() += 1);
+        }
+        for BlockChange { hash, stored } in scheduler.take_block_changes() {
+            let count = self.held.entry(hash).or_default();
+            *count = if stored { *count + 1 } else { count.checked_sub(1).expect("removed before it was stored") };
+        }
+        self.held.retain(|_, count| *count > 0);
+        let mut hashes: Vec<u64> = scheduler.blocks.hashes().collect();
+        hashes.sort_unstable();
+        let held = self.held.iter().flat_map(|(&hash, &count)| std::iter::repeat_n(hash, count));
+        assert!(held.eq(hashes), "told of other blocks than are cached");
+        for (id, seq) in &scheduler.seqs {
+            let chain = block_hash::chain(&seq.salt, &seq.tokens, scheduler.blocks.block_size());
+            for (index, (&block, want)) in seq.table[..seq.registered].iter().zip(chain).enumerate() {
+                let Some(Parent::After { hash, .. }) = scheduler.blocks.content(block) else {
+                    panic!("sequence {id}: block {index} is not registered")
+                };
+                assert_eq!(hash, want, "sequence {id}: block {index} has not the hash that a router computes");
+            }
+        }
+    }
+}
