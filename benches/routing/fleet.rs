@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad, Limits, Sampling, Start, Step, StepResult, from_engine};
 use rein_router::route::index::Seat;
-use rein_router::route::{RoutePolicy, Routing, Target, key, session};
+use rein_router::route::{RoutePolicy, Routing, Target, key};
 use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
 use rein_worker::scheduler::{Event, Output, Scheduler};
@@ -446,7 +446,7 @@ impl<'a> Fleet<'a> {
 }
 
 fn session_of(name: &str) -> Option<u64> {
-    session(Some(name), None, None)
+    Some(key(name))
 }
 
 fn tokens(rng: &mut StdRng, (least, most): (u32, u32)) -> Vec<u32> {

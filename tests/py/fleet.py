@@ -29,11 +29,11 @@ def free_ports(n):
 
 
 class Fleet:
-    """Workers w0, w1, ..., routers r0, r1, a controller c0. Logs lie in `directory`, one per process."""
+    """Workers w0, w1, ..., routers r0, r1, a controller c0. Logs lie in `directory`, one per process; `more` is their environment."""
 
-    def __init__(self, directory, workers, group_size, spares=0, routers=2, model=DEMO, worker_args=()):
+    def __init__(self, directory, workers, group_size, spares=0, routers=2, model=DEMO, worker_args=(), more=()):
         self.directory, self.model, self.group_size, self.spares = pathlib.Path(directory), model, group_size, spares
-        self.worker_args = list(worker_args)
+        self.worker_args, self.more = list(worker_args), dict(more)
         client, peer, *ports = free_ports(2 + 2 * routers)
         self.etcd_url, self.peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
         self.ports = {f"r{i}": (ports[2 * i], ports[2 * i + 1]) for i in range(routers)}
@@ -44,7 +44,7 @@ class Fleet:
 
     def environment(self):
         ours = {"REIN_ETCD": self.etcd_url, "REIN_CLUSTER": "test", "REIN_LOG": "info"}
-        return {**os.environ, **ours}
+        return {**os.environ, **ours, **self.more}
 
     def spawn(self, name, command):
         log = open(self.directory / f"{name}.log", "a")

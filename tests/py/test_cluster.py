@@ -1,12 +1,16 @@
 """Real processes over a real etcd that die, hang and are restarted while clients stream. Nobody may notice.
 
 The long versions, and those that cut networks, are `make chaos`."""
+import shutil
 import signal
+import socket
+import ssl
+import subprocess
 import time
 
 import pytest
 
-from fleet import Fleet, Load, request
+from fleet import BIN, Fleet, Load, request
 
 STREAMS = 32
 REQUESTS = [request(i) for i in range(STREAMS)]
@@ -149,10 +153,6 @@ def test_a_rolling_restart_fails_no_request(fleet, undisturbed):
 
 
 def test_drain_moves_a_worker_out(fleet, undisturbed):
-    import subprocess
-
-    from fleet import BIN
-
     status = fleet.whole(2)
     worker = next(iter(status["workers"]))
     load = Load(targets(fleet), REQUESTS)
@@ -165,3 +165,54 @@ def test_drain_moves_a_worker_out(fleet, undisturbed):
     fleet.whole(2)
     unknown = subprocess.run([BIN, "drain", "nobody"], env=fleet.environment(), capture_output=True, text=True, timeout=90)
     assert unknown.returncode == 1 and "no worker" in unknown.stderr
+
+
+def run(directory, *command):
+    subprocess.run(command, cwd=directory, check=True, capture_output=True)
+
+
+def certificates(directory):
+    """As docs/security.md makes them."""
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    run(directory, "openssl", "req", "-x509", *curve, "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
+    run(directory, "openssl", "req", *curve, "-subj", "/CN=rein", "-keyout", "peer.key", "-out", "peer.csr")
+    (directory / "peer.ext").write_text("subjectAltName=DNS:rein-peer\nextendedKeyUsage=serverAuth,clientAuth\n")
+    sign = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "peer.ext"]
+    run(directory, "openssl", "x509", "-req", "-in", "peer.csr", *sign, "-out", "peer.pem")
+    names = {"CA": "ca.pem", "CERT": "peer.pem", "KEY": "peer.key"}
+    return {f"REIN_PEER_{name}": str(directory / file) for name, file in names.items()}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_peers_know_each_other_and_refuse_everybody_else(tmp_path, undisturbed):
+    fleet = Fleet(tmp_path, workers=2, group_size=2, routers=1, more=certificates(tmp_path))
+    try:
+        status = fleet.whole(1)
+        assert_unnoticed(Load(targets(fleet), REQUESTS[:8]).join(), undisturbed[:8])
+        worker = next(iter(status["workers"].values()))
+        for address in (worker["address"], worker["mesh"]):
+            host, port = address.rsplit(":", 1)
+            # Plain, and TLS without a certificate.
+            with socket.create_connection((host, int(port)), timeout=10) as plain:
+                plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                assert not readable(plain)
+            context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+            context.set_alpn_protocols(["h2"])
+            with socket.create_connection((host, int(port)), timeout=10) as raw:
+                try:
+                    with context.wrap_socket(raw, server_hostname="rein-peer") as stranger:
+                        stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                        assert not readable(stranger)
+                except (ssl.SSLError, ConnectionError):
+                    pass
+    finally:
+        fleet.close()
+
+
+def readable(connection):
+    """Whether the other side answers with anything but an alert or its end."""
+    try:
+        answer = connection.recv(100)
+    except (ssl.SSLError, ConnectionError):
+        return False
+    return bool(answer) and answer[0] != 0x15
