@@ -8,7 +8,7 @@ mod switch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::records::{
     GroupRecord, Keys, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, decode, encode,
 };
@@ -40,6 +40,8 @@ mod limits {
     pub const TELL: Duration = Duration::from_secs(5);
     /// Longest wait for an engine to end its sequences; a step that hangs has been cut off by then.
     pub const ENGINE_END: Duration = Duration::from_secs(2);
+    /// Ranks whose weights come home; no process holds more.
+    pub const HOMES: usize = 64;
     /// A worker that could not load waits before it offers itself again, from the first to the second.
     pub const PENANCE_FIRST: Duration = Duration::from_secs(1);
     pub const PENANCE_LONGEST: Duration = Duration::from_secs(60);
@@ -135,7 +137,7 @@ pub async fn run(
         now: None,
         taking: None,
         ended: None,
-        homes: unbounded(),
+        homes: bounded(limits::HOMES),
         penance: limits::PENANCE_FIRST,
         quiet: None,
         pending: None,

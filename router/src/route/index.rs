@@ -151,7 +151,7 @@ impl BlockIndex {
     }
 
     /// A sequence with this prompt was sent there.
-    pub fn expect(&self, seat: &Seat, prompt: &Prompt, now: Duration) {
+    pub fn anticipate(&self, seat: &Seat, prompt: &Prompt, now: Duration) {
         let (slot, size) = (seat.slot.load(Ordering::Relaxed), seat.block_size.load(Ordering::Relaxed));
         let Some((_, chain)) = prompt.chains.iter().find(|(other, _)| *other == size && slot != NO_SLOT) else {
             return;

@@ -147,7 +147,7 @@ impl Routing {
             .collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let chosen = choose(self.policy, &candidates, prompt.tokens, session, turn)?;
-        self.index.expect(engines[chosen].seat, prompt, now);
+        self.index.anticipate(engines[chosen].seat, prompt, now);
         Some(chosen)
     }
 }

@@ -85,7 +85,7 @@ fn engines_with_blocks_of_other_sizes_are_found_and_other_hashes_are_not_taken()
     drop(four);
     assert_eq!(index.block_sizes(), [8]);
     let prompt = Prompt::new(&index, "", &tokens(30));
-    index.expect(&eight, &prompt, NOW);
+    index.anticipate(&eight, &prompt, NOW);
     assert_eq!(index.matches(&prompt, NOW).of(&eight), 24);
 }
 
@@ -94,14 +94,14 @@ fn where_a_prompt_was_sent_it_is_expected_for_a_while() {
     let index = index();
     let (there, elsewhere) = (seat(&index, &[]), seat(&index, &[]));
     let prompt = Prompt::new(&index, "", &tokens(21));
-    index.expect(&there, &prompt, NOW);
+    index.anticipate(&there, &prompt, NOW);
     let at = |now| [&there, &elsewhere].map(|seat| index.matches(&prompt, now).of(seat));
     assert_eq!(at(NOW), [20, 0]);
     assert_eq!(at(limits::ROUTE_EXPECTED), [20, 0]);
     assert_eq!(at(limits::ROUTE_EXPECTED * 2), [0, 0], "it never came");
     // What the engine says counts for longer, and what it evicts is gone at once.
     let now = limits::ROUTE_EXPECTED * 2;
-    index.expect(&there, &prompt, now);
+    index.anticipate(&there, &prompt, now);
     let hashes = chain("", &tokens(20));
     assert!(there.apply(&events(false, &hashes[..3], &hashes[4..]), 0));
     assert_eq!(at(now), [16, 0]);
