@@ -76,17 +76,19 @@ impl RoomWanted {
     }
 }
 
-/// Since when a step is being executed, for whoever watches from outside.
+/// How the engine is, for whoever watches from outside.
 #[derive(Debug)]
-pub struct Busy {
+pub struct Vitals {
+    /// Why the executor cannot execute any more.
+    pub lost: OnceLock<String>,
     started: Instant,
-    /// Microseconds after `started`, and one; 0: no step.
+    /// When the present step began: microseconds after `started`, and one; 0: no step.
     since: AtomicU64,
 }
 
-impl Busy {
+impl Vitals {
     pub fn new() -> Self {
-        Busy { started: Instant::now(), since: AtomicU64::new(0) }
+        Vitals { lost: OnceLock::new(), started: Instant::now(), since: AtomicU64::new(0) }
     }
 
     fn begins(&self) {
@@ -97,7 +99,8 @@ impl Busy {
         self.since.store(0, Ordering::Relaxed);
     }
 
-    pub fn time(&self) -> Option<Duration> {
+    /// For how long the present step has been running.
+    pub fn step_time(&self) -> Option<Duration> {
         let since = Duration::from_micros(self.since.load(Ordering::Relaxed).checked_sub(1)?);
         Some(self.started.elapsed().saturating_sub(since))
     }
@@ -150,7 +153,7 @@ pub struct Engine {
     /// None once it is of no more use: what it holds is free then, also if a router keeps its stream open.
     executor: Option<Box<dyn Executor>>,
     epoch: u64,
-    busy: Arc<Busy>,
+    vitals: Arc<Vitals>,
     commands: mpsc::Receiver<Command>,
     metrics: Arc<Metrics>,
     feed: Source,
@@ -160,11 +163,10 @@ pub struct Engine {
     next_seq: SeqId,
     drains: Vec<oneshot::Sender<()>>,
     draining: bool,
-    lost: Arc<OnceLock<String>>,
 }
 
 impl Engine {
-    /// `lost` is set to the reason once the executor cannot execute any more; `runtime` only waits for commands with a
+    /// `runtime` only waits for commands with a
     /// timeout.
     pub fn new(
         executor: Box<dyn Executor>,
@@ -172,8 +174,7 @@ impl Engine {
         commands: mpsc::Receiver<Command>,
         metrics: Arc<Metrics>,
         feed: Source,
-        lost: Arc<OnceLock<String>>,
-        busy: Arc<Busy>,
+        vitals: Arc<Vitals>,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
         let scheduler = Scheduler::new(&executor.shape(), options);
@@ -182,7 +183,7 @@ impl Engine {
             scheduler,
             epoch: executor.epoch(),
             executor: Some(executor),
-            busy,
+            vitals,
             commands,
             metrics,
             feed,
@@ -192,7 +193,6 @@ impl Engine {
             next_seq: 1,
             drains: Vec::new(),
             draining: false,
-            lost,
         }
     }
 
@@ -295,7 +295,7 @@ impl Engine {
         outputs: mpsc::Sender<FromEngine>,
         room: RoomWanted,
     ) -> Result<SeqId, Rejected> {
-        if let Some(why) = self.lost.get() {
+        if let Some(why) = self.vitals.lost.get() {
             return Err(Rejected::Lost(why.clone()));
         }
         if self.draining {
@@ -354,7 +354,7 @@ impl Engine {
                     ExecutorError::Step(_) => self.scheduler.fail(&error.to_string()),
                     ExecutorError::Lost(_) => {
                         // Set before the sequences end, so that whoever sees one end sees the reason too.
-                        let _ = self.lost.set(error.to_string());
+                        let _ = self.vitals.lost.set(error.to_string());
                         self.feed.close(&error.to_string());
                         self.scheduler.fail_all(&error.to_string());
                         self.executor = None;
@@ -369,9 +369,9 @@ impl Engine {
         let Some(executor) = &mut self.executor else {
             return Err(ExecutorError::Lost("it has been given up".into()));
         };
-        self.busy.begins();
+        self.vitals.begins();
         let result = catch_unwind(AssertUnwindSafe(|| executor.execute(step)));
-        self.busy.ends();
+        self.vitals.ends();
         result.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             Err(ExecutorError::Lost(format!("it panicked: {}", text.unwrap_or("no message"))))

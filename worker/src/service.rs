@@ -4,8 +4,8 @@
 mod tests;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use tokio::time::{Instant, Sleep};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::engine::{Busy, Command, Engine, RoomWanted};
+use crate::engine::{Command, Engine, RoomWanted, Vitals};
 use crate::error::Rejected;
 use crate::executor::{Executor, ExecutorShape};
 use crate::feed::{self, Feed};
@@ -46,9 +46,7 @@ struct Shared {
     metrics: Arc<Metrics>,
     feed: Arc<Feed>,
     draining: AtomicBool,
-    /// Why the executor cannot execute any more.
-    lost: Arc<OnceLock<String>>,
-    busy: Arc<Busy>,
+    vitals: Arc<Vitals>,
 }
 
 /// Start the engine thread over `executor`.
@@ -59,8 +57,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
     let (commands, queue) = mpsc::channel(limits::COMMAND_QUEUE);
     let metrics = Arc::new(Metrics::default());
     let shape = executor.shape();
-    let lost = Arc::new(OnceLock::new());
-    let busy = Arc::new(Busy::new());
+    let vitals = Arc::new(Vitals::new());
     let (source, feed) = feed::new(&shape);
     let shared = Shared {
         shape,
@@ -68,8 +65,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         metrics: metrics.clone(),
         feed,
         draining: AtomicBool::new(false),
-        lost: lost.clone(),
-        busy: busy.clone(),
+        vitals: vitals.clone(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -77,7 +73,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         .unwrap_or_else(|error| panic!("no runtime for the engine thread: {error}"));
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || Engine::new(executor, options, queue, metrics, source, lost, busy, runtime).run())
+        .spawn(move || Engine::new(executor, options, queue, metrics, source, vitals, runtime).run())
         .unwrap_or_else(|error| panic!("no thread for the engine: {error}"));
     EngineService { commands, shared: Arc::new(shared) }
 }
@@ -133,12 +129,12 @@ impl EngineService {
 
     /// Why the executor cannot execute any more, if so. Nothing brings it back.
     pub fn lost(&self) -> Option<&str> {
-        self.shared.lost.get().map(String::as_str)
+        self.shared.vitals.lost.get().map(String::as_str)
     }
 
     /// For how long the present step has been running.
     pub fn step_time(&self) -> Option<Duration> {
-        self.shared.busy.time()
+        self.shared.vitals.step_time()
     }
 
     fn executable(&self) -> Result<(), Status> {
