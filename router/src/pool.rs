@@ -106,9 +106,9 @@ impl Engine {
         let _ = self.listening.set(listening.abort_handle());
     }
 
-    /// Sequences that it computes at once.
-    fn slots(&self) -> u32 {
-        self.info.get().map_or(limits::ENGINE_SLOTS, |info| info.max_sequences)
+    /// Sequences that it computes at once, if it has said so.
+    fn slots(&self) -> Option<u32> {
+        self.info.get().map(|info| info.max_sequences)
     }
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
@@ -329,11 +329,13 @@ impl Pool {
         if engines.is_empty() && self.fixed {
             engines = listed.iter().map(|listed| &listed.engine).collect();
         }
+        // One that has not said how many is as the others are.
+        let slots = engines.iter().find_map(|engine| engine.slots()).unwrap_or(limits::ENGINE_SLOTS);
         let target = |engine: &&'listed Arc<Engine>| Target {
             engine: route::key(&engine.group),
             seat: &engine.seat,
             open: engine.open.load(Ordering::Relaxed) as u32,
-            slots: engine.slots(),
+            slots: engine.slots().unwrap_or(slots),
         };
         let targets: Vec<Target> = engines.iter().map(target).collect();
         let chosen = self.routing.pick(&targets, prompt, session, self.began.elapsed())?;

@@ -104,7 +104,7 @@ fn table(cluster: &str, view: &View) -> String {
     for (id, group) in &view.groups {
         let Some(record) = group.record() else { continue };
         let load = group.load.clone().unwrap_or_default();
-        let kv = if load.total_blocks > 0 { 100 * load.used_blocks / load.total_blocks } else { 0 };
+        let kv = (100 * load.used_blocks).checked_div(load.total_blocks).unwrap_or(0);
         let ranks = record.group_size.to_string();
         let (epoch, workers) = (record.epoch().to_string(), record.members.len().to_string());
         let (running, waiting) = (load.running.to_string(), load.waiting.to_string());

@@ -248,5 +248,5 @@ async fn a_long_text_takes_the_same_way_off_the_async_threads() {
 fn a_router_without_models_or_room_is_not_built() {
     assert!(matches!(Router::new(RouterConfig::default(), vec![]), Err(crate::BuildError::NoModel)));
     let config = RouterConfig { max_in_flight: 0, ..RouterConfig::default() };
-    assert!(matches!(Router::new(config, vec![]), Err(crate::BuildError::NoRequests)));
+    assert!(matches!(Router::open(config), Err(crate::BuildError::NoRequests)));
 }

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use rein_kernels::collective::tcp::{JoinError, Side, Stream};
@@ -67,12 +67,15 @@ fn link(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn Stream>, TcpSt
     [(stream, raw), accepting.join().expect("no panic")]
 }
 
+/// More than any test gives.
+const PERMITS: usize = 100_000;
+
 /// The pulse and the join read with time limits and take a time that is over for "nothing yet". A record of which one
 /// byte comes per such time is read in the end, whole and once.
 #[test]
 fn a_record_that_comes_byte_by_byte_across_timeouts_is_read_whole() {
     let slow = Arc::new(AtomicBool::new(false));
-    let (permits, allow) = channel();
+    let (permits, allow) = sync_channel(PERMITS);
     let [(mut client, _), (mut server, raw)] = link(&slow, allow);
     slow.store(true, Ordering::SeqCst);
     raw.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
@@ -99,7 +102,7 @@ fn a_record_that_comes_byte_by_byte_across_timeouts_is_read_whole() {
 #[test]
 fn what_was_written_before_a_timeout_arrives_once() {
     let slow = Arc::new(AtomicBool::new(false));
-    let (_permits, allow) = channel();
+    let (_permits, allow) = sync_channel(PERMITS);
     let [(mut client, raw), (mut server, _)] = link(&slow, allow);
     raw.set_write_timeout(Some(Duration::from_millis(5))).expect("a socket");
     let mut taken: u64 = 0;

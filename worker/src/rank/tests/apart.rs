@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crossbeam_channel::unbounded;
 use rein_kernels::collective::{AbortHandle, tcp};
 
 use super::*;
@@ -64,7 +63,7 @@ fn ranks_apart_compute_what_threads_compute_and_keep_their_weights() {
     let options = ModelOptions { tp: 2, ..f32_options() };
     let together = steps(&mut load(&fixture.dir, &options));
     let model = Model::open(&fixture.dir, &options).expect("opens");
-    let (home, homes) = unbounded();
+    let (home, homes) = bounded(8);
     let (first, abort) = links(2);
     let (mut group, followers) = lead(seat_apart(&model, first, vec![Vec::new(), Vec::new()], &home));
     assert_eq!(steps(&mut group), together);
@@ -103,7 +102,7 @@ fn ranks_apart_compute_what_threads_compute_and_keep_their_weights() {
 fn a_rank_that_is_lost_ends_the_group_and_nobody_hangs() {
     let fixture = fixture("llama3");
     let model = Model::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
-    let (home, _homes) = unbounded();
+    let (home, _homes) = bounded(8);
     let (links, abort) = links(2);
     let (mut group, followers) = lead(seat_apart(&model, links, vec![Vec::new(), Vec::new()], &home));
     steps(&mut group);
