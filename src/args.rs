@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rein_worker::limits;
 
 use crate::bench::BenchOptions;
+use crate::telemetry::Target;
 use crate::verify::VerifyOptions;
 
 #[derive(Debug, Parser)]
@@ -55,6 +56,20 @@ pub enum Command {
     Bench(Box<BenchOptions>),
     /// Judge an OpenAI endpoint's tool calls: schema accuracy, whether it calls when it should, streams, errors
     Verify(Box<VerifyOptions>),
+}
+
+impl Command {
+    /// Commands that answer requests tell of them: where to, and as what.
+    pub fn telemetry(&self) -> Option<Target<'_>> {
+        let (telemetry, service) = match self {
+            Command::Serve(args) => (&args.edge.telemetry, "rein"),
+            Command::Router(args) => (&args.edge.telemetry, "rein-router"),
+            Command::Worker(args) => (&args.telemetry, "rein-worker"),
+            _ => return None,
+        };
+        let endpoint = telemetry.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty())?;
+        Some(Target { endpoint, service })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -170,6 +185,17 @@ pub struct EdgeArgs {
     /// Seconds that open requests get to finish after SIGTERM
     #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub drain_seconds: u64,
+    #[command(flatten)]
+    pub telemetry: TelemetryArgs,
+}
+
+/// Where traces go.
+#[derive(Debug, Clone, Args)]
+pub struct TelemetryArgs {
+    /// OpenTelemetry collector (OTLP over gRPC, such as http://127.0.0.1:4317) for traces; without one there are none.
+    /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER_ARG (0 to 1: the part that is kept) count too
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// What executes steps, and how many.
@@ -280,6 +306,8 @@ pub struct WorkerArgs {
     pub step_deadline: f64,
     #[command(flatten)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    pub telemetry: TelemetryArgs,
 }
 
 /// Where a rank computes.

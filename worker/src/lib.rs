@@ -18,6 +18,7 @@ pub mod score;
 pub mod seq;
 mod service;
 pub mod sim;
+mod trace;
 
 pub use scheduler::EngineOptions;
 pub use service::{EngineService, start};
