@@ -192,7 +192,8 @@ fn a_request_is_one_trace_and_part_of_the_callers() {
     parents.sort_unstable();
     assert_eq!(queues, parents, "one for an engine, one for a slot");
     let (prefill, decode) = (one(&spans, "prefill").time, one(&spans, "decode").time);
-    assert!(prefill.1 <= decode.0 && decode.1 <= request.time.1, "{spans:#?}");
+    // The engine lets go of the sequence a little after its router is done.
+    assert!(request.time.0 <= prefill.0 && prefill.1 <= decode.0 && decode.0 <= request.time.1, "{spans:#?}");
 }
 
 #[test]
