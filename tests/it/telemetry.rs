@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value as Any};
+use rein_proto::v1::{CompleteRequest, complete_request, inference_client::InferenceClient};
 use serde_json::{Value, json};
 use tonic::transport::server::TcpIncoming;
 
@@ -194,6 +195,33 @@ fn a_request_is_one_trace_and_part_of_the_callers() {
     let (prefill, decode) = (one(&spans, "prefill").time, one(&spans, "decode").time);
     // The engine lets go of the sequence a little after its router is done.
     assert!(request.time.0 <= prefill.0 && prefill.1 <= decode.0 && decode.0 <= request.time.1, "{spans:#?}");
+}
+
+#[test]
+fn grpc_takes_part_in_traces_too() {
+    let collector = Collector::start();
+    let server = Server::start(&["--engine", "sim", "--otlp-endpoint", &collector.endpoint()]);
+    let address = format!("http://{}", server.grpc);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = InferenceClient::connect(address).await.unwrap();
+        let prompt = Some(complete_request::Prompt::Text("hello".into()));
+        let mut request = tonic::Request::new(CompleteRequest { model: "demo".into(), prompt, ..Default::default() });
+        request.metadata_mut().insert("traceparent", CALLER.parse().unwrap());
+        let mut events = client.complete(request).await.unwrap().into_inner();
+        while events.message().await.unwrap().is_some() {}
+    });
+    server.signal("TERM");
+    assert!(server.wait().0.success());
+
+    let spans = collector.spans();
+    let request = one(&spans, "request");
+    assert_eq!((request.parent.as_str(), request.attributes["surface"].as_str()), (PARENT, "grpc"));
+    assert_eq!(
+        (one(&spans, "tokenize").parent.as_str(), request.attributes["endpoint"].as_str()),
+        (request.id.as_str(), "complete")
+    );
+    assert_eq!(one(&spans, "sequence").parent, request.id);
 }
 
 #[test]

@@ -51,14 +51,20 @@ impl Stages {
 
     /// It has a slot, and its prompt is being computed.
     pub fn begins(&mut self) {
-        self.stage = info_span!(parent: &self.sequence, "prefill");
+        self.turn(|sequence| info_span!(parent: sequence, "prefill"));
+    }
+
+    /// One stage ends before the next begins.
+    fn turn(&mut self, next: impl FnOnce(&Span) -> Span) {
+        self.stage = Span::none();
+        self.stage = next(&self.sequence);
     }
 
     pub fn tells(&mut self, message: &FromEngine) {
         match &message.kind {
             Some(from_engine::Kind::Admitted(admitted)) => {
                 self.sequence.record("cached_tokens", admitted.cached_tokens);
-                self.stage = info_span!(parent: &self.sequence, "decode");
+                self.turn(|sequence| info_span!(parent: sequence, "decode"));
                 tracing::debug!(parent: &self.sequence, "admitted");
             }
             Some(from_engine::Kind::Finish(finish)) => {
