@@ -9,6 +9,7 @@ use rein_worker::limits;
 
 use crate::bench::BenchOptions;
 use crate::key::KeyArgs;
+use crate::telemetry::Target;
 use crate::tls::{PeerArgs, TlsArgs};
 use crate::verify::VerifyOptions;
 
@@ -60,6 +61,20 @@ pub enum Command {
     Bench(Box<BenchOptions>),
     /// Judge an OpenAI endpoint's tool calls: schema accuracy, whether it calls when it should, streams, errors
     Verify(Box<VerifyOptions>),
+}
+
+impl Command {
+    /// Commands that answer requests tell of them: where to, and as what.
+    pub fn telemetry(&self) -> Option<Target<'_>> {
+        let (telemetry, service) = match self {
+            Command::Serve(args) => (&args.edge.telemetry, "rein"),
+            Command::Router(args) => (&args.edge.telemetry, "rein-router"),
+            Command::Worker(args) => (&args.telemetry, "rein-worker"),
+            _ => return None,
+        };
+        let endpoint = telemetry.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty())?;
+        Some(Target { endpoint, service })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -179,6 +194,8 @@ pub struct EdgeArgs {
     pub admission: AdmissionArgs,
     #[command(flatten)]
     pub tls: TlsArgs,
+    #[command(flatten)]
+    pub telemetry: TelemetryArgs,
 }
 
 /// Who may ask, and how much at once.
@@ -194,6 +211,15 @@ pub struct AdmissionArgs {
     /// Requests that may wait for their turn before others are refused with 429
     #[arg(long, env = "REIN_MAX_QUEUED", default_value_t = rein_router::limits::QUEUED, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub max_queued: u32,
+}
+
+/// Where traces go.
+#[derive(Debug, Clone, Args)]
+pub struct TelemetryArgs {
+    /// OpenTelemetry collector (OTLP over gRPC, such as http://127.0.0.1:4317) for traces; without one there are none.
+    /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER_ARG (0 to 1: the part that is kept) count too
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// What executes steps, and how many.
@@ -314,6 +340,8 @@ pub struct WorkerArgs {
     pub step_deadline: f64,
     #[command(flatten)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    pub telemetry: TelemetryArgs,
 }
 
 /// Where a rank computes.

@@ -33,7 +33,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return fail(error),
     };
-    telemetry::init();
+    // Until the command is done.
+    let _telemetry = match telemetry::init(cli.command.telemetry()) {
+        Ok(telemetry) => telemetry,
+        Err(error) => return fail(error),
+    };
     let result = match cli.command {
         Command::Serve(args) => serve::run(*args),
         Command::Router(args) => cluster::router(*args),

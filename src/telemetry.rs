@@ -1,14 +1,188 @@
-use std::io::IsTerminal;
+//! What a process tells of itself: logs on standard error, and traces to an OpenTelemetry collector if one is named.
 
-use tracing_subscriber::EnvFilter;
+use std::error::Error;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
+use opentelemetry::trace::{TraceContextExt, TracerProvider};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider};
+use rein_proto::trace::{Get, Propagation};
+use tokio::runtime::Runtime;
+use tracing::{Level, Metadata, Span};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry};
+
+/// Spans that wait for the collector; more are dropped, never waited for.
+const QUEUE: usize = 8192;
+/// Spans of one message to the collector.
+const BATCH: usize = 512;
+/// Longest wait of a finished span for its message to fill.
+const DELAY: Duration = Duration::from_secs(1);
+/// Longest wait for the collector to take a message, and for the last ones when the process ends.
+const EXPORT: Duration = Duration::from_secs(3);
+/// The field that makes a span part of the log: who reads the log wants to know which request, not which stage.
+const LOGGED: &str = "request_id";
+
+/// Where traces go.
+pub struct Target<'a> {
+    pub endpoint: &'a str,
+    /// What the process is called in traces, unless OTEL_SERVICE_NAME says it.
+    pub service: &'static str,
+}
+
+/// Dropped, it sends what is left.
+#[must_use]
+pub struct Telemetry(Option<Exporting>);
+
+struct Exporting {
+    provider: SdkTracerProvider,
+    /// The connection to the collector lives on it.
+    runtime: Runtime,
+}
+
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        let Some(Exporting { provider, runtime }) = self.0.take() else { return };
+        if let Err(error) = provider.shutdown_with_timeout(EXPORT) {
+            tracing::warn!(%error, "the last traces did not reach the collector");
+        }
+        runtime.shutdown_background();
+    }
+}
 
 /// Logs go to standard error; standard output belongs to a command's results. `REIN_LOG=debug` shows more,
 /// `REIN_LOG_FORMAT=json` writes one JSON object per line.
-pub fn init() {
-    let filter = EnvFilter::try_from_env("REIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    if std::env::var("REIN_LOG_FORMAT").is_ok_and(|f| f == "json") { log.json().init() } else { log.init() }
+pub fn init(target: Option<Target>) -> Result<Telemetry, Box<dyn Error>> {
+    let exporting = target.map(|target| export(&target)).transpose()?;
+    let traces = exporting.as_ref().map(|Exporting { provider, .. }| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("rein"))
+            .with_tracked_inactivity(false)
+            .with_threads(false)
+            .with_location(false)
+            .with_target(false)
+            .with_filter(filter_fn(traced))
+    });
+    let level = EnvFilter::try_from_env("REIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // A warning names its request, whatever else is not shown.
+    let shown = level.or(filter_fn(|metadata| metadata.is_span() && metadata.fields().field(LOGGED).is_some()));
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let json = std::env::var("REIN_LOG_FORMAT").is_ok_and(|format| format == "json");
+    let log = if json { log.json().boxed() } else { log.boxed() };
+    Registry::default().with(traces).with(log.with_filter(shown)).init();
+    if exporting.is_some() {
+        rein_proto::trace::install(Propagation { headers, adopt });
+    }
+    Ok(Telemetry(exporting))
+}
+
+/// Rein's own spans, and what is logged as a problem within one.
+fn traced(metadata: &Metadata) -> bool {
+    let least = if metadata.is_span() { Level::INFO } else { Level::WARN };
+    metadata.target().starts_with("rein") && *metadata.level() <= least
+}
+
+fn export(target: &Target) -> Result<Exporting, Box<dyn Error>> {
+    let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio()?)));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("telemetry").enable_all().build()?;
+    let exporter = {
+        let _within = runtime.enter();
+        let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(target.endpoint).with_timeout(EXPORT);
+        if target.endpoint.starts_with("https:") {
+            exporter = exporter.with_tls_config(tls()?);
+        }
+        exporter.build().map_err(|error| format!("--otlp-endpoint: {error}"))?
+    };
+    let config = BatchConfigBuilder::default()
+        .with_max_queue_size(QUEUE)
+        .with_max_export_batch_size(BATCH)
+        .with_scheduled_delay(DELAY)
+        .build();
+    let provider = SdkTracerProvider::builder()
+        .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(config).build())
+        .with_sampler(sampler)
+        .with_resource(resource(target.service))
+        .build();
+    Ok(Exporting { provider, runtime })
+}
+
+/// The authorities of the web, and one of one's own.
+fn tls() -> Result<ClientTlsConfig, String> {
+    let config = ClientTlsConfig::new().trust_anchors(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    let name = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+    let Some(file) = std::env::var_os(name).filter(|file| !file.is_empty()) else { return Ok(config) };
+    let pem = std::fs::read(&file).map_err(|error| format!("{name}: {}: {error}", file.display()))?;
+    Ok(config.ca_certificate(Certificate::from_pem(pem)))
+}
+
+/// OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win.
+fn resource(service: &'static str) -> Resource {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let own = [
+        KeyValue::new("service.name", service),
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("host.name", host.trim().to_owned()),
+        KeyValue::new("process.pid", i64::from(std::process::id())),
+    ];
+    let detected = opentelemetry_sdk::resource::EnvResourceDetector::new();
+    let named = std::env::var("OTEL_SERVICE_NAME").ok().filter(|name| !name.is_empty());
+    let resource = Resource::builder_empty().with_attributes(own).with_detector(Box::new(detected));
+    match named {
+        Some(name) => resource.with_service_name(name).build(),
+        None => resource.build(),
+    }
+}
+
+/// The part of all traces that begin here which is kept; what a caller has begun goes on as the caller says.
+fn ratio() -> Result<f64, String> {
+    let name = "OTEL_TRACES_SAMPLER_ARG";
+    let Some(text) = std::env::var(name).ok().filter(|text| !text.is_empty()) else { return Ok(1.0) };
+    text.parse()
+        .ok()
+        .filter(|ratio| (0.0..=1.0).contains(ratio))
+        .ok_or_else(|| format!("{name}: {text:?} is no number between 0 and 1"))
+}
+
+struct Headers(Vec<(String, String)>);
+
+impl Injector for Headers {
+    fn set(&mut self, name: &str, value: String) {
+        self.0.push((name.to_owned(), value));
+    }
+}
+
+fn headers(span: &Span) -> Vec<(String, String)> {
+    let mut headers = Headers(Vec::new());
+    TraceContextPropagator::new().inject_context(&span.context(), &mut headers);
+    headers.0
+}
+
+struct Given<'a>(Get<'a>);
+
+impl Extractor for Given<'_> {
+    fn get(&self, name: &str) -> Option<&str> {
+        (self.0)(name)
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        Vec::new()
+    }
+}
+
+fn adopt(span: &Span, get: Get) {
+    let caller = TraceContextPropagator::new().extract_with_context(&Context::new(), &Given(get));
+    if caller.span().span_context().is_valid() {
+        // A span that is not traced has no parent either.
+        let _ = span.set_parent(caller);
+    }
 }

@@ -4,5 +4,6 @@ mod it {
     pub mod cli;
     pub mod process;
     pub mod serve;
+    pub mod telemetry;
     pub mod tidy;
 }

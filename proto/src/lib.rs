@@ -10,5 +10,7 @@ pub mod internal {
     tonic::include_proto!("rein.internal.v1");
 }
 
+pub mod trace;
+
 /// The file descriptors of every message here, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

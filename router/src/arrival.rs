@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use crate::{
     Core,
@@ -13,6 +12,7 @@ use crate::{
     job::Generation,
     keys::Caller,
     route,
+    trace::Trace,
 };
 
 /// The header, or metadata, that names the request's session.
@@ -56,11 +56,11 @@ impl Arrival {
     }
 
     /// The same, for a generation.
-    pub async fn call(self, prefix: &str, generation: &Generation) -> Result<Call, Error> {
+    pub async fn call(self, trace: &Trace, generation: &Generation) -> Result<Call, Error> {
         let priority = priority(self.caller.as_ref(), generation.priority);
         let named = || generation.session.as_deref().map(route::key);
         Ok(Call {
-            id: format!("{prefix}-{}", Uuid::new_v4().simple()),
+            trace: trace.clone(),
             began: self.began,
             deadline: self.deadline,
             permit: self.place.admit(priority, self.deadline).await?,

@@ -16,6 +16,7 @@ use rein_proto::{
     v1::{self, chat_event},
 };
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::{
     admit::Permit,
@@ -28,9 +29,10 @@ use crate::{
     metrics::Metrics,
     model::{Bounds, Model, now},
     pool::Wanted,
-    steer::EngineStream,
+    steer::{EngineStream, Spans},
     stop::StopStrings,
     stream::{Opening, Reader, Report, Transcript},
+    trace::Trace,
 };
 
 /// Exactly one terminal item: `Usage`, after each choice's `Done`, or an error. Dropping it frees all slots.
@@ -38,8 +40,7 @@ pub type ChatEvents = Pin<Box<dyn Stream<Item = Result<v1::ChatEvent, Error>> + 
 
 /// What a surface knows of a request besides what is in it.
 pub struct Call {
-    /// Shown as the response's id.
-    pub id: String,
+    pub trace: Trace,
     pub began: Instant,
     pub deadline: Instant,
     pub permit: Permit,
@@ -282,7 +283,7 @@ pub async fn generate(
     let choices = choices.into_iter().map(|choice| {
         stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
     });
-    let merged = Merged { starts, choices: stream::select_all(choices), usage, n, running: Running::new(call) };
+    let merged = Merged { starts, choices: stream::select_all(choices), usage, n, running: Running::new(call, usage) };
     Ok(stream::unfold(Some(merged), async |merged| merged?.next().await).boxed())
 }
 
@@ -305,6 +306,7 @@ async fn open(
         };
         let opening = Opening {
             index,
+            span: call.trace.span.clone(),
             reader: reading.reader(model),
             stops: plan.stops.clone(),
             min_tokens: plan.limits.min_tokens,
@@ -325,11 +327,12 @@ async fn open(
         Transcript::new(model.clone(), opening)
     };
     let grammar = reading.grammar();
-    let choice = async |index: u32, lease| {
-        let start = plan.start(&call.id, index, &prompt, grammar);
-        let engine =
-            EngineStream::open(model.pool.clone(), lease, start, call.session, call.deadline, call.metrics.clone())
-                .await?;
+    let choice = async |index: u32, lease, queue| {
+        let start = plan.start(&call.trace.id, index, &prompt, grammar);
+        let (pool, metrics, span) = (model.pool.clone(), call.metrics.clone(), call.trace.span.clone());
+        let opening =
+            EngineStream::open(pool, lease, start, call.session, call.deadline, metrics, Spans { span, queue });
+        let engine = opening.await?;
         let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
             Ok(matcher) => Ok(Guided {
                 guide: Guide::new(matcher, grammar.compiled.opening(), &plan.limits.stop_token_ids, grammar.always),
@@ -342,7 +345,9 @@ async fn open(
     };
     let until = call.deadline.min(Instant::now() + limits::ENGINE_WAIT);
     let wanted = Wanted { salt: &plan.cache_salt, tokens: &prompt, session: call.session };
-    choices.push(choice(first, model.pool.lease(&wanted, until).await?).await?);
+    let queue = call.trace.queue();
+    let lease = model.pool.lease(&wanted, until).instrument(queue.clone()).await?;
+    choices.push(choice(first, lease, queue).await?);
     let mut prompt_logprobs = Vec::new();
     if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
         let admitted = choices[first as usize].admitted().await?;
@@ -350,11 +355,12 @@ async fn open(
     }
     for index in first + 1..first + plan.n {
         let lease = choices[first as usize].engine().map(|engine| engine.lease().again());
+        let queue = call.trace.queue();
         let lease = match lease {
             Some(lease) => lease,
-            None => model.pool.lease(&wanted, until).await?,
+            None => model.pool.lease(&wanted, until).instrument(queue.clone()).await?,
         };
-        choices.push(choice(index, lease).await?);
+        choices.push(choice(index, lease, queue).await?);
     }
     for index in first..first + plan.n {
         let choice = &mut choices[index as usize];
@@ -369,7 +375,7 @@ async fn open(
         starts.push_back(v1::ChatEvent {
             choice: index,
             event: Some(chat_event::Event::Start(v1::Started {
-                id: call.id.clone(),
+                id: call.trace.id.clone(),
                 model: model.name().to_owned(),
                 created: now(),
                 prompt_token_ids: if shown && plan.token_ids { prompt.clone() } else { Vec::new() },
@@ -402,7 +408,9 @@ impl Merged {
         };
         match next {
             Some(Ok(event)) => {
-                if let Some(chat_event::Event::Done(v1::Done { usage: Some(usage), .. })) = &event.event {
+                if let Some(chat_event::Event::Done(v1::Done { usage: Some(usage), finish_reason, .. })) = &event.event
+                {
+                    self.running.finish = v1::FinishReason::try_from(*finish_reason).ok();
                     self.usage.completion_tokens += usage.completion_tokens;
                     self.usage.reasoning_tokens += usage.reasoning_tokens;
                     // A prompt counts once, and so does what of it was cached: for the choice that came first.
@@ -413,12 +421,14 @@ impl Merged {
                 Some((Ok(event), Some(self)))
             }
             Some(Err(error)) => {
+                self.running.call.trace.failed();
                 self.running.ended = true;
                 Some((Err(error), None))
             }
             None => {
                 self.running.ended = true;
                 self.usage.total_tokens = self.usage.prompt_tokens + self.usage.completion_tokens;
+                self.running.usage = self.usage;
                 let event = chat_event::Event::Usage(v1::UsageEvent { usage: Some(self.usage) });
                 Some((Ok(v1::ChatEvent { event: Some(event), ..v1::ChatEvent::default() }), None))
             }
@@ -430,12 +440,14 @@ impl Merged {
 struct Running {
     call: Call,
     ended: bool,
+    finish: Option<v1::FinishReason>,
+    usage: v1::Usage,
 }
 
 impl Running {
-    fn new(call: Call) -> Self {
+    fn new(call: Call, usage: v1::Usage) -> Self {
         call.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
-        Running { call, ended: false }
+        Running { call, ended: false, finish: None, usage }
     }
 }
 
@@ -447,8 +459,11 @@ impl Drop for Running {
         if !self.ended {
             metrics.abandoned.fetch_add(1, Ordering::Relaxed);
         }
+        let trace = &self.call.trace;
+        trace.ended(&self.usage, self.finish);
+        let seconds = self.call.began.elapsed().as_secs_f64();
         let key = self.call.caller.as_ref().map(Caller::name);
-        tracing::debug!(id = self.call.id, key, ended = self.ended, "generation over");
+        tracing::info!(parent: &trace.span, seconds, key, ended = self.ended, "generation over");
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     http::seconds,
     keys::Caller,
     limits,
+    trace::Trace,
 };
 use axum::{
     body::Body,
@@ -27,7 +28,7 @@ use rein_proto::{
     },
 };
 use tokio::time::timeout;
-use tonic::{Code, Request, Response, Status, service::Routes};
+use tonic::{Code, Request, Response, Status, metadata::MetadataMap, service::Routes};
 use tonic_health::{
     ServingStatus,
     pb::{
@@ -36,6 +37,7 @@ use tonic_health::{
     },
     server::{HealthReporter, HealthService},
 };
+use tracing::Instrument;
 
 pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildError> {
     // Nobody else holds the reporter's lock yet, so this does not wait.
@@ -141,32 +143,44 @@ impl Inference for Service {
     type CompleteStream = Events<v1::CompleteEvent>;
 
     async fn chat(&self, request: Request<v1::ChatRequest>) -> Result<Response<Self::ChatStream>, Status> {
+        let trace = traced("chat", "chatcmpl", request.metadata());
         let answer = async {
             let arrival = self.arrival(&request)?;
             let job = request::chat(request.into_inner())?;
-            let call = arrival.call("chatcmpl", &job.generation).await?;
+            let call = arrival.call(&trace, &job.generation).await?;
             let model = self.core.model(job.model.as_deref())?.clone();
+            trace.asks(model.name(), true);
             let (events, relaxed) = chat::generate(call, model, job).await?;
-            Ok((events.map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
+            let span = trace.span.clone();
+            Ok((events.map(move |event| event.map_err(|error| span.in_scope(|| status(&error)))).boxed(), relaxed))
         };
-        let answer = self.core.admission.unless_aborted(answer).await;
-        self.labelled("chat", answer)
+        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        trace.span.in_scope(|| self.labelled(&trace, "chat", answer))
     }
 
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
+        let trace = traced("complete", "cmpl", request.metadata());
         let answer = async {
             let arrival = self.arrival(&request)?;
             let job = request::complete(request.into_inner())?;
-            let call = arrival.call("cmpl", &job.generation).await?;
+            let call = arrival.call(&trace, &job.generation).await?;
             let model = self.core.model(job.model.as_deref())?.clone();
+            trace.asks(model.name(), true);
             let (events, relaxed) = complete::generate(call, model, job).await?;
-            Ok((complete::events(events).map(|event| event.map_err(|error| status(&error))).boxed(), relaxed))
+            let span = trace.span.clone();
+            Ok((
+                complete::events(events)
+                    .map(move |event| event.map_err(|error| span.in_scope(|| status(&error))))
+                    .boxed(),
+                relaxed,
+            ))
         };
-        let answer = self.core.admission.unless_aborted(answer).await;
-        self.labelled("complete", answer)
+        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        trace.span.in_scope(|| self.labelled(&trace, "complete", answer))
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
+        let trace = traced("tokenize", "req", request.metadata());
         let answer = async {
             let _permit = self.arrival(&request)?.permit().await?;
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
@@ -181,23 +195,27 @@ impl Inference for Service {
             let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
             Ok(v1::TokenizeResponse { ids, tokens, max_context: model.bounds().await?.context })
         };
-        self.finish("tokenize", self.core.admission.unless_aborted(answer).await)
+        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        trace.span.in_scope(|| self.finish(Some(&trace), "tokenize", answer))
     }
 
     async fn detokenize(
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
+        let trace = traced("detokenize", "req", request.metadata());
         let answer = async {
             let _permit = self.arrival(&request)?.permit().await?;
             let v1::DetokenizeRequest { model, ids } = request.into_inner();
             let model = self.core.model_or_only(Some(&model))?;
             Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? })
         };
-        self.finish("detokenize", self.core.admission.unless_aborted(answer).await)
+        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        trace.span.in_scope(|| self.finish(Some(&trace), "detokenize", answer))
     }
 
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
+        let trace = traced("render", "req", request.metadata());
         let answer = async {
             let _permit = self.arrival(&request)?.permit().await?;
             let job = request::chat(request.into_inner())?;
@@ -205,7 +223,8 @@ impl Inference for Service {
             let rendered = chat::render(&model, job).await?;
             Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
         };
-        self.finish("render", self.core.admission.unless_aborted(answer).await)
+        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        trace.span.in_scope(|| self.finish(Some(&trace), "render", answer))
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
@@ -219,7 +238,7 @@ impl Inference for Service {
                 format: model.format.name.into(),
             });
         }
-        self.finish("list_models", Ok(v1::ListModelsResponse { models }))
+        self.finish(None, "list_models", Ok(v1::ListModelsResponse { models }))
     }
 }
 
@@ -234,11 +253,12 @@ impl Service {
     /// A stream, and in the metadata what of the request's schemas is relaxed.
     fn labelled<T>(
         &self,
+        trace: &Trace,
         endpoint: &'static str,
         answer: Result<(T, Vec<String>), Error>,
     ) -> Result<Response<T>, Status> {
         let relaxed = answer.as_ref().map(|(_, relaxed)| relaxed.join("; ")).unwrap_or_default();
-        let mut response = self.finish(endpoint, answer.map(|(events, _)| events))?;
+        let mut response = self.finish(Some(trace), endpoint, answer.map(|(events, _)| events))?;
         // What no header can hold is told by the surface that can.
         if let (false, Ok(value)) = (relaxed.is_empty(), relaxed.parse()) {
             response.metadata_mut().insert(RELAXED, value);
@@ -246,12 +266,27 @@ impl Service {
         Ok(response)
     }
 
-    fn finish<T>(&self, endpoint: &'static str, answer: Result<T, Error>) -> Result<Response<T>, Status> {
+    fn finish<T>(
+        &self,
+        trace: Option<&Trace>,
+        endpoint: &'static str,
+        answer: Result<T, Error>,
+    ) -> Result<Response<T>, Status> {
         let answer = answer.map(Response::new).map_err(|error| status(&error));
         let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
         self.core.metrics.request("grpc", endpoint, code as i32 as u16);
+        if let Some(trace) = trace {
+            trace.answered(
+                code as i32 as u16,
+                matches!(code, Code::Internal | Code::Unavailable | Code::DeadlineExceeded),
+            );
+        }
         answer
     }
+}
+
+fn traced(endpoint: &'static str, prefix: &str, metadata: &MetadataMap) -> Trace {
+    Trace::new("grpc", endpoint, prefix, &|name| metadata.get(name)?.to_str().ok())
 }
 
 /// The header `grpc-timeout`: up to eight digits and a unit.

@@ -6,7 +6,7 @@ mod sse;
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, Request, State, rejection::PathRejection},
     middleware::{self, Next},
     response::{IntoResponse, Response},
@@ -16,6 +16,7 @@ use futures::StreamExt;
 use http::{HeaderValue, Method, StatusCode, Uri, header};
 use rein_proto::v1;
 use serde_json::{Value, json};
+use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::{
@@ -30,14 +31,24 @@ use crate::{
     model::Model,
     openai::{self, Body, TokenizeInput},
     openapi,
+    trace::Trace,
 };
 
 const IGNORED_FIELDS: &str = "x-rein-ignored-fields";
 /// Where the grammar is laxer than a schema of the request.
 const RELAXED: &str = "x-rein-relaxed";
-const REQUEST_ID: &str = "x-request-id";
+pub const REQUEST_ID: &str = "x-request-id";
 /// Seconds that the client gives a request.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
+
+/// Requests that are traced, if they are POSTs: by path, the endpoint's name and what its ids begin with.
+const TRACED: [(&str, &str, &str); 5] = [
+    ("/v1/chat/completions", "chat", "chatcmpl"),
+    ("/v1/completions", "completions", "cmpl"),
+    ("/v1/chat/completions/render", "render", "req"),
+    ("/tokenize", "tokenize", "req"),
+    ("/detokenize", "detokenize", "req"),
+];
 
 pub fn routes(core: Arc<Core>) -> axum::Router {
     axum::Router::new()
@@ -62,44 +73,50 @@ pub fn routes(core: Arc<Core>) -> axum::Router {
 
 type Shared = State<Arc<Core>>;
 
-async fn chat_completions(State(core): Shared, request: Request) -> Response {
+async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let arrival = arrival(&core, &request)?;
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::ChatRequest { job, delivery, ignored } = openai::chat(Body::parse(&body)?)?;
         drop(body);
-        let call = arrival.call("chatcmpl", &job.generation).await?;
+        let call = arrival.call(&trace, &job.generation).await?;
         let model = core.model(job.model.as_deref())?.clone();
-        let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
+        trace.asks(model.name(), delivery.stream);
+        let token_ids = job.generation.return_token_ids;
         let (events, relaxed) = chat::generate(call, model, job).await?;
         let mut response = if delivery.stream {
-            sse::response(events, move |event, start| openai::encode_chat(event, start, delivery, token_ids))
+            sse::response(trace.span.clone(), events, move |event, start| {
+                openai::encode_chat(event, start, delivery, token_ids)
+            })
         } else {
             json_bytes(openai::chat_body(collect(events).await?, delivery, token_ids))
         };
         set_header(&mut response, RELAXED, &listed(&relaxed));
-        Ok(labelled(response, Some(&id), &ignored))
+        Ok(labelled(response, &ignored))
     };
     finish(&core, "chat", core.admission.unless_aborted(answer).await)
 }
 
-async fn completions(State(core): Shared, request: Request) -> Response {
+async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let arrival = arrival(&core, &request)?;
         let body = body::read(request, core.config.body_bytes).await?;
         let openai::CompletionRequest { job, delivery, ignored } = openai::completion(Body::parse(&body)?)?;
         drop(body);
-        let call = arrival.call("cmpl", &job.generation).await?;
+        let call = arrival.call(&trace, &job.generation).await?;
         let model = core.model(job.model.as_deref())?.clone();
-        let (id, token_ids) = (call.id.clone(), job.generation.return_token_ids);
+        trace.asks(model.name(), delivery.stream);
+        let token_ids = job.generation.return_token_ids;
         let (events, relaxed) = complete::generate(call, model, job).await?;
         let mut response = if delivery.stream {
-            sse::response(events, move |event, start| openai::encode_completion(event, start, delivery, token_ids))
+            sse::response(trace.span.clone(), events, move |event, start| {
+                openai::encode_completion(event, start, delivery, token_ids)
+            })
         } else {
             json_bytes(openai::completion_body(collect(events).await?, token_ids))
         };
         set_header(&mut response, RELAXED, &listed(&relaxed));
-        Ok(labelled(response, Some(&id), &ignored))
+        Ok(labelled(response, &ignored))
     };
     finish(&core, "completions", core.admission.unless_aborted(answer).await)
 }
@@ -117,7 +134,7 @@ async fn render(State(core): Shared, request: Request) -> Response {
             "count": rendered.ids.len(),
             "token_ids": rendered.ids,
         });
-        Ok(labelled(Json(answer).into_response(), None, &ignored))
+        Ok(labelled(Json(answer).into_response(), &ignored))
     };
     finish(&core, "render", core.admission.unless_aborted(answer).await)
 }
@@ -141,7 +158,7 @@ async fn tokenize(State(core): Shared, request: Request) -> Response {
             "token_strs": return_token_strs.then(|| texts(&ids)),
             "tokens": ids,
         });
-        Ok(labelled(Json(answer).into_response(), None, &ignored))
+        Ok(labelled(Json(answer).into_response(), &ignored))
     };
     finish(&core, "tokenize", core.admission.unless_aborted(answer).await)
 }
@@ -154,7 +171,7 @@ async fn detokenize(State(core): Shared, request: Request) -> Response {
         let model = core.model_or_only(model.as_deref())?;
         let text = model.detokenize(&tokens)?;
         let answer = json!({"prompt": String::from_utf8_lossy(&text)});
-        Ok(labelled(Json(answer).into_response(), None, &ignored))
+        Ok(labelled(Json(answer).into_response(), &ignored))
     };
     finish(&core, "detokenize", core.admission.unless_aborted(answer).await)
 }
@@ -252,21 +269,36 @@ fn json_bytes(body: Vec<u8>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Every answer has an id: the client's own if it sent one, else the completion's, else a new one.
-async fn request_id(request: Request, next: Next) -> Response {
-    let valid = |id: &&HeaderValue| (1..=limits::REQUEST_ID_BYTES).contains(&id.len()) && id.to_str().is_ok();
+/// Every answer has an id: the client's own if it sent one, else the completion's, else a new one. What is traced is so from
+/// here on.
+async fn request_id(mut request: Request, next: Next) -> Response {
+    let valid = |id: &&HeaderValue| id.to_str().is_ok_and(is_request_id);
     let given = request.headers().get(REQUEST_ID).filter(valid).cloned();
-    let mut response = next.run(request).await;
-    let own = || HeaderValue::from_str(&format!("req-{}", Uuid::new_v4().simple())).ok();
-    if let Some(id) = given.or_else(|| response.headers().get(REQUEST_ID).cloned()).or_else(own) {
+    let traced = |(path, ..): &(&str, &str, &str)| request.method() == Method::POST && request.uri().path() == *path;
+    let (mut response, id) = match TRACED.into_iter().find(traced) {
+        Some((_, endpoint, prefix)) => {
+            let headers = request.headers();
+            let trace = Trace::new("http", endpoint, prefix, &|name| headers.get(name)?.to_str().ok());
+            request.extensions_mut().insert(trace.clone());
+            let response = next.run(request).instrument(trace.span.clone()).await;
+            trace.answered(response.status().as_u16(), response.status().is_server_error());
+            (response, trace.id)
+        }
+        None => (next.run(request).await, format!("req-{}", Uuid::new_v4().simple())),
+    };
+    if let Some(id) = given.or_else(|| HeaderValue::from_str(&id).ok()) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
 }
 
-/// Adds the request's id and the names of the fields that nobody read.
-fn labelled(mut response: Response, id: Option<&str>, ignored: &[String]) -> Response {
-    set_header(&mut response, REQUEST_ID, id.unwrap_or_default());
+/// Whether a client's id for its request can be its name here.
+pub fn is_request_id(id: &str) -> bool {
+    (1..=limits::REQUEST_ID_BYTES).contains(&id.len())
+}
+
+/// Adds the names of the fields that nobody read.
+fn labelled(mut response: Response, ignored: &[String]) -> Response {
     set_header(&mut response, IGNORED_FIELDS, &listed(ignored));
     response
 }

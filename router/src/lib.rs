@@ -39,6 +39,7 @@ mod stream;
 pub mod template;
 pub mod textmodel;
 pub mod tokenize;
+mod trace;
 
 use std::{
     sync::{Arc, PoisonError, RwLock},
@@ -51,7 +52,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use crate::{
     admit::Admission,
     members::Fleet,
-    metrics::{EngineReport, Metrics},
+    metrics::{EngineReport, Metrics, PoolReport},
     model::Model,
     pool::Pool,
     textmodel::{TextError, TextModel},
@@ -263,14 +264,17 @@ impl Core {
     }
 
     async fn report(&self) -> String {
-        let mut engines = Vec::new();
+        let (mut engines, mut pools) = (Vec::new(), Vec::new());
         for model in self.models().iter() {
+            pools.push(PoolReport { model: model.name().into(), standings: model.pool.standings() });
             for engine in model.pool.engines() {
                 let stats = engine.stats().await.ok();
-                engines.push(EngineReport { model: model.name().into(), engine: engine.group.clone(), stats });
+                let (engine, epoch) = (engine.group.clone(), engine.epoch);
+                engines.push(EngineReport { model: model.name().into(), engine, epoch, stats });
             }
         }
-        let mut report = self.metrics.write(self.admission.in_flight(), self.admission.limit(), &engines);
+        let (in_flight, limit) = (self.admission.in_flight(), self.admission.limit());
+        let mut report = self.metrics.write(in_flight, limit, &pools, &engines);
         self.admission.write_metrics(&mut report);
         if let Some(keys) = &self.config.keys {
             keys.write_metrics(&mut report);

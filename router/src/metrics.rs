@@ -12,7 +12,7 @@ use std::{
 
 use rein_proto::internal::EngineStats;
 
-use crate::guide::GuideStats;
+use crate::{guide::GuideStats, model::now};
 
 /// Seconds; the upper ends of the buckets of every histogram.
 const BUCKETS: [f64; 16] =
@@ -48,8 +48,9 @@ impl Histogram {
     }
 }
 
-#[derive(Default)]
 pub struct Metrics {
+    /// Seconds since 1970.
+    began: u64,
     /// By surface, endpoint and status.
     requests: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
     pub first_token: Histogram,
@@ -60,8 +61,29 @@ pub struct Metrics {
     pub generated_tokens: AtomicU64,
     pub abandoned: AtomicU64,
     pub resumed: AtomicU64,
+    pub resume_failed: AtomicU64,
     pub open_streams: AtomicU64,
     pub grammar: GrammarMetrics,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics {
+            began: now(),
+            requests: Mutex::default(),
+            first_token: Histogram::default(),
+            inter_token: Histogram::default(),
+            duration: Histogram::default(),
+            prompt_tokens: AtomicU64::default(),
+            cached_tokens: AtomicU64::default(),
+            generated_tokens: AtomicU64::default(),
+            abandoned: AtomicU64::default(),
+            resumed: AtomicU64::default(),
+            resume_failed: AtomicU64::default(),
+            open_streams: AtomicU64::default(),
+            grammar: GrammarMetrics::default(),
+        }
+    }
 }
 
 /// The promise in numbers: tool calls are valid, and the grammar is off the token path.
@@ -126,7 +148,14 @@ pub struct EngineReport {
     pub model: String,
     /// The group that it leads; a number where there are none.
     pub engine: String,
+    pub epoch: u64,
     pub stats: Option<EngineStats>,
+}
+
+/// How many engines of a model have each standing.
+pub struct PoolReport {
+    pub model: String,
+    pub standings: [(&'static str, usize); 3],
 }
 
 impl Metrics {
@@ -135,8 +164,9 @@ impl Metrics {
         *requests.entry((surface, endpoint, status)).or_default() += 1;
     }
 
-    pub fn write(&self, in_flight: usize, limit: u32, engines: &[EngineReport]) -> String {
+    pub fn write(&self, in_flight: usize, limit: u32, pools: &[PoolReport], engines: &[EngineReport]) -> String {
         let mut out = String::new();
+        self.write_process(&mut out);
         let _ = writeln!(
             out,
             "# HELP rein_requests_total Requests by surface, endpoint and status.\n# TYPE rein_requests_total counter"
@@ -157,6 +187,7 @@ impl Metrics {
             ("rein_generated_tokens_total", "Generated tokens that counted.", &self.generated_tokens),
             ("rein_abandoned_total", "Streams whose client left before the end.", &self.abandoned),
             ("rein_resumed_total", "Sequences that went on after their engine was lost.", &self.resumed),
+            ("rein_resume_failed_total", "Sequences that lost their engine and found no other.", &self.resume_failed),
         ] {
             let value = value.load(Ordering::Relaxed);
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
@@ -172,19 +203,49 @@ impl Metrics {
         self.inter_token.write(&mut out, "rein_inter_token_latency_seconds", "Between tokens of one choice.");
         self.duration.write(&mut out, "rein_generation_duration_seconds", "From the request to its end.");
         self.grammar.write(&mut out);
+        write_pools(&mut out, pools);
         write_engines(&mut out, engines);
         out
+    }
+
+    fn write_process(&self, out: &mut String) {
+        let version = env!("CARGO_PKG_VERSION");
+        let _ = writeln!(
+            out,
+            "# HELP rein_build_info Always 1; the version is a label.\n# TYPE rein_build_info gauge\n\
+             rein_build_info{{version=\"{version}\"}} 1"
+        );
+        let name = "process_start_time_seconds";
+        let help = "When this process began to serve, in seconds since 1970.";
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {}", self.began);
+    }
+}
+
+fn escaped(label: &str) -> String {
+    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn write_pools(out: &mut String, pools: &[PoolReport]) {
+    let help = "Engines of a model, by what membership says of them.";
+    let _ = writeln!(out, "# HELP rein_engines {help}\n# TYPE rein_engines gauge");
+    for PoolReport { model, standings } in pools {
+        for (standing, count) in standings {
+            let _ = writeln!(out, "rein_engines{{model=\"{}\",standing=\"{standing}\"}} {count}", escaped(model));
+        }
     }
 }
 
 fn write_engines(out: &mut String, engines: &[EngineReport]) {
-    let label = |report: &EngineReport| {
-        let model = report.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        format!("{{model=\"{model}\",engine=\"{}\"}}", report.engine)
-    };
+    let label =
+        |report: &EngineReport| format!("{{model=\"{}\",engine=\"{}\"}}", escaped(&report.model), report.engine);
     let _ = writeln!(out, "# HELP rein_engine_up Whether the engine answers.\n# TYPE rein_engine_up gauge");
     for report in engines {
         let _ = writeln!(out, "rein_engine_up{} {}", label(report), u8::from(report.stats.is_some()));
+    }
+    let help = "The placement epoch of the engine's group.";
+    let _ = writeln!(out, "# HELP rein_engine_epoch {help}\n# TYPE rein_engine_epoch gauge");
+    for report in engines {
+        let _ = writeln!(out, "rein_engine_epoch{} {}", label(report), report.epoch);
     }
     type Read = fn(&EngineStats) -> u64;
     let table: [(&str, &str, &str, Read); 13] = [
@@ -224,7 +285,11 @@ mod tests {
         metrics.first_token.observe(Duration::from_millis(3));
         metrics.first_token.observe(Duration::from_secs(100));
         let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
-        let text = metrics.write(1, 8, &[EngineReport { model: "a\"b".into(), engine: "0".into(), stats }]);
+        let report = EngineReport { model: "a\"b".into(), engine: "0".into(), epoch: 7, stats };
+        let pool = PoolReport { model: "a".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)] };
+        let text = metrics.write(1, 8, &[pool], &[report]);
+        assert!(text.contains("rein_engine_epoch{model=\"a\\\"b\",engine=\"0\"} 7"));
+        assert!(text.contains("rein_engines{model=\"a\",standing=\"draining\"} 0"));
         assert!(text.contains("rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 2"));
         assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.0025\"} 0"));
         assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.005\"} 1"));
@@ -235,5 +300,50 @@ mod tests {
             let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
             assert!(text.contains(&format!("# TYPE {base} ")), "{line}");
         }
+    }
+
+    /// Name, type and labels, apart from those of a histogram's buckets.
+    type Row = (String, String, Vec<String>);
+
+    fn written() -> Vec<Row> {
+        let metrics = Metrics::default();
+        metrics.request("http", "chat", 200);
+        let stats = Some(EngineStats::default());
+        let report = EngineReport { model: "m".into(), engine: "0".into(), epoch: 1, stats };
+        let pool = PoolReport { model: "m".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)] };
+        let text = metrics.write(1, 8, &[pool], &[report]);
+        let row = |line: &str| {
+            let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+            let sample = text.lines().find(|line| {
+                let end = line.strip_prefix(name).unwrap_or("x");
+                end.starts_with(['{', ' ']) || end.starts_with("_count ")
+            })?;
+            let labels = sample.split_once('{').map_or("", |(_, rest)| rest.split('}').next().unwrap_or_default());
+            let labels = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0.to_owned())).collect();
+            Some((name.to_owned(), kind.to_owned(), labels))
+        };
+        text.lines().filter_map(row).collect()
+    }
+
+    fn documented() -> Vec<Row> {
+        let page = include_str!("../../docs/operations.md");
+        let (_, section) = page.split_once("\n## Metrics\n").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+        let ticked = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<String>>();
+        let row = |line: &str| {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let name = ticked(cells.get(1)?).into_iter().next()?;
+            Some((name, cells[2].to_owned(), ticked(cells[3])))
+        };
+        section.lines().filter_map(row).collect()
+    }
+
+    #[test]
+    fn the_operators_page_lists_what_is_written() {
+        let (mut written, mut documented) = (written(), documented());
+        assert!(written.len() > 35, "{written:?}");
+        written.sort();
+        documented.sort();
+        assert_eq!(documented, written);
     }
 }

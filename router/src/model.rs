@@ -6,6 +6,7 @@ use rand::{Rng, distr::Alphanumeric};
 use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, RuleError, Rules, Vocab};
 use rein_proto::{internal, v1};
 use tokio::sync::Semaphore;
+use tracing::{Instrument, Span, info_span};
 
 use crate::{
     RouterConfig,
@@ -125,11 +126,9 @@ impl Model {
     /// Tokens of a text in which control tokens are spelled out.
     pub async fn encode(self: &Arc<Self>, text: String, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
         let encode = move |model: &Model, text: &str| {
-            model
-                .text
-                .tokenizer
-                .encode(text, Encode { add_special_tokens, parse_special: true })
-                .map_err(|error| text_error(TextError::Tokenize(error)))
+            let how = Encode { add_special_tokens, parse_special: true };
+            let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode(text, how));
+            ids.map_err(|error| text_error(TextError::Tokenize(error)))
         };
         if text.len() <= limits::INLINE_TEXT_BYTES {
             return encode(self, &text);
@@ -159,7 +158,7 @@ impl Model {
             Ok(steering) => of(steering).compile(&rules).map_err(rule_error),
             Err(cause) => Err(Error::internal("this model's vocabulary cannot be steered", cause)),
         };
-        Self::permitted(self, self.compiling.clone(), compile).await
+        Self::permitted(self, self.compiling.clone(), compile).instrument(info_span!("grammar")).await
     }
 
     /// The permit goes with the work, which goes on when its request is given up.
@@ -177,10 +176,10 @@ impl Model {
     ) -> Result<T, Error> {
         let failed = |cause: &dyn std::fmt::Display| Error::internal("the request could not be prepared", cause);
         let permit = permits.acquire_owned().await.map_err(|closed| failed(&closed))?;
-        let model = self.clone();
+        let (model, span) = (self.clone(), Span::current());
         let work = move || {
             let _permit = permit;
-            work(&model)
+            span.in_scope(|| work(&model))
         };
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| Err(failed(&panic)))
     }

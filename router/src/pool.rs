@@ -207,6 +207,20 @@ impl Pool {
         self.listed().iter().map(|listed| listed.engine.clone()).collect()
     }
 
+    /// Engines by standing.
+    pub fn standings(&self) -> [(&'static str, usize); 3] {
+        let mut standings = [("serving", 0), ("draining", 0), ("unlisted", 0)];
+        for listed in self.listed().iter() {
+            let place = match listed.standing {
+                Standing::Serving => 0,
+                Standing::Draining => 1,
+                Standing::Unlisted(_) => 2,
+            };
+            standings[place].1 += 1;
+        }
+        standings
+    }
+
     pub fn is_fixed(&self) -> bool {
         self.fixed
     }

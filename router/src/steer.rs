@@ -4,8 +4,12 @@ use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
 use futures::FutureExt;
-use rein_proto::internal::{
-    Admitted, Finish, FinishReason, FromEngine, Start, Steer, ToEngine, TokenLogprob, Tokens, from_engine, to_engine,
+use rein_proto::{
+    internal::{
+        Admitted, Finish, FinishReason, FromEngine, Start, Steer, ToEngine, TokenLogprob, Tokens, from_engine,
+        to_engine,
+    },
+    trace,
 };
 use tokio::{
     sync::mpsc,
@@ -13,6 +17,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
+use tracing::{Instrument, Span};
 
 use crate::{
     breaker::Fault,
@@ -170,6 +175,8 @@ pub struct EngineStream {
     finished: bool,
     /// Engines lost since the last token.
     resumes: u32,
+    /// The request's.
+    span: Span,
 }
 
 /// A sequence's present engine.
@@ -203,13 +210,14 @@ impl Failure {
 
 impl Link {
     /// Returns when the engine has taken the sequence into its queue, or refused it.
-    async fn open(mut lease: Lease, start: Start, deadline: Instant) -> Result<Self, Failure> {
+    async fn open(mut lease: Lease, start: Start, deadline: Instant, span: &Span) -> Result<Self, Failure> {
         let (to, queue) = mpsc::channel(limits::STEER_QUEUE);
         // An empty queue takes it.
         to.try_send(ToEngine { kind: Some(to_engine::Kind::Start(start)) })
             .map_err(|error| Failure::Final(Error::internal("the request could not be sent to the engine", error)))?;
         let mut request = tonic::Request::new(ReceiverStream::new(queue));
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+        trace::inject(span, request.metadata_mut());
         let mut client = lease.engine().client();
         let call = async move { client.generate(request).await }.boxed();
         match timeout_at(deadline, call).await {
@@ -227,8 +235,15 @@ impl Link {
     }
 }
 
+/// Of the request, and of its time in queues.
+pub struct Spans {
+    pub span: Span,
+    pub queue: Span,
+}
+
 impl EngineStream {
     /// Returns when an engine, at first that of the lease, has taken the sequence into its queue, or all have refused it.
+    /// `span` is the request's, `queue` the part of it that ends here.
     pub async fn open(
         pool: Arc<Pool>,
         lease: Lease,
@@ -236,22 +251,16 @@ impl EngineStream {
         session: Option<u64>,
         deadline: Instant,
         metrics: Arc<Metrics>,
+        spans: Spans,
     ) -> Result<Self, Error> {
         let mut resumes = 0;
-        let link = open_link(&pool, Some(lease), &start, session, deadline, &mut resumes).await?;
+        let Spans { span, queue } = spans;
+        let opening = open_link(&pool, Some(lease), &start, session, deadline, &mut resumes, &span);
+        let link = opening.instrument(queue.clone()).await?;
+        queue.record("engine", &link.lease.engine().group);
         let course = Course { accepted: start.resume.clone(), held: start.hold, ..Course::default() };
-        Ok(EngineStream {
-            link,
-            course,
-            pool,
-            start,
-            session,
-            deadline,
-            metrics,
-            admitted: false,
-            finished: false,
-            resumes,
-        })
+        let (admitted, finished) = (false, false);
+        Ok(EngineStream { link, course, pool, start, session, deadline, metrics, admitted, finished, resumes, span })
     }
 
     pub fn lease(&self) -> &Lease {
@@ -315,14 +324,22 @@ impl EngineStream {
 
     /// Goes on where the tokens that count end, on another engine if there is one.
     async fn resume(&mut self, lost: Error) -> Result<(), Error> {
-        tracing::warn!(id = self.start.request_id, accepted = self.course.accepted.len(), error = %lost, "resuming");
+        let accepted = self.course.accepted.len();
+        tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = %lost, "resuming");
         self.link.lease.failed(Fault::Gone);
         if self.resumes >= limits::RESUMES {
+            self.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
             return Err(lost);
         }
+        let reason = lost.cause.as_deref().unwrap_or(&lost.message);
+        let span = crate::trace::resume(&self.span, reason, accepted);
         self.resumes += 1;
         let (resumed, steering) = self.course.resume(&self.start, self.admitted);
-        self.link = open_link(&self.pool, None, &resumed, self.session, self.deadline, &mut self.resumes).await?;
+        let opening = open_link(&self.pool, None, &resumed, self.session, self.deadline, &mut self.resumes, &span);
+        self.link = opening.instrument(span.clone()).await.inspect_err(|_| {
+            self.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
+        })?;
+        span.record("engine", &self.link.lease.engine().group);
         self.metrics.resumed.fetch_add(1, Ordering::Relaxed);
         self.finished = false;
         match steering {
@@ -359,6 +376,7 @@ async fn open_link(
     session: Option<u64>,
     deadline: Instant,
     tries: &mut u32,
+    span: &Span,
 ) -> Result<Link, Error> {
     let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
     let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session };
@@ -367,12 +385,12 @@ async fn open_link(
             Some(lease) => lease,
             None => pool.lease(&wanted, deadline.min(Instant::now() + limits::RESUME_WAIT)).await?,
         };
-        let error = match Link::open(lease, start.clone(), deadline).await {
+        let error = match Link::open(lease, start.clone(), deadline, span).await {
             Ok(link) => return Ok(link),
             Err(Failure::Final(error)) => return Err(error),
             Err(Failure::Lost(error)) => error,
         };
-        tracing::warn!(id = start.request_id, %error, "an engine did not take a sequence");
+        tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
         if *tries >= limits::RESUMES || pool.is_fixed() && pool.engines().len() == 1 {
             return Err(error);
         }

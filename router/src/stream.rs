@@ -31,6 +31,8 @@ pub struct Report {
 /// What a transcript is told when it begins.
 pub struct Opening {
     pub index: u32,
+    /// The request's.
+    pub span: tracing::Span,
     pub reader: Reader,
     pub stops: StopStrings,
     /// Stop strings count only beyond so many tokens, as stop tokens do.
@@ -237,7 +239,7 @@ impl Transcript {
             return;
         }
         if let Err(violation) = grammar.validate_response(text) {
-            tracing::info!(%violation, "a finished response breaks its schema");
+            tracing::info!(parent: &self.opening.span, %violation, "a finished response breaks its schema");
             self.invalid_response = true;
         }
     }
@@ -313,7 +315,7 @@ impl Transcript {
         let violation = self.opening.grammar.as_ref().filter(|_| complete);
         let violation = violation.and_then(|grammar| grammar.validate(&call.name, &call.arguments).err());
         if let Some(violation) = &violation {
-            tracing::info!(%violation, name = call.name, "a finished call breaks its schema");
+            tracing::info!(parent: &self.opening.span, %violation, name = call.name, "a finished call breaks its schema");
             self.invalid_calls += 1;
         }
         if call.held {

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value as Json};
+use tracing::info_span;
 
 pub use sanitize::{ControlTokens, ReasoningMarkers};
 
@@ -187,8 +188,8 @@ impl TextModel {
 
     /// Renders and encodes a conversation.
     pub fn render(&self, input: &RenderInput) -> Result<Rendered, TextError> {
-        let prompt = self.chat_template()?.render(input)?;
-        let ids = self.tokenizer.encode(&prompt, Encode::TEMPLATED)?;
+        let prompt = info_span!("template").in_scope(|| self.chat_template()?.render(input))?;
+        let ids = info_span!("tokenize").in_scope(|| self.tokenizer.encode(&prompt, Encode::TEMPLATED))?;
         Ok(Rendered { prompt, ids })
     }
 

@@ -34,7 +34,12 @@ pub struct Server {
 impl Server {
     /// Serves the demo model on free ports; returns once both listeners are announced.
     pub fn start(extra: &[&str]) -> Server {
-        let mut child = rein()
+        Server::of(rein(), extra)
+    }
+
+    /// The same of a command with an environment of its own.
+    pub fn of(mut command: Command, extra: &[&str]) -> Server {
+        let mut child = command
             .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--model"])
             .arg(demo_model())
             .args(extra)
@@ -76,16 +81,29 @@ impl Server {
 
     /// Sends a request and leaves its answer unread.
     pub fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
-        let mut socket = TcpStream::connect(self.http).expect("connects");
-        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: rein\r\ncontent-type: application/json\r\nconnection: close\r\n\
-             content-length: {}\r\n\r\n",
-            body.len()
-        );
-        socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(body.as_bytes())).expect("sends");
-        socket
+        send(self.http, method, path, "", body)
     }
+}
+
+/// Posts with these headers too, each with its line's end, and leaves the answer unread.
+pub fn request_with(to: SocketAddr, path: &str, headers: &str, body: &str) -> TcpStream {
+    send(to, "POST", path, headers, body)
+}
+
+pub fn get(from: SocketAddr, path: &str) -> TcpStream {
+    send(from, "GET", path, "", "")
+}
+
+fn send(to: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(to).expect("connects");
+    socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: rein\r\ncontent-type: application/json\r\nconnection: close\r\n{headers}\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(body.as_bytes())).expect("sends");
+    socket
 }
 
 impl Drop for Server {

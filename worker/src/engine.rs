@@ -3,7 +3,7 @@
 //! `schedule` -> execute -> `commit`, and between rounds the commands that have come. With nothing to do it sleeps on
 //! the queue. It never waits for a router: a sequence whose router does not read is paused instead.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rein_proto::internal::{FromEngine, Start, Steer, Step, StepResult};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
+use tracing::Span;
 
 use crate::error::Rejected;
 use crate::executor::{Executor, ExecutorError};
@@ -20,12 +21,15 @@ use crate::limits::{COMMAND_QUEUE, OUTPUT_BACKLOG, OUTPUT_HEADROOM};
 use crate::metrics::Metrics;
 use crate::scheduler::{EngineOptions, Event, Output, Scheduler};
 use crate::seq::SeqId;
+use crate::trace::Stages;
 
 pub enum Command {
     Start {
         start: Box<Start>,
         outputs: mpsc::Sender<FromEngine>,
         room: RoomWanted,
+        /// The sequence's.
+        span: Span,
         reply: oneshot::Sender<Result<SeqId, Rejected>>,
     },
     Steer {
@@ -115,6 +119,7 @@ struct Port {
     paused: bool,
     /// The sequence is gone; the backlog is still to be sent.
     last: bool,
+    stages: Stages,
 }
 
 impl Port {
@@ -160,6 +165,8 @@ pub struct Engine {
     runtime: tokio::runtime::Runtime,
     started: Instant,
     ports: BTreeMap<SeqId, Port>,
+    /// Traced sequences of which no step has computed anything.
+    queued: BTreeSet<SeqId>,
     next_seq: SeqId,
     drains: Vec<oneshot::Sender<()>>,
     draining: bool,
@@ -190,6 +197,7 @@ impl Engine {
             runtime,
             started: Instant::now(),
             ports: BTreeMap::new(),
+            queued: BTreeSet::new(),
             next_seq: 1,
             drains: Vec::new(),
             draining: false,
@@ -204,6 +212,7 @@ impl Engine {
             let idle = step.is_none();
             if let Some(mut step) = step {
                 step.epoch = self.epoch;
+                self.note_begun(&step);
                 self.execute(&step);
             }
             let stats = self.scheduler.stats();
@@ -254,8 +263,8 @@ impl Engine {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Start { start, outputs, room, reply } => {
-                let answer = self.start(start, outputs, room);
+            Command::Start { start, outputs, room, span, reply } => {
+                let answer = self.start(start, outputs, room, span);
                 let started = answer.as_ref().ok().copied();
                 if reply.send(answer).is_err()
                     && let Some(seq) = started
@@ -294,6 +303,7 @@ impl Engine {
         start: Box<Start>,
         outputs: mpsc::Sender<FromEngine>,
         room: RoomWanted,
+        span: Span,
     ) -> Result<SeqId, Rejected> {
         if let Some(why) = self.vitals.lost.get() {
             return Err(Rejected::Lost(why.clone()));
@@ -304,7 +314,11 @@ impl Engine {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.scheduler.apply(Event::Start { seq, start })?;
-        self.ports.insert(seq, Port { outputs, room, backlog: VecDeque::new(), paused: false, last: false });
+        let stages = Stages::new(span);
+        if stages.traced() {
+            self.queued.insert(seq);
+        }
+        self.ports.insert(seq, Port { outputs, room, backlog: VecDeque::new(), paused: false, last: false, stages });
         Ok(seq)
     }
 
@@ -317,7 +331,25 @@ impl Engine {
 
     fn cancel(&mut self, seq: SeqId) {
         self.apply(Event::Cancel { seq });
+        self.close(seq);
+    }
+
+    fn close(&mut self, seq: SeqId) {
         self.ports.remove(&seq);
+        self.queued.remove(&seq);
+    }
+
+    fn note_begun(&mut self, step: &Step) {
+        if self.queued.is_empty() {
+            return;
+        }
+        for row in &step.rows {
+            if self.queued.remove(&row.seq)
+                && let Some(port) = self.ports.get_mut(&row.seq)
+            {
+                port.stages.begins();
+            }
+        }
     }
 
     /// Cancel what nobody reads any more, pause what is not read now.
@@ -381,10 +413,11 @@ impl Engine {
     fn deliver(&mut self) {
         for Output { seq, message, last } in self.scheduler.take_outputs() {
             let Some(port) = self.ports.get_mut(&seq) else { continue };
+            port.stages.tells(&message);
             port.send(message);
             port.last = last;
             if last && port.backlog.is_empty() {
-                self.ports.remove(&seq);
+                self.close(seq);
             }
         }
     }

@@ -19,6 +19,7 @@ pub mod score;
 pub mod seq;
 mod service;
 pub mod sim;
+mod trace;
 
 pub use scheduler::EngineOptions;
 pub use service::{EngineService, start};

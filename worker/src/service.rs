@@ -21,6 +21,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Span;
 
 use crate::engine::{Command, Engine, RoomWanted, Vitals};
 use crate::error::Rejected;
@@ -31,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::request;
 use crate::scheduler::{EngineOptions, context_limit};
 use crate::seq::SeqId;
+use crate::trace;
 
 /// A handle on an engine. The engine stops when the last handle and the last stream are gone.
 #[derive(Debug, Clone)]
@@ -141,11 +143,11 @@ impl EngineService {
         self.lost().map_or(Ok(()), |why| Err(rejected(Rejected::Lost(why.to_owned()))))
     }
 
-    async fn open(&self, start: Box<Start>) -> Result<(SeqId, Open), Status> {
+    async fn open(&self, start: Box<Start>, span: Span) -> Result<(SeqId, Open), Status> {
         let (outputs, messages) = mpsc::channel(limits::OUTPUT_QUEUE);
         let (reply, answer) = oneshot::channel();
         let room = RoomWanted::default();
-        let command = Command::Start { start, outputs, room: room.clone(), reply };
+        let command = Command::Start { start, outputs, room: room.clone(), span, reply };
         self.commands.send(command).await.map_err(|_| stopped())?;
         let seq = answer.await.map_err(|_| stopped())?.map_err(rejected)?;
         Ok((seq, Open { messages, room }))
@@ -175,17 +177,19 @@ impl engine_server::Engine for EngineService {
 
     async fn generate(&self, request: Request<Streaming<ToEngine>>) -> Result<Response<Outputs>, Status> {
         let deadline = deadline(request.metadata())?;
+        let span = trace::sequence(request.metadata());
         let mut inbound = request.into_inner();
         let opening = async {
             let first = inbound.message().await?;
             let Some(to_engine::Kind::Start(start)) = first.and_then(|message| message.kind) else {
                 return Err(Status::invalid_argument("the first message must be start"));
             };
+            trace::describe(&span, &start);
             if self.shared.draining.load(Ordering::SeqCst) {
                 return Err(rejected(Rejected::Draining));
             }
             request::check(&start, &self.shared.shape).map_err(|error| Status::invalid_argument(error.to_string()))?;
-            self.open(Box::new(start)).await
+            self.open(Box::new(start), span).await
         };
         let (seq, open) = match deadline {
             None => opening.await?,

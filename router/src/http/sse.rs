@@ -11,6 +11,7 @@ use futures::{FutureExt, StreamExt, stream};
 use http::header;
 use rein_proto::v1::{self, chat_event};
 use tokio::time::timeout;
+use tracing::Span;
 
 use crate::{error::Error, generate::ChatEvents, limits};
 
@@ -22,8 +23,8 @@ trait Encode: FnMut(&v1::ChatEvent, &v1::Started) -> Option<Vec<u8>> + Send + 's
 impl<F: FnMut(&v1::ChatEvent, &v1::Started) -> Option<Vec<u8>> + Send + 'static> Encode for F {}
 
 #[allow(private_bounds)]
-pub fn response<E: Encode>(events: ChatEvents, encode: E) -> Response {
-    let writer = Writer { events, encode, start: v1::Started::default(), ended: false };
+pub fn response<E: Encode>(span: Span, events: ChatEvents, encode: E) -> Response {
+    let writer = Writer { span, events, encode, start: v1::Started::default(), ended: false };
     let chunks = stream::unfold(writer, async |mut writer| {
         let chunk = writer.chunk().await?;
         Some((Ok::<_, Infallible>(chunk), writer))
@@ -38,6 +39,8 @@ pub fn response<E: Encode>(events: ChatEvents, encode: E) -> Response {
 }
 
 struct Writer<E> {
+    /// The request's: it lasts until all is written.
+    span: Span,
     events: ChatEvents,
     encode: E,
     start: v1::Started,
@@ -77,7 +80,7 @@ impl<E: Encode> Writer<E> {
             }
             Some(Err(error)) => {
                 if let Some(cause) = &error.cause {
-                    tracing::error!(cause, id = self.start.id, "{}", error.message);
+                    tracing::error!(parent: &self.span, cause, "{}", error.message);
                 }
                 out.extend_from_slice(b"event: error\n");
                 data(error.body().to_string().as_bytes(), out);

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::{Map, Value as Json};
+use tracing::info_span;
 
 use super::{Rendered, TextError, TextModel};
 use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, Prepared, Reason, RenderInput, TemplateError};
@@ -219,15 +220,18 @@ impl Told {
 impl TextModel {
     /// Like `render`, but control tokens in messages, tools, documents and kwargs stay text.
     pub fn render_sanitized(&self, input: &RenderInput, controls: &ControlTokens) -> Result<Rendered, TextError> {
-        let mut chat = self.chat_template()?.prepare(None, input)?;
-        chat.drop_chars(&[OPEN, CLOSE]);
-        let plain = chat.render()?;
-        let Some(marked) = controls.mark(&chat) else {
-            let ids = self.tokenizer.encode(&plain, Encode::TEMPLATED)?;
-            return Ok(Rendered { prompt: plain, ids });
-        };
-        let Told { prompt, forged } = Told::read(&marked.render()?, controls).about(plain, controls);
-        let ids = self.encode_around(&prompt, &forged)?;
+        let (prompt, forged) = info_span!("template").in_scope(|| {
+            let mut chat = self.chat_template()?.prepare(None, input)?;
+            chat.drop_chars(&[OPEN, CLOSE]);
+            let plain = chat.render()?;
+            let Some(marked) = controls.mark(&chat) else { return Ok((plain, Vec::new())) };
+            let Told { prompt, forged } = Told::read(&marked.render()?, controls).about(plain, controls);
+            Ok::<_, TextError>((prompt, forged))
+        })?;
+        let ids = info_span!("tokenize").in_scope(|| match forged.is_empty() {
+            true => self.tokenizer.encode(&prompt, Encode::TEMPLATED).map_err(TextError::from),
+            false => self.encode_around(&prompt, &forged),
+        })?;
         Ok(Rendered { prompt, ids })
     }
 

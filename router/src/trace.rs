@@ -1,0 +1,96 @@
+//! A request in traces and logs: one span from its arrival to its last event, with a child for each of its stages. Nothing
+//! here happens per token.
+
+use rein_proto::{trace, v1};
+use tracing::{Span, field::Empty, info_span};
+use uuid::Uuid;
+
+/// One request, under the name that everybody has for it.
+#[derive(Debug, Clone)]
+pub struct Trace {
+    /// Shown as the response's id, and in every log line about the request.
+    pub id: String,
+    pub span: Span,
+}
+
+impl Trace {
+    /// `header` gives the value of a header, or of a call's metadata, by its name.
+    pub fn new<'a>(
+        surface: &'static str,
+        endpoint: &'static str,
+        prefix: &str,
+        header: &'a dyn Fn(&str) -> Option<&'a str>,
+    ) -> Self {
+        let id = format!("{prefix}-{}", Uuid::new_v4().simple());
+        let span = info_span!(
+            "request",
+            otel.kind = "server",
+            otel.status_code = Empty,
+            request_id = id,
+            surface,
+            endpoint,
+            client_request_id = Empty,
+            model = Empty,
+            stream = Empty,
+            status = Empty,
+            finish_reason = Empty,
+            prompt_tokens = Empty,
+            cached_tokens = Empty,
+            completion_tokens = Empty,
+        );
+        trace::adopt(&span, header);
+        if let Some(own) = header(crate::http::REQUEST_ID).filter(|own| crate::http::is_request_id(own)) {
+            span.record("client_request_id", own);
+        }
+        Trace { id, span }
+    }
+
+    pub fn asks(&self, model: &str, stream: bool) {
+        self.span.record("model", model);
+        self.span.record("stream", stream);
+    }
+
+    /// The status with which the answer begins, in its surface's numbers.
+    pub fn answered(&self, status: u16, failed: bool) {
+        self.span.record("status", status);
+        if failed {
+            self.failed();
+        }
+    }
+
+    pub fn failed(&self) {
+        self.span.record("otel.status_code", "ERROR");
+    }
+
+    /// Of a sequence, until an engine has taken it into its queue.
+    pub fn queue(&self) -> Span {
+        within(&self.span, info_span!(parent: &self.span, "queue", engine = Empty))
+    }
+
+    pub fn ended(&self, usage: &v1::Usage, finish_reason: Option<v1::FinishReason>) {
+        let span = &self.span;
+        span.record("prompt_tokens", usage.prompt_tokens);
+        span.record("cached_tokens", usage.cached_tokens);
+        span.record("completion_tokens", usage.completion_tokens);
+        span.record("finish_reason", finish_reason.map_or("none", finish));
+    }
+}
+
+/// Of a sequence that has lost its engine, until another one has it.
+pub fn resume(request: &Span, reason: &str, accepted: usize) -> Span {
+    within(request, info_span!(parent: request, "resume", reason, accepted, engine = Empty))
+}
+
+/// The stage, or the request where stages are of no interest: what is logged belongs to it in any case.
+fn within(request: &Span, stage: Span) -> Span {
+    if stage.is_disabled() { request.clone() } else { stage }
+}
+
+fn finish(reason: v1::FinishReason) -> &'static str {
+    match reason {
+        v1::FinishReason::Stop => "stop",
+        v1::FinishReason::Length => "length",
+        v1::FinishReason::ToolCalls => "tool_calls",
+        v1::FinishReason::Unspecified => "none",
+    }
+}

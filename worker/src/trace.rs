@@ -1,0 +1,98 @@
+//! A sequence in traces and logs: one span while the engine has it, and a child for each stage. The engine thread opens and
+//! closes them at the events that it sees anyway; a token costs nothing.
+
+use rein_proto::internal::{FinishReason, FromEngine, Start, from_engine};
+use rein_proto::trace;
+use tonic::metadata::MetadataMap;
+use tracing::{Span, field::Empty, info_span};
+
+/// Part of the span that the caller names.
+pub fn sequence(metadata: &MetadataMap) -> Span {
+    let span = info_span!(
+        parent: None,
+        "sequence",
+        otel.kind = "server",
+        otel.status_code = Empty,
+        request_id = Empty,
+        prompt_tokens = Empty,
+        resumed_tokens = Empty,
+        cached_tokens = Empty,
+        generated_tokens = Empty,
+        finish_reason = Empty,
+    );
+    trace::adopt_call(&span, metadata);
+    span
+}
+
+pub fn describe(span: &Span, start: &Start) {
+    span.record("request_id", start.request_id.as_str());
+    span.record("prompt_tokens", start.prompt.len());
+    span.record("resumed_tokens", start.resume.len());
+}
+
+/// Dropped, it ends the sequence's spans.
+#[derive(Debug)]
+pub struct Stages {
+    sequence: Span,
+    stage: Span,
+}
+
+impl Stages {
+    /// The sequence waits for a slot.
+    pub fn new(sequence: Span) -> Self {
+        let stage = info_span!(parent: &sequence, "queue");
+        Stages { sequence, stage }
+    }
+
+    /// Whether anybody wants to know when the sequence leaves the queue.
+    pub fn traced(&self) -> bool {
+        !self.stage.is_disabled()
+    }
+
+    /// It has a slot, and its prompt is being computed.
+    pub fn begins(&mut self) {
+        self.turn(|sequence| info_span!(parent: sequence, "prefill"));
+    }
+
+    /// One stage ends before the next begins.
+    fn turn(&mut self, next: impl FnOnce(&Span) -> Span) {
+        self.stage = Span::none();
+        self.stage = next(&self.sequence);
+    }
+
+    pub fn tells(&mut self, message: &FromEngine) {
+        match &message.kind {
+            Some(from_engine::Kind::Admitted(admitted)) => {
+                self.sequence.record("cached_tokens", admitted.cached_tokens);
+                self.turn(|sequence| info_span!(parent: sequence, "decode"));
+                tracing::debug!(parent: &self.sequence, "admitted");
+            }
+            Some(from_engine::Kind::Finish(finish)) => {
+                self.sequence.record("generated_tokens", finish.generated);
+                self.sequence.record("finish_reason", reason(finish.reason()));
+                if matches!(finish.reason(), FinishReason::Error | FinishReason::Lost) {
+                    self.sequence.record("otel.status_code", "ERROR");
+                    tracing::warn!(parent: &self.sequence, error = finish.error, "the sequence ended with an error");
+                }
+            }
+            Some(from_engine::Kind::Tokens(_)) | None => {}
+        }
+    }
+}
+
+impl Drop for Stages {
+    fn drop(&mut self) {
+        tracing::debug!(parent: &self.sequence, "the sequence is over");
+    }
+}
+
+fn reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Steered => "steered",
+        FinishReason::Error => "error",
+        FinishReason::Lost => "lost",
+        FinishReason::Unspecified => "none",
+    }
+}
