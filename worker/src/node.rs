@@ -76,7 +76,7 @@ struct Membership {
     ranks: usize,
     links: Arc<Links>,
     engine: Option<EngineService>,
-    _taken: Option<Taken>,
+    taken: Option<Taken>,
     /// The placement as the store has it, to be put back if the store forgets it. Only the leader looks.
     mirror: Option<Mirror>,
     /// The load that the cluster knows, since when.
@@ -123,7 +123,7 @@ pub async fn run(
 ) {
     let session = Session::new(store.clone(), &options.id, options.lease);
     let mut seats = Mirror::new(store.clone(), &options.id, options.keys.seat(&options.id));
-    let drains = Mirror::new(store.clone(), &options.id, options.keys.drain(&options.id));
+    let mut drains = Mirror::new(store.clone(), &options.id, options.keys.drain(&options.id));
     let (seat_key, drain_key) = (options.keys.seat(&options.id), options.keys.drain(&options.id));
     let record = options.record.clone();
     let mut node = Node {
@@ -147,7 +147,6 @@ pub async fn run(
     let mut tick = interval(limits::TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut leaving: Option<Instant> = None;
-    let mut drains = drains;
     loop {
         let news = tokio::select! {
             biased;
@@ -216,7 +215,7 @@ impl Node {
     /// The worker's record as it is now.
     fn say(&self) {
         self.session.put(self.options.keys.worker(&self.options.id), encode(&self.record));
-        let serves = self.now.as_ref().is_some_and(|now| now._taken.is_some() || now.engine.is_some());
+        let serves = self.now.as_ref().is_some_and(|now| now.taken.is_some() || now.engine.is_some());
         self.status.send_replace(Status { seat: self.record.seat.clone(), serves });
     }
 
@@ -269,17 +268,8 @@ impl Node {
         };
         self.taking = Some(tokio::task::spawn_blocking(move || taking.take()));
         let (rank, ranks) = (record.first_rank(member), record.members[member].ranks.len());
-        self.now = Some(Membership {
-            group,
-            record,
-            rank,
-            ranks,
-            links,
-            engine: None,
-            _taken: None,
-            mirror: None,
-            told: None,
-        });
+        self.now =
+            Some(Membership { group, record, rank, ranks, links, engine: None, taken: None, mirror: None, told: None });
         self.say();
     }
 
@@ -297,7 +287,7 @@ impl Node {
         match taken {
             Ok(mut taken) => {
                 now.engine = taken.engine.take();
-                now._taken = Some(taken);
+                now.taken = Some(taken);
                 self.penance = limits::PENANCE_FIRST;
                 let epoch = now.record.epoch();
                 tracing::info!(group = now.group, epoch, rank = now.rank, "seated");
@@ -343,14 +333,14 @@ impl Node {
         now.links.cut(reason);
         self.switch.set(None);
         let (engine, ranks) = (now.engine.take(), now.ranks);
-        let (ran, _) = (engine.is_some() || now._taken.is_some(), now.mirror.take());
+        let (ran, _) = (engine.is_some() || now.taken.is_some(), now.mirror.take());
         if let Some(engine) = engine
             && timeout(limits::ENGINE_END, engine.abort()).await.is_err()
         {
             tracing::warn!("the engine is still in a step");
         }
         // Joins rank threads, which end with the links.
-        let taken = now._taken.take();
+        let taken = now.taken.take();
         if tokio::task::spawn_blocking(move || drop(taken)).await.is_err() {
             tracing::error!("a rank panicked");
         }
@@ -383,7 +373,7 @@ impl Node {
             match taking.await {
                 Ok(Ok(taken)) => {
                     if let Some(now) = &mut self.now {
-                        (now.engine, now._taken) = (taken.engine.clone(), Some(taken));
+                        (now.engine, now.taken) = (taken.engine.clone(), Some(taken));
                     }
                 }
                 Ok(Err(_)) => {}

@@ -65,7 +65,7 @@ async fn without_a_right_key_there_is_no_answer() {
         assert_eq!((answer.status, answer.header("www-authenticate")), (StatusCode::UNAUTHORIZED, "Bearer"));
         let error = answer.json()["error"].clone();
         assert_eq!((&error["code"], &error["type"]), (&json!("invalid_api_key"), &json!("invalid_request_error")));
-        assert!(!answer.text.contains("sk-wrong") && answer.header("x-request-id").starts_with("req-"));
+        assert!(!answer.text.contains("sk-wrong") && answer.header("x-request-id").contains('-'));
     }
     for path in ["/", "/health", "/ready", "/metrics", "/openapi.json"] {
         assert_eq!(edge.get(path).await.status, StatusCode::OK, "{path}");
