@@ -301,49 +301,4 @@ mod tests {
             assert!(text.contains(&format!("# TYPE {base} ")), "{line}");
         }
     }
-
-    /// Name, type and labels, apart from those of a histogram's buckets.
-    type Row = (String, String, Vec<String>);
-
-    fn written() -> Vec<Row> {
-        let metrics = Metrics::default();
-        metrics.request("http", "chat", 200);
-        let stats = Some(EngineStats::default());
-        let report = EngineReport { model: "m".into(), engine: "0".into(), epoch: 1, stats };
-        let pool = PoolReport { model: "m".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)] };
-        let text = metrics.write(1, 8, &[pool], &[report]);
-        let row = |line: &str| {
-            let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
-            let sample = text.lines().find(|line| {
-                let end = line.strip_prefix(name).unwrap_or("x");
-                end.starts_with(['{', ' ']) || end.starts_with("_count ")
-            })?;
-            let labels = sample.split_once('{').map_or("", |(_, rest)| rest.split('}').next().unwrap_or_default());
-            let labels = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0.to_owned())).collect();
-            Some((name.to_owned(), kind.to_owned(), labels))
-        };
-        text.lines().filter_map(row).collect()
-    }
-
-    fn documented() -> Vec<Row> {
-        let page = include_str!("../../docs/operations.md");
-        let (_, section) = page.split_once("\n## Metrics\n").unwrap();
-        let (section, _) = section.split_once("\n## ").unwrap();
-        let ticked = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<String>>();
-        let row = |line: &str| {
-            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-            let name = ticked(cells.get(1)?).into_iter().next()?;
-            Some((name, cells[2].to_owned(), ticked(cells[3])))
-        };
-        section.lines().filter_map(row).collect()
-    }
-
-    #[test]
-    fn the_operators_page_lists_what_is_written() {
-        let (mut written, mut documented) = (written(), documented());
-        assert!(written.len() > 35, "{written:?}");
-        written.sort();
-        documented.sort();
-        assert_eq!(documented, written);
-    }
 }
