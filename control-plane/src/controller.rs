@@ -1,7 +1,10 @@
 //! The controller's process: of several one is active, and what that one decides it writes on the condition that it
 //! still is.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -43,7 +46,8 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
         tracing::info!(id = options.id, "this controller is the active one");
         let decide = async {
             let mut backoff = Backoff::new(&options.id);
-            let mut controller = Controller::new(keys.clone(), options.spares);
+            let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let mut controller = Controller::new(keys.clone(), options.spares, since_1970.as_millis() as u64);
             let (mut view, mut mirror) = (View::default(), mirror.clone());
             let began = Instant::now();
             // What has been written and not been seen yet.
@@ -74,14 +78,14 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
                 let wake = controller.wake().map(|at| began + at);
                 tokio::select! {
                     biased;
-                    news = mirror.changed() => snapshot = news,
+                    _ = mirror.changed() => {}
                     () = wake_at(wake) => {}
                     // What could not be written is tried again also if nothing changes.
                     () = backoff.wait(), if tried => {}
                 }
                 // A burst of changes is looked at once.
                 sleep(limits::BURST).await;
-                snapshot = if mirror.view().revision != snapshot.revision { mirror.read().await } else { snapshot };
+                snapshot = mirror.read().await;
             }
         };
         tokio::select! {

@@ -28,6 +28,8 @@ pub struct Controller {
     keys: Keys,
     /// Workers per model that are kept aside rather than made into one more group.
     spares: usize,
+    /// Milliseconds since 1970 when `now` is zero.
+    epoch_base: u64,
     began: Option<Duration>,
     revision: Revision,
     /// Workers that have been seen: when one of these is gone, it is gone.
@@ -74,10 +76,11 @@ fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> Member {
 }
 
 impl Controller {
-    pub fn new(keys: Keys, spares: usize) -> Self {
+    pub fn new(keys: Keys, spares: usize, epoch_base: u64) -> Self {
         Controller {
             keys,
             spares,
+            epoch_base,
             began: None,
             revision: 0,
             known: BTreeSet::new(),
@@ -97,7 +100,7 @@ impl Controller {
     pub fn decide(&mut self, view: &View, now: Duration) -> Vec<Decision> {
         if view.revision < self.revision {
             tracing::warn!("the store has begun anew; everybody gets time to come back");
-            *self = Controller::new(self.keys.clone(), self.spares);
+            *self = Controller::new(self.keys.clone(), self.spares, self.epoch_base);
         }
         self.revision = view.revision;
         self.wake = None;
@@ -105,7 +108,9 @@ impl Controller {
         self.known.extend(view.workers.keys().cloned());
         self.remember(view, now);
         let free = self.free(view, now);
-        let mut round = Round { view, free, epoch: view.last_epoch(), decisions: Vec::new() };
+        // At least the time: so an epoch is a new one also where the store has forgotten those that there were.
+        let epoch = view.last_epoch().max(self.epoch_base + now.as_millis() as u64);
+        let mut round = Round { view, free, epoch, decisions: Vec::new() };
         for (id, group) in &view.groups {
             if let Some((record, revision)) = &group.placement {
                 self.tend(&mut round, id, group, record, *revision, now);
@@ -260,8 +265,8 @@ impl Controller {
         let mut votes = vec![0usize; record.members.len()];
         for (&rank, trouble) in group.trouble.iter().filter(|(_, trouble)| trouble.epoch == record.epoch()) {
             let suspect = trouble.suspect.and_then(|suspect| record.member_of(suspect));
+            // A member that cannot load suspects itself.
             if let (Some(by), Some(suspect)) = (record.member_of(rank), suspect)
-                && by != suspect
                 && here(&record.members[by])
             {
                 votes[suspect] += 1;

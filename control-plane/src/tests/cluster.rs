@@ -84,7 +84,7 @@ impl Cluster {
         Cluster {
             store: Snapshot::default(),
             workers: (0..workers).map(|i| (format!("w{i}"), worker(&format!("w{i}"), size, 1))).collect(),
-            controller: Some(Controller::new(keys.clone(), spares)),
+            controller: Some(Controller::new(keys.clone(), spares, 0)),
             view: View::default(),
             now: Duration::ZERO,
             size,
@@ -372,7 +372,7 @@ fn all_serve_in_the_end(seed: u64) {
                 cluster.store = Snapshot { revision: 1, ..Snapshot::default() };
             }
             14 => cluster.controller = None,
-            _ => cluster.controller = Some(Controller::new(cluster.keys.clone(), spares)),
+            _ => cluster.controller = Some(Controller::new(cluster.keys.clone(), spares, 0)),
         }
     }
     for id in &ids {
@@ -382,7 +382,7 @@ fn all_serve_in_the_end(seed: u64) {
             cluster.restart(id);
         }
     }
-    cluster.controller.get_or_insert(Controller::new(cluster.keys.clone(), spares));
+    cluster.controller.get_or_insert(Controller::new(cluster.keys.clone(), spares, 0));
     cluster.run(90.0);
     let expected = (0..=count / size).rev().find(|groups| groups * size + spares <= count || *groups == 0).expect("0");
     // Spares that fill up a broken group may have made one more.
@@ -410,11 +410,11 @@ fn a_lost_rank_is_replaced_by_a_spare_and_the_others_keep_theirs() {
     let mut cluster = Cluster::new(5, 4, 1);
     cluster.run(8.0);
     assert_eq!(cluster.full(), 1);
-    let before = cluster.placements().remove("m-1").expect("a group");
+    let before = cluster.placements().into_values().next().expect("a group");
     let lost = before.members[2].worker.clone();
     cluster.workers.get_mut(&lost).expect("known").alive = false;
     cluster.run(2.0);
-    let after = cluster.placements().remove("m-1").expect("a group");
+    let after = cluster.placements().into_values().next().expect("a group");
     assert!(after.epoch() > before.epoch() && cluster.full() == 1);
     let names = |record: &GroupRecord| record.members.iter().map(|m| m.worker.clone()).collect::<Vec<_>>();
     assert_eq!(names(&before)[..2], names(&after)[..2]);
@@ -474,4 +474,16 @@ fn a_worker_that_leaves_is_replaced_or_its_group_ends() {
     assert!(!cluster.workers["w1"].alive, "it has not left");
     // One worker has room for both ranks.
     assert_eq!((cluster.serving(), cluster.full()), (1, 0));
+}
+
+#[test]
+fn a_worker_that_cannot_load_gives_way_to_another() {
+    let mut cluster = Cluster::new(2, 1, 1);
+    cluster.run(8.0);
+    let (group, before) = cluster.placements().into_iter().next().expect("a group");
+    let trouble = Trouble { epoch: before.epoch(), suspect: Some(0), reason: "cannot load".into() };
+    cluster.put(&cluster.keys.trouble(&group, 0), Some(encode(&trouble).to_vec()));
+    cluster.run(2.0);
+    let after = cluster.placements().remove(&group).expect("the group");
+    assert_ne!(after.members[0].worker, before.members[0].worker);
 }
