@@ -378,12 +378,14 @@ async fn open_link(
     tries: &mut u32,
     span: &Span,
 ) -> Result<Link, Error> {
-    let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
-    let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session };
     loop {
         let lease = match lease.take() {
             Some(lease) => lease,
-            None => pool.lease(&wanted, deadline.min(Instant::now() + limits::RESUME_WAIT)).await?,
+            None => {
+                let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
+                let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session };
+                pool.lease(&wanted, deadline.min(Instant::now() + limits::RESUME_WAIT)).await?
+            }
         };
         let error = match Link::open(lease, start.clone(), deadline, span).await {
             Ok(link) => return Ok(link),

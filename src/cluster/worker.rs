@@ -135,7 +135,7 @@ impl Shared<'_> {
             step_deadline: Duration::from_secs_f64(args.step_deadline),
             lease: LEASE,
         };
-        let (switch, (status, _)) = (Switch::default(), watch::channel(node::Status::default()));
+        let switch = Switch::default();
         let (closing, closed) = watch::channel(false);
         let files = WorkerServer::new(Files::of(&args.weights.model));
         let routes = Routes::new(switch.clone().into_server()).add_service(files);
@@ -144,7 +144,7 @@ impl Shared<'_> {
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());
         Ok(async move {
-            node::run(store, options, work, listener, switch, status, leaving).await;
+            node::run(store, options, work, listener, switch, leaving).await;
             closing.send_replace(true);
             match tokio::time::timeout(CLOSE_TIME, server).await {
                 Ok(served) => served.map_err(|panic| panic.to_string())?,

@@ -59,13 +59,6 @@ pub struct NodeOptions {
     pub lease: Duration,
 }
 
-/// What the worker is doing, for its own surroundings.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
-    pub seat: Seat,
-    pub serves: bool,
-}
-
 /// A member's part in one epoch of its group.
 struct Membership {
     group: String,
@@ -91,7 +84,6 @@ struct Node {
     work: Work,
     listener: Arc<Listener>,
     switch: Switch,
-    status: watch::Sender<Status>,
     now: Option<Membership>,
     taking: Option<JoinHandle<Result<Taken, Refused>>>,
     ended: Option<oneshot::Receiver<Abort>>,
@@ -118,7 +110,6 @@ pub async fn run(
     work: Work,
     listener: Arc<Listener>,
     switch: Switch,
-    status: watch::Sender<Status>,
     mut leave: watch::Receiver<bool>,
 ) {
     let session = Session::new(store.clone(), &options.id, options.lease);
@@ -133,7 +124,6 @@ pub async fn run(
         work,
         listener,
         switch,
-        status,
         now: None,
         taking: None,
         ended: None,
@@ -215,8 +205,6 @@ impl Node {
     /// The worker's record as it is now.
     fn say(&self) {
         self.session.put(self.options.keys.worker(&self.options.id), encode(&self.record));
-        let serves = self.now.as_ref().is_some_and(|now| now.taken.is_some() || now.engine.is_some());
-        self.status.send_replace(Status { seat: self.record.seat.clone(), serves });
     }
 
     /// Takes a seat that is newer than the present one.
@@ -364,8 +352,8 @@ impl Node {
     }
 
     /// Leaves the present seat, if there is one.
-    async fn stand_up(&mut self, reason: &str) -> bool {
-        let Some(now) = &self.now else { return false };
+    async fn stand_up(&mut self, reason: &str) {
+        let Some(now) = &self.now else { return };
         let (group, rank) = (now.group.clone(), now.rank);
         self.listener.fence(&group, now.record.epoch() + 1);
         now.links.cut(reason);
@@ -386,7 +374,6 @@ impl Node {
         for key in [keys.ready(&group, rank), keys.trouble(&group, rank), keys.load(&group)] {
             self.session.remove(&key);
         }
-        true
     }
 
     async fn tick(&mut self) {

@@ -104,8 +104,9 @@ pub struct Resident {
 /// The ranks of a group that have been seated in this process.
 pub struct Seated {
     pub plan: KvPlan,
-    ranks: Ranks,
+    // Dropped before the ranks are joined: the leader's thread ends with it.
     leader: Option<Leader>,
+    ranks: Ranks,
     shape: ExecutorShape,
     epoch: u64,
 }
@@ -114,7 +115,7 @@ pub struct Seated {
 struct Ranks(Vec<JoinHandle<()>>);
 
 struct Leader {
-    steps: Sender<Arc<Step>>,
+    steps: Sender<Step>,
     results: Receiver<KernelResult<StepResult>>,
 }
 
@@ -173,9 +174,10 @@ impl Model {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (self.options.threads.unwrap_or(cores) / links.len().max(1)).max(1);
         let (report, reports) = bounded(REPORT_QUEUE);
+        // Before the channels: on an early return they go first, and the leader's thread, which waits for steps, ends.
+        let mut ranks = Ranks(Vec::new());
         let (steps_in, steps) = bounded(1);
         let (results_out, results) = bounded(1);
-        let mut ranks = Ranks(Vec::new());
         let (count, mut leads) = (links.len(), false);
         for ((link, rank), resident) in links.into_iter().zip(mine.iter()).zip(&mut found) {
             leads |= rank.rank == 0;
@@ -224,15 +226,7 @@ impl Seated {
     /// What executes steps, if the leader is here. Dropping it ends the group.
     pub fn executor(self) -> Option<Group> {
         let Seated { plan, ranks, leader, shape, epoch } = self;
-        leader.map(|leader| Group {
-            shape,
-            epoch,
-            plan,
-            leader: Some(leader),
-            ranks,
-            stashed: HashSet::new(),
-            lost: None,
-        })
+        leader.map(|leader| Group { shape, epoch, plan, leader, _ranks: ranks, stashed: HashSet::new(), lost: None })
     }
 
     /// Whether the leader is here.
@@ -255,9 +249,9 @@ pub struct Group {
     shape: ExecutorShape,
     epoch: u64,
     plan: KvPlan,
-    /// None while it is being dropped, so that the ranks end and can be joined.
-    leader: Option<Leader>,
-    ranks: Ranks,
+    // As in `Seated`.
+    leader: Leader,
+    _ranks: Ranks,
     /// Sequences of which the leader holds logits.
     stashed: HashSet<u64>,
     lost: Option<String>,
@@ -297,9 +291,8 @@ impl Group {
 
     fn run(&mut self, step: &Step) -> Result<StepResult, String> {
         let ended = || "the leader's thread has ended".to_owned();
-        let leader = self.leader.as_ref().ok_or_else(ended)?;
-        leader.steps.send(Arc::new(step.clone())).map_err(|_| ended())?;
-        leader.results.recv().map_err(|_| ended())?.map_err(|error| error.to_string())
+        self.leader.steps.send(step.clone()).map_err(|_| ended())?;
+        self.leader.results.recv().map_err(|_| ended())?.map_err(|error| error.to_string())
     }
 }
 
@@ -331,17 +324,6 @@ impl Executor for Group {
             self.lost = Some(why.clone());
             ExecutorError::Lost(why)
         })
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // The leader's thread ends, with it the links, with them the other ranks: then all can be joined.
-        self.leader = None;
-        self.ranks.0.drain(..).for_each(|thread| {
-            // As above.
-            let _ = thread.join();
-        });
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Report {
 }
 
 /// Where the leader's steps come from, and where their results go.
-pub type Desk = (Receiver<Arc<Step>>, Sender<KernelResult<StepResult>>);
+pub type Desk = (Receiver<Step>, Sender<KernelResult<StepResult>>);
 
 /// What a rank thread is started with.
 pub struct Job {

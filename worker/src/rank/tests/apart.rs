@@ -142,3 +142,26 @@ fn the_smallest_room_for_kv_blocks_is_everybodys() {
     assert_eq!((group.shape().blocks, group.shape().max_context), (5, 40));
     drop(group);
 }
+
+#[test]
+fn ranks_that_agree_on_too_little_for_the_context_end_with_an_error() {
+    let fixture = fixture("llama3");
+    let open = |blocks, max_context| {
+        let options = ModelOptions { tp: 2, kv_blocks: Some(blocks), max_context, ..f32_options() };
+        Model::open(&fixture.dir, &options).expect("opens")
+    };
+    let models = [open(9, Some(72)), open(5, None)];
+    let placement = place(&models[0].shape(), 2, 1).expect("a placement");
+    let (links, _) = links(2);
+    let errors: Vec<Option<String>> = std::thread::scope(|scope| {
+        let seats = links.into_iter().zip(&models).map(|(link, model)| {
+            let placement = &placement;
+            scope.spawn(move || {
+                model.seat(placement, vec![link], Vec::new(), None, &mut |_, _| ()).err().map(|e| e.to_string())
+            })
+        });
+        let seats: Vec<_> = seats.collect();
+        seats.into_iter().map(|seat| seat.join().expect("no panic")).collect()
+    });
+    assert!(errors[0].as_ref().is_some_and(|error| error.contains("72 tokens do not fit")), "{errors:?}");
+}
