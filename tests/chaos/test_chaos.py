@@ -4,33 +4,12 @@ import time
 
 import pytest
 
-from fleet import Fleet, Load, request
+from fleet import Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
 from networks import Networks, possible
 
 STREAMS = 32
 REQUESTS = [request(i) for i in range(STREAMS)]
 needs_namespaces = pytest.mark.skipif(not possible(), reason="network namespaces need root and ip")
-
-
-def targets(fleet, *routers):
-    return [(fleet.host(router), fleet.ports[router][0]) for router in routers or fleet.ports]
-
-
-def reference(fleet):
-    answers = Load(targets(fleet), REQUESTS).join()
-    assert all(answer.ok for answer in answers), [answer.error for answer in answers]
-    return answers
-
-
-def assert_unnoticed(answers, undisturbed):
-    failed = [(i, answer.error) for i, answer in enumerate(answers) if not answer.ok]
-    assert not failed, failed
-    different = [i for i, (a, b) in enumerate(zip(answers, undisturbed)) if a.seen() != b.seen()]
-    assert not different, [(answers[i].text, undisturbed[i].text) for i in different[:2]]
-
-
-def leader_of(status, group):
-    return status["groups"][group]["ranks"][0]["worker"]
 
 
 class Steady:
@@ -57,9 +36,8 @@ class Steady:
         print(f"\n{what}: {self.requests} requests, longest silence {self.silence:.2f} s, {self.retried} tried again")
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"), workers=4, group_size=2)
+def whole(kind, directory):
+    fleet = kind(directory, workers=4, group_size=2)
     try:
         fleet.whole(2)
         yield fleet
@@ -68,8 +46,13 @@ def fleet(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    yield from whole(Fleet, tmp_path_factory.mktemp("fleet"))
+
+
+@pytest.fixture(scope="module")
 def undisturbed(fleet):
-    return reference(fleet)
+    return undisturbed_answers(fleet, REQUESTS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -100,7 +83,7 @@ def test_one_group_and_a_spare(tmp_path):
     fleet = Fleet(tmp_path, workers=3, group_size=2, spares=1)
     try:
         status = fleet.whole(1)
-        undisturbed = reference(fleet)
+        undisturbed = undisturbed_answers(fleet, REQUESTS)
         total = sum(len(answer.ids) for answer in undisturbed)
         for number in (signal.SIGKILL, signal.SIGSTOP):
             for rank in (1, 0):
@@ -130,17 +113,12 @@ def test_rolling_restarts_for_a_while(fleet, undisturbed):
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory):
-    fleet = Networks(tmp_path_factory.mktemp("networks"), workers=4, group_size=2)
-    try:
-        fleet.whole(2)
-        yield fleet
-    finally:
-        fleet.close()
+    yield from whole(Networks, tmp_path_factory.mktemp("networks"))
 
 
 @pytest.fixture(scope="module")
 def over_networks(networks):
-    return reference(networks)
+    return undisturbed_answers(networks, REQUESTS)
 
 
 def cut_in_the_middle(fleet, undisturbed, a, b, what):

@@ -268,3 +268,21 @@ class Load:
     @property
     def silence(self):
         return max(answer.silence for answer in self.answers)
+
+
+def targets(fleet, *routers):
+    return [(fleet.host(router), fleet.ports[router][0]) for router in routers or fleet.ports]
+
+
+def undisturbed_answers(fleet, requests):
+    answers = Load(targets(fleet), requests).join()
+    assert all(answer.ok for answer in answers), [answer.error for answer in answers]
+    return answers
+
+
+def assert_unnoticed(answers, undisturbed):
+    """Every request was answered, and as if nothing had happened."""
+    failed = [(i, answer.error) for i, answer in enumerate(answers) if not answer.ok]
+    assert not failed, failed
+    different = [i for i, (a, b) in enumerate(zip(answers, undisturbed)) if a.seen() != b.seen()]
+    assert not different, [(answers[i].text, undisturbed[i].text) for i in different[:2]]

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fleet import BIN, Fleet, Load, request
+from fleet import BIN, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
 
 STREAMS = 32
 REQUESTS = [request(i) for i in range(STREAMS)]
@@ -26,24 +26,12 @@ def fleet(tmp_path_factory):
         fleet.close()
 
 
-def targets(fleet, *routers):
-    return [(fleet.host(router), fleet.ports[router][0]) for router in routers or fleet.ports]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(fleet):
-    answers = Load(targets(fleet), REQUESTS).join()
-    assert all(answer.ok for answer in answers), [answer.error for answer in answers]
+    answers = undisturbed_answers(fleet, REQUESTS)
     calls = [answer for answer in answers if "|book_room{" in answer.text]
     assert len(calls) == STREAMS // 2
     return answers
-
-
-def assert_unnoticed(answers, undisturbed):
-    failed = [(i, answer.error) for i, answer in enumerate(answers) if not answer.ok]
-    assert not failed, failed
-    different = [i for i, (a, b) in enumerate(zip(answers, undisturbed)) if a.seen() != b.seen()]
-    assert not different, [(answers[i].text, undisturbed[i].text) for i in different[:2]]
 
 
 def leads(status, worker):
