@@ -140,6 +140,8 @@ pub trait Backend: Send + 'static {
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<Self::Experts>;
+    /// The experts `ids`, of those that are held or else of `fresh` (also by another backend of this kind and device).
+    fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
     /// Paged KV of one layer: `width_k` and `width_v` f32 or bf16 numbers per position (MLA: latent and rotary key).
     fn cache(
         &self,
@@ -208,6 +210,18 @@ pub trait Backend: Send + 'static {
     fn moe_route(&self, scores: &Self::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Routes;
     /// Sum over each row's routes of weight * down(silu(gate(x)) * up(x)), over the experts of this rank only.
     fn moe_experts(&self, x: &Self::Tensor, routes: &Routes, experts: &Self::Experts) -> Self::Tensor;
+    /// The same for some of the routes, by their place, one by one: a row for each.
+    fn moe_parts(&self, x: &Self::Tensor, routes: &Routes, picks: &[u32], experts: &Self::Experts) -> Self::Tensor;
+    /// Adds up over ranks what `moe_parts` gave on each for the routes that it computes, and their partial sums `shared`
+    /// [rows, hidden] (given by all ranks or by none). `dispatch` has the rank of each route. A row's parts are added in
+    /// the order of their experts, so that the sum does not depend on who computed which, and all ranks hold the same bits.
+    fn moe_combine(
+        &self,
+        parts: &Self::Tensor,
+        routes: &Routes,
+        dispatch: &[u32],
+        shared: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
 
     // Ranks.
     /// From now on the ranks are linked by these.

@@ -4,6 +4,7 @@
 
 mod attention;
 mod buffer;
+mod combine;
 mod gemm;
 mod memory;
 mod moe;
@@ -137,6 +138,16 @@ fn shape(op: &'static str, what: String) -> Error {
     Error::Shape { op, what }
 }
 
+impl Cpu {
+    fn through_experts(&self, x: &Tensor, routes: &Routes, picks: Option<&[u32]>, experts: &Experts) -> Tensor {
+        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: routes for each row");
+        assert!(experts.shape().is_none_or(|(_, hidden)| hidden == x.cols), "moe: inputs");
+        let mut out = zeros(picks.map_or(x.rows, <[u32]>::len), x.cols);
+        moe::experts(&self.pool, self.isa, &x.data, x.cols, routes, picks, experts, &mut out.data);
+        out
+    }
+}
+
 impl Backend for Cpu {
     type Tensor = Tensor;
     type Vector = Vec<f32>;
@@ -173,30 +184,24 @@ impl Backend for Cpu {
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<Experts> {
-        let mut experts = Experts { precision, place: Vec::new(), gate: Vec::new(), up: Vec::new(), down: Vec::new() };
+        let mut experts = Experts::new(precision);
         for weights in weights {
             let ExpertWeights { id, gate, up, down } = weights?;
-            let (inter, hidden) = experts.gate.first().map_or((gate.rows, gate.cols), |g| (g.outs, g.ins));
+            let (inter, hidden) = experts.shape().unwrap_or((gate.rows, gate.cols));
             let fits = |m: &HostMatrix, rows, cols| m.rows == rows && m.cols == cols;
             if !(fits(&gate, inter, hidden) && fits(&up, inter, hidden) && fits(&down, hidden, inter)) {
                 let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
                 return Err(shape("experts", what));
             }
-            let at = id as usize;
-            if experts.place.len() <= at {
-                experts.place.resize(at + 1, moe::ABSENT);
-            }
-            if experts.place[at] != moe::ABSENT {
-                return Err(shape("experts", format!("expert {id} given twice")));
-            }
-            experts.place[at] = experts.gate.len() as u32;
             let (gate, up) = (Source::whole(&gate), Source::whole(&up));
             let [gate, up] = Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?;
-            experts.gate.push(gate);
-            experts.up.push(up);
-            experts.down.push(self.pack(&Source::whole(&down), precision)?);
+            experts.push(id, [gate, up, self.pack(&Source::whole(&down), precision)?])?;
         }
         Ok(experts)
+    }
+
+    fn regroup(&self, held: &Experts, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
+        held.regroup(fresh, ids)
     }
 
     /// F32 keeps f32, the others bf16.
@@ -463,13 +468,17 @@ impl Backend for Cpu {
         route::route(&self.pool, &scores.data, scores.cols, bias.map(Vec::as_slice), spec)
     }
 
-    /// A row's contributions are added in the order in which the experts were loaded.
+    /// A row's contributions are added in the order in which the experts are held.
     fn moe_experts(&self, x: &Tensor, routes: &Routes, experts: &Experts) -> Tensor {
-        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe_experts: routes for each row");
-        assert!(experts.gate.first().is_none_or(|g| g.ins == x.cols), "moe_experts: inputs");
-        let mut out = zeros(x.rows, x.cols);
-        moe::experts(&self.pool, self.isa, &x.data, x.cols, routes, experts, &mut out.data);
-        out
+        self.through_experts(x, routes, None, experts)
+    }
+
+    fn moe_parts(&self, x: &Tensor, routes: &Routes, picks: &[u32], experts: &Experts) -> Tensor {
+        self.through_experts(x, routes, Some(picks), experts)
+    }
+
+    fn moe_combine(&self, parts: &Tensor, routes: &Routes, dispatch: &[u32], shared: Option<&Tensor>) -> Result<Tensor> {
+        combine::combine(&*self.collective, parts, routes, dispatch, shared)
     }
 
     fn relink(&mut self, collective: Box<dyn Collective>) {

@@ -1,57 +1,130 @@
-//! The experts of one rank. Rows are grouped by expert and each expert's weights are read once for all of its rows; a
-//! row's contributions are added in the order in which the experts were loaded.
+//! The experts of one rank. Rows are grouped by expert and each expert's weights are read once for all of its rows; what
+//! several experts add to one row is added in the order in which the experts are held.
 
 use super::gemm::{self, Packed};
 use super::pool::{Pool, SharedPtr};
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{PANEL, Panels, steps_of};
 use crate::backend::{Precision, Routes};
+use crate::error::{Error, Result};
+
+#[derive(Clone)]
+struct Expert {
+    id: u32,
+    gate: Panels,
+    up: Panels,
+    down: Panels,
+}
 
 pub struct Experts {
-    pub precision: Precision,
-    /// Place of each global id among the experts here; `ABSENT` for those of other ranks.
-    pub place: Vec<u32>,
-    pub gate: Vec<Panels>,
-    pub up: Vec<Panels>,
-    pub down: Vec<Panels>,
+    precision: Precision,
+    held: Vec<Expert>,
+    /// Place of each global id among those held; `ABSENT` for those of other ranks.
+    place: Vec<u32>,
 }
 
-pub const ABSENT: u32 = u32::MAX;
+const ABSENT: u32 = u32::MAX;
+
+impl Experts {
+    pub fn new(precision: Precision) -> Experts {
+        Experts { precision, held: Vec::new(), place: Vec::new() }
+    }
+
+    /// [inter, hidden] of the experts here.
+    pub fn shape(&self) -> Option<(usize, usize)> {
+        self.held.first().map(|expert| (expert.gate.outs, expert.gate.ins))
+    }
+
+    pub fn push(&mut self, id: u32, [gate, up, down]: [Panels; 3]) -> Result<()> {
+        self.insert(Expert { id, gate, up, down })
+    }
+
+    fn insert(&mut self, expert: Expert) -> Result<()> {
+        let at = expert.id as usize;
+        if self.place.len() <= at {
+            self.place.resize(at + 1, ABSENT);
+        }
+        if self.place[at] != ABSENT {
+            return Err(Error::Shape { op: "experts", what: format!("expert {at} given twice") });
+        }
+        self.place[at] = self.held.len() as u32;
+        self.held.push(expert);
+        Ok(())
+    }
+
+    fn find(&self, id: u32) -> Option<usize> {
+        self.place.get(id as usize).filter(|&&place| place != ABSENT).map(|&place| place as usize)
+    }
+
+    /// These ids, from here or from `fresh`. Weights are shared, not copied.
+    pub fn regroup(&self, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
+        let mut experts = Experts::new(self.precision);
+        for &id in ids {
+            let missing = || Error::Shape { op: "regroup", what: format!("expert {id} is not there") };
+            let of = |from: &Experts| from.find(id).map(|place| from.held[place].clone());
+            experts.insert(of(self).or_else(|| of(fresh)).ok_or_else(missing)?)?;
+        }
+        Ok(experts)
+    }
+}
+
+/// One row's way through one expert: weight times the result is added to row `to`.
+#[derive(Clone, Copy)]
+struct Pick {
+    from: usize,
+    to: usize,
+    weight: f32,
+}
 
 /// The rows that one expert gets.
-struct Group {
-    expert: usize,
-    rows: Vec<(usize, f32)>,
+struct Group<'a> {
+    expert: &'a Expert,
+    rows: Vec<Pick>,
 }
 
-pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes, experts: &Experts, out: &mut [f32]) {
-    let mut rows_of: Vec<Vec<(usize, f32)>> = vec![Vec::new(); experts.gate.len()];
-    for (i, (&id, &weight)) in routes.experts.iter().zip(&routes.weights).enumerate() {
-        match experts.place.get(id as usize) {
-            Some(&place) if place != ABSENT => rows_of[place as usize].push((i / routes.top_k, weight)),
-            _ => {}
+/// x and the result have rows of `hidden` numbers. Adds to `out`: the row of each token, or with `picks` (some of the
+/// routes, by their place) the row of each pick.
+pub fn experts(
+    pool: &Pool,
+    isa: Isa,
+    x: &[f32],
+    hidden: usize,
+    routes: &Routes,
+    picks: Option<&[u32]>,
+    experts: &Experts,
+    out: &mut [f32],
+) {
+    let mut rows_of: Vec<Vec<Pick>> = vec![Vec::new(); experts.held.len()];
+    let mut add = |route: usize, to: usize| {
+        if let Some(place) = experts.find(routes.experts[route]) {
+            rows_of[place].push(Pick { from: route / routes.top_k, to, weight: routes.weights[route] });
         }
+    };
+    match picks {
+        Some(picks) => picks.iter().enumerate().for_each(|(to, &route)| add(route as usize, to)),
+        None => (0..routes.experts.len()).for_each(|route| add(route, route / routes.top_k)),
     }
-    let groups: Vec<Group> = rows_of
-        .into_iter()
-        .enumerate()
+    let groups: Vec<Group> = experts
+        .held
+        .iter()
+        .zip(rows_of)
         .filter(|(_, rows)| !rows.is_empty())
         .map(|(expert, rows)| Group { expert, rows })
         .collect();
-    if groups.is_empty() {
-        return;
-    }
+    let Some(first) = groups.first().map(|group| group.expert) else { return };
+    let rows = picks.map_or(routes.experts.len() / routes.top_k, <[u32]>::len);
+    assert_eq!(out.len(), rows * hidden, "experts: a result for each row");
     let precision = experts.precision;
-    let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|r| r.0 * hidden)).collect();
+    let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|pick| pick.from * hidden)).collect();
     let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));
     let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, precision, &|i| source[i]);
-    let inter = experts.gate[0].outs;
+    let inter = first.gate.outs;
     let mut middle = Packed::room(tiles, inter, precision);
 
     // silu(gate) * up, packed as the input of the second product.
     let mut items = Vec::new();
     for (g, group) in groups.iter().enumerate() {
-        let gate = &experts.gate[group.expert];
+        let gate = &group.expert.gate;
         let per_item = gate.panels_per_item(1);
         for block in gemm::row_blocks(input.steps, isa.tile_rows(), ranges[g].clone()) {
             for p in (0..gate.panels()).step_by(per_item) {
@@ -71,8 +144,8 @@ pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes,
             for p in panels.clone() {
                 // SAFETY: `isa` was detected; sizes are asserted inside.
                 unsafe {
-                    gemm::multiply_panel(isa, &experts.gate[*expert], p, &input, block.clone(), gate);
-                    gemm::multiply_panel(isa, &experts.up[*expert], p, &input, block.clone(), up);
+                    gemm::multiply_panel(isa, &expert.gate, p, &input, block.clone(), gate);
+                    gemm::multiply_panel(isa, &expert.up, p, &input, block.clone(), up);
                     silu_mul(isa, gate, up);
                 }
                 for tile in &input.tiles[block.clone()] {
@@ -91,15 +164,15 @@ pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes,
         });
     });
 
-    let panels = experts.down[0].panels();
+    let panels = first.down.panels();
     // An item takes some output panels of every expert, so that a row's sum is made by one thread in one order.
-    let per_item = experts.down[0].panels_per_item(pool.threads());
+    let per_item = first.down.panels_per_item(pool.threads());
     let out = SharedPtr(out.as_mut_ptr());
     pool.run(panels.div_ceil(per_item), &|item| {
         for (group, range) in groups.iter().zip(&ranges) {
-            let down = &experts.down[group.expert];
+            let down = &group.expert.down;
             for block in gemm::row_blocks(steps, isa.tile_rows(), range.clone()) {
-                let first = middle.tiles[block.start].first - middle.tiles[range.start].first;
+                let at = middle.tiles[block.start].first - middle.tiles[range.start].first;
                 let last = middle.tiles[block.end - 1];
                 let rows = last.first + last.rows - middle.tiles[block.start].first;
                 gemm::with_acc(rows * PANEL, |acc| {
@@ -107,12 +180,12 @@ pub fn experts(pool: &Pool, isa: Isa, x: &[f32], hidden: usize, routes: &Routes,
                         // SAFETY: `isa` was detected; sizes are asserted inside.
                         unsafe { gemm::multiply_panel(isa, down, p, &middle, block.clone(), acc) };
                         let columns = PANEL.min(hidden - p * PANEL);
-                        for (acc, &(row, weight)) in acc.chunks_exact(PANEL).zip(&group.rows[first..first + rows]) {
-                            // SAFETY: rows of x and out correspond; panel p's columns belong to this item.
+                        for (acc, pick) in acc.chunks_exact(PANEL).zip(&group.rows[at..at + rows]) {
+                            // SAFETY: `to` is a row of out, as asserted above; panel p's columns belong to this item.
                             let out = unsafe {
-                                std::slice::from_raw_parts_mut(out.get().add(row * hidden + p * PANEL), columns)
+                                std::slice::from_raw_parts_mut(out.get().add(pick.to * hidden + p * PANEL), columns)
                             };
-                            out.iter_mut().zip(acc).for_each(|(o, a)| *o += weight * a);
+                            out.iter_mut().zip(acc).for_each(|(o, a)| *o += pick.weight * a);
                         }
                     }
                 });

@@ -306,6 +306,68 @@ fn experts_agree_and_a_row_alone_has_the_same_bits() {
     }
 }
 
+/// Whichever rank holds and computes what, the sum has the bits that one rank alone gives it.
+#[test]
+fn combined_experts_do_not_depend_on_where_they_lie() {
+    let (rows, hidden, inter, experts, top_k) = (7, 40, 24, 6u32, 3);
+    let mut rng = Numbers(11);
+    let matrices: Vec<[HostMatrix; 3]> = (0..experts)
+        .map(|_| [rng.matrix(inter, hidden), rng.matrix(inter, hidden), rng.matrix(hidden, inter)])
+        .collect();
+    let x = rng.vec(rows * hidden);
+    let mut routes = Routes { top_k, experts: Vec::new(), weights: rng.vec(rows * top_k) };
+    for _ in 0..rows {
+        let mut ids: Vec<u32> = (0..experts).collect();
+        routes.experts.extend((0..top_k).map(|_| ids.swap_remove(rng.below(ids.len()))));
+    }
+    let load = |cpu: &Cpu, ids: &[u32]| {
+        let mut weights = ids.iter().map(|&id| {
+            let [gate, up, down] = matrices[id as usize].clone();
+            Ok(ExpertWeights { id, gate, up, down })
+        });
+        cpu.experts(&mut weights, Precision::F32).unwrap()
+    };
+    let alone = cpu(Isa::detect(), 1);
+    let all: Vec<u32> = (0..experts).collect();
+    let whole = load(&alone, &all);
+    let want = alone.to_host(&alone.moe_experts(&alone.to_device(rows, hidden, x.clone()), &routes, &whole));
+    for ranks in [2usize, 3, 5] {
+        for _ in 0..4 {
+            let dispatch: Vec<u32> = (0..rows * top_k).map(|_| rng.below(ranks) as u32).collect();
+            let partial: Vec<Vec<f32>> = (0..ranks).map(|_| rng.vec(rows * hidden)).collect();
+            let outs: Vec<[Vec<f32>; 2]> = std::thread::scope(|scope| {
+                let on_rank = |link: crate::collective::Threads| {
+                    let rank = crate::collective::Collective::rank(&link);
+                    let (dispatch, routes, x, load, all, partial) = (&dispatch, &routes, &x, &load, &all, &partial);
+                    scope.spawn(move || {
+                        let cpu = Cpu::new(1, Box::new(link));
+                        // Some held from the start, the rest as if loaded later by somebody else.
+                        let (first, later) = all.split_at(2);
+                        let held = cpu.regroup(&load(&cpu, first), &load(&cpu, later), all).unwrap();
+                        let picks: Vec<u32> =
+                            (0..dispatch.len() as u32).filter(|&i| dispatch[i as usize] == rank as u32).collect();
+                        let parts = cpu.moe_parts(&cpu.to_device(rows, hidden, x.clone()), routes, &picks, &held);
+                        let shared = cpu.to_device(rows, hidden, partial[rank].clone());
+                        [None, Some(&shared)]
+                            .map(|shared| cpu.to_host(&cpu.moe_combine(&parts, routes, dispatch, shared).unwrap()))
+                    })
+                };
+                let ranks: Vec<_> = group(ranks).into_iter().map(on_rank).collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            let mut with_shared = partial[0].clone();
+            for part in &partial[1..] {
+                with_shared.iter_mut().zip(part).for_each(|(s, p)| *s += p);
+            }
+            with_shared.iter_mut().zip(&want).for_each(|(s, w)| *s += w);
+            for [plain, shared] in &outs {
+                assert_eq!(plain, &want, "{ranks} ranks");
+                assert_eq!(shared, &with_shared, "{ranks} ranks");
+            }
+        }
+    }
+}
+
 #[test]
 fn small_ops_agree_with_the_reference() {
     for isa in Isa::available() {

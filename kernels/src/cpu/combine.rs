@@ -1,0 +1,80 @@
+//! The parts of a row that several ranks have computed, brought together: each rank adds up its columns of all rows.
+
+use super::{Tensor, shape, zeros};
+use crate::backend::Routes;
+use crate::collective::Collective;
+use crate::error::Result;
+
+pub fn combine(
+    collective: &dyn Collective,
+    parts: &Tensor,
+    routes: &Routes,
+    dispatch: &[u32],
+    shared: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (me, ranks, hidden) = (collective.rank(), collective.size(), parts.cols);
+    let rows = routes.experts.len() / routes.top_k;
+    assert_eq!(dispatch.len(), routes.experts.len(), "moe_combine: a rank for each route");
+    assert!(shared.is_none_or(|s| (s.rows, s.cols) == (rows, hidden)), "moe_combine: shared");
+    let columns = |rank: usize| hidden * rank / ranks..hidden * (rank + 1) / ranks;
+    let cut = |x: &Tensor, rank: usize| -> Vec<f32> {
+        x.data.chunks_exact(hidden).flat_map(|row| &row[columns(rank)]).copied().collect()
+    };
+    let outgoing = (0..ranks).map(|rank| {
+        let mut part = cut(parts, rank);
+        shared.iter().for_each(|shared| part.extend(cut(shared, rank)));
+        part
+    });
+    let incoming = collective.all_to_all(outgoing.collect())?;
+
+    // Where each route's part begins in what its rank sent.
+    let width = columns(me).len();
+    let mut sent = vec![0; ranks];
+    let mut starts = Vec::with_capacity(dispatch.len());
+    for &rank in dispatch {
+        let Some(count) = sent.get_mut(rank as usize) else {
+            return Err(shape("moe_combine", format!("there is no rank {rank}; there are {ranks}")));
+        };
+        starts.push(*count * width);
+        *count += 1;
+    }
+    for (rank, part) in incoming.iter().enumerate() {
+        let expected = (sent[rank] + if shared.is_some() { rows } else { 0 }) * width;
+        if part.len() != expected {
+            let what = format!("rank {rank} gave {} numbers where {expected} were expected", part.len());
+            return Err(shape("moe_combine", what));
+        }
+    }
+    let mut mine = vec![0.0; rows * width];
+    let mut order: Vec<usize> = Vec::with_capacity(routes.top_k);
+    for (row, out) in mine.chunks_exact_mut(width.max(1)).enumerate() {
+        order.clear();
+        order.extend(row * routes.top_k..(row + 1) * routes.top_k);
+        order.sort_by_key(|&route| routes.experts[route]);
+        for &route in &order {
+            let part = &incoming[dispatch[route] as usize][starts[route]..][..width];
+            out.iter_mut().zip(part).for_each(|(o, p)| *o += p);
+        }
+        if shared.is_some() {
+            let mut sum = vec![0.0; width];
+            for (rank, part) in incoming.iter().enumerate() {
+                let part = &part[(sent[rank] + row) * width..][..width];
+                sum.iter_mut().zip(part).for_each(|(s, p)| *s += p);
+            }
+            out.iter_mut().zip(&sum).for_each(|(o, s)| *o += s);
+        }
+    }
+
+    let all = collective.all_gather(&mine)?;
+    let mut out = zeros(rows, hidden);
+    for (rank, part) in all.iter().enumerate() {
+        let columns = columns(rank);
+        if part.len() != rows * columns.len() {
+            return Err(shape("moe_combine", format!("rank {rank} has another number of rows")));
+        }
+        for (row, part) in out.data.chunks_exact_mut(hidden).zip(part.chunks_exact(columns.len().max(1))) {
+            row[columns.clone()].copy_from_slice(part);
+        }
+    }
+    Ok(out)
+}
