@@ -357,6 +357,12 @@ pub struct ControllerArgs {
     /// Workers per model that are kept aside to take the place of lost ones, rather than made into one more group
     #[arg(long, env = "REIN_SPARES", default_value_t = 0, value_name = "N")]
     pub spares: usize,
+    /// Seconds between two layouts of a group's experts, at least; 0: they stay where they are
+    #[arg(long, env = "REIN_REBALANCE_EVERY", default_value_t = 60, value_name = "SECONDS")]
+    pub rebalance_every: u64,
+    /// Experts of a layer move where its busiest rank has more than this times the mean of all ranks
+    #[arg(long, env = "REIN_REBALANCE_ABOVE", default_value_t = 1.1, value_name = "FACTOR")]
+    pub rebalance_above: f64,
     /// Name of this controller in the cluster [default: host name and process id]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,

@@ -9,7 +9,7 @@ use std::{
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
-    decide::Controller,
+    decide::{Controller, Settings},
     election::campaign,
     limits,
     mirror::Mirror,
@@ -24,8 +24,7 @@ use crate::{
 pub struct ControllerOptions {
     /// Among the controllers of the cluster.
     pub id: String,
-    /// Workers per model that are kept aside.
-    pub spares: usize,
+    pub settings: Settings,
 }
 
 /// Stands for election, and decides while elected, until `left`: then another one can take over at once.
@@ -47,7 +46,7 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
         let decide = async {
             let mut backoff = Backoff::new(&options.id);
             let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let mut controller = Controller::new(keys.clone(), options.spares, since_1970.as_millis() as u64);
+            let mut controller = Controller::new(keys.clone(), options.settings, since_1970.as_millis() as u64);
             let (mut view, mut mirror) = (View::default(), mirror.clone());
             let began = Instant::now();
             // What has been written and not been seen yet.

@@ -10,6 +10,7 @@ use std::{
 use crate::{
     limits,
     placement::{Placement, place},
+    rebalance::{Rebalance, relayout},
     records::{GroupRecord, Keys, Member, Seat, WorkerRecord, WorkerState, encode},
     store::{Condition, Revision, Transaction},
     view::{Group, View},
@@ -22,12 +23,20 @@ pub struct Decision {
     pub transaction: Transaction,
 }
 
+/// What a controller is told to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Settings {
+    /// Workers per model that are kept aside rather than made into one more group.
+    pub spares: usize,
+    /// None: experts stay where they are.
+    pub rebalance: Option<Rebalance>,
+}
+
 /// What an active controller remembers. A new one begins with nothing and gives everybody time to come back.
 #[derive(Debug)]
 pub struct Controller {
     keys: Keys,
-    /// Workers per model that are kept aside rather than made into one more group.
-    spares: usize,
+    settings: Settings,
     /// Milliseconds since 1970 when `now` is zero.
     epoch_base: u64,
     began: Option<Duration>,
@@ -39,6 +48,8 @@ pub struct Controller {
     draining: BTreeMap<String, Duration>,
     /// Workers that say they are in a group that is not there, since when.
     orphans: BTreeMap<String, Duration>,
+    /// When a group's layout of experts was last judged.
+    judged: BTreeMap<String, Duration>,
     /// When to look again though nothing has changed.
     wake: Option<Duration>,
 }
@@ -55,6 +66,8 @@ struct Round<'a> {
     /// By kind, in the order of their names.
     free: BTreeMap<Kind, Vec<(&'a str, &'a Arc<WorkerRecord>)>>,
     epoch: u64,
+    /// One group's layout of experts is judged in a round: it takes up to a second.
+    judged: bool,
     decisions: Vec<Decision>,
 }
 
@@ -76,10 +89,10 @@ fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> Member {
 }
 
 impl Controller {
-    pub fn new(keys: Keys, spares: usize, epoch_base: u64) -> Self {
+    pub fn new(keys: Keys, settings: Settings, epoch_base: u64) -> Self {
         Controller {
             keys,
-            spares,
+            settings,
             epoch_base,
             began: None,
             revision: 0,
@@ -87,6 +100,7 @@ impl Controller {
             epochs: BTreeMap::new(),
             draining: BTreeMap::new(),
             orphans: BTreeMap::new(),
+            judged: BTreeMap::new(),
             wake: None,
         }
     }
@@ -100,7 +114,7 @@ impl Controller {
     pub fn decide(&mut self, view: &View, now: Duration) -> Vec<Decision> {
         if view.revision < self.revision {
             tracing::warn!("the store has begun anew; everybody gets time to come back");
-            *self = Controller::new(self.keys.clone(), self.spares, self.epoch_base);
+            *self = Controller::new(self.keys.clone(), self.settings, self.epoch_base);
         }
         self.revision = view.revision;
         self.wake = None;
@@ -110,7 +124,7 @@ impl Controller {
         let free = self.free(view, now);
         // At least the time: so an epoch is a new one also where the store has forgotten those that there were.
         let epoch = view.last_epoch().max(self.epoch_base + now.as_millis() as u64);
-        let mut round = Round { view, free, epoch, decisions: Vec::new() };
+        let mut round = Round { view, free, epoch, judged: false, decisions: Vec::new() };
         for (id, group) in &view.groups {
             if let Some((record, revision)) = &group.placement {
                 self.tend(&mut round, id, group, record, *revision, now);
@@ -127,6 +141,7 @@ impl Controller {
         let records = || view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?)));
         self.epochs.retain(|id, (epoch, _)| records().any(|(known, record)| known == id && record.epoch() == *epoch));
         self.draining.retain(|id, _| records().any(|(known, record)| known == id && record.draining));
+        self.judged.retain(|id, _| records().any(|(known, _)| known == id));
         for (id, record) in records() {
             self.epochs.entry(id.clone()).or_insert((record.epoch(), now));
             if record.draining {
@@ -234,7 +249,48 @@ impl Controller {
         }
         if change {
             self.reform(round, id, record, at, &lost, &why);
+        } else if !record.draining {
+            self.rebalance(round, id, group, record, at, now);
         }
+    }
+
+    /// Lays the experts of a group out anew where that makes its ranks' work more even. Its epoch stays.
+    fn rebalance(
+        &mut self,
+        round: &mut Round,
+        id: &str,
+        group: &Group,
+        record: &Arc<GroupRecord>,
+        at: Revision,
+        now: Duration,
+    ) {
+        let (Some(settings), Some(load)) = (self.settings.rebalance, &group.experts) else { return };
+        if !group.laid_out() || record.group_size < 2 {
+            return;
+        }
+        let last = self.judged.get(id).or(self.epochs.get(id).map(|(_, since)| since));
+        let due = last.map_or(now, |last| *last + settings.every);
+        if now < due {
+            return self.wake_at(due);
+        }
+        if std::mem::replace(&mut round.judged, true) {
+            return self.wake_at(now + limits::BURST);
+        }
+        self.judged.insert(id.to_owned(), now);
+        self.wake_at(now + settings.every);
+        let workers = record.members.iter().map(|member| round.view.workers.get(&member.worker));
+        let redundant = workers.map(|worker| worker.map_or(0, |worker| worker.redundant_experts)).min().unwrap_or(0);
+        // Never used before, not even by a placement that the store has forgotten: ranks know layouts by it.
+        let number = round.next_epoch();
+        let Some(change) = relayout(&record.placement, &load.rows, redundant, settings.above, number) else { return };
+        let why = format!(
+            "{id}: layout {number}, {} copies of experts in {} layers move; the busiest rank has {:.2} times the mean, then {:.2}",
+            change.copies, change.layers, change.before, change.after
+        );
+        let record = GroupRecord { placement: change.placement, ..(**record).clone() };
+        let key = self.keys.placement(id);
+        let transaction = Transaction::default().when(Condition::At(key.clone(), at));
+        round.decisions.push(Decision { why, transaction: transaction.put(key, encode(&record), None) });
     }
 
     /// Members that are not there any more.
@@ -352,7 +408,8 @@ impl Controller {
             }
         }
         let epoch = round.next_epoch();
-        let placement = if open.is_empty() { placed(view, &members, record.group_size, epoch) } else { None };
+        // Experts stay where they are, and so the survivors' weights do.
+        let placement = open.is_empty().then(|| Placement { epoch, ..record.placement.clone() });
         if placement.is_none() {
             // Whoever was to take the lost ranks stays free.
             let new = |member: &&Member| record.member(&member.worker, member.incarnation).is_none();
@@ -398,7 +455,7 @@ impl Controller {
     fn form(&mut self, round: &mut Round) {
         for (kind, mut free) in std::mem::take(&mut round.free) {
             let (model, fingerprint, group_size) = kind;
-            while free.len() > self.spares {
+            while free.len() > self.settings.spares {
                 let (mut chosen, mut ranks) = (Vec::new(), 0);
                 for (i, (_, worker)) in free.iter().enumerate() {
                     if ranks + worker.ranks <= group_size {
@@ -406,7 +463,7 @@ impl Controller {
                         ranks += worker.ranks;
                     }
                 }
-                if ranks < group_size || free.len() < chosen.len() + self.spares {
+                if ranks < group_size || free.len() < chosen.len() + self.settings.spares {
                     break;
                 }
                 let mut next = 0;

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod memory;
 pub mod mirror;
 pub mod placement;
+pub mod rebalance;
 pub mod records;
 mod retry;
 pub mod session;

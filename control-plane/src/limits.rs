@@ -32,3 +32,9 @@ pub const BURST: Duration = Duration::from_millis(20);
 pub const WRITES: usize = 100;
 /// Letters of a model's name in that of a group.
 pub const GROUP_NAME: usize = 40;
+/// Rows per expert of a layer, on the mean, that must have been counted before a layout is judged.
+pub const EXPERT_ROWS: u64 = 32;
+/// Experts that one rank loads at most for one layout; until it is taken up, they lie beside those that they replace.
+pub const EXPERT_MOVES: usize = 64;
+/// What a layer's new layout must take off its imbalance to be worth loading.
+pub const EXPERT_GAIN: f64 = 0.02;

@@ -17,6 +17,8 @@ pub struct ModelShape {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub epoch: u64,
+    /// Counts the layouts of experts that the group has had. Within an epoch nothing else changes.
+    pub layout: u64,
     pub ranks: Vec<RankPlacement>,
 }
 
@@ -69,7 +71,7 @@ pub fn place(shape: &ModelShape, ranks: usize, epoch: u64) -> Result<Placement, 
             experts: shape.experts.iter().map(|&n| share(n, ranks, rank).map(|e| e as u32).collect()).collect(),
         })
         .collect();
-    Ok(Placement { epoch, ranks })
+    Ok(Placement { epoch, layout: 0, ranks })
 }
 
 /// The `rank`th of `ranks` contiguous shares of 0..n, as even as can be.

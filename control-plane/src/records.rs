@@ -54,6 +54,11 @@ impl Keys {
         format!("{}groups/{group}/load", self.root)
     }
 
+    /// How much each expert is used. Leased by the leader.
+    pub fn experts(&self, group: &str) -> String {
+        format!("{}groups/{group}/experts", self.root)
+    }
+
     /// Leased by the router.
     pub fn router(&self, id: &str) -> String {
         format!("{}routers/{id}", self.root)
@@ -114,6 +119,8 @@ pub struct WorkerRecord {
     pub most_ranks: usize,
     /// Ranks of a group.
     pub group_size: usize,
+    /// Copies of experts that each of its ranks has room for, in each layer, beyond an even share of all.
+    pub redundant_experts: usize,
     /// Another one after each start, and after each time that the worker had to leave a group that went on without it.
     pub incarnation: u64,
     pub state: WorkerState,
@@ -193,6 +200,8 @@ impl GroupRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     pub epoch: u64,
+    /// The layout of experts that it has loaded last.
+    pub layout: u64,
     pub worker: String,
 }
 
@@ -213,6 +222,16 @@ pub struct Load {
     pub waiting: u32,
     pub used_blocks: u32,
     pub total_blocks: u32,
+}
+
+/// How much each expert of a group is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertLoad {
+    pub epoch: u64,
+    /// The layout in use.
+    pub layout: u64,
+    /// By layer (none in dense ones) and expert: rows, where older ones count less.
+    pub rows: Vec<Vec<u32>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    records::{GroupRecord, Keys, Load, Ready, RouterRecord, Seat, Trouble, WorkerRecord, decode},
+    records::{ExpertLoad, GroupRecord, Keys, Load, Ready, RouterRecord, Seat, Trouble, WorkerRecord, decode},
     store::{Entry, Revision, Snapshot},
 };
 
@@ -31,6 +31,7 @@ pub struct Group {
     pub ready: BTreeMap<usize, Ready>,
     pub trouble: BTreeMap<usize, Trouble>,
     pub load: Option<Load>,
+    pub experts: Option<Arc<ExpertLoad>>,
 }
 
 impl Group {
@@ -46,8 +47,18 @@ impl Group {
         })
     }
 
+    /// All ranks have loaded the layout of experts that the placement says, and steps are of it.
+    pub fn laid_out(&self) -> bool {
+        let Some(record) = self.record() else { return false };
+        let layout = record.placement.layout;
+        let loaded = |member| self.ready.get(&record.first_rank(member)).is_some_and(|ready| ready.layout == layout);
+        let used = self.experts.as_ref().is_some_and(|load| (load.epoch, load.layout) == (record.epoch(), layout));
+        self.serves() && used && (0..record.members.len()).all(loaded)
+    }
+
     fn is_empty(&self) -> bool {
-        self.placement.is_none() && self.ready.is_empty() && self.trouble.is_empty() && self.load.is_none()
+        let leased = self.ready.is_empty() && self.trouble.is_empty() && self.load.is_none() && self.experts.is_none();
+        self.placement.is_none() && leased
     }
 }
 
@@ -97,6 +108,7 @@ impl View {
                         group.placement = entry.and_then(|e| Some((Arc::new(read(key, Some(e))?), e.revision)));
                     }
                     "load" => group.load = read(key, entry),
+                    "experts" => group.experts = read(key, entry).map(Arc::new),
                     _ => {}
                 }
             }
@@ -112,9 +124,10 @@ impl View {
         }
     }
 
-    /// The highest epoch that anybody knows of.
+    /// The highest epoch, or number of a layout, that anybody knows of.
     pub fn last_epoch(&self) -> u64 {
-        let groups = self.groups.values().filter_map(Group::record).map(|record| record.epoch());
+        let groups =
+            self.groups.values().filter_map(Group::record).map(|record| record.epoch().max(record.placement.layout));
         let seats = self.seats.values().map(|seat| seat.epoch);
         let workers = self.workers.values().map(|worker| worker.seat.epoch);
         groups.chain(seats).chain(workers).max().unwrap_or(0)

@@ -1,7 +1,10 @@
 //! `rein controller`.
 
 use std::error::Error;
+use std::time::Duration;
 
+use rein_control_plane::decide::Settings;
+use rein_control_plane::rebalance::Rebalance;
 use rein_control_plane::{ControllerOptions, controller};
 
 use super::{id, keys, store};
@@ -10,7 +13,13 @@ use crate::listen::StopSignals;
 
 pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
-    let options = ControllerOptions { id: id(&args.id, std::process::id())?, spares: args.spares };
+    if !(args.rebalance_above > 1.0 && args.rebalance_above.is_finite()) {
+        return Err(format!("--rebalance-above: must be more than 1, not {}", args.rebalance_above).into());
+    }
+    let every = Duration::from_secs(args.rebalance_every);
+    let rebalance = (!every.is_zero()).then_some(Rebalance { above: args.rebalance_above, every });
+    let settings = Settings { spares: args.spares, rebalance };
+    let options = ControllerOptions { id: id(&args.id, std::process::id())?, settings };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut stop = StopSignals::new()?;

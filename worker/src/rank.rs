@@ -4,7 +4,8 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -17,15 +18,18 @@ use rein_proto::internal::{After, Step, StepResult};
 use crate::checkpoint::{LoadError, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
 use crate::limits::MAX_SEQUENCES;
-use crate::model::{self, Network, bytes_to_hold, check_row};
+use crate::model::{self, ExpertCounts, Network, bytes_to_hold, check_row};
 
+mod layout;
 mod memory;
 mod open;
 mod thread;
 
+use layout::Inbox;
+pub use layout::Layouts;
 pub use memory::KvPlan;
 use open::Checkpoint;
-use thread::{Job, Report};
+use thread::{Desk, Job, Report};
 
 /// What numbers are computed and kept in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -109,6 +113,7 @@ pub struct Seated {
     ranks: Ranks,
     shape: ExecutorShape,
     epoch: u64,
+    layouts: Arc<Layouts>,
 }
 
 /// Joined when dropped. Those that do not lead end with their group's links.
@@ -155,7 +160,7 @@ impl Model {
     /// go to `home` when their group is over. Returns when all ranks of the group, wherever they are, have loaded.
     pub fn seat(
         &self,
-        placement: &Placement,
+        placement: &Arc<Placement>,
         links: Vec<Box<dyn Collective>>,
         mut residents: Vec<Resident>,
         home: Option<Sender<Resident>>,
@@ -179,16 +184,26 @@ impl Model {
         let (steps_in, steps) = bounded(1);
         let (results_out, results) = bounded(1);
         let (count, mut leads) = (links.len(), false);
+        let desk = Desk {
+            steps,
+            results: results_out,
+            used: Arc::new(AtomicU64::new(placement.layout)),
+            counts: Arc::new(ExpertCounts::new(&spec.shape().experts)),
+        };
+        let mut inboxes = Vec::new();
         for ((link, rank), resident) in links.into_iter().zip(mine.iter()).zip(&mut found) {
             leads |= rank.rank == 0;
+            let inbox = Arc::new(Inbox::default());
+            inboxes.push((rank.rank, inbox.clone()));
             let job = Job {
                 checkpoint: self.checkpoint.clone(),
-                rank: (*rank).clone(),
+                placement: placement.clone(),
+                rank: rank.rank,
                 threads,
                 plan: plan.clone(),
-                epoch: placement.epoch,
+                inbox,
                 report: report.clone(),
-                leads: (rank.rank == 0).then(|| (steps.clone(), results_out.clone())),
+                leads: (rank.rank == 0).then(|| desk.clone()),
                 home: home.clone(),
             };
             let resident = resident.take();
@@ -198,7 +213,16 @@ impl Model {
                 .map_err(|e| LoadError::Rank { rank: rank.rank, what: format!("cannot start its thread: {e}") })?;
             ranks.0.push(thread);
         }
-        drop((report, results_out));
+        drop(report);
+        let Desk { used, counts, .. } = desk;
+        let layouts = Arc::new(Layouts {
+            checkpoint: self.checkpoint.clone(),
+            ranks: inboxes,
+            given: Mutex::new(placement.clone()),
+            wanted: Arc::new(AtomicU64::new(placement.layout)),
+            used,
+            counts: leads.then_some(counts),
+        });
         let blocks = await_loaded(reports, count, total, progress)?;
         let plan = plan.agreed(blocks, &self.options)?;
         let shape = ExecutorShape {
@@ -211,13 +235,18 @@ impl Model {
             ranks: size,
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
-        Ok(Seated { plan, ranks, leader, shape, epoch: placement.epoch })
+        Ok(Seated { plan, ranks, leader, shape, epoch: placement.epoch, layouts })
     }
 }
 
 impl Resident {
     fn take(residents: &mut Vec<Resident>, rank: &RankPlacement, ranks: usize) -> Option<Resident> {
-        let holds = |resident: &Resident| resident.ranks == ranks && resident.network.rank() == rank;
+        // Experts may lie elsewhere by now; those that it lacks are loaded.
+        let holds = |resident: &Resident| {
+            let known = resident.network.rank();
+            let same = (known.rank, &known.heads, &known.kv_heads) == (rank.rank, &rank.heads, &rank.kv_heads);
+            same && resident.ranks == ranks
+        };
         residents.iter().position(holds).map(|i| residents.swap_remove(i))
     }
 }
@@ -225,8 +254,22 @@ impl Resident {
 impl Seated {
     /// What executes steps, if the leader is here. Dropping it ends the group.
     pub fn executor(self) -> Option<Group> {
-        let Seated { plan, ranks, leader, shape, epoch } = self;
-        leader.map(|leader| Group { shape, epoch, plan, leader, _ranks: ranks, stashed: HashSet::new(), lost: None })
+        let Seated { plan, ranks, leader, shape, epoch, layouts } = self;
+        let wanted = layouts.wanted.clone();
+        leader.map(|leader| Group {
+            shape,
+            epoch,
+            wanted,
+            plan,
+            leader,
+            _ranks: ranks,
+            stashed: HashSet::new(),
+            lost: None,
+        })
+    }
+
+    pub fn layouts(&self) -> &Arc<Layouts> {
+        &self.layouts
     }
 
     /// Whether the leader is here.
@@ -248,6 +291,8 @@ impl Drop for Ranks {
 pub struct Group {
     shape: ExecutorShape,
     epoch: u64,
+    /// The layout of the steps to come.
+    wanted: Arc<AtomicU64>,
     plan: KvPlan,
     // As in `Seated`.
     leader: Leader,
@@ -262,7 +307,7 @@ impl Group {
     /// read) as it goes.
     pub fn load(dir: &Path, options: &ModelOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
         let model = Model::open(dir, options)?;
-        let placement = place(&model.shape(), options.tp, options.epoch)?;
+        let placement = Arc::new(place(&model.shape(), options.tp, options.epoch)?);
         let links = collective::threads::group(options.tp).into_iter();
         let links = links.map(|link| Box::new(link) as Box<dyn Collective>).collect();
         let seated = model.seat(&placement, links, Vec::new(), None, progress)?;
@@ -291,7 +336,8 @@ impl Group {
 
     fn run(&mut self, step: &Step) -> Result<StepResult, String> {
         let ended = || "the leader's thread has ended".to_owned();
-        self.leader.steps.send(step.clone()).map_err(|_| ended())?;
+        let step = Step { layout: self.wanted.load(Ordering::Acquire), ..step.clone() };
+        self.leader.steps.send(step).map_err(|_| ended())?;
         self.leader.results.recv().map_err(|_| ended())?.map_err(|error| error.to_string())
     }
 }

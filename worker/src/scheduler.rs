@@ -420,7 +420,7 @@ impl Scheduler {
         }
         self.stats.steps += 1;
         let rows = self.planned.iter().map(|planned| self.row(planned)).collect();
-        Some(Step { epoch: 0, id: self.stats.steps, rows, dropped: std::mem::take(&mut self.dropped) })
+        Some(Step { epoch: 0, id: self.stats.steps, rows, dropped: std::mem::take(&mut self.dropped), layout: 0 })
     }
 
     fn row(&self, planned: &Planned) -> Row {

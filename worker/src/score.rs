@@ -93,7 +93,7 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
             // Behind the last token any will do: only its alternatives are of interest.
             next: Some(tokens.get(end).copied().unwrap_or(0)),
         };
-        let step = Step { epoch: executor.epoch(), id: i as u64, rows: vec![row], dropped: Vec::new() };
+        let step = Step { epoch: executor.epoch(), id: i as u64, rows: vec![row], ..Step::default() };
         for result in executor.execute(&step)?.rows {
             for score in result.scores {
                 output.logprobs.push(score.logprob);

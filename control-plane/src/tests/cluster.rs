@@ -1,15 +1,20 @@
 //! The controller against simulated workers that die, hang, are cut off, come back and leave, over a store that may
 //! forget everything. Each run is a function of its seed.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::seeds;
 use crate::{
-    Keys, ModelShape, Snapshot, View,
-    decide::Controller,
-    records::{GroupRecord, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, encode},
+    Keys, ModelShape, Placement, Snapshot, View,
+    decide::{Controller, Settings},
+    rebalance::Rebalance,
+    records::{ExpertLoad, GroupRecord, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, encode},
     store::{Condition, Entry, Transaction, Write},
 };
 
@@ -17,6 +22,13 @@ const TICK: Duration = Duration::from_millis(100);
 const LEASE: Duration = Duration::from_secs(3);
 const SILENCE: Duration = Duration::from_millis(1200);
 const JOIN: Duration = Duration::from_secs(10);
+/// A member loads a layout of experts for so long.
+const LOAD: Duration = Duration::from_millis(700);
+const EXPERTS: usize = 8;
+
+fn settings(spares: usize) -> Settings {
+    Settings { spares, rebalance: Some(Rebalance { above: 1.1, every: Duration::from_secs(5) }) }
+}
 
 struct Worker {
     alive: bool,
@@ -37,6 +49,24 @@ struct Membership {
     since: Duration,
     linked: bool,
     over: bool,
+    /// Layouts that it could compute with, by number.
+    loaded: BTreeMap<u64, Placement>,
+    loading: Option<(Duration, Arc<GroupRecord>)>,
+    /// The leader's word to all.
+    used: u64,
+}
+
+impl Membership {
+    fn new(group: String, record: Arc<GroupRecord>, rank: usize, since: Duration) -> Self {
+        let (used, placement) = (record.placement.layout, record.placement.clone());
+        let loaded = BTreeMap::from([(used, placement)]);
+        Membership { group, record, rank, since, linked: false, over: false, loaded, loading: None, used }
+    }
+
+    /// The number of the layout that it has loaded last.
+    fn layout(&self) -> u64 {
+        self.record.placement.layout
+    }
 }
 
 struct Cluster {
@@ -59,10 +89,11 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         address: format!("{id}:1"),
         mesh: format!("{id}:2"),
         device: "cpu".into(),
-        shape: ModelShape { attention_heads: 12, kv_heads: 12, experts: vec![8] },
+        shape: ModelShape { attention_heads: 12, kv_heads: 12, experts: vec![0, EXPERTS] },
         ranks: 1,
         most_ranks: 2,
         group_size: size,
+        redundant_experts: 1,
         incarnation,
         state: WorkerState::Ready,
         seat: Seat::default(),
@@ -78,13 +109,41 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
     }
 }
 
+/// As worker/src/node does it: a member loads what the store says, and the leader goes over to what all have loaded.
+fn lay_out(member: &mut Membership, store: &Snapshot, keys: &Keys, now: Duration) {
+    let entry = store.entries.get(&keys.placement(&member.group));
+    let known: Option<GroupRecord> = entry.map(|e| serde_json::from_slice(&e.value).expect("a placement"));
+    let Some(known) = known.filter(|known| known.epoch() == member.record.epoch()) else { return };
+    let layout = known.placement.layout;
+    match &member.loading {
+        Some((since, record)) if now >= *since + LOAD => {
+            member.loaded.insert(record.placement.layout, record.placement.clone());
+            member.record = record.clone();
+            member.loading = None;
+        }
+        Some(_) => {}
+        None if layout != member.layout() => member.loading = Some((now, Arc::new(known.clone()))),
+        None => {}
+    }
+    if member.rank == 0 && layout == member.layout() {
+        let ready = |other| {
+            let entry = store.entries.get(&keys.ready(&member.group, known.first_rank(other)));
+            let ready: Option<Ready> = entry.map(|e| serde_json::from_slice(&e.value).expect("ready"));
+            ready.is_some_and(|ready| (ready.epoch, ready.layout) == (known.epoch(), layout))
+        };
+        if (0..known.members.len()).all(ready) {
+            member.used = layout;
+        }
+    }
+}
+
 impl Cluster {
     fn new(workers: usize, size: usize, spares: usize) -> Self {
         let keys = Keys::new("test").expect("a name");
         Cluster {
             store: Snapshot::default(),
             workers: (0..workers).map(|i| (format!("w{i}"), worker(&format!("w{i}"), size, 1))).collect(),
-            controller: Some(Controller::new(keys.clone(), spares, 0)),
+            controller: Some(Controller::new(keys.clone(), settings(spares), 0)),
             view: View::default(),
             now: Duration::ZERO,
             size,
@@ -192,10 +251,14 @@ impl Cluster {
             me.keys.insert(keys[1].clone(), encode(&trouble).to_vec());
             self.put(&keys[0], None);
         } else if member.linked {
-            let ready = Ready { epoch, worker: id.to_owned() };
+            let ready = Ready { epoch, layout: member.layout(), worker: id.to_owned() };
             let load = Load { epoch, ..Load::default() };
             if member.rank == 0 {
                 me.keys.insert(self.keys.load(&member.group), encode(&load).to_vec());
+                let hot = |expert: usize| 100 + 4000 / (1 + (expert as u32 + 3 * epoch as u32) % EXPERTS as u32);
+                let rows = vec![Vec::new(), (0..EXPERTS).map(hot).collect()];
+                let load = ExpertLoad { epoch, layout: member.used, rows };
+                me.keys.insert(self.keys.experts(&member.group), encode(&load).to_vec());
             }
             me.keys.insert(keys[0].clone(), encode(&ready).to_vec());
         }
@@ -225,6 +288,7 @@ impl Cluster {
                     self.keys.ready(&member.group, member.rank),
                     self.keys.trouble(&member.group, member.rank),
                     self.keys.load(&member.group),
+                    self.keys.experts(&member.group),
                 ] {
                     if worker.keys.remove(&key).is_some() {
                         let revision = self.store.revision + 1;
@@ -248,12 +312,14 @@ impl Cluster {
                     {
                         let rank = record.first_rank(member);
                         let (group, record) = (group.clone(), Arc::new(record));
-                        worker.member =
-                            Some(Membership { group, record, rank, since: now, linked: false, over: false });
+                        worker.member = Some(Membership::new(group, record, rank, now));
                         worker.record.seat = seat;
                     }
                 }
             }
+        }
+        if let Some(member) = worker.member.as_mut().filter(|member| member.linked && !member.over) {
+            lay_out(member, &self.store, &self.keys, now);
         }
         let leaves = worker.record.state == WorkerState::Draining && worker.member.is_none();
         if leaves {
@@ -278,6 +344,24 @@ impl Cluster {
         }
     }
 
+    /// Ranks that compute together do so with one layout, by content, and all of them have loaded it.
+    fn layouts_agree(&self) {
+        let together = |worker: &&Worker| worker.alive && worker.member.as_ref().is_some_and(|m| m.linked && !m.over);
+        for leader in self.workers.values().filter(together).filter_map(|worker| worker.member.as_ref()) {
+            if leader.rank != 0 {
+                continue;
+            }
+            let wanted = &leader.loaded[&leader.used];
+            for worker in self.workers.values().filter(together) {
+                let Some(member) = &worker.member else { continue };
+                if (&member.group, member.record.epoch()) == (&leader.group, leader.record.epoch()) {
+                    let theirs = member.loaded.get(&leader.used).map(|placement| &placement.ranks);
+                    assert_eq!(theirs, Some(&wanted.ranks), "layout {} of {}", leader.used, leader.group);
+                }
+            }
+        }
+    }
+
     fn decide(&mut self) {
         self.view.update(&self.keys, &self.store);
         let Some(controller) = &mut self.controller else { return };
@@ -298,6 +382,7 @@ impl Cluster {
 
     /// What holds at any time.
     fn check(&mut self) {
+        self.layouts_agree();
         let placements = self.placements();
         let mut seats: Vec<&str> =
             placements.values().flat_map(|record| record.members.iter().map(|member| member.worker.as_str())).collect();
@@ -315,6 +400,10 @@ impl Cluster {
             let mut ranks: Vec<usize> = record.members.iter().flat_map(|member| member.ranks.clone()).collect();
             ranks.sort_unstable();
             assert_eq!(ranks, (0..self.size).collect::<Vec<_>>(), "each rank has one member");
+            let room = EXPERTS.div_ceil(self.size) + 1;
+            let held: BTreeSet<u32> = record.placement.ranks.iter().flat_map(|rank| rank.experts[1].clone()).collect();
+            assert_eq!(held.len(), EXPERTS, "an expert nowhere");
+            assert!(self.size == 1 || record.placement.ranks.iter().all(|rank| rank.experts[1].len() <= room));
             assert!(record.members.iter().all(|member| (1..=2).contains(&member.ranks.len())));
             let before = self.epochs.insert(id.clone(), record.epoch());
             assert!(
@@ -372,7 +461,7 @@ fn all_serve_in_the_end(seed: u64) {
                 cluster.store = Snapshot { revision: 1, ..Snapshot::default() };
             }
             14 => cluster.controller = None,
-            _ => cluster.controller = Some(Controller::new(cluster.keys.clone(), spares, 0)),
+            _ => cluster.controller = Some(Controller::new(cluster.keys.clone(), settings(spares), 0)),
         }
     }
     for id in &ids {
@@ -382,7 +471,7 @@ fn all_serve_in_the_end(seed: u64) {
             cluster.restart(id);
         }
     }
-    cluster.controller.get_or_insert(Controller::new(cluster.keys.clone(), spares, 0));
+    cluster.controller.get_or_insert(Controller::new(cluster.keys.clone(), settings(spares), 0));
     cluster.run(90.0);
     let expected = (0..=count / size).rev().find(|groups| groups * size + spares <= count || *groups == 0).expect("0");
     // Spares that fill up a broken group may have made one more.
@@ -403,6 +492,30 @@ fn all_serve_in_the_end(seed: u64) {
 #[test]
 fn whatever_happens_all_serve_in_the_end() {
     seeds(120, all_serve_in_the_end);
+}
+
+#[test]
+fn a_skewed_load_is_laid_out_anew_and_stays_so_when_a_rank_is_replaced() {
+    let mut cluster = Cluster::new(3, 2, 1);
+    cluster.run(8.0);
+    let worst = |cluster: &Cluster| {
+        let view = View::read(&cluster.keys, &cluster.store);
+        let group = view.groups.values().next().expect("a group").clone();
+        let load = group.experts.clone().expect("its load");
+        (crate::rebalance::worst(&group.record().expect("a record").placement, &load.rows), group)
+    };
+    let (before, first) = worst(&cluster);
+    cluster.run(10.0);
+    let (after, second) = worst(&cluster);
+    assert!(before > 1.2 && after < 1.1, "{before} -> {after}");
+    let record = |group: &crate::view::Group| group.record().expect("a record").clone();
+    assert_eq!(record(&first).epoch(), record(&second).epoch());
+    assert!(second.laid_out());
+    cluster.workers.get_mut("w1").expect("known").alive = false;
+    cluster.run(3.0);
+    let (_, third) = worst(&cluster);
+    assert!(third.serves() && record(&third).epoch() > record(&second).epoch());
+    assert_eq!(record(&third).placement.ranks, record(&second).placement.ranks);
 }
 
 #[test]

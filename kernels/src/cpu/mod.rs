@@ -477,7 +477,13 @@ impl Backend for Cpu {
         self.through_experts(x, routes, Some(picks), experts)
     }
 
-    fn moe_combine(&self, parts: &Tensor, routes: &Routes, dispatch: &[u32], shared: Option<&Tensor>) -> Result<Tensor> {
+    fn moe_combine(
+        &self,
+        parts: &Tensor,
+        routes: &Routes,
+        dispatch: &[u32],
+        shared: Option<&Tensor>,
+    ) -> Result<Tensor> {
         combine::combine(&*self.collective, parts, routes, dispatch, shared)
     }
 

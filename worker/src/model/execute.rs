@@ -58,6 +58,10 @@ impl<B: Backend> Executing<B> {
         self.network.backend()
     }
 
+    pub fn network_mut(&mut self) -> &mut Network<B> {
+        &mut self.network
+    }
+
     pub fn into_network(self) -> Network<B> {
         self.network
     }

@@ -3,11 +3,13 @@
 mod arch;
 mod blocks;
 mod execute;
+mod experts;
 mod network;
 mod rope;
 mod spec;
 
 pub use arch::{architectures, build, text_config};
 pub use execute::{Executing, check_row};
-pub use network::{Network, Precisions, bytes_to_hold, bytes_to_load};
+pub use experts::ExpertCounts;
+pub use network::{Network, Precisions, Swap, bytes_to_hold, bytes_to_load};
 pub use spec::{Attention, Layer, Spec};

@@ -1,15 +1,17 @@
 //! One rank's share of a model on its backend: loading and the forward.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::bounded;
-use rein_control_plane::RankPlacement;
+use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
     Backend, Error, ExpertWeights, GqaSpec, HostMatrix, MlaSpec, Precision, Result as KernelResult, RopeSpec,
-    RouteSpec, Span,
+    RouteSpec, Routes, Span,
 };
 
+use super::experts::{ExpertCounts, Holders};
 use super::spec::{self, Attention, MlaQuery, Mlp, Spec};
 use crate::checkpoint::{Form, LoadError, Weights};
 
@@ -28,7 +30,8 @@ pub struct Precisions {
 pub struct Network<B: Backend> {
     backend: B,
     spec: Arc<Spec>,
-    rank: RankPlacement,
+    placement: Arc<Placement>,
+    rank: usize,
     base: Precision,
     embed: B::Embedding,
     layers: Vec<Layer<B>>,
@@ -36,6 +39,15 @@ pub struct Network<B: Backend> {
     caches: Vec<B::Cache>,
     norm: Norm<B>,
     head: B::Linear,
+    /// Where the use of experts is counted, on the rank that does.
+    counts: Option<Arc<ExpertCounts>>,
+}
+
+/// What makes a rank's experts those of another layout.
+pub struct Swap<B: Backend> {
+    pub placement: Arc<Placement>,
+    /// By layer, those that the rank did not hold. None: no experts in this layer.
+    pub fresh: Vec<Option<B::Experts>>,
 }
 
 struct Norm<B: Backend> {
@@ -101,6 +113,7 @@ struct Moe<B: Backend> {
     router: Linear<B>,
     choice_bias: Option<B::Vector>,
     experts: B::Experts,
+    holders: Holders,
     route: RouteSpec,
     shared: Option<Gated<B>>,
 }
@@ -276,21 +289,25 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    fn moe(&self, moe: &spec::Moe, held: &[u32]) -> Result<Moe<B>, LoadError> {
+    fn experts(&self, moe: &spec::Moe, ids: &[u32], stop: &AtomicBool) -> Result<B::Experts, LoadError> {
         let precision = self.precisions.linear;
         let reader = self.reader;
         // Reading the next expert overlaps with what the backend makes of this one.
-        let experts = std::thread::scope(|scope| {
+        Ok(std::thread::scope(|scope| {
             let (send, receive) = bounded(EXPERTS_AHEAD);
             scope.spawn(move || {
-                for &id in held {
-                    if send.send(reader.expert(moe, id, precision)).is_err() {
+                for &id in ids {
+                    if stop.load(Ordering::Relaxed) || send.send(reader.expert(moe, id, precision)).is_err() {
                         return;
                     }
                 }
             });
             self.backend.experts(&mut receive.into_iter(), precision)
-        })?;
+        })?)
+    }
+
+    fn moe(&self, moe: &spec::Moe, held: &[u32], holders: Holders) -> Result<Moe<B>, LoadError> {
+        let experts = self.experts(moe, held, &AtomicBool::new(false))?;
         Ok(Moe {
             router: self.linear_in(&moe.router, Precision::F32)?,
             choice_bias: match &moe.choice_bias {
@@ -298,12 +315,21 @@ impl<B: Backend> Loader<'_, B> {
                 None => None,
             },
             experts,
+            holders,
             route: moe.route,
             shared: match &moe.shared {
                 Some(gated) => Some(self.gated(gated)?),
                 None => None,
             },
         })
+    }
+}
+
+fn holders(placement: &Placement, layer: usize, moe: &spec::Moe) -> KernelResult<Holders> {
+    let holders = Holders::new(placement, layer, moe.experts.len());
+    match holders.missing() {
+        None => Ok(holders),
+        Some(id) => Err(Error::Shape { op: "placement", what: format!("layer {layer}: no rank holds expert {id}") }),
     }
 }
 
@@ -323,37 +349,93 @@ impl<B: Backend> Network<B> {
         backend: B,
         spec: Arc<Spec>,
         weights: &Weights,
-        rank: &RankPlacement,
+        (placement, rank): (&Arc<Placement>, usize),
         precisions: Precisions,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, LoadError> {
-        let reader = Reader { weights, rank, ranks: backend.ranks(), progress };
+        let own = &placement.ranks[rank];
+        let reader = Reader { weights, rank: own, ranks: backend.ranks(), progress };
         let loader = Loader { backend: &backend, reader, precisions };
         let base = precisions.base;
         let whole = |module: &str| spec::Linear::new(module, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
         let embed = backend.embedding(reader.read(&whole(&spec.embed), true, base)?, base)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
-        for (layer, held) in spec.layers.iter().zip(&rank.experts) {
+        for (i, (layer, held)) in spec.layers.iter().zip(&own.experts).enumerate() {
             layers.push(Layer {
                 input_norm: loader.norm(&layer.input_norm)?,
                 attention: loader.attention(&layer.attention)?,
                 mlp_norm: loader.norm(&layer.mlp_norm)?,
                 mlp: match &layer.mlp {
                     Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
-                    Mlp::Moe(moe) => MlpWeights::Moe(Box::new(loader.moe(moe, held)?)),
+                    Mlp::Moe(moe) => MlpWeights::Moe(Box::new(loader.moe(moe, held, holders(placement, i, moe)?)?)),
                 },
             });
         }
         let norm = loader.norm(&spec.norm)?;
         let head = loader.linear(&spec.head)?.weight;
-        Ok(Self { backend, spec, rank: rank.clone(), base, embed, layers, caches: Vec::new(), norm, head })
+        let placement = placement.clone();
+        Ok(Self { backend, spec, placement, rank, base, embed, layers, caches: Vec::new(), norm, head, counts: None })
+    }
+
+    /// Loads the experts that `rank` of `placement` holds and `before` did not. It is done on a backend of its own, beside
+    /// one that computes, until `stop`: then it is incomplete and of no use.
+    pub fn fetch(
+        backend: &B,
+        spec: &Spec,
+        weights: &Weights,
+        (placement, rank): (&Arc<Placement>, usize),
+        before: &RankPlacement,
+        precisions: Precisions,
+        stop: &AtomicBool,
+    ) -> Result<Swap<B>, LoadError> {
+        let own = &placement.ranks[rank];
+        let reader = Reader { weights, rank: own, ranks: placement.ranks.len(), progress: &|_| () };
+        let loader = Loader { backend, reader, precisions };
+        let mut fresh = Vec::with_capacity(spec.layers.len());
+        for ((layer, held), before) in spec.layers.iter().zip(&own.experts).zip(&before.experts) {
+            fresh.push(match &layer.mlp {
+                Mlp::Dense(_) => None,
+                Mlp::Moe(moe) => {
+                    let new: Vec<u32> = held.iter().filter(|id| !before.contains(id)).copied().collect();
+                    Some(loader.experts(moe, &new, stop)?)
+                }
+            });
+        }
+        Ok(Swap { placement: placement.clone(), fresh })
+    }
+
+    /// From now on this rank holds the experts of another layout. Nothing changes if that fails.
+    pub fn relayout(&mut self, swap: Swap<B>) -> KernelResult<()> {
+        let Swap { placement, fresh } = swap;
+        let own = &placement.ranks[self.rank];
+        let mut next = Vec::new();
+        for (i, (layer, fresh)) in self.layers.iter().zip(&fresh).enumerate() {
+            let (MlpWeights::Moe(moe), Some(fresh), Mlp::Moe(spec)) = (&layer.mlp, fresh, &self.spec.layers[i].mlp)
+            else {
+                continue;
+            };
+            let experts = self.backend.regroup(&moe.experts, fresh, &own.experts[i])?;
+            next.push((i, experts, holders(&placement, i, spec)?));
+        }
+        for (i, experts, holders) in next {
+            if let MlpWeights::Moe(moe) = &mut self.layers[i].mlp {
+                (moe.experts, moe.holders) = (experts, holders);
+            }
+        }
+        self.placement = placement;
+        Ok(())
+    }
+
+    pub fn count_experts(&mut self, counts: Option<Arc<ExpertCounts>>) {
+        self.counts = counts;
     }
 
     /// An empty KV cache.
     pub fn open_caches(&mut self, blocks: usize, block_size: usize) -> KernelResult<()> {
         self.caches.clear();
+        let kv_heads = self.rank().kv_heads.len();
         for layer in &self.spec.layers {
-            let (width_k, width_v) = layer.attention.cache_widths(self.rank.kv_heads.len());
+            let (width_k, width_v) = layer.attention.cache_widths(kv_heads);
             self.caches.push(self.backend.cache(blocks, block_size, width_k, width_v, self.base)?);
         }
         Ok(())
@@ -371,7 +453,11 @@ impl<B: Backend> Network<B> {
     }
 
     pub fn rank(&self) -> &RankPlacement {
-        &self.rank
+        &self.placement.ranks[self.rank]
+    }
+
+    pub fn placement(&self) -> &Arc<Placement> {
+        &self.placement
     }
 
     pub fn backend(&self) -> &B {
@@ -385,7 +471,7 @@ impl<B: Backend> Network<B> {
         if self.spec.embedding_multiplier != 1.0 {
             b.scale(&mut x, self.spec.embedding_multiplier);
         }
-        for (layer, cache) in self.layers.iter().zip(&mut self.caches) {
+        for (i, (layer, cache)) in self.layers.iter().zip(&mut self.caches).enumerate() {
             let normed = layer.input_norm.apply(b, &x);
             let mut out = match &layer.attention {
                 AttentionWeights::Gqa(a) => a.forward(b, &normed, positions, spans, cache),
@@ -395,11 +481,16 @@ impl<B: Backend> Network<B> {
             b.add_scaled(&mut x, &out, self.spec.residual_multiplier);
 
             let normed = layer.mlp_norm.apply(b, &x);
-            let mut out = match &layer.mlp {
-                MlpWeights::Dense(gated) => gated.forward(b, &normed),
-                MlpWeights::Moe(moe) => moe.forward(b, &normed),
+            let out = match &layer.mlp {
+                MlpWeights::Dense(gated) => {
+                    let mut out = gated.forward(b, &normed);
+                    b.all_reduce(&mut out)?;
+                    out
+                }
+                MlpWeights::Moe(moe) => moe.forward(b, &normed, |routes| {
+                    self.counts.iter().for_each(|counts| counts.add(i, routes));
+                })?,
             };
-            b.all_reduce(&mut out)?;
             b.add_scaled(&mut x, &out, self.spec.residual_multiplier);
         }
         Ok(x)
@@ -436,13 +527,22 @@ impl<B: Backend> Gated<B> {
 }
 
 impl<B: Backend> Moe<B> {
-    fn forward(&self, b: &B, x: &B::Tensor) -> B::Tensor {
+    fn forward(&self, b: &B, x: &B::Tensor, count: impl Fn(&Routes)) -> KernelResult<B::Tensor> {
         let routes = b.moe_route(&self.router.apply(b, x), self.choice_bias.as_ref(), &self.route);
-        let mut out = b.moe_experts(x, &routes, &self.experts);
-        if let Some(shared) = &self.shared {
-            b.add_scaled(&mut out, &shared.forward(b, x), 1.0);
+        count(&routes);
+        let shared = self.shared.as_ref().map(|shared| shared.forward(b, x));
+        if b.ranks() > 1 {
+            let dispatch = self.holders.dispatch(&routes);
+            let mine = dispatch.iter().enumerate().filter(|&(_, &rank)| rank as usize == b.rank());
+            let picks: Vec<u32> = mine.map(|(route, _)| route as u32).collect();
+            let parts = b.moe_parts(x, &routes, &picks, &self.experts);
+            return b.moe_combine(&parts, &routes, &dispatch, shared.as_ref());
         }
-        out
+        let mut out = b.moe_experts(x, &routes, &self.experts);
+        if let Some(shared) = shared {
+            b.add_scaled(&mut out, &shared, 1.0);
+        }
+        Ok(out)
     }
 }
 

@@ -113,7 +113,7 @@ impl Taking {
         let links = self.link()?;
         let own = Some(self.record.first_rank(self.member));
         let seated = model
-            .seat(&self.record.placement, links, self.residents, Some(self.home), &mut |_, _| ())
+            .seat(&Arc::new(self.record.placement.clone()), links, self.residents, Some(self.home), &mut |_, _| ())
             .map_err(|error| match error {
                 crate::checkpoint::LoadError::Kernel(rein_kernels::Error::Aborted(reason)) => {
                     let suspect = self.links.fates().first().and_then(|(fate, _)| fate.abort()?.suspect);

@@ -14,6 +14,7 @@ use crate::score::{ScoreOutput, score, score_with};
 
 mod apart;
 mod broken;
+mod layouts;
 mod steps;
 
 const F32: f32 = 1e-4;
@@ -131,7 +132,7 @@ fn row(seq: u64, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> 
 }
 
 fn run(group: &mut Group, rows: Vec<Row>) -> Vec<RowResult> {
-    group.execute(&Step { epoch: 1, id: 7, rows, dropped: Vec::new() }).expect("step").rows
+    group.execute(&Step { epoch: 1, id: 7, rows, ..Step::default() }).expect("step").rows
 }
 
 /// Greedy continuation, token by token.

@@ -1,18 +1,20 @@
 //! One rank's thread: it loads, agrees with the others on the KV cache, and follows the leader's steps.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_channel::{Receiver, Sender};
 use prost::Message;
-use rein_control_plane::RankPlacement;
+use rein_control_plane::Placement;
 use rein_kernels::collective::{Collective, threads};
 use rein_kernels::cpu::Cpu;
 use rein_kernels::{Backend, Error, Result as KernelResult};
 use rein_proto::internal::{Step, StepResult};
 
+use super::layout::Inbox;
 use super::{Checkpoint, KvPlan, Resident};
 use crate::checkpoint::LoadError;
-use crate::model::{Executing, Network};
+use crate::model::{Executing, ExpertCounts, Network};
 
 /// KV blocks are compared as f32: up to here all whole numbers are.
 const MOST_BLOCKS: usize = 1 << 24;
@@ -24,15 +26,23 @@ pub enum Report {
 }
 
 /// Where the leader's steps come from, and where their results go.
-pub type Desk = (Receiver<Step>, Sender<KernelResult<StepResult>>);
+#[derive(Clone)]
+pub struct Desk {
+    pub steps: Receiver<Step>,
+    pub results: Sender<KernelResult<StepResult>>,
+    /// The layout of the last step.
+    pub used: Arc<AtomicU64>,
+    pub counts: Arc<ExpertCounts>,
+}
 
 /// What a rank thread is started with.
 pub struct Job {
     pub checkpoint: Arc<Checkpoint>,
-    pub rank: RankPlacement,
+    pub placement: Arc<Placement>,
+    pub rank: usize,
     pub threads: usize,
     pub plan: KvPlan,
-    pub epoch: u64,
+    pub inbox: Arc<Inbox>,
     pub report: Sender<Report>,
     /// None: a rank that follows.
     pub leads: Option<Desk>,
@@ -43,7 +53,7 @@ impl Job {
     pub fn run(self, resident: Option<Resident>, link: Box<dyn Collective>) {
         let ranks = link.size();
         let loaded = self.load(resident, link);
-        let Job { checkpoint, rank, epoch, report, leads, home, .. } = self;
+        let Job { checkpoint, rank, placement, report, leads, inbox, home, .. } = self;
         let vocab = checkpoint.spec.vocab;
         drop(checkpoint);
         let (network, outcome) = match loaded {
@@ -56,10 +66,10 @@ impl Job {
         let Some(network) = network else { return };
         let mut executing = Executing::new(network, vocab);
         match leads {
-            Some(desk) => lead(&mut executing, desk),
+            Some(desk) => lead(&mut executing, desk, &inbox),
             None => {
-                let end = follow(&mut executing, rank.rank, epoch);
-                tracing::debug!(rank = rank.rank, %end, "the group is over");
+                let end = follow(&mut executing, rank, placement.epoch, &inbox);
+                tracing::debug!(rank, %end, "the group is over");
             }
         }
         let mut network = executing.into_network();
@@ -73,18 +83,23 @@ impl Job {
     fn load(&self, resident: Option<Resident>, link: Box<dyn Collective>) -> Result<(Network<Cpu>, usize), LoadError> {
         let Checkpoint { spec, weights, precisions } = &*self.checkpoint;
         let mut network = match resident {
-            Some(mut resident) => {
-                resident.network.join(link);
-                resident.network
+            Some(Resident { mut network, .. }) => {
+                network.join(link);
+                let goal = (&self.placement, self.rank);
+                let (never, before) = (AtomicBool::new(false), network.rank());
+                let swap = Network::fetch(network.backend(), spec, weights, goal, before, *precisions, &never)?;
+                network.relayout(swap)?;
+                network
             }
             None => {
                 let progress = |bytes| {
                     let _ = self.report.send(Report::Read(bytes));
                 };
                 let backend = Cpu::new(self.threads, link);
-                Network::load(backend, spec.clone(), weights, &self.rank, *precisions, &progress)?
+                Network::load(backend, spec.clone(), weights, (&self.placement, self.rank), *precisions, &progress)?
             }
         };
+        network.count_experts(self.leads.as_ref().map(|desk| desk.counts.clone()));
         let room = self.plan.blocks.min(MOST_BLOCKS) as f32;
         let all = network.backend().collective().all_gather(&[room])?;
         let blocks = all.iter().flatten().copied().fold(room, f32::min) as usize;
@@ -94,21 +109,27 @@ impl Job {
 }
 
 /// Until nobody sends steps any more, or one fails: then the others are told why.
-fn lead<B: Backend>(executing: &mut Executing<B>, (steps, results): Desk) {
-    for step in steps {
-        let result = share(executing, &step).and_then(|()| executing.step(&step));
+fn lead(executing: &mut Executing<Cpu>, desk: Desk, inbox: &Inbox) {
+    for step in desk.steps {
+        let result = share(executing, &step).and_then(|()| execute(executing, &step, inbox));
         let result = result.and_then(|result| result.ok_or_else(|| Error::Aborted("the leader gave no result".into())));
+        desk.used.store(step.layout, Ordering::Release);
         if let Err(error) = &result {
             executing.backend().collective().abort(&format!("rank 0: {error}"));
         }
         let failed = result.is_err();
-        if results.send(result).is_err() || failed {
+        if desk.results.send(result).is_err() || failed {
             return;
         }
     }
 }
 
-fn share<B: Backend>(executing: &Executing<B>, step: &Step) -> KernelResult<()> {
+fn execute(executing: &mut Executing<Cpu>, step: &Step, inbox: &Inbox) -> KernelResult<Option<StepResult>> {
+    inbox.take_up(executing.network_mut(), step.layout)?;
+    executing.step(step)
+}
+
+fn share(executing: &Executing<Cpu>, step: &Step) -> KernelResult<()> {
     let collective = executing.backend().collective();
     if collective.size() == 1 {
         return Ok(());
@@ -117,14 +138,14 @@ fn share<B: Backend>(executing: &Executing<B>, step: &Step) -> KernelResult<()> 
 }
 
 /// Returns why it ended: with the group, or because this rank failed, which ends the group.
-fn follow<B: Backend>(executing: &mut Executing<B>, rank: usize, epoch: u64) -> Error {
+fn follow(executing: &mut Executing<Cpu>, rank: usize, epoch: u64, inbox: &Inbox) -> Error {
     loop {
         let mut bytes = Vec::new();
         if let Err(error) = executing.backend().collective().share(0, &mut bytes) {
             return error;
         }
         let result = match Step::decode(&*bytes) {
-            Ok(step) if step.epoch == epoch => executing.step(&step).map(drop),
+            Ok(step) if step.epoch == epoch => execute(executing, &step, inbox).map(drop),
             Ok(step) => Err(Error::Aborted(format!("a step of epoch {} in epoch {epoch}", step.epoch))),
             Err(error) => Err(Error::Aborted(format!("the leader's step cannot be read: {error}"))),
         };

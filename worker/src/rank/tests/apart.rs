@@ -30,7 +30,7 @@ fn seat_apart(
     residents: Vec<Vec<Resident>>,
     home: &Sender<Resident>,
 ) -> Vec<Result<Seated, LoadError>> {
-    let placement = place(&model.shape(), links.len(), 1).expect("a placement");
+    let placement = Arc::new(place(&model.shape(), links.len(), 1).expect("a placement"));
     std::thread::scope(|scope| {
         let seats = links.into_iter().zip(residents).map(|(link, residents)| {
             let (placement, home) = (&placement, home.clone());
@@ -51,7 +51,7 @@ fn steps(group: &mut Group) -> Vec<RowResult> {
     let mut results = Vec::new();
     for i in 0..4 {
         let rows = vec![row(1, &[5 + i, 6, 7], 3 * i as usize, &[0, 1], After::Draw)];
-        let step = Step { epoch: 1, id: u64::from(i), rows, dropped: Vec::new() };
+        let step = Step { epoch: 1, id: u64::from(i), rows, ..Step::default() };
         results.extend(group.execute(&step).expect("executes").rows);
     }
     results
@@ -76,7 +76,7 @@ fn ranks_apart_compute_what_threads_compute_and_keep_their_weights() {
     assert_eq!(back.iter().map(|resident| resident.network.rank().rank).collect::<Vec<_>>(), [0, 1]);
     // Seated again, nothing is read.
     let (second, _) = links(2);
-    let placement = place(&model.shape(), 2, 1).expect("a placement");
+    let placement = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
     let again = std::thread::scope(|scope| {
         let seats: Vec<_> = second
             .into_iter()
@@ -107,7 +107,7 @@ fn a_rank_that_is_lost_ends_the_group_and_nobody_hangs() {
     let (mut group, followers) = lead(seat_apart(&model, links, vec![Vec::new(), Vec::new()], &home));
     steps(&mut group);
     abort.abort("rank 1: out of memory");
-    let step = Step { epoch: 1, id: 9, rows: vec![row(1, &[5], 0, &[0], After::Draw)], dropped: Vec::new() };
+    let step = Step { epoch: 1, id: 9, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };
     for _ in 0..2 {
         match group.execute(&step) {
             Err(ExecutorError::Lost(why)) => assert!(why.contains("rank 1: out of memory"), "{why}"),
@@ -126,7 +126,7 @@ fn the_smallest_room_for_kv_blocks_is_everybodys() {
         Model::open(&fixture.dir, &options).expect("opens")
     };
     let models = [open(9), open(5)];
-    let placement = place(&models[0].shape(), 2, 1).expect("a placement");
+    let placement = Arc::new(place(&models[0].shape(), 2, 1).expect("a placement"));
     let (links, _) = links(2);
     let seats: Vec<Seated> = std::thread::scope(|scope| {
         let seats = links.into_iter().zip(&models).map(|(link, model)| {
@@ -151,7 +151,7 @@ fn ranks_that_agree_on_too_little_for_the_context_end_with_an_error() {
         Model::open(&fixture.dir, &options).expect("opens")
     };
     let models = [open(9, Some(72)), open(5, None)];
-    let placement = place(&models[0].shape(), 2, 1).expect("a placement");
+    let placement = Arc::new(place(&models[0].shape(), 2, 1).expect("a placement"));
     let (links, _) = links(2);
     let errors: Vec<Option<String>> = std::thread::scope(|scope| {
         let seats = links.into_iter().zip(&models).map(|(link, model)| {

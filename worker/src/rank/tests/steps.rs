@@ -54,7 +54,7 @@ fn a_held_row_draws_later_what_it_would_have_drawn_at_once() {
             epoch: 1,
             id: 1,
             rows: vec![row(seq, &[], prompt.len(), &blocks, After::Draw)],
-            dropped: Vec::new(),
+            ..Step::default()
         };
         assert!(matches!(group.execute(&again(2)), Err(ExecutorError::Step(what)) if what.contains("sequence 2")));
         run(&mut group, vec![row(3, prompt, 0, &blocks, After::Stash)]);
@@ -119,7 +119,7 @@ fn a_wrong_step_is_refused_and_the_next_one_runs() {
     let fixture = fixture("llama3");
     let mut group = load(&fixture.dir, &f32_options());
     let good = row(1, &[5, 6], 0, &[0], After::Draw);
-    let step = |rows: Vec<Row>| Step { epoch: 1, id: 1, rows, dropped: Vec::new() };
+    let step = |rows: Vec<Row>| Step { epoch: 1, id: 1, rows, ..Step::default() };
     let cases = [
         (Step { epoch: 2, ..step(vec![good.clone()]) }, "epoch 2"),
         (step(vec![Row { tokens: vec![256], ..good.clone() }]), "token 256"),

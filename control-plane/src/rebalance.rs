@@ -1,0 +1,100 @@
+//! When the experts of a group are laid out anew, and how. Pure.
+
+use std::time::Duration;
+
+use crate::experts::{Layout, imbalance, spread};
+use crate::limits;
+use crate::placement::Placement;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rebalance {
+    /// Layers in which the busiest rank has more than this times the mean of all ranks are laid out anew.
+    pub above: f64,
+    /// Least time between two layouts of a group.
+    pub every: Duration,
+}
+
+/// What a new layout is for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Relayout {
+    pub placement: Placement,
+    /// Layers that change.
+    pub layers: usize,
+    /// Copies that are to be loaded.
+    pub copies: usize,
+    /// The busiest rank's load over the mean, in the layer where that is worst, before and after.
+    pub before: f64,
+    pub after: f64,
+}
+
+/// Where the ranks' experts lie in a layer.
+fn layout(placement: &Placement, layer: usize) -> Layout {
+    placement.ranks.iter().map(|rank| rank.experts[layer].clone()).collect()
+}
+
+/// The worst layer's imbalance under what was counted: `rows[layer][expert]`.
+pub fn worst(placement: &Placement, rows: &[Vec<u32>]) -> f64 {
+    let layers = rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty());
+    layers.map(|(layer, rows)| imbalance(&weights(rows), &layout(placement, layer))).fold(1.0, f64::max)
+}
+
+fn weights(rows: &[u32]) -> Vec<f64> {
+    rows.iter().map(|&rows| f64::from(rows)).collect()
+}
+
+/// A better layout for what was counted, with that number; ranks have room for `redundant` copies beyond an even share.
+/// None: nothing is worth a change, or too little was counted to say. The worst layers come first, as far as the copies
+/// that a rank may load at once go.
+pub fn relayout(
+    placement: &Placement,
+    rows: &[Vec<u32>],
+    redundant: usize,
+    above: f64,
+    number: u64,
+) -> Option<Relayout> {
+    let ranks = placement.ranks.len();
+    let of_shape = |layer: usize, rows: &[u32]| {
+        let held = |rank: &crate::RankPlacement| {
+            rank.experts.get(layer).is_some_and(|e| e.iter().all(|&e| (e as usize) < rows.len()))
+        };
+        placement.ranks.iter().all(held)
+    };
+    let mut uneven: Vec<(f64, usize, Vec<f64>, Layout)> = Vec::new();
+    for (layer, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+        let counted: u64 = rows.iter().map(|&rows| u64::from(rows)).sum();
+        if counted < limits::EXPERT_ROWS * rows.len() as u64 || !of_shape(layer, rows) {
+            return None;
+        }
+        let (load, before) = (weights(rows), layout(placement, layer));
+        uneven.push((imbalance(&load, &before), layer, load, before));
+    }
+    uneven.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let before = uneven.first()?.0;
+    let mut change = Relayout { placement: placement.clone(), layers: 0, copies: 0, before, after: before };
+    change.placement.layout = number;
+    let mut loads = vec![0; ranks];
+    for (imbalanced, layer, load, before) in &uneven {
+        if *imbalanced <= above {
+            break;
+        }
+        let room = vec![load.len().div_ceil(ranks) + redundant; ranks];
+        let Some(next) = spread(load, &room, Some(before)) else { continue };
+        let new = |rank: usize| next[rank].iter().filter(|expert| !before[rank].contains(expert)).count();
+        let moves: Vec<usize> = (0..ranks).map(new).collect();
+        let fits = loads.iter().zip(&moves).all(|(so_far, more)| so_far + more <= limits::EXPERT_MOVES);
+        if !fits || imbalance(load, &next) > imbalanced - limits::EXPERT_GAIN {
+            continue;
+        }
+        loads.iter_mut().zip(&moves).for_each(|(so_far, more)| *so_far += more);
+        change.layers += 1;
+        change.copies += moves.iter().sum::<usize>();
+        for (rank, experts) in change.placement.ranks.iter_mut().zip(next) {
+            rank.experts[*layer] = experts;
+        }
+    }
+    if change.layers == 0 {
+        return None;
+    }
+    change.after = worst(&change.placement, rows);
+    Some(change)
+}

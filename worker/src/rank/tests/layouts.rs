@@ -1,0 +1,108 @@
+//! Layouts of experts that change while a group computes: nothing that it computes does.
+
+use std::sync::atomic::AtomicBool;
+
+use rein_control_plane::Placement;
+
+use super::*;
+
+const RANKS: usize = 2;
+
+struct Running {
+    group: Group,
+    layouts: Arc<Layouts>,
+}
+
+fn start(
+    model: &Model,
+    placement: &Arc<Placement>,
+    residents: Vec<Resident>,
+    home: Option<Sender<Resident>>,
+) -> Running {
+    let links = collective::threads::group(RANKS).into_iter().map(|link| Box::new(link) as Box<dyn Collective>);
+    let seated = model.seat(placement, links.collect(), residents, home, &mut |_, _| ()).expect("seated");
+    let layouts = seated.layouts().clone();
+    Running { group: seated.executor().expect("it leads"), layouts }
+}
+
+/// Token and logprobs of each of some steps of two sequences; `between` is called before each.
+fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<RowResult> {
+    let mut results = Vec::new();
+    for i in 0..8 {
+        between(i, &running.layouts);
+        let draw = |seq: u64, token: u32, block: u32| {
+            let mut row =
+                row(seq, &[token + i as u32, 6, 7], 3 * i, &[3 * block, 3 * block + 1, 3 * block + 2], After::Draw);
+            row.draw.iter_mut().for_each(|draw| draw.logprobs = 5);
+            row
+        };
+        let step = Step { epoch: 1, rows: vec![draw(1, 5, 0), draw(2, 9, 1)], ..Step::default() };
+        results.extend(running.group.execute(&step).expect("executes").rows);
+    }
+    results
+}
+
+/// Layout n: experts turned by n ranks, and every third one on all of them.
+fn turned(model: &Model, n: u64) -> Arc<Placement> {
+    let mut placement = place(&model.shape(), RANKS, 1).expect("a placement");
+    placement.layout = n;
+    for (layer, &experts) in model.shape().experts.iter().enumerate() {
+        for rank in &mut placement.ranks {
+            let here = |&e: &u32| {
+                (u64::from(e) + n).is_multiple_of(3) || (u64::from(e) + n) % RANKS as u64 == rank.rank as u64
+            };
+            rank.experts[layer] = (0..experts as u32).filter(here).collect();
+        }
+    }
+    Arc::new(placement)
+}
+
+#[test]
+fn outputs_do_not_change_while_experts_move() {
+    for name in ["deepseek_v3", "qwen3_moe", "mixtral"] {
+        let fixture = fixture(name);
+        let model = Model::open(&fixture.dir, &ModelOptions { tp: RANKS, ..f32_options() }).expect("opens");
+        let first = Arc::new(place(&model.shape(), RANKS, 1).expect("a placement"));
+        let mut undisturbed = start(&model, &first, Vec::new(), None);
+        let want = run(&mut undisturbed, |_, _| ());
+        let counted = undisturbed.layouts.counts().expect("the leader counts");
+
+        let (home, homes) = bounded(RANKS);
+        let mut moving = start(&model, &first, Vec::new(), Some(home));
+        let got = run(&mut moving, |i, layouts| {
+            let go_on = AtomicBool::new(false);
+            match i {
+                // Loaded one step before it is taken up; then two before any step.
+                1 => assert!(layouts.load(&turned(&model, 1), &go_on).expect("loads")),
+                2 => layouts.switch(1),
+                4 => {
+                    assert!(layouts.load(&turned(&model, 2), &go_on).expect("loads"));
+                    assert!(layouts.load(&turned(&model, 3), &go_on).expect("loads"));
+                    assert!(!layouts.load(&turned(&model, 4), &go_on).expect("is not tried"), "a full inbox");
+                    layouts.switch(3);
+                }
+                _ => assert_eq!(layouts.used(), [0, 0, 0, 1, 1, 3, 3, 3][i]),
+            }
+        });
+        assert_eq!(got, want, "{name}");
+        assert_eq!(moving.layouts.counts(), Some(counted), "{name}");
+
+        // What a group leaves behind serves another layout.
+        drop(moving);
+        let back: Vec<Resident> = homes.iter().take(RANKS).collect();
+        let mut again = start(&model, &turned(&model, 5), back, None);
+        assert_eq!(run(&mut again, |_, _| ()), want, "{name}");
+    }
+}
+
+#[test]
+fn a_layout_that_has_not_been_loaded_ends_the_group() {
+    let model = Model::open(&fixture("deepseek_v3").dir, &ModelOptions { tp: RANKS, ..f32_options() }).expect("opens");
+    let mut running = start(&model, &Arc::new(place(&model.shape(), RANKS, 1).expect("a placement")), Vec::new(), None);
+    running.layouts.switch(7);
+    let step = Step { epoch: 1, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };
+    let error = running.group.execute(&step).expect_err("there is no layout 7");
+    assert!(matches!(&error, ExecutorError::Lost(why) if why.contains("layout 7")), "{error}");
+    let stopped = AtomicBool::new(true);
+    assert!(!running.layouts.load(&turned(&model, 1), &stopped).expect("stops"));
+}
