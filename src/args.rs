@@ -317,6 +317,9 @@ pub struct WorkerArgs {
     /// Ranks of a group. Workers of one model form groups as they join; what does not fill one is a spare
     #[arg(long, env = "REIN_GROUP_SIZE", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub group_size: u16,
+    /// Copies of much used experts that each rank has room for, in each layer, beyond an even share of all experts
+    #[arg(long, env = "REIN_REDUNDANT_EXPERTS", default_value_t = 0, value_name = "N")]
+    pub redundant_experts: u16,
     /// Devices, with commas between them: this process holds a rank on each
     #[arg(long, env = "REIN_DEVICES", default_value = "cpu", value_delimiter = ',', value_name = "DEVICES")]
     pub devices: Vec<Device>,

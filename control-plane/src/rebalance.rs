@@ -34,7 +34,8 @@ fn layout(placement: &Placement, layer: usize) -> Layout {
 
 /// The worst layer's imbalance under what was counted: `rows[layer][expert]`.
 pub fn worst(placement: &Placement, rows: &[Vec<u32>]) -> f64 {
-    let layers = rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty());
+    let known = |layer: usize| placement.ranks.iter().all(|rank| layer < rank.experts.len());
+    let layers = rows.iter().enumerate().filter(|(layer, rows)| !rows.is_empty() && known(*layer));
     layers.map(|(layer, rows)| imbalance(&weights(rows), &layout(placement, layer))).fold(1.0, f64::max)
 }
 

@@ -35,6 +35,11 @@ impl Keys {
         format!("{}groups/", self.root)
     }
 
+    /// Before all keys of a group.
+    pub fn group(&self, group: &str) -> String {
+        format!("{}groups/{group}/", self.root)
+    }
+
     pub fn placement(&self, group: &str) -> String {
         format!("{}groups/{group}/placement", self.root)
     }

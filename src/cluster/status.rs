@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io::Write;
 
+use rein_control_plane::rebalance::worst;
 use rein_control_plane::records::{Keys, WorkerState};
 use rein_control_plane::view::Group;
 use rein_control_plane::{Mirror, View};
@@ -78,6 +79,8 @@ fn json(view: &View) -> Value {
                 "group_size": record.map(|record| record.group_size),
                 "ranks": ranks,
                 "load": group.load,
+                "layout": record.map(|record| record.placement.layout),
+                "experts": experts(group),
                 "trouble": group.trouble,
             });
             (id.clone(), value)
@@ -98,9 +101,18 @@ fn json(view: &View) -> Value {
     json!({"controller": view.controller, "routers": view.routers, "groups": groups, "workers": workers, "draining": view.drains})
 }
 
+/// Which layout of experts is in use, and how even it makes the ranks' work; None: nothing has been counted.
+fn experts(group: &Group) -> Option<Value> {
+    let (record, load) = (group.record()?, group.experts.as_ref()?);
+    // Of another layout, or model, the rows say nothing.
+    let same = load.epoch == record.epoch() && load.layout == record.placement.layout;
+    Some(json!({"layout": load.layout, "imbalance": same.then(|| worst(&record.placement, &load.rows))}))
+}
+
 fn table(cluster: &str, view: &View) -> String {
     let mut out = format!("cluster {cluster}   controller {}\n\n", view.controller.as_deref().unwrap_or("none"));
-    let mut rows = vec![row(["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "WORKERS", "RUNNING", "WAITING", "KV"])];
+    let mut rows =
+        vec![row(["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "WORKERS", "RUNNING", "WAITING", "KV", "IMBALANCE"])];
     for (id, group) in &view.groups {
         let Some(record) = group.record() else { continue };
         let load = group.load.clone().unwrap_or_default();
@@ -118,6 +130,7 @@ fn table(cluster: &str, view: &View) -> String {
             &running,
             &waiting,
             &format!("{kv} %"),
+            &experts(group).and_then(|e| e["imbalance"].as_f64()).map_or("-".into(), |worst| format!("{worst:.2}")),
         ]));
     }
     out.push_str(&aligned(&rows));

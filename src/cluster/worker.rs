@@ -13,7 +13,7 @@ use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::textmodel::{Overrides, TextModel};
 use rein_worker::executor::Executor;
 use rein_worker::node::{self, Files, NodeOptions, Switch, Work};
-use rein_worker::rank::Model;
+use rein_worker::rank::{Model, ModelOptions};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
@@ -54,6 +54,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             ranks,
             most_ranks,
             group_size,
+            redundant_experts: args.redundant_experts.into(),
             incarnation: started.as_millis() as u64,
             state: WorkerState::Ready,
             seat: Seat::default(),
@@ -160,15 +161,17 @@ fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn 
     let dir = &args.weights.model;
     match args.engine.engine {
         EngineKind::Cpu => {
-            let model = Model::open(dir, &load::engine_options(&args.weights, &args.engine))?;
+            let options = load::engine_options(&args.weights, &args.engine);
+            let model =
+                Model::open(dir, &ModelOptions { redundant_experts: args.redundant_experts.into(), ..options })?;
             let (shape, group_size) = (model.shape(), usize::from(args.group_size));
             let most = model.most_ranks(args.devices.len(), group_size)?;
             let name = args.engine.served_name.clone().unwrap_or_else(|| model.name());
             Ok((Work::Model(Arc::new(model)), shape, most, name))
         }
         EngineKind::Sim => {
-            if !args.weights.is_default() || args.group_size != 1 {
-                let what = "--dtype, --quantize, --threads and --group-size do not go with it";
+            if !args.weights.is_default() || args.group_size != 1 || args.redundant_experts != 0 {
+                let what = "--dtype, --quantize, --threads, --group-size and --redundant-experts do not go with it";
                 return Err(format!("--engine sim loads no weights and has one rank: {what}").into());
             }
             let overrides = Overrides {

@@ -204,3 +204,23 @@ def readable(connection):
     except (ssl.SSLError, ConnectionError):
         return False
     return bool(answer) and answer[0] != 0x15
+
+
+def test_experts_move_while_streams_run(undisturbed, tmp_path):
+    """Another cluster, whose controller lays experts out anew as often as it can: the answers are those of the first one."""
+    restless = {"REIN_REDUNDANT_EXPERTS": "2", "REIN_REBALANCE_EVERY": "2", "REIN_REBALANCE_ABOVE": "1.001"}
+    fleet = Fleet(tmp_path, workers=2, group_size=2, routers=1, more=restless)
+    try:
+        [first] = fleet.whole(1)["groups"].values()
+        used, until = {}, time.monotonic() + 90
+        while len(used) < 3:
+            assert time.monotonic() < until, f"{used}\n{fleet.log('c0')}\n{fleet.log('w0')}"
+            assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
+            [group] = fleet.status()["groups"].values()
+            assert group["epoch"] == first["epoch"], "the group broke"
+            if experts := group["experts"]:
+                used.setdefault(experts["layout"], experts["imbalance"])
+        print(f"busiest rank over the mean, by layout: {used}")
+        assert sum(rank["experts"] for rank in group["ranks"]) > 8, "no expert has copies"
+    finally:
+        fleet.close()

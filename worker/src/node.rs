@@ -2,6 +2,7 @@
 //! over. What it is told comes from the store; what it knows last counts while the store is silent.
 
 mod files;
+mod layout;
 mod seat;
 mod switch;
 
@@ -19,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use files::Files;
+use layout::{Known, Relayout};
 pub use seat::Work;
 use seat::{HOMECOMING, Links, Refused, Taken, Taking};
 pub use switch::Switch;
@@ -45,6 +47,12 @@ mod limits {
     /// A worker that could not load waits before it offers itself again, from the first to the second.
     pub const PENANCE_FIRST: Duration = Duration::from_secs(1);
     pub const PENANCE_LONGEST: Duration = Duration::from_secs(60);
+    /// How often a leader tells how much experts are used.
+    pub const EXPERTS_TELL: Duration = Duration::from_secs(5);
+    /// What was counted so long ago counts half.
+    pub const EXPERTS_HALF_LIFE: Duration = Duration::from_secs(60);
+    /// A layout of experts that could not be loaded is tried again after this.
+    pub const LAYOUT_RETRY: Duration = Duration::from_secs(10);
     /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.
     pub const LEAVE_TIME: Duration = Duration::from_secs(40);
 }
@@ -70,10 +78,20 @@ struct Membership {
     links: Arc<Links>,
     engine: Option<EngineService>,
     taken: Option<Taken>,
-    /// The placement as the store has it, to be put back if the store forgets it. Only the leader looks.
+    relayout: Option<Relayout>,
+    /// The group as the store has it. Not followed by ranks that have nothing to learn from it.
     mirror: Option<Mirror>,
+    known: Known,
     /// The load that the cluster knows, since when.
     told: Option<(Instant, Load)>,
+}
+
+impl Membership {
+    /// Says that this member is linked and has loaded what its record says.
+    fn ready(&self, session: &Session, keys: &Keys, worker: &str) {
+        let (epoch, layout) = (self.record.epoch(), self.record.placement.layout);
+        session.put(keys.ready(&self.group, self.rank), encode(&Ready { epoch, layout, worker: worker.to_owned() }));
+    }
 }
 
 struct Node {
@@ -256,8 +274,19 @@ impl Node {
         };
         self.taking = Some(tokio::task::spawn_blocking(move || taking.take()));
         let (rank, ranks) = (record.first_rank(member), record.members[member].ranks.len());
-        self.now =
-            Some(Membership { group, record, rank, ranks, links, engine: None, taken: None, mirror: None, told: None });
+        self.now = Some(Membership {
+            group,
+            record,
+            rank,
+            ranks,
+            links,
+            engine: None,
+            taken: None,
+            relayout: None,
+            mirror: None,
+            known: Known::default(),
+            told: None,
+        });
         self.say();
     }
 
@@ -275,18 +304,19 @@ impl Node {
         match taken {
             Ok(mut taken) => {
                 now.engine = taken.engine.take();
+                let layout = now.record.placement.layout;
+                now.relayout = taken.layouts.take().map(|layouts| Relayout::new(layouts, layout));
                 now.taken = Some(taken);
                 self.penance = limits::PENANCE_FIRST;
                 let epoch = now.record.epoch();
                 tracing::info!(group = now.group, epoch, rank = now.rank, "seated");
                 self.switch.set(now.engine.clone());
-                let ready = Ready { epoch, worker: self.options.id.clone() };
                 let keys = &self.options.keys;
-                self.session.put(keys.ready(&now.group, now.rank), encode(&ready));
+                now.ready(&self.session, keys, &self.options.id);
                 self.session.remove(&keys.trouble(&now.group, now.rank));
-                if now.rank == 0 {
-                    let key = keys.placement(&now.group);
-                    now.mirror = Some(Mirror::new(self.store.clone(), &self.options.id, key));
+                if now.rank == 0 || now.relayout.is_some() {
+                    let prefix = keys.group(&now.group);
+                    now.mirror = Some(Mirror::new(self.store.clone(), &self.options.id, prefix));
                 }
                 self.ended = now.links.watch();
                 self.say();
@@ -319,6 +349,7 @@ impl Node {
     async fn end(&mut self, reason: &str) {
         let Some(now) = &mut self.now else { return };
         now.links.cut(reason);
+        now.relayout = None;
         self.switch.set(None);
         let (engine, ranks) = (now.engine.take(), now.ranks);
         let (ran, _) = (engine.is_some() || now.taken.is_some(), now.mirror.take());
@@ -371,8 +402,27 @@ impl Node {
         self.end(reason).await;
         self.now = None;
         let keys = &self.options.keys;
-        for key in [keys.ready(&group, rank), keys.trouble(&group, rank), keys.load(&group)] {
+        for key in [keys.ready(&group, rank), keys.trouble(&group, rank), keys.load(&group), keys.experts(&group)] {
             self.session.remove(&key);
+        }
+    }
+
+    /// Follows the group's layout of experts.
+    async fn lay_out(&mut self) {
+        let Some(now) = &mut self.now else { return };
+        let (Some(relayout), Some(mirror)) = (&mut now.relayout, &now.mirror) else { return };
+        let (keys, view) = (&self.options.keys, mirror.view());
+        now.known.read(&view, &keys.placement(&now.group));
+        let epoch = now.record.epoch();
+        let Some(record) = now.known.record.clone().filter(|record| record.epoch() == epoch) else { return };
+        if let Some(placement) = relayout.follow(&record.placement).await {
+            now.record = Arc::new(GroupRecord { placement: (*placement).clone(), ..(*record).clone() });
+            now.ready(&self.session, keys, &self.options.id);
+        }
+        let Some(relayout) = now.relayout.as_mut().filter(|_| now.rank == 0) else { return };
+        relayout.lead(&view, keys, &now.group, &record);
+        if let Some(load) = relayout.usage(epoch) {
+            self.session.put(keys.experts(&now.group), encode(&load));
         }
     }
 
@@ -384,6 +434,7 @@ impl Node {
         if let Some(seat) = self.pending.take() {
             self.sit(seat).await;
         }
+        self.lay_out().await;
         let Some(now) = &mut self.now else { return };
         let Some(engine) = now.engine.clone() else { return };
         if let Some(why) = engine.lost().map(str::to_owned) {
@@ -413,10 +464,10 @@ impl Node {
         }
         let key = self.options.keys.placement(&now.group);
         let Some(view) = now.mirror.as_ref().map(Mirror::view).filter(|view| view.revision > 0) else { return };
-        let known = view.entries.get(&key);
-        let older = |record: GroupRecord| record.epoch() < now.record.epoch();
-        if known.is_none_or(|entry| decode(&entry.value).is_ok_and(older)) {
-            let condition = known.map_or(Condition::Absent(key.clone()), |e| Condition::At(key.clone(), e.revision));
+        let at = now.known.read(&view, &key);
+        let older = now.known.record.as_ref().is_some_and(|record| record.epoch() < now.record.epoch());
+        if at.is_none() || older {
+            let condition = at.map_or(Condition::Absent(key.clone()), |at| Condition::At(key.clone(), at));
             let back = Transaction::default().when(condition);
             match self.store.commit(back.put(key, encode(&*now.record), None)).await {
                 Ok(Some(_)) => tracing::warn!(group = now.group, "the store had forgotten the placement"),

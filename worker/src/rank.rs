@@ -67,6 +67,8 @@ pub struct ModelOptions {
     pub max_context: Option<usize>,
     /// Sequences computed at once, as in `EngineOptions`. The KV cache is no larger than so many full contexts.
     pub max_sequences: usize,
+    /// Experts of each layer that a rank leaves room for, beyond those that it loads.
+    pub redundant_experts: usize,
     /// Of the placement; steps of another epoch are refused.
     pub epoch: u64,
 }
@@ -83,6 +85,7 @@ impl Default for ModelOptions {
             block_size: 16,
             max_context: None,
             max_sequences: MAX_SEQUENCES,
+            redundant_experts: 0,
             epoch: 1,
         }
     }
@@ -146,7 +149,8 @@ impl Model {
     pub fn bytes_per_rank(&self, ranks: usize) -> Result<usize, LoadError> {
         let Checkpoint { spec, precisions, .. } = &*self.checkpoint;
         let placement = place(&spec.shape(), ranks, 1)?;
-        Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks)).max().unwrap_or(0))
+        let copies = model::bytes_of_copies(spec, *precisions, self.options.redundant_experts);
+        Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks) + copies).max().unwrap_or(0))
     }
 
     /// How many ranks of a group of `group_size` this machine's free memory has room for, in one process; at least `here`,

@@ -140,13 +140,29 @@ pub fn bytes_to_load(spec: &Spec, weights: &Weights, rank: &RankPlacement, ranks
     total
 }
 
-/// Bytes of memory that this rank's weights take once loaded, about: vectors and int8's scales do not count.
-pub fn bytes_to_hold(spec: &Spec, precisions: Precisions, rank: &RankPlacement, ranks: usize) -> usize {
-    let size = |precision| match precision {
+fn size(precision: Precision) -> usize {
+    match precision {
         Precision::F32 => 4,
         Precision::Bf16 => 2,
         Precision::Int8 => 1,
+    }
+}
+
+fn bytes_of_expert(expert: &spec::Gated, precisions: Precisions) -> usize {
+    expert.linears().map(|l| size(precisions.linear) * l.out * l.inp).iter().sum()
+}
+
+/// Bytes of memory that so many more experts of each layer take, about.
+pub fn bytes_of_copies(spec: &Spec, precisions: Precisions, copies: usize) -> usize {
+    let of_layer = |layer: &spec::Layer| match &layer.mlp {
+        Mlp::Dense(_) => 0,
+        Mlp::Moe(moe) => copies * moe.experts.first().map_or(0, |expert| bytes_of_expert(expert, precisions)),
     };
+    spec.layers.iter().map(of_layer).sum()
+}
+
+/// Bytes of memory that this rank's weights take once loaded, about: vectors and int8's scales do not count.
+pub fn bytes_to_hold(spec: &Spec, precisions: Precisions, rank: &RankPlacement, ranks: usize) -> usize {
     let (base, linear) = (size(precisions.base), size(precisions.linear));
     let elements = |l: &spec::Linear| {
         let (rows, cols) = l.cut(rank, ranks);
@@ -163,8 +179,7 @@ pub fn bytes_to_hold(spec: &Spec, precisions: Precisions, rank: &RankPlacement, 
         total += match &layer.mlp {
             Mlp::Dense(dense) => gated(dense),
             Mlp::Moe(moe) => {
-                let whole = |&e: &u32| moe.experts[e as usize].linears().map(|l| linear * l.out * l.inp);
-                let experts: usize = held.iter().flat_map(whole).sum();
+                let experts: usize = held.iter().map(|&e| bytes_of_expert(&moe.experts[e as usize], precisions)).sum();
                 size(Precision::F32) * elements(&moe.router) + experts + moe.shared.as_ref().map_or(0, gated)
             }
         };

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::limits::{JOIN_TIME, LOOK};
 use crate::executor::Executor;
-use crate::rank::{Model, Resident, Seated};
+use crate::rank::{Layouts, Model, Resident, Seated};
 use crate::scheduler::EngineOptions;
 use crate::service::{self, EngineService};
 
@@ -35,6 +35,8 @@ pub enum Work {
 /// A seat that has been taken.
 pub struct Taken {
     pub engine: Option<EngineService>,
+    /// None: there are no experts that could lie elsewhere.
+    pub layouts: Option<Arc<Layouts>>,
     /// Ranks that follow.
     _followers: Option<Seated>,
 }
@@ -106,7 +108,7 @@ impl Taking {
         let model = match &self.work {
             Work::Sim(make) => {
                 let engine = service::start(make(), self.options.clone());
-                return Ok(Taken { engine: Some(engine), _followers: None });
+                return Ok(Taken { engine: Some(engine), layouts: None, _followers: None });
             }
             Work::Model(model) => model.clone(),
         };
@@ -122,11 +124,14 @@ impl Taking {
                 error => Refused { reason: format!("cannot load: {error}"), suspect: own },
             })?;
         tracing::info!("{}", seated.plan);
+        let placement = &self.record.placement;
+        let experts = placement.ranks.len() > 1 && placement.ranks[0].experts.iter().any(|layer| !layer.is_empty());
+        let layouts = experts.then(|| seated.layouts().clone());
         if !seated.leads() {
-            return Ok(Taken { engine: None, _followers: Some(seated) });
+            return Ok(Taken { engine: None, layouts, _followers: Some(seated) });
         }
         let group = seated.executor().map(|group| service::start(Box::new(group), self.options));
-        Ok(Taken { engine: group, _followers: None })
+        Ok(Taken { engine: group, layouts, _followers: None })
     }
 
     /// Each own rank joins the others.

@@ -7,7 +7,7 @@ use rein_kernels::Precision;
 
 use super::ModelOptions;
 use crate::checkpoint::LoadError;
-use crate::model::{Precisions, Spec, bytes_to_hold};
+use crate::model::{Precisions, Spec, bytes_of_copies, bytes_to_hold};
 
 /// Of the memory that the weights leave free, unless configured: 1 / this.
 const DEFAULT_SHARE: usize = 4;
@@ -56,7 +56,8 @@ impl KvPlan {
         precisions: Precisions,
         options: &ModelOptions,
     ) -> Result<Self, LoadError> {
-        let weights = to_load.map(|rank| bytes_to_hold(spec, precisions, rank, ranks)).sum();
+        let copies = bytes_of_copies(spec, precisions, options.redundant_experts);
+        let weights = to_load.map(|rank| bytes_to_hold(spec, precisions, rank, ranks) + copies).sum();
         Self::with_free(spec, mine, weights, precisions, options, free_memory())
     }
 

@@ -1,0 +1,159 @@
+//! Experts that move while their group serves: a member loads what the placement says now, the leader goes over to a
+//! layout that all have loaded, and says how much each expert is used.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rein_control_plane::records::{ExpertLoad, GroupRecord, Keys, Ready, decode};
+use rein_control_plane::{Placement, Revision, Snapshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::limits::{EXPERTS_HALF_LIFE, EXPERTS_TELL, LAYOUT_RETRY};
+use crate::checkpoint::LoadError;
+use crate::rank::Layouts;
+
+/// What the group's key said last, so that it is read once.
+#[derive(Default)]
+pub struct Known {
+    revision: Revision,
+    pub record: Option<Arc<GroupRecord>>,
+}
+
+impl Known {
+    /// The placement as the store has it.
+    pub fn read(&mut self, view: &Snapshot, key: &str) -> Option<Revision> {
+        let entry = view.entries.get(key)?;
+        if self.revision != entry.revision {
+            self.revision = entry.revision;
+            let record = decode(&entry.value).inspect_err(|error| tracing::error!(key, %error, "cannot be read"));
+            self.record = record.ok().map(Arc::new);
+        }
+        Some(entry.revision)
+    }
+}
+
+struct Loading {
+    placement: Arc<Placement>,
+    task: JoinHandle<Result<bool, LoadError>>,
+}
+
+pub struct Relayout {
+    layouts: Arc<Layouts>,
+    /// Loaded last.
+    layout: u64,
+    loading: Option<Loading>,
+    stop: Arc<AtomicBool>,
+    retry: Option<Instant>,
+    usage: Usage,
+}
+
+impl Relayout {
+    pub fn new(layouts: Arc<Layouts>, layout: u64) -> Self {
+        let usage = Usage::new(layouts.counts().unwrap_or_default());
+        Relayout { layouts, layout, loading: None, stop: Arc::default(), retry: None, usage }
+    }
+
+    /// Loads what is wanted, if that is something else. What has been loaded since the last call.
+    pub async fn follow(&mut self, wanted: &Placement) -> Option<Arc<Placement>> {
+        if let Some(loading) = self.loading.take_if(|loading| loading.task.is_finished()) {
+            let layout = loading.placement.layout;
+            match loading.task.await {
+                Ok(Ok(true)) => {
+                    tracing::info!(layout, "experts loaded");
+                    self.layout = layout;
+                    return Some(loading.placement);
+                }
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => tracing::error!(layout, %error, "the layout cannot be loaded; the present one stays"),
+                Err(error) => tracing::error!(layout, %error, "loading a layout failed"),
+            }
+            self.retry = Some(Instant::now() + LAYOUT_RETRY);
+        }
+        let waits = self.retry.is_some_and(|retry| Instant::now() < retry);
+        if self.loading.is_none() && wanted.layout != self.layout && !waits {
+            let (placement, layouts, stop) = (Arc::new(wanted.clone()), self.layouts.clone(), self.stop.clone());
+            let goal = placement.clone();
+            let task = tokio::task::spawn_blocking(move || layouts.load(&goal, &stop));
+            self.loading = Some(Loading { placement, task });
+        }
+        None
+    }
+
+    /// The leader's: goes over to the layout of the record once all members have loaded it.
+    pub fn lead(&self, view: &Snapshot, keys: &Keys, group: &str, record: &GroupRecord) {
+        let layout = record.placement.layout;
+        let ready = |member| {
+            let entry = view.entries.get(&keys.ready(group, record.first_rank(member)));
+            let ready = entry.and_then(|entry| decode::<Ready>(&entry.value).ok());
+            ready.is_some_and(|ready| (ready.epoch, ready.layout) == (record.epoch(), layout))
+        };
+        if layout == self.layout && (0..record.members.len()).all(ready) {
+            self.layouts.switch(layout);
+        }
+    }
+
+    /// The leader's: how much experts are used, if there is something new to say.
+    pub fn usage(&mut self, epoch: u64) -> Option<ExpertLoad> {
+        let rows = self.usage.add(Instant::now(), || self.layouts.counts())?;
+        let layout = self.layouts.used();
+        (rows.iter().any(|layer| !layer.is_empty())).then_some(ExpertLoad { epoch, layout, rows })
+    }
+}
+
+impl Drop for Relayout {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A moving window over counts that only grow.
+struct Usage {
+    last: Vec<Vec<u64>>,
+    rows: Vec<Vec<f64>>,
+    at: Instant,
+}
+
+impl Usage {
+    fn new(last: Vec<Vec<u64>>) -> Self {
+        let rows = last.iter().map(|layer| vec![0.0; layer.len()]).collect();
+        Usage { last, rows, at: Instant::now() }
+    }
+
+    fn add(&mut self, now: Instant, counts: impl FnOnce() -> Option<Vec<Vec<u64>>>) -> Option<Vec<Vec<u32>>> {
+        let passed = now.duration_since(self.at);
+        if passed < EXPERTS_TELL {
+            return None;
+        }
+        let counts = counts()?;
+        if counts == self.last {
+            return None;
+        }
+        self.at = now;
+        let fades = 0.5f64.powf(passed.as_secs_f64() / EXPERTS_HALF_LIFE.as_secs_f64());
+        for ((rows, counts), last) in self.rows.iter_mut().zip(&counts).zip(&self.last) {
+            for ((rows, count), last) in rows.iter_mut().zip(counts).zip(last) {
+                *rows = *rows * fades + (count - last) as f64;
+            }
+        }
+        self.last = counts;
+        Some(self.rows.iter().map(|layer| layer.iter().map(|rows| *rows as u32).collect()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn older_rows_count_less() {
+        let mut usage = Usage::new(vec![vec![], vec![10, 0]]);
+        let began = Instant::now();
+        let counted = |a, b| Some(vec![vec![], vec![a, b]]);
+        assert_eq!(usage.add(began + EXPERTS_TELL / 2, || counted(20, 0)), None, "too early");
+        assert_eq!(usage.add(began + EXPERTS_TELL, || counted(10, 0)), None, "nothing new");
+        let later = began + EXPERTS_HALF_LIFE;
+        assert_eq!(usage.add(later, || counted(110, 40)), Some(vec![vec![], vec![100, 40]]));
+        assert_eq!(usage.add(later + EXPERTS_HALF_LIFE, || counted(110, 50)), Some(vec![vec![], vec![50, 30]]));
+    }
+}
