@@ -1,11 +1,13 @@
-//! Expert placement at Kimi K2's size under a drifting load: how even, how much moves, how long it takes.
+//! What the controller makes of a drifting load at Kimi K2's size: how even ranks' work is, how much moves, how long the
+//! decision takes.
 //!
 //!     cargo bench -p rein-control-plane --bench placement
 
 use std::time::Instant;
 
-use rein_control_plane::experts::{Layout, imbalance, moved, spread};
-use traffic::Traffic;
+use rein_control_plane::rebalance::{relayout, worst};
+use rein_control_plane::{ModelShape, place};
+use traffic::{Drifting, Traffic};
 
 #[path = "../src/tests/traffic.rs"]
 mod traffic;
@@ -13,41 +15,38 @@ mod traffic;
 const LAYERS: usize = 61;
 const EXPERTS: usize = 384;
 const RANKS: usize = 64;
-/// 25,000 tokens a window, 8 experts each.
+/// 25,000 tokens between two decisions, 8 experts each.
 const DRAWS: usize = 200_000;
+const ABOVE: f64 = 1.1;
+const DECISIONS: u64 = 16;
 
 fn main() {
     println!(
-        "{LAYERS} layers, {EXPERTS} experts, {RANKS} ranks, Zipf 1.1, {DRAWS} draws a window; max/mean load of a rank"
+        "{LAYERS} layers, {EXPERTS} experts, {RANKS} ranks, Zipf 1.1, {DRAWS} draws a layer between two decisions"
     );
-    for room in [7, 8, 10] {
-        let mut layers: Vec<Traffic> = (0..LAYERS).map(|layer| Traffic::new(layer as u64, EXPERTS)).collect();
-        let even: Layout = (0..RANKS as u32).map(|rank| (rank * 6..rank * 6 + 6).collect()).collect();
-        let mut layouts = vec![even; LAYERS];
-        for window in 0..6 {
-            let loads: Vec<Vec<f64>> = layers.iter_mut().map(|layer| layer.counted(DRAWS)).collect();
-            let worst = |layouts: &[Layout], loads: &[Vec<f64>]| {
-                layouts.iter().zip(loads).map(|(layout, load)| imbalance(load, layout)).fold(0.0, f64::max)
-            };
-            let before = worst(&layouts, &loads);
+    println!(
+        "worst layer's busiest rank over the mean, on what follows the decision; 3 hot experts of each layer change each time"
+    );
+    for redundant in [1, 2, 4] {
+        let shape = ModelShape { attention_heads: 64, kv_heads: 64, experts: vec![EXPERTS; LAYERS] };
+        let mut placement = place(&shape, RANKS, 1).expect("64 heads on 64 ranks");
+        let mut load = Drifting::new((0..LAYERS).map(|layer| Traffic::new(layer as u64, EXPERTS)).collect(), 3);
+        for decision in 1..=DECISIONS {
+            let rows = load.window(DRAWS);
+            let before = worst(&placement, &rows);
             let began = Instant::now();
-            let next: Vec<Layout> = layouts
-                .iter()
-                .zip(&loads)
-                .filter_map(|(layout, load)| spread(load, &[room; RANKS], Some(layout)))
-                .collect();
+            let change = relayout(&placement, &rows, redundant, ABOVE, decision);
             let time = began.elapsed();
-            let moves: usize = layouts.iter().zip(&next).map(|(before, after)| moved(before, after)).sum();
-            layouts = next;
-            // Judged on the window that follows, drawn from the same popularity.
-            let follow: Vec<Vec<f64>> = layers.iter_mut().map(|layer| layer.counted(DRAWS)).collect();
+            let (layers, copies) = change.as_ref().map_or((0, 0), |change| (change.layers, change.copies));
+            if let Some(change) = change {
+                placement = change.placement;
+            }
             println!(
-                "room {room:2}, window {window}: worst layer {before:6.2} -> {:.2}; {:.1} of {} copies moved a layer; {time:.0?}",
-                worst(&layouts, &follow),
-                moves as f64 / LAYERS as f64,
-                room * RANKS,
+                "redundant {redundant}, decision {decision:2}: {before:6.2} -> {:.2}; {layers:2} layers, {copies:4} copies ({:.1} a rank); {time:.0?}",
+                worst(&placement, &load.now(DRAWS)),
+                copies as f64 / RANKS as f64,
             );
-            layers.iter_mut().for_each(|layer| layer.drift(3));
+            load.drift();
         }
     }
 }

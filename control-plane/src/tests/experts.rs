@@ -2,8 +2,10 @@
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use super::traffic::Traffic;
+use super::traffic::{Drifting, Traffic};
 use crate::experts::{Layout, imbalance, moved, rank_loads, spread};
+use crate::rebalance::{relayout, worst};
+use crate::{ModelShape, limits, place};
 
 const EXPERTS: usize = 384;
 const RANKS: usize = 64;
@@ -76,4 +78,41 @@ fn a_skewed_and_drifting_load_stays_balanced() {
             traffic.drift(3);
         }
     }
+}
+
+#[test]
+fn layouts_follow_a_drifting_load_within_what_a_rank_may_load() {
+    const LAYERS: usize = 8;
+    let shape = ModelShape { attention_heads: 64, kv_heads: 64, experts: [vec![0], vec![EXPERTS; LAYERS]].concat() };
+    let mut placement = place(&shape, RANKS, 1).expect("fits");
+    let mut load = Drifting::new((0..LAYERS).map(|layer| Traffic::new(layer as u64, EXPERTS)).collect(), 3);
+    let with_dense = |rows: Vec<Vec<u32>>| [vec![Vec::new()], rows].concat();
+    for number in 1..6 {
+        let rows = with_dense(load.window(200_000));
+        let before = worst(&placement, &rows);
+        let change = relayout(&placement, &rows, 2, 1.1, number).expect("it is uneven");
+        assert_eq!((change.before, change.placement.layout), (before, number));
+        let mut copies = 0;
+        for (known, next) in placement.ranks.iter().zip(&change.placement.ranks) {
+            let new = |(known, next): (&Vec<u32>, &Vec<u32>)| next.iter().filter(|id| !known.contains(id)).count();
+            let new: usize = known.experts.iter().zip(&next.experts).map(new).sum();
+            assert!(new <= limits::EXPERT_MOVES, "{new} at once");
+            copies += new;
+        }
+        assert_eq!(copies, change.copies);
+        placement = change.placement;
+        for layer in 1..=LAYERS {
+            check(&placement.ranks.iter().map(|r| r.experts[layer].clone()).collect(), EXPERTS, &[8; RANKS]);
+        }
+        let after = worst(&placement, &with_dense(load.now(200_000)));
+        assert!(after < 1.15, "layout {number}: {before} -> {after}");
+        load.drift();
+    }
+    // Too little to say, another model's rows, and what is even: nothing changes.
+    assert_eq!(relayout(&placement, &with_dense(load.now(1000)), 2, 1.1, 9), None);
+    assert_eq!(relayout(&placement, &with_dense(vec![vec![1000; EXPERTS / 2]; LAYERS]), 2, 1.1, 9), None);
+    assert_eq!(
+        relayout(&place(&shape, RANKS, 1).expect("fits"), &with_dense(vec![vec![1000; EXPERTS]; LAYERS]), 2, 1.1, 9),
+        None
+    );
 }

@@ -40,3 +40,35 @@ impl Traffic {
         }
     }
 }
+
+/// All layers of a model, as a leader counts them: what is older counts less.
+pub struct Drifting {
+    layers: Vec<Traffic>,
+    pairs: usize,
+    rows: Vec<Vec<f64>>,
+}
+
+impl Drifting {
+    pub fn new(layers: Vec<Traffic>, pairs: usize) -> Self {
+        let rows = layers.iter().map(|layer| vec![0.0; layer.order.len()]).collect();
+        Drifting { layers, pairs, rows }
+    }
+
+    /// After so many more draws in each layer, half a life later.
+    pub fn window(&mut self, draws: usize) -> Vec<Vec<u32>> {
+        for (layer, rows) in self.layers.iter_mut().zip(&mut self.rows) {
+            rows.iter_mut().zip(layer.counted(draws)).for_each(|(rows, new)| *rows = *rows / 2.0 + new);
+        }
+        self.rows.iter().map(|layer| layer.iter().map(|rows| *rows as u32).collect()).collect()
+    }
+
+    /// Nothing but these draws.
+    pub fn now(&mut self, draws: usize) -> Vec<Vec<u32>> {
+        let counted = |layer: &mut Traffic| layer.counted(draws).into_iter().map(|rows| rows as u32).collect();
+        self.layers.iter_mut().map(counted).collect()
+    }
+
+    pub fn drift(&mut self) {
+        self.layers.iter_mut().for_each(|layer| layer.drift(self.pairs));
+    }
+}
