@@ -48,8 +48,8 @@ pub struct Controller {
     draining: BTreeMap<String, Duration>,
     /// Workers that say they are in a group that is not there, since when.
     orphans: BTreeMap<String, Duration>,
-    /// When a group's layout of experts was last judged.
-    judged: BTreeMap<String, Duration>,
+    /// When a group's layout of experts is to be judged again.
+    judge: BTreeMap<String, Duration>,
     /// When to look again though nothing has changed.
     wake: Option<Duration>,
 }
@@ -100,7 +100,7 @@ impl Controller {
             epochs: BTreeMap::new(),
             draining: BTreeMap::new(),
             orphans: BTreeMap::new(),
-            judged: BTreeMap::new(),
+            judge: BTreeMap::new(),
             wake: None,
         }
     }
@@ -141,7 +141,7 @@ impl Controller {
         let records = || view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?)));
         self.epochs.retain(|id, (epoch, _)| records().any(|(known, record)| known == id && record.epoch() == *epoch));
         self.draining.retain(|id, _| records().any(|(known, record)| known == id && record.draining));
-        self.judged.retain(|id, _| records().any(|(known, _)| known == id));
+        self.judge.retain(|id, _| records().any(|(known, _)| known == id));
         for (id, record) in records() {
             self.epochs.entry(id.clone()).or_insert((record.epoch(), now));
             if record.draining {
@@ -268,21 +268,24 @@ impl Controller {
         if !group.laid_out() || record.group_size < 2 {
             return;
         }
-        let last = self.judged.get(id).or(self.epochs.get(id).map(|(_, since)| since));
-        let due = last.map_or(now, |last| *last + settings.every);
+        let since = self.epochs.get(id).map_or(now, |(_, since)| *since);
+        let due = self.judge.get(id).map_or(since + settings.every, |due| *due);
         if now < due {
             return self.wake_at(due);
         }
         if std::mem::replace(&mut round.judged, true) {
             return self.wake_at(now + limits::BURST);
         }
-        self.judged.insert(id.to_owned(), now);
-        self.wake_at(now + settings.every);
         let workers = record.members.iter().map(|member| round.view.workers.get(&member.worker));
         let redundant = workers.map(|worker| worker.map_or(0, |worker| worker.redundant_experts)).min().unwrap_or(0);
         // Never used before, not even by a placement that the store has forgotten: ranks know layouts by it.
         let number = round.next_epoch();
-        let Some(change) = relayout(&record.placement, &load.rows, redundant, settings.above, number) else { return };
+        let change = relayout(&record.placement, &load.rows, redundant, settings.above, number);
+        let more = change.as_ref().is_some_and(|change| change.more);
+        let again = now + if more { settings.every.min(limits::EXPERTS_AGAIN) } else { settings.every };
+        self.judge.insert(id.to_owned(), again);
+        self.wake_at(again);
+        let Some(change) = change else { return };
         let why = format!(
             "{id}: layout {number}, {} copies of experts in {} layers move; the busiest rank has {:.2} times the mean, then {:.2}",
             change.copies, change.layers, change.before, change.after

@@ -38,3 +38,5 @@ pub const EXPERT_ROWS: u64 = 32;
 pub const EXPERT_MOVES: usize = 64;
 /// What a layer's new layout must take off its imbalance to be worth loading.
 pub const EXPERT_GAIN: f64 = 0.02;
+/// How soon the next layout follows one that could not do all at once.
+pub const EXPERTS_AGAIN: Duration = Duration::from_secs(5);

@@ -22,6 +22,8 @@ pub struct Relayout {
     pub layers: usize,
     /// Copies that are to be loaded.
     pub copies: usize,
+    /// Whether there are layers for which ranks would have had to load more than they may at once.
+    pub more: bool,
     /// The busiest rank's load over the mean, in the layer where that is worst, before and after.
     pub before: f64,
     pub after: f64,
@@ -71,7 +73,8 @@ pub fn relayout(
     }
     uneven.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     let before = uneven.first()?.0;
-    let mut change = Relayout { placement: placement.clone(), layers: 0, copies: 0, before, after: before };
+    let mut change =
+        Relayout { placement: placement.clone(), layers: 0, copies: 0, more: false, before, after: before };
     change.placement.layout = number;
     let mut loads = vec![0; ranks];
     for (imbalanced, layer, load, before) in &uneven {
@@ -83,7 +86,11 @@ pub fn relayout(
         let new = |rank: usize| next[rank].iter().filter(|expert| !before[rank].contains(expert)).count();
         let moves: Vec<usize> = (0..ranks).map(new).collect();
         let fits = loads.iter().zip(&moves).all(|(so_far, more)| so_far + more <= limits::EXPERT_MOVES);
-        if !fits || imbalance(load, &next) > imbalanced - limits::EXPERT_GAIN {
+        if imbalance(load, &next) > imbalanced - limits::EXPERT_GAIN {
+            continue;
+        }
+        if !fits {
+            change.more = true;
             continue;
         }
         loads.iter_mut().zip(&moves).for_each(|(so_far, more)| *so_far += more);

@@ -50,7 +50,7 @@ mod limits {
     /// How often a leader tells how much experts are used.
     pub const EXPERTS_TELL: Duration = Duration::from_secs(5);
     /// What was counted so long ago counts half.
-    pub const EXPERTS_HALF_LIFE: Duration = Duration::from_secs(60);
+    pub const EXPERTS_HALF_LIFE: Duration = Duration::from_secs(15);
     /// A layout of experts that could not be loaded is tried again after this.
     pub const LAYOUT_RETRY: Duration = Duration::from_secs(10);
     /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.

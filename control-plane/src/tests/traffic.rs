@@ -54,10 +54,10 @@ impl Drifting {
         Drifting { layers, pairs, rows }
     }
 
-    /// After so many more draws in each layer, half a life later.
+    /// After so many more draws in each layer, four half-lives later: a minute, with those of 15 s.
     pub fn window(&mut self, draws: usize) -> Vec<Vec<u32>> {
         for (layer, rows) in self.layers.iter_mut().zip(&mut self.rows) {
-            rows.iter_mut().zip(layer.counted(draws)).for_each(|(rows, new)| *rows = *rows / 2.0 + new);
+            rows.iter_mut().zip(layer.counted(draws)).for_each(|(rows, new)| *rows = *rows / 16.0 + new);
         }
         self.rows.iter().map(|layer| layer.iter().map(|rows| *rows as u32).collect()).collect()
     }
