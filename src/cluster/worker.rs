@@ -9,6 +9,7 @@ use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Keys, ModelShape, Store};
 use rein_kernels::collective::tcp;
+use rein_kernels::cpu::Isa;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::textmodel::{Overrides, TextModel};
 use rein_worker::executor::Executor;
@@ -204,7 +205,9 @@ fn fingerprint(args: &WorkerArgs) -> Result<String, Box<dyn Error>> {
     files.sort();
     let WorkerArgs { weights, engine, .. } = args;
     let how = (weights.dtype, weights.quantize, engine.engine, engine.block_size, engine.max_context);
-    text.extend(format!("{files:?} {how:?} {}", args.devices.len()).bytes());
+    // Sums differ between instruction sets, and what a rank adds up must not depend on where an expert lies.
+    let isa = Isa::detect();
+    text.extend(format!("{files:?} {how:?} {isa:?} {}", args.devices.len()).bytes());
     // FNV-1a, which is the same in every build.
     let hash = text.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     Ok(format!("{hash:016x}"))

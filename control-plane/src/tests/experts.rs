@@ -116,3 +116,18 @@ fn layouts_follow_a_drifting_load_within_what_a_rank_may_load() {
         None
     );
 }
+
+#[test]
+fn the_records_of_the_largest_models_fit_the_store() {
+    // etcd takes requests of 1.5 MiB.
+    const MOST: usize = 1 << 20;
+    let shape = ModelShape { attention_heads: 64, kv_heads: 64, experts: vec![EXPERTS; 61] };
+    let mut placement = place(&shape, RANKS, 1 << 41).expect("fits");
+    for rank in &mut placement.ranks {
+        // Four copies more a layer.
+        rank.experts.iter_mut().for_each(|layer| layer.extend(EXPERTS as u32 - 4..EXPERTS as u32));
+    }
+    let load = crate::records::ExpertLoad { epoch: 1 << 41, layout: 1 << 41, rows: vec![vec![u32::MAX; EXPERTS]; 61] };
+    let sizes = (crate::records::encode(&placement).len(), crate::records::encode(&load).len());
+    assert!(sizes.0 < MOST && sizes.1 < MOST, "{sizes:?}");
+}
