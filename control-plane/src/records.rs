@@ -59,9 +59,9 @@ impl Keys {
         format!("{}groups/{group}/load", self.root)
     }
 
-    /// How much each expert is used. Leased by the leader.
+    /// How much each expert of a group is used. Leased by the leader. It is large, and those who follow groups need it not.
     pub fn experts(&self, group: &str) -> String {
-        format!("{}groups/{group}/experts", self.root)
+        format!("{}experts/{group}", self.root)
     }
 
     /// Leased by the router.

@@ -101,6 +101,9 @@ impl View {
                 self.drains.retain(|known| known != id);
                 self.drains.extend(entry.map(|_| id.to_owned()));
             }
+            ["experts", id] => {
+                self.groups.entry(id.to_owned()).or_default().experts = read(key, entry).map(Arc::new);
+            }
             ["groups", id, what] => {
                 let group = self.groups.entry(id.to_owned()).or_default();
                 match what {
@@ -108,7 +111,6 @@ impl View {
                         group.placement = entry.and_then(|e| Some((Arc::new(read(key, Some(e))?), e.revision)));
                     }
                     "load" => group.load = read(key, entry),
-                    "experts" => group.experts = read(key, entry).map(Arc::new),
                     _ => {}
                 }
             }

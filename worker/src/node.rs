@@ -47,8 +47,11 @@ mod limits {
     /// A worker that could not load waits before it offers itself again, from the first to the second.
     pub const PENANCE_FIRST: Duration = Duration::from_secs(1);
     pub const PENANCE_LONGEST: Duration = Duration::from_secs(60);
-    /// How often a leader tells how much experts are used.
-    pub const EXPERTS_TELL: Duration = Duration::from_secs(5);
+    /// How often a leader looks how much experts are used.
+    pub const EXPERTS_LOOK: Duration = Duration::from_secs(5);
+    /// It tells when the imbalance has changed by this, and otherwise so often.
+    pub const EXPERTS_CHANGE: f64 = 0.05;
+    pub const EXPERTS_TELL: Duration = Duration::from_secs(60);
     /// What was counted so long ago counts half.
     pub const EXPERTS_HALF_LIFE: Duration = Duration::from_secs(15);
     /// A layout of experts that could not be loaded is tried again after this.
@@ -421,7 +424,7 @@ impl Node {
         }
         let Some(relayout) = now.relayout.as_mut().filter(|_| now.rank == 0) else { return };
         relayout.lead(&view, keys, &now.group, &record);
-        if let Some(load) = relayout.usage(epoch) {
+        if let Some(load) = relayout.usage(&now.record) {
             self.session.put(keys.experts(&now.group), encode(&load));
         }
     }

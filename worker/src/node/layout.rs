@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rein_control_plane::rebalance::worst;
 use rein_control_plane::records::{ExpertLoad, GroupRecord, Keys, Ready, decode};
 use rein_control_plane::{Placement, Revision, Snapshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::limits::{EXPERTS_HALF_LIFE, EXPERTS_TELL, LAYOUT_RETRY};
+use super::limits::{EXPERTS_CHANGE, EXPERTS_HALF_LIFE, EXPERTS_LOOK, EXPERTS_TELL, LAYOUT_RETRY};
 use crate::checkpoint::LoadError;
 use crate::rank::Layouts;
 
@@ -46,12 +47,20 @@ pub struct Relayout {
     stop: Arc<AtomicBool>,
     retry: Option<Instant>,
     usage: Usage,
+    told: Option<Told>,
+}
+
+/// What the cluster knows of how experts are used.
+struct Told {
+    at: Instant,
+    layout: u64,
+    imbalance: f64,
 }
 
 impl Relayout {
     pub fn new(layouts: Arc<Layouts>, layout: u64) -> Self {
         let usage = Usage::new(layouts.counts().unwrap_or_default());
-        Relayout { layouts, layout, loading: None, stop: Arc::default(), retry: None, usage }
+        Relayout { layouts, layout, loading: None, stop: Arc::default(), retry: None, usage, told: None }
     }
 
     /// Loads what is wanted, if that is something else. What has been loaded since the last call.
@@ -93,11 +102,20 @@ impl Relayout {
         }
     }
 
-    /// The leader's: how much experts are used, if there is something new to say.
-    pub fn usage(&mut self, epoch: u64) -> Option<ExpertLoad> {
-        let rows = self.usage.add(Instant::now(), || self.layouts.counts())?;
-        let layout = self.layouts.used();
-        (rows.iter().any(|layer| !layer.is_empty())).then_some(ExpertLoad { epoch, layout, rows })
+    /// The leader's: how much experts are used, if that is worth saying: it is large, and the store keeps what was.
+    pub fn usage(&mut self, record: &GroupRecord) -> Option<ExpertLoad> {
+        let now = Instant::now();
+        let rows = self.usage.add(now, || self.layouts.counts())?;
+        let (layout, imbalance) = (self.layouts.used(), worst(&record.placement, &rows));
+        let known = |told: &Told| {
+            let same = told.layout == layout && (told.imbalance - imbalance).abs() < EXPERTS_CHANGE;
+            same && now < told.at + EXPERTS_TELL
+        };
+        if self.told.as_ref().is_some_and(known) {
+            return None;
+        }
+        self.told = Some(Told { at: now, layout, imbalance });
+        Some(ExpertLoad { epoch: record.epoch(), layout, rows })
     }
 }
 
@@ -122,7 +140,7 @@ impl Usage {
 
     fn add(&mut self, now: Instant, counts: impl FnOnce() -> Option<Vec<Vec<u64>>>) -> Option<Vec<Vec<u32>>> {
         let passed = now.duration_since(self.at);
-        if passed < EXPERTS_TELL {
+        if passed < EXPERTS_LOOK {
             return None;
         }
         let counts = counts()?;
@@ -150,8 +168,8 @@ mod tests {
         let mut usage = Usage::new(vec![vec![], vec![10, 0]]);
         let began = Instant::now();
         let counted = |a, b| Some(vec![vec![], vec![a, b]]);
-        assert_eq!(usage.add(began + EXPERTS_TELL / 2, || counted(20, 0)), None, "too early");
-        assert_eq!(usage.add(began + EXPERTS_TELL, || counted(10, 0)), None, "nothing new");
+        assert_eq!(usage.add(began + EXPERTS_LOOK / 2, || counted(20, 0)), None, "too early");
+        assert_eq!(usage.add(began + EXPERTS_LOOK, || counted(10, 0)), None, "nothing new");
         let later = began + EXPERTS_HALF_LIFE;
         assert_eq!(usage.add(later, || counted(110, 40)), Some(vec![vec![], vec![100, 40]]));
         assert_eq!(usage.add(later + EXPERTS_HALF_LIFE, || counted(110, 50)), Some(vec![vec![], vec![50, 30]]));
