@@ -1,9 +1,13 @@
-//! The parts of a row that several ranks have computed, brought together: each rank adds up its columns of all rows.
+//! The parts of a row that several ranks have computed, brought together. Of much, each rank adds up its columns of all
+//! rows, and these are gathered; of little, everybody gets everything at once and adds up all of it. The bits are the same.
 
 use super::{Tensor, shape, zeros};
 use crate::backend::Routes;
 use crate::collective::Collective;
 use crate::error::Result;
+
+/// Bytes of all parts up to which they go to everybody: one exchange costs less than the sums that are made twice.
+const LITTLE: usize = 64 << 10;
 
 pub fn combine(
     collective: &dyn Collective,
@@ -16,16 +20,24 @@ pub fn combine(
     let rows = routes.experts.len() / routes.top_k;
     assert_eq!(dispatch.len(), routes.experts.len(), "moe_combine: a rank for each route");
     assert!(shared.is_none_or(|s| (s.rows, s.cols) == (rows, hidden)), "moe_combine: shared");
-    let columns = |rank: usize| hidden * rank / ranks..hidden * (rank + 1) / ranks;
+    let parts_in_all = routes.experts.len() + shared.map_or(0, |_| ranks * rows);
+    let at_once = parts_in_all * hidden * size_of::<f32>() <= LITTLE;
+    let columns = |rank: usize| match at_once {
+        true => 0..hidden,
+        false => hidden * rank / ranks..hidden * (rank + 1) / ranks,
+    };
     let cut = |x: &Tensor, rank: usize| -> Vec<f32> {
         x.data.chunks_exact(hidden).flat_map(|row| &row[columns(rank)]).copied().collect()
     };
-    let outgoing = (0..ranks).map(|rank| {
+    let outgoing = |rank: usize| {
         let mut part = cut(parts, rank);
         shared.iter().for_each(|shared| part.extend(cut(shared, rank)));
         part
-    });
-    let incoming = collective.all_to_all(outgoing.collect())?;
+    };
+    let incoming = match at_once {
+        true => collective.all_gather(&outgoing(me))?,
+        false => collective.all_to_all((0..ranks).map(outgoing).collect())?,
+    };
 
     // Where each route's part begins in what its rank sent.
     let width = columns(me).len();
@@ -45,9 +57,9 @@ pub fn combine(
             return Err(shape("moe_combine", what));
         }
     }
-    let mut mine = vec![0.0; rows * width];
+    let mut mine = zeros(rows, width);
     let mut order: Vec<usize> = Vec::with_capacity(routes.top_k);
-    for (row, out) in mine.chunks_exact_mut(width.max(1)).enumerate() {
+    for (row, out) in mine.data.chunks_exact_mut(width.max(1)).enumerate() {
         order.clear();
         order.extend(row * routes.top_k..(row + 1) * routes.top_k);
         order.sort_by_key(|&route| routes.experts[route]);
@@ -65,7 +77,10 @@ pub fn combine(
         }
     }
 
-    let all = collective.all_gather(&mine)?;
+    if at_once {
+        return Ok(mine);
+    }
+    let all = collective.all_gather(&mine.data)?;
     let mut out = zeros(rows, hidden);
     for (rank, part) in all.iter().enumerate() {
         let columns = columns(rank);

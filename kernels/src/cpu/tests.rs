@@ -309,7 +309,14 @@ fn experts_agree_and_a_row_alone_has_the_same_bits() {
 /// Whichever rank holds and computes what, the sum has the bits that one rank alone gives it.
 #[test]
 fn combined_experts_do_not_depend_on_where_they_lie() {
-    let (rows, hidden, inter, experts, top_k) = (7, 40, 24, 6u32, 3);
+    // Little goes to everybody at once, much by columns.
+    for rows in [7, 300] {
+        combine_is_the_same(rows);
+    }
+}
+
+fn combine_is_the_same(rows: usize) {
+    let (hidden, inter, experts, top_k) = (40, 24, 6u32, 3);
     let mut rng = Numbers(11);
     let matrices: Vec<[HostMatrix; 3]> = (0..experts)
         .map(|_| [rng.matrix(inter, hidden), rng.matrix(inter, hidden), rng.matrix(hidden, inter)])
