@@ -143,7 +143,7 @@ impl Cpu {
         assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: routes for each row");
         assert!(experts.shape().is_none_or(|(_, hidden)| hidden == x.cols), "moe: inputs");
         let mut out = zeros(picks.map_or(x.rows, <[u32]>::len), x.cols);
-        moe::experts(&self.pool, self.isa, &x.data, x.cols, routes, picks, experts, &mut out.data);
+        moe::experts(&self.pool, self.isa, &x.data, routes, picks, experts, &mut out.data);
         out
     }
 }

@@ -82,18 +82,18 @@ struct Group<'a> {
     rows: Vec<Pick>,
 }
 
-/// x and the result have rows of `hidden` numbers. Adds to `out`: the row of each token, or with `picks` (some of the
+/// Adds to `out`: the row of each token, or with `picks` (some of the
 /// routes, by their place) the row of each pick.
 pub fn experts(
     pool: &Pool,
     isa: Isa,
     x: &[f32],
-    hidden: usize,
     routes: &Routes,
     picks: Option<&[u32]>,
     experts: &Experts,
     out: &mut [f32],
 ) {
+    let Some((inter, hidden)) = experts.shape() else { return };
     let mut rows_of: Vec<Vec<Pick>> = vec![Vec::new(); experts.held.len()];
     let mut add = |route: usize, to: usize| {
         if let Some(place) = experts.find(routes.experts[route]) {
@@ -118,7 +118,6 @@ pub fn experts(
     let source: Vec<usize> = groups.iter().flat_map(|g| g.rows.iter().map(|pick| pick.from * hidden)).collect();
     let (tiles, ranges) = gemm::cut_groups(isa, groups.iter().map(|g| g.rows.len()));
     let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, precision, &|i| source[i]);
-    let inter = first.gate.outs;
     let mut middle = Packed::room(tiles, inter, precision);
 
     // silu(gate) * up, packed as the input of the second product.
