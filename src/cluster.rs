@@ -2,6 +2,7 @@
 
 mod controller;
 mod drain;
+mod links;
 mod router;
 mod status;
 mod worker;
@@ -14,21 +15,10 @@ pub use worker::run as worker;
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rein_control_plane::{Etcd, EtcdOptions, EtcdTls, Keys, Store, records::is_name};
-use rein_router::EngineTransport;
-use tonic::transport::Endpoint;
 
 use crate::args::ClusterArgs;
-use crate::tls::Peers;
-
-/// Longest wait for a connection to a worker.
-const CONNECT: Duration = Duration::from_secs(1);
-/// A worker's connection is asked for a sign of life so often ...
-const ALIVE: Duration = Duration::from_millis(400);
-/// ... and is broken when none has come for so long after that.
-const SILENT: Duration = Duration::from_millis(800);
 
 fn keys(args: &ClusterArgs) -> Result<Keys, Box<dyn Error>> {
     let cluster = &args.cluster;
@@ -71,20 +61,4 @@ fn id(given: &Option<String>, what: impl std::fmt::Display) -> Result<String, Bo
         true => Ok(id),
         false => Err(format!("--id: {id:?} is no name; it may have 1 to 63 letters, digits, '-', '_' and '.'").into()),
     }
-}
-
-/// Reaches the gRPC services at an address, as soon as somebody calls.
-fn dial(address: &str, peers: Option<&Peers>) -> Option<EngineTransport> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"));
-    let endpoint = endpoint.inspect_err(|error| tracing::error!(address, %error, "no address")).ok()?;
-    let endpoint = endpoint
-        .connect_timeout(CONNECT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(ALIVE)
-        .keep_alive_timeout(SILENT)
-        .keep_alive_while_idle(true);
-    Some(rein_router::transport(match peers {
-        Some(peers) => peers.channel(&endpoint),
-        None => endpoint.connect_lazy(),
-    }))
 }

@@ -1,15 +1,24 @@
 //! The store of a fleet: etcd over its v3 API.
 
-use std::{future::Future, path::PathBuf, time::Duration};
+use std::{
+    collections::HashMap,
+    future::Future,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, DeleteOptions, Error, EventType, GetOptions, Identity,
-    PutOptions, TlsOptions, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream,
+    LeaseKeepAliveStream, LeaseKeeper, PutOptions, TlsOptions, Txn, TxnOp, WatchOptions, WatchResponse, WatchStream,
 };
 use futures::stream;
-use tokio::{sync::OnceCell, time::timeout};
+use tokio::{
+    sync::{OnceCell, Semaphore},
+    time::{Instant, timeout},
+};
 
 use crate::{
     limits,
@@ -55,8 +64,20 @@ pub enum EtcdError {
 pub struct Etcd {
     options: EtcdOptions,
     connect: ConnectOptions,
+    calls: Semaphore,
     /// Made at the first call: with a user, etcd has to be there for it.
     client: OnceCell<Client>,
+    /// By lease. One stream for each renewal would make etcd answer on streams that are closed, and a connection that
+    /// has seen a thousand such answers is closed as a whole (h2's `max_local_error_reset_streams`).
+    renewals: Mutex<HashMap<LeaseId, Renewal>>,
+}
+
+/// The stream on which a lease is renewed.
+struct Renewal {
+    keeper: LeaseKeeper,
+    answers: LeaseKeepAliveStream,
+    /// A lease that was not renewed until then is no more.
+    until: Instant,
 }
 
 impl Etcd {
@@ -88,7 +109,8 @@ impl Etcd {
             }
             connect = connect.with_tls(with);
         }
-        Ok(Etcd { options, connect, client: OnceCell::new() })
+        let calls = Semaphore::new(limits::STORE_CALLS);
+        Ok(Etcd { options, connect, calls, client: OnceCell::new(), renewals: Mutex::default() })
     }
 
     async fn client(&self) -> Result<Client, Error> {
@@ -96,12 +118,25 @@ impl Etcd {
         self.client.get_or_try_init(connect).await.cloned()
     }
 
+    fn renewals(&self) -> MutexGuard<'_, HashMap<LeaseId, Renewal>> {
+        self.renewals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A call of a connected client that ends in time.
     async fn call<T, F>(&self, call: impl FnOnce(Client) -> F + Send) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, Error>> + Send,
     {
-        let answer = timeout(limits::STORE_CALL, async { call(self.client().await?).await }).await;
+        self.within(async {
+            // It is never closed.
+            let _turn = self.calls.acquire().await.ok();
+            call(self.client().await?).await
+        })
+        .await
+    }
+
+    async fn within<T>(&self, call: impl Future<Output = Result<T, Error>> + Send) -> Result<T, StoreError> {
+        let answer = timeout(limits::STORE_CALL, call).await;
         answer.map_err(|_| StoreError::Unavailable("it does not answer".into()))?.map_err(read_error)
     }
 }
@@ -159,6 +194,22 @@ async fn next(mut watch: WatchStream) -> Option<(Result<Changes, StoreError>, Op
     }
 }
 
+/// On the lease's stream if it has one. A stream on which anything went wrong is not used again.
+async fn renew(mut etcd: Client, lease: LeaseId, known: Option<Renewal>, asked: Instant) -> Result<Renewal, Error> {
+    let lost = || Error::LeaseKeepAliveError("lease not found".to_owned());
+    let Some(mut renewal) = known else {
+        // It has been renewed once when there is a stream. How long it lives is told with the next renewal.
+        let (keeper, answers) = etcd.lease_keep_alive(lease.0).await?;
+        return Ok(Renewal { keeper, answers, until: asked + limits::RENEWAL_FIRST });
+    };
+    renewal.keeper.keep_alive().await?;
+    let answer =
+        renewal.answers.message().await?.ok_or_else(|| Error::LeaseKeepAliveError("the stream ended".to_owned()))?;
+    let ttl = u64::try_from(answer.ttl()).ok().filter(|ttl| *ttl > 0).ok_or_else(lost)?;
+    renewal.until = asked + Duration::from_secs(ttl);
+    Ok(renewal)
+}
+
 #[async_trait]
 impl Store for Etcd {
     async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
@@ -202,14 +253,23 @@ impl Store for Etcd {
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         let seconds = ttl.as_secs_f64().ceil().max(1.0) as i64;
         let answer = self.call(|mut etcd| async move { etcd.lease_grant(seconds, None).await }).await?;
+        // Those of leases that were given up without a word.
+        let now = Instant::now();
+        self.renewals().retain(|_, renewal| renewal.until > now);
         Ok(LeaseId(answer.id()))
     }
 
-    async fn renew(&self, LeaseId(id): LeaseId) -> Result<(), StoreError> {
-        self.call(|mut etcd| async move { etcd.lease_keep_alive(id).await.map(drop) }).await
+    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
+        let known = self.renewals().remove(&lease);
+        let asked = Instant::now();
+        // Out of turn: nothing is worth a lost lease.
+        let renewal = self.within(async { renew(self.client().await?, lease, known, asked).await }).await?;
+        self.renewals().insert(lease, renewal);
+        Ok(())
     }
 
     async fn revoke(&self, LeaseId(id): LeaseId) -> Result<(), StoreError> {
+        self.renewals().remove(&LeaseId(id));
         match self.call(|mut etcd| async move { etcd.lease_revoke(id).await.map(drop) }).await {
             Err(StoreError::LeaseLost) => Ok(()),
             answer => answer,

@@ -4,15 +4,24 @@ use std::time::Duration;
 
 /// Longest wait for one call of the store.
 pub const STORE_CALL: Duration = Duration::from_secs(2);
+/// Calls of a process at once; more wait for their turn within their time. A call that is given up after it was sent
+/// costs the store as much as one that is not, and is made again.
+pub const STORE_CALLS: usize = 32;
 /// Waits between attempts to reach a store grow from the first to the second.
 pub const RETRY_FIRST: Duration = Duration::from_millis(50);
 pub const RETRY_LONGEST: Duration = Duration::from_secs(1);
+/// A stream on which a lease has been renewed once is kept for so long, for leases that live long.
+pub const RENEWAL_FIRST: Duration = Duration::from_secs(600);
 /// A store connection that gives no sign of life for this long is broken.
 pub const STORE_SILENCE: Duration = Duration::from_secs(2);
 /// Changes that wait for one watcher of a memory store; one that is slower has to read anew.
 pub const WATCH_BACKLOG: usize = 1024;
 /// Changes that a memory store keeps for watchers that come back.
 pub const MEMORY_HISTORY: usize = 4096;
+/// Changes that nodes of one process which share their view of the store may miss between a read and a watch.
+pub const FAN_HISTORY: usize = 1024;
+/// Transactions of such nodes that wait to be written together.
+pub const FAN_WRITES: usize = 1024;
 
 /// How long the keys of a process that says nothing stay.
 pub const LEASE: Duration = Duration::from_secs(3);

@@ -12,7 +12,7 @@ use tokio::{
 use crate::{
     limits,
     retry::Backoff,
-    store::{LeaseId, Store, StoreError, Transaction},
+    store::{Condition, LeaseId, Revision, Store, StoreError, Transaction},
 };
 
 /// What this node has in the store, as far as it knows.
@@ -45,7 +45,9 @@ impl Session {
     pub fn new(store: Arc<dyn Store>, who: &str, ttl: Duration) -> Self {
         let (wishes, wished) = watch::channel(Wishes::default());
         let (holds, held) = watch::channel(Held::default());
-        let task = tokio::spawn(Keeper { store, ttl, wished, holds, has: BTreeMap::new() }.run(Backoff::new(who)));
+        let task = tokio::spawn(
+            Keeper { store, ttl, wished, holds, has: BTreeMap::new(), put: BTreeMap::new() }.run(Backoff::new(who)),
+        );
         Session { wishes, held, task }
     }
 
@@ -103,6 +105,8 @@ struct Keeper {
     holds: watch::Sender<Held>,
     /// What the store holds under the present lease; None: a write was sent, and no answer came.
     has: BTreeMap<String, Option<Bytes>>,
+    /// When these were put.
+    put: BTreeMap<String, Revision>,
 }
 
 impl Keeper {
@@ -125,7 +129,7 @@ impl Keeper {
                 Ok(()) => backoff.reset(),
                 Err(StoreError::LeaseLost) => {
                     tracing::warn!("the lease is lost; everything is put again under a new one");
-                    self.has.clear();
+                    (self.has, self.put) = Default::default();
                     self.holds.send_modify(|held| (held.lease, held.until) = (None, None));
                 }
                 Err(error) => {
@@ -139,7 +143,7 @@ impl Keeper {
     async fn begin(&mut self) -> Result<(), StoreError> {
         let now = Instant::now();
         let lease = self.store.grant(self.ttl).await?;
-        self.has.clear();
+        (self.has, self.put) = Default::default();
         self.holds.send_modify(|held| {
             (held.lease, held.until) = (Some(lease), Some(now + self.ttl));
             held.leases += 1;
@@ -161,7 +165,11 @@ impl Keeper {
                 transaction = transaction.put(key.clone(), value.clone(), Some(lease));
             }
         }
-        self.store.commit(transaction).await?;
+        let put: Vec<String> =
+            wishes.keys.keys().filter(|key| self.has.get(*key).is_none_or(Option::is_none)).cloned().collect();
+        let revision = self.store.commit(transaction).await?;
+        self.put.retain(|key, _| wishes.keys.contains_key(key));
+        self.put.extend(put.into_iter().zip(revision.into_iter().cycle()));
         self.has = wishes.keys.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
         Ok(())
     }
@@ -197,9 +205,16 @@ impl Keeper {
     }
 
     async fn end(&self, lease: Option<LeaseId>) {
-        if let Some(lease) = lease
-            && let Err(error) = self.store.revoke(lease).await
-        {
+        let Some(lease) = lease else { return };
+        let ended = async {
+            // The lease may be that of others, too. What somebody else has put since is theirs.
+            for (key, at) in &self.put {
+                let gone = Transaction::default().when(Condition::At(key.clone(), *at)).delete(key.clone());
+                self.store.commit(gone).await?;
+            }
+            self.store.revoke(lease).await
+        };
+        if let Err(error) = ended.await {
             tracing::warn!(%error, "could not take the keys away; they expire with the lease");
         }
     }

@@ -59,6 +59,14 @@ pub enum Write {
     Delete { key: String },
 }
 
+impl Write {
+    pub fn key(&self) -> &str {
+        match self {
+            Write::Put { key, .. } | Write::Delete { key } => key,
+        }
+    }
+}
+
 /// Writes that happen all together, and only if all conditions hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {

@@ -266,12 +266,12 @@ impl Core {
     async fn report(&self) -> String {
         let (mut engines, mut pools) = (Vec::new(), Vec::new());
         for model in self.models().iter() {
-            pools.push(PoolReport { model: model.name().into(), standings: model.pool.standings() });
-            for engine in model.pool.engines() {
-                let stats = engine.stats().await.ok();
+            let all = model.pool.stats().await;
+            engines.extend(all.into_iter().map(|(engine, stats)| {
                 let (engine, epoch) = (engine.group.clone(), engine.epoch);
-                engines.push(EngineReport { model: model.name().into(), engine, epoch, stats });
-            }
+                EngineReport { model: model.name().into(), engine, epoch, stats }
+            }));
+            pools.push(PoolReport { model: model.name().into(), standings: model.pool.standings() });
         }
         let (in_flight, limit) = (self.admission.in_flight(), self.admission.limit());
         let mut report = self.metrics.write(in_flight, limit, &pools, &engines);

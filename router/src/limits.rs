@@ -20,6 +20,10 @@ pub const RETRY_AFTER_MOST: Duration = Duration::from_secs(60);
 pub const REQUEST_TIME: Duration = Duration::from_secs(3600);
 /// Longest wait for an engine's Info or Stats.
 pub const ENGINE_CALL_TIME: Duration = Duration::from_secs(5);
+/// Engines whose Stats are asked for at once, for metrics ...
+pub const STATS_AT_ONCE: usize = 64;
+/// ... and how long for all of them; those that have not answered then count as down.
+pub const STATS_TIME: Duration = Duration::from_secs(2);
 /// How often a watched health asks the engines.
 pub const HEALTH_TIME: Duration = Duration::from_secs(1);
 /// Silence on an SSE stream after which a comment is sent, so that proxies keep the connection.

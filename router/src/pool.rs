@@ -1,16 +1,19 @@
 //! The engines of one model, reached through any transport that speaks HTTP/2 frames or pretends to.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use rein_proto::internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, engine_client::EngineClient};
 use tokio::{
     sync::{OnceCell, watch},
     task::AbortHandle,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tonic::{Response, Status, body::Body};
 use tower::{Service, ServiceExt, util::BoxCloneSyncService};
@@ -48,6 +51,8 @@ pub struct Engine {
     /// The group that it leads, and its epoch there.
     pub group: String,
     pub epoch: u64,
+    /// [`route::key`] of the group.
+    key: u64,
     client: EngineClient<EngineTransport>,
     open: Arc<AtomicUsize>,
     info: OnceCell<EngineInfo>,
@@ -78,6 +83,7 @@ impl Engine {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
         let breaker = Mutex::new(Breaker::new(&group));
         Engine {
+            key: route::key(&group),
             group,
             epoch,
             client,
@@ -207,6 +213,20 @@ impl Pool {
         self.listed().iter().map(|listed| listed.engine.clone()).collect()
     }
 
+    /// What each engine says of itself now, if it does so in time.
+    pub async fn stats(&self) -> Vec<(Arc<Engine>, Option<EngineStats>)> {
+        let engines = self.engines();
+        let ask = |(i, engine): (usize, Arc<Engine>)| async move { (i, engine.stats().await.ok()) }.boxed();
+        let calls: Vec<_> = engines.iter().cloned().enumerate().map(ask).collect();
+        let mut answers = vec![None; engines.len()];
+        let asking = stream::iter(calls).buffer_unordered(limits::STATS_AT_ONCE);
+        let mut asking = asking.take_until(Box::pin(sleep(limits::STATS_TIME)));
+        while let Some((i, answer)) = asking.next().await {
+            answers[i] = answer;
+        }
+        engines.into_iter().zip(answers).collect()
+    }
+
     /// Engines by standing.
     pub fn standings(&self) -> [(&'static str, usize); 3] {
         let mut standings = [("serving", 0), ("draining", 0), ("unlisted", 0)];
@@ -235,10 +255,11 @@ impl Pool {
     ) {
         let (known, now) = (self.listed(), Instant::now());
         let mut engines = Vec::with_capacity(listings.len());
+        // Membership changes a thousand times in a row when a thousand engines come.
+        let mut others: HashMap<(&str, u64), &Listed> =
+            known.iter().map(|listed| ((listed.engine.group.as_str(), listed.engine.epoch), listed)).collect();
         for listing in listings {
-            let same =
-                |listed: &&Listed| (&listed.engine.group, listed.engine.epoch) == (&listing.group, listing.epoch);
-            let engine = match known.iter().find(same) {
+            let engine = match others.remove(&(listing.group.as_str(), listing.epoch)) {
                 Some(listed) => listed.engine.clone(),
                 None => {
                     let Some(transport) = dial(&listing.address) else { continue };
@@ -252,7 +273,8 @@ impl Pool {
             engines.push(Listed { engine, standing });
         }
         for listed in known.iter() {
-            if engines.iter().any(|kept| Arc::ptr_eq(&kept.engine, &listed.engine)) || superseded(&listed.engine) {
+            let kept = !others.contains_key(&(listed.engine.group.as_str(), listed.engine.epoch));
+            if kept || superseded(&listed.engine) {
                 continue;
             }
             let since = match listed.standing {
@@ -270,13 +292,19 @@ impl Pool {
 
     /// What the model's engines are; all are alike. Known from before while there is none.
     pub async fn info(&self) -> Result<EngineInfo, Error> {
+        let listed = self.listed();
+        let remember = |info: &EngineInfo| {
+            *self.info.lock().unwrap_or_else(PoisonError::into_inner) = Some(info.clone());
+            info.clone()
+        };
+        // Whoever has said it: when many engines come at once, each of them may be slow to.
+        if let Some(info) = listed.iter().find_map(|listed| listed.engine.info.get()) {
+            return Ok(remember(info));
+        }
         let mut why = Error::unavailable("no engine of this model is there now; try again later");
-        for listed in self.listed().iter() {
+        for listed in listed.iter() {
             match listed.engine.info().await {
-                Ok(info) => {
-                    *self.info.lock().unwrap_or_else(PoisonError::into_inner) = Some(info.clone());
-                    return Ok(info.clone());
-                }
+                Ok(info) => return Ok(remember(info)),
                 Err(error) => why = error,
             }
         }
@@ -330,13 +358,10 @@ impl Pool {
                 Standing::Draining => 1,
                 Standing::Unlisted(_) => 2,
             };
-            (standing, listed.engine.breaker().condition(now) != Condition::Closed)
+            let breaker = listed.engine.breaker();
+            breaker.lets(now).then(|| (standing, breaker.condition(now) != Condition::Closed))
         };
-        let able: Vec<_> = listed
-            .iter()
-            .filter(|listed| listed.engine.breaker().lets(now))
-            .map(|listed| (class(listed), &listed.engine))
-            .collect();
+        let able: Vec<_> = listed.iter().filter_map(|listed| Some((class(listed)?, &listed.engine))).collect();
         let best = able.iter().map(|(class, _)| *class).min();
         let mut engines: Vec<&'listed Arc<Engine>> =
             able.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
@@ -346,7 +371,7 @@ impl Pool {
         // One that has not said how many is as the others are.
         let slots = engines.iter().find_map(|engine| engine.slots()).unwrap_or(limits::ENGINE_SLOTS);
         let target = |engine: &&'listed Arc<Engine>| Target {
-            engine: route::key(&engine.group),
+            engine: engine.key,
             seat: &engine.seat,
             open: engine.open.load(Ordering::Relaxed) as u32,
             slots: engine.slots().unwrap_or(slots),

@@ -10,6 +10,7 @@ mod fake;
 mod grpc;
 mod guard;
 mod lifecycle;
+mod pool;
 mod random;
 
 use std::{collections::HashMap, path::PathBuf, sync::atomic::AtomicU32};

@@ -12,7 +12,8 @@ use rein_router::textmodel::Overrides;
 use rein_router::{Router, RouterConfig};
 use tokio::time::interval;
 
-use super::{dial, id, keys, store};
+use super::links::Links;
+use super::{id, keys, store};
 use crate::args::RouterArgs;
 use crate::edge::{self, Listeners};
 use crate::listen::CLOSE_TIME;
@@ -23,7 +24,7 @@ const TELL: Duration = Duration::from_secs(2);
 
 pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
-    let peers = Peers::open(&args.peer)?;
+    let links = Links::new(Peers::open(&args.peer)?)?;
     let policy = edge::policy(&args.edge)?;
     let overrides = Overrides { template: args.edge.chat_template.clone(), ..Overrides::from_env()? };
     let mut texts = HashMap::new();
@@ -38,7 +39,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let (http, grpc) = (listeners.http.local_addr()?, listeners.grpc.local_addr()?);
         let id = id(&args.id, http.port())?;
         let router = Router::open(RouterConfig { policy: args.policy, ..edge::config(&args.edge)? })?;
-        let dial: Dial = Arc::new(move |address| dial(address, peers.as_ref()));
+        let dial: Dial = Arc::new(move |address| links.dial(address));
         let fleet = Fleet { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
         let following = {
             let router = router.clone();

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
-use rein_control_plane::{Keys, ModelShape, Store};
+use rein_control_plane::{Fan, Keys, ModelShape, Store};
 use rein_kernels::collective::tcp;
 use rein_kernels::cpu::Isa;
 use rein_proto::internal::worker_server::WorkerServer;
@@ -61,6 +61,11 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             seat: Seat::default(),
         };
         let (leave, leaving) = watch::channel(false);
+        // Each of many workers has its own keys in sight: for etcd they are one.
+        let store = match (args.replicas, &args.id) {
+            (..2, _) => store,
+            (_, id) => Arc::new(Fan::new(store, &super::id(id, "replicas")?, keys.root())) as Arc<dyn Store>,
+        };
         let tls = peers.as_ref().map(Peers::server);
         let shared = Shared { args: &args, tls, keys, store, work, listener: Arc::new(listener), record, leaving };
         let mut workers = JoinSet::new();

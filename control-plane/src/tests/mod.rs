@@ -2,6 +2,7 @@ mod cluster;
 mod contract;
 mod etcd;
 mod experts;
+mod fan;
 mod faulty;
 mod presence;
 mod traffic;

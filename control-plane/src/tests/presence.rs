@@ -12,7 +12,7 @@ use std::{
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{etcd::Server, faulty::Faulty, seeds, values};
-use crate::{Memory, Mirror, Session, Store, Transaction, campaign};
+use crate::{Fan, Memory, Mirror, Session, Store, Transaction, campaign};
 
 const TTL: Duration = Duration::from_secs(5);
 
@@ -73,7 +73,11 @@ async fn a_store_that_lost_everything_is_told_everything_again() {
 async fn everything_settles(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let memory = Memory::default();
-    let store = Arc::new(Faulty::new(memory.clone(), seed, rng.random_range(0..60)));
+    let faulty = Arc::new(Faulty::new(memory.clone(), seed, rng.random_range(0..60)));
+    let store: Arc<dyn Store> = match seed % 2 {
+        0 => faulty.clone(),
+        _ => Arc::new(Fan::new(faulty.clone(), "fan", "/k/")),
+    };
     let mirrors: Vec<Mirror> = (0..2).map(|i| Mirror::new(store.clone(), &format!("mirror {i}"), "/k/")).collect();
     let nodes: Vec<Session> = (0..2).map(|i| Session::new(store.clone(), &format!("node {i}"), TTL)).collect();
     let mut wishes = BTreeMap::new();
@@ -89,7 +93,7 @@ async fn everything_settles(seed: u64) {
             wishes.insert(key, value);
         }
         match rng.random_range(0..20) {
-            0 => store.outage(Duration::from_secs_f64(rng.random_range(0.1..60.0))),
+            0 => faulty.outage(Duration::from_secs_f64(rng.random_range(0.1..60.0))),
             1 => memory.lose_everything(),
             2 => memory.compact(memory.read("/").await.unwrap().revision),
             _ => {}

@@ -1,0 +1,270 @@
+//! One view of the store for all nodes of a process: one read and one watch of everything, however many nodes there are.
+//! Each of them is told only of the keys that it asked for, found by the key, so that a change costs as much with a
+//! thousand nodes as with one. What they write at the same time is written together, and
+//! they have one [`lease`].
+
+mod lease;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    convert::Infallible,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures::{StreamExt, future::join_all, stream};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+    time::timeout,
+};
+
+use crate::{
+    limits,
+    retry::Backoff,
+    store::{Changes, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
+};
+
+/// What is written goes to the store itself. What is read under `root` is as new as the newest change that any watch of
+/// this store has told; while the store itself is out of sight, it cannot be read here either.
+pub struct Fan {
+    store: Arc<dyn Store>,
+    root: String,
+    shared: Arc<Shared>,
+    writes: mpsc::Sender<Wanted>,
+    leases: mpsc::Sender<lease::Wanted>,
+    _tasks: JoinSet<()>,
+}
+
+/// A transaction without conditions, and who waits for it.
+struct Wanted {
+    writes: Vec<Write>,
+    done: oneshot::Sender<Result<Option<Revision>, StoreError>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Whether the state is the store's.
+    in_step: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct State {
+    snapshot: Snapshot,
+    /// The changes after `forgotten`.
+    history: VecDeque<Changes>,
+    forgotten: Revision,
+    /// By prefix.
+    watchers: HashMap<String, Vec<mpsc::Sender<Changes>>>,
+}
+
+impl Fan {
+    /// In a runtime.
+    pub fn new(store: Arc<dyn Store>, who: &str, root: impl Into<String>) -> Self {
+        let root = root.into();
+        let shared = Arc::new(Shared { state: Mutex::default(), in_step: watch::Sender::new(false) });
+        let (writes, wanted) = mpsc::channel(limits::FAN_WRITES);
+        let (leases, asked) = mpsc::channel(limits::FAN_WRITES);
+        // They end with the fan.
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow(store.clone(), Backoff::new(who), root.clone(), shared.clone()));
+        tasks.spawn(write(store.clone(), wanted));
+        tasks.spawn(lease::keep(store.clone(), asked));
+        Fan { store, root, shared, writes, leases, _tasks: tasks }
+    }
+
+    async fn ask<T>(
+        &self,
+        wanted: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> lease::Wanted,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let asking = async {
+            self.leases.send(wanted(reply)).await.ok()?;
+            answer.await.ok()
+        };
+        let late = || StoreError::Unavailable("it does not answer".into());
+        timeout(limits::STORE_CALL, asking).await.ok().flatten().ok_or_else(late)?
+    }
+
+    async fn in_step(&self) -> Result<(), StoreError> {
+        let mut in_step = self.shared.in_step.subscribe();
+        let waited = timeout(limits::STORE_CALL, in_step.wait_for(|in_step| *in_step)).await;
+        match waited {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(StoreError::Unavailable("it is out of sight".into())),
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn apply(&mut self, changes: Changes) {
+        let mut told: BTreeMap<&str, Vec<(String, Option<Entry>)>> = BTreeMap::new();
+        for (key, entry) in &changes.keys {
+            for end in (0..=key.len()).filter(|&end| key.is_char_boundary(end)) {
+                if let Some((prefix, _)) = self.watchers.get_key_value(&key[..end]) {
+                    told.entry(prefix).or_default().push((key.clone(), entry.clone()));
+                }
+            }
+        }
+        let told: Vec<(String, Changes)> = told
+            .into_iter()
+            .map(|(prefix, keys)| (prefix.to_owned(), Changes { revision: changes.revision, keys }))
+            .collect();
+        for (prefix, changes) in told {
+            if let Some(watchers) = self.watchers.get_mut(&prefix) {
+                // One that is too slow, or gone, is told no more: it reads anew.
+                watchers.retain(|watcher| watcher.try_send(changes.clone()).is_ok());
+                if watchers.is_empty() {
+                    self.watchers.remove(&prefix);
+                }
+            }
+        }
+        self.history.push_back(changes.clone());
+        if self.history.len() > limits::FAN_HISTORY
+            && let Some(oldest) = self.history.pop_front()
+        {
+            self.forgotten = oldest.revision;
+        }
+        self.snapshot.apply(changes);
+    }
+
+    fn watch(&mut self, prefix: &str, after: Revision) -> Result<mpsc::Receiver<Changes>, StoreError> {
+        if after < self.forgotten {
+            return Err(StoreError::Compacted(after));
+        }
+        let (sender, receiver) = mpsc::channel(limits::WATCH_BACKLOG);
+        for changes in self.history.iter().filter(|changes| changes.revision > after) {
+            let of_prefix = changes.keys.iter().filter(|(key, _)| key.starts_with(prefix)).cloned();
+            let missed = Changes { revision: changes.revision, keys: of_prefix.collect() };
+            if !missed.keys.is_empty() && sender.try_send(missed).is_err() {
+                return Err(StoreError::Compacted(after));
+            }
+        }
+        let watchers = self.watchers.entry(prefix.to_owned()).or_default();
+        watchers.retain(|watcher| !watcher.is_closed());
+        watchers.push(sender);
+        Ok(receiver)
+    }
+}
+
+async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, root: String, shared: Arc<Shared>) {
+    loop {
+        let session = async {
+            let snapshot = store.read(&root).await?;
+            let mut changes = store.watch(&root, snapshot.revision).await?;
+            backoff.reset();
+            *shared.state() = State { forgotten: snapshot.revision, snapshot, ..State::default() };
+            shared.in_step.send_replace(true);
+            while let Some(changes) = changes.next().await {
+                shared.state().apply(changes?);
+            }
+            Err::<Infallible, _>(StoreError::Unavailable("the watch ended".into()))
+        };
+        let Err(error) = session.await;
+        shared.in_step.send_replace(false);
+        // Whoever watches is to read anew.
+        shared.state().watchers.clear();
+        tracing::warn!(root, %error, "lost sight of the store");
+        backoff.wait().await;
+    }
+}
+
+async fn write(store: Arc<dyn Store>, mut wanted: mpsc::Receiver<Wanted>) {
+    let mut next = None;
+    loop {
+        let first = match next.take() {
+            Some(first) => first,
+            None => match wanted.recv().await {
+                Some(first) => first,
+                None => return,
+            },
+        };
+        let (mut together, mut keys) = (Vec::new(), BTreeSet::new());
+        let mut candidate = Some(first);
+        while let Some(one) = candidate {
+            // Nobody waits for it any more, and it has not been sent.
+            if one.done.is_closed() {
+                candidate = wanted.try_recv().ok();
+                continue;
+            }
+            let own: BTreeSet<String> = one.writes.iter().map(|write| write.key().to_owned()).collect();
+            let fits = keys.len() + own.len() <= limits::WRITES && keys.is_disjoint(&own);
+            if !fits && !together.is_empty() {
+                next = Some(one);
+                break;
+            }
+            keys.extend(own);
+            together.push(one);
+            candidate = wanted.try_recv().ok();
+        }
+        let transaction = |writes: Vec<Write>| Transaction { writes, ..Transaction::default() };
+        let all = together.iter().flat_map(|one| one.writes.iter().cloned()).collect();
+        let answer = store.commit(transaction(all)).await;
+        // One that cannot be written, for its lease is over, say, must not stand in the way of the others; nor may each of
+        // them wait for the one before, for then their leases would be over, too.
+        let alone = together.len() > 1 && matches!(answer, Err(StoreError::LeaseLost | StoreError::Refused(_)));
+        let answers = together.into_iter().map(async |Wanted { writes, done }| {
+            let answer = if alone { store.commit(transaction(writes)).await } else { answer.clone() };
+            // Whoever asked may have gone.
+            let _ = done.send(answer);
+        });
+        join_all(answers).await;
+    }
+}
+
+#[async_trait]
+impl Store for Fan {
+    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        if !prefix.starts_with(&self.root) {
+            return self.store.read(prefix).await;
+        }
+        self.in_step().await?;
+        let state = self.shared.state();
+        let from = state.snapshot.entries.range(prefix.to_owned()..);
+        let entries = from.take_while(|(key, _)| key.starts_with(prefix));
+        let entries = entries.map(|(key, entry)| (key.clone(), entry.clone())).collect();
+        Ok(Snapshot { revision: state.snapshot.revision, entries })
+    }
+
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+        if !prefix.starts_with(&self.root) {
+            return self.store.watch(prefix, after).await;
+        }
+        self.in_step().await?;
+        let watched = self.shared.state().watch(prefix, after)?;
+        Ok(stream::unfold(watched, |mut watched| async { Some((Ok(watched.recv().await?), watched)) }).boxed())
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
+        if !transaction.conditions.is_empty() || transaction.writes.is_empty() {
+            return self.store.commit(transaction).await;
+        }
+        let (done, answer) = oneshot::channel();
+        let written = async {
+            // Both ends live as long as this fan.
+            self.writes.send(Wanted { writes: transaction.writes, done }).await.ok()?;
+            answer.await.ok()
+        };
+        let late = || StoreError::Unavailable("it does not answer".into());
+        timeout(limits::STORE_CALL, written).await.ok().flatten().ok_or_else(late)?
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.ask(|reply| lease::Wanted::Grant(ttl, reply)).await
+    }
+
+    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.ask(|reply| lease::Wanted::Renew(lease, reply)).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.ask(|reply| lease::Wanted::Revoke(lease, reply)).await
+    }
+}

@@ -1,0 +1,69 @@
+//! Pools of many engines, of which some say nothing.
+
+use std::{convert::Infallible, future::pending, time::Duration};
+
+use rein_proto::internal::engine_server::EngineServer;
+use tokio::time::{Instant, sleep};
+use tonic::body::Body;
+
+use super::fake::Fake;
+use crate::{
+    RoutePolicy, limits,
+    pool::{EngineTransport, Listing, Pool, transport},
+};
+
+/// Takes calls and never answers.
+const SILENT: &str = "silent";
+
+fn dial(address: &str) -> Option<EngineTransport> {
+    let silent = |_: http::Request<Body>| pending::<Result<http::Response<Body>, Infallible>>();
+    Some(match address {
+        SILENT => transport(tower::service_fn(silent)),
+        _ => transport(EngineServer::new(Fake::default())),
+    })
+}
+
+fn listing(group: &str, epoch: u64, address: &str) -> Listing {
+    Listing { group: group.into(), epoch, address: address.into(), draining: false }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_silent_delays_neither_metrics_nor_requests() {
+    let pool = Pool::open(RoutePolicy::CacheAware);
+    let mut listings = vec![listing("a", 1, SILENT)];
+    listings.extend((0..200).map(|i| listing(&format!("b{i}"), 1, "there")));
+    pool.list(&listings, |_| false, dial);
+    let began = Instant::now();
+    let answers = pool.stats().await;
+    assert!(began.elapsed() <= limits::STATS_TIME);
+    assert_eq!(answers.len(), listings.len());
+    for (engine, stats) in answers {
+        assert_eq!(stats.is_some(), engine.group != "a", "{}", engine.group);
+    }
+    // All have been asked what they are when they were listed, and whoever has said it is enough.
+    sleep(Duration::from_millis(1)).await;
+    let began = Instant::now();
+    pool.info().await.expect("one has said it");
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_is_one_group_in_one_epoch() {
+    let pool = Pool::open(RoutePolicy::CacheAware);
+    let mut dialled = Vec::new();
+    let mut list = |listings: &[Listing]| {
+        let dial = |address: &str| {
+            dialled.push(address.to_owned());
+            dial(address)
+        };
+        pool.list(listings, |engine| engine.group == "a" && engine.epoch == 1, dial);
+        let known = pool.engines();
+        known.iter().map(|engine| format!("{}{}", engine.group, engine.epoch)).collect::<Vec<_>>()
+    };
+    assert_eq!(list(&[listing("a", 1, "1"), listing("b", 1, "2")]), ["a1", "b1"]);
+    assert_eq!(list(&[listing("b", 1, "2"), listing("a", 1, "1")]), ["b1", "a1"]);
+    // What is superseded goes, what is only not listed stays at the end.
+    assert_eq!(list(&[listing("c", 1, "3"), listing("a", 2, "4")]), ["c1", "a2", "b1"]);
+    assert_eq!(dialled, ["1", "2", "3", "4"]);
+    assert_eq!(pool.standings(), [("serving", 2), ("draining", 0), ("unlisted", 1)]);
+}
