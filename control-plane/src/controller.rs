@@ -52,15 +52,23 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
             // What has been written and not been seen yet.
             let mut written = 0;
             let mut snapshot: Arc<Snapshot> = mirror.read().await;
+            let mut tried = false;
             loop {
-                let mut tried = false;
                 if snapshot.revision < view.revision {
                     // The store has begun anew.
                     written = 0;
                 }
                 if snapshot.revision >= written {
-                    view.update(keys, &snapshot);
-                    for decision in controller.decide(&view, began.elapsed()) {
+                    let news = view.update(keys, &snapshot);
+                    let now = began.elapsed();
+                    let due = controller.wake().is_some_and(|wake| wake <= now);
+                    // Load changes all the time; it counts where somebody waits for sequences to end.
+                    let drains =
+                        || view.groups.values().filter_map(|group| group.record()).any(|record| record.draining);
+                    let decide = news || due || tried || drains();
+                    let decisions = if decide { controller.decide(&view, now) } else { Vec::new() };
+                    tried = false;
+                    for decision in decisions {
                         tried = true;
                         let transaction = decision.transaction.when(leadership.condition());
                         match store.commit(transaction).await {

@@ -54,12 +54,12 @@ impl Keys {
         format!("{}groups/{group}/trouble/{rank}", self.root)
     }
 
-    /// Leased by the leader.
+    /// Leased by the leader. It changes often, and those who follow groups need it not.
     pub fn load(&self, group: &str) -> String {
-        format!("{}groups/{group}/load", self.root)
+        format!("{}loads/{group}", self.root)
     }
 
-    /// How much each expert of a group is used. Leased by the leader. It is large, and those who follow groups need it not.
+    /// How much each expert of a group is used. Leased by the leader. It is large; otherwise as `load`.
     pub fn experts(&self, group: &str) -> String {
         format!("{}experts/{group}", self.root)
     }

@@ -69,21 +69,27 @@ impl View {
         view
     }
 
-    /// Becomes what the snapshot says. Values that cannot be read are as if they were not there.
-    pub fn update(&mut self, keys: &Keys, snapshot: &Snapshot) {
+    /// Becomes what the snapshot says. Values that cannot be read are as if they were not there. False: nothing is new but
+    /// how busy groups are.
+    pub fn update(&mut self, keys: &Keys, snapshot: &Snapshot) -> bool {
         self.revision = snapshot.revision;
+        let mut news = false;
+        let is_load = |key: &str| key.strip_prefix(keys.root()).is_some_and(|path| path.starts_with("loads/"));
         let gone: Vec<String> = self.seen.keys().filter(|key| !snapshot.entries.contains_key(*key)).cloned().collect();
         for key in gone {
+            news |= !is_load(&key);
             self.seen.remove(&key);
             self.take(keys, &key, None);
         }
         for (key, entry) in &snapshot.entries {
             if self.seen.get(key) != Some(&entry.revision) {
+                news |= !is_load(key);
                 self.seen.insert(key.clone(), entry.revision);
                 self.take(keys, key, Some(entry));
             }
         }
         self.groups.retain(|_, group| !group.is_empty());
+        news
     }
 
     fn take(&mut self, keys: &Keys, key: &str, entry: Option<&Entry>) {
@@ -104,15 +110,10 @@ impl View {
             ["experts", id] => {
                 self.groups.entry(id.to_owned()).or_default().experts = read(key, entry).map(Arc::new);
             }
-            ["groups", id, what] => {
-                let group = self.groups.entry(id.to_owned()).or_default();
-                match what {
-                    "placement" => {
-                        group.placement = entry.and_then(|e| Some((Arc::new(read(key, Some(e))?), e.revision)));
-                    }
-                    "load" => group.load = read(key, entry),
-                    _ => {}
-                }
+            ["loads", id] => self.groups.entry(id.to_owned()).or_default().load = read(key, entry),
+            ["groups", id, "placement"] => {
+                let placement = entry.and_then(|e| Some((Arc::new(read(key, Some(e))?), e.revision)));
+                self.groups.entry(id.to_owned()).or_default().placement = placement;
             }
             ["groups", id, what, rank] => {
                 let (Ok(rank), group) = (rank.parse(), self.groups.entry(id.to_owned()).or_default()) else { return };
