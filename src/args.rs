@@ -329,6 +329,9 @@ pub struct WorkerArgs {
     /// Host under which others reach this process [default: that of --listen]
     #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST")]
     pub advertise: Option<String>,
+    /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
+    #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
     /// Name of this worker in the cluster [default: host name and port]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,
@@ -357,6 +360,9 @@ pub struct ControllerArgs {
     /// Workers per model that are kept aside to take the place of lost ones, rather than made into one more group
     #[arg(long, env = "REIN_SPARES", default_value_t = 0, value_name = "N")]
     pub spares: usize,
+    /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
+    #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
     /// Name of this controller in the cluster [default: host name and process id]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,

@@ -2,6 +2,7 @@
 
 mod controller;
 mod drain;
+mod page;
 mod router;
 mod status;
 mod worker;

@@ -17,6 +17,7 @@ use crate::{
     retry::Backoff,
     session::Session,
     store::{Snapshot, Store},
+    tally::Tally,
     view::View,
 };
 
@@ -26,12 +27,15 @@ pub struct ControllerOptions {
     pub id: String,
     /// Workers per model that are kept aside.
     pub spares: usize,
+    /// What it does is told here.
+    pub tally: Arc<Tally>,
 }
 
 /// Stands for election, and decides while elected, until `left`: then another one can take over at once.
 pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions, left: impl Future<Output = ()>) {
     let session = Session::new(store.clone(), &options.id, limits::LEASE);
     let mirror = Mirror::new(store.clone(), &options.id, keys.root());
+    options.tally.follows(&keys, &mirror);
     tokio::select! {
         () = left => {}
         () = reign(store, &keys, &options, &session, &mirror) => {}
@@ -43,6 +47,7 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
     loop {
         let held = session.held();
         let leadership = campaign(store.clone(), mirror, &held, &keys.controller(), &options.id).await;
+        options.tally.stands(true);
         tracing::info!(id = options.id, "this controller is the active one");
         let decide = async {
             let mut backoff = Backoff::new(&options.id);
@@ -63,10 +68,11 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
                     view.update(keys, &snapshot);
                     for decision in controller.decide(&view, began.elapsed()) {
                         tried = true;
-                        let transaction = decision.transaction.when(leadership.condition());
+                        let transaction = decision.transaction.clone().when(leadership.condition());
                         match store.commit(transaction).await {
                             Ok(Some(revision)) => {
                                 tracing::info!("{}", decision.why);
+                                options.tally.decided(keys, &decision);
                                 written = revision;
                                 backoff.reset();
                             }
@@ -92,6 +98,7 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
             () = leadership.lost(mirror, &held) => {}
             () = decide => {}
         }
+        options.tally.stands(false);
         tracing::warn!(id = options.id, "this controller is no longer the active one");
     }
 }

@@ -2,6 +2,7 @@
 //! over. What it is told comes from the store; what it knows last counts while the store is silent.
 
 mod files;
+mod ready;
 mod seat;
 mod switch;
 
@@ -19,9 +20,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use files::Files;
+pub use ready::{Readiness, Verdict};
 pub use seat::Work;
 use seat::{HOMECOMING, Links, Refused, Taken, Taking};
-pub use switch::Switch;
+pub use switch::{Switch, WorkerReport};
 
 use crate::rank::Resident;
 use crate::scheduler::EngineOptions;
@@ -134,6 +136,7 @@ pub async fn run(
         options,
     };
     node.say();
+    node.stand(false);
     let mut tick = interval(limits::TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut leaving: Option<Instant> = None;
@@ -164,6 +167,7 @@ pub async fn run(
                 node.say();
             }
         }
+        node.stand(leaving.is_some());
         let over = leaving.is_some_and(|since| {
             let patience = since.elapsed() > limits::LEAVE_TIME;
             node.now.is_none() && node.taking.is_none() || patience
