@@ -297,6 +297,9 @@ pub struct RouterArgs {
     /// How a sequence gets its group: cache-aware, least-load, power-of-two, round-robin or random
     #[arg(long, env = "REIN_POLICY", default_value = "cache-aware", value_name = "POLICY")]
     pub policy: RoutePolicy,
+    /// Milliseconds without an answer after which a sequence is given to a second group, too; the first to answer has it [default: never]
+    #[arg(long, env = "REIN_HEDGE_AFTER", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub hedge_after: Option<u64>,
     /// Directories with text files (config.json, tokenizer, template) of models, served under the directory's name; other
     /// models' come from their workers
     #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS")]
