@@ -153,12 +153,14 @@ impl Shared<'_> {
         let readiness = Readiness::of(self.store.clone(), self.keys.clone(), &id, switch.clone());
         let health = readiness.clone().into_server();
         let routes = Routes::new(switch.clone().into_server()).add_service(files).add_service(health);
-        let shown = Shown { id: id.clone(), switch: switch.clone(), readiness };
+        let shown = Shown { id: id.clone(), switch: switch.clone(), readiness: readiness.clone() };
         let server = tokio::spawn(serve_grpc(routes, socket, self.tls.clone(), turned(closed)));
         println!("rein: worker {id} listening on {address}");
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());
         let runs = async move {
+            // It judges while somebody holds it.
+            let _readiness = readiness;
             node::run(store, options, work, listener, switch, leaving).await;
             closing.send_replace(true);
             match tokio::time::timeout(CLOSE_TIME, server).await {

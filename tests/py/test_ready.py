@@ -2,6 +2,7 @@
 import http.client
 import json
 import re
+import shutil
 import subprocess
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fleet import Fleet, free_ports
+from test_cluster import certificates
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 ENGINE = "rein.internal.v1.Engine"
@@ -86,3 +88,24 @@ def test_ready_means_of_use(fleet):
     until("the spare follows", lambda: 'standing="follows"} 1' in get(fleet, spare, "/metrics")[1])
     until("the leader is ready again", lambda: health(fleet, leader) == SERVING)
     assert health(fleet, spare) == SERVING
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_behind_mutual_tls_health_is_for_peers(tmp_path):
+    fleet = Fleet(tmp_path, workers=1, group_size=1, routers=1, more=certificates(tmp_path))
+    try:
+        address = fleet.whole(1)["workers"]["w0"]["address"]
+        ca, key, chain = ((tmp_path / name).read_bytes() for name in ("ca.pem", "peer.key", "peer.pem"))
+        request = health_pb2.HealthCheckRequest(service=ENGINE)
+        for mine, welcome in [((key, chain), True), ((None, None), False)]:
+            credentials = grpc.ssl_channel_credentials(ca, *mine)
+            name = [("grpc.ssl_target_name_override", "rein-peer")]
+            with grpc.secure_channel(address, credentials, name) as channel:
+                check = health_pb2_grpc.HealthStub(channel).Check
+                if welcome:
+                    until("ready", lambda: check(request, timeout=10).status == SERVING, timeout=5)
+                else:
+                    with pytest.raises(grpc.RpcError):
+                        check(request, timeout=10)
+    finally:
+        fleet.close()

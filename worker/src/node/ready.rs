@@ -159,7 +159,8 @@ fn whole(keys: &Keys, group: &str, record: &GroupRecord, snapshot: &Snapshot) ->
     !record.members.is_empty() && (0..record.members.len()).all(ready)
 }
 
-/// The worker's verdict on itself, as `grpc.health.v1` and for whoever asks.
+/// The worker's verdict on itself, as `grpc.health.v1` and for whoever asks. It is kept up to date while a clone is there; the
+/// server alone keeps none.
 #[derive(Clone)]
 pub struct Readiness {
     verdict: watch::Receiver<Verdict>,
