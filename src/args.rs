@@ -297,6 +297,9 @@ pub struct RouterArgs {
     /// How a sequence gets its group: cache-aware, least-load, power-of-two, round-robin or random
     #[arg(long, env = "REIN_POLICY", default_value = "cache-aware", value_name = "POLICY")]
     pub policy: RoutePolicy,
+    /// Milliseconds without an answer after which a sequence is given to a second group, too; the first to answer has it [default: never]
+    #[arg(long, env = "REIN_HEDGE_AFTER", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub hedge_after: Option<u64>,
     /// Directories with text files (config.json, tokenizer, template) of models, served under the directory's name; other
     /// models' come from their workers
     #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS")]
@@ -332,6 +335,9 @@ pub struct WorkerArgs {
     /// Host under which others reach this process [default: that of --listen]
     #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST")]
     pub advertise: Option<String>,
+    /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
+    #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
     /// Name of this worker in the cluster [default: host name and port]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,
@@ -366,6 +372,9 @@ pub struct ControllerArgs {
     /// Experts of a layer move where its busiest rank has more than this times the mean of all ranks
     #[arg(long, env = "REIN_REBALANCE_ABOVE", default_value_t = 1.1, value_name = "FACTOR")]
     pub rebalance_above: f64,
+    /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
+    #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
     /// Name of this controller in the cluster [default: host name and process id]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,

@@ -3,6 +3,7 @@
 mod controller;
 mod drain;
 mod links;
+mod page;
 mod router;
 mod status;
 mod worker;

@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 mod failover_tests;
+#[cfg(test)]
+mod hedge_tests;
 
 use std::error::Error;
 use std::time::Duration;

@@ -18,6 +18,7 @@ use tracing::{Level, Metadata, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::{LookupSpan, SpanRef};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
@@ -79,9 +80,10 @@ pub fn init(target: Option<Target>) -> Result<Telemetry, Box<dyn Error>> {
     let json = std::env::var("REIN_LOG_FORMAT").is_ok_and(|format| format == "json");
     let log = if json { log.json().boxed() } else { log.boxed() };
     Registry::default().with(traces).with(log.with_filter(shown)).init();
-    if exporting.is_some() {
-        rein_proto::trace::install(Propagation { headers, adopt });
-    }
+    rein_proto::trace::install(match exporting {
+        Some(_) => Propagation { headers, adopt },
+        None => Propagation { headers: passed, adopt: pass },
+    });
     Ok(Telemetry(exporting))
 }
 
@@ -179,10 +181,42 @@ impl Extractor for Given<'_> {
     }
 }
 
-fn adopt(span: &Span, get: Get) {
+/// The caller's context, and the id of its trace.
+fn caller(get: Get) -> Option<(Context, String)> {
     let caller = TraceContextPropagator::new().extract_with_context(&Context::new(), &Given(get));
-    if caller.span().span_context().is_valid() {
-        // A span that is not traced has no parent either.
-        let _ = span.set_parent(caller);
-    }
+    let trace =
+        Some(caller.span().span_context()).filter(|span| span.is_valid()).map(|span| span.trace_id().to_string());
+    trace.map(|trace| (caller, trace))
+}
+
+fn adopt(span: &Span, get: Get) -> Option<String> {
+    let (caller, trace) = caller(get)?;
+    // A span that is not traced has no parent either.
+    let _ = span.set_parent(caller);
+    Some(trace)
+}
+
+/// Where nothing is exported, what the caller said is handed on as it is: this process is no part of the trace.
+struct Caller(Vec<(String, String)>);
+
+fn pass(span: &Span, get: Get) -> Option<String> {
+    let (caller, trace) = caller(get)?;
+    let mut headers = Headers(Vec::new());
+    TraceContextPropagator::new().inject_context(&caller, &mut headers);
+    within(span, |span| span.extensions_mut().insert(Caller(headers.0)));
+    Some(trace)
+}
+
+fn passed(span: &Span) -> Vec<(String, String)> {
+    let of = |span: SpanRef<Registry>| {
+        span.scope().find_map(|span| span.extensions().get::<Caller>().map(|caller| caller.0.clone()))
+    };
+    within(span, of).flatten().unwrap_or_default()
+}
+
+fn within<T>(span: &Span, then: impl FnOnce(SpanRef<Registry>) -> T) -> Option<T> {
+    let of = |(id, subscriber): (&tracing::span::Id, &tracing::Dispatch)| {
+        subscriber.downcast_ref::<Registry>()?.span(id).map(then)
+    };
+    span.with_subscriber(of).flatten()
 }

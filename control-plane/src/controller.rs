@@ -17,6 +17,7 @@ use crate::{
     retry::Backoff,
     session::Session,
     store::{Snapshot, Store},
+    tally::Tally,
     view::View,
 };
 
@@ -25,12 +26,15 @@ pub struct ControllerOptions {
     /// Among the controllers of the cluster.
     pub id: String,
     pub settings: Settings,
+    /// What it does is told here.
+    pub tally: Arc<Tally>,
 }
 
 /// Stands for election, and decides while elected, until `left`: then another one can take over at once.
 pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions, left: impl Future<Output = ()>) {
     let session = Session::new(store.clone(), &options.id, limits::LEASE);
     let mirror = Mirror::new(store.clone(), &options.id, keys.root());
+    options.tally.follows(&keys, &mirror);
     tokio::select! {
         () = left => {}
         () = reign(store, &keys, &options, &session, &mirror) => {}
@@ -42,6 +46,7 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
     loop {
         let held = session.held();
         let leadership = campaign(store.clone(), mirror, &held, &keys.controller(), &options.id).await;
+        options.tally.stands(true);
         tracing::info!(id = options.id, "this controller is the active one");
         let decide = async {
             let mut backoff = Backoff::new(&options.id);
@@ -74,6 +79,7 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
                         match store.commit(transaction).await {
                             Ok(Some(revision)) => {
                                 tracing::info!("{}", decision.why);
+                                options.tally.decided(decision.kind);
                                 written = revision;
                                 backoff.reset();
                             }
@@ -99,6 +105,7 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
             () = leadership.lost(mirror, &held) => {}
             () = decide => {}
         }
+        options.tally.stands(false);
         tracing::warn!(id = options.id, "this controller is no longer the active one");
     }
 }

@@ -1,6 +1,8 @@
 //! What the active controller does: who is which rank of which group. A pure function of the cluster's records, the time
 //! and what it has seen before; nothing here waits or writes.
 
+mod experts;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -10,15 +12,32 @@ use std::{
 use crate::{
     limits,
     placement::{Placement, place},
-    rebalance::{Rebalance, relayout},
+    rebalance::Rebalance,
     records::{GroupRecord, Keys, Member, Seat, WorkerRecord, WorkerState, encode},
     store::{Condition, Revision, Transaction},
     view::{Group, View},
 };
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A new group.
+    Form,
+    /// A group's members anew.
+    Reform,
+    /// A group is over.
+    Dissolve,
+    /// A group takes no new sequences.
+    Drain,
+    /// A group's experts lie elsewhere.
+    Relayout,
+    /// Seats as the placements say.
+    Seat,
+}
+
 /// One change, to be written as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
+    pub kind: Kind,
     pub why: String,
     pub transaction: Transaction,
 }
@@ -55,16 +74,16 @@ pub struct Controller {
 }
 
 /// Workers that can be in one group.
-type Kind = (String, String, usize);
+type Sort = (String, String, usize);
 
-fn kind(worker: &WorkerRecord) -> Kind {
+fn sort(worker: &WorkerRecord) -> Sort {
     (worker.model.clone(), worker.fingerprint.clone(), worker.group_size)
 }
 
 struct Round<'a> {
     view: &'a View,
-    /// By kind, in the order of their names.
-    free: BTreeMap<Kind, Vec<(&'a str, &'a Arc<WorkerRecord>)>>,
+    /// By sort, in the order of their names.
+    free: BTreeMap<Sort, Vec<(&'a str, &'a Arc<WorkerRecord>)>>,
     epoch: u64,
     /// One group's layout of experts is judged in a round: it takes up to a second.
     judged: bool,
@@ -171,8 +190,8 @@ impl Controller {
     }
 
     /// Workers that can be given a seat.
-    fn free<'a>(&mut self, view: &'a View, now: Duration) -> BTreeMap<Kind, Vec<(&'a str, &'a Arc<WorkerRecord>)>> {
-        let mut free: BTreeMap<Kind, Vec<_>> = BTreeMap::new();
+    fn free<'a>(&mut self, view: &'a View, now: Duration) -> BTreeMap<Sort, Vec<(&'a str, &'a Arc<WorkerRecord>)>> {
+        let mut free: BTreeMap<Sort, Vec<_>> = BTreeMap::new();
         for (id, worker) in &view.workers {
             let records = || view.groups.values().filter_map(Group::record);
             let taken = records().any(|record| record.members.iter().any(|member| member.worker == *id));
@@ -187,7 +206,7 @@ impl Controller {
                 self.wake_at(since + limits::ORPHAN_TIME);
                 continue;
             }
-            free.entry(kind(worker)).or_default().push((id.as_str(), worker));
+            free.entry(sort(worker)).or_default().push((id.as_str(), worker));
         }
         free
     }
@@ -235,7 +254,8 @@ impl Controller {
                 let key = self.keys.placement(id);
                 let transaction = Transaction::default().when(Condition::At(key.clone(), at));
                 let why = format!("{id}: {} drains; no new sequences", record.members[leaving[0]].worker);
-                round.decisions.push(Decision { why, transaction: transaction.put(key, encode(&flagged), None) });
+                let transaction = transaction.put(key, encode(&flagged), None);
+                round.decisions.push(Decision { kind: Kind::Drain, why, transaction });
             }
         }
         let overloaded =
@@ -252,48 +272,6 @@ impl Controller {
         } else if !record.draining {
             self.rebalance(round, id, group, record, at, now);
         }
-    }
-
-    /// Lays the experts of a group out anew where that makes its ranks' work more even. Its epoch stays.
-    fn rebalance(
-        &mut self,
-        round: &mut Round,
-        id: &str,
-        group: &Group,
-        record: &Arc<GroupRecord>,
-        at: Revision,
-        now: Duration,
-    ) {
-        let (Some(settings), Some(load)) = (self.settings.rebalance, &group.experts) else { return };
-        if !group.laid_out() || record.group_size < 2 {
-            return;
-        }
-        let since = self.epochs.get(id).map_or(now, |(_, since)| *since);
-        let due = self.judge.get(id).map_or(since + settings.every, |due| *due);
-        if now < due {
-            return self.wake_at(due);
-        }
-        if std::mem::replace(&mut round.judged, true) {
-            return self.wake_at(now + limits::BURST);
-        }
-        let workers = record.members.iter().map(|member| round.view.workers.get(&member.worker));
-        let redundant = workers.map(|worker| worker.map_or(0, |worker| worker.redundant_experts)).min().unwrap_or(0);
-        // Never used before, not even by a placement that the store has forgotten: ranks know layouts by it.
-        let number = round.next_epoch();
-        let change = relayout(&record.placement, &load.rows, redundant, settings.above, number);
-        let more = change.as_ref().is_some_and(|change| change.more);
-        let again = now + if more { settings.every.min(limits::EXPERTS_AGAIN) } else { settings.every };
-        self.judge.insert(id.to_owned(), again);
-        self.wake_at(again);
-        let Some(change) = change else { return };
-        let why = format!(
-            "{id}: layout {number}, {} copies of experts in {} layers move; the busiest rank has {:.2} times the mean, then {:.2}",
-            change.copies, change.layers, change.before, change.after
-        );
-        let record = GroupRecord { placement: change.placement, ..(**record).clone() };
-        let key = self.keys.placement(id);
-        let transaction = Transaction::default().when(Condition::At(key.clone(), at));
-        round.decisions.push(Decision { why, transaction: transaction.put(key, encode(&record), None) });
     }
 
     /// Members that are not there any more.
@@ -430,7 +408,7 @@ impl Controller {
         for member in &gone {
             transaction = transaction.put(self.keys.seat(&member.worker), free_seat.clone(), None);
         }
-        let why = match placement {
+        let (kind, why) = match placement {
             Some(placement) => {
                 let same = |(worker, n): &(String, u64)| view.workers.get(worker).is_some_and(|w| w.incarnation == *n);
                 let mut out: Vec<(String, u64)> = record.out.iter().filter(|out| same(out)).cloned().collect();
@@ -444,20 +422,20 @@ impl Controller {
                 let draining = false;
                 let record = GroupRecord { members, placement, draining, out, ..record.clone() };
                 transaction = transaction.put(key, encode(&record), None);
-                why
+                (Kind::Reform, why)
             }
             None => {
                 transaction = transaction.delete(key);
-                format!("{id}: {why}; the others cannot hold all ranks, the group is over")
+                (Kind::Dissolve, format!("{id}: {why}; the others cannot hold all ranks, the group is over"))
             }
         };
-        round.decisions.push(Decision { why, transaction });
+        round.decisions.push(Decision { kind, why, transaction });
     }
 
     /// New groups of workers that have none.
     fn form(&mut self, round: &mut Round) {
-        for (kind, mut free) in std::mem::take(&mut round.free) {
-            let (model, fingerprint, group_size) = kind;
+        for (sort, mut free) in std::mem::take(&mut round.free) {
+            let (model, fingerprint, group_size) = sort;
             while free.len() > self.settings.spares {
                 let (mut chosen, mut ranks) = (Vec::new(), 0);
                 for (i, (_, worker)) in free.iter().enumerate() {
@@ -503,7 +481,7 @@ impl Controller {
                     out: Vec::new(),
                 };
                 transaction = transaction.put(key, encode(&record), None);
-                round.decisions.push(Decision { why, transaction });
+                round.decisions.push(Decision { kind: Kind::Form, why, transaction });
             }
         }
     }
@@ -546,12 +524,12 @@ impl Controller {
         }
         // Groups that change in this round get their seats with it.
         if round.decisions.is_empty() && !transaction.writes.is_empty() {
-            round.decisions.push(Decision { why: "seats as the placements say".into(), transaction });
+            round.decisions.push(Decision { kind: Kind::Seat, why: "seats as the placements say".into(), transaction });
         }
     }
 }
 
-fn of(record: &GroupRecord) -> Kind {
+fn of(record: &GroupRecord) -> Sort {
     (record.model.clone(), record.fingerprint.clone(), record.group_size)
 }
 

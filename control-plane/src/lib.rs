@@ -16,6 +16,7 @@ pub mod records;
 mod retry;
 pub mod session;
 pub mod store;
+mod tally;
 #[cfg(test)]
 mod tests;
 pub mod view;
@@ -30,4 +31,5 @@ pub use placement::{ModelShape, Placement, RankPlacement, place};
 pub use records::Keys;
 pub use session::{Held, Session};
 pub use store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction};
+pub use tally::Tally;
 pub use view::View;

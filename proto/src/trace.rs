@@ -1,5 +1,5 @@
 //! How a span's W3C trace context travels in headers. What knows OpenTelemetry is the process, not its crates: it says once
-//! how; until then a span has no context.
+//! how; until then a span has no context. A span that takes part has a field `trace_id`.
 
 use std::sync::OnceLock;
 
@@ -13,8 +13,8 @@ pub type Get<'a> = &'a dyn Fn(&str) -> Option<&'a str>;
 pub struct Propagation {
     /// The headers that say which span this is.
     pub headers: fn(&Span) -> Vec<(String, String)>,
-    /// Makes the span, which nobody has entered yet, a child of the one that the headers name.
-    pub adopt: for<'a> fn(&Span, Get<'a>),
+    /// Makes the span, which nobody has entered yet, a child of the one that the headers name; the id of their trace.
+    pub adopt: for<'a> fn(&Span, Get<'a>) -> Option<String>,
 }
 
 static PROPAGATION: OnceLock<Propagation> = OnceLock::new();
@@ -36,8 +36,10 @@ pub fn inject(span: &Span, metadata: &mut MetadataMap) {
 
 /// The span is part of the caller's, if that says one.
 pub fn adopt<'a>(span: &Span, get: Get<'a>) {
-    if let Some(propagation) = PROPAGATION.get() {
-        (propagation.adopt)(span, get);
+    if let Some(propagation) = PROPAGATION.get()
+        && let Some(trace) = (propagation.adopt)(span, get)
+    {
+        span.record("trace_id", trace);
     }
 }
 

@@ -65,6 +65,7 @@ impl Arrival {
             deadline: self.deadline,
             permit: self.place.admit(priority, self.deadline).await?,
             metrics: self.core.metrics.clone(),
+            effort: self.core.effort.clone(),
             session: self.session.or_else(named),
             caller: self.caller,
         })

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{Core, error::Error, grpc, http as http_surface, keys::Caller};
 
 /// Nothing here is secret, and whoever watches or scrapes has no key.
-const OPEN: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+pub const OPEN: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
 const OPEN_SERVICE: &str = "/grpc.health.v1.Health/";
 
 pub async fn http(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {

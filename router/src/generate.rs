@@ -21,6 +21,7 @@ use tracing::Instrument;
 use crate::{
     admit::Permit,
     choice::{Choice, Guided},
+    effort::Effort,
     error::Error,
     guide::Guide,
     job::Generation,
@@ -29,7 +30,7 @@ use crate::{
     metrics::Metrics,
     model::{Bounds, Model, now},
     pool::Wanted,
-    steer::{EngineStream, Spans},
+    steer::{Common, EngineStream, Spans},
     stop::StopStrings,
     stream::{Opening, Reader, Report, Transcript},
     trace::Trace,
@@ -45,6 +46,7 @@ pub struct Call {
     pub deadline: Instant,
     pub permit: Permit,
     pub metrics: Arc<Metrics>,
+    pub effort: Arc<Effort>,
     /// Whose request it is, if the server asks.
     pub caller: Option<Caller>,
     /// Requests of one session are best answered by one engine.
@@ -329,10 +331,15 @@ async fn open(
     let grammar = reading.grammar();
     let choice = async |index: u32, lease, queue| {
         let start = plan.start(&call.trace.id, index, &prompt, grammar);
-        let (pool, metrics, span) = (model.pool.clone(), call.metrics.clone(), call.trace.span.clone());
-        let opening =
-            EngineStream::open(pool, lease, start, call.session, call.deadline, metrics, Spans { span, queue });
-        let engine = opening.await?;
+        let common = Common {
+            pool: model.pool.clone(),
+            session: call.session,
+            deadline: call.deadline,
+            metrics: call.metrics.clone(),
+            effort: call.effort.clone(),
+        };
+        let spans = Spans { span: call.trace.span.clone(), queue };
+        let engine = EngineStream::open(common, lease, start, spans).await?;
         let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
             Ok(matcher) => Ok(Guided {
                 guide: Guide::new(matcher, grammar.compiled.opening(), &plan.limits.stop_token_ids, grammar.always),

@@ -12,6 +12,7 @@ mod chat;
 mod choice;
 mod complete;
 mod conversation;
+mod effort;
 pub mod error;
 mod gate;
 mod generate;
@@ -51,6 +52,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     admit::Admission,
+    effort::Effort,
     members::Fleet,
     metrics::{EngineReport, Metrics, PoolReport},
     model::Model,
@@ -81,6 +83,8 @@ pub struct RouterConfig {
     pub allow_control_tokens: bool,
     /// How a sequence gets its engine, where engines come and go.
     pub policy: RoutePolicy,
+    /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None: never.
+    pub hedge_after: Option<Duration>,
 }
 
 impl Default for RouterConfig {
@@ -93,6 +97,7 @@ impl Default for RouterConfig {
             body_bytes: limits::BODY_BYTES,
             allow_control_tokens: false,
             policy: RoutePolicy::CacheAware,
+            hedge_after: None,
         }
     }
 }
@@ -128,6 +133,7 @@ pub(crate) struct Core {
     config: RouterConfig,
     models: RwLock<Arc<Vec<Arc<Model>>>>,
     admission: Admission,
+    effort: Arc<Effort>,
     metrics: Arc<Metrics>,
     health: HealthReporter,
 }
@@ -161,6 +167,7 @@ impl Router {
         let health = HealthReporter::new();
         let core = Arc::new(Core {
             admission: Admission::new(config.max_in_flight, config.max_queued),
+            effort: Arc::new(Effort::new(config.hedge_after)),
             config,
             models: RwLock::new(Arc::new(models)),
             metrics: Arc::default(),
@@ -276,6 +283,7 @@ impl Core {
         let (in_flight, limit) = (self.admission.in_flight(), self.admission.limit());
         let mut report = self.metrics.write(in_flight, limit, &pools, &engines);
         self.admission.write_metrics(&mut report);
+        self.effort.write_metrics(&mut report);
         if let Some(keys) = &self.config.keys {
             keys.write_metrics(&mut report);
         }

@@ -66,6 +66,15 @@ pub const HEADER_NAMES: usize = 32;
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
 /// Times that a sequence may go on elsewhere without a token in between: one that takes every engine down with it must not.
 pub const RESUMES: u32 = 3;
+/// What each new sequence adds to the budget for trying sequences again that no engine took, or that lost another engine
+/// before a token ...
+pub const RETRIES_PER_SEQUENCE: f64 = 0.2;
+/// ... what each second adds, also without sequences ...
+pub const RETRIES_PER_SECOND: f64 = 10.0;
+/// ... and the most that it holds: what may be tried again at once when engines die under load.
+pub const RETRIES_AT_ONCE: f64 = 1000.0;
+/// Of so many sequences, one may be with two engines; of fewer, too.
+pub const HEDGED_ONE_IN: usize = 20;
 /// Longest wait of a sequence that has lost its engine for another one to join.
 pub const RESUME_WAIT: Duration = Duration::from_secs(120);
 /// Longest wait of a new sequence while no engine is there.

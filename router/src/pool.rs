@@ -349,6 +349,18 @@ impl Pool {
         }
     }
 
+    /// One that serves and has not failed lately, other than this group's: for a sequence that has an engine already.
+    pub fn another(&self, wanted: &Wanted<'_>, than: &str) -> Option<Lease> {
+        let now = Instant::now();
+        let healthy = |listed: &&Listed| {
+            listed.standing == Standing::Serving
+                && listed.engine.group != than
+                && listed.engine.breaker().condition(now) == Condition::Closed
+        };
+        let others: Vec<Listed> = self.listed().iter().filter(healthy).cloned().collect();
+        self.choose(&others, &self.routing.prompt(wanted.salt, wanted.tokens), wanted.session)
+    }
+
     /// Of the best standing, the one that the policy takes.
     fn choose<'listed>(&self, listed: &'listed [Listed], prompt: &Prompt, session: Option<u64>) -> Option<Lease> {
         let now = Instant::now();

@@ -1,9 +1,15 @@
 //! The router's end of a sequence: hears tokens, knows which of them count, and steers.
 
-use std::sync::{Arc, atomic::Ordering};
+mod hedge;
+
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+};
 
 use bytes::Bytes;
 use futures::FutureExt;
+use hedge::{Hedge, Turn};
 use rein_proto::{
     internal::{
         Admitted, Finish, FinishReason, FromEngine, Start, Steer, ToEngine, TokenLogprob, Tokens, from_engine,
@@ -21,6 +27,7 @@ use tracing::{Instrument, Span};
 
 use crate::{
     breaker::Fault,
+    effort::{Counted, Effort},
     error::Error,
     limits,
     metrics::Metrics,
@@ -82,7 +89,7 @@ impl Steering {
 }
 
 /// Which tokens of the engine count: pure bookkeeping of epoch and position.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Course {
     epoch: u64,
     accepted: Vec<u32>,
@@ -165,18 +172,29 @@ impl Course {
 pub struct EngineStream {
     link: Link,
     course: Course,
-    pool: Arc<Pool>,
+    common: Common,
     /// As it began.
     start: Start,
-    session: Option<u64>,
-    deadline: Instant,
-    metrics: Arc<Metrics>,
+    /// Another engine that has it, too, until the first answer.
+    hedge: Hedge,
+    /// An answer that came before the sequence was open here.
+    answer: Option<FromEngine>,
+    _counted: Counted,
     admitted: bool,
     finished: bool,
     /// Engines lost since the last token.
     resumes: u32,
     /// The request's.
     span: Span,
+}
+
+/// What all attempts at a sequence share.
+pub struct Common {
+    pub pool: Arc<Pool>,
+    pub session: Option<u64>,
+    pub deadline: Instant,
+    pub metrics: Arc<Metrics>,
+    pub effort: Arc<Effort>,
 }
 
 /// A sequence's present engine.
@@ -244,23 +262,44 @@ pub struct Spans {
 impl EngineStream {
     /// Returns when an engine, at first that of the lease, has taken the sequence into its queue, or all have refused it.
     /// `span` is the request's, `queue` the part of it that ends here.
-    pub async fn open(
-        pool: Arc<Pool>,
-        lease: Lease,
-        start: Start,
-        session: Option<u64>,
-        deadline: Instant,
-        metrics: Arc<Metrics>,
-        spans: Spans,
-    ) -> Result<Self, Error> {
-        let mut resumes = 0;
+    pub async fn open(common: Common, lease: Lease, start: Start, spans: Spans) -> Result<Self, Error> {
+        let counted = common.effort.begin();
         let Spans { span, queue } = spans;
-        let opening = open_link(&pool, Some(lease), &start, session, deadline, &mut resumes, &span);
-        let link = opening.instrument(queue.clone()).await?;
+        let (mut resumes, mut hedge, first) = (0, Hedge::new(&common), lease.engine().group.clone());
+        let mut course = Course { accepted: start.resume.clone(), held: start.hold, ..Course::default() };
+        let mut answer = None;
+        let link = {
+            let opening = common.open(Some(lease), &start, &mut resumes, &span).instrument(queue.clone());
+            let mut opening = pin!(opening);
+            loop {
+                tokio::select! {
+                    biased;
+                    opened = &mut opening => match opened {
+                        Ok(link) => break link,
+                        Err(error) => match hedge.promote() {
+                            Some((link, of_it)) => {
+                                common.effort.won();
+                                course = of_it;
+                                break link;
+                            }
+                            None => return Err(error),
+                        },
+                    },
+                    turn = hedge.next() => match turn {
+                        Turn::Due => hedge = Hedge::begin(&common, &start, &course, &first, &span),
+                        Turn::Won(won) => {
+                            common.effort.won();
+                            (course, answer) = (won.course, Some(won.answer));
+                            break won.link;
+                        }
+                    },
+                }
+            }
+        };
         queue.record("engine", &link.lease.engine().group);
-        let course = Course { accepted: start.resume.clone(), held: start.hold, ..Course::default() };
         let (admitted, finished) = (false, false);
-        Ok(EngineStream { link, course, pool, start, session, deadline, metrics, admitted, finished, resumes, span })
+        let _counted = counted;
+        Ok(EngineStream { link, course, common, start, hedge, answer, _counted, admitted, finished, resumes, span })
     }
 
     pub fn lease(&self) -> &Lease {
@@ -279,14 +318,53 @@ impl EngineStream {
                 Ok(Some(heard)) => return Ok(heard),
                 Ok(None) => {}
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Lost(error)) => self.resume(error).await?,
+                Err(Failure::Lost(error)) => match self.hedge.promote() {
+                    Some((link, course)) => {
+                        tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "the second engine has it");
+                        self.link.lease.failed(Fault::Gone);
+                        self.common.effort.won();
+                        (self.link, self.course, self.finished) = (link, course, false);
+                    }
+                    None => self.resume(error).await?,
+                },
+            }
+        }
+    }
+
+    /// The engine's next message; the first one of all, of whichever engine answers first. Cancel-safe.
+    async fn message(&mut self) -> Result<Option<FromEngine>, Status> {
+        if let Some(answer) = self.answer.take() {
+            return Ok(Some(answer));
+        }
+        loop {
+            tokio::select! {
+                biased;
+                message = self.link.from.message() => {
+                    if let Ok(Some(FromEngine { kind: Some(kind) })) = &message
+                        && !matches!(kind, from_engine::Kind::Finish(finish) if finish.reason() == FinishReason::Lost)
+                    {
+                        self.hedge = Hedge::Settled;
+                    }
+                    return message;
+                }
+                turn = self.hedge.next() => match turn {
+                    Turn::Due => {
+                        let engine = &self.link.lease.engine().group;
+                        self.hedge = Hedge::begin(&self.common, &self.start, &self.course, engine, &self.span);
+                    }
+                    Turn::Won(won) => {
+                        self.common.effort.won();
+                        (self.link, self.course) = (won.link, won.course);
+                        return Ok(Some(won.answer));
+                    }
+                },
             }
         }
     }
 
     /// The engine's next message, if it counts.
     async fn hear_here(&mut self) -> Result<Option<Heard>, Failure> {
-        let message = match timeout_at(self.deadline, self.link.from.message()).await {
+        let message = match timeout_at(self.common.deadline, self.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => {
                 let cause = if self.finished { "read past the finish" } else { "the stream ended with no finish" };
@@ -327,20 +405,22 @@ impl EngineStream {
         let accepted = self.course.accepted.len();
         tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = %lost, "resuming");
         self.link.lease.failed(Fault::Gone);
-        if self.resumes >= limits::RESUMES {
-            self.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
+        // The first time is free: what was lost has to be computed somewhere.
+        let again = self.resumes > 0;
+        if self.resumes >= limits::RESUMES || again && !self.common.effort.retry(Instant::now()) {
+            self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
             return Err(lost);
         }
         let reason = lost.cause.as_deref().unwrap_or(&lost.message);
         let span = crate::trace::resume(&self.span, reason, accepted);
         self.resumes += 1;
         let (resumed, steering) = self.course.resume(&self.start, self.admitted);
-        let opening = open_link(&self.pool, None, &resumed, self.session, self.deadline, &mut self.resumes, &span);
+        let opening = self.common.open(None, &resumed, &mut self.resumes, &span);
         self.link = opening.instrument(span.clone()).await.inspect_err(|_| {
-            self.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
+            self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
         })?;
         span.record("engine", &self.link.lease.engine().group);
-        self.metrics.resumed.fetch_add(1, Ordering::Relaxed);
+        self.common.metrics.resumed.fetch_add(1, Ordering::Relaxed);
         self.finished = false;
         match steering {
             Some(steering) => self.steer(steering).await,
@@ -350,10 +430,11 @@ impl EngineStream {
 
     /// From here on, only what the engine says after this counts.
     pub async fn steer(&mut self, steering: Steering) -> Result<(), Error> {
+        self.hedge.withdraw();
         let steer = self.course.steer(steering);
         self.finished = false;
         let sent = self.link.to.send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
-        match timeout_at(self.deadline, sent).await {
+        match timeout_at(self.common.deadline, sent).await {
             // An engine that hung up says why on its own stream.
             Ok(_) => Ok(()),
             Err(_) => Err(Error::deadline()),
@@ -368,35 +449,30 @@ impl EngineStream {
     }
 }
 
-/// On the engine of the lease, then on others, as often as `tries` leaves to try.
-async fn open_link(
-    pool: &Pool,
-    mut lease: Option<Lease>,
-    start: &Start,
-    session: Option<u64>,
-    deadline: Instant,
-    tries: &mut u32,
-    span: &Span,
-) -> Result<Link, Error> {
-    loop {
-        let lease = match lease.take() {
-            Some(lease) => lease,
-            None => {
-                let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
-                let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session };
-                pool.lease(&wanted, deadline.min(Instant::now() + limits::RESUME_WAIT)).await?
+impl Common {
+    /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try.
+    async fn open(&self, mut lease: Option<Lease>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
+        loop {
+            let lease = match lease.take() {
+                Some(lease) => lease,
+                None => {
+                    let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
+                    let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session: self.session };
+                    self.pool.lease(&wanted, self.deadline.min(Instant::now() + limits::RESUME_WAIT)).await?
+                }
+            };
+            let error = match Link::open(lease, start.clone(), self.deadline, span).await {
+                Ok(link) => return Ok(link),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Lost(error)) => error,
+            };
+            tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
+            let alone = self.pool.is_fixed() && self.pool.engines().len() == 1;
+            if *tries >= limits::RESUMES || alone || !self.effort.retry(Instant::now()) {
+                return Err(error);
             }
-        };
-        let error = match Link::open(lease, start.clone(), deadline, span).await {
-            Ok(link) => return Ok(link),
-            Err(Failure::Final(error)) => return Err(error),
-            Err(Failure::Lost(error)) => error,
-        };
-        tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
-        if *tries >= limits::RESUMES || pool.is_fixed() && pool.engines().len() == 1 {
-            return Err(error);
+            *tries += 1;
         }
-        *tries += 1;
     }
 }
 

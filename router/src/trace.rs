@@ -27,6 +27,7 @@ impl Trace {
             otel.kind = "server",
             otel.status_code = Empty,
             request_id = id,
+            trace_id = Empty,
             surface,
             endpoint,
             client_request_id = Empty,

@@ -1,12 +1,16 @@
 //! `rein controller`.
 
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rein_control_plane::decide::Settings;
 use rein_control_plane::rebalance::Rebalance;
-use rein_control_plane::{ControllerOptions, controller};
+use rein_control_plane::{ControllerOptions, Tally, View, controller};
 
+use super::page::{Listening, Page, Text};
+use super::status::{state, worker_state};
 use super::{id, keys, store};
 use crate::args::ControllerArgs;
 use crate::listen::StopSignals;
@@ -19,10 +23,24 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let every = Duration::from_secs(args.rebalance_every);
     let rebalance = (!every.is_zero()).then_some(Rebalance { above: args.rebalance_above, every });
     let settings = Settings { spares: args.spares, rebalance };
-    let options = ControllerOptions { id: id(&args.id, std::process::id())?, settings };
+    let tally = Arc::new(Tally::default());
+    let options = ControllerOptions { id: id(&args.id, std::process::id())?, settings, tally: tally.clone() };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut stop = StopSignals::new()?;
+        let page = Page {
+            metrics: Box::new({
+                let tally = tally.clone();
+                move || metrics(&tally)
+            }),
+            // One that stands by is ready: the other may go.
+            ready: Box::new(move || match (tally.view(|_| ()), tally.active()) {
+                (None, _) => Err("the store has not been read"),
+                (Some(()), true) => Ok("active"),
+                (Some(()), false) => Ok("standing by"),
+            }),
+        };
+        let http = Listening::open(args.http, page).await?;
         println!("rein: controller {} of cluster {}", options.id, args.cluster.cluster);
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let mut running = tokio::spawn(controller::run(store, keys, options, async {
@@ -36,7 +54,60 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
                 running.await?;
             }
         }
+        if let Some(http) = http {
+            http.close().await;
+        }
         println!("rein: stopped");
         Ok(())
     })
+}
+
+const GROUPS: [&str; 4] = ["serving", "loading", "broken", "draining"];
+const WORKERS: [&str; 3] = ["seated", "spare", "draining"];
+
+fn metrics(tally: &Tally) -> String {
+    let mut text = Text::of_process();
+    let help = "Whether this controller is the one that decides.";
+    text.family("rein_controller_active", "gauge", help).sample(&[], u8::from(tally.active()));
+    let help = "Changes that this controller has made to the cluster, by kind.";
+    let mut family = text.family("rein_controller_decisions_total", "counter", help);
+    for (kind, count) in tally.decisions() {
+        family.sample(&[("kind", kind)], count);
+    }
+    let (groups, workers, routers) = tally.view(seen).unwrap_or_default();
+    for (name, help, states, seen) in [
+        ("rein_controller_groups", "Groups by what they do.", &GROUPS[..], groups),
+        ("rein_controller_workers", "Workers by what they do.", &WORKERS[..], workers),
+    ] {
+        let mut family = text.family(name, "gauge", help);
+        for state in states {
+            family.sample(&[("state", state)], seen.get(state).copied().unwrap_or(0));
+        }
+    }
+    text.family("rein_controller_routers", "gauge", "Routers that are there.").sample(&[], routers);
+    text.0
+}
+
+type Counts = BTreeMap<&'static str, usize>;
+
+/// Groups and workers by state, and how many routers.
+fn seen(view: &View) -> (Counts, Counts, usize) {
+    let (mut groups, mut workers) = (Counts::new(), Counts::new());
+    for group in view.groups.values() {
+        *groups.entry(state(group)).or_default() += 1;
+    }
+    for (id, worker) in &view.workers {
+        *workers.entry(worker_state(view, id, worker)).or_default() += 1;
+    }
+    (groups, workers, view.routers.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_page_lists_what_is_written() {
+        super::super::page::assert_documented("Controllers", &metrics(&Tally::default()));
+    }
 }

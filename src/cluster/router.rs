@@ -38,8 +38,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let listeners = Listeners::bind(&args.edge).await?;
         let (http, grpc) = (listeners.http.local_addr()?, listeners.grpc.local_addr()?);
         let id = id(&args.id, http.port())?;
-        let router = Router::open(RouterConfig { policy: args.policy, ..edge::config(&args.edge)? })?;
         let dial: Dial = Arc::new(move |address| links.dial(address));
+        let hedge_after = args.hedge_after.map(Duration::from_millis);
+        let router = Router::open(RouterConfig { policy: args.policy, hedge_after, ..edge::config(&args.edge)? })?;
         let fleet = Fleet { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
         let following = {
             let router = router.clone();

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::Write;
 
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{Keys, WorkerState};
+use rein_control_plane::records::{Keys, WorkerRecord, WorkerState};
 use rein_control_plane::view::Group;
 use rein_control_plane::{Mirror, View};
 use serde_json::{Value, json};
@@ -43,13 +43,23 @@ fn read(keys: &Keys, snapshot: &rein_control_plane::Snapshot) -> View {
 }
 
 /// What a group is doing, in a word.
-fn state(group: &Group) -> &'static str {
+pub fn state(group: &Group) -> &'static str {
     match group.record() {
         None => "over",
         Some(record) if group.trouble.values().any(|trouble| trouble.epoch == record.epoch()) => "broken",
         Some(_) if !group.serves() => "loading",
         Some(record) if record.draining => "draining",
         Some(_) => "serving",
+    }
+}
+
+/// What a worker is doing, in a word.
+pub fn worker_state(view: &View, id: &str, worker: &WorkerRecord) -> &'static str {
+    let record = worker.seat.group.as_deref().and_then(|group| view.groups.get(group)?.record());
+    match (worker.state, record.and_then(|record| record.member(id, worker.incarnation))) {
+        (WorkerState::Draining, _) => "draining",
+        (WorkerState::Ready, Some(_)) => "seated",
+        (WorkerState::Ready, None) => "spare",
     }
 }
 
@@ -139,11 +149,7 @@ fn table(cluster: &str, view: &View) -> String {
         let group = worker.seat.group.as_deref();
         let record = group.and_then(|group| view.groups.get(group)?.record());
         let member = record.and_then(|record| Some((record, record.member(id, worker.incarnation)?)));
-        let state = match (worker.state, member) {
-            (WorkerState::Draining, _) => "draining",
-            (WorkerState::Ready, Some(_)) => "seated",
-            (WorkerState::Ready, None) => "spare",
-        };
+        let state = worker_state(view, id, worker);
         let rank = member.map_or_else(
             || "-".into(),
             |(record, member)| record.members[member].ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(","),

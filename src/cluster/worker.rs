@@ -10,15 +10,18 @@ use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Fan, Keys, ModelShape, Store};
 use rein_kernels::collective::tcp;
 use rein_kernels::cpu::Isa;
+use rein_proto::internal::EngineStats;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::textmodel::{Overrides, TextModel};
 use rein_worker::executor::Executor;
-use rein_worker::node::{self, Files, NodeOptions, Switch, Work};
+use rein_worker::metrics::STEP_SECONDS;
+use rein_worker::node::{self, Files, NodeOptions, Readiness, Switch, Work, WorkerReport};
 use rein_worker::rank::{Model, ModelOptions};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
+use super::page::{Listening, Page, Text};
 use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, turned};
@@ -68,10 +71,13 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         };
         let tls = peers.as_ref().map(Peers::server);
         let shared = Shared { args: &args, tls, keys, store, work, listener: Arc::new(listener), record, leaving };
-        let mut workers = JoinSet::new();
+        let (mut workers, mut shown) = (JoinSet::new(), Vec::new());
         for replica in 0..args.replicas {
-            workers.spawn(shared.worker(replica).await?);
+            let (worker, runs) = shared.worker(replica).await?;
+            workers.spawn(runs);
+            shown.push(worker);
         }
+        let http = Listening::open(args.http, page(shown)).await?;
         let ended = async {
             while let Some(ended) = workers.join_next().await {
                 ended??;
@@ -90,6 +96,9 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
                     _ = stop.next() => tracing::warn!("told twice: leaving at once"),
                 }
             }
+        }
+        if let Some(http) = http {
+            http.close().await;
         }
         println!("rein: stopped");
         Ok(())
@@ -122,8 +131,11 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// A worker on a port of its own; the future runs it.
-    async fn worker(&self, replica: u16) -> Result<impl Future<Output = Result<(), String>> + use<>, Box<dyn Error>> {
+    /// A worker on a port of its own, and the future that runs it.
+    async fn worker(
+        &self,
+        replica: u16,
+    ) -> Result<(Shown, impl Future<Output = Result<(), String>> + use<>), Box<dyn Error>> {
         let args = self.args;
         let listen = if replica == 0 { args.listen } else { SocketAddr::new(args.listen.ip(), 0) };
         let socket = bind("--listen", listen).await?;
@@ -145,12 +157,17 @@ impl Shared<'_> {
         let switch = Switch::default();
         let (closing, closed) = watch::channel(false);
         let files = WorkerServer::new(Files::of(&args.weights.model));
-        let routes = Routes::new(switch.clone().into_server()).add_service(files);
+        let readiness = Readiness::of(self.store.clone(), self.keys.clone(), &id, switch.clone());
+        let health = readiness.clone().into_server();
+        let routes = Routes::new(switch.clone().into_server()).add_service(files).add_service(health);
+        let shown = Shown { id: id.clone(), switch: switch.clone(), readiness: readiness.clone() };
         let server = tokio::spawn(serve_grpc(routes, socket, self.tls.clone(), turned(closed)));
         println!("rein: worker {id} listening on {address}");
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());
-        Ok(async move {
+        let runs = async move {
+            // It judges while somebody holds it.
+            let _readiness = readiness;
             node::run(store, options, work, listener, switch, leaving).await;
             closing.send_replace(true);
             match tokio::time::timeout(CLOSE_TIME, server).await {
@@ -158,8 +175,75 @@ impl Shared<'_> {
                 // Its connections are cut when the process ends.
                 Err(_) => Ok(()),
             }
-        })
+        };
+        Ok((shown, runs))
     }
+}
+
+/// What a worker shows to operators.
+struct Shown {
+    id: String,
+    switch: Switch,
+    readiness: Readiness,
+}
+
+fn page(workers: Vec<Shown>) -> Page {
+    let workers = Arc::new(workers);
+    let shown = workers.clone();
+    let metrics = move || {
+        let of = |worker: &Shown| (worker.id.clone(), worker.readiness.verdict().ready, worker.switch.report());
+        metrics(&shown.iter().map(of).collect::<Vec<_>>())
+    };
+    // Of several: the first that is not ready, else the last.
+    let ready = move || {
+        let verdict = |worker: &Shown| match worker.readiness.verdict() {
+            verdict if verdict.ready => Ok(verdict.why),
+            verdict => Err(verdict.why),
+        };
+        workers.iter().try_fold("", |_, worker| verdict(worker))
+    };
+    Page { metrics: Box::new(metrics), ready: Box::new(ready) }
+}
+
+fn metrics(workers: &[(String, bool, WorkerReport)]) -> String {
+    let mut text = Text::of_process();
+    let help = "Whether the worker is of use now.";
+    let mut family = text.family("rein_worker_ready", "gauge", help);
+    for (id, ready, report) in workers {
+        family.sample(&[("worker", id), ("standing", report.standing)], u8::from(*ready));
+    }
+    let mut family = text.family("rein_worker_epoch", "gauge", "Epoch of the worker's last seat; 0: none yet.");
+    for (id, _, report) in workers {
+        family.sample(&[("worker", id)], report.epoch);
+    }
+    let mut family = text.family("rein_worker_routers", "gauge", "Routers that follow the engine it leads with.");
+    for (id, _, report) in workers {
+        family.sample(&[("worker", id)], report.routers);
+    }
+    let engines = || workers.iter().filter_map(|(id, _, report)| Some((id, report.engine.as_ref()?)));
+    type Read = fn(&EngineStats) -> u64;
+    let table: [(&str, &str, &str, Read); 9] = [
+        ("running_sequences", "gauge", "Sequences in the batch.", |s| s.running.into()),
+        ("waiting_sequences", "gauge", "Sequences in the queue.", |s| s.waiting.into()),
+        ("used_blocks", "gauge", "KV blocks in use.", |s| s.used_blocks.into()),
+        ("blocks", "gauge", "KV blocks there are.", |s| s.total_blocks.into()),
+        ("steps_total", "counter", "Steps executed.", |s| s.steps),
+        ("prefill_tokens_total", "counter", "Prompt tokens computed.", |s| s.prefill_tokens),
+        ("cached_tokens_total", "counter", "Prompt tokens taken from the prefix cache.", |s| s.cached_tokens),
+        ("generated_tokens_total", "counter", "Tokens drawn.", |s| s.generated_tokens),
+        ("preemptions_total", "counter", "Sequences that gave up their blocks.", |s| s.preemptions),
+    ];
+    for (name, kind, help, read) in table {
+        let mut family = text.family(&format!("rein_worker_{name}"), kind, help);
+        for (id, (stats, _)) in engines() {
+            family.sample(&[("worker", id)], read(stats));
+        }
+    }
+    let mut family = text.family("rein_worker_step_seconds", "histogram", "From the start of a step to its end.");
+    for (id, (_, times)) in engines() {
+        family.histogram(id, &STEP_SECONDS, &times.buckets, times.count, times.time);
+    }
+    text.0
 }
 
 /// What executes steps, the model's shape, the ranks that there is room for, and the served name.
@@ -216,4 +300,31 @@ fn fingerprint(args: &WorkerArgs) -> Result<String, Box<dyn Error>> {
     // FNV-1a, which is the same in every build.
     let hash = text.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     Ok(format!("{hash:016x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_page_lists_what_is_written() {
+        let times = rein_worker::metrics::StepTimes::default();
+        times.observe(Duration::from_millis(3));
+        times.observe(Duration::from_secs(100));
+        let stats = EngineStats { steps: 2, ..EngineStats::default() };
+        let leads = WorkerReport { standing: "leads", epoch: 7, engine: Some((stats, times.seen())), routers: 1 };
+        let spare = WorkerReport { standing: "spare", epoch: 0, engine: None, routers: 0 };
+        let text = metrics(&[("w0".into(), true, leads), ("w1".into(), false, spare)]);
+        super::super::page::assert_documented("Workers", &text);
+        for line in [
+            "rein_worker_ready{worker=\"w1\",standing=\"spare\"} 0",
+            "rein_worker_steps_total{worker=\"w0\"} 2",
+            "rein_worker_step_seconds_bucket{worker=\"w0\",le=\"0.0025\"} 0",
+            "rein_worker_step_seconds_bucket{worker=\"w0\",le=\"60\"} 1",
+            "rein_worker_step_seconds_bucket{worker=\"w0\",le=\"+Inf\"} 2",
+            "rein_worker_step_seconds_sum{worker=\"w0\"} 100.003",
+        ] {
+            assert!(text.lines().any(|written| written == line), "{line} in {text}");
+        }
+    }
 }

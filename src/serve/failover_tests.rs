@@ -37,7 +37,7 @@ impl Executor for Mortal {
     }
 }
 
-fn text() -> TextModel {
+pub fn text() -> TextModel {
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
     TextModel::load(&demo, &Overrides::default()).expect("the demo model")
 }
@@ -56,7 +56,7 @@ fn fleet(lives: &[usize]) -> (axum::Router, Arc<AtomicUsize>) {
     (router.http(), taken[0].clone())
 }
 
-fn request(i: u64, section: Option<u32>) -> Value {
+pub fn request(i: u64, section: Option<u32>) -> Value {
     let tool = json!({"type": "function", "function": {"name": "book_room", "parameters": {
         "type": "object", "required": ["room", "seats"], "additionalProperties": false,
         "properties": {"room": {"type": "string", "maxLength": 12}, "seats": {"type": "integer"}, "quiet": {"type": "boolean"}}}}});
@@ -75,7 +75,7 @@ fn request(i: u64, section: Option<u32>) -> Value {
     request
 }
 
-async fn answer(router: axum::Router, request: Value) -> (u16, Value) {
+pub async fn answer(router: axum::Router, request: Value) -> (u16, Value) {
     let post = http::Request::post("/v1/chat/completions").header("content-type", "application/json");
     let request = post.body(Body::from(request.to_string())).expect("a request");
     let response = router.oneshot(request).await.expect("infallible");
@@ -99,7 +99,7 @@ async fn answers(lives: &[usize]) -> (Vec<(u16, Value)>, usize) {
     (futures::future::join_all(all).await, taken.load(Ordering::Relaxed))
 }
 
-fn assert_same(disturbed: &[(u16, Value)], undisturbed: &[(u16, Value)], when: &str) {
+pub fn assert_same(disturbed: &[(u16, Value)], undisturbed: &[(u16, Value)], when: &str) {
     for (i, (disturbed, undisturbed)) in disturbed.iter().zip(undisturbed).enumerate() {
         let text = |(status, body): &(u16, Value)| format!("{status} {body}");
         let (got, want) = (text(disturbed), text(undisturbed));

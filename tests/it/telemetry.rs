@@ -230,7 +230,9 @@ fn logs_name_the_request() {
     let mut command = rein();
     command.env("REIN_LOG", "info,rein_worker=debug").env("REIN_LOG_FORMAT", "json").stderr(file);
     let server = Server::of(command, &["--engine", "sim"]);
-    let answer = server.post("/v1/chat/completions", chat(4));
+    // With nowhere to send traces to, too, the caller's goes on to the engine.
+    let headers = format!("traceparent: {CALLER}\r\n");
+    let answer = read_response(request_with(server.http, "/v1/chat/completions", &headers, &chat(4).to_string()));
     let id = answer.json()["id"].as_str().unwrap().to_owned();
     assert!(answer.head.to_lowercase().contains(&format!("x-request-id: {id}\r\n").to_lowercase()), "{answer:?}");
     server.signal("TERM");
@@ -243,7 +245,9 @@ fn logs_name_the_request() {
     };
     let over = line("generation over");
     assert_eq!((&over["span"]["request_id"], &over["span"]["completion_tokens"]), (&json!(id), &json!(4)), "{over}");
-    assert_eq!(line("admitted")["span"]["request_id"], json!(format!("{id}-0")));
+    let admitted = line("admitted");
+    assert_eq!(admitted["span"]["request_id"], json!(format!("{id}-0")));
+    assert_eq!((&over["span"]["trace_id"], &admitted["span"]["trace_id"]), (&json!(TRACE), &json!(TRACE)));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::error::Rejected;
 use crate::executor::{Executor, ExecutorError};
 use crate::feed::Source;
 use crate::limits::{COMMAND_QUEUE, OUTPUT_BACKLOG, OUTPUT_HEADROOM};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, StepTimes};
 use crate::scheduler::{EngineOptions, Event, Output, Scheduler};
 use crate::seq::SeqId;
 use crate::trace::Stages;
@@ -88,11 +88,12 @@ pub struct Vitals {
     started: Instant,
     /// When the present step began: microseconds after `started`, and one; 0: no step.
     since: AtomicU64,
+    pub times: StepTimes,
 }
 
 impl Vitals {
     pub fn new() -> Self {
-        Vitals { lost: OnceLock::new(), started: Instant::now(), since: AtomicU64::new(0) }
+        Vitals { lost: OnceLock::new(), started: Instant::now(), since: AtomicU64::new(0), times: StepTimes::default() }
     }
 
     fn begins(&self) {
@@ -100,6 +101,9 @@ impl Vitals {
     }
 
     fn ends(&self) {
+        if let Some(time) = self.step_time() {
+            self.times.observe(time);
+        }
         self.since.store(0, Ordering::Relaxed);
     }
 

@@ -166,6 +166,10 @@ impl Feed {
         }
     }
 
+    pub fn listeners(&self) -> usize {
+        self.listeners.load(Ordering::SeqCst)
+    }
+
     /// One more listener, which must be filled in by the engine before it is read.
     pub fn listen(self: &Arc<Self>, interval: Duration) -> Result<Listener, Status> {
         let most = limits::EVENT_LISTENERS;

@@ -3,6 +3,7 @@
 
 mod files;
 mod layout;
+mod ready;
 mod seat;
 mod switch;
 
@@ -21,9 +22,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use files::Files;
 use layout::{Known, Relayout};
+pub use ready::{Readiness, Verdict};
 pub use seat::Work;
 use seat::{HOMECOMING, Links, Refused, Taken, Taking};
-pub use switch::Switch;
+pub use switch::{Switch, WorkerReport};
 
 use crate::rank::Resident;
 use crate::scheduler::EngineOptions;
@@ -155,6 +157,7 @@ pub async fn run(
         options,
     };
     node.say();
+    node.stand(false);
     let mut tick = interval(limits::TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut leaving: Option<Instant> = None;
@@ -185,6 +188,7 @@ pub async fn run(
                 node.say();
             }
         }
+        node.stand(leaving.is_some());
         let over = leaving.is_some_and(|since| {
             let patience = since.elapsed() > limits::LEAVE_TIME;
             node.now.is_none() && node.taking.is_none() || patience

@@ -28,7 +28,7 @@ use crate::error::Rejected;
 use crate::executor::{Executor, ExecutorShape};
 use crate::feed::{self, Feed};
 use crate::limits;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, StepTimesSeen};
 use crate::request;
 use crate::scheduler::{EngineOptions, context_limit};
 use crate::seq::SeqId;
@@ -132,6 +132,16 @@ impl EngineService {
     /// Why the executor cannot execute any more, if so. Nothing brings it back.
     pub fn lost(&self) -> Option<&str> {
         self.shared.vitals.lost.get().map(String::as_str)
+    }
+
+    /// Routers that hear its events.
+    pub fn listeners(&self) -> usize {
+        self.shared.feed.listeners()
+    }
+
+    /// How long steps took.
+    pub fn step_times(&self) -> StepTimesSeen {
+        self.shared.vitals.times.seen()
     }
 
     /// For how long the present step has been running.

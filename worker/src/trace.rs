@@ -14,6 +14,7 @@ pub fn sequence(metadata: &MetadataMap) -> Span {
         otel.kind = "server",
         otel.status_code = Empty,
         request_id = Empty,
+        trace_id = Empty,
         prompt_tokens = Empty,
         resumed_tokens = Empty,
         cached_tokens = Empty,

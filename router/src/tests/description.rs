@@ -32,6 +32,18 @@ async fn every_described_route_is_served_with_its_method_and_no_other() {
 }
 
 #[test]
+fn every_route_that_asks_for_a_key_says_so() {
+    for (path, item) in document()["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let says = |status: &str| operation["responses"].get(status).is_some();
+            let keyed = !crate::gate::OPEN.contains(&path.as_str());
+            // Looking at the list of models is free.
+            assert_eq!((says("401"), says("429")), (keyed, keyed && method == "post"), "{method} {path}");
+        }
+    }
+}
+
+#[test]
 fn every_route_in_the_code_is_described() {
     let source = include_str!("../http.rs");
     let routes: BTreeSet<String> = source

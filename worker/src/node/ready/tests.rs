@@ -1,0 +1,153 @@
+use rein_control_plane::records::{Member, encode};
+use rein_control_plane::{Memory, Placement, RankPlacement, Transaction};
+use rein_proto::internal::EventsRequest;
+use rein_proto::internal::engine_client::EngineClient;
+use tokio::time::timeout;
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::*;
+use crate::service::{self, EngineService};
+use crate::sim::{Sim, SimOptions};
+
+/// A worker that says of itself what it is told to.
+struct Worker {
+    store: Arc<dyn Store>,
+    keys: Keys,
+    switch: Switch,
+    readiness: Readiness,
+}
+
+impl Worker {
+    fn new() -> Self {
+        let store: Arc<dyn Store> = Arc::new(Memory::default());
+        let (keys, switch) = (Keys::new("test").unwrap(), Switch::default());
+        let readiness = Readiness::of(store.clone(), keys.clone(), "w", switch.clone());
+        Worker { store, keys, switch, readiness }
+    }
+
+    async fn put(&self, key: String, value: impl serde::Serialize) {
+        let put = Transaction::default().put(key, encode(&value), None);
+        self.store.commit(put).await.unwrap().unwrap();
+    }
+
+    async fn delete(&self, key: String) {
+        self.store.commit(Transaction::default().delete(key)).await.unwrap().unwrap();
+    }
+
+    async fn router(&self, draining: bool) {
+        let record = RouterRecord { http: String::new(), grpc: String::new(), in_flight: 0, draining };
+        self.put(self.keys.router("r"), record).await;
+    }
+
+    fn leads(&self) -> EngineService {
+        let sim = Sim::new(SimOptions { blocks: 10, block_size: 4, ..SimOptions::default() });
+        let engine = service::start(Box::new(sim), Default::default());
+        self.switch.set(Some(engine.clone()));
+        self.switch.stand(Standing::Leads, 7);
+        engine
+    }
+
+    /// Its verdict once it is this one, and the same over gRPC.
+    async fn becomes(&self, ready: bool, why: &str) {
+        let mut verdict = self.readiness.verdict.clone();
+        let wait = timeout(Duration::from_secs(5), verdict.wait_for(|v| (v.ready, v.why) == (ready, why)));
+        // The judge cannot go on while what it has said is borrowed.
+        let came = wait.await.is_ok();
+        assert!(came, "{:?} and not {:?}", self.readiness.verdict(), (ready, why));
+        // What is told is reported next.
+        tokio::task::yield_now().await;
+        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in ["", "rein.internal.v1.Engine"] {
+            assert_eq!(self.asked(service).await, Ok(status as i32));
+        }
+    }
+
+    async fn asked(&self, service: &str) -> Result<i32, Code> {
+        let mut client = HealthClient::new(self.readiness.clone().into_server());
+        let answer = client.check(HealthCheckRequest { service: service.into() }).await;
+        answer.map(|answer| answer.into_inner().status).map_err(|status| status.code())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_spare_is_ready_once_the_controller_has_had_its_time() {
+    let worker = Worker::new();
+    worker.becomes(false, "the store does not know it").await;
+    assert_eq!(worker.asked("another").await, Err(Code::NotFound));
+    worker.switch.stand(Standing::Spare, 0);
+    worker.becomes(false, "it waits for a seat").await;
+    // Said again: no reason to begin anew.
+    tokio::time::advance(SPARE_WAIT / 2).await;
+    worker.switch.stand(Standing::Spare, 0);
+    tokio::time::advance(SPARE_WAIT / 2 + LOOK).await;
+    worker.becomes(true, "a spare").await;
+    worker.switch.stand(Standing::Seating, 1);
+    worker.becomes(false, "it takes a seat, or waits for what becomes of its group").await;
+    worker.switch.stand(Standing::Spare, 1);
+    worker.becomes(false, "it waits for a seat").await;
+    for (standing, why) in
+        [(Standing::Away, "it could not load and keeps away for a while"), (Standing::Leaving, "it leaves")]
+    {
+        worker.switch.stand(standing, 1);
+        tokio::time::advance(SPARE_WAIT * 2).await;
+        worker.becomes(false, why).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_is_ready_when_a_router_follows_or_none_is_there() {
+    let worker = Worker::new();
+    let engine = worker.leads();
+    worker.becomes(true, "it leads, and no router is there").await;
+    worker.router(true).await;
+    worker.becomes(true, "it leads, and no router is there").await;
+    worker.router(false).await;
+    worker.becomes(false, "it leads, and no router follows yet").await;
+    let mut client = EngineClient::new(engine.clone().into_server());
+    let events = client.events(EventsRequest { interval_ms: 1000 }).await.unwrap();
+    worker.becomes(true, "it leads, and routers follow").await;
+    // A router that has not said that it is there is there all the same.
+    worker.delete(worker.keys.router("r")).await;
+    worker.becomes(true, "it leads, and routers follow").await;
+    worker.router(false).await;
+    drop(events);
+    worker.becomes(false, "it leads, and no router follows yet").await;
+    worker.switch.set(None);
+    worker.becomes(false, "the engine that it leads with is gone").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_follower_is_ready_while_all_ranks_are() {
+    let worker = Worker::new();
+    let member = |rank: usize| Member {
+        worker: format!("w{rank}"),
+        incarnation: 1,
+        address: String::new(),
+        mesh: String::new(),
+        ranks: vec![rank],
+    };
+    let rank = |rank| RankPlacement { rank, heads: 0..1, kv_heads: 0..1, experts: Vec::new() };
+    let record = Arc::new(GroupRecord {
+        model: "m".into(),
+        fingerprint: String::new(),
+        group_size: 2,
+        members: vec![member(0), member(1)],
+        placement: Placement { epoch: 5, layout: 0, ranks: vec![rank(0), rank(1)] },
+        draining: false,
+        out: Vec::new(),
+    });
+    let (waits, whole) = ("other ranks of its group are not ready", "it follows in a group that is whole");
+    worker.switch.stand(Standing::Follows { group: "g".into(), record }, 5);
+    worker.becomes(false, waits).await;
+    let ready = |epoch| Ready { epoch, layout: 0, worker: String::new() };
+    worker.put(worker.keys.ready("g", 1), ready(5)).await;
+    worker.put(worker.keys.ready("g", 0), ready(4)).await;
+    worker.put(worker.keys.ready("other", 0), ready(5)).await;
+    worker.becomes(false, waits).await;
+    worker.put(worker.keys.ready("g", 0), ready(5)).await;
+    worker.becomes(true, whole).await;
+    worker.delete(worker.keys.ready("g", 1)).await;
+    worker.becomes(false, waits).await;
+}
