@@ -15,6 +15,7 @@ from fleet import BIN, DEMO, Fleet
 WORKERS = int(os.environ.get("REIN_SCALE_WORKERS", "1000"))
 STREAMS = int(os.environ.get("REIN_SCALE_STREAMS", "10000"))
 TOKENS = 20
+STEP = 4_000_000  # µs; a stream lasts longer than it takes to open all of them on two cores
 CLIENTS = 4  # processes
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -34,7 +35,7 @@ class Thousand(Fleet):
         self.workers()
 
     def workers(self):
-        sim = ["--engine", "sim", "--replicas", str(WORKERS), "--sim-blocks", "512", "--sim-step-us", "1000000"]
+        sim = ["--engine", "sim", "--replicas", str(WORKERS), "--sim-blocks", "512", "--sim-step-us", str(STEP)]
         self.spawn("workers", [BIN, "worker", "--model", str(DEMO), "--id", "w", *sim])
 
     def converged(self, began, timeout=60):

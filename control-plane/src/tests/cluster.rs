@@ -1,6 +1,8 @@
 //! The controller against simulated workers that die, hang, are cut off, come back and leave, over a store that may
 //! forget everything. Each run is a function of its seed.
 
+mod layouts;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -22,8 +24,6 @@ const TICK: Duration = Duration::from_millis(100);
 const LEASE: Duration = Duration::from_secs(3);
 const SILENCE: Duration = Duration::from_millis(1200);
 const JOIN: Duration = Duration::from_secs(10);
-/// A member loads a layout of experts for so long.
-const LOAD: Duration = Duration::from_millis(700);
 const EXPERTS: usize = 8;
 
 fn settings(spares: usize) -> Settings {
@@ -106,34 +106,6 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         member: None,
         heard: Duration::ZERO,
         keys: BTreeMap::new(),
-    }
-}
-
-/// As worker/src/node does it: a member loads what the store says, and the leader goes over to what all have loaded.
-fn lay_out(member: &mut Membership, store: &Snapshot, keys: &Keys, now: Duration) {
-    let entry = store.entries.get(&keys.placement(&member.group));
-    let known: Option<GroupRecord> = entry.map(|e| serde_json::from_slice(&e.value).expect("a placement"));
-    let Some(known) = known.filter(|known| known.epoch() == member.record.epoch()) else { return };
-    let layout = known.placement.layout;
-    match &member.loading {
-        Some((since, record)) if now >= *since + LOAD => {
-            member.loaded.insert(record.placement.layout, record.placement.clone());
-            member.record = record.clone();
-            member.loading = None;
-        }
-        Some(_) => {}
-        None if layout != member.layout() => member.loading = Some((now, Arc::new(known.clone()))),
-        None => {}
-    }
-    if member.rank == 0 && layout == member.layout() {
-        let ready = |other| {
-            let entry = store.entries.get(&keys.ready(&member.group, known.first_rank(other)));
-            let ready: Option<Ready> = entry.map(|e| serde_json::from_slice(&e.value).expect("ready"));
-            ready.is_some_and(|ready| (ready.epoch, ready.layout) == (known.epoch(), layout))
-        };
-        if (0..known.members.len()).all(ready) {
-            member.used = layout;
-        }
     }
 }
 
@@ -319,7 +291,7 @@ impl Cluster {
             }
         }
         if let Some(member) = worker.member.as_mut().filter(|member| member.linked && !member.over) {
-            lay_out(member, &self.store, &self.keys, now);
+            layouts::lay_out(member, &self.store, &self.keys, now);
         }
         let leaves = worker.record.state == WorkerState::Draining && worker.member.is_none();
         if leaves {
@@ -341,24 +313,6 @@ impl Cluster {
             })
         {
             self.put(&key, Some(encode(&*record).to_vec()));
-        }
-    }
-
-    /// Ranks that compute together do so with one layout, by content, and all of them have loaded it.
-    fn layouts_agree(&self) {
-        let together = |worker: &&Worker| worker.alive && worker.member.as_ref().is_some_and(|m| m.linked && !m.over);
-        for leader in self.workers.values().filter(together).filter_map(|worker| worker.member.as_ref()) {
-            if leader.rank != 0 {
-                continue;
-            }
-            let wanted = &leader.loaded[&leader.used];
-            for worker in self.workers.values().filter(together) {
-                let Some(member) = &worker.member else { continue };
-                if (&member.group, member.record.epoch()) == (&leader.group, leader.record.epoch()) {
-                    let theirs = member.loaded.get(&leader.used).map(|placement| &placement.ranks);
-                    assert_eq!(theirs, Some(&wanted.ranks), "layout {} of {}", leader.used, leader.group);
-                }
-            }
         }
     }
 
@@ -497,30 +451,6 @@ fn all_serve_in_the_end(seed: u64) {
 #[test]
 fn whatever_happens_all_serve_in_the_end() {
     seeds(120, all_serve_in_the_end);
-}
-
-#[test]
-fn a_skewed_load_is_laid_out_anew_and_stays_so_when_a_rank_is_replaced() {
-    let mut cluster = Cluster::new(3, 2, 1);
-    cluster.run(8.0);
-    let worst = |cluster: &Cluster| {
-        let view = View::read(&cluster.keys, &cluster.store);
-        let group = view.groups.values().next().expect("a group").clone();
-        let load = group.experts.clone().expect("its load");
-        (crate::rebalance::worst(&group.record().expect("a record").placement, &load.rows), group)
-    };
-    let (before, first) = worst(&cluster);
-    cluster.run(10.0);
-    let (after, second) = worst(&cluster);
-    assert!(before > 1.2 && after < 1.1, "{before} -> {after}");
-    let record = |group: &crate::view::Group| group.record().expect("a record").clone();
-    assert_eq!(record(&first).epoch(), record(&second).epoch());
-    assert!(second.laid_out());
-    cluster.workers.get_mut("w1").expect("known").alive = false;
-    cluster.run(3.0);
-    let (_, third) = worst(&cluster);
-    assert!(third.serves() && record(&third).epoch() > record(&second).epoch());
-    assert_eq!(record(&third).placement.ranks, record(&second).placement.ranks);
 }
 
 #[test]
