@@ -2,6 +2,7 @@
 
 mod controller;
 mod drain;
+mod fingerprint;
 mod links;
 mod page;
 mod router;

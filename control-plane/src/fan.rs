@@ -27,7 +27,9 @@ use crate::{
 };
 
 /// What is written goes to the store itself. What is read under `root` is as new as the newest change that any watch of
-/// this store has told; while the store itself is out of sight, it cannot be read here either.
+/// this store has told; while the store itself is out of sight, it cannot be read here either. Snapshots and changes have
+/// revisions of the fan's own, which only grow, so that nobody who read before the store began anew watches as if that had
+/// been after; an entry's is the store's.
 pub struct Fan {
     store: Arc<dyn Store>,
     root: String,
@@ -101,10 +103,17 @@ impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn begin_anew(&self, entries: BTreeMap<String, Entry>) {
+        let mut state = self.state();
+        let revision = state.snapshot.revision + 1;
+        *state = State { forgotten: revision, snapshot: Snapshot { revision, entries }, ..State::default() };
+    }
 }
 
 impl State {
     fn apply(&mut self, changes: Changes) {
+        let changes = Changes { revision: self.snapshot.revision + 1, ..changes };
         let mut told: BTreeMap<&str, Vec<(String, Option<Entry>)>> = BTreeMap::new();
         for (key, entry) in &changes.keys {
             for end in (0..=key.len()).filter(|&end| key.is_char_boundary(end)) {
@@ -160,7 +169,7 @@ async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, root: String, share
             let snapshot = store.read(&root).await?;
             let mut changes = store.watch(&root, snapshot.revision).await?;
             backoff.reset();
-            *shared.state() = State { forgotten: snapshot.revision, snapshot, ..State::default() };
+            shared.begin_anew(snapshot.entries);
             shared.in_step.send_replace(true);
             while let Some(changes) = changes.next().await {
                 shared.state().apply(changes?);

@@ -32,6 +32,7 @@ pub struct Listening {
 impl Listening {
     pub async fn open(address: Option<SocketAddr>, page: Page) -> Result<Option<Self>, Box<dyn Error>> {
         let Some(address) = address else { return Ok(None) };
+        began();
         let socket = bind("--http", address).await?;
         println!("rein: http listening on http://{}", socket.local_addr()?);
         let (closing, closed) = watch::channel(false);
@@ -65,6 +66,12 @@ async fn metrics(State(page): State<Arc<Page>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], (page.metrics)()).into_response()
 }
 
+/// When this was asked first, in seconds since 1970.
+fn began() -> u64 {
+    static BEGAN: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *BEGAN.get_or_init(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
 /// The Prometheus text format. Label values are names of the cluster, in which nothing needs an escape.
 pub struct Text(pub String);
 
@@ -76,13 +83,11 @@ pub struct Family<'a> {
 impl Text {
     /// What every process says of itself.
     pub fn of_process() -> Self {
-        static BEGAN: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
-        let since_1970 = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut text = Text(String::new());
         let help = "Always 1; the version is a label.";
         text.family("rein_build_info", "gauge", help).sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
         let help = "When this process began to serve, in seconds since 1970.";
-        text.family("process_start_time_seconds", "gauge", help).sample(&[], *BEGAN.get_or_init(since_1970));
+        text.family("process_start_time_seconds", "gauge", help).sample(&[], began());
         text
     }
 

@@ -9,7 +9,6 @@ use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Fan, Keys, ModelShape, Store};
 use rein_kernels::collective::tcp;
-use rein_kernels::cpu::Isa;
 use rein_proto::internal::EngineStats;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::textmodel::{Overrides, TextModel};
@@ -22,7 +21,7 @@ use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 use super::page::{Listening, Page, Text};
-use super::{keys, store};
+use super::{fingerprint, keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, turned};
 use crate::tls::{Peers, ServerTls};
@@ -50,7 +49,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let record = WorkerRecord {
             model: name,
-            fingerprint: fingerprint(&args)?,
+            fingerprint: fingerprint::of(&args)?,
             address: String::new(),
             mesh: at(&args, listener.address())?,
             device: vec!["cpu"; ranks].join(","),
@@ -276,30 +275,6 @@ fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn 
             Ok((Work::Sim(Arc::new(make)), shape, 1, name))
         }
     }
-}
-
-/// Of all that the workers of a group must have in common.
-fn fingerprint(args: &WorkerArgs) -> Result<String, Box<dyn Error>> {
-    let dir = &args.weights.model;
-    let config = dir.join("config.json");
-    let mut text = std::fs::read(&config).map_err(|e| format!("{}: {e}", config.display()))?;
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(|e| format!("{}: {e}", dir.display()))? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".safetensors") || name.starts_with("tokenizer") || name.starts_with("tiktoken") {
-            files.push(format!("{name} {}", entry.metadata()?.len()));
-        }
-    }
-    files.sort();
-    let WorkerArgs { weights, engine, .. } = args;
-    let how = (weights.dtype, weights.quantize, engine.engine, engine.block_size, engine.max_context);
-    // Sums differ between instruction sets, and what a rank adds up must not depend on where an expert lies.
-    let isa = Isa::detect();
-    text.extend(format!("{files:?} {how:?} {isa:?} {}", args.devices.len()).bytes());
-    // FNV-1a, which is the same in every build.
-    let hash = text.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    Ok(format!("{hash:016x}"))
 }
 
 #[cfg(test)]

@@ -132,7 +132,10 @@ impl Model {
         if options.block_size == 0 {
             return Err(LoadError::Option { option: "block_size", what: "must be at least 1".into() });
         }
-        Ok(Model { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(open::open(dir, options)?) })
+        let checkpoint = open::open(dir, options)?;
+        // Said now, not only once the model is loaded.
+        memory::context(&checkpoint.spec, options)?;
+        Ok(Model { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(checkpoint) })
     }
 
     /// The directory's own name, for clients.
