@@ -27,9 +27,10 @@ pub fn imbalance(load: &[f64], layout: &Layout) -> f64 {
     if sum > 0.0 { max * loads.len() as f64 / sum } else { 1.0 }
 }
 
-/// Copies that `after` has and `before` has not: what must be loaded.
-pub fn moved(before: &Layout, after: &Layout) -> usize {
-    before.iter().zip(after).map(|(before, after)| after.iter().filter(|expert| !before.contains(expert)).count()).sum()
+/// Copies of each rank that `after` has and `before` has not: what it must load.
+pub fn moved(before: &Layout, after: &Layout) -> Vec<usize> {
+    let new = |(before, after): (&Vec<u32>, &Vec<u32>)| after.iter().filter(|expert| !before.contains(expert)).count();
+    before.iter().zip(after).map(new).collect()
 }
 
 fn count(experts: usize, layout: &Layout) -> Vec<usize> {

@@ -43,7 +43,7 @@ pub const WRITES: usize = 100;
 pub const GROUP_NAME: usize = 40;
 /// Rows per expert of a layer, on the mean, that must have been counted before a layout is judged.
 pub const EXPERT_ROWS: u64 = 32;
-/// Experts that one rank loads at most for one layout; until it is taken up, they lie beside those that they replace.
+/// Experts that one rank loads for one layout at most, unless a single layer takes more; until it is taken up, they lie beside those that they replace.
 pub const EXPERT_MOVES: usize = 64;
 /// What a layer's new layout must take off its imbalance to be worth loading.
 pub const EXPERT_GAIN: f64 = 0.02;

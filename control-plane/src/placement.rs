@@ -17,7 +17,7 @@ pub struct ModelShape {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub epoch: u64,
-    /// Counts the layouts of experts that the group has had. Within an epoch nothing else changes.
+    /// Number of the layout of experts: 0 as the group was made, later never used before. Within an epoch only that changes.
     pub layout: u64,
     pub ranks: Vec<RankPlacement>,
 }

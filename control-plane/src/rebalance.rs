@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::experts::{Layout, imbalance, spread};
+use crate::experts::{Layout, imbalance, moved, spread};
 use crate::limits;
 use crate::placement::Placement;
 
@@ -29,16 +29,18 @@ pub struct Relayout {
     pub after: f64,
 }
 
-/// Where the ranks' experts lie in a layer.
-fn layout(placement: &Placement, layer: usize) -> Layout {
-    placement.ranks.iter().map(|rank| rank.experts[layer].clone()).collect()
+/// Where the ranks' experts lie in a layer; None: these rows are not of this model.
+fn layout(placement: &Placement, layer: usize, rows: &[u32]) -> Option<Layout> {
+    let held = placement.ranks.iter().map(|rank| rank.experts.get(layer).cloned());
+    let layout: Layout = held.collect::<Option<_>>()?;
+    layout.iter().flatten().all(|&expert| (expert as usize) < rows.len()).then_some(layout)
 }
 
 /// The worst layer's imbalance under what was counted: `rows[layer][expert]`.
 pub fn worst(placement: &Placement, rows: &[Vec<u32>]) -> f64 {
-    let known = |layer: usize| placement.ranks.iter().all(|rank| layer < rank.experts.len());
-    let layers = rows.iter().enumerate().filter(|(layer, rows)| !rows.is_empty() && known(*layer));
-    layers.map(|(layer, rows)| imbalance(&weights(rows), &layout(placement, layer))).fold(1.0, f64::max)
+    let layers = rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty());
+    let known = layers.filter_map(|(layer, rows)| Some(imbalance(&weights(rows), &layout(placement, layer, rows)?)));
+    known.fold(1.0, f64::max)
 }
 
 fn weights(rows: &[u32]) -> Vec<f64> {
@@ -46,8 +48,8 @@ fn weights(rows: &[u32]) -> Vec<f64> {
 }
 
 /// A better layout for what was counted, with that number; ranks have room for `redundant` copies beyond an even share.
-/// None: nothing is worth a change, or too little was counted to say. The worst layers come first, as far as the copies
-/// that a rank may load at once go.
+/// None: nothing is worth a change, or too little was counted to say. The worst layer comes first, then others as far as the
+/// copies that a rank may load at once go.
 pub fn relayout(
     placement: &Placement,
     rows: &[Vec<u32>],
@@ -56,19 +58,13 @@ pub fn relayout(
     number: u64,
 ) -> Option<Relayout> {
     let ranks = placement.ranks.len();
-    let of_shape = |layer: usize, rows: &[u32]| {
-        let held = |rank: &crate::RankPlacement| {
-            rank.experts.get(layer).is_some_and(|e| e.iter().all(|&e| (e as usize) < rows.len()))
-        };
-        placement.ranks.iter().all(held)
-    };
     let mut uneven: Vec<(f64, usize, Vec<f64>, Layout)> = Vec::new();
     for (layer, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
         let counted: u64 = rows.iter().map(|&rows| u64::from(rows)).sum();
-        if counted < limits::EXPERT_ROWS * rows.len() as u64 || !of_shape(layer, rows) {
+        if counted < limits::EXPERT_ROWS * rows.len() as u64 {
             return None;
         }
-        let (load, before) = (weights(rows), layout(placement, layer));
+        let (load, before) = (weights(rows), layout(placement, layer, rows)?);
         uneven.push((imbalance(&load, &before), layer, load, before));
     }
     uneven.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -83,9 +79,10 @@ pub fn relayout(
         }
         let room = vec![load.len().div_ceil(ranks) + redundant; ranks];
         let Some(next) = spread(load, &room, Some(before)) else { continue };
-        let new = |rank: usize| next[rank].iter().filter(|expert| !before[rank].contains(expert)).count();
-        let moves: Vec<usize> = (0..ranks).map(new).collect();
-        let fits = loads.iter().zip(&moves).all(|(so_far, more)| so_far + more <= limits::EXPERT_MOVES);
+        let moves = moved(before, &next);
+        // One layer may go beyond, or it would never change.
+        let fits =
+            change.layers == 0 || loads.iter().zip(&moves).all(|(so_far, more)| so_far + more <= limits::EXPERT_MOVES);
         if imbalance(load, &next) > imbalanced - limits::EXPERT_GAIN {
             continue;
         }

@@ -544,9 +544,9 @@ impl<B: Backend> Gated<B> {
 impl<B: Backend> Moe<B> {
     fn forward(&self, b: &B, x: &B::Tensor, count: impl Fn(&Routes)) -> KernelResult<B::Tensor> {
         let routes = b.moe_route(&self.router.apply(b, x), self.choice_bias.as_ref(), &self.route);
-        count(&routes);
         let shared = self.shared.as_ref().map(|shared| shared.forward(b, x));
         if b.ranks() > 1 {
+            count(&routes);
             let dispatch = self.holders.dispatch(&routes);
             let mine = dispatch.iter().enumerate().filter(|&(_, &rank)| rank as usize == b.rank());
             let picks: Vec<u32> = mine.map(|(route, _)| route as u32).collect();
