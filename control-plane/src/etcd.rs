@@ -166,15 +166,15 @@ fn changes(response: &WatchResponse) -> Result<Option<Changes>, StoreError> {
     if response.canceled() {
         return Err(StoreError::Unavailable(format!("the watch was cancelled: {}", response.cancel_reason())));
     }
-    let keys: Vec<_> = response
-        .events()
-        .iter()
-        .filter_map(|event| {
-            let (key, entry) = entry(event.kv()?);
-            Some((key, (event.event_type() == EventType::Put).then_some(entry)))
+    let events = || response.events().iter().filter_map(|event| Some((event.kv()?, event.event_type())));
+    let keys: Vec<_> = events()
+        .map(|(pair, kind)| {
+            let (key, entry) = entry(pair);
+            (key, (kind == EventType::Put).then_some(entry))
         })
         .collect();
-    let revision = response.header().map_or(0, |header| header.revision()) as Revision;
+    // The header's revision is the store's, which may be ahead of what is told here.
+    let revision = events().map(|(pair, _)| pair.mod_revision()).max().unwrap_or(0) as Revision;
     Ok((!keys.is_empty()).then_some(Changes { revision, keys }))
 }
 

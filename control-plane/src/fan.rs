@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use crate::{
-    limits,
+    limits, mirror,
     retry::Backoff,
     store::{Changes, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
 };
@@ -166,8 +166,7 @@ impl State {
 async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, root: String, shared: Arc<Shared>) {
     loop {
         let session = async {
-            let snapshot = store.read(&root).await?;
-            let mut changes = store.watch(&root, snapshot.revision).await?;
+            let (snapshot, mut changes) = mirror::sight(&*store, &root).await?;
             backoff.reset();
             shared.begin_anew(snapshot.entries);
             shared.in_step.send_replace(true);

@@ -7,7 +7,7 @@ use tokio::{sync::watch, task::AbortHandle};
 
 use crate::{
     retry::Backoff,
-    store::{Snapshot, Store, StoreError},
+    store::{Snapshot, Store, StoreError, Watch},
 };
 
 /// Follows until the last clone is dropped.
@@ -59,6 +59,25 @@ impl Mirror {
     }
 }
 
+/// All keys under a prefix, and every change from there on.
+///
+/// They are read again once the watch is there: a store that begins anew between a read and the watch counts its
+/// revisions from the start, and the watch would wait for one that is far away. After that, losing everything ends it.
+pub(crate) async fn sight(store: &dyn Store, prefix: &str) -> Result<(Snapshot, Watch), StoreError> {
+    let before = store.read(prefix).await?.revision;
+    let changes = store.watch(prefix, before).await?;
+    let snapshot = store.read(prefix).await?;
+    if snapshot.revision < before {
+        return Err(StoreError::Unavailable("it began anew while it was read".into()));
+    }
+    let known = snapshot.revision;
+    let later = changes.filter(move |changes| {
+        let told = changes.as_ref().is_ok_and(|changes| changes.revision <= known);
+        async move { !told }
+    });
+    Ok((snapshot, later.boxed()))
+}
+
 async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, prefix: String, view: watch::Sender<Arc<Snapshot>>) {
     loop {
         let error = watch_once(&*store, &prefix, &view, &mut backoff).await;
@@ -75,8 +94,7 @@ async fn watch_once(
     backoff: &mut Backoff,
 ) -> StoreError {
     let mut session = async || -> Result<Infallible, StoreError> {
-        let snapshot = store.read(prefix).await?;
-        let mut changes = store.watch(prefix, snapshot.revision).await?;
+        let (snapshot, mut changes) = sight(store, prefix).await?;
         backoff.reset();
         view.send_if_modified(|known| {
             let news = known.revision == 0 || known.entries != snapshot.entries;

@@ -1,7 +1,10 @@
 //! A store with seeded faults: slow, out for a while, forgetful of answers, its watches torn.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,7 +20,7 @@ pub struct Faulty<S> {
     store: S,
     rng: Arc<Mutex<StdRng>>,
     /// Of a hundred calls so many fail, half of them after they took place.
-    percent: u32,
+    percent: Arc<AtomicU32>,
     /// Not reachable before then.
     out: watch::Sender<Option<Instant>>,
 }
@@ -29,11 +32,21 @@ fn unavailable(what: &str) -> StoreError {
 impl<S: Store + Clone> Faulty<S> {
     pub fn new(store: S, seed: u64, percent: u32) -> Self {
         let rng = Arc::new(Mutex::new(StdRng::seed_from_u64(seed)));
+        let percent = Arc::new(AtomicU32::new(percent));
         Faulty { store, rng, percent, out: watch::Sender::new(None) }
     }
 
     pub fn outage(&self, time: Duration) {
         self.out.send_replace(Some(Instant::now() + time));
+    }
+
+    /// From now on nothing fails any more, but for an outage that has begun.
+    pub fn heal(&self) {
+        self.percent.store(0, Ordering::Relaxed);
+    }
+
+    fn percent(&self) -> u32 {
+        self.percent.load(Ordering::Relaxed)
     }
 
     fn random(&self, range: std::ops::Range<u32>) -> u32 {
@@ -51,12 +64,12 @@ impl<S: Store + Clone> Faulty<S> {
             return Err(unavailable("an outage"));
         }
         let fault = self.random(0..200);
-        if fault < self.percent {
+        if fault < self.percent() {
             return Err(unavailable("the call was lost"));
         }
         let answer = call.await;
         tokio::time::sleep(Duration::from_millis(self.random(0..40).into())).await;
-        if fault < 2 * self.percent { Err(unavailable("the answer was lost")) } else { answer }
+        if fault < 2 * self.percent() { Err(unavailable("the answer was lost")) } else { answer }
     }
 }
 
@@ -78,7 +91,7 @@ impl<S: Store + Clone> Store for Faulty<S> {
             let this = this.clone();
             async move {
                 tokio::time::sleep(Duration::from_millis(this.random(0..40).into())).await;
-                if this.random(0..200) < this.percent { Err(unavailable("the watch tore")) } else { changes }
+                if this.random(0..200) < this.percent() { Err(unavailable("the watch tore")) } else { changes }
             }
         });
         Ok(Box::pin(inner.take_until(Box::pin(torn))))
