@@ -155,7 +155,11 @@ fn read_error(error: Error) -> StoreError {
 }
 
 fn entry(pair: &etcd_client::KeyValue) -> (String, Entry) {
-    let entry = Entry { value: Bytes::copy_from_slice(pair.value()), revision: pair.mod_revision() as Revision };
+    let entry = Entry {
+        value: Bytes::copy_from_slice(pair.value()),
+        revision: pair.mod_revision() as Revision,
+        lease: Some(LeaseId(pair.lease())).filter(|lease| lease.0 != 0),
+    };
     (String::from_utf8_lossy(pair.key()).into_owned(), entry)
 }
 

@@ -22,7 +22,7 @@ pub struct Memory(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     revision: Revision,
-    entries: BTreeMap<String, (Entry, Option<LeaseId>)>,
+    entries: BTreeMap<String, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     next_lease: i64,
     /// The changes after `forgotten`.
@@ -56,7 +56,7 @@ impl State {
     fn holds(&self, condition: &Condition) -> bool {
         match condition {
             Condition::Absent(key) => !self.entries.contains_key(key),
-            Condition::At(key, revision) => self.entries.get(key).is_some_and(|(entry, _)| entry.revision == *revision),
+            Condition::At(key, revision) => self.entries.get(key).is_some_and(|entry| entry.revision == *revision),
         }
     }
 
@@ -66,12 +66,12 @@ impl State {
         for write in writes {
             match write {
                 Write::Put { key, value, lease } => {
-                    let entry = Entry { value, revision };
+                    let entry = Entry { value, revision, lease };
                     self.unbind(&key);
                     if let Some(lease) = lease.and_then(|id| self.leases.get_mut(&id)) {
                         lease.keys.insert(key.clone());
                     }
-                    self.entries.insert(key.clone(), (entry.clone(), lease));
+                    self.entries.insert(key.clone(), entry.clone());
                     keys.push((key, Some(entry)));
                 }
                 Write::Delete { key } => {
@@ -96,8 +96,8 @@ impl State {
     }
 
     fn unbind(&mut self, key: &str) {
-        if let Some((_, Some(lease))) = self.entries.get(key)
-            && let Some(lease) = self.leases.get_mut(lease)
+        if let Some(lease) = self.entries.get(key).and_then(|entry| entry.lease)
+            && let Some(lease) = self.leases.get_mut(&lease)
         {
             lease.keys.remove(key);
         }
@@ -162,7 +162,7 @@ impl Store for Memory {
     async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         let state = self.state();
         let under = state.entries.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
-        let entries = under.map(|(key, (entry, _))| (key.clone(), entry.clone())).collect();
+        let entries = under.map(|(key, entry)| (key.clone(), entry.clone())).collect();
         Ok(Snapshot { revision: state.revision, entries })
     }
 

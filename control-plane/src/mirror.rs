@@ -96,11 +96,8 @@ async fn watch_once(
     let mut session = async || -> Result<Infallible, StoreError> {
         let (snapshot, mut changes) = sight(store, prefix).await?;
         backoff.reset();
-        view.send_if_modified(|known| {
-            let news = known.revision == 0 || known.entries != snapshot.entries;
-            *known = Arc::new(snapshot);
-            news
-        });
+        // Also if it looks as before: what came and went meanwhile is news for who put it.
+        view.send_replace(Arc::new(snapshot));
         while let Some(changes) = changes.next().await {
             let changes = changes?;
             view.send_modify(|known| Arc::make_mut(known).apply(changes));

@@ -1,4 +1,5 @@
-//! A node's presence: keys under one lease, put again under a new one whenever the old one is lost.
+//! A node's presence: keys under one lease, put again under a new one whenever the old one is lost. One of them may be the
+//! node's name: it is never put over somebody else's, and while it is not there, nothing is.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -6,13 +7,14 @@ use bytes::Bytes;
 use tokio::{
     sync::watch,
     task::JoinHandle,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use crate::{
     limits,
+    mirror::Mirror,
     retry::Backoff,
-    store::{Condition, LeaseId, Revision, Store, StoreError, Transaction},
+    store::{Condition, Entry, LeaseId, Revision, Store, StoreError, Transaction},
 };
 
 /// What this node has in the store, as far as it knows.
@@ -25,6 +27,15 @@ pub struct Held {
     pub leases: u64,
     /// The wishes up to this one are in the store.
     pub carried_out: u64,
+    /// Under this session's own key is somebody else's value, since then.
+    pub taken: Option<(Bytes, Instant)>,
+}
+
+impl Held {
+    /// A value that has been there for so long is not what a dead node has left behind.
+    pub fn is_taken(&self, ttl: Duration) -> Option<&Bytes> {
+        self.taken.as_ref().filter(|(_, since)| since.elapsed() > 2 * ttl).map(|(value, _)| value)
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -43,11 +54,21 @@ pub struct Session {
 
 impl Session {
     pub fn new(store: Arc<dyn Store>, who: &str, ttl: Duration) -> Self {
+        Session::begin(store, who, ttl, None)
+    }
+
+    /// One whose node goes by `name`, a key that is put like the others. Who finds it taken waits until it is free; when it
+    /// vanishes, all keys are put again.
+    pub fn named(store: Arc<dyn Store>, who: &str, ttl: Duration, name: impl Into<String>) -> Self {
+        Session::begin(store, who, ttl, Some(name.into()))
+    }
+
+    fn begin(store: Arc<dyn Store>, who: &str, ttl: Duration, name: Option<String>) -> Self {
         let (wishes, wished) = watch::channel(Wishes::default());
         let (holds, held) = watch::channel(Held::default());
-        let task = tokio::spawn(
-            Keeper { store, ttl, wished, holds, has: BTreeMap::new(), put: BTreeMap::new() }.run(Backoff::new(who)),
-        );
+        let name = name.map(|key| Name { mirror: Mirror::new(store.clone(), who, key.clone()), key });
+        let keeper = Keeper { store, ttl, name, wished, holds, has: BTreeMap::new(), put: BTreeMap::new(), wait: None };
+        let task = tokio::spawn(keeper.run(Backoff::new(who)));
         Session { wishes, held, task }
     }
 
@@ -98,15 +119,32 @@ impl Drop for Session {
     }
 }
 
+struct Name {
+    key: String,
+    mirror: Mirror,
+}
+
+impl Name {
+    async fn changed(name: &mut Option<Name>) {
+        match name {
+            Some(name) => drop(name.mirror.changed().await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
 struct Keeper {
     store: Arc<dyn Store>,
     ttl: Duration,
+    name: Option<Name>,
     wished: watch::Receiver<Wishes>,
     holds: watch::Sender<Held>,
     /// What the store holds under the present lease; None: a write was sent, and no answer came.
     has: BTreeMap<String, Option<Bytes>>,
     /// When these were put.
     put: BTreeMap<String, Revision>,
+    /// Before the next attempt to put the name.
+    wait: Option<Duration>,
 }
 
 impl Keeper {
@@ -117,19 +155,19 @@ impl Keeper {
             if wishes.leave {
                 return self.end(held.lease).await;
             }
-            let done = match held.lease {
-                None => self.begin().await,
-                Some(lease) if !self.is_so(&wishes.keys) => self.carry_out(lease, &wishes).await,
-                Some(lease) => {
+            let done = match (held.lease, self.wait.take()) {
+                (None, _) => self.begin().await,
+                (Some(lease), Some(wait)) => self.rest(lease, held.until, wait).await,
+                (Some(lease), None) if !self.is_so(&wishes.keys) => self.carry_out(lease, &wishes).await,
+                (Some(lease), None) => {
                     self.holds.send_modify(|held| held.carried_out = wishes.count);
-                    self.rest(lease, held.until).await
+                    self.rest(lease, held.until, Duration::MAX).await
                 }
             };
             match done {
                 Ok(()) => backoff.reset(),
                 Err(StoreError::LeaseLost) => {
                     tracing::warn!("the lease is lost; everything is put again under a new one");
-                    (self.has, self.put) = Default::default();
                     self.holds.send_modify(|held| (held.lease, held.until) = (None, None));
                 }
                 Err(error) => {
@@ -167,10 +205,70 @@ impl Keeper {
         }
         let put: Vec<String> =
             wishes.keys.keys().filter(|key| self.has.get(*key).is_none_or(Option::is_none)).cloned().collect();
-        let revision = self.store.commit(transaction).await?;
+        if let Some(name) = self.name.as_ref().filter(|name| put.contains(&name.key)) {
+            transaction = transaction.when(match self.put.get(&name.key) {
+                Some(at) => Condition::At(name.key.clone(), *at),
+                None => Condition::Absent(name.key.clone()),
+            });
+        }
+        let Some(revision) = self.store.commit(transaction).await? else {
+            return self.contest(lease).await;
+        };
         self.put.retain(|key, _| wishes.keys.contains_key(key));
-        self.put.extend(put.into_iter().zip(revision.into_iter().cycle()));
+        self.put.extend(put.into_iter().map(|key| (key, revision)));
         self.has = wishes.keys.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
+        self.holds.send_if_modified(|held| held.taken.take().is_some());
+        Ok(())
+    }
+
+    /// The name is not there as it was put last.
+    async fn contest(&mut self, lease: LeaseId) -> Result<(), StoreError> {
+        let Some(key) = self.name.as_ref().map(|name| name.key.clone()) else { return Ok(()) };
+        let entry = self.store.read(&key).await?.entries.remove(&key);
+        match entry {
+            // A write of ours whose answer was lost.
+            Some(entry) if entry.lease == Some(lease) => {
+                self.put.insert(key.clone(), entry.revision);
+                self.has.insert(key, Some(entry.value));
+                self.holds.send_if_modified(|held| held.taken.take().is_some());
+            }
+            Some(entry) => {
+                self.doubt();
+                self.holds.send_if_modified(|held| {
+                    let news = held.taken.as_ref().is_none_or(|(value, _)| *value != entry.value);
+                    if news {
+                        held.taken = Some((entry.value, Instant::now()));
+                    }
+                    news
+                });
+                self.wait = Some(limits::RETRY_LONGEST);
+            }
+            None => {
+                self.doubt();
+                self.wait = Some(limits::RETRY_FIRST);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever was put may be gone, the name is.
+    fn doubt(&mut self) {
+        self.has.values_mut().for_each(|value| *value = None);
+        if let Some(name) = &self.name {
+            self.put.remove(&name.key);
+        }
+    }
+
+    /// At what the mirror says of the name. It may lag behind what was put: the store has the last word.
+    async fn look(&mut self, lease: LeaseId) -> Result<(), StoreError> {
+        let Some(name) = &self.name else { return Ok(()) };
+        let ours = |entry: &Entry| entry.lease == Some(lease);
+        let put = self.has.get(&name.key).is_some_and(Option::is_some);
+        if put && !name.mirror.view().entries.get(&name.key).is_some_and(ours) {
+            // So that it is asked again if the store does not answer.
+            self.has.insert(name.key.clone(), None);
+            return self.contest(lease).await;
+        }
         Ok(())
     }
 
@@ -179,15 +277,23 @@ impl Keeper {
             && self.has.iter().zip(wishes).all(|(has, wish)| (has.0, has.1.as_ref()) == (wish.0, Some(wish.1)))
     }
 
-    /// Until there is a new wish, or the lease has to be renewed, which is then done.
-    async fn rest(&mut self, lease: LeaseId, until: Option<Instant>) -> Result<(), StoreError> {
+    /// Until there is a new wish or news of the name, or the lease has to be renewed, which is then done; no longer than
+    /// `most`.
+    async fn rest(&mut self, lease: LeaseId, until: Option<Instant>, most: Duration) -> Result<(), StoreError> {
         let now = Instant::now();
         let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
-        match timeout_at(now + left / 2, self.wished.changed()).await {
-            Ok(Ok(())) => return Ok(()),
-            // The session is gone, and this task with it.
-            Ok(Err(_)) => std::future::pending().await,
-            Err(_) => {}
+        tokio::select! {
+            biased;
+            wished = self.wished.changed() => match wished {
+                Ok(()) => return Ok(()),
+                // The session is gone, and this task with it.
+                Err(_) => std::future::pending().await,
+            },
+            () = Name::changed(&mut self.name) => return self.look(lease).await,
+            () = sleep_until(now + (left / 2).min(most)) => {}
+        }
+        if left / 2 > most {
+            return Ok(());
         }
         let now = Instant::now();
         self.store.renew(lease).await?;
@@ -206,11 +312,15 @@ impl Keeper {
 
     async fn end(&self, lease: Option<LeaseId>) {
         let Some(lease) = lease else { return };
+        let gone = |transaction: Transaction, (key, at): (&String, &Revision)| {
+            transaction.when(Condition::At(key.clone(), *at)).delete(key.clone())
+        };
         let ended = async {
             // The lease may be that of others, too. What somebody else has put since is theirs.
-            for (key, at) in &self.put {
-                let gone = Transaction::default().when(Condition::At(key.clone(), *at)).delete(key.clone());
-                self.store.commit(gone).await?;
+            if self.store.commit(self.put.iter().fold(Transaction::default(), gone)).await?.is_none() {
+                for key in &self.put {
+                    self.store.commit(gone(Transaction::default(), key)).await?;
+                }
             }
             self.store.revoke(lease).await
         };

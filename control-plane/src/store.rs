@@ -17,6 +17,8 @@ pub struct LeaseId(pub i64);
 pub struct Entry {
     pub value: Bytes,
     pub revision: Revision,
+    /// The key goes with it.
+    pub lease: Option<LeaseId>,
 }
 
 /// All keys under a prefix, as they were at one revision.

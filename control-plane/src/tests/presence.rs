@@ -68,6 +68,63 @@ async fn a_store_that_lost_everything_is_told_everything_again() {
     assert!(nodes.iter().all(|node| node.held().borrow().leases == 2));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_name_that_vanishes_is_put_again_and_all_with_it() {
+    let store = Arc::new(Memory::default());
+    let node = Session::named(store.clone(), "node", TTL, "/workers/1");
+    node.put("/workers/1", "here");
+    node.put("/ready/1", "yes");
+    node.settled().await;
+    store.commit(Transaction::default().delete("/workers/1").delete("/ready/1")).await.unwrap();
+    seconds(0.5).await;
+    assert_eq!(values(&store.read("/").await.unwrap()).len(), 2);
+    assert_eq!(node.held().borrow().leases, 1);
+    // What the node has taken back meanwhile does not come back, and later values go over its own.
+    store.commit(Transaction::default().delete("/workers/1")).await.unwrap();
+    node.remove("/ready/1");
+    node.put("/workers/1", "draining");
+    node.settled().await;
+    seconds(0.5).await;
+    assert_eq!(values(&store.read("/").await.unwrap()), [("/workers/1".into(), "draining".into())].into());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_comes_second_waits_for_the_name() {
+    let store = Arc::new(Memory::default());
+    let [first, second] = ["first", "second"].map(|who| {
+        let node = Session::named(store.clone(), who, TTL, "/workers/1");
+        node.put("/workers/1", who);
+        node
+    });
+    // A longer name is another one.
+    let other = Session::named(store.clone(), "other", TTL, "/workers/10");
+    other.put("/workers/10", "other");
+    let there = async || values(&store.read("/workers/1").await.unwrap())["/workers/1"].clone();
+    second.put("/ready/1", "of the second");
+    seconds(30.0).await;
+    assert_eq!(there().await, "first");
+    assert!(store.read("/ready/").await.unwrap().entries.is_empty());
+    assert_eq!(second.held().borrow().is_taken(TTL).unwrap(), "first");
+    assert_eq!(first.held().borrow().taken, None);
+    assert_eq!(other.held().borrow().taken, None);
+    // One that dies leaves it to the next when its lease is over, and not before.
+    drop(first);
+    seconds(1.0).await;
+    assert_eq!(there().await, "first");
+    seconds(5.0).await;
+    assert_eq!(there().await, "second");
+    assert_eq!(second.held().borrow().taken, None);
+    assert_eq!(values(&store.read("/ready/").await.unwrap())["/ready/1"], "of the second");
+    // Put over by force, it waits again.
+    store.commit(Transaction::default().put("/workers/1", "force", None)).await.unwrap();
+    seconds(3.0 * TTL.as_secs_f64()).await;
+    assert_eq!(second.held().borrow().is_taken(TTL).unwrap(), "force");
+    assert_eq!(there().await, "force");
+    store.commit(Transaction::default().delete("/workers/1")).await.unwrap();
+    seconds(0.5).await;
+    assert_eq!(there().await, "second");
+}
+
 /// Nodes that change their keys at random over a store with faults: in the end the store and every mirror have exactly
 /// what the nodes wish.
 async fn everything_settles(seed: u64) {
@@ -79,11 +136,18 @@ async fn everything_settles(seed: u64) {
         _ => Arc::new(Fan::new(faulty.clone(), "fan", "/k/")),
     };
     let mirrors: Vec<Mirror> = (0..2).map(|i| Mirror::new(store.clone(), &format!("mirror {i}"), "/k/")).collect();
-    let nodes: Vec<Session> = (0..2).map(|i| Session::new(store.clone(), &format!("node {i}"), TTL)).collect();
+    let name = |i: usize| format!("/k/{i}");
+    let node = |i| Session::named(store.clone(), &format!("node {i}"), TTL, name(i));
+    let nodes: Vec<Session> = (0..2).map(node).collect();
+    let mut rival = None;
     let mut wishes = BTreeMap::new();
+    for (i, node) in nodes.iter().enumerate() {
+        node.put(name(i), "mine");
+        wishes.insert(name(i), "mine".to_owned());
+    }
     for _ in 0..rng.random_range(5..40) {
         let node = rng.random_range(0..nodes.len());
-        let key = format!("/k/{node}/{}", rng.random_range(0..2));
+        let key = format!("{}/{}", name(node), rng.random_range(0..2));
         if rng.random_bool(0.3) {
             nodes[node].remove(&key);
             wishes.remove(&key);
@@ -96,10 +160,27 @@ async fn everything_settles(seed: u64) {
             0 => faulty.outage(Duration::from_secs_f64(rng.random_range(0.1..60.0))),
             1 => memory.lose_everything(),
             2 => memory.compact(memory.read("/").await.unwrap().revision),
+            3 => _ = memory.commit(Transaction::default().delete(name(node))).await,
+            4 => _ = memory.commit(Transaction::default().put(name(node), "force", None)).await,
+            5 => {
+                // Not one of the same process: those share a lease.
+                let store = if rng.random_bool(0.5) { faulty.clone() } else { Arc::new(memory.clone()) as Arc<dyn Store> };
+                let session = Session::named(store, "rival", TTL, name(node));
+                session.put(name(node), "rival");
+                session.put(format!("{}/rival", name(node)), "rival");
+                rival = Some(session);
+            }
             _ => {}
         }
         let pause = if rng.random_bool(0.6) { rng.random_range(0.0..0.2) } else { rng.random_range(0.0..4.0) };
         seconds(pause).await;
+    }
+    drop(rival);
+    for i in 0..nodes.len() {
+        let there = values(&memory.read("/").await.unwrap()).remove(&name(i));
+        if there.is_some_and(|value| value == "force") {
+            memory.commit(Transaction::default().delete(name(i))).await.unwrap();
+        }
     }
     // With faults a lease may run out, and a mirror be blind, at any moment, also the last.
     faulty.heal();
