@@ -54,6 +54,10 @@ command -v etcd >/dev/null || install etcd-server \
 
 [ "$what" = test ] || exit 0
 
+# The tests' second opinion on what is in the store.
+command -v etcdctl >/dev/null || install etcd-client \
+    || fail "etcdctl is missing: install it (Debian: sudo apt-get install etcd-client)"
+
 # The playground's page is tested in it; without it those tests say that they were skipped.
 command -v chromium >/dev/null || install chromium || say "no Chromium: the playground's tests are skipped"
 

@@ -454,6 +454,7 @@ impl Controller {
                     member(name, worker, (next - worker.ranks..next).collect())
                 };
                 let members: Vec<Member> = chosen.iter().map(seat).collect();
+                let text = chosen.first().map(|&i| free[i].1.text.clone()).unwrap_or_default();
                 for &i in chosen.iter().rev() {
                     free.remove(i);
                 }
@@ -474,6 +475,7 @@ impl Controller {
                 let record = GroupRecord {
                     model: model.clone(),
                     fingerprint: fingerprint.clone(),
+                    text,
                     group_size,
                     members,
                     placement,

@@ -110,8 +110,10 @@ pub enum WorkerState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerRecord {
     pub model: String,
-    /// Of what must be the same for all workers of a group: checkpoint, types, block size.
+    /// Of what must be the same for all workers of a group: checkpoint, types, block size, text files.
     pub fingerprint: String,
+    /// Of the text files alone: what a router reads and writes tokens with.
+    pub text: String,
     /// `host:port` of its gRPC services.
     pub address: String,
     /// `host:port` at which other ranks link with its own.
@@ -156,6 +158,7 @@ pub struct Member {
 pub struct GroupRecord {
     pub model: String,
     pub fingerprint: String,
+    pub text: String,
     pub group_size: usize,
     pub members: Vec<Member>,
     pub placement: Placement,
@@ -168,6 +171,11 @@ pub struct GroupRecord {
 impl GroupRecord {
     pub fn epoch(&self) -> u64 {
         self.placement.epoch
+    }
+
+    /// Groups of one kind give the same answers to the token.
+    pub fn kind(&self) -> String {
+        format!("{} x {}", self.fingerprint, self.group_size)
     }
 
     /// The member that holds rank 0.

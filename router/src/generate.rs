@@ -351,7 +351,7 @@ async fn open(
         Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.caller.clone(), call.began).await
     };
     let until = call.deadline.min(Instant::now() + limits::ENGINE_WAIT);
-    let wanted = Wanted { salt: &plan.cache_salt, tokens: &prompt, session: call.session };
+    let wanted = Wanted { salt: &plan.cache_salt, tokens: &prompt, session: call.session, kind: None };
     let queue = call.trace.queue();
     let lease = model.pool.lease(&wanted, until).instrument(queue.clone()).await?;
     choices.push(choice(first, lease, queue).await?);

@@ -278,7 +278,8 @@ impl Core {
                 let (engine, epoch) = (engine.group.clone(), engine.epoch);
                 EngineReport { model: model.name().into(), engine, epoch, stats }
             }));
-            pools.push(PoolReport { model: model.name().into(), standings: model.pool.standings() });
+            let (standings, kinds) = (model.pool.standings(), model.pool.kinds());
+            pools.push(PoolReport { model: model.name().into(), standings, kinds });
         }
         let (in_flight, limit) = (self.admission.in_flight(), self.admission.limit());
         let mut report = self.metrics.write(in_flight, limit, &pools, &engines);

@@ -77,6 +77,8 @@ pub const RETRIES_AT_ONCE: f64 = 1000.0;
 pub const HEDGED_ONE_IN: usize = 20;
 /// Longest wait of a sequence that has lost its engine for another one to join.
 pub const RESUME_WAIT: Duration = Duration::from_secs(120);
+/// So long it waits for one of the kind that it had: another kind's answer goes on otherwise than its would have.
+pub const KIND_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait of a new sequence while no engine is there.
 pub const ENGINE_WAIT: Duration = Duration::from_secs(10);
 /// Sequences that an engine computes at once, until it has said how many.

@@ -1,7 +1,7 @@
 //! Follows the cluster: which groups serve which model, and, for a model that is new, its text files.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::{Component, Path, PathBuf},
     sync::Arc,
 };
@@ -61,15 +61,18 @@ pub(crate) async fn follow(core: Arc<Core>, fleet: Fleet) {
     let mut mirror = Mirror::new(fleet.store.clone(), &fleet.id, fleet.keys.groups());
     let mut view = View::default();
     let mut fetching: BTreeMap<String, ()> = BTreeMap::new();
-    let (done, mut fetched) = mpsc::channel::<(String, Option<Model>)>(1);
+    let (done, mut fetched) = mpsc::channel::<(String, Option<(Model, String)>)>(1);
+    // By model: of its text files, as they were fetched; and the kinds of its groups, as far as they have been told.
+    let (mut texts, mut told) = (BTreeMap::<String, String>::new(), BTreeMap::<String, BTreeSet<String>>::new());
     loop {
         tokio::select! {
             biased;
             Some((name, model)) = fetched.recv() => {
                 fetching.remove(&name);
-                if let Some(model) = model {
-                    tracing::info!(model = name, "a new model");
+                if let Some((model, text)) = model {
+                    tracing::info!(model = name, text, "a new model");
                     core.add(Arc::new(model));
+                    texts.insert(name, text);
                 }
             }
             _ = mirror.changed() => {
@@ -78,37 +81,53 @@ pub(crate) async fn follow(core: Arc<Core>, fleet: Fleet) {
         }
         view.update(&fleet.keys, &mirror.view());
         let serving = serving(&view);
-        for (name, listings) in &serving {
-            if core.named(name).is_none()
-                && let Some(first) = listings.first()
+        for (name, groups) in &serving {
+            tell_kinds(name, groups, &mut told);
+            let known = texts.get(name).filter(|_| core.named(name).is_some());
+            // One whose groups all have other text files by now is another model under the same name.
+            let strange = known.is_none_or(|known| groups.iter().all(|group| group.text != *known));
+            if strange
+                && !(known.is_some() && fleet.texts.contains_key(name))
+                && let Some(first) = groups.first()
                 && fetching.insert(name.clone(), ()).is_none()
             {
-                let fetch = fetch(fleet.clone(), core.clone(), name.clone(), first.address.clone());
-                let (done, name) = (done.clone(), name.clone());
+                let fetch = fetch(fleet.clone(), core.clone(), name.clone(), first.listing.address.clone());
+                let (done, name, text) = (done.clone(), name.clone(), first.text.clone());
                 tokio::spawn(async move {
                     let model = fetch.await;
                     if model.is_none() {
                         sleep(limits::FILES_AGAIN).await;
                     }
                     // The router is being dropped otherwise.
-                    let _ = done.send((name, model)).await;
+                    let _ = done.send((name, model.map(|model| (model, text)))).await;
                 });
             }
         }
         for model in core.models().iter().filter(|model| !model.pool.is_fixed()) {
-            let listings = serving.get(model.name()).map_or(&[][..], Vec::as_slice);
+            let groups = serving.get(model.name()).map_or(&[][..], Vec::as_slice);
+            let ours = |group: &&Group| {
+                let known = texts.get(model.name()).filter(|_| !fleet.texts.contains_key(model.name()));
+                known.is_none_or(|known| group.text == *known)
+            };
+            let listings: Vec<Listing> = groups.iter().filter(ours).map(|group| group.listing.clone()).collect();
             let superseded = |engine: &crate::pool::Engine| {
                 let group = view.groups.get(&engine.group).and_then(|group| group.record());
                 group.is_some_and(|record| record.epoch() != engine.epoch)
             };
-            model.pool.list(listings, superseded, |address| (fleet.dial)(address));
+            model.pool.list(&listings, superseded, |address| (fleet.dial)(address));
         }
     }
 }
 
-/// By model, the groups that serve.
-fn serving(view: &View) -> BTreeMap<String, Vec<Listing>> {
-    let mut models: BTreeMap<String, Vec<Listing>> = BTreeMap::new();
+/// A group that serves, and of which text files.
+struct Group {
+    listing: Listing,
+    text: String,
+}
+
+/// By model.
+fn serving(view: &View) -> BTreeMap<String, Vec<Group>> {
+    let mut models: BTreeMap<String, Vec<Group>> = BTreeMap::new();
     for (id, group) in view.groups.iter().filter(|(_, group)| group.serves()) {
         if let Some(record) = group.record()
             && let Some(leader) = record.leader()
@@ -116,13 +135,32 @@ fn serving(view: &View) -> BTreeMap<String, Vec<Listing>> {
             let listing = Listing {
                 group: id.clone(),
                 epoch: record.epoch(),
+                kind: record.kind(),
                 address: leader.address.clone(),
                 draining: record.draining,
             };
-            models.entry(record.model.clone()).or_default().push(listing);
+            let group = Group { listing, text: record.text.clone() };
+            models.entry(record.model.clone()).or_default().push(group);
         }
     }
     models
+}
+
+/// A model that is served in several ways is logged, once for each set of them.
+fn tell_kinds(model: &str, groups: &[Group], told: &mut BTreeMap<String, BTreeSet<String>>) {
+    let kinds: BTreeSet<String> = groups.iter().map(|group| group.listing.kind.clone()).collect();
+    let texts: BTreeSet<&str> = groups.iter().map(|group| group.text.as_str()).collect();
+    if told.get(model) == Some(&kinds) {
+        return;
+    }
+    if texts.len() > 1 {
+        let why = "groups of one model have different text files: those that differ from the first wait until it is gone";
+        tracing::error!(model, ?texts, "{why}");
+    } else if kinds.len() > 1 {
+        let why = "groups of one model differ in checkpoint, types or size: its answers depend on where they are computed";
+        tracing::warn!(model, ?kinds, "{why}");
+    }
+    told.insert(model.to_owned(), kinds);
 }
 
 /// (Boxed, as in `pool`.)

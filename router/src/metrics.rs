@@ -156,6 +156,7 @@ pub struct EngineReport {
 pub struct PoolReport {
     pub model: String,
     pub standings: [(&'static str, usize); 3],
+    pub kinds: usize,
 }
 
 impl Metrics {
@@ -228,10 +229,15 @@ fn escaped(label: &str) -> String {
 fn write_pools(out: &mut String, pools: &[PoolReport]) {
     let help = "Engines of a model, by what membership says of them.";
     let _ = writeln!(out, "# HELP rein_engines {help}\n# TYPE rein_engines gauge");
-    for PoolReport { model, standings } in pools {
+    for PoolReport { model, standings, .. } in pools {
         for (standing, count) in standings {
             let _ = writeln!(out, "rein_engines{{model=\"{}\",standing=\"{standing}\"}} {count}", escaped(model));
         }
+    }
+    let help = "Kinds of a model's engines (checkpoint, types, group size); more than 1: answers depend on where they are computed.";
+    let _ = writeln!(out, "# HELP rein_engine_kinds {help}\n# TYPE rein_engine_kinds gauge");
+    for PoolReport { model, kinds, .. } in pools {
+        let _ = writeln!(out, "rein_engine_kinds{{model=\"{}\"}} {kinds}", escaped(model));
     }
 }
 
@@ -286,10 +292,11 @@ mod tests {
         metrics.first_token.observe(Duration::from_secs(100));
         let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
         let report = EngineReport { model: "a\"b".into(), engine: "0".into(), epoch: 7, stats };
-        let pool = PoolReport { model: "a".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)] };
+        let pool = PoolReport { model: "a".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)], kinds: 2 };
         let text = metrics.write(1, 8, &[pool], &[report]);
         assert!(text.contains("rein_engine_epoch{model=\"a\\\"b\",engine=\"0\"} 7"));
         assert!(text.contains("rein_engines{model=\"a\",standing=\"draining\"} 0"));
+        assert!(text.contains("rein_engine_kinds{model=\"a\"} 2"));
         assert!(text.contains("rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 2"));
         assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.0025\"} 0"));
         assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.005\"} 1"));

@@ -1,7 +1,7 @@
 //! The engines of one model, reached through any transport that speaks HTTP/2 frames or pretends to.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicUsize, Ordering},
@@ -51,6 +51,8 @@ pub struct Engine {
     /// The group that it leads, and its epoch there.
     pub group: String,
     pub epoch: u64,
+    /// Engines of one kind give the same answers to the token.
+    pub kind: Arc<str>,
     /// [`route::key`] of the group.
     key: u64,
     client: EngineClient<EngineTransport>,
@@ -76,16 +78,19 @@ pub struct Wanted<'a> {
     /// All that the engine is given.
     pub tokens: &'a [u32],
     pub session: Option<u64>,
+    /// Of the engine that it had before: another one of that kind, if there is one in time.
+    pub kind: Option<&'a str>,
 }
 
 impl Engine {
-    fn new(group: String, epoch: u64, transport: EngineTransport, routing: &Routing) -> Self {
+    fn new(group: String, epoch: u64, kind: &str, transport: EngineTransport, routing: &Routing) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
         let breaker = Mutex::new(Breaker::new(&group));
         Engine {
             key: route::key(&group),
             group,
             epoch,
+            kind: kind.into(),
             client,
             open: Arc::default(),
             info: OnceCell::new(),
@@ -161,6 +166,8 @@ pub enum Standing {
 pub struct Listing {
     pub group: String,
     pub epoch: u64,
+    /// [`Engine::kind`].
+    pub kind: String,
     pub address: String,
     pub draining: bool,
 }
@@ -187,7 +194,7 @@ impl Pool {
     /// Of these engines and no others.
     pub fn fixed(transports: Vec<EngineTransport>) -> Self {
         let pool = Pool { fixed: true, ..Pool::open(RoutePolicy::LeastLoad) };
-        let engine = |(i, transport): (usize, _)| Arc::new(Engine::new(i.to_string(), 1, transport, &pool.routing));
+        let engine = |(i, transport): (usize, _)| Arc::new(Engine::new(i.to_string(), 1, "", transport, &pool.routing));
         let listed = |engine| Listed { engine, standing: Standing::Serving };
         let engines = transports.into_iter().enumerate().map(engine).map(listed).collect();
         Pool { engines: RwLock::new(Arc::new(engines)), ..pool }
@@ -241,6 +248,13 @@ impl Pool {
         standings
     }
 
+    /// Kinds of the engines that membership has. With more than one, an answer depends on where it is computed.
+    pub fn kinds(&self) -> usize {
+        let listed = self.listed();
+        let here = listed.iter().filter(|listed| !matches!(listed.standing, Standing::Unlisted(_)));
+        here.map(|listed| &listed.engine.kind).collect::<HashSet<_>>().len()
+    }
+
     pub fn is_fixed(&self) -> bool {
         self.fixed
     }
@@ -263,8 +277,8 @@ impl Pool {
                 Some(listed) => listed.engine.clone(),
                 None => {
                     let Some(transport) = dial(&listing.address) else { continue };
-                    let engine = Engine::new(listing.group.clone(), listing.epoch, transport, &self.routing);
-                    let engine = Arc::new(engine);
+                    let (group, kind) = (listing.group.clone(), &listing.kind);
+                    let engine = Arc::new(Engine::new(group, listing.epoch, kind, transport, &self.routing));
                     engine.listen(listings.len());
                     engine
                 }
@@ -329,10 +343,13 @@ impl Pool {
     pub async fn lease(&self, wanted: &Wanted<'_>, until: Instant) -> Result<Lease, Error> {
         let prompt = self.routing.prompt(wanted.salt, wanted.tokens);
         let mut changes = self.changes.subscribe();
+        let choosy = Instant::now() + limits::KIND_WAIT;
         loop {
             changes.borrow_and_update();
             let listed = self.listed();
-            if let Some(lease) = self.choose(&listed, &prompt, wanted.session) {
+            let kind = wanted.kind.filter(|_| Instant::now() < choosy);
+            let alike = listed.iter().filter(|listed| kind.is_none_or(|kind| *listed.engine.kind == *kind));
+            if let Some(lease) = self.choose(&alike.cloned().collect::<Vec<_>>(), &prompt, wanted.session) {
                 return Ok(lease);
             }
             let now = Instant::now();
@@ -340,7 +357,7 @@ impl Pool {
                 return Err(Error::unavailable("no engine of this model is there now; try again later"));
             }
             let opens = listed.iter().filter_map(|listed| listed.engine.breaker().opens_at()).min();
-            let healed = opens.unwrap_or(until).min(until);
+            let healed = opens.unwrap_or(until).min(until).min(kind.map_or(until, |_| choosy));
             tokio::select! {
                 // The sender lives as long as the pool.
                 _ = changes.changed() => {}
@@ -349,12 +366,14 @@ impl Pool {
         }
     }
 
-    /// One that serves and has not failed lately, other than this group's: for a sequence that has an engine already.
+    /// One that serves and has not failed lately, other than this group's and like it: for a sequence that has an engine
+    /// already.
     pub fn another(&self, wanted: &Wanted<'_>, than: &str) -> Option<Lease> {
         let now = Instant::now();
         let healthy = |listed: &&Listed| {
             listed.standing == Standing::Serving
                 && listed.engine.group != than
+                && wanted.kind.is_none_or(|kind| *listed.engine.kind == *kind)
                 && listed.engine.breaker().condition(now) == Condition::Closed
         };
         let others: Vec<Listed> = self.listed().iter().filter(healthy).cloned().collect();
@@ -408,7 +427,7 @@ impl Lease {
         Lease { engine: engine.clone(), pass }
     }
 
-    pub fn engine(&self) -> &Engine {
+    pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 

@@ -204,6 +204,13 @@ struct Link {
     lease: Lease,
 }
 
+/// Where a sequence is tried first.
+enum On<'a> {
+    Lease(Lease),
+    /// An engine of this kind, if any is there in time.
+    Any(Option<&'a str>),
+}
+
 /// What came of a call to an engine.
 enum Failure {
     /// The engine's fault: the sequence may go on elsewhere.
@@ -265,11 +272,11 @@ impl EngineStream {
     pub async fn open(common: Common, lease: Lease, start: Start, spans: Spans) -> Result<Self, Error> {
         let counted = common.effort.begin();
         let Spans { span, queue } = spans;
-        let (mut resumes, mut hedge, first) = (0, Hedge::new(&common), lease.engine().group.clone());
+        let (mut resumes, mut hedge, first) = (0, Hedge::new(&common), lease.engine().clone());
         let mut course = Course { accepted: start.resume.clone(), held: start.hold, ..Course::default() };
         let mut answer = None;
         let link = {
-            let opening = common.open(Some(lease), &start, &mut resumes, &span).instrument(queue.clone());
+            let opening = common.open(On::Lease(lease), &start, &mut resumes, &span).instrument(queue.clone());
             let mut opening = pin!(opening);
             loop {
                 tokio::select! {
@@ -349,7 +356,7 @@ impl EngineStream {
                 }
                 turn = self.hedge.next() => match turn {
                     Turn::Due => {
-                        let engine = &self.link.lease.engine().group;
+                        let engine = self.link.lease.engine();
                         self.hedge = Hedge::begin(&self.common, &self.start, &self.course, engine, &self.span);
                     }
                     Turn::Won(won) => {
@@ -415,10 +422,17 @@ impl EngineStream {
         let span = crate::trace::resume(&self.span, reason, accepted);
         self.resumes += 1;
         let (resumed, steering) = self.course.resume(&self.start, self.admitted);
-        let opening = self.common.open(None, &resumed, &mut self.resumes, &span);
+        // What has drawn nothing yet may begin anywhere.
+        let kind = (accepted > self.start.resume.len()).then(|| self.link.lease.engine().kind.clone());
+        let opening = self.common.open(On::Any(kind.as_deref()), &resumed, &mut self.resumes, &span);
         self.link = opening.instrument(span.clone()).await.inspect_err(|_| {
             self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
         })?;
+        let engine = self.link.lease.engine();
+        if kind.is_some_and(|kind| kind != engine.kind) {
+            let why = "no engine of the kind that it had is left: from here on it may go on otherwise";
+            tracing::warn!(parent: &self.span, sequence = self.start.request_id, engine = engine.group, "{why}");
+        }
         span.record("engine", &self.link.lease.engine().group);
         self.common.metrics.resumed.fetch_add(1, Ordering::Relaxed);
         self.finished = false;
@@ -451,13 +465,17 @@ impl EngineStream {
 
 impl Common {
     /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try.
-    async fn open(&self, mut lease: Option<Lease>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
+    async fn open(&self, on: On<'_>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
+        let (mut lease, kind) = match on {
+            On::Lease(lease) => (Some(lease), None),
+            On::Any(kind) => (None, kind),
+        };
         loop {
             let lease = match lease.take() {
                 Some(lease) => lease,
                 None => {
                     let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
-                    let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session: self.session };
+                    let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session: self.session, kind };
                     self.pool.lease(&wanted, self.deadline.min(Instant::now() + limits::RESUME_WAIT)).await?
                 }
             };

@@ -1,10 +1,13 @@
-//! What must be the same for all workers of a group, in one number: what they compute with, and how.
+//! What must be the same for all workers of a group, in one number: what they compute with, and how. And of that, what
+//! routers read: the text files.
 
 use std::error::Error;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
 
 use rein_kernels::cpu::Isa;
+use rein_worker::node::Files;
 
 use crate::args::WorkerArgs;
 
@@ -13,30 +16,38 @@ const PIECES: u64 = 64;
 /// ... so many bytes of each: a fine-tune changes all of them, and a terabyte is not read twice.
 const PIECE: u64 = 16 << 10;
 
-pub fn of(args: &WorkerArgs) -> Result<String, Box<dyn Error>> {
+pub struct Fingerprints {
+    pub whole: String,
+    pub text: String,
+}
+
+pub fn of(args: &WorkerArgs) -> Result<Fingerprints, Box<dyn Error>> {
     let WorkerArgs { weights, engine, .. } = args;
     let dir = &weights.model;
-    let mut names = Vec::new();
+    let add = |hash: &mut Hash, mut names: Vec<PathBuf>| {
+        names.sort();
+        names.iter().try_for_each(|name| {
+            hash.add(name.as_os_str().as_encoded_bytes());
+            let path = dir.join(name);
+            let read = File::open(&path).and_then(|mut file| hash.file(&mut file));
+            read.map_err(|e| format!("--model: {}: {e}", path.display()))
+        })
+    };
+    let mut text = Hash::default();
+    add(&mut text, Files::of(dir).paths())?;
+    let mut weights_of = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(|e| format!("--model: {}: {e}", dir.display()))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        let counts = name.ends_with(".safetensors") || name.starts_with("tokenizer") || name.starts_with("tiktoken");
-        if counts || name == "config.json" {
-            names.push(name);
+        let name = PathBuf::from(entry?.file_name());
+        if name.extension().is_some_and(|extension| extension == "safetensors") {
+            weights_of.push(name);
         }
     }
-    names.sort();
-    let mut hash = Hash::default();
-    for name in &names {
-        hash.add(name.as_bytes());
-        let path = dir.join(name);
-        File::open(&path)
-            .and_then(|mut file| hash.file(&mut file))
-            .map_err(|e| format!("--model: {}: {e}", path.display()))?;
-    }
+    let mut hash = Hash(text.0);
+    add(&mut hash, weights_of)?;
     // Sums differ between instruction sets, and what a rank adds up must not depend on where an expert lies.
     let how = (weights.dtype, weights.quantize, engine.engine, engine.block_size, engine.max_context, Isa::detect());
     hash.add(format!("{how:?} {}", args.devices.len()).as_bytes());
-    Ok(format!("{:016x}", hash.0))
+    Ok(Fingerprints { whole: format!("{:016x}", hash.0), text: format!("{:016x}", text.0) })
 }
 
 /// FNV-1a, which is the same in every build.

@@ -5,12 +5,13 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rein_control_plane::records::{RouterRecord, encode};
-use rein_control_plane::{Session, limits::LEASE};
+use rein_control_plane::records::{RouterRecord, decode, encode};
+use rein_control_plane::{Held, Session, limits::LEASE};
 use rein_router::members::{Dial, Fleet};
 use rein_router::textmodel::Overrides;
 use rein_router::{Router, RouterConfig};
-use tokio::time::interval;
+use tokio::sync::watch;
+use tokio::time::{interval, timeout};
 
 use super::links::Links;
 use super::{id, keys, store};
@@ -21,6 +22,27 @@ use crate::tls::Peers;
 
 /// How often the router tells the cluster what it has to do.
 const TELL: Duration = Duration::from_secs(2);
+
+/// Returns when another router has this one's id from the start. Later that ends nobody's requests: it is only logged.
+async fn refused(id: String, mut held: watch::Receiver<Held>) -> String {
+    let (mut begun, mut told) = (false, false);
+    loop {
+        let now = held.borrow_and_update().clone();
+        begun = begun || now.carried_out > 0;
+        if let Some(value) = now.is_taken(LEASE) {
+            let address = decode::<RouterRecord>(value).map_or_else(|_| "an unknown address".into(), |record| record.http);
+            let why = format!("--id: the cluster has a router {id} already, at {address}; each needs an id of its own");
+            if !begun {
+                return why;
+            }
+            if !std::mem::replace(&mut told, true) {
+                tracing::error!("{why}");
+            }
+        }
+        // How long it has been taken is not told.
+        let _ = timeout(TELL, held.changed()).await;
+    }
+}
 
 pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
@@ -46,7 +68,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             let router = router.clone();
             tokio::spawn(async move { router.follow(fleet).await })
         };
-        let session = Arc::new(Session::new(store, &id, LEASE));
+        let session = Arc::new(Session::named(store, &id, LEASE, keys.router(&id)));
+        let refused = refused(id.clone(), session.held());
         let tell = {
             let (router, session, key) = (router.clone(), session.clone(), keys.router(&id));
             move |draining| {
@@ -69,9 +92,11 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             telling.abort();
             tell(true);
         };
-        let served = listeners
-            .serve(&router, Duration::from_secs(args.edge.drain_seconds), leaving, std::future::ready(()))
-            .await;
+        let drain = Duration::from_secs(args.edge.drain_seconds);
+        let served = tokio::select! {
+            served = listeners.serve(&router, drain, leaving, std::future::ready(())) => served,
+            why = refused => Err(why.into()),
+        };
         following.abort();
         telling.abort();
         drop(tell);

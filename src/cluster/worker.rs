@@ -47,9 +47,11 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let listener =
             tcp::Listener::bind(mesh, secure).map_err(|e| format!("--mesh: cannot listen on {mesh}: {e}"))?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let fingerprint::Fingerprints { whole, text } = fingerprint::of(&args)?;
         let record = WorkerRecord {
             model: name,
-            fingerprint: fingerprint::of(&args)?,
+            fingerprint: whole,
+            text,
             address: String::new(),
             mesh: at(&args, listener.address())?,
             device: vec!["cpu"; ranks].join(","),
@@ -167,13 +169,14 @@ impl Shared<'_> {
         let runs = async move {
             // It judges while somebody holds it.
             let _readiness = readiness;
-            node::run(store, options, work, listener, switch, leaving).await;
+            let ran = node::run(store, options, work, listener, switch, leaving).await;
             closing.send_replace(true);
-            match tokio::time::timeout(CLOSE_TIME, server).await {
+            let closed = match tokio::time::timeout(CLOSE_TIME, server).await {
                 Ok(served) => served.map_err(|panic| panic.to_string())?,
                 // Its connections are cut when the process ends.
                 Err(_) => Ok(()),
-            }
+            };
+            ran.map_err(|displaced| displaced.to_string()).and(closed)
         };
         Ok((shown, runs))
     }

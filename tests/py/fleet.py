@@ -56,6 +56,11 @@ class Fleet:
         peer = ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
         self.spawn("etcd", ["etcd", *data, *client, *peer, "--initial-cluster", f"default={self.peer_url}"])
 
+    def etcdctl(self, *command):
+        command = ["etcdctl", "--endpoints", self.etcd_url, *command]
+        environment = {**os.environ, "ETCDCTL_API": "3"}
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
     def lose_etcd(self):
         """Stops it and throws its data away."""
         self.signal("etcd", signal.SIGKILL)

@@ -48,10 +48,6 @@ def until(what, holds, timeout=30):
         time.sleep(0.1)
 
 
-def etcd(fleet, *command):
-    subprocess.run(["etcdctl", "--endpoints", fleet.etcd_url, *command], check=True, capture_output=True)
-
-
 def test_ready_means_of_use(fleet):
     status = fleet.whole(1)
     [group] = status["groups"].values()
@@ -68,7 +64,7 @@ def test_ready_means_of_use(fleet):
     assert error.value.code() == grpc.StatusCode.NOT_FOUND
     # A router that is registered, and follows nobody.
     nobody = {"http": "", "grpc": "", "in_flight": 0, "draining": False}
-    etcd(fleet, "put", "/rein/test/routers/nobody", json.dumps(nobody))
+    fleet.etcdctl("put", "/rein/test/routers/nobody", json.dumps(nobody))
     until("not ready without a router", lambda: health(fleet, leader, ENGINE) == NOT_SERVING)
     ready, why = get(fleet, leader, "/ready")
     assert ready == 503 and json.loads(why)["why"] == "it leads, and no router follows yet"

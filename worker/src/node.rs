@@ -126,6 +126,14 @@ enum News {
     Leave,
 }
 
+/// Another worker goes by this one's id.
+#[derive(Debug, thiserror::Error)]
+#[error("--id: the cluster has a worker {id} already, at {address}; each needs an id of its own")]
+pub struct Displaced {
+    id: String,
+    address: String,
+}
+
 /// Until `leave` turns true and the group can do without this worker.
 pub async fn run(
     store: Arc<dyn Store>,
@@ -134,8 +142,8 @@ pub async fn run(
     listener: Arc<Listener>,
     switch: Switch,
     mut leave: watch::Receiver<bool>,
-) {
-    let session = Session::new(store.clone(), &options.id, options.lease);
+) -> Result<(), Displaced> {
+    let session = Session::named(store.clone(), &options.id, options.lease, options.keys.worker(&options.id));
     let mut seats = Mirror::new(store.clone(), &options.id, options.keys.seat(&options.id));
     let mut drains = Mirror::new(store.clone(), &options.id, options.keys.drain(&options.id));
     let (seat_key, drain_key) = (options.keys.seat(&options.id), options.keys.drain(&options.id));
@@ -189,6 +197,12 @@ pub async fn run(
             }
         }
         node.stand(leaving.is_some());
+        if let Some(displaced) = node.displaced() {
+            tracing::error!("{displaced}");
+            node.stand_up("another worker has this one's id").await;
+            node.session.leave().await;
+            return Err(displaced);
+        }
         let over = leaving.is_some_and(|since| {
             let patience = since.elapsed() > limits::LEAVE_TIME;
             node.now.is_none() && node.taking.is_none() || patience
@@ -199,7 +213,8 @@ pub async fn run(
             if let Err(error) = node.store.commit(gone).await {
                 tracing::warn!(%error, "the request to leave stays in the store");
             }
-            return node.session.leave().await;
+            node.session.leave().await;
+            return Ok(());
         }
     }
 }
@@ -230,6 +245,15 @@ impl Node {
     /// The worker's record as it is now.
     fn say(&self) {
         self.session.put(self.options.keys.worker(&self.options.id), encode(&self.record));
+    }
+
+    /// Another one has been here with this id for longer than a dead one could be.
+    fn displaced(&self) -> Option<Displaced> {
+        let held = self.session.held();
+        let held = held.borrow();
+        let record = decode::<WorkerRecord>(held.is_taken(self.options.lease)?);
+        let address = record.map_or_else(|_| "an unknown address".to_owned(), |record| record.address);
+        Some(Displaced { id: self.options.id.clone(), address })
     }
 
     /// Takes a seat that is newer than the present one.

@@ -86,6 +86,7 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
     let record = WorkerRecord {
         model: "m".into(),
         fingerprint: "f".into(),
+        text: "t".into(),
         address: format!("{id}:1"),
         mesh: format!("{id}:2"),
         device: "cpu".into(),

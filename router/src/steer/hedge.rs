@@ -8,7 +8,10 @@ use rein_proto::internal::{FinishReason, FromEngine, ToEngine, from_engine, to_e
 use tokio::time::{Instant, sleep_until};
 
 use super::{Common, Course, Failure, Link, Start};
-use crate::{effort::Counted, pool::Wanted};
+use crate::{
+    effort::Counted,
+    pool::{Engine, Wanted},
+};
 
 #[derive(Default)]
 pub(super) enum Hedge {
@@ -48,13 +51,14 @@ impl Hedge {
     }
 
     /// Asks another engine than `engine`, if there is one that is in good health, and few sequences are hedged.
-    pub fn begin(common: &Common, start: &Start, course: &Course, engine: &str, span: &tracing::Span) -> Self {
+    pub fn begin(common: &Common, start: &Start, course: &Course, engine: &Engine, span: &tracing::Span) -> Self {
         let Some(counted) = common.effort.hedge() else { return Hedge::Settled };
         let mut course = course.clone();
         let (start, steering) = course.resume(start, false);
         let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
-        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session: common.session };
-        let Some(lease) = common.pool.another(&wanted, engine) else { return Hedge::Settled };
+        let session = common.session;
+        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session, kind: Some(&engine.kind) };
+        let Some(lease) = common.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
         common.effort.hedges();
         tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");
         let steer = steering.map(|steering| ToEngine { kind: Some(to_engine::Kind::Steer(course.steer(steering))) });

@@ -9,7 +9,7 @@ use tonic::body::Body;
 use super::fake::Fake;
 use crate::{
     RoutePolicy, limits,
-    pool::{EngineTransport, Listing, Pool, transport},
+    pool::{Engine, EngineTransport, Listing, Pool, Wanted, transport},
 };
 
 /// Takes calls and never answers.
@@ -24,7 +24,7 @@ fn dial(address: &str) -> Option<EngineTransport> {
 }
 
 fn listing(group: &str, epoch: u64, address: &str) -> Listing {
-    Listing { group: group.into(), epoch, address: address.into(), draining: false }
+    Listing { group: group.into(), epoch, kind: "k".into(), address: address.into(), draining: false }
 }
 
 #[tokio::test(start_paused = true)]
@@ -66,4 +66,39 @@ async fn an_engine_is_one_group_in_one_epoch() {
     assert_eq!(list(&[listing("c", 1, "3"), listing("a", 2, "4")]), ["c1", "a2", "b1"]);
     assert_eq!(dialled, ["1", "2", "3", "4"]);
     assert_eq!(pool.standings(), [("serving", 2), ("draining", 0), ("unlisted", 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sequence_goes_on_where_it_is_computed_as_before() {
+    let pool = Pool::open(RoutePolicy::LeastLoad);
+    let other = |group: &str| Listing { kind: "other".into(), ..listing(group, 1, "there") };
+    pool.list(&[other("x"), listing("a", 1, "there")], |_| false, dial);
+    assert_eq!(pool.kinds(), 2);
+    let wanted = Wanted { salt: "", tokens: &[1], session: None, kind: Some("k") };
+    let until = Instant::now() + Duration::from_secs(60);
+    // However busy it is.
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        leases.push(pool.lease(&wanted, until).await.expect("one is there"));
+        assert_eq!(leases.last().expect("a lease").engine().group, "a");
+    }
+    assert!(pool.another(&wanted, "a").is_none());
+    assert_eq!(pool.another(&Wanted { kind: None, ..wanted }, "a").expect("x").engine().group, "x");
+    // One that joins in time is worth waiting for; after that any will do.
+    let gone = |engine: &Engine| engine.group == "a";
+    drop(leases);
+    pool.list(&[other("x")], gone, dial);
+    let began = Instant::now();
+    let join = async {
+        sleep(limits::KIND_WAIT / 2).await;
+        pool.list(&[other("x"), listing("b", 1, "there")], |_| false, dial);
+    };
+    let (lease, ()) = tokio::join!(pool.lease(&wanted, until), join);
+    assert_eq!(lease.expect("one has joined").engine().group, "b");
+    assert!(began.elapsed() < limits::KIND_WAIT);
+    pool.list(&[other("x")], |engine| engine.group == "b", dial);
+    let began = Instant::now();
+    assert_eq!(pool.lease(&wanted, until).await.expect("any").engine().group, "x");
+    assert!((limits::KIND_WAIT..limits::KIND_WAIT * 2).contains(&began.elapsed()));
+    assert_eq!(pool.kinds(), 1);
 }

@@ -35,7 +35,8 @@ impl Files {
         Files(dir.to_owned())
     }
 
-    fn paths(&self) -> Vec<PathBuf> {
+    /// Those that there are, from the directory on.
+    pub fn paths(&self) -> Vec<PathBuf> {
         let more = std::fs::read_dir(self.0.join(TEMPLATES)).into_iter().flatten().flatten();
         let more = more.map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
         FILES.iter().map(PathBuf::from).chain(more).filter(|path| self.0.join(path).is_file()).collect()

@@ -32,6 +32,8 @@ pub enum Standing {
     /// The store does not know it yet, or does not know it any more.
     #[default]
     Unknown,
+    /// The store has another worker under its id.
+    Displaced,
     Spare,
     /// It could not load, and keeps away for a while.
     Away,
@@ -49,6 +51,7 @@ impl Standing {
     pub fn name(&self) -> &'static str {
         match self {
             Standing::Unknown => "unknown",
+            Standing::Displaced => "displaced",
             Standing::Spare => "spare",
             Standing::Away => "away",
             Standing::Seating => "seating",
@@ -91,6 +94,7 @@ impl Node {
     pub(super) fn stand(&self, leaving: bool) {
         let standing = match &self.now {
             _ if leaving => Standing::Leaving,
+            _ if self.session.held().borrow().taken.is_some() => Standing::Displaced,
             Some(Membership { taken: Some(_), rank: 0, .. }) => Standing::Leads,
             Some(Membership { taken: Some(_), group, record, .. }) => {
                 Standing::Follows { group: group.clone(), record: record.clone() }
@@ -128,6 +132,7 @@ fn judge(standing: &Standing, sight: Sight) -> Verdict {
     let (ready, why) = match standing {
         Standing::Leaving => (false, "it leaves"),
         Standing::Unknown => (false, "the store does not know it"),
+        Standing::Displaced => (false, "another worker has its id"),
         Standing::Away => (false, "it could not load and keeps away for a while"),
         Standing::Seating => (false, "it takes a seat, or waits for what becomes of its group"),
         Standing::Spare if sight.waited < SPARE_WAIT => (false, "it waits for a seat"),

@@ -132,6 +132,7 @@ async fn a_follower_is_ready_while_all_ranks_are() {
     let record = Arc::new(GroupRecord {
         model: "m".into(),
         fingerprint: String::new(),
+        text: String::new(),
         group_size: 2,
         members: vec![member(0), member(1)],
         placement: Placement { epoch: 5, layout: 0, ranks: vec![rank(0), rank(1)] },
