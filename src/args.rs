@@ -1,5 +1,7 @@
 //! The command line. One struct per command; values come from flags, then `REIN_*` variables, then the config file.
 
+pub mod values;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -218,7 +220,7 @@ pub struct AdmissionArgs {
 pub struct TelemetryArgs {
     /// OpenTelemetry collector (OTLP over gRPC, such as http://127.0.0.1:4317) for traces; without one there are none.
     /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_TRACES_SAMPLER_ARG (0 to 1: the part that is kept) count too
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL", value_parser = values::collector)]
     pub otlp_endpoint: Option<String>,
 }
 
@@ -234,7 +236,8 @@ pub struct EngineArgs {
     /// Longest prompt plus answer in tokens [default: the model's]
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_context: Option<u32>,
-    /// Memory for the KV cache in MiB [default: a quarter of what is free, as far as it is of use]
+    /// Memory for the KV cache in MiB; no more is taken than --max-sequences of --max-context tokens can fill [default: a
+    /// quarter of what is free]
     #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_memory: Option<u64>,
     /// Tokens per KV block
@@ -261,9 +264,9 @@ pub struct EngineArgs {
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
     /// Endpoints of etcd, with commas between them
-    #[arg(long, env = "REIN_ETCD", default_value = "127.0.0.1:2379", value_delimiter = ',', value_name = "ENDPOINTS")]
+    #[arg(long, env = "REIN_ETCD", default_value = "127.0.0.1:2379", value_delimiter = ',', value_name = "ENDPOINTS", value_parser = values::etcd)]
     pub etcd: Vec<String>,
-    /// Name of the cluster: letters, digits, `-`, `_` and `.`
+    /// Name of the cluster: letters, digits, `-`, `_` and `.`, of which the first is a letter or digit
     #[arg(long, env = "REIN_CLUSTER", default_value = "default", value_name = "NAME")]
     pub cluster: String,
     /// PEM file with the authority that signed etcd's certificates; makes the connection a TLS one
@@ -276,7 +279,7 @@ pub struct ClusterArgs {
     #[arg(long, env = "REIN_ETCD_KEY", value_name = "FILE", requires = "etcd_cert")]
     pub etcd_key: Option<PathBuf>,
     /// Name in etcd's certificates, where it is not the endpoint's
-    #[arg(long, env = "REIN_ETCD_NAME", value_name = "NAME")]
+    #[arg(long, env = "REIN_ETCD_NAME", value_name = "NAME", requires = "etcd_ca")]
     pub etcd_name: Option<String>,
     /// User of etcd; the password comes from REIN_ETCD_PASSWORD or --etcd-password-file
     #[arg(long, env = "REIN_ETCD_USER", value_name = "USER")]
@@ -297,7 +300,8 @@ pub struct RouterArgs {
     /// How a sequence gets its group: cache-aware, least-load, power-of-two, round-robin or random
     #[arg(long, env = "REIN_POLICY", default_value = "cache-aware", value_name = "POLICY")]
     pub policy: RoutePolicy,
-    /// Milliseconds without an answer after which a sequence is given to a second group, too; the first to answer has it [default: never]
+    /// Milliseconds after which a sequence whose prompt is still not computed is given to a second group, too; the first
+    /// to answer has it [default: never]
     #[arg(long, env = "REIN_HEDGE_AFTER", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub hedge_after: Option<u64>,
     /// Directories with text files (config.json, tokenizer, template) of models, served under the directory's name; other
@@ -333,7 +337,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "REIN_MESH", value_name = "ADDR")]
     pub mesh: Option<SocketAddr>,
     /// Host under which others reach this process [default: that of --listen]
-    #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST")]
+    #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST", value_parser = values::host)]
     pub advertise: Option<String>,
     /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
     #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
@@ -345,7 +349,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "REIN_REPLICAS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub replicas: u16,
     /// Seconds after which a step has hung, and its group is put together anew
-    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = seconds)]
+    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = values::seconds)]
     pub step_deadline: f64,
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -370,7 +374,7 @@ pub struct ControllerArgs {
     #[arg(long, env = "REIN_REBALANCE_EVERY", default_value_t = 60, value_name = "SECONDS")]
     pub rebalance_every: u64,
     /// Experts of a layer move where its busiest rank has more than this times the mean of all ranks
-    #[arg(long, env = "REIN_REBALANCE_ABOVE", default_value_t = 1.1, value_name = "FACTOR")]
+    #[arg(long, env = "REIN_REBALANCE_ABOVE", default_value = "1.1", value_name = "FACTOR", value_parser = values::factor)]
     pub rebalance_above: f64,
     /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
     #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
@@ -380,6 +384,8 @@ pub struct ControllerArgs {
     pub id: Option<String>,
 }
 
+/// IMBALANCE is what the busiest rank of the group's worst layer of experts has to do, over the mean of all ranks; EXPERTS
+/// is how many experts a worker holds in the layer of which it holds most; KV is how full the KV cache is.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
     #[command(flatten)]
@@ -445,17 +451,6 @@ pub struct RenderArgs {
     /// Directory with a tokenizer instead of the model's
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-}
-
-pub fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && s > 0.0 => Ok(s),
-        _ => Err("must be a number above 0".into()),
-    }
-}
-
-pub fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
-    serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
 }
 
 #[derive(Debug, Clone, Args)]

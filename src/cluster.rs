@@ -16,17 +16,18 @@ pub use status::run as status;
 pub use worker::run as worker;
 
 use std::error::Error;
+use std::path::Path;
 use std::sync::Arc;
 
-use rein_control_plane::{Etcd, EtcdOptions, EtcdTls, Keys, Store, records::is_name};
+use rein_control_plane::{Etcd, EtcdError, EtcdOptions, EtcdTls, Keys, Store, records::is_name};
 
 use crate::args::ClusterArgs;
 
+const NAME: &str = "it has 1 to 63 letters, digits, '-', '_' and '.', and begins with a letter or digit";
+
 fn keys(args: &ClusterArgs) -> Result<Keys, Box<dyn Error>> {
     let cluster = &args.cluster;
-    Keys::new(cluster).ok_or_else(|| {
-        format!("--cluster: {cluster:?} is no name; it may have 1 to 63 letters, digits, '-', '_' and '.'").into()
-    })
+    Keys::new(cluster).ok_or_else(|| format!("--cluster: {cluster:?} is no name; {NAME}").into())
 }
 
 fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
@@ -50,7 +51,13 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
             name: args.etcd_name.clone(),
         },
     };
-    Ok(Arc::new(Etcd::new(options)?))
+    let files = [("--etcd-ca", &args.etcd_ca), ("--etcd-cert", &args.etcd_cert), ("--etcd-key", &args.etcd_key)];
+    let flag_of = |path: &Path| files.iter().find(|(_, file)| file.as_deref() == Some(path)).map_or("--etcd", |f| f.0);
+    let etcd = Etcd::new(options).map_err(|error| match &error {
+        EtcdError::Read { path, source } => format!("{}: cannot read {}: {source}", flag_of(path), path.display()),
+        EtcdError::NoEndpoint => "--etcd: no endpoint is named".to_owned(),
+    })?;
+    Ok(Arc::new(etcd))
 }
 
 /// The name that was given, or one of host and `what`.
@@ -61,6 +68,6 @@ fn id(given: &Option<String>, what: impl std::fmt::Display) -> Result<String, Bo
     let id = given.clone().unwrap_or_else(|| format!("{host}-{what}"));
     match is_name(&id) {
         true => Ok(id),
-        false => Err(format!("--id: {id:?} is no name; it may have 1 to 63 letters, digits, '-', '_' and '.'").into()),
+        false => Err(format!("--id: {id:?} is no name; {NAME}").into()),
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::args::{AdmissionArgs, EdgeArgs, EnforcementArg, MasksArg};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, serve_http, turned};
+use crate::say;
 use crate::tls::{self, ServerTls};
 
 pub fn policy(args: &EdgeArgs) -> Result<Policy, Box<dyn Error>> {
@@ -72,8 +73,8 @@ impl Listeners {
         let (closing, closed) = watch::channel(false);
         let http_server = tokio::spawn(serve_http(router.http(), http, http_tls, turned(closed.clone())));
         let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, turned(closed)));
-        println!("rein: http listening on {scheme}://{http_address}");
-        println!("rein: grpc listening on {grpc_address}");
+        say::out(format_args!("rein: http listening on {scheme}://{http_address}"));
+        say::out(format_args!("rein: grpc listening on {grpc_address}"));
 
         let mut stop = StopSignals::new()?;
         let signal = stop.next().await;
@@ -101,7 +102,7 @@ impl Listeners {
             }
             Err(_) => tracing::warn!("connections still open are cut"),
         }
-        println!("rein: stopped");
+        say::out("rein: stopped");
         Ok(())
     }
 }

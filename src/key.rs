@@ -42,8 +42,9 @@ pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
     let entry = entry(args, &key);
     // What the server would refuse is not handed out.
     rein_router::keys::check(&entry).map_err(|what| format!("--name: {what}"))?;
+    // First what is shown only once.
+    writeln!(std::io::stderr(), "{key}")?;
     std::io::stdout().write_all(entry.as_bytes())?;
-    eprintln!("{key}");
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rein_worker::checkpoint::LoadError;
 use rein_worker::rank::{Dtype, Group, ModelOptions, Quantize};
 
 use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
@@ -39,10 +40,20 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs) -> ModelOptions {
     }
 }
 
+/// What is wrong with a checkpoint or an option, by its flag.
+pub fn flagged(error: LoadError, ranks: &str) -> String {
+    match error {
+        LoadError::Option { option, what } => format!("--{}: {what}", option.replace('_', "-")),
+        LoadError::Placement(error) => format!("{ranks}: {error}"),
+        LoadError::Kernel(_) | LoadError::Rank { .. } => error.to_string(),
+        error => format!("--model: {error}"),
+    }
+}
+
 pub fn group(args: &ServeArgs) -> Result<Group, Box<dyn Error>> {
     let weights = &args.model.weights;
     let options = ModelOptions { tp: args.model.tp.into(), ..engine_options(weights, &args.engine) };
-    let group = with_bar(|progress| Group::load(&weights.model, &options, progress))?;
+    let group = with_bar(|progress| Group::load(&weights.model, &options, progress)).map_err(|e| flagged(e, "--tp"))?;
     tracing::info!("{}", group.plan());
     Ok(group)
 }

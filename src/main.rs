@@ -17,6 +17,7 @@ mod quantiles;
 mod render;
 #[cfg(test)]
 mod routing_tests;
+mod say;
 mod score;
 mod serve;
 mod telemetry;
@@ -68,6 +69,6 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: Box<dyn std::error::Error>) -> ExitCode {
-    eprintln!("rein: {error}");
+    say::err(format_args!("rein: {error}"));
     ExitCode::FAILURE
 }

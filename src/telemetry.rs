@@ -77,6 +77,8 @@ pub fn init(target: Option<Target>) -> Result<Telemetry, Box<dyn Error>> {
     // A warning names its request, whatever else is not shown.
     let shown = level.or(filter_fn(|metadata| metadata.is_span() && metadata.fields().field(LOGGED).is_some()));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    // It would be told on standard error, which is what cannot be written, and end the process.
+    let log = log.log_internal_errors(false);
     let json = std::env::var("REIN_LOG_FORMAT").is_ok_and(|format| format == "json");
     let log = if json { log.json().boxed() } else { log.boxed() };
     Registry::default().with(traces).with(log.with_filter(shown)).init();

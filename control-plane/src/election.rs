@@ -87,7 +87,7 @@ pub async fn campaign(
             Ok(Some(revision)) => return Leadership { key: key.to_owned(), lease, revision },
             // Somebody was faster.
             Ok(None) | Err(StoreError::LeaseLost) => {}
-            Err(error) => tracing::warn!(key, %error, "cannot stand for election; trying again"),
+            Err(error) => backoff.failed("cannot stand for election", &error),
         }
         backoff.wait().await;
     }

@@ -179,7 +179,7 @@ async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, root: String, share
         shared.in_step.send_replace(false);
         // Whoever watches is to read anew.
         shared.state().watchers.clear();
-        tracing::warn!(root, %error, "lost sight of the store");
+        backoff.failed("lost sight of the store", &error);
         backoff.wait().await;
     }
 }

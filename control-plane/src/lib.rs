@@ -23,7 +23,7 @@ pub mod view;
 
 pub use controller::ControllerOptions;
 pub use election::{Leadership, campaign};
-pub use etcd::{Etcd, EtcdOptions, EtcdTls};
+pub use etcd::{Etcd, EtcdError, EtcdOptions, EtcdTls};
 pub use fan::Fan;
 pub use memory::Memory;
 pub use mirror::Mirror;

@@ -81,7 +81,7 @@ pub(crate) async fn sight(store: &dyn Store, prefix: &str) -> Result<(Snapshot, 
 async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, prefix: String, view: watch::Sender<Arc<Snapshot>>) {
     loop {
         let error = watch_once(&*store, &prefix, &view, &mut backoff).await;
-        tracing::warn!(prefix, %error, "lost sight of the store; the last known state stays");
+        backoff.failed("lost sight of the store; the last known state stays", &error);
         backoff.wait().await;
     }
 }

@@ -12,7 +12,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// None: a name is 1 to 63 letters, digits, `-`, `_` and `.`.
+    /// None: it is no name, see [`is_name`].
     pub fn new(cluster: &str) -> Option<Self> {
         is_name(cluster).then(|| Keys { root: format!("/rein/{cluster}/") })
     }
@@ -83,9 +83,10 @@ impl Keys {
 /// Longest name of a cluster, worker or router.
 const NAME_BYTES: usize = 63;
 
+/// 1 to 63 letters, digits, `-`, `_` and `.`; the first is a letter or digit.
 pub fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    (1..=NAME_BYTES).contains(&name.len()) && name.chars().all(allowed)
+    name.len() <= NAME_BYTES && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(allowed)
 }
 
 /// The store's value of a record.

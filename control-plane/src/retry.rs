@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::limits;
+use crate::{limits, store::StoreError};
 
 /// A function of the node's name and of how often it has waited, so that a simulation can be replayed.
 #[derive(Debug, Clone)]
@@ -13,16 +13,28 @@ pub struct Backoff {
     who: String,
     attempts: u32,
     waits: u64,
+    told: bool,
 }
 
 impl Backoff {
     pub fn new(who: &str) -> Self {
-        Backoff { who: who.to_owned(), attempts: 0, waits: 0 }
+        Backoff { who: who.to_owned(), attempts: 0, waits: 0, told: false }
     }
 
     /// It worked: the next wait is a short one.
     pub fn reset(&mut self) {
+        if std::mem::take(&mut self.told) {
+            tracing::info!(who = self.who, "the store is in reach again");
+        }
         self.attempts = 0;
+    }
+
+    /// Told once: an outage is one piece of news, however often it is tried again.
+    pub fn failed(&mut self, what: &str, error: &StoreError) {
+        match std::mem::replace(&mut self.told, true) {
+            false => tracing::warn!(who = self.who, %error, "{what}; trying again"),
+            true => tracing::debug!(who = self.who, %error, "{what}; trying again"),
+        }
     }
 
     /// Half to all of a time that doubles from attempt to attempt.

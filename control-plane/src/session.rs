@@ -171,7 +171,7 @@ impl Keeper {
                     self.holds.send_modify(|held| (held.lease, held.until) = (None, None));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot reach the store; trying again");
+                    backoff.failed("cannot reach the store", &error);
                     self.pause(backoff.next(), held.lease, held.until).await;
                 }
             }

@@ -10,6 +10,7 @@ pub mod internal {
     tonic::include_proto!("rein.internal.v1");
 }
 
+pub mod stats;
 pub mod trace;
 
 /// The file descriptors of every message here, for gRPC reflection.

@@ -154,10 +154,12 @@ fn tell_kinds(model: &str, groups: &[Group], told: &mut BTreeMap<String, BTreeSe
         return;
     }
     if texts.len() > 1 {
-        let why = "groups of one model have different text files: those that differ from the first wait until it is gone";
+        let why =
+            "groups of one model have different text files: those that differ from the first wait until it is gone";
         tracing::error!(model, ?texts, "{why}");
     } else if kinds.len() > 1 {
-        let why = "groups of one model differ in checkpoint, types or size: its answers depend on where they are computed";
+        let why =
+            "groups of one model differ in checkpoint, types or size: its answers depend on where they are computed";
         tracing::warn!(model, ?kinds, "{why}");
     }
     told.insert(model.to_owned(), kinds);

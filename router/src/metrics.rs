@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use rein_proto::internal::EngineStats;
+use rein_proto::{
+    internal::EngineStats,
+    stats::{NUMBERS, Number},
+};
 
 use crate::{guide::GuideStats, model::now};
 
@@ -253,23 +256,7 @@ fn write_engines(out: &mut String, engines: &[EngineReport]) {
     for report in engines {
         let _ = writeln!(out, "rein_engine_epoch{} {}", label(report), report.epoch);
     }
-    type Read = fn(&EngineStats) -> u64;
-    let table: [(&str, &str, &str, Read); 13] = [
-        ("running_sequences", "gauge", "Sequences in the batch.", |s| s.running.into()),
-        ("waiting_sequences", "gauge", "Sequences in the queue.", |s| s.waiting.into()),
-        ("used_blocks", "gauge", "KV blocks in use.", |s| s.used_blocks.into()),
-        ("blocks", "gauge", "KV blocks there are.", |s| s.total_blocks.into()),
-        ("steps_total", "counter", "Steps executed.", |s| s.steps),
-        ("prefill_tokens_total", "counter", "Prompt tokens computed.", |s| s.prefill_tokens),
-        ("cached_tokens_total", "counter", "Prompt tokens taken from the prefix cache.", |s| s.cached_tokens),
-        ("generated_tokens_total", "counter", "Tokens drawn.", |s| s.generated_tokens),
-        ("preemptions_total", "counter", "Sequences that gave up their blocks.", |s| s.preemptions),
-        ("steers_total", "counter", "Steers received.", |s| s.steers),
-        ("rewound_tokens_total", "counter", "Tokens cut off by steers.", |s| s.rewound_tokens),
-        ("held_steps_total", "counter", "Steps in which a row waited for its steer.", |s| s.held_steps),
-        ("cancelled_total", "counter", "Sequences whose router left.", |s| s.cancelled),
-    ];
-    for (name, kind, help, read) in table {
+    for Number { name, kind, help, read } in NUMBERS {
         let _ = writeln!(out, "# HELP rein_engine_{name} {help}\n# TYPE rein_engine_{name} {kind}");
         for report in engines {
             if let Some(stats) = &report.stats {
@@ -292,7 +279,8 @@ mod tests {
         metrics.first_token.observe(Duration::from_secs(100));
         let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
         let report = EngineReport { model: "a\"b".into(), engine: "0".into(), epoch: 7, stats };
-        let pool = PoolReport { model: "a".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)], kinds: 2 };
+        let pool =
+            PoolReport { model: "a".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)], kinds: 2 };
         let text = metrics.write(1, 8, &[pool], &[report]);
         assert!(text.contains("rein_engine_epoch{model=\"a\\\"b\",engine=\"0\"} 7"));
         assert!(text.contains("rein_engines{model=\"a\",standing=\"draining\"} 0"));

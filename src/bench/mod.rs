@@ -10,6 +10,7 @@ mod report;
 mod tests;
 
 use std::error::Error;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub requests: Option<u32>,
     /// Seconds per concurrency, instead of a number of requests
-    #[arg(long, value_name = "S", conflicts_with = "requests", value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "S", conflicts_with = "requests", value_parser = crate::args::values::seconds)]
     pub duration: Option<f64>,
     /// Requests sent before measuring; they also tell how many words of prompt make the wanted number of tokens
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -97,13 +98,13 @@ pub struct BenchOptions {
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
     /// JSON object whose members are added to each request body
-    #[arg(long, value_name = "JSON", value_parser = crate::args::object)]
+    #[arg(long, value_name = "JSON", value_parser = crate::args::values::object)]
     pub extra: Option<serde_json::Map<String, serde_json::Value>>,
     /// Seed of the prompts
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
     /// Seconds after which a request counts as failed
-    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::values::seconds)]
     pub timeout: f64,
     /// Write the report as JSON; `-` is standard output, and moves the table to standard error
     #[arg(long, value_name = "FILE")]
@@ -115,7 +116,7 @@ pub struct BenchOptions {
     #[arg(long, value_name = "DIR", requires = "probe")]
     pub model_dir: Option<PathBuf>,
     /// Bytes per weight in memory where they are not kept as stored: 1 for int8, 4 for f32 [default: as stored]
-    #[arg(long, value_name = "BYTES", requires = "model_dir", value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "BYTES", requires = "model_dir", value_parser = crate::args::values::seconds)]
     pub weight_bytes: Option<f64>,
     /// Threads of the memory probe [default: all cores]
     #[arg(long, value_name = "N", requires = "probe", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -149,14 +150,14 @@ pub fn run(options: BenchOptions) -> Result<(), Box<dyn Error>> {
     }
     let table = report.table();
     if to_stdout {
-        eprint!("{table}")
+        write!(std::io::stderr(), "{table}")?;
     } else {
-        print!("{table}")
+        write!(std::io::stdout(), "{table}")?;
     }
     if let Some(path) = &options.json {
         let json = serde_json::to_string_pretty(&report)?;
         if to_stdout {
-            println!("{json}");
+            writeln!(std::io::stdout(), "{json}")?;
         } else {
             std::fs::write(path, json + "\n").map_err(|e| format!("--json: cannot write {}: {e}", path.display()))?;
         }

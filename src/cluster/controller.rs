@@ -9,17 +9,15 @@ use rein_control_plane::decide::Settings;
 use rein_control_plane::rebalance::Rebalance;
 use rein_control_plane::{ControllerOptions, Tally, View, controller};
 
-use super::page::{Listening, Page, Text};
+use super::page::{Bound, Page, Text};
 use super::status::{state, worker_state};
 use super::{id, keys, store};
 use crate::args::ControllerArgs;
 use crate::listen::StopSignals;
+use crate::say;
 
 pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
-    if !(args.rebalance_above > 1.0 && args.rebalance_above.is_finite()) {
-        return Err(format!("--rebalance-above: must be more than 1, not {}", args.rebalance_above).into());
-    }
     let every = Duration::from_secs(args.rebalance_every);
     let rebalance = (!every.is_zero()).then_some(Rebalance { above: args.rebalance_above, every });
     let settings = Settings { spares: args.spares, rebalance };
@@ -28,6 +26,7 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut stop = StopSignals::new()?;
+        let http = Bound::new(args.http).await?;
         let page = Page {
             metrics: Box::new({
                 let tally = tally.clone();
@@ -40,8 +39,8 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
                 (Some(()), false) => Ok("standing by"),
             }),
         };
-        let http = Listening::open(args.http, page).await?;
-        println!("rein: controller {} of cluster {}", options.id, args.cluster.cluster);
+        let http = http.open(page)?;
+        say::out(format_args!("rein: controller {} of cluster {}", options.id, args.cluster.cluster));
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let mut running = tokio::spawn(controller::run(store, keys, options, async {
             // The sender is kept until then.
@@ -57,7 +56,7 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
         if let Some(http) = http {
             http.close().await;
         }
-        println!("rein: stopped");
+        say::out("rein: stopped");
         Ok(())
     })
 }

@@ -6,6 +6,7 @@ use rein_control_plane::{Mirror, Transaction};
 
 use super::{keys, store};
 use crate::args::DrainArgs;
+use crate::say;
 
 pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
@@ -20,7 +21,7 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
             );
         }
         store.commit(Transaction::default().put(keys.drain(&args.worker), "asked", None)).await?;
-        println!("rein: {} is asked to leave", args.worker);
+        say::out(format_args!("rein: {} is asked to leave", args.worker));
         if args.no_wait {
             return Ok(());
         }
@@ -29,7 +30,7 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
         while there(&view) {
             view = mirror.changed().await;
         }
-        println!("rein: {} has left", args.worker);
+        say::out(format_args!("rein: {} has left", args.worker));
         Ok(())
     })
 }

@@ -11,11 +11,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, extract::State};
 use serde_json::json;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::listen::{CLOSE_TIME, bind, serve_http, turned};
+use crate::say;
 
 /// Where it comes from: asked at each request.
 pub struct Page {
@@ -24,22 +26,33 @@ pub struct Page {
     pub ready: Box<dyn Fn() -> Result<&'static str, &'static str> + Send + Sync>,
 }
 
+/// Bound before anything is told to be ready: a taken port is told at once.
+pub struct Bound(Option<TcpListener>);
+
+impl Bound {
+    pub async fn new(address: Option<SocketAddr>) -> Result<Self, Box<dyn Error>> {
+        began();
+        match address {
+            Some(address) => Ok(Bound(Some(bind("--http", address).await?))),
+            None => Ok(Bound(None)),
+        }
+    }
+
+    pub fn open(self, page: Page) -> Result<Option<Listening>, Box<dyn Error>> {
+        let Some(socket) = self.0 else { return Ok(None) };
+        say::out(format_args!("rein: http listening on http://{}", socket.local_addr()?));
+        let (closing, closed) = watch::channel(false);
+        let server = tokio::spawn(serve_http(routes(page), socket, None, turned(closed)));
+        Ok(Some(Listening { closing, server }))
+    }
+}
+
 pub struct Listening {
     closing: watch::Sender<bool>,
     server: JoinHandle<Result<(), String>>,
 }
 
 impl Listening {
-    pub async fn open(address: Option<SocketAddr>, page: Page) -> Result<Option<Self>, Box<dyn Error>> {
-        let Some(address) = address else { return Ok(None) };
-        began();
-        let socket = bind("--http", address).await?;
-        println!("rein: http listening on http://{}", socket.local_addr()?);
-        let (closing, closed) = watch::channel(false);
-        let server = tokio::spawn(serve_http(routes(page), socket, None, turned(closed)));
-        Ok(Some(Listening { closing, server }))
-    }
-
     pub async fn close(self) {
         self.closing.send_replace(true);
         // What is still open is cut when the process ends.

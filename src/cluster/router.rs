@@ -30,7 +30,8 @@ async fn refused(id: String, mut held: watch::Receiver<Held>) -> String {
         let now = held.borrow_and_update().clone();
         begun = begun || now.carried_out > 0;
         if let Some(value) = now.is_taken(LEASE) {
-            let address = decode::<RouterRecord>(value).map_or_else(|_| "an unknown address".into(), |record| record.http);
+            let address =
+                decode::<RouterRecord>(value).map_or_else(|_| "an unknown address".into(), |record| record.http);
             let why = format!("--id: the cluster has a router {id} already, at {address}; each needs an id of its own");
             if !begun {
                 return why;
@@ -48,6 +49,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let links = Links::new(Peers::open(&args.peer)?)?;
     let policy = edge::policy(&args.edge)?;
+    if let Some(path) = &args.edge.chat_template {
+        std::fs::read_to_string(path).map_err(|e| format!("--chat-template: cannot read {}: {e}", path.display()))?;
+    }
     let overrides = Overrides { template: args.edge.chat_template.clone(), ..Overrides::from_env()? };
     let mut texts = HashMap::new();
     for dir in &args.model {

@@ -23,6 +23,12 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
         let mut out = std::io::stdout();
         if !args.watch {
             let snapshot = store.read(keys.root()).await?;
+            if snapshot.entries.is_empty() {
+                let cluster = &args.cluster.cluster;
+                return Err(
+                    format!("--cluster: etcd knows nothing of a cluster {cluster}: no process of it is there").into()
+                );
+            }
             out.write_all(show(&View::read(&keys, &snapshot)).as_bytes())?;
             return Ok(());
         }

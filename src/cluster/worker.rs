@@ -9,8 +9,8 @@ use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Fan, Keys, ModelShape, Store};
 use rein_kernels::collective::tcp;
-use rein_proto::internal::EngineStats;
 use rein_proto::internal::worker_server::WorkerServer;
+use rein_proto::stats::{NUMBERS, Number};
 use rein_router::textmodel::{Overrides, TextModel};
 use rein_worker::executor::Executor;
 use rein_worker::metrics::STEP_SECONDS;
@@ -20,10 +20,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::page::{Listening, Page, Text};
+use super::page::{Bound, Page, Text};
 use super::{fingerprint, keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, turned};
+use crate::say;
 use crate::tls::{Peers, ServerTls};
 use crate::{load, serve};
 
@@ -64,6 +65,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             state: WorkerState::Ready,
             seat: Seat::default(),
         };
+        let http = Bound::new(args.http).await?;
         let (leave, leaving) = watch::channel(false);
         // Each of many workers has its own keys in sight: for etcd they are one.
         let store = match (args.replicas, &args.id) {
@@ -78,7 +80,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             workers.spawn(runs);
             shown.push(worker);
         }
-        let http = Listening::open(args.http, page(shown)).await?;
+        let http = http.open(page(shown))?;
         let ended = async {
             while let Some(ended) = workers.join_next().await {
                 ended??;
@@ -101,7 +103,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         if let Some(http) = http {
             http.close().await;
         }
-        println!("rein: stopped");
+        say::out("rein: stopped");
         Ok(())
     })
 }
@@ -163,7 +165,7 @@ impl Shared<'_> {
         let routes = Routes::new(switch.clone().into_server()).add_service(files).add_service(health);
         let shown = Shown { id: id.clone(), switch: switch.clone(), readiness: readiness.clone() };
         let server = tokio::spawn(serve_grpc(routes, socket, self.tls.clone(), turned(closed)));
-        println!("rein: worker {id} listening on {address}");
+        say::out(format_args!("rein: worker {id} listening on {address}"));
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());
         let runs = async move {
@@ -223,19 +225,7 @@ fn metrics(workers: &[(String, bool, WorkerReport)]) -> String {
         family.sample(&[("worker", id)], report.routers);
     }
     let engines = || workers.iter().filter_map(|(id, _, report)| Some((id, report.engine.as_ref()?)));
-    type Read = fn(&EngineStats) -> u64;
-    let table: [(&str, &str, &str, Read); 9] = [
-        ("running_sequences", "gauge", "Sequences in the batch.", |s| s.running.into()),
-        ("waiting_sequences", "gauge", "Sequences in the queue.", |s| s.waiting.into()),
-        ("used_blocks", "gauge", "KV blocks in use.", |s| s.used_blocks.into()),
-        ("blocks", "gauge", "KV blocks there are.", |s| s.total_blocks.into()),
-        ("steps_total", "counter", "Steps executed.", |s| s.steps),
-        ("prefill_tokens_total", "counter", "Prompt tokens computed.", |s| s.prefill_tokens),
-        ("cached_tokens_total", "counter", "Prompt tokens taken from the prefix cache.", |s| s.cached_tokens),
-        ("generated_tokens_total", "counter", "Tokens drawn.", |s| s.generated_tokens),
-        ("preemptions_total", "counter", "Sequences that gave up their blocks.", |s| s.preemptions),
-    ];
-    for (name, kind, help, read) in table {
+    for Number { name, kind, help, read } in NUMBERS {
         let mut family = text.family(&format!("rein_worker_{name}"), kind, help);
         for (id, (stats, _)) in engines() {
             family.sample(&[("worker", id)], read(stats));
@@ -254,10 +244,11 @@ fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn 
     match args.engine.engine {
         EngineKind::Cpu => {
             let options = load::engine_options(&args.weights, &args.engine);
-            let model =
-                Model::open(dir, &ModelOptions { redundant_experts: args.redundant_experts.into(), ..options })?;
+            let flagged = |error| load::flagged(error, "--group-size");
+            let options = ModelOptions { redundant_experts: args.redundant_experts.into(), ..options };
+            let model = Model::open(dir, &options).map_err(flagged)?;
             let (shape, group_size) = (model.shape(), usize::from(args.group_size));
-            let most = model.most_ranks(args.devices.len(), group_size)?;
+            let most = model.most_ranks(args.devices.len(), group_size).map_err(flagged)?;
             let name = args.engine.served_name.clone().unwrap_or_else(|| model.name());
             Ok((Work::Model(Arc::new(model)), shape, most, name))
         }
@@ -282,6 +273,8 @@ fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn 
 
 #[cfg(test)]
 mod tests {
+    use rein_proto::internal::EngineStats;
+
     use super::*;
 
     #[test]

@@ -54,7 +54,7 @@ pub struct PeerArgs {
     #[arg(long, env = "REIN_PEER_KEY", value_name = "FILE")]
     pub peer_key: Option<PathBuf>,
     /// DNS name that the certificate of every process of this cluster bears
-    #[arg(long, env = "REIN_PEER_NAME", default_value = "rein-peer", value_name = "NAME")]
+    #[arg(long, env = "REIN_PEER_NAME", default_value = "rein-peer", value_name = "NAME", requires = "peer_ca")]
     pub peer_name: String,
 }
 

@@ -27,6 +27,7 @@ use thiserror::Error;
 
 use crate::client::{ClientError, DEFAULT_URL, Endpoint};
 use crate::progress;
+use crate::say;
 use record::Mode;
 use reference::Reference;
 use store::{Settings, Store};
@@ -85,7 +86,7 @@ pub struct VerifyOptions {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub retries: u32,
     /// Seconds after which a request counts as failed
-    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::values::seconds)]
     pub timeout: f64,
     /// Go on where an interrupted run in --out stopped; `false` starts over
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
@@ -100,7 +101,7 @@ pub struct VerifyOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
     /// JSON object whose members are added to each request body
-    #[arg(long, value_name = "JSON", value_parser = crate::args::object)]
+    #[arg(long, value_name = "JSON", value_parser = crate::args::values::object)]
     pub extra_body: Option<Map<String, Value>>,
     /// Header to send, `name: value`; may be given several times
     #[arg(long, value_name = "HEADER")]
@@ -176,11 +177,11 @@ fn verdict(options: &VerifyOptions, summary: &Summary) -> ExitCode {
     match summary.total.schema_accuracy {
         Some(accuracy) if accuracy >= least => ExitCode::SUCCESS,
         Some(accuracy) => {
-            eprintln!("rein: the schema accuracy is {accuracy}, less than --min-schema-accuracy {least}");
+            say::err(format_args!("rein: the schema accuracy is {accuracy}, less than --min-schema-accuracy {least}"));
             ExitCode::from(TOO_INACCURATE)
         }
         None => {
-            eprintln!("rein: no response called a tool: there is no schema accuracy for --min-schema-accuracy");
+            say::err("rein: no response called a tool: there is no schema accuracy for --min-schema-accuracy");
             ExitCode::from(TOO_INACCURATE)
         }
     }

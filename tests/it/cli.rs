@@ -86,6 +86,51 @@ fn bad_arguments_are_named() {
     }
 }
 
+/// Before anything is bound, loaded or asked for.
+#[test]
+fn what_a_cluster_cannot_use_is_named_by_its_flag() {
+    let demo = demo_model();
+    let demo = demo.to_str().expect("utf-8");
+    let worker = ["worker", "--model", demo, "--listen", "127.0.0.1:0"];
+    let router = ["router", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
+    let cases: &[(&[&str], &[&str], &str)] = &[
+        (&worker, &["--etcd", "here"], "--etcd"),
+        (&worker, &["--etcd", "127.0.0.1:2379,"], "--etcd"),
+        (&worker, &["--etcd-name", "etcd"], "--etcd-ca"),
+        (&worker, &["--etcd-ca", "missing.pem"], "--etcd-ca: cannot read missing.pem"),
+        (&worker, &["--etcd-cert", "a.pem", "--etcd-key", "b.pem"], "--etcd-cert: cannot read a.pem"),
+        (&worker, &["--peer-name", "us"], "--peer-ca"),
+        (&worker, &["--cluster", ".."], "--cluster"),
+        (&worker, &["--id", "-x"], "--id"),
+        (&worker, &["--id=.", "--engine", "sim"], "--id"),
+        (&worker, &["--advertise", "http://here:1"], "--advertise"),
+        (&worker, &["--otlp-endpoint", "here"], "--otlp-endpoint"),
+        (&worker, &["--redundant-experts", "100"], "--redundant-experts: a layer of this model has"),
+        (&worker, &["--group-size", "3"], "--group-size: "),
+        (&worker, &["--max-context", "100000000"], "--max-context: "),
+        (&["worker", "--model", "/nowhere"], &[], "--model: /nowhere"),
+        (&router, &["--chat-template", "missing.jinja"], "--chat-template: cannot read missing.jinja"),
+        (&["controller"], &["--rebalance-above", "inf"], "--rebalance-above"),
+        (&["serve", "--model", demo], &["--tp", "3", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], "--tp: "),
+    ];
+    for (command, arguments, said) in cases {
+        let output = run(&[*command, *arguments].concat());
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn nobody_has_to_read_what_is_said() {
+    // Both ends of the pipes are closed at once: what is written there fails.
+    let mut child = rein().args(["formats"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rein starts");
+    drop((child.stdout.take(), child.stderr.take()));
+    assert_eq!(child.wait().expect("ends").code(), Some(0));
+    let mut child = rein().args(["parse", "--format", "none"]).stderr(Stdio::piped()).spawn().expect("rein starts");
+    drop(child.stderr.take());
+    assert_eq!(child.wait().expect("ends").code(), Some(1));
+}
+
 #[test]
 fn a_truncated_shard_is_refused_by_name() {
     let source = demo_model();

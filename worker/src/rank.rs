@@ -135,6 +135,11 @@ impl Model {
         let checkpoint = open::open(dir, options)?;
         // Said now, not only once the model is loaded.
         memory::context(&checkpoint.spec, options)?;
+        let most = checkpoint.spec.shape().experts.into_iter().max().unwrap_or(0);
+        if options.redundant_experts > most {
+            let what = format!("a layer of this model has {most} experts, of which no rank holds two copies");
+            return Err(LoadError::Option { option: "redundant_experts", what });
+        }
         Ok(Model { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(checkpoint) })
     }
 

@@ -134,7 +134,9 @@ impl Cluster {
         self.store.revision += 1;
         let revision = self.store.revision;
         match value {
-            Some(value) => self.store.entries.insert(key.to_owned(), Entry { value: value.into(), revision, lease: None }),
+            Some(value) => {
+                self.store.entries.insert(key.to_owned(), Entry { value: value.into(), revision, lease: None })
+            }
             None => self.store.entries.remove(key),
         };
     }

@@ -164,7 +164,8 @@ async fn everything_settles(seed: u64) {
             4 => _ = memory.commit(Transaction::default().put(name(node), "force", None)).await,
             5 => {
                 // Not one of the same process: those share a lease.
-                let store = if rng.random_bool(0.5) { faulty.clone() } else { Arc::new(memory.clone()) as Arc<dyn Store> };
+                let store =
+                    if rng.random_bool(0.5) { faulty.clone() } else { Arc::new(memory.clone()) as Arc<dyn Store> };
                 let session = Session::named(store, "rival", TTL, name(node));
                 session.put(name(node), "rival");
                 session.put(format!("{}/rival", name(node)), "rival");

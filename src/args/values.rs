@@ -1,0 +1,94 @@
+//! Values of options that clap cannot check by their type alone.
+
+use std::net::IpAddr;
+
+use http::Uri;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s.is_finite() && s > 0.0 => Ok(s),
+        _ => Err("must be a number above 0".into()),
+    }
+}
+
+pub fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
+    serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
+}
+
+/// A number above 1.
+pub fn factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if factor.is_finite() && factor > 1.0 => Ok(factor),
+        _ => Err("must be a number above 1".into()),
+    }
+}
+
+/// Where an etcd listens: `host:port`, or with a scheme.
+pub fn etcd(text: &str) -> Result<String, String> {
+    let example = "expected HOST:PORT, such as 10.0.0.5:2379, or https://HOST:PORT";
+    let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+    let whole = format!("{scheme}://{rest}").parse::<Uri>().ok();
+    let bare = |uri: &Uri| {
+        matches!(scheme, "http" | "https")
+            && uri.port().is_some()
+            && matches!(uri.path(), "" | "/")
+            && uri.query().is_none()
+    };
+    match whole.is_some_and(|uri| bare(&uri)) {
+        true => Ok(text.to_owned()),
+        false => Err(example.into()),
+    }
+}
+
+/// The address of a collector.
+pub fn collector(text: &str) -> Result<String, String> {
+    let uri = text.parse::<Uri>().ok();
+    let complete =
+        |uri: Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some_and(|h| !h.is_empty());
+    match uri.is_some_and(complete) {
+        true => Ok(text.to_owned()),
+        false => Err("expected a URL, such as http://127.0.0.1:4317".into()),
+    }
+}
+
+/// A machine's name or address, without scheme and port.
+pub fn host(text: &str) -> Result<String, String> {
+    let address = text.parse::<IpAddr>();
+    match (&address, ServerName::try_from(text)) {
+        (Ok(address), _) if address.is_unspecified() => Err("others cannot reach it; name this machine's host".into()),
+        (Ok(_), _) | (Err(_), Ok(ServerName::DnsName(_))) => Ok(text.to_owned()),
+        _ => Err("expected a host name or an IP address, without scheme and port".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_reached_is_taken_and_nothing_else() {
+        for good in ["127.0.0.1:2379", "etcd-0.etcd.svc:2379", "http://h:1", "https://h:1/", "[::1]:2379"] {
+            assert_eq!(etcd(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "h", "https://h", "ftp://h:1", "h:1/path", "h:x", "h:99999", "a b:1", "http://:1x", "h:1?q"] {
+            assert!(etcd(bad).is_err(), "{bad}");
+        }
+        for good in ["http://127.0.0.1:4317", "https://collector", "http://[::1]:4317"] {
+            assert_eq!(collector(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "foo", "127.0.0.1:4317", "grpc://h:1", "http://", "http:///x"] {
+            assert!(collector(bad).is_err(), "{bad}");
+        }
+        for good in ["10.0.0.5", "::1", "worker-0.workers", "w_1"] {
+            assert_eq!(host(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "http://x", "x:1", "http://x:1", "[::1]", "0.0.0.0", "::", "a b", "-x"] {
+            assert!(host(bad).is_err(), "{bad}");
+        }
+        for bad in ["1", "0.5", "inf", "nan", "x", ""] {
+            assert!(factor(bad).is_err(), "{bad}");
+        }
+        assert_eq!(factor("1.1"), Ok(1.1));
+    }
+}
