@@ -101,7 +101,7 @@ fn what_a_cluster_cannot_use_is_named_by_its_flag() {
         (&worker, &["--etcd-cert", "a.pem", "--etcd-key", "b.pem"], "--etcd-cert: cannot read a.pem"),
         (&worker, &["--peer-name", "us"], "--peer-ca"),
         (&worker, &["--cluster", ".."], "--cluster"),
-        (&worker, &["--id", "-x"], "--id"),
+        (&worker, &["--id=-x", "--engine", "sim"], "--id"),
         (&worker, &["--id=.", "--engine", "sim"], "--id"),
         (&worker, &["--advertise", "http://here:1"], "--advertise"),
         (&worker, &["--otlp-endpoint", "here"], "--otlp-endpoint"),
@@ -123,7 +123,8 @@ fn what_a_cluster_cannot_use_is_named_by_its_flag() {
 #[test]
 fn nobody_has_to_read_what_is_said() {
     // Both ends of the pipes are closed at once: what is written there fails.
-    let mut child = rein().args(["formats"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rein starts");
+    let mut child =
+        rein().args(["formats"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rein starts");
     drop((child.stdout.take(), child.stderr.take()));
     assert_eq!(child.wait().expect("ends").code(), Some(0));
     let mut child = rein().args(["parse", "--format", "none"]).stderr(Stdio::piped()).spawn().expect("rein starts");
