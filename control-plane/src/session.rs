@@ -27,14 +27,22 @@ pub struct Held {
     pub leases: u64,
     /// The wishes up to this one are in the store.
     pub carried_out: u64,
-    /// Under this session's own key is somebody else's value, since then.
-    pub taken: Option<(Bytes, Instant)>,
+    /// Somebody else has this session's name.
+    pub taken: Option<Taken>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    pub value: Bytes,
+    /// Whoever has it, has it with this.
+    lease: Option<LeaseId>,
+    since: Instant,
 }
 
 impl Held {
-    /// A value that has been there for so long is not what a dead node has left behind.
+    /// Whoever has had the name for so long is no dead node whose lease has not run out yet.
     pub fn is_taken(&self, ttl: Duration) -> Option<&Bytes> {
-        self.taken.as_ref().filter(|(_, since)| since.elapsed() > 2 * ttl).map(|(value, _)| value)
+        self.taken.as_ref().filter(|taken| taken.since.elapsed() > 2 * ttl).map(|taken| &taken.value)
     }
 }
 
@@ -234,12 +242,12 @@ impl Keeper {
             }
             Some(entry) => {
                 self.doubt();
+                let Entry { value, lease, .. } = entry;
                 self.holds.send_if_modified(|held| {
-                    let news = held.taken.as_ref().is_none_or(|(value, _)| *value != entry.value);
-                    if news {
-                        held.taken = Some((entry.value, Instant::now()));
-                    }
-                    news
+                    let before = held.taken.take();
+                    let since = before.as_ref().filter(|taken| taken.lease == lease).map(|taken| taken.since);
+                    held.taken = Some(Taken { value, lease, since: since.unwrap_or_else(Instant::now) });
+                    held.taken != before
                 });
                 self.wait = Some(limits::RETRY_LONGEST);
             }

@@ -220,9 +220,13 @@ impl Pool {
         self.listed().iter().map(|listed| listed.engine.clone()).collect()
     }
 
-    /// What each engine says of itself now, if it does so in time.
+    /// What each engine says of itself now, if it does so in time. One that membership no longer has, and that has nothing
+    /// to do, has left: that it does not answer would be no news.
     pub async fn stats(&self) -> Vec<(Arc<Engine>, Option<EngineStats>)> {
-        let engines = self.engines();
+        let here = |listed: &&Listed| {
+            !matches!(listed.standing, Standing::Unlisted(_)) || listed.engine.open.load(Ordering::Relaxed) > 0
+        };
+        let engines: Vec<Arc<Engine>> = self.listed().iter().filter(here).map(|listed| listed.engine.clone()).collect();
         let ask = |(i, engine): (usize, Arc<Engine>)| async move { (i, engine.stats().await.ok()) }.boxed();
         let calls: Vec<_> = engines.iter().cloned().enumerate().map(ask).collect();
         let mut answers = vec![None; engines.len()];

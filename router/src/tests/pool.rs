@@ -66,6 +66,14 @@ async fn an_engine_is_one_group_in_one_epoch() {
     assert_eq!(list(&[listing("c", 1, "3"), listing("a", 2, "4")]), ["c1", "a2", "b1"]);
     assert_eq!(dialled, ["1", "2", "3", "4"]);
     assert_eq!(pool.standings(), [("serving", 2), ("draining", 0), ("unlisted", 1)]);
+    // Nobody is to worry that one that has left does not answer, unless it has something to do.
+    let asked = async || pool.stats().await.into_iter().map(|(engine, _)| engine.group.clone()).collect::<Vec<_>>();
+    assert_eq!(asked().await, ["c", "a"]);
+    let wanted = Wanted { salt: "", tokens: &[], session: None, kind: None };
+    let leases = [pool.another(&wanted, "a"), pool.another(&wanted, "c")];
+    assert!(leases.iter().all(Option::is_some));
+    pool.list(&[listing("d", 1, "5")], |_| false, dial);
+    assert_eq!(asked().await, ["d", "c", "a"]);
 }
 
 #[tokio::test(start_paused = true)]
