@@ -29,7 +29,7 @@ pub use memory::Memory;
 pub use mirror::Mirror;
 pub use placement::{ModelShape, Placement, RankPlacement, place};
 pub use records::Keys;
-pub use session::{Held, Session};
+pub use session::{Held, Rival, Session};
 pub use store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction};
 pub use tally::Tally;
 pub use view::View;

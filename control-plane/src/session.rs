@@ -28,12 +28,13 @@ pub struct Held {
     /// The wishes up to this one are in the store.
     pub carried_out: u64,
     /// Somebody else has this session's name.
-    pub taken: Option<Taken>,
+    pub taken: Option<Rival>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
+pub struct Rival {
     pub value: Bytes,
+    revision: Revision,
     /// Whoever has it, has it with this.
     lease: Option<LeaseId>,
     since: Instant,
@@ -49,6 +50,8 @@ impl Held {
 #[derive(Debug, Clone, Default)]
 struct Wishes {
     keys: BTreeMap<String, Bytes>,
+    /// The name may be put over what was put at this revision.
+    over: Option<Revision>,
     count: u64,
     leave: bool,
 }
@@ -85,6 +88,11 @@ impl Session {
         self.wish(|keys| {
             keys.insert(key.into(), value.into());
         });
+    }
+
+    /// Whoever had the name is known to be gone: it is not waited for their lease to run out.
+    pub fn replace(&self, taken: &Rival) {
+        self.wishes.send_modify(|wishes| wishes.over = Some(taken.revision));
     }
 
     pub fn remove(&self, key: &str) {
@@ -214,8 +222,11 @@ impl Keeper {
         let put: Vec<String> =
             wishes.keys.keys().filter(|key| self.has.get(*key).is_none_or(Option::is_none)).cloned().collect();
         if let Some(name) = self.name.as_ref().filter(|name| put.contains(&name.key)) {
-            transaction = transaction.when(match self.put.get(&name.key) {
-                Some(at) => Condition::At(name.key.clone(), *at),
+            // What may be put over is what is there now, or there is nothing: else it is contested again.
+            let over =
+                self.holds.borrow().taken.as_ref().map(|taken| taken.revision).filter(|at| wishes.over == Some(*at));
+            transaction = transaction.when(match self.put.get(&name.key).copied().or(over) {
+                Some(at) => Condition::At(name.key.clone(), at),
                 None => Condition::Absent(name.key.clone()),
             });
         }
@@ -242,17 +253,18 @@ impl Keeper {
             }
             Some(entry) => {
                 self.doubt();
-                let Entry { value, lease, .. } = entry;
+                let Entry { value, revision, lease } = entry;
                 self.holds.send_if_modified(|held| {
                     let before = held.taken.take();
                     let since = before.as_ref().filter(|taken| taken.lease == lease).map(|taken| taken.since);
-                    held.taken = Some(Taken { value, lease, since: since.unwrap_or_else(Instant::now) });
+                    held.taken = Some(Rival { value, revision, lease, since: since.unwrap_or_else(Instant::now) });
                     held.taken != before
                 });
                 self.wait = Some(limits::RETRY_LONGEST);
             }
             None => {
                 self.doubt();
+                self.holds.send_if_modified(|held| held.taken.take().is_some());
                 self.wait = Some(limits::RETRY_FIRST);
             }
         }

@@ -14,8 +14,9 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::records::{
     GroupRecord, Keys, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, decode, encode,
 };
-use rein_control_plane::{Condition, Mirror, Session, Store, StoreError, Transaction};
+use rein_control_plane::{Condition, Mirror, Rival, Session, Store, StoreError, Transaction};
 use rein_kernels::collective::tcp::{Abort, Listener};
+use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -58,6 +59,8 @@ mod limits {
     pub const EXPERTS_HALF_LIFE: Duration = Duration::from_secs(15);
     /// A layout of experts that could not be loaded is tried again after this.
     pub const LAYOUT_RETRY: Duration = Duration::from_secs(10);
+    /// Longest wait for the one who has this worker's id to take, or refuse, a connection.
+    pub const KNOCK: Duration = Duration::from_millis(300);
     /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.
     pub const LEAVE_TIME: Duration = Duration::from_secs(40);
 }
@@ -122,6 +125,7 @@ enum News {
     Seat(Seat),
     Taken(Result<Taken, Refused>),
     Ended(Abort),
+    Held,
     Tick,
     Leave,
 }
@@ -166,6 +170,7 @@ pub async fn run(
     };
     node.say();
     node.stand(false);
+    let mut held = node.session.held();
     let mut tick = interval(limits::TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut leaving: Option<Instant> = None;
@@ -182,6 +187,10 @@ pub async fn run(
                 true => News::Leave,
                 false => continue,
             },
+            changed = held.changed() => match changed {
+                Ok(()) => News::Held,
+                Err(_) => News::Tick,
+            },
             _ = leave.wait_for(|leave| *leave), if leaving.is_none() => News::Leave,
             _ = tick.tick() => News::Tick,
         };
@@ -189,6 +198,12 @@ pub async fn run(
             News::Seat(seat) => node.sit(seat).await,
             News::Taken(taken) => node.taken(taken).await,
             News::Ended(abort) => node.trouble(abort.reason, abort.suspect).await,
+            News::Held => {
+                let taken = held.borrow_and_update().taken.clone();
+                if let Some(taken) = taken {
+                    node.knock(&taken).await;
+                }
+            }
             News::Tick => node.tick().await,
             News::Leave => {
                 leaving = Some(Instant::now());
@@ -245,6 +260,20 @@ impl Node {
     /// The worker's record as it is now.
     fn say(&self) {
         self.session.put(self.options.keys.worker(&self.options.id), encode(&self.record));
+    }
+
+    /// Whether anybody is left where the one was who has this id: a worker that was killed and started again need not wait
+    /// for its own old lease.
+    async fn knock(&self, taken: &Rival) {
+        let Ok(record) = decode::<WorkerRecord>(&taken.value) else { return };
+        let gone = record.address == self.record.address || {
+            let answer = timeout(limits::KNOCK, TcpStream::connect(&record.address)).await;
+            matches!(answer, Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused)
+        };
+        if gone {
+            tracing::info!(address = record.address, "the one before with this id is gone");
+            self.session.replace(taken);
+        }
     }
 
     /// Another one has been here with this id for longer than a dead one could be.

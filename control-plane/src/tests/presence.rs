@@ -119,6 +119,24 @@ async fn who_comes_second_waits_for_the_name() {
     assert_eq!(there().await, "second");
     assert_eq!(second.held().borrow().taken, None);
     assert_eq!(values(&store.read("/ready/").await.unwrap())["/ready/1"], "of the second");
+    // Whom its rival knows to be dead is not waited for; who comes back finds the name taken.
+    let third = Session::named(store.clone(), "third", TTL, "/workers/1");
+    third.put("/workers/1", "third");
+    seconds(1.0).await;
+    let taken = third.held().borrow().taken.clone().unwrap();
+    third.replace(&taken);
+    seconds(0.1).await;
+    assert_eq!(there().await, "third");
+    seconds(1.0).await;
+    assert_eq!(second.held().borrow().taken.as_ref().unwrap().value, "third");
+    // That was for what it had seen then, and for nothing else.
+    store.commit(Transaction::default().put("/workers/1", "again", None)).await.unwrap();
+    seconds(3.0).await;
+    assert_eq!(there().await, "again");
+    third.leave().await;
+    store.commit(Transaction::default().delete("/workers/1")).await.unwrap();
+    seconds(2.0).await;
+    assert_eq!(there().await, "second");
     // Put over by force, it waits again.
     store.commit(Transaction::default().put("/workers/1", "force", None)).await.unwrap();
     seconds(3.0 * TTL.as_secs_f64()).await;
@@ -166,6 +184,12 @@ async fn everything_settles(seed: u64) {
             2 => memory.compact(memory.read("/").await.unwrap().revision),
             3 => _ = memory.commit(Transaction::default().delete(name(node))).await,
             4 => _ = memory.commit(Transaction::default().put(name(node), "force", None)).await,
+            6 => {
+                let held = nodes[node].held();
+                if let Some(taken) = &held.borrow().taken {
+                    nodes[node].replace(taken);
+                }
+            }
             5 => {
                 // Not one of the same process: those share a lease.
                 let store =
