@@ -5,6 +5,7 @@ pub mod values;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rein_router::RoutePolicy;
 use rein_worker::limits;
@@ -231,7 +232,7 @@ pub struct EngineArgs {
     #[arg(long, env = "REIN_ENGINE", value_enum, default_value_t = EngineKind::Cpu)]
     pub engine: EngineKind,
     /// Name under which the model is served [default: the directory's]
-    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME")]
+    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub served_name: Option<String>,
     /// Longest prompt plus answer in tokens [default: the model's]
     #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -349,7 +350,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "REIN_REPLICAS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub replicas: u16,
     /// Seconds after which a step has hung, and its group is put together anew
-    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = values::seconds)]
+    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = values::deadline)]
     pub step_deadline: f64,
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -19,7 +19,10 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
+use rein_control_plane::limits::STORE_SILENCE;
 use rein_control_plane::{Etcd, EtcdError, EtcdOptions, EtcdTls, Keys, Store, records::is_name};
+
+use tokio::task::JoinSet;
 
 use crate::args::ClusterArgs;
 
@@ -51,6 +54,10 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
             name: args.etcd_name.clone(),
         },
     };
+    let plain = args.etcd.iter().find(|endpoint| endpoint.starts_with("http://"));
+    if let (Some(endpoint), true) = (plain, args.etcd_ca.is_some() || args.etcd_cert.is_some()) {
+        return Err(format!("--etcd: {endpoint} is no TLS endpoint; --etcd-ca and --etcd-cert go with https://").into());
+    }
     let files = [("--etcd-ca", &args.etcd_ca), ("--etcd-cert", &args.etcd_cert), ("--etcd-key", &args.etcd_key)];
     let flag_of = |path: &Path| files.iter().find(|(_, file)| file.as_deref() == Some(path)).map_or("--etcd", |f| f.0);
     let etcd = Etcd::new(options).map_err(|error| match &error {
@@ -58,6 +65,20 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
         EtcdError::NoEndpoint => "--etcd: no endpoint is named".to_owned(),
     })?;
     Ok(Arc::new(etcd))
+}
+
+/// etcd takes a connection on which it is only asked for signs of life for a broken one, and closes it; so a process that
+/// only watches reads something now and then, until what this returns is dropped.
+fn keep_alive(store: Arc<dyn Store>, key: String) -> JoinSet<()> {
+    let mut reading = JoinSet::new();
+    reading.spawn(async move {
+        loop {
+            tokio::time::sleep(STORE_SILENCE / 2).await;
+            // Who watches tells what is wrong.
+            let _ = store.read(&key).await;
+        }
+    });
+    reading
 }
 
 /// The name that was given, or one of host and `what`.

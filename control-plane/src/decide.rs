@@ -435,8 +435,11 @@ impl Controller {
     /// New groups of workers that have none.
     fn form(&mut self, round: &mut Round) {
         for (sort, mut free) in std::mem::take(&mut round.free) {
+            // A spare is of use beside a group only.
+            let any = round.view.groups.values().filter_map(|group| group.record()).any(|record| of(record) == sort);
+            let mut spares = if any { self.settings.spares } else { 0 };
             let (model, fingerprint, group_size) = sort;
-            while free.len() > self.settings.spares {
+            while free.len() > spares {
                 let (mut chosen, mut ranks) = (Vec::new(), 0);
                 for (i, (_, worker)) in free.iter().enumerate() {
                     if ranks + worker.ranks <= group_size {
@@ -444,7 +447,7 @@ impl Controller {
                         ranks += worker.ranks;
                     }
                 }
-                if ranks < group_size || free.len() < chosen.len() + self.settings.spares {
+                if ranks < group_size || free.len() < chosen.len() + spares {
                     break;
                 }
                 let mut next = 0;
@@ -484,6 +487,7 @@ impl Controller {
                 };
                 transaction = transaction.put(key, encode(&record), None);
                 round.decisions.push(Decision { kind: Kind::Form, why, transaction });
+                spares = self.settings.spares;
             }
         }
     }

@@ -235,6 +235,7 @@ impl Store for Etcd {
             .into_iter()
             .map(|condition| match condition {
                 Condition::Absent(key) => Compare::create_revision(key, CompareOp::Equal, 0),
+                Condition::Present(key) => Compare::create_revision(key, CompareOp::Greater, 0),
                 Condition::At(key, revision) => Compare::mod_revision(key, CompareOp::Equal, revision as i64),
             })
             .collect();

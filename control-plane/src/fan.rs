@@ -23,7 +23,7 @@ use tokio::{
 use crate::{
     limits, mirror,
     retry::Backoff,
-    store::{Changes, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
+    store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
 };
 
 /// What is written goes to the store itself. What is read under `root` is as new as the newest change that any watch of
@@ -112,6 +112,17 @@ impl Shared {
 }
 
 impl State {
+    /// To a question of which nothing is to come.
+    fn answer(&self, conditions: &[Condition]) -> Option<Revision> {
+        let entries = &self.snapshot.entries;
+        let holds = |condition: &Condition| match condition {
+            Condition::Absent(key) => !entries.contains_key(key),
+            Condition::Present(key) => entries.contains_key(key),
+            Condition::At(key, revision) => entries.get(key).is_some_and(|entry| entry.revision == *revision),
+        };
+        conditions.iter().all(holds).then_some(self.snapshot.revision)
+    }
+
     fn apply(&mut self, changes: Changes) {
         let changes = Changes { revision: self.snapshot.revision + 1, ..changes };
         let mut told: BTreeMap<&str, Vec<(String, Option<Entry>)>> = BTreeMap::new();
@@ -251,7 +262,12 @@ impl Store for Fan {
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
-        if !transaction.conditions.is_empty() || transaction.writes.is_empty() {
+        let ours = |condition: &Condition| condition.key().starts_with(&self.root);
+        if transaction.writes.is_empty() && transaction.conditions.iter().all(ours) {
+            self.in_step().await?;
+            return Ok(self.shared.state().answer(&transaction.conditions));
+        }
+        if !transaction.conditions.is_empty() {
             return self.store.commit(transaction).await;
         }
         let (done, answer) = oneshot::channel();

@@ -56,6 +56,7 @@ impl State {
     fn holds(&self, condition: &Condition) -> bool {
         match condition {
             Condition::Absent(key) => !self.entries.contains_key(key),
+            Condition::Present(key) => self.entries.contains_key(key),
             Condition::At(key, revision) => self.entries.get(key).is_some_and(|entry| entry.revision == *revision),
         }
     }

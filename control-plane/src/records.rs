@@ -136,6 +136,12 @@ pub struct WorkerRecord {
     pub seat: Seat,
 }
 
+/// A worker is asked to leave: as it was then, or since; not one that is started later.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    pub incarnation: u64,
+}
+
 /// What a worker is to do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {

@@ -297,8 +297,8 @@ impl Keeper {
             && self.has.iter().zip(wishes).all(|(has, wish)| (has.0, has.1.as_ref()) == (wish.0, Some(wish.1)))
     }
 
-    /// Until there is a new wish or news of the name, or the lease has to be renewed, which is then done; no longer than
-    /// `most`.
+    /// Until there is a new wish or news of the name, or the lease has to be renewed, which is then done, with a look
+    /// whether all is there; no longer than `most`.
     async fn rest(&mut self, lease: LeaseId, until: Option<Instant>, most: Duration) -> Result<(), StoreError> {
         let now = Instant::now();
         let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
@@ -318,6 +318,22 @@ impl Keeper {
         let now = Instant::now();
         self.store.renew(lease).await?;
         self.holds.send_modify(|held| held.until = Some(now + self.ttl));
+        self.miss().await
+    }
+
+    /// What somebody has taken away is put again. Not what is somebody else's now: two that have the same seat for a moment
+    /// would never end.
+    async fn miss(&mut self) -> Result<(), StoreError> {
+        let there = |transaction: Transaction, key: &String| transaction.when(Condition::Present(key.clone()));
+        let all = self.put.keys().fold(Transaction::default(), there);
+        if self.put.is_empty() || self.store.commit(all).await?.is_some() {
+            return Ok(());
+        }
+        for key in self.put.keys() {
+            if !self.store.read(key).await?.entries.contains_key(key) {
+                self.has.insert(key.clone(), None);
+            }
+        }
         Ok(())
     }
 

@@ -51,8 +51,17 @@ impl Snapshot {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
     Absent(String),
+    Present(String),
     /// The key was last written at this revision.
     At(String, Revision),
+}
+
+impl Condition {
+    pub fn key(&self) -> &str {
+        match self {
+            Condition::Absent(key) | Condition::Present(key) | Condition::At(key, _) => key,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -78,8 +78,8 @@ pub struct Wanted<'a> {
     /// All that the engine is given.
     pub tokens: &'a [u32],
     pub session: Option<u64>,
-    /// Of the engine that it had before: another one of that kind, if there is one in time.
-    pub kind: Option<&'a str>,
+    /// Of the engine that it had before: another one of that kind, if one that is well is there by then.
+    pub kind: Option<(&'a str, Instant)>,
 }
 
 impl Engine {
@@ -176,6 +176,13 @@ pub struct Listing {
 struct Listed {
     engine: Arc<Engine>,
     standing: Standing,
+}
+
+impl Listed {
+    /// Membership has it, and it has not failed lately.
+    fn is_well(&self, now: Instant) -> bool {
+        !matches!(self.standing, Standing::Unlisted(_)) && self.engine.breaker().condition(now) == Condition::Closed
+    }
 }
 
 pub struct Pool {
@@ -347,13 +354,16 @@ impl Pool {
     pub async fn lease(&self, wanted: &Wanted<'_>, until: Instant) -> Result<Lease, Error> {
         let prompt = self.routing.prompt(wanted.salt, wanted.tokens);
         let mut changes = self.changes.subscribe();
-        let choosy = Instant::now() + limits::KIND_WAIT;
         loop {
             changes.borrow_and_update();
-            let listed = self.listed();
-            let kind = wanted.kind.filter(|_| Instant::now() < choosy);
-            let alike = listed.iter().filter(|listed| kind.is_none_or(|kind| *listed.engine.kind == *kind));
-            if let Some(lease) = self.choose(&alike.cloned().collect::<Vec<_>>(), &prompt, wanted.session) {
+            let (listed, now) = (self.listed(), Instant::now());
+            let mixed = |kind: &str| listed.iter().any(|listed| *listed.engine.kind != *kind);
+            let choosy = wanted.kind.filter(|(kind, until)| now < *until && mixed(kind));
+            // Where there are others, an engine of the kind that is ill is not worth a try.
+            let able =
+                |listed: &&Listed| choosy.is_none_or(|(kind, _)| listed.is_well(now) && *listed.engine.kind == *kind);
+            let able: Vec<Listed> = listed.iter().filter(able).cloned().collect();
+            if let Some(lease) = self.choose(&able, &prompt, wanted.session) {
                 return Ok(lease);
             }
             let now = Instant::now();
@@ -361,7 +371,7 @@ impl Pool {
                 return Err(Error::unavailable("no engine of this model is there now; try again later"));
             }
             let opens = listed.iter().filter_map(|listed| listed.engine.breaker().opens_at()).min();
-            let healed = opens.unwrap_or(until).min(until).min(kind.map_or(until, |_| choosy));
+            let healed = opens.unwrap_or(until).min(until).min(choosy.map_or(until, |(_, until)| until));
             tokio::select! {
                 // The sender lives as long as the pool.
                 _ = changes.changed() => {}
@@ -377,8 +387,8 @@ impl Pool {
         let healthy = |listed: &&Listed| {
             listed.standing == Standing::Serving
                 && listed.engine.group != than
-                && wanted.kind.is_none_or(|kind| *listed.engine.kind == *kind)
-                && listed.engine.breaker().condition(now) == Condition::Closed
+                && wanted.kind.is_none_or(|(kind, _)| *listed.engine.kind == *kind)
+                && listed.is_well(now)
         };
         let others: Vec<Listed> = self.listed().iter().filter(healthy).cloned().collect();
         self.choose(&others, &self.routing.prompt(wanted.salt, wanted.tokens), wanted.session)

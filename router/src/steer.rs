@@ -466,17 +466,20 @@ impl EngineStream {
 impl Common {
     /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try.
     async fn open(&self, on: On<'_>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
-        let (mut lease, kind) = match on {
-            On::Lease(lease) => (Some(lease), None),
-            On::Any(kind) => (None, kind),
+        let now = Instant::now();
+        let (mut lease, kind, wait) = match on {
+            On::Lease(lease) => (Some(lease), None, limits::ENGINE_WAIT),
+            On::Any(kind) => (None, kind, limits::RESUME_WAIT),
         };
+        // However many are tried.
+        let (kind, until) = (kind.map(|kind| (kind, now + limits::KIND_WAIT)), self.deadline.min(now + wait));
         loop {
             let lease = match lease.take() {
                 Some(lease) => lease,
                 None => {
                     let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
                     let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session: self.session, kind };
-                    self.pool.lease(&wanted, self.deadline.min(Instant::now() + limits::RESUME_WAIT)).await?
+                    self.pool.lease(&wanted, until).await?
                 }
             };
             let error = match Link::open(lease, start.clone(), self.deadline, span).await {

@@ -12,6 +12,12 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Seconds in which something can happen: a tenth to a day.
+pub fn deadline(text: &str) -> Result<f64, String> {
+    let within = seconds(text).ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    within.ok_or_else(|| "must be a number of seconds from 0.1 to 86400".into())
+}
+
 pub fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
     serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
 }
@@ -90,5 +96,8 @@ mod tests {
             assert!(factor(bad).is_err(), "{bad}");
         }
         assert_eq!(factor("1.1"), Ok(1.1));
+        for bad in ["0", "-1", "1e300", "1e-9", "nan"] {
+            assert!(deadline(bad).is_err(), "{bad}");
+        }
     }
 }

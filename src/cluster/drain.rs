@@ -2,9 +2,10 @@
 
 use std::error::Error;
 
+use rein_control_plane::records::{Drain, WorkerRecord, decode, encode};
 use rein_control_plane::{Mirror, Transaction};
 
-use super::{keys, store};
+use super::{keep_alive, keys, store};
 use crate::args::DrainArgs;
 use crate::say;
 
@@ -14,23 +15,28 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
     runtime.block_on(async {
         let key = keys.worker(&args.worker);
         let there = |snapshot: &rein_control_plane::Snapshot| snapshot.entries.contains_key(&key);
-        if !there(&store.read(&key).await?) {
+        let snapshot = store.read(&key).await?;
+        let Some(entry) = snapshot.entries.get(&key) else {
             let cluster = &args.cluster.cluster;
             return Err(
                 format!("cluster {cluster} has no worker {:?}; `rein status` shows those it has", args.worker).into()
             );
-        }
-        store.commit(Transaction::default().put(keys.drain(&args.worker), "asked", None)).await?;
+        };
+        // Who cannot be read may be asked all the same.
+        let incarnation = decode::<WorkerRecord>(&entry.value).map_or(u64::MAX, |record| record.incarnation);
+        let asked = encode(&Drain { incarnation });
+        store.commit(Transaction::default().put(keys.drain(&args.worker), asked, None)).await?;
         say::out(format_args!("rein: {} is asked to leave", args.worker));
         if args.no_wait {
             return Ok(());
         }
+        let _alive = keep_alive(store.clone(), key.clone());
         let mut mirror = Mirror::new(store, "drain", key.clone());
         let mut view = mirror.read().await;
         while there(&view) {
             view = mirror.changed().await;
         }
-        say::out(format_args!("rein: {} has left", args.worker));
+        say::out(format_args!("rein: {} is gone from the cluster", args.worker));
         Ok(())
     })
 }

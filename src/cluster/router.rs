@@ -57,7 +57,13 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     for dir in &args.model {
         let whole = dir.canonicalize().map_err(|e| format!("--model: {}: {e}", dir.display()))?;
         let name = whole.file_name().ok_or_else(|| format!("--model: {} has no name", dir.display()))?;
-        texts.insert(name.to_string_lossy().into_owned(), whole);
+        if !whole.join("config.json").is_file() {
+            return Err(format!("--model: {} has no config.json: it is no model's directory", dir.display()).into());
+        }
+        let name = name.to_string_lossy().into_owned();
+        if texts.insert(name.clone(), whole).is_some() {
+            return Err(format!("--model: two directories are named {name}").into());
+        }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

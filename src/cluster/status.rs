@@ -9,7 +9,7 @@ use rein_control_plane::view::Group;
 use rein_control_plane::{Mirror, View};
 use serde_json::{Value, json};
 
-use super::{keys, store};
+use super::{keep_alive, keys, store};
 use crate::args::StatusArgs;
 
 pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
@@ -32,6 +32,7 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
             out.write_all(show(&View::read(&keys, &snapshot)).as_bytes())?;
             return Ok(());
         }
+        let _alive = keep_alive(store.clone(), keys.controller());
         let mut mirror = Mirror::new(store, "status", keys.root());
         let mut snapshot = mirror.read().await;
         loop {
@@ -64,6 +65,7 @@ pub fn worker_state(view: &View, id: &str, worker: &WorkerRecord) -> &'static st
     let record = worker.seat.group.as_deref().and_then(|group| view.groups.get(group)?.record());
     match (worker.state, record.and_then(|record| record.member(id, worker.incarnation))) {
         (WorkerState::Draining, _) => "draining",
+        (WorkerState::Ready, _) if view.drains.iter().any(|asked| asked == id) => "asked to leave",
         (WorkerState::Ready, Some(_)) => "seated",
         (WorkerState::Ready, None) => "spare",
     }

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fleet import BIN, DEMO, Fleet, free_ports
+from fleet import BIN, DEMO, Fleet, Load, free_ports, request, targets
 
 
 @pytest.fixture
@@ -61,6 +61,12 @@ def test_a_record_that_is_taken_away_comes_back(fleet):
     fleet.wait("w0 is listed", lambda status: {"w0", "w1"} <= status["workers"].keys() and "r0" in status["routers"])
     fleet.whole(2)
     assert fleet.processes["w0"].poll() is None
+    # A rank's word that it is ready.
+    keys = fleet.etcdctl("get", "--prefix", "--keys-only", "/rein/test/groups/").split()
+    for key in (key for key in keys if "/ready/" in key):
+        assert fleet.etcdctl("del", key) == "1\n"
+        fleet.wait(f"{key} is back", lambda _: fleet.etcdctl("get", key))
+    fleet.whole(2)
     # All at once, as by somebody who cleans up the wrong cluster.
     fleet.etcdctl("del", "--prefix", "/rein/test/")
     fleet.wait("all are back", lambda status: {"w0", "w1"} <= status["workers"].keys() and status["controller"])
@@ -96,3 +102,42 @@ def test_groups_of_other_text_files_wait_until_the_first_are_gone(fleet, tmp_pat
     fleet.start("w3")
     until("two kinds", lambda: fleet.metric("r0", "rein_engine_kinds") == 2)
     assert "groups of one model differ in checkpoint, types or size" in fleet.log("r0")
+
+
+def test_a_request_to_leave_is_for_the_worker_that_was_there(fleet):
+    before = fleet.whole(2)
+    drain = [BIN, "drain", "--no-wait", "w0"]
+    fleet.kill("w0")
+    subprocess.run(drain, env=fleet.environment(), check=True, capture_output=True)
+    fleet.start("w0")
+    gone = lambda status: status["workers"].get("w0", before["workers"]["w0"])["incarnation"] != before["workers"]["w0"]["incarnation"]
+    fleet.wait("w0 is back", lambda status: gone(status) and not status["draining"])
+    fleet.whole(2)
+    assert fleet.processes["w0"].poll() is None
+    subprocess.run([BIN, "drain", "w0"], env=fleet.environment(), check=True, capture_output=True, timeout=60)
+    assert fleet.processes["w0"].wait(timeout=30) == 0
+
+
+def test_a_sequence_that_loses_the_last_group_of_its_kind_goes_on_elsewhere(fleet):
+    fleet.whole(2)
+    fleet.terminate("w1")
+    fleet.worker_args = ["--quantize", "int8"]
+    fleet.start("w2")
+    until("two kinds", lambda: fleet.metric("r0", "rein_engine_kinds") == 2)
+    load = Load(targets(fleet, "r0"), [request(i) for i in range(12)])
+    load.reach(100)
+    fleet.kill("w0")
+    answers = load.join()
+    assert all(answer.ok for answer in answers), [answer.error for answer in answers]
+    assert fleet.metric("r0", "rein_resume_failed_total") == 0
+
+
+def test_who_has_no_engine_is_told_in_time(fleet):
+    fleet.whole(2)
+    fleet.terminate("w1")
+    fleet.kill("w0")
+    load = Load(targets(fleet, "r0"), [request(i) for i in range(4)])
+    begun = time.monotonic()
+    answers = load.join()
+    # 10 s, and the time of a slow machine; not the 120 s of a sequence that had one.
+    assert time.monotonic() - begun < 60 and all("no engine" in str(answer.error) for answer in answers), answers[0].error

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::records::{
-    GroupRecord, Keys, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, decode, encode,
+    Drain, GroupRecord, Keys, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, decode, encode,
 };
 use rein_control_plane::{Condition, Mirror, Rival, Session, Store, StoreError, Transaction};
 use rein_kernels::collective::tcp::{Abort, Listener};
@@ -128,6 +128,8 @@ enum News {
     Held,
     Tick,
     Leave,
+    /// Asked to leave was an older worker of this id, which did not live to do it.
+    Outlived,
 }
 
 /// Another worker goes by this one's id.
@@ -151,7 +153,7 @@ pub async fn run(
     let mut seats = Mirror::new(store.clone(), &options.id, options.keys.seat(&options.id));
     let mut drains = Mirror::new(store.clone(), &options.id, options.keys.drain(&options.id));
     let (seat_key, drain_key) = (options.keys.seat(&options.id), options.keys.drain(&options.id));
-    let record = options.record.clone();
+    let (record, started) = (options.record.clone(), options.record.incarnation);
     let mut node = Node {
         store,
         session,
@@ -183,9 +185,13 @@ pub async fn run(
                 Some(seat) => News::Seat(seat),
                 None => continue,
             },
-            view = drains.changed(), if leaving.is_none() => match view.entries.contains_key(&drain_key) {
-                true => News::Leave,
-                false => continue,
+            view = drains.changed(), if leaving.is_none() => match view.entries.get(&drain_key) {
+                // A request that cannot be read is one all the same.
+                Some(entry) if decode(&entry.value).is_ok_and(|Drain { incarnation }| incarnation < started) => {
+                    News::Outlived
+                }
+                Some(_) => News::Leave,
+                None => continue,
             },
             changed = held.changed() => match changed {
                 Ok(()) => News::Held,
@@ -205,6 +211,10 @@ pub async fn run(
                 }
             }
             News::Tick => node.tick().await,
+            News::Outlived => {
+                tracing::info!("a request to leave is older than this worker");
+                node.forget_drain().await;
+            }
             News::Leave => {
                 leaving = Some(Instant::now());
                 node.record.state = WorkerState::Draining;
@@ -224,10 +234,7 @@ pub async fn run(
         });
         if over {
             node.stand_up("the worker leaves").await;
-            let gone = Transaction::default().delete(drain_key);
-            if let Err(error) = node.store.commit(gone).await {
-                tracing::warn!(%error, "the request to leave stays in the store");
-            }
+            node.forget_drain().await;
             node.session.leave().await;
             return Ok(());
         }
@@ -260,6 +267,13 @@ impl Node {
     /// The worker's record as it is now.
     fn say(&self) {
         self.session.put(self.options.keys.worker(&self.options.id), encode(&self.record));
+    }
+
+    async fn forget_drain(&self) {
+        let gone = Transaction::default().delete(self.options.keys.drain(&self.options.id));
+        if let Err(error) = self.store.commit(gone).await {
+            tracing::warn!(%error, "the request to leave stays in the store");
+        }
     }
 
     /// Whether anybody is left where the one was who has this id: a worker that was killed and started again need not wait

@@ -145,6 +145,7 @@ impl Cluster {
         let entry = |key: &String| self.store.entries.get(key);
         let holds = |condition: &Condition| match condition {
             Condition::Absent(key) => entry(key).is_none(),
+            Condition::Present(key) => entry(key).is_some(),
             Condition::At(key, revision) => entry(key).is_some_and(|entry| entry.revision == *revision),
         };
         if !transaction.conditions.iter().all(holds) {

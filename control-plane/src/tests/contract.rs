@@ -32,6 +32,9 @@ async fn keeps_its_promises(store: Arc<dyn Store>) {
     assert_eq!(store.read("/a/").await.expect("reachable").entries.len(), 1);
     let fresh = both.when(Condition::Absent("/a/2".into())).when(Condition::At("/a/1".into(), first));
     let written = store.commit(fresh).await.expect("reachable").expect("the conditions hold");
+    let question = |key: &str| Transaction::default().when(Condition::Present(key.into()));
+    assert!(store.commit(question("/a/1")).await.expect("reachable").is_some());
+    assert_eq!(store.commit(question("/a/none")).await, Ok(None));
     let taken = put("/a/2", "again").when(Condition::Absent("/a/2".into()));
     assert_eq!(store.commit(taken).await, Ok(None));
 

@@ -183,6 +183,7 @@ async fn everything_settles(seed: u64) {
             1 => memory.lose_everything(),
             2 => memory.compact(memory.read("/").await.unwrap().revision),
             3 => _ = memory.commit(Transaction::default().delete(name(node))).await,
+            7 => _ = memory.commit(Transaction::default().delete(format!("{}/0", name(node)))).await,
             4 => _ = memory.commit(Transaction::default().put(name(node), "force", None)).await,
             6 => {
                 let held = nodes[node].held();

@@ -57,7 +57,8 @@ impl Hedge {
         let (start, steering) = course.resume(start, false);
         let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
         let session = common.session;
-        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session, kind: Some(&engine.kind) };
+        let kind = Some((&*engine.kind, Instant::now()));
+        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session, kind };
         let Some(lease) = common.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
         common.effort.hedges();
         tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");

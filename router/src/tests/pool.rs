@@ -82,16 +82,17 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
     let other = |group: &str| Listing { kind: "other".into(), ..listing(group, 1, "there") };
     pool.list(&[other("x"), listing("a", 1, "there")], |_| false, dial);
     assert_eq!(pool.kinds(), 2);
-    let wanted = Wanted { salt: "", tokens: &[1], session: None, kind: Some("k") };
+    let wanted =
+        || Wanted { salt: "", tokens: &[1], session: None, kind: Some(("k", Instant::now() + limits::KIND_WAIT)) };
     let until = Instant::now() + Duration::from_secs(60);
     // However busy it is.
     let mut leases = Vec::new();
     for _ in 0..3 {
-        leases.push(pool.lease(&wanted, until).await.expect("one is there"));
+        leases.push(pool.lease(&wanted(), until).await.expect("one is there"));
         assert_eq!(leases.last().expect("a lease").engine().group, "a");
     }
-    assert!(pool.another(&wanted, "a").is_none());
-    assert_eq!(pool.another(&Wanted { kind: None, ..wanted }, "a").expect("x").engine().group, "x");
+    assert!(pool.another(&wanted(), "a").is_none());
+    assert_eq!(pool.another(&Wanted { kind: None, ..wanted() }, "a").expect("x").engine().group, "x");
     // One that joins in time is worth waiting for; after that any will do.
     let gone = |engine: &Engine| engine.group == "a";
     drop(leases);
@@ -101,12 +102,13 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
         sleep(limits::KIND_WAIT / 2).await;
         pool.list(&[other("x"), listing("b", 1, "there")], |_| false, dial);
     };
-    let (lease, ()) = tokio::join!(pool.lease(&wanted, until), join);
+    let waiting = wanted();
+    let (lease, ()) = tokio::join!(pool.lease(&waiting, until), join);
     assert_eq!(lease.expect("one has joined").engine().group, "b");
     assert!(began.elapsed() < limits::KIND_WAIT);
     pool.list(&[other("x")], |engine| engine.group == "b", dial);
     let began = Instant::now();
-    assert_eq!(pool.lease(&wanted, until).await.expect("any").engine().group, "x");
+    assert_eq!(pool.lease(&wanted(), until).await.expect("any").engine().group, "x");
     assert!((limits::KIND_WAIT..limits::KIND_WAIT * 2).contains(&began.elapsed()));
     assert_eq!(pool.kinds(), 1);
 }
