@@ -65,7 +65,6 @@ pub fn worker_state(view: &View, id: &str, worker: &WorkerRecord) -> &'static st
     let record = worker.seat.group.as_deref().and_then(|group| view.groups.get(group)?.record());
     match (worker.state, record.and_then(|record| record.member(id, worker.incarnation))) {
         (WorkerState::Draining, _) => "draining",
-        (WorkerState::Ready, _) if view.drains.iter().any(|asked| asked == id) => "asked to leave",
         (WorkerState::Ready, Some(_)) => "seated",
         (WorkerState::Ready, None) => "spare",
     }
@@ -157,7 +156,8 @@ fn table(cluster: &str, view: &View) -> String {
         let group = worker.seat.group.as_deref();
         let record = group.and_then(|group| view.groups.get(group)?.record());
         let member = record.and_then(|record| Some((record, record.member(id, worker.incarnation)?)));
-        let state = worker_state(view, id, worker);
+        let asked = worker.state == WorkerState::Ready && view.drains.contains(id);
+        let state = if asked { "asked to leave" } else { worker_state(view, id, worker) };
         let rank = member.map_or_else(
             || "-".into(),
             |(record, member)| record.members[member].ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
