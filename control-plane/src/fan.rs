@@ -39,9 +39,9 @@ pub struct Fan {
     _tasks: JoinSet<()>,
 }
 
-/// A transaction without conditions, and who waits for it.
+/// A transaction, and who waits for it.
 struct Wanted {
-    writes: Vec<Write>,
+    transaction: Transaction,
     done: oneshot::Sender<Result<Option<Revision>, StoreError>>,
 }
 
@@ -213,7 +213,9 @@ async fn write(store: Arc<dyn Store>, mut wanted: mpsc::Receiver<Wanted>) {
                 candidate = wanted.try_recv().ok();
                 continue;
             }
-            let own: BTreeSet<String> = one.writes.iter().map(|write| write.key().to_owned()).collect();
+            let Transaction { conditions, writes } = &one.transaction;
+            let own = writes.iter().map(Write::key).chain(conditions.iter().map(Condition::key));
+            let own: BTreeSet<String> = own.map(str::to_owned).collect();
             let fits = keys.len() + own.len() <= limits::WRITES && keys.is_disjoint(&own);
             if !fits && !together.is_empty() {
                 next = Some(one);
@@ -223,14 +225,18 @@ async fn write(store: Arc<dyn Store>, mut wanted: mpsc::Receiver<Wanted>) {
             together.push(one);
             candidate = wanted.try_recv().ok();
         }
-        let transaction = |writes: Vec<Write>| Transaction { writes, ..Transaction::default() };
-        let all = together.iter().flat_map(|one| one.writes.iter().cloned()).collect();
-        let answer = store.commit(transaction(all)).await;
-        // One that cannot be written, for its lease is over, say, must not stand in the way of the others; nor may each of
-        // them wait for the one before, for then their leases would be over, too.
-        let alone = together.len() > 1 && matches!(answer, Err(StoreError::LeaseLost | StoreError::Refused(_)));
-        let answers = together.into_iter().map(async |Wanted { writes, done }| {
-            let answer = if alone { store.commit(transaction(writes)).await } else { answer.clone() };
+        let mut all = Transaction::default();
+        for Wanted { transaction, .. } in &together {
+            all.conditions.extend(transaction.conditions.iter().cloned());
+            all.writes.extend(transaction.writes.iter().cloned());
+        }
+        let answer = store.commit(all).await;
+        // One that cannot be written, for its lease is over, or its condition does not hold, must not stand in the way of
+        // the others; nor may each of them wait for the one before, for then their leases would be over, too.
+        let stuck = matches!(answer, Ok(None) | Err(StoreError::LeaseLost | StoreError::Refused(_)));
+        let alone = together.len() > 1 && stuck;
+        let answers = together.into_iter().map(async |Wanted { transaction, done }| {
+            let answer = if alone { store.commit(transaction).await } else { answer.clone() };
             // Whoever asked may have gone.
             let _ = done.send(answer);
         });
@@ -267,13 +273,10 @@ impl Store for Fan {
             self.in_step().await?;
             return Ok(self.shared.state().answer(&transaction.conditions));
         }
-        if !transaction.conditions.is_empty() {
-            return self.store.commit(transaction).await;
-        }
         let (done, answer) = oneshot::channel();
         let written = async {
             // Both ends live as long as this fan.
-            self.writes.send(Wanted { writes: transaction.writes, done }).await.ok()?;
+            self.writes.send(Wanted { transaction, done }).await.ok()?;
             answer.await.ok()
         };
         let late = || StoreError::Unavailable("it does not answer".into());

@@ -135,9 +135,11 @@ async fn a_thousand_nodes_have_one_lease_and_write_together() {
     let counting = Arc::new(Counting::default());
     let fan: Arc<dyn Store> = Arc::new(Fan::new(counting.clone(), "fan", "/c/"));
     let ttl = Duration::from_secs(5);
-    let mut nodes: Vec<Session> = (0..1000).map(|i| Session::new(fan.clone(), &format!("node {i}"), ttl)).collect();
+    let key = |i: usize| format!("/c/workers/{i}");
+    let named = |i| Session::named(fan.clone(), &format!("node {i}"), ttl, key(i));
+    let mut nodes: Vec<Session> = (0..1000).map(named).collect();
     for (i, node) in nodes.iter().enumerate() {
-        node.put(format!("/c/workers/{i}"), "here");
+        node.put(key(i), "here");
     }
     tokio::time::sleep(ttl * 10).await;
     let there = async || counting.store.read("/c/").await.expect("in memory").entries;
