@@ -243,11 +243,11 @@ impl Controller {
             (0..record.members.len()).filter(|&i| state(&record.members[i]) == Some(WorkerState::Draining)).collect();
         if change {
             // They do not come along.
-            lost.extend(leaving);
+            lost.extend(&leaving);
         } else if !leaving.is_empty() {
             if self.may_leave(round, id, group, record, now) {
                 why = format!("{} drains", record.members[leaving[0]].worker);
-                lost.extend(leaving);
+                lost.extend(&leaving);
                 change = true;
             } else if !record.draining {
                 let flagged = GroupRecord { draining: true, ..(**record).clone() };
@@ -269,7 +269,7 @@ impl Controller {
         }
         if change {
             self.reform(round, id, record, at, &lost, &why);
-        } else if !record.draining {
+        } else if leaving.is_empty() && !record.draining {
             self.rebalance(round, id, group, record, at, now);
         }
     }

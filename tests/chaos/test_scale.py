@@ -95,5 +95,7 @@ def test_ten_thousand_streams(thousand):
     print(f"\n{most_open:.0f} streams of {TOKENS} tokens open at once on {WORKERS} workers")
     print(f"router: {(most_memory - memory) / STREAMS / 1024:.1f} KiB and {spent / STREAMS * 1000:.2f} ms of CPU a stream")
     for client in clients:
-        print(json.dumps(json.loads(client.stdout.read()))[:700])
+        [level] = json.loads(client.stdout.read())["levels"]
+        assert (level["answered"], level["errors"]) == (each, {}), level
+        print({name: level[name] for name in ("answered", "seconds", "ttft_ms", "itl_ms")})
     thousand.signal("workers", signal.SIGTERM)
