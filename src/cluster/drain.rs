@@ -31,12 +31,17 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
         let _alive = keep_alive(store.clone(), key.clone());
-        let mut mirror = Mirror::new(store, "drain", key.clone());
+        let mut mirror = Mirror::new(store.clone(), "drain", key.clone());
         let mut view = mirror.read().await;
         while there(&view) {
             view = mirror.changed().await;
         }
-        say::out(format_args!("rein: {} is gone from the cluster", args.worker));
+        // A worker that leaves takes the request away first.
+        let asked = keys.drain(&args.worker);
+        match store.read(&asked).await?.entries.contains_key(&asked) {
+            false => say::out(format_args!("rein: {} has left", args.worker)),
+            true => say::out(format_args!("rein: {} is gone: it was killed, hangs, or cannot reach etcd", args.worker)),
+        }
         Ok(())
     })
 }
