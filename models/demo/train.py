@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer
 from data import Gen, english
@@ -254,6 +254,21 @@ def export(model, tok, out):
     (out / "generation_config.json").write_text(json.dumps({"bos_token_id": bos, "do_sample": False, "eos_token_id": [eos, end], "pad_token_id": tok.convert_tokens_to_ids("[PAD]")}, indent=2) + "\n")
 
 
+def restore(model, folder):
+    """The other way round: an export's weights, without what the optimizers knew."""
+    tensors = load_file(folder / "model.safetensors")
+    def of(name):
+        if name.endswith("mlp.router"): return tensors[name.replace("router", "gate.weight")]
+        if name.endswith("mlp.bias"): return tensors[name.replace("bias", "gate.e_score_correction_bias")]
+        experts = range(model.config["n_routed_experts"])
+        if name.endswith("mlp.gate_up"):
+            both = lambda e: torch.cat([tensors[name.replace("gate_up", f"experts.{e}.{part}_proj.weight")] for part in ("gate", "up")])
+            return torch.stack([both(e) for e in experts])
+        if name.endswith("mlp.down"): return torch.stack([tensors[name.replace("down", f"experts.{e}.down_proj.weight")] for e in experts])
+        return tensors[name]
+    model.load_state_dict({name: of(name if name.startswith("lm_head") else "model." + name).float() for name in model.state_dict()})
+
+
 def average(model, elapsed):
     """Means over all ranks of the gradients, the experts' loads and the time that has passed: one all-reduce of one flat vector."""
     grads, moes = [p.grad for p in model.parameters()], [l.mlp for l in model.layers if isinstance(l.mlp, Moe)]
@@ -276,6 +291,7 @@ def main():
     a.add_argument("--out", type=Path, default=HERE)
     a.add_argument("--checkpoint", type=Path, default=Path("demo.pt"))
     a.add_argument("--resume", action="store_true")
+    a.add_argument("--weights", type=Path, help="begin from the export in this folder instead of at random")
     a = a.parse_args()
     if a.ranks == 1: return train(0, a)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29500 + os.getpid() % 1000))
@@ -292,6 +308,7 @@ def train(rank, a):
     rest = [p for p in model.parameters() if all(p is not h for h in hidden)]
     opts = [torch.optim.AdamW(rest, lr=a.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True), Muon(hidden, a.lr, rank=rank, ranks=a.ranks)]
     step, seen, before, seed = 0, 0, 0.0, 1000
+    if a.weights: restore(model, a.weights)
     if a.resume:
         s = torch.load(a.checkpoint)
         model.load_state_dict(s["model"])
