@@ -105,6 +105,8 @@ fn what_a_cluster_cannot_use_is_named_by_its_flag() {
         (&worker, &["--id=.", "--engine", "sim"], "--id"),
         (&worker, &["--advertise", "http://here:1"], "--advertise"),
         (&worker, &["--otlp-endpoint", "here"], "--otlp-endpoint"),
+        (&worker, &["--served-name", ""], "--served-name"),
+        (&worker, &["--step-deadline", "1e300"], "--step-deadline"),
         (&worker, &["--redundant-experts", "100"], "--redundant-experts: a layer of this model has"),
         (&worker, &["--group-size", "3"], "--group-size: "),
         (&worker, &["--max-context", "100000000"], "--max-context: "),
