@@ -114,12 +114,7 @@ impl Shared {
 impl State {
     /// To a question of which nothing is to come.
     fn answer(&self, conditions: &[Condition]) -> Option<Revision> {
-        let entries = &self.snapshot.entries;
-        let holds = |condition: &Condition| match condition {
-            Condition::Absent(key) => !entries.contains_key(key),
-            Condition::Present(key) => entries.contains_key(key),
-            Condition::At(key, revision) => entries.get(key).is_some_and(|entry| entry.revision == *revision),
-        };
+        let holds = |condition: &Condition| condition.holds(self.snapshot.entries.get(condition.key()));
         conditions.iter().all(holds).then_some(self.snapshot.revision)
     }
 

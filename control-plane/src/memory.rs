@@ -13,7 +13,7 @@ use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 
 use crate::{
     limits,
-    store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
+    store::{Changes, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
 };
 
 #[derive(Debug, Clone, Default)]
@@ -53,14 +53,6 @@ impl Default for State {
 }
 
 impl State {
-    fn holds(&self, condition: &Condition) -> bool {
-        match condition {
-            Condition::Absent(key) => !self.entries.contains_key(key),
-            Condition::Present(key) => self.entries.contains_key(key),
-            Condition::At(key, revision) => self.entries.get(key).is_some_and(|entry| entry.revision == *revision),
-        }
-    }
-
     fn write(&mut self, writes: Vec<Write>) {
         let revision = self.revision + 1;
         let mut keys = Vec::new();
@@ -188,7 +180,7 @@ impl Store for Memory {
 
     async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
         let mut state = self.state();
-        if !transaction.conditions.iter().all(|condition| state.holds(condition)) {
+        if !transaction.conditions.iter().all(|condition| condition.holds(state.entries.get(condition.key()))) {
             return Ok(None);
         }
         let leases = transaction.writes.iter().filter_map(|write| match write {

@@ -57,6 +57,15 @@ pub enum Condition {
 }
 
 impl Condition {
+    /// Where this is what its key has now.
+    pub fn holds(&self, now: Option<&Entry>) -> bool {
+        match self {
+            Condition::Absent(_) => now.is_none(),
+            Condition::Present(_) => now.is_some(),
+            Condition::At(_, revision) => now.is_some_and(|entry| entry.revision == *revision),
+        }
+    }
+
     pub fn key(&self) -> &str {
         match self {
             Condition::Absent(key) | Condition::Present(key) | Condition::At(key, _) => key,

@@ -179,9 +179,14 @@ struct Listed {
 }
 
 impl Listed {
-    /// Membership has it, and it has not failed lately.
+    /// Membership has it.
+    fn is_here(&self) -> bool {
+        !matches!(self.standing, Standing::Unlisted(_))
+    }
+
+    /// It is here, and has not failed lately.
     fn is_well(&self, now: Instant) -> bool {
-        !matches!(self.standing, Standing::Unlisted(_)) && self.engine.breaker().condition(now) == Condition::Closed
+        self.is_here() && self.engine.breaker().condition(now) == Condition::Closed
     }
 }
 
@@ -230,9 +235,7 @@ impl Pool {
     /// What each engine says of itself now, if it does so in time. One that membership no longer has, and that has nothing
     /// to do, has left: that it does not answer would be no news.
     pub async fn stats(&self) -> Vec<(Arc<Engine>, Option<EngineStats>)> {
-        let here = |listed: &&Listed| {
-            !matches!(listed.standing, Standing::Unlisted(_)) || listed.engine.open.load(Ordering::Relaxed) > 0
-        };
+        let here = |listed: &&Listed| listed.is_here() || listed.engine.open.load(Ordering::Relaxed) > 0;
         let engines: Vec<Arc<Engine>> = self.listed().iter().filter(here).map(|listed| listed.engine.clone()).collect();
         let ask = |(i, engine): (usize, Arc<Engine>)| async move { (i, engine.stats().await.ok()) }.boxed();
         let calls: Vec<_> = engines.iter().cloned().enumerate().map(ask).collect();
@@ -262,8 +265,7 @@ impl Pool {
     /// Kinds of the engines that membership has. With more than one, an answer depends on where it is computed.
     pub fn kinds(&self) -> usize {
         let listed = self.listed();
-        let here = listed.iter().filter(|listed| !matches!(listed.standing, Standing::Unlisted(_)));
-        here.map(|listed| &listed.engine.kind).collect::<HashSet<_>>().len()
+        listed.iter().filter(|listed| listed.is_here()).map(|listed| &listed.engine.kind).collect::<HashSet<_>>().len()
     }
 
     pub fn is_fixed(&self) -> bool {
@@ -360,10 +362,12 @@ impl Pool {
             let mixed = |kind: &str| listed.iter().any(|listed| *listed.engine.kind != *kind);
             let choosy = wanted.kind.filter(|(kind, until)| now < *until && mixed(kind));
             // Where there are others, an engine of the kind that is ill is not worth a try.
-            let able =
-                |listed: &&Listed| choosy.is_none_or(|(kind, _)| listed.is_well(now) && *listed.engine.kind == *kind);
-            let able: Vec<Listed> = listed.iter().filter(able).cloned().collect();
-            if let Some(lease) = self.choose(&able, &prompt, wanted.session) {
+            let alike = choosy.map(|(kind, _)| {
+                let well = |listed: &&Listed| *listed.engine.kind == *kind && listed.is_well(now);
+                listed.iter().filter(well).cloned().collect::<Vec<_>>()
+            });
+            let able = alike.as_deref().unwrap_or(&listed);
+            if let Some(lease) = self.choose(able, &prompt, wanted.session) {
                 return Ok(lease);
             }
             let now = Instant::now();

@@ -142,12 +142,7 @@ impl Cluster {
     }
 
     fn commit(&mut self, transaction: Transaction) -> bool {
-        let entry = |key: &String| self.store.entries.get(key);
-        let holds = |condition: &Condition| match condition {
-            Condition::Absent(key) => entry(key).is_none(),
-            Condition::Present(key) => entry(key).is_some(),
-            Condition::At(key, revision) => entry(key).is_some_and(|entry| entry.revision == *revision),
-        };
+        let holds = |condition: &Condition| condition.holds(self.store.entries.get(condition.key()));
         if !transaction.conditions.iter().all(holds) {
             return false;
         }
