@@ -213,6 +213,8 @@ enum On<'a> {
 
 /// What came of a call to an engine.
 enum Failure {
+    /// Nobody was there to be asked.
+    Unreached(Error),
     /// The engine's fault: the sequence may go on elsewhere.
     Lost(Error),
     Final(Error),
@@ -228,9 +230,16 @@ impl Failure {
             | Code::Unimplemented
             | Code::PermissionDenied
             | Code::Unauthenticated => Failure::Final(error),
+            _ if unconnected(status) => Failure::Unreached(error),
             _ => Failure::Lost(error),
         }
     }
+}
+
+/// Whether there was no connection on which to ask.
+fn unconnected(status: &Status) -> bool {
+    let first: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
+    std::iter::successors(first, |error| error.source()).any(|error| error.is::<tonic::ConnectError>())
 }
 
 impl Link {
@@ -250,7 +259,7 @@ impl Link {
             Ok(Err(status)) => {
                 let failure = Failure::of(&status);
                 // One that is full is not ill.
-                if matches!(failure, Failure::Lost(_)) && status.code() != Code::ResourceExhausted {
+                if !matches!(failure, Failure::Final(_)) && status.code() != Code::ResourceExhausted {
                     lease.failed(Fault::Gone);
                 }
                 Err(failure)
@@ -325,7 +334,7 @@ impl EngineStream {
                 Ok(Some(heard)) => return Ok(heard),
                 Ok(None) => {}
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Lost(error)) => match self.hedge.promote() {
+                Err(Failure::Lost(error) | Failure::Unreached(error)) => match self.hedge.promote() {
                     Some((link, course)) => {
                         tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "the second engine has it");
                         self.link.lease.failed(Fault::Gone);
@@ -464,7 +473,9 @@ impl EngineStream {
 }
 
 impl Common {
-    /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try.
+    /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try. Where others may
+    /// join, one that cannot be reached costs no try: no engine had the sequence, and each one's breaker says when it is
+    /// asked again.
     async fn open(&self, on: On<'_>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
         let now = Instant::now();
         let (mut lease, kind, wait) = match on {
@@ -482,12 +493,16 @@ impl Common {
                     self.pool.lease(&wanted, until).await?
                 }
             };
-            let error = match Link::open(lease, start.clone(), self.deadline, span).await {
+            let (error, had) = match Link::open(lease, start.clone(), self.deadline, span).await {
                 Ok(link) => return Ok(link),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Lost(error)) => error,
+                Err(Failure::Lost(error)) => (error, true),
+                Err(Failure::Unreached(error)) => (error, false),
             };
             tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
+            if !had && !self.pool.is_fixed() {
+                continue;
+            }
             let alone = self.pool.is_fixed() && self.pool.engines().len() == 1;
             if *tries >= limits::RESUMES || alone || !self.effort.retry(Instant::now()) {
                 return Err(error);
@@ -521,6 +536,23 @@ mod tests {
         assert_eq!(ids(course.hear(tokens(1, 1, &[9, 8, 5])).unwrap()), [5]);
         assert_eq!(ids(course.hear(tokens(1, 4, &[6])).unwrap()), [6]);
         assert_eq!(course.accepted, [1, 9, 8, 5, 6]);
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_nobody_reached_is_told_from_one_that_hung_up() {
+        let port = |listener: &std::net::TcpListener| listener.local_addr().unwrap().port();
+        let fate = async |port: u16| {
+            let channel =
+                tonic::transport::Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect_lazy();
+            let mut client = rein_proto::internal::engine_client::EngineClient::new(crate::pool::transport(channel));
+            Failure::of(&client.info(rein_proto::internal::InfoRequest {}).await.unwrap_err())
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = port(&listener);
+        let hanging_up = std::thread::spawn(move || drop(listener.accept().unwrap()));
+        assert!(matches!(fate(taken).await, Failure::Lost(_)));
+        hanging_up.join().unwrap();
+        assert!(matches!(fate(taken).await, Failure::Unreached(_)));
     }
 
     #[test]
