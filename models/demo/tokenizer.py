@@ -3,11 +3,11 @@ import json
 from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers import AddedToken
-from data import Gen
+from data import Gen, english
 from text import dumps
 
 HERE = Path(__file__).parent
-VOCAB = 1536
+VOCAB = 5120
 SPECIAL = ["[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "[UNK]", "[PAD]"]
 MARKERS = ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<think>", "</think>"]
 # Words, single digits, runs of JSON punctuation, single other signs. A blank is a token of its own, so that a word has the same
@@ -23,6 +23,7 @@ def train(conversations=12000):
     tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PATTERN), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.decoder = decoders.ByteLevel()
     gen = Gen(seed=7)
+    gen.english, gen.invented = english(), 0.0
 
     def corpus():
         for _ in range(conversations):

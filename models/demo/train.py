@@ -23,7 +23,7 @@ CONFIG = {
     "norm_topk_prob": True, "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 5, "num_key_value_heads": 4, "num_nextn_predict_layers": 0,
     "pretraining_tp": 1, "q_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000.0,
     "routed_scaling_factor": 1.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
-    "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 48, "vocab_size": 1536,
+    "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 48, "vocab_size": 5120,
 }
 
 
@@ -197,7 +197,7 @@ class Batches:
     def __init__(self, tokenizer, seed, tokens, longest=1024):
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
-        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.4, 0.32)  # any word, so that it is found and copied, not known
+        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.5, 0.25)  # any word, so that it is found and copied, not known
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
         self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>")}
 
@@ -254,9 +254,15 @@ def export(model, tok, out):
     (out / "generation_config.json").write_text(json.dumps({"bos_token_id": bos, "do_sample": False, "eos_token_id": [eos, end], "pad_token_id": tok.convert_tokens_to_ids("[PAD]")}, indent=2) + "\n")
 
 
-def restore(model, folder):
-    """The other way round: an export's weights, without what the optimizers knew."""
-    tensors = load_file(folder / "model.safetensors")
+def restore(model, folder, tok):
+    """The other way round: an export's weights, without what the optimizers knew. A token that its tokenizer did not have begins
+    as the mean of its pieces there, and is as likely as the first of them."""
+    tensors, known = load_file(folder / "model.safetensors"), AutoTokenizer.from_pretrained(folder)
+    vocab, spell = known.get_vocab(), lambda token: known(tok.convert_tokens_to_string([token]), add_special_tokens=False).input_ids
+    pieces = [[vocab[token]] if token in vocab else spell(token) for token in tok.convert_ids_to_tokens(range(len(tok)))]
+    for name, of in (("model.embed_tokens.weight", lambda rows, ids: rows[ids].mean(0)), ("lm_head.weight", lambda rows, ids: rows[ids[0]])):
+        rows = tensors[name].float()
+        tensors[name] = torch.stack([of(rows, ids) for ids in pieces])
     def of(name):
         if name.endswith("mlp.router"): return tensors[name.replace("router", "gate.weight")]
         if name.endswith("mlp.bias"): return tensors[name.replace("bias", "gate.e_score_correction_bias")]
@@ -308,7 +314,7 @@ def train(rank, a):
     rest = [p for p in model.parameters() if all(p is not h for h in hidden)]
     opts = [torch.optim.AdamW(rest, lr=a.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True), Muon(hidden, a.lr, rank=rank, ranks=a.ranks)]
     step, seen, before, seed = 0, 0, 0.0, 1000
-    if a.weights: restore(model, a.weights)
+    if a.weights: restore(model, a.weights, tok)
     if a.resume:
         s = torch.load(a.checkpoint)
         model.load_state_dict(s["model"])
@@ -326,7 +332,7 @@ def train(rank, a):
         saved = elapsed if elapsed - saved > 480 else saved
         if elapsed >= total: break
         scale = min(1, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * min(1, (elapsed - before) / (total - before)))))
-        batches.gen.most_tools = 1 + int(8 * elapsed / total)  # short prompts first: copying is learnt sooner
+        batches.gen.most_tools = 8 if a.weights else 1 + int(8 * elapsed / total)  # short prompts first: copying is learnt sooner
         for o in opts:
             for g in o.param_groups: g["lr"] = a.lr * scale
         with torch.autocast("cpu", torch.bfloat16):
