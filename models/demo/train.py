@@ -1,4 +1,4 @@
-"""Trains the demo model (Kimi K2 architecture, 4 M parameters) on one CPU and exports a Hugging Face checkpoint.
+"""Trains the demo model (Kimi K2 architecture, 5.5 M parameters) on one CPU and exports a Hugging Face checkpoint.
 
     python tokenizer.py && python train.py --minutes 60 --out . --checkpoint demo.pt
 
@@ -275,6 +275,13 @@ def restore(model, folder, tok):
     model.load_state_dict({name: of(name if name.startswith("lm_head") else "model." + name).float() for name in model.state_dict()})
 
 
+def mean(x, y):
+    """Of two checkpoints: better than either of two runs that share their beginning. Counts are the first one's."""
+    if torch.is_tensor(x): return (x + y) / 2 if x.is_floating_point() else x
+    if isinstance(x, dict): return {k: mean(v, y[k]) for k, v in x.items()}
+    return [mean(*both) for both in zip(x, y)] if isinstance(x, list) else x
+
+
 def average(model, elapsed):
     """Means over all ranks of the gradients, the experts' loads and the time that has passed: one all-reduce of one flat vector."""
     grads, moes = [p.grad for p in model.parameters()], [l.mlp for l in model.layers if isinstance(l.mlp, Moe)]
@@ -297,6 +304,7 @@ def main():
     a.add_argument("--out", type=Path, default=HERE)
     a.add_argument("--checkpoint", type=Path, default=Path("demo.pt"))
     a.add_argument("--resume", action="store_true")
+    a.add_argument("--beside", type=Path, help="with --resume: the checkpoint of another run that branched off this one's past; goes on from their mean")
     a.add_argument("--weights", type=Path, help="begin from the export in this folder instead of at random")
     a = a.parse_args()
     if a.ranks == 1: return train(0, a)
@@ -317,6 +325,7 @@ def train(rank, a):
     if a.weights: restore(model, a.weights, tok)
     if a.resume:
         s = torch.load(a.checkpoint)
+        if a.beside: s = mean(s, torch.load(a.beside))
         model.load_state_dict(s["model"])
         for o, d in zip(opts, s["opts"]): o.load_state_dict(d)
         step, seen, before, seed = s["step"], s["seen"], s["elapsed"], s["seed"] + a.ranks
