@@ -540,6 +540,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_engine_that_nobody_reached_is_told_from_one_that_hung_up() {
+        use std::io::Read;
         let port = |listener: &std::net::TcpListener| listener.local_addr().unwrap().port();
         let fate = async |port: u16| {
             let channel =
@@ -549,7 +550,8 @@ mod tests {
         };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let taken = port(&listener);
-        let hanging_up = std::thread::spawn(move || drop(listener.accept().unwrap()));
+        // Once something was sent.
+        let hanging_up = std::thread::spawn(move || listener.accept().unwrap().0.read_exact(&mut [0]).unwrap());
         assert!(matches!(fate(taken).await, Failure::Lost(_)));
         hanging_up.join().unwrap();
         assert!(matches!(fate(taken).await, Failure::Unreached(_)));

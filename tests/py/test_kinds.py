@@ -133,7 +133,7 @@ def test_a_sequence_that_loses_the_last_group_of_its_kind_goes_on_elsewhere(flee
 
 
 def test_who_has_no_engine_waits_for_one_and_is_told_in_time(fleet):
-    fleet.whole(2)
+    incarnation = fleet.whole(2)["workers"]["w0"]["incarnation"]
     fleet.terminate("w1")
     fleet.kill("w0")
     load = Load(targets(fleet, "r0"), [request(i) for i in range(16)])
@@ -143,7 +143,8 @@ def test_who_has_no_engine_waits_for_one_and_is_told_in_time(fleet):
     took, errors = time.monotonic() - begun, {str(answer.error) for answer in answers}
     assert 9 < took < 60 and all("no engine" in error for error in errors), (took, errors)
     # One that comes within this time takes them all.
-    load = Load(targets(fleet, "r0"), [request(i) for i in range(16)])
     fleet.start("w0")
+    fleet.wait("w0 is back", lambda status: status["workers"].get("w0", {}).get("incarnation", incarnation) != incarnation)
+    load = Load(targets(fleet, "r0"), [request(i) for i in range(16)])
     answers = load.join()
     assert all(answer.ok for answer in answers), {str(answer.error) for answer in answers}
