@@ -325,7 +325,9 @@ def train(rank, a):
     if a.weights: restore(model, a.weights, tok)
     if a.resume:
         s = torch.load(a.checkpoint)
-        if a.beside: s = mean(s, torch.load(a.beside))
+        if a.beside:
+            other = torch.load(a.beside)
+            s = {**mean(s, other), "seed": max(s["seed"], other["seed"])}  # of neither is anything read again
         model.load_state_dict(s["model"])
         for o, d in zip(opts, s["opts"]): o.load_state_dict(d)
         step, seen, before, seed = s["step"], s["seen"], s["elapsed"], s["seed"] + a.ranks

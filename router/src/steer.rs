@@ -500,10 +500,11 @@ impl Common {
                 Err(Failure::Unreached(error)) => (error, false),
             };
             tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
-            if !had && !self.pool.is_fixed() {
+            let fixed = self.pool.is_fixed();
+            if !had && !fixed {
                 continue;
             }
-            let alone = self.pool.is_fixed() && self.pool.engines().len() == 1;
+            let alone = fixed && self.pool.engines().len() == 1;
             if *tries >= limits::RESUMES || alone || !self.effort.retry(Instant::now()) {
                 return Err(error);
             }
