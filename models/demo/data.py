@@ -46,7 +46,7 @@ class Tool:
         return False
 
 
-CRUDE = set("whore nigger negro bitch bastard ass damn rape raper cock prick slut fag faggot dyke coon fuck shit piss tit tits sex sexes squaw jap kike wench harlot orgasm penis vagina".split())
+CRUDE = set("whore nigger negro bitch bastard ass damn rape raper cock prick slut fag faggot dyke coon fuck shit piss tit tits sex sexes squaw jap kike wench harlot orgasm penis pussy vagina".split())
 
 
 def english(counts="/usr/share/wordnet/cntlist.rev"):
@@ -68,6 +68,7 @@ class Gen:
         self.invented, self.english, self.alias = 0.05, None, 0.0  # shares of invented words and of names unlike the request; more words for tools and values
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
+        self.swapped = 0.0  # share of handwritten tools with other words in them
         self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
 
     @staticmethod
@@ -242,15 +243,34 @@ class Gen:
         t = {"type": "function", "function": f}
         return t, out
 
+    def swap(self, names, descs, asks):
+        """The same tool about other things: each of its words becomes any other one, wherever it stands, so that nothing but what
+        a request and the declaration share tells that it is meant. Requests that share nothing are left out."""
+        new = {}  # what stands for the words of a stem
+
+        def other(match):
+            word, key = match[0], stem(match[0].lower())
+            if len(key) < 3 or word.lower() in STOP | COMMON: return word
+            if key not in new: new[key] = self.new(int(self.r.random() < .4), lambda: self.known(THINGS)) if self.r.random() < .9 else None
+            return inflect(new[key], word) if new[key] else word
+
+        name, desc, *asks = [re.sub("[A-Za-z]+", other, text.replace("_", " ")) for text in (self.pick(names), self.pick(descs), *asks)]
+        stems = lambda text: {stem(w) for w in content(text)}
+        told = stems(name + " " + desc) & {stem(w) for w in new.values() if w}
+        asks = [ask for ask in asks if told & stems(ask)]
+        return ([name.replace(" ", "_")], [desc], asks, tuple(new.values())) if asks else None
+
     def handmade(self, index=None):
         i = self.r.randrange(len(self.tools)) if index is None else index
         names, descs, ps, asks, result, answer = self.tools[i]
+        key, swapped = ("hand", i), self.swap(names, descs, asks) if self.swapped and self.r.random() < self.swapped else None
+        if swapped: names, descs, asks, key = *swapped[:3], key + swapped[3]
         first = self.r.random() < .4
         params = [(None, kind, req, n if not first else n[:1]) for n, kind, req in ps if req or self.r.random() < .6]
         name = names[0] if self.r.random() < .35 else self.style([self.pick(names)], None)
         spec, out = self.spec(name, self.pick(descs), params)
         if len(out) < len(params): return self.handmade(i)
-        return Tool(("hand", i), name, names[0], spec, out, asks, (result, answer), slots=True)
+        return Tool(key, name, names[0], spec, out, asks, (result, answer), slots=True)
 
     def free(self, verb=None, noun=None):
         """A tool of any verb and noun, whose request shares words with its name and says the values in any of many ways."""
@@ -332,7 +352,9 @@ class Gen:
         for _ in range(200):
             if len(tools) >= count: break
             like = self.pick(must) if must and self.r.random() < .2 else None
-            if like and like.key[0] == "free":
+            if like and like.key[2:] and like.key[0] == "hand":
+                t = self.handmade(like.key[1])  # the same sentences about something else
+            elif like and like.key[0] == "free":
                 _, verb, noun = like.key
                 t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
             elif like and like.key[0] != "hand":

@@ -11,6 +11,25 @@ def held_out(word):
 STOP = set("a an and any as at be by can fetch find for from get give how id if in into is it its lets look make many new number of on one or out over put return set show so some something somebody someone tell than that the there they this to up use used user was what when where which who whose with api tool v".split())
 
 
+# Words that stand in any request, whatever it is about.
+COMMON = set("are about after all also always among ask been before but call can could did does doing done down each ever every few first from give had has have having here how know last less let like long made many may me mine more most much must need never next not now off often old only open our own please same say see should since something soon still take them then these they thing things think this those time till too under until very want was were will without would yes yet you your".split())
+
+
+def stem(word):
+    """What forms of a word share, roughly."""
+    for end in ("ings", "ing", "ies", "es", "ed", "s", "e", "y"):
+        if word.endswith(end) and len(word) - len(end) >= 3: return word[: -len(end)]
+    return word
+
+
+def inflect(word, like):
+    """The word in the form of another one."""
+    for end in ("ing", "ed"):
+        if like.endswith(end) and len(like) > len(end) + 2: return (word.removesuffix("e")) + end
+    text = plural(word) if like.endswith("s") and not like.endswith("ss") else word
+    return text.capitalize() if like[0].isupper() else text
+
+
 def content(text):
     """The words of a name or a sentence that say what it is about, in lower case and without a plural s."""
     found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text)
