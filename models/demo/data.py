@@ -34,13 +34,14 @@ class Tool:
 
     def related(self, other):
         """Shares a word or an action with it, so that a request for one is not plainly outside the other."""
-        return self.key[0] == other.key[0] or bool(self.says & other.says)
+        return (self.key[0] == other.key[0] and self.key[0] != "described") or bool(self.says & other.says)
 
     def confusable(self, other):
         """A request for one of them could as well mean the other."""
         for a, b in ((self, other), (other, self)):
             if a.key == b.key or a.name == b.name: return True
-            cue = content(" ".join(a.key[1:])) if a.key[0] == "free" else set()
+            cue = content(" ".join(a.key[1:])) if a.key[0] in ("free", "described") else set()
+            if a.key[0] == "described" and cue & b.says: return True
             if cue and cue <= b.says: return True
             if a.key[0] in ACTIONS and b.key[0] == "free" and content(a.key[1]) <= b.says and content(ACTIONS[a.key[0]][0]) & b.says: return True
         return False
@@ -68,7 +69,7 @@ class Gen:
         self.invented, self.english, self.alias = 0.05, None, 0.0  # shares of invented words and of names unlike the request; more words for tools and values
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
-        self.swapped = 0.0  # share of handwritten tools with other words in them
+        self.swapped, self.plain = 0.0, 0.0  # shares: of handwritten tools with other words in them, and of tools of any words
         self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
 
     @staticmethod
@@ -103,6 +104,9 @@ class Gen:
         """A verb (part 1) or noun (part 0) for a tool: a known one, any English one, or an invented one."""
         if self.r.random() < self.invented: return self.pseudo()
         return self.pick(self.english[part]) if self.english and self.r.random() < .6 else known()
+
+    def any_word(self):
+        return self.pick(self.pieces) if self.pieces and self.r.random() < .5 else self.new(int(self.r.random() < .4), lambda: self.known(THINGS))
 
     def phrase(self, lo=1, hi=5):
         n = self.r.randint(lo, hi)
@@ -251,7 +255,7 @@ class Gen:
         def other(match):
             word, key = match[0], stem(match[0].lower())
             if len(key) < 3 or word.lower() in STOP | COMMON: return word
-            if key not in new: new[key] = self.new(int(self.r.random() < .4), lambda: self.known(THINGS)) if self.r.random() < .9 else None
+            if key not in new: new[key] = self.any_word() if self.r.random() < .9 else None
             return inflect(new[key], word) if new[key] else word
 
         name, desc, *asks = [re.sub("[A-Za-z]+", other, text.replace("_", " ")) for text in (self.pick(names), self.pick(descs), *asks)]
@@ -320,6 +324,29 @@ class Gen:
         result = self.pick(["done", "done", "created", "record", "record", "count", "many", "file"])
         return Tool(("free", verb if by != "noun" else "", noun if by != "verb" else ""), spec["function"]["name"], n, spec, out, asks, (result, None), slots=True)
 
+    def described(self):
+        """A tool of any words: a few of those in its description, and of few others, are all that a request shares with it."""
+        r = self.r
+        words = list(dict.fromkeys(self.any_word() for _ in range(r.randint(2, 8))))
+        parts = [self.any_word() for _ in range(r.choice([1, 2, 2]))]
+        if r.random() < .3: parts[0] = self.pick(words)
+        desc = words[0]
+        for w in words[1:]: desc += self.pick([" the ", " a ", " of a ", " of the ", " with ", " or ", " and ", " for the ", " to ", ", ", " in a ", " "]) + w
+        kinds = r.sample(list(FREE), r.choice([0, 0, 1, 1, 1]))
+        says = [self.pick(FREE[k].split("|")[1].split(";")) for k in kinds]
+        spec, out = self.spec(self.style(parts), desc[0].upper() + desc[1:], [(None, k, True, FREE[k].split("|")[0].split()) for k in kinds])
+        asks = []
+        for _ in range(4):
+            cues = [inflect(w, "s") if r.random() < .1 else w for w in r.sample(words + parts, min(len(words), r.choice([1, 2, 2, 3])))]
+            cues += [self.any_word() for _ in range(r.choice([0, 0, 1, 2]))]
+            r.shuffle(cues)
+            text = self.pick(["~", "~the ", "~my ", "", "", "is the ", "I have a ", "what about "]) + cues[0]
+            for w in cues[1:]: text += self.pick([" the ", " a ", " of my ", " with ", " and ", " for ", " is ", " ", ", "]) + w
+            for i, say in enumerate(says): text += " " + say.replace("{v}", "{%d}" % i).replace("{p}", out[i][0].replace("_", " "))
+            asks.append(text)
+        result = self.pick(["done", "done", "created", "record", "count", "many", "file"])
+        return Tool(("described", *words, *parts), spec["function"]["name"], words[0], spec, out, asks, (result, None), slots=True)
+
     def procedural(self, group=None, noun=None):
         r = self.r
         group = group or self.pick(list(ACTIONS))
@@ -344,6 +371,7 @@ class Gen:
     def tool(self):
         k = self.r.random()
         hand, free = self.families
+        if self.plain and self.r.random() < self.plain: return self.described()
         return self.handmade() if k < hand else self.free() if k < hand + free else self.procedural()
 
     def toolset(self, must, count):
@@ -357,7 +385,7 @@ class Gen:
             elif like and like.key[0] == "free":
                 _, verb, noun = like.key
                 t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
-            elif like and like.key[0] != "hand":
+            elif like and like.key[0] in ACTIONS:
                 t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < .6 else self.procedural(group=like.key[0])
             else:
                 t = self.tool()

@@ -2,14 +2,16 @@
 
     python eval.py [--n 600]            decisions on held-out conversations
     python eval.py --url http://127.0.0.1:8000/v1        the same decisions by a server
+    python eval.py --lookup             how well a word of a declaration leads to its tool
     python eval.py --samples            rewrites samples.json (f32 reference continuations)
     python eval.py --ask "What is the weather in Paris?"
 """
-import argparse, collections, json, urllib.request
+import argparse, collections, json, random, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import torch
 from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
+from catalog import THINGS
 from data import Gen
 
 HERE = Path(__file__).parent
@@ -95,6 +97,24 @@ def decisions(n, held, seed):
     return out[:n]
 
 
+def lookups(n, seed):
+    """Items as of `decisions`: with one of five tools the request shares nothing but two words of its name, one of them, or two words
+    of its description."""
+    r, out = random.Random(seed), []
+    for i in range(n):
+        family, tools = ("two words of the name", "one word of the name", "two words of the description")[i % 3], {}
+        for _ in range(5):
+            a, b, *rest = r.sample(THINGS, 6)
+            about = "{} of a {} with the {} or {}".format(*rest).capitalize()
+            parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+            tools[f"{a}_{b}"] = (rest[1:], {"type": "function", "function": {"name": f"{a}_{b}", "description": about, "parameters": parameters}})
+        name, number = r.choice(list(tools)), r.randint(10, 99)
+        cues = r.sample(tools[name][0] if "description" in family else name.split("_"), 1 if "one" in family else 2)
+        call = {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": {"number": number}}}]}
+        out.append(("call", user(" ".join(f"the {cue}" for cue in cues) + f" is {number}"), [t for _, t in tools.values()], False, call, {name: family}))
+    return out
+
+
 def evaluate(items, answers, show):
     """`answers`: what `parse` gives of each."""
     score = collections.defaultdict(lambda: [0, 0])
@@ -151,6 +171,7 @@ def main():
     a.add_argument("--model", type=Path, default=HERE)
     a.add_argument("--n", type=int, default=600, help="decisions to measure")
     a.add_argument("--seen", action="store_true", help="tools of the training set instead of held-out ones")
+    a.add_argument("--lookup", action="store_true", help="requests that share single words with a tool instead of conversations")
     a.add_argument("--seed", type=int, default=99)
     a.add_argument("--show", action="store_true", help="print what went wrong")
     a.add_argument("--samples", action="store_true")
@@ -160,7 +181,7 @@ def main():
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--url", help="ask this OpenAI endpoint instead of transformers")
     a = a.parse_args()
-    items = decisions(a.n, not a.seen, a.seed)
+    items = lookups(a.n, a.seed) if a.lookup else decisions(a.n, not a.seen, a.seed)
     if a.url: return evaluate(items, served(a.url, items), a.show)
     torch.set_num_threads(a.threads)
     tok, model = load(a.model, torch.float32)  # the stored bf16 weights, computed in f32

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer
 from data import Gen, english
+from text import COMMON, STOP
 
 HERE = Path(__file__).parent
 CONFIG = {
@@ -25,6 +26,9 @@ CONFIG = {
     "routed_scaling_factor": 1.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
     "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 48, "vocab_size": 5120,
 }
+# After these layers training asks the words of a declaration for their tool's name, and the words of a request for that of the one
+# tool that has them.
+HINTED = (1, 2)
 
 
 def linear(i, o):
@@ -129,26 +133,40 @@ class Model(nn.Module):
         self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c["num_hidden_layers"]))
         self.norm, self.lm_head = Norm(c["hidden_size"]), linear(c["hidden_size"], c["vocab_size"])
+        self.hints = nn.ModuleList(linear(c["hidden_size"], c["hidden_size"]) for _ in HINTED)
         depth = (2 * c["num_hidden_layers"]) ** -0.5
         for name, p in self.named_parameters():
-            if p.dim() > 1:
+            if name.startswith("hints"): nn.init.eye_(p)
+            elif p.dim() > 1:
                 nn.init.normal_(p, std=0.02 if "embed" in name or "router" in name else p.shape[-1] ** -0.5 * (depth if "o_proj" in name or "down" in name else 1) * 0.7)
 
-    def forward(self, ids, keep):
-        """Hidden states of the positions in `keep`, of which alone the last layer computes what is its own."""
+    def forward(self, ids, keep, seen=None):
+        """Hidden states of the positions in `keep`, of which alone the last layer computes what is its own; `seen` gets those of
+        all positions after the layers in HINTED."""
         c = self.config
         angle = torch.arange(ids.shape[1])[:, None] * c["rope_theta"] ** (-torch.arange(0, c["qk_rope_head_dim"], 2) / c["qk_rope_head_dim"])
         x, cos, sin = self.embed_tokens(ids).bfloat16(), angle.cos().bfloat16(), angle.sin().bfloat16()
-        for layer in self.layers[:-1]:
+        for i, layer in enumerate(self.layers[:-1]):
             x = layer(x, cos, sin)
+            if seen is not None and i in HINTED: seen.append(x)
         return self.norm(self.layers[-1](x, cos, sin, keep))
 
-    def loss(self, ids, weight):
-        keep = F.pad(weight[:, 1:] > 0, (0, 1))
-        logits = self.lm_head(self(ids, keep)).float()
+    def hint(self, seen, hints):
+        """How badly the layers in HINTED know what `hints` says of each token (-1: nothing). It teaches the steps of a lookup, from a
+        word of a request to that word in a declaration to the tool's name, which the calls alone teach very slowly."""
+        losses = []
+        for x, labels, project in zip(seen, hints, self.hints):
+            told = labels >= 0
+            if told.any(): losses.append(F.cross_entropy(self.lm_head(self.norm(project(x[told]))).float(), labels[told]))
+        return losses
+
+    def loss(self, ids, weight, hints):
+        keep, seen = F.pad(weight[:, 1:] > 0, (0, 1)), []
+        logits = self.lm_head(self(ids, keep, seen)).float()
         each = F.cross_entropy(logits, ids.roll(-1, 1)[keep], reduction="none")
         w = weight.roll(-1, 1)[keep]
-        return (each * w).sum() / w.sum(), each[w >= 1].mean().item()
+        told = self.hint(seen, hints)
+        return (each * w).sum() / w.sum() + 0.3 * sum(told), each[w >= 1].mean().item(), [x.item() for x in told]
 
     def balance(self, rate):
         """Nudges each expert's selection bias towards an even load (DeepSeek's auxiliary-loss-free balancing)."""
@@ -197,16 +215,19 @@ class Batches:
     def __init__(self, tokenizer, seed, tokens, longest=1024):
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
-        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.6, 0.2)  # any word, so that it is found and copied, not known
-        self.gen.swapped = 0.7
+        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.55, 0.2)  # any word, so that it is found and copied, not known
+        self.gen.swapped, self.gen.plain = 0.7, 0.5
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
-        self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>")}
+        self.words = {i for t, i in tokenizer.get_vocab().items() if t.isascii() and t.isalpha() and len(t) > 1 and t.lower() not in STOP | COMMON}
+        self.quotes = {i for t, i in tokenizer.get_vocab().items() if '"' in t}
+        self.names = {i for t, i in tokenizer.get_vocab().items() if t.endswith('"function":{"name":"')}
+        self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|im_user|>")}
 
     def encode(self, conversation):
-        """(ids, weights): weight 1 on what the assistant writes, 3 on a call's name, 0.15 on one of sixteen tokens elsewhere, 0 on `<think>`, which the prompt holds."""
+        """(ids, weights, hints): weight 1 on what the assistant writes, 3 on a call's name, 0.15 on one of sixteen tokens elsewhere, 0 on
+        `<think>`, which the prompt holds."""
         text = self.tok.apply_chat_template(conversation["messages"], tools=conversation["tools"], tokenize=False)
-        ids, weights, header, speaking = self.tok(text, add_special_tokens=False).input_ids[: self.longest], [], False, False
-        naming = False
+        ids, weights, header, speaking, naming = self.tok(text, add_special_tokens=False).input_ids[: self.longest], [], False, False, False
         for i in ids:
             naming = naming and i != self.id["<|tool_call_argument_begin|>"]
             weights.append(0.0 if i == self.id["<think>"] else 3.0 if naming else 1.0 if speaking else 0.15 if self.rng.random() < 1 / 16 else 0.0)
@@ -214,7 +235,25 @@ class Batches:
             header = header or i == self.id["<|im_assistant|>"]
             if i == self.id["<|im_middle|>"] and header: header, speaking = False, True
             if i == self.id["<|im_end|>"]: speaking = False
-        return ids, weights
+        return ids, weights, self.hints(ids)
+
+    def hints(self, ids):
+        """The labels of each layer in HINTED, -1 where there is none: for a word of a declaration one of its tool's name, for a word of
+        a request that one tool alone has one that is in no other tool's name."""
+        tools, within, declared, asked = [], None, [], []  # tools: (words of the name, other words)
+        for i in ids:
+            if i in self.names: tools, within = tools + [([], [])], "name"
+            elif i == self.id["<|im_end|>"]: within = None
+            elif i == self.id["<|im_user|>"]: within = "request"
+            elif i in self.quotes and within == "name": within = "declaration"
+            word = within if i in self.words else None
+            if word in ("name", "declaration"): tools[-1][word == "declaration"].append(i)
+            name = tools[-1][0] if word in ("name", "declaration") and self.rng.random() < 1 / 3 else []
+            owners = [name for name, more in tools if i in name + more] if word == "request" else []
+            own = [t for t in owners[0] if sum(t in name for name, _ in tools) == 1] if len(owners) == 1 else []
+            declared.append(self.rng.choice(name) if name else -1)
+            asked.append(self.rng.choice(own) if own else -1)
+        return declared, asked
 
     def __iter__(self):
         while True:
@@ -230,13 +269,14 @@ class Batches:
                 n = max(len(x[0]) for x in batch)
                 pad = lambda xs, fill: torch.tensor([x + [fill] * (n - len(x)) for x in xs])
                 self.seen += sum(len(x[0]) for x in batch)
-                yield pad([x[0] for x in batch], 0), pad([x[1] for x in batch], 0.0)
+                yield pad([x[0] for x in batch], 0), pad([x[1] for x in batch], 0.0), [pad([x[2][i] for x in batch], -1) for i in range(len(HINTED))]
 
 
 def export(model, tok, out):
     """Writes model.safetensors (bf16, one tensor per expert, names as on the Hub), config.json and generation_config.json."""
     tensors = {}
     for name, p in model.state_dict().items():
+        if name.startswith("hints"): continue
         name = name if name.startswith("lm_head") else "model." + name
         p = p.detach().float()
         if name.endswith("mlp.router"): tensors[name.replace("router", "gate.weight")] = p.bfloat16()
@@ -276,7 +316,7 @@ def restore(model, folder, tok):
             return torch.stack([both(e) for e in experts])
         if name.endswith("mlp.down"): return torch.stack([tensors[name.replace("down", f"experts.{e}.down_proj.weight")] for e in experts])
         return tensors[name]
-    model.load_state_dict({name: of(name if name.startswith("lm_head") else "model." + name).float() for name in model.state_dict()})
+    model.load_state_dict({name: of(name if name.startswith("lm_head") else "model." + name).float() for name in model.state_dict() if not name.startswith("hints")}, strict=False)
 
 
 def mean(x, y):
@@ -288,13 +328,13 @@ def mean(x, y):
 
 def average(model, elapsed):
     """Means over all ranks of the gradients, the experts' loads and the time that has passed: one all-reduce of one flat vector."""
-    grads, moes = [p.grad for p in model.parameters()], [l.mlp for l in model.layers if isinstance(l.mlp, Moe)]
+    grads, moes = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()], [l.mlp for l in model.layers if isinstance(l.mlp, Moe)]
     flat = torch.cat([g.flatten() for g in grads] + [m.load for m in moes] + [torch.tensor([elapsed])])
     if dist.is_initialized():
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
     *parts, elapsed = flat.split([g.numel() for g in grads] + [len(m.load) for m in moes] + [1])
-    for g, x in zip(grads, parts): g.copy_(x.view_as(g))
+    for p, x in zip(model.parameters(), parts): p.grad = x.view_as(p)
     for m, x in zip(moes, parts[len(grads) :]): m.load = x
     return elapsed.item()
 
@@ -339,7 +379,7 @@ def train(rank, a):
     say = (lambda *x: print(*x, flush=True)) if rank == 0 else lambda *x: None
     say("parameters", sum(p.numel() for p in model.parameters()))
     start, saved, elapsed, recent, total = time.time(), before, before, [], a.minutes * 60
-    for ids, weight in batches:
+    for ids, weight, hints in batches:
         if (elapsed >= total or elapsed - saved > 480) and rank == 0:
             torch.save({"model": model.state_dict(), "opts": [o.state_dict() for o in opts], "step": step, "seen": seen + batches.seen * a.ranks, "elapsed": elapsed, "seed": seed}, a.checkpoint)
             export(model, tok, a.out)
@@ -351,7 +391,7 @@ def train(rank, a):
         for o in opts:
             for g in o.param_groups: g["lr"] = a.lr * scale
         with torch.autocast("cpu", torch.bfloat16):
-            loss, said = model.loss(ids, weight)
+            loss, said, told = model.loss(ids, weight, hints)
         loss.backward()
         elapsed = average(model, before + time.time() - start)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -360,11 +400,11 @@ def train(rank, a):
             o.zero_grad()
         model.balance(5e-3 if step < 200 else 2e-3 * scale)
         step += 1
-        recent.append((loss.item(), said))
+        recent.append((loss.item(), said, *(told if len(told) == len(HINTED) else [float('nan')] * len(HINTED))))
         if step % 25 == 0:
-            mean = [sum(x) / len(recent) for x in zip(*recent)]
+            mean = torch.tensor(recent).nanmean(0).tolist()
             load = [round((l.mlp.load.max() / l.mlp.load.mean()).item(), 1) for l in model.layers if isinstance(l.mlp, Moe)]
-            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {mean[0]:.3f} assistant {mean[1]:.4f} load {load}")
+            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {mean[0]:.3f} assistant {mean[1]:.4f} hints {mean[2]:.2f} {mean[3]:.2f} load {load}")
             recent = []
 
 
