@@ -103,8 +103,9 @@ def lookups(n, seed):
     r, out = random.Random(seed), []
     for i in range(n):
         family, tools = ("two words of the name", "one word of the name", "two words of the description")[i % 3], {}
-        for _ in range(5):
-            a, b, *rest = r.sample(THINGS, 6)
+        words = r.sample(sorted(set(THINGS)), 30)
+        for at in range(0, 30, 6):
+            a, b, *rest = words[at : at + 6]
             about = "{} of a {} with the {} or {}".format(*rest).capitalize()
             parameters = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
             tools[f"{a}_{b}"] = (rest[1:], {"type": "function", "function": {"name": f"{a}_{b}", "description": about, "parameters": parameters}})
