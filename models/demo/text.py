@@ -24,9 +24,8 @@ def stem(word):
 
 def inflect(word, like):
     """The word in the form of another one."""
-    for end in ("ing", "ed"):
-        if like.endswith(end) and len(like) > len(end) + 2: return (word.removesuffix("e")) + end
-    text = plural(word) if like.endswith("s") and not like.endswith("ss") else word
+    end = next((end for end in ("ing", "ed") if like.endswith(end) and len(like) > len(end) + 2), "")
+    text = word.removesuffix("e") + end if end else plural(word) if like.endswith("s") and not like.endswith("ss") else word
     return text.capitalize() if like[0].isupper() else text
 
 

@@ -402,9 +402,9 @@ def train(rank, a):
         step += 1
         recent.append((loss.item(), said, *(told if len(told) == len(HINTED) else [float('nan')] * len(HINTED))))
         if step % 25 == 0:
-            mean = torch.tensor(recent).nanmean(0).tolist()
+            means = torch.tensor(recent).nanmean(0).tolist()
             load = [round((l.mlp.load.max() / l.mlp.load.mean()).item(), 1) for l in model.layers if isinstance(l.mlp, Moe)]
-            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {mean[0]:.3f} assistant {mean[1]:.4f} hints {mean[2]:.2f} {mean[3]:.2f} load {load}")
+            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {means[0]:.3f} assistant {means[1]:.4f} hints {means[2]:.2f} {means[3]:.2f} load {load}")
             recent = []
 
 
