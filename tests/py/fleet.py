@@ -35,10 +35,12 @@ class Fleet:
         self.directory, self.model, self.group_size, self.spares = pathlib.Path(directory), model, group_size, spares
         self.worker_args, self.more = list(worker_args), dict(more)
         client, peer, *ports = free_ports(2 + 2 * routers)
-        self.etcd_url, self.peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+        self.etcd_url, self.peer_url = f"{'https' if 'REIN_ETCD_CA' in self.more else 'http'}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
         self.ports = {f"r{i}": (ports[2 * i], ports[2 * i + 1]) for i in range(routers)}
         self.processes = {}
         self.start_etcd()
+        if "REIN_ETCD_USER" in self.more:
+            self.ask_for_passwords()
         for name in ["c0", *self.ports, *(f"w{i}" for i in range(workers))]:
             self.start(name)
 
@@ -54,10 +56,27 @@ class Fleet:
         data = ["--data-dir", str(self.directory / "etcd"), "--log-level", "error", "--unsafe-no-fsync"]
         client = ["--listen-client-urls", self.etcd_url, "--advertise-client-urls", self.etcd_url]
         peer = ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
+        if "REIN_ETCD_CA" in self.more:
+            client += ["--trusted-ca-file", self.more["REIN_ETCD_CA"], "--client-cert-auth"]
+            client += ["--cert-file", self.more["REIN_ETCD_CERT"], "--key-file", self.more["REIN_ETCD_KEY"]]
         self.spawn("etcd", ["etcd", *data, *client, *peer, "--initial-cluster", f"default={self.peer_url}"])
+
+    def ask_for_passwords(self):
+        password = self.more["REIN_ETCD_PASSWORD"]
+        for _ in range(100):
+            try:
+                self.etcdctl("user", "add", f"root:{password}")
+                break
+            except subprocess.CalledProcessError:
+                time.sleep(0.1)
+        for command in (["role", "add", "root"], ["user", "grant-role", "root", "root"], ["auth", "enable"]):
+            self.etcdctl(*command)
 
     def etcdctl(self, *command):
         command = ["etcdctl", "--endpoints", self.etcd_url, *command]
+        if "REIN_ETCD_CA" in self.more:
+            ours = ["--cert", self.more["REIN_ETCD_CERT"], "--key", self.more["REIN_ETCD_KEY"]]
+            command += [*ours, "--insecure-skip-tls-verify"]
         environment = {**os.environ, "ETCDCTL_API": "3"}
         return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 

@@ -197,6 +197,23 @@ def test_peers_know_each_other_and_refuse_everybody_else(tmp_path, undisturbed):
         fleet.close()
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
+def test_an_etcd_that_asks_for_certificates_and_passwords(tmp_path, undisturbed):
+    files = {name.replace("PEER", "ETCD"): file for name, file in certificates(tmp_path).items()}
+    more = {**files, "REIN_ETCD_NAME": "rein-peer", "REIN_ETCD_USER": "root", "REIN_ETCD_PASSWORD": "a-secret"}
+    fleet = Fleet(tmp_path, workers=2, group_size=2, routers=1, more=more)
+    try:
+        fleet.whole(1)
+        assert_unnoticed(Load(targets(fleet), REQUESTS[:2]).join(), undisturbed[:2])
+        assert not any("a-secret" in log.read_text() for log in tmp_path.glob("*.log"))
+        for wrong, said in (("REIN_ETCD_PASSWORD", "authentication failed"), ("REIN_ETCD_NAME", "")):
+            environment = {**fleet.environment(), wrong: "wrong"}
+            told = subprocess.run([BIN, "status"], env=environment, capture_output=True, text=True, timeout=60)
+            assert told.returncode != 0 and said in told.stderr, told.stderr
+    finally:
+        fleet.close()
+
+
 def readable(connection):
     """Whether the other side answers with anything but an alert or its end."""
     try:
