@@ -6,52 +6,58 @@ rein=${REIN_BIN:-target/release/rein}
 model=${MODEL:-models/demo}
 dir=$(mktemp -d "${TMPDIR:-/tmp}/rein-cluster.XXXXXX")
 etcd_port=${ETCD_PORT:-23790}
+# Of both routers, HTTP and gRPC.
+read -r http_1 http_2 grpc_1 grpc_2 <<<"${ROUTER_PORTS:-8000 8001 50051 50052}"
 export REIN_ETCD=127.0.0.1:$etcd_port REIN_CLUSTER=${REIN_CLUSTER:-local}
 
+# The clients first, the store last: each has what it needs to leave in order.
 end() {
-    trap - EXIT INT TERM
-    # Routers and workers first, so that they leave in order.
-    for name in "${names[@]}"; do kill -TERM "${pids[$name]}" 2>/dev/null || true; done
-    for name in "${names[@]}"; do wait "${pids[$name]}" 2>/dev/null || true; done
+    trap - EXIT INT TERM HUP
+    for kind in router worker controller etcd; do
+        for name in "${names[@]}"; do [[ $name == $kind* ]] && kill -TERM "${pids[$name]}" 2>/dev/null || true; done
+        for name in "${names[@]}"; do [[ $name == $kind* ]] && wait "${pids[$name]}" 2>/dev/null || true; done
+    done
     rm -rf "$dir/etcd"
     echo "cluster: stopped; logs are in $dir"
 }
 declare -A pids
 names=()
-run() {
+run() { # in a session of its own: a terminal's Ctrl-C reaches this script alone
     local name=$1
     shift
-    "$@" >"$dir/$name.log" 2>&1 &
+    setsid "$@" >"$dir/$name.log" 2>&1 &
     pids[$name]=$!
-    names=("$name" "${names[@]}")
+    names+=("$name")
 }
-trap end EXIT INT TERM
+trap end EXIT INT TERM HUP
 
 url=http://127.0.0.1:$etcd_port peer=http://127.0.0.1:$((etcd_port + 1))
 run etcd etcd --data-dir "$dir/etcd" --listen-client-urls "$url" --advertise-client-urls "$url" \
     --listen-peer-urls "$peer" --initial-advertise-peer-urls "$peer" --initial-cluster "default=$peer"
 run controller "$rein" controller --id controller
-run router-1 "$rein" router --id router-1 --http 127.0.0.1:8000 --grpc 127.0.0.1:50051
-run router-2 "$rein" router --id router-2 --http 127.0.0.1:8001 --grpc 127.0.0.1:50052
+run router-1 "$rein" router --id router-1 --http "127.0.0.1:$http_1" --grpc "127.0.0.1:$grpc_1"
+run router-2 "$rein" router --id router-2 --http "127.0.0.1:$http_2" --grpc "127.0.0.1:$grpc_2"
 for i in 1 2 3 4; do
     run "worker-$i" "$rein" worker --id "worker-$i" --model "$model" --group-size 2 --threads 1 --kv-memory 128
 done
 
 ready() { (exec 3<>"/dev/tcp/127.0.0.1/$1" && printf 'GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n' >&3 && head -1 <&3 | grep -q 200) 2>/dev/null; }
-for _ in $(seq 300); do
+serving() { "$rein" status --json 2>/dev/null | grep -o '"state":"serving"' | wc -l; }
+tries=300
+until ready "$http_1" && ready "$http_2" && [[ $(serving) == 2 ]]; do
     for name in "${names[@]}"; do
         kill -0 "${pids[$name]}" 2>/dev/null || { echo "cluster: $name has ended:" >&2; tail -5 "$dir/$name.log" >&2; exit 1; }
     done
-    if ready 8000 && ready 8001; then break; fi
+    ((tries--)) || { echo "cluster: two groups do not serve yet; logs are in $dir" >&2; exit 1; }
     sleep 0.2
 done
 "$rein" status
 cat <<EOF
 
-cluster: ready. Playground: http://127.0.0.1:8000/   logs: $dir
-  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
+cluster: ready. Playground: http://127.0.0.1:$http_1/   logs: $dir
+  curl http://127.0.0.1:$http_1/v1/chat/completions -H 'content-type: application/json' \\
     -d '{"model": "$(basename "$(realpath "$model")")", "messages": [{"role": "user", "content": "Hello"}]}'
-  the other router: http://127.0.0.1:8001   gRPC: 127.0.0.1:50051 and :50052
+  the other router: http://127.0.0.1:$http_2   gRPC: 127.0.0.1:$grpc_1 and :$grpc_2
   watch it:         REIN_ETCD=$REIN_ETCD REIN_CLUSTER=$REIN_CLUSTER $rein status --watch
   kill a worker:    kill -9 ${pids[worker-1]}   (worker-1; streams go on)
   drain a worker:   REIN_ETCD=$REIN_ETCD REIN_CLUSTER=$REIN_CLUSTER $rein drain worker-2

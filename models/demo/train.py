@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoTokenizer
 from data import Gen, english
-from text import COMMON, STOP
+from text import COMMON, STOP, stem
 
 HERE = Path(__file__).parent
 CONFIG = {
@@ -27,8 +27,8 @@ CONFIG = {
     "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 48, "vocab_size": 5120,
 }
 # After these layers training asks the words of a declaration for their tool's name, and the words of a request for that of the one
-# tool that has them.
-HINTED = (1, 2)
+# tool that has them; there a request's word is to look at the same word of a declaration, with this layer's head.
+HINTED, MATCHING = (1, 2), (2, 3)
 
 
 def linear(i, o):
@@ -104,6 +104,7 @@ class Attention(nn.Module):
         k_nope, v = self.kv_b_proj(self.kv_a_layernorm(latent)).view(b, t, self.heads, -1).transpose(1, 2).split([self.nope, self.v], -1)
         q = torch.cat([q_nope, rotate(q_rope)], -1)
         k = torch.cat([k_nope, rotate(k_rope[:, None]).expand(b, self.heads, t, self.rope)], -1)
+        self.last = q, k
         with torch.autocast("cpu", enabled=False):  # in bf16 by hand: twice as fast here as the fused kernel; padding is on the right
             q, rows, out = q * q.shape[-1] ** -0.5, -(-t // max(1, round(t / 192))), []
             for start in range(0, t, rows):  # block by block: what a block's rows cannot see is not computed
@@ -152,13 +153,22 @@ class Model(nn.Module):
         return self.norm(self.layers[-1](x, cos, sin, keep))
 
     def hint(self, seen, hints):
-        """How badly the layers in HINTED know what `hints` says of each token (-1: nothing). It teaches the steps of a lookup, from a
-        word of a request to that word in a declaration to the tool's name, which the calls alone teach very slowly."""
+        """How badly the layers in HINTED know what `hints` says of each token, and how badly the head MATCHING looks from the words of
+        requests at the same words of declarations (-1: nothing). It teaches the steps of a lookup, from a word of a request to that
+        word in a declaration to the tool's name, which the calls alone teach very slowly."""
+        *hints, told, asked = hints
         losses = []
         for x, labels, project in zip(seen, hints, self.hints):
-            told = labels >= 0
-            if told.any(): losses.append(F.cross_entropy(self.lm_head(self.norm(project(x[told]))).float(), labels[told]))
-        return losses
+            known = labels >= 0
+            losses.append(F.cross_entropy(self.lm_head(self.norm(project(x[known]))).float(), labels[known]) if known.any() else None)
+        layer, head = MATCHING
+        q, k = (x[:, head] for x in self.layers[layer].self_attn.last)
+        same = (asked[:, :, None] == told[:, None]) & (asked >= 0)[:, :, None]
+        row, at = same.any(-1).nonzero(as_tuple=True)
+        if not len(row): return losses + [None]
+        scores = (q[row, at][:, None] @ k[row].mT)[:, 0].float() * q.shape[-1] ** -0.5
+        scores = scores.masked_fill(torch.arange(k.shape[1]) > at[:, None], float("-inf"))
+        return losses + [(scores.logsumexp(-1) - scores.masked_fill(~same[row, at], float("-inf")).logsumexp(-1)).mean()]
 
     def loss(self, ids, weight, hints):
         keep, seen = F.pad(weight[:, 1:] > 0, (0, 1)), []
@@ -166,7 +176,7 @@ class Model(nn.Module):
         each = F.cross_entropy(logits, ids.roll(-1, 1)[keep], reduction="none")
         w = weight.roll(-1, 1)[keep]
         told = self.hint(seen, hints)
-        return (each * w).sum() / w.sum() + 0.3 * sum(told), each[w >= 1].mean().item(), [x.item() for x in told]
+        return (each * w).sum() / w.sum() + 0.3 * sum(x for x in told if x is not None), each[w >= 1].mean().item(), [math.nan if x is None else x.item() for x in told]
 
     def balance(self, rate):
         """Nudges each expert's selection bias towards an even load (DeepSeek's auxiliary-loss-free balancing)."""
@@ -218,7 +228,9 @@ class Batches:
         self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.55, 0.2)  # any word, so that it is found and copied, not known
         self.gen.swapped, self.gen.plain = 0.7, 0.5
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
-        self.words = {i for t, i in tokenizer.get_vocab().items() if t.isascii() and t.isalpha() and len(t) > 1 and t.lower() not in STOP | COMMON}
+        words = {t: i for t, i in tokenizer.get_vocab().items() if t.isascii() and t.isalpha() and len(t) > 1 and t.lower() not in STOP | COMMON}
+        first = {stem(t.lower()): i for t, i in words.items()}
+        self.words = {i: first[stem(t.lower())] for t, i in words.items()}  # of each word, which stands for all forms of it
         self.quotes = {i for t, i in tokenizer.get_vocab().items() if '"' in t}
         self.names = {i for t, i in tokenizer.get_vocab().items() if t.endswith('"function":{"name":"')}
         self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|im_user|>")}
@@ -238,22 +250,27 @@ class Batches:
         return ids, weights, self.hints(ids)
 
     def hints(self, ids):
-        """The labels of each layer in HINTED, -1 where there is none: for a word of a declaration one of its tool's name, for a word of
-        a request that one tool alone has one that is in no other tool's name."""
-        tools, within, declared, asked = [], None, [], []  # tools: (words of the name, other words)
+        """What Model.hint takes, -1 where there is nothing: of a declaration's word one of its tool's name, of a request's word that one
+        tool alone has one that is in no other tool's name; and of a declaration's words and of a request's what they are forms of."""
+        tools, within, labels = [], None, []  # tools: (words of the name, what its words are forms of)
         for i in ids:
-            if i in self.names: tools, within = tools + [([], [])], "name"
+            if i in self.names: tools, within = tools + [([], set())], "name"
             elif i == self.id["<|im_end|>"]: within = None
             elif i == self.id["<|im_user|>"]: within = "request"
             elif i in self.quotes and within == "name": within = "declaration"
-            word = within if i in self.words else None
-            if word in ("name", "declaration"): tools[-1][word == "declaration"].append(i)
-            name = tools[-1][0] if word in ("name", "declaration") and self.rng.random() < 1 / 3 else []
-            owners = [name for name, more in tools if i in name + more] if word == "request" else []
-            own = [t for t in owners[0] if sum(t in name for name, _ in tools) == 1] if len(owners) == 1 else []
-            declared.append(self.rng.choice(name) if name else -1)
-            asked.append(self.rng.choice(own) if own else -1)
-        return declared, asked
+            form, declared, asked = self.words.get(i, -1) if within else -1, -1, -1
+            if form < 0: pass
+            elif within == "request":
+                owners = [name for name, forms in tools if form in forms]
+                own = [t for t in owners[0] if sum(t in name for name, _ in tools) == 1] if len(owners) == 1 else []
+                asked = self.rng.choice(own) if own else -1
+            else:
+                name, forms = tools[-1]
+                forms.add(form)
+                if within == "name": name.append(i)
+                declared = self.rng.choice(name) if name and self.rng.random() < 1 / 3 else -1
+            labels.append((declared, asked, -1 if within == "request" else form, form if within == "request" else -1))
+        return list(zip(*labels))
 
     def __iter__(self):
         while True:
@@ -269,7 +286,7 @@ class Batches:
                 n = max(len(x[0]) for x in batch)
                 pad = lambda xs, fill: torch.tensor([x + [fill] * (n - len(x)) for x in xs])
                 self.seen += sum(len(x[0]) for x in batch)
-                yield pad([x[0] for x in batch], 0), pad([x[1] for x in batch], 0.0), [pad([x[2][i] for x in batch], -1) for i in range(len(HINTED))]
+                yield pad([x[0] for x in batch], 0), pad([x[1] for x in batch], 0.0), [pad([list(x[2][i]) for x in batch], -1) for i in range(4)]
 
 
 def export(model, tok, out):
@@ -349,6 +366,7 @@ def main():
     a.add_argument("--checkpoint", type=Path, default=Path("demo.pt"))
     a.add_argument("--resume", action="store_true")
     a.add_argument("--beside", type=Path, help="with --resume: the checkpoint of another run that branched off this one's past; goes on from their mean")
+    a.add_argument("--tools", type=int, default=8, help="most tools in a conversation, with --resume or --weights; else they grow to 8")
     a.add_argument("--weights", type=Path, help="begin from the export in this folder instead of at random")
     a = a.parse_args()
     if a.ranks == 1: return train(0, a)
@@ -387,7 +405,7 @@ def train(rank, a):
         saved = elapsed if elapsed - saved > 480 else saved
         if elapsed >= total: break
         scale = min(1, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * min(1, (elapsed - before) / (total - before)))))
-        batches.gen.most_tools = 8 if a.weights else 1 + int(8 * elapsed / total)  # short prompts first: copying is learnt sooner
+        batches.gen.most_tools = a.tools if a.weights or a.resume else 1 + int(8 * elapsed / total)  # short prompts first: copying is learnt sooner
         for o in opts:
             for g in o.param_groups: g["lr"] = a.lr * scale
         with torch.autocast("cpu", torch.bfloat16):
@@ -400,11 +418,11 @@ def train(rank, a):
             o.zero_grad()
         model.balance(5e-3 if step < 200 else 2e-3 * scale)
         step += 1
-        recent.append((loss.item(), said, *(told if len(told) == len(HINTED) else [float('nan')] * len(HINTED))))
+        recent.append((loss.item(), said, *told))
         if step % 25 == 0:
             means = torch.tensor(recent).nanmean(0).tolist()
             load = [round((l.mlp.load.max() / l.mlp.load.mean()).item(), 1) for l in model.layers if isinstance(l.mlp, Moe)]
-            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {means[0]:.3f} assistant {means[1]:.4f} hints {means[2]:.2f} {means[3]:.2f} load {load}")
+            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {means[0]:.3f} assistant {means[1]:.4f} hints {means[2]:.2f} {means[3]:.2f} {means[4]:.2f} load {load}")
             recent = []
 
 

@@ -31,9 +31,10 @@ def free_ports(n):
 class Fleet:
     """Workers w0, w1, ..., routers r0, r1, a controller c0. Logs lie in `directory`, one per process; `more` is their environment."""
 
-    def __init__(self, directory, workers, group_size, spares=0, routers=2, model=DEMO, worker_args=(), more=()):
+    def __init__(self, directory, workers, group_size, spares=0, routers=2, model=DEMO, devices=1, worker_args=(), more=()):
         self.directory, self.model, self.group_size, self.spares = pathlib.Path(directory), model, group_size, spares
-        self.worker_args, self.more = list(worker_args), dict(more)
+        self.members = group_size // devices  # worker processes of a whole group
+        self.worker_args, self.more = ["--devices", ",".join(["cpu"] * devices), *worker_args], dict(more)
         client, peer, *ports = free_ports(2 + 2 * routers)
         self.etcd_url, self.peer_url = f"{'https' if 'REIN_ETCD_CA' in self.more else 'http'}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
         self.ports = {f"r{i}": (ports[2 * i], ports[2 * i + 1]) for i in range(routers)}
@@ -128,11 +129,11 @@ class Fleet:
             time.sleep(0.1)
 
     def whole(self, groups, timeout=60):
-        """Until so many groups serve, each with a worker for each rank, and the routers see them."""
+        """Until so many groups serve, each with all its workers, and the routers see them."""
 
         def holds(status):
             serving = [g for g in status["groups"].values() if g["state"] == "serving"]
-            full = [g for g in serving if len({rank["worker"] for rank in g["ranks"]}) == self.group_size]
+            full = [g for g in serving if len({rank["worker"] for rank in g["ranks"]}) == self.members]
             return len(full) == groups == len(serving)
 
         status = self.wait(f"{groups} whole groups", holds, timeout)
