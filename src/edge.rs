@@ -79,12 +79,8 @@ impl Listeners {
         let mut stop = StopSignals::new()?;
         let signal = stop.next().await;
         tracing::info!(signal, "draining: open requests finish, new ones are refused");
-        let drained = async {
-            router.drain().await;
-            leaving.await;
-        };
         let reason = tokio::select! {
-            () = drained => None,
+            ((), ()) = async { tokio::join!(router.drain(), leaving) } => None,
             () = tokio::time::sleep(drain) => Some("the drain time is over"),
             signal = stop.next() => Some(signal),
         };

@@ -47,13 +47,18 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             edge::config(&args.edge)?,
             vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()), policy }],
         )?;
+        // The engine's end after the router's: what is being answered may still have sequences to begin.
+        let leaving = async {
+            router.drain().await;
+            engine.drain().await;
+        };
         let cut = async {
             // It answers after the step that is running.
             if tokio::time::timeout(CLOSE_TIME, engine.abort()).await.is_err() {
                 tracing::warn!("the engine is still in a step");
             }
         };
-        listeners.serve(&router, Duration::from_secs(args.edge.drain_seconds), engine.drain(), cut).await
+        listeners.serve(&router, Duration::from_secs(args.edge.drain_seconds), leaving, cut).await
     })
 }
 

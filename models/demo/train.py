@@ -26,9 +26,11 @@ CONFIG = {
     "routed_scaling_factor": 1.5, "scoring_func": "sigmoid", "seq_aux": True, "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc",
     "torch_dtype": "bfloat16", "use_cache": True, "v_head_dim": 48, "vocab_size": 5120,
 }
-# After these layers training asks the words of a declaration for their tool's name, and the words of a request for that of the one
-# tool that has them; there a request's word is to look at the same word of a declaration, with this layer's head.
-HINTED, MATCHING = (1, 2), (2, 3)
+# The steps of a lookup, which training tells of. After these layers the words of a declaration are asked for their tool's name, and
+# the words of a request for that of the one tool that has them. These (layer, head) are to look from a request's word at the same
+# word of a declaration, and from a call's name at the request's words that only that tool has.
+HINTED, LOOKING = (1, 2), ((2, 3), (3, 2))
+HINT_WEIGHTS = (0.3, 0.5, 0.3, 0.3)
 
 
 def linear(i, o):
@@ -153,22 +155,23 @@ class Model(nn.Module):
         return self.norm(self.layers[-1](x, cos, sin, keep))
 
     def hint(self, seen, hints):
-        """How badly the layers in HINTED know what `hints` says of each token, and how badly the head MATCHING looks from the words of
-        requests at the same words of declarations (-1: nothing). It teaches the steps of a lookup, from a word of a request to that
-        word in a declaration to the tool's name, which the calls alone teach very slowly."""
-        *hints, told, asked = hints
-        losses = []
+        """How badly the layers in HINTED know what `hints` says of each token, and how badly the heads LOOKING look from the tokens
+        of a number at those of the same number (-1: nothing). The calls alone teach the steps of a lookup very slowly."""
+        losses, ends = [], hints[len(HINTED) :]
         for x, labels, project in zip(seen, hints, self.hints):
             known = labels >= 0
             losses.append(F.cross_entropy(self.lm_head(self.norm(project(x[known]))).float(), labels[known]) if known.any() else None)
-        layer, head = MATCHING
-        q, k = (x[:, head] for x in self.layers[layer].self_attn.last)
-        same = (asked[:, :, None] == told[:, None]) & (asked >= 0)[:, :, None]
-        row, at = same.any(-1).nonzero(as_tuple=True)
-        if not len(row): return losses + [None]
-        scores = (q[row, at][:, None] @ k[row].mT)[:, 0].float() * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(torch.arange(k.shape[1]) > at[:, None], float("-inf"))
-        return losses + [(scores.logsumexp(-1) - scores.masked_fill(~same[row, at], float("-inf")).logsumexp(-1)).mean()]
+        for (layer, head), looked_at, looking in zip(LOOKING, ends[::2], ends[1::2]):
+            q, k = (x[:, head] for x in self.layers[layer].self_attn.last)
+            same = (looking[:, :, None] == looked_at[:, None]) & (looking >= 0)[:, :, None]
+            row, at = same.any(-1).nonzero(as_tuple=True)
+            if not len(row):
+                losses.append(None)
+                continue
+            scores = (q[row, at][:, None] @ k[row].mT)[:, 0].float() * q.shape[-1] ** -0.5
+            scores = scores.masked_fill(torch.arange(k.shape[1]) > at[:, None], float("-inf"))
+            losses.append((scores.logsumexp(-1) - scores.masked_fill(~same[row, at], float("-inf")).logsumexp(-1)).mean())
+        return losses
 
     def loss(self, ids, weight, hints):
         keep, seen = F.pad(weight[:, 1:] > 0, (0, 1)), []
@@ -176,7 +179,7 @@ class Model(nn.Module):
         each = F.cross_entropy(logits, ids.roll(-1, 1)[keep], reduction="none")
         w = weight.roll(-1, 1)[keep]
         told = self.hint(seen, hints)
-        return (each * w).sum() / w.sum() + 0.3 * sum(x for x in told if x is not None), each[w >= 1].mean().item(), [math.nan if x is None else x.item() for x in told]
+        return (each * w).sum() / w.sum() + sum(x * w for x, w in zip(told, HINT_WEIGHTS) if x is not None), each[w >= 1].mean().item(), [math.nan if x is None else x.item() for x in told]
 
     def balance(self, rate):
         """Nudges each expert's selection bias towards an even load (DeepSeek's auxiliary-loss-free balancing)."""
@@ -231,6 +234,7 @@ class Batches:
         words = {t: i for t, i in tokenizer.get_vocab().items() if t.isascii() and t.isalpha() and len(t) > 1 and t.lower() not in STOP | COMMON}
         first = {stem(t.lower()): i for t, i in words.items()}
         self.words = {i: first[stem(t.lower())] for t, i in words.items()}  # of each word, which stands for all forms of it
+        self.text = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.quotes = {i for t, i in tokenizer.get_vocab().items() if '"' in t}
         self.names = {i for t, i in tokenizer.get_vocab().items() if t.endswith('"function":{"name":"')}
         self.id = {t: tokenizer.convert_tokens_to_ids(t) for t in ("<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|im_user|>")}
@@ -251,25 +255,34 @@ class Batches:
 
     def hints(self, ids):
         """What Model.hint takes, -1 where there is nothing: of a declaration's word one of its tool's name, of a request's word that one
-        tool alone has one that is in no other tool's name; and of a declaration's words and of a request's what they are forms of."""
-        tools, within, labels = [], None, []  # tools: (words of the name, what its words are forms of)
-        for i in ids:
-            if i in self.names: tools, within = tools + [([], set())], "name"
+        tool alone has one of that one's name; numbers for what words of declarations, and of requests, are forms of; and numbers
+        for the tool that alone has a request's word, and for the one that is being called."""
+        tools, within, turn, labels = [], None, 0, []  # tools: [words of the name, what its words are forms of, the name's text]
+        for at, i in enumerate(ids):
+            if i in self.names: tools, within = tools + [[[], set(), ""]], "name"
             elif i == self.id["<|im_end|>"]: within = None
-            elif i == self.id["<|im_user|>"]: within = "request"
+            elif i == self.id["<|im_user|>"]: within, turn = "request", turn + 1
+            elif i == self.id["<|tool_call_begin|>"]: within = "call"
+            elif i == self.id["<|tool_call_argument_begin|>"]: within = None
             elif i in self.quotes and within == "name": within = "declaration"
-            form, declared, asked = self.words.get(i, -1) if within else -1, -1, -1
-            if form < 0: pass
-            elif within == "request":
-                owners = [name for name, forms in tools if form in forms]
-                own = [t for t in owners[0] if sum(t in name for name, _ in tools) == 1] if len(owners) == 1 else []
-                asked = self.rng.choice(own) if own else -1
-            else:
-                name, forms = tools[-1]
-                forms.add(form)
-                if within == "name": name.append(i)
-                declared = self.rng.choice(name) if name and self.rng.random() < 1 / 3 else -1
-            labels.append((declared, asked, -1 if within == "request" else form, form if within == "request" else -1))
+            elif within == "name": tools[-1][2] += self.text[i]
+            form, declared, asked, owner, called = self.words.get(i, -1), -1, -1, -1, -1
+            if within in ("name", "declaration"):
+                name, forms, _ = tools[-1]
+                if form >= 0: forms.add(form)
+                if within == "name" and self.text[i].isalpha() and (form >= 0 or not name): name.append(i)
+                if within == "declaration" and form >= 0 and name and self.rng.random() < 1 / 3: declared = self.rng.choice(name)
+            elif within == "request" and form >= 0:
+                owners = [t for t, (_, forms, _) in enumerate(tools) if form in forms]
+                if len(owners) == 1 and tools[owners[0]][0]: owner, asked = turn * 64 + owners[0], self.rng.choice(tools[owners[0]][0])
+            elif within == "call":
+                if i == self.id["<|tool_call_begin|>"]:
+                    text = "".join(self.text[j] for j in ids[at + 1 : at + 32])
+                    name = text.removeprefix("functions.").partition(":")[0]
+                    tool = next((t for t, (_, _, text) in enumerate(tools) if text == name), None)
+                if tool is not None: called = turn * 64 + tool
+            request = within == "request"
+            labels.append((declared, asked, form if within in ("name", "declaration") else -1, form if request else -1, owner, called))
         return list(zip(*labels))
 
     def __iter__(self):
@@ -286,7 +299,7 @@ class Batches:
                 n = max(len(x[0]) for x in batch)
                 pad = lambda xs, fill: torch.tensor([x + [fill] * (n - len(x)) for x in xs])
                 self.seen += sum(len(x[0]) for x in batch)
-                yield pad([x[0] for x in batch], 0), pad([x[1] for x in batch], 0.0), [pad([list(x[2][i]) for x in batch], -1) for i in range(4)]
+                yield pad([x[0] for x in batch], 0), pad([x[1] for x in batch], 0.0), [pad([list(x[2][i]) for x in batch], -1) for i in range(len(HINTED) + 2 * len(LOOKING))]
 
 
 def export(model, tok, out):
@@ -422,7 +435,7 @@ def train(rank, a):
         if step % 25 == 0:
             means = torch.tensor(recent).nanmean(0).tolist()
             load = [round((l.mlp.load.max() / l.mlp.load.mean()).item(), 1) for l in model.layers if isinstance(l.mlp, Moe)]
-            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {means[0]:.3f} assistant {means[1]:.4f} hints {means[2]:.2f} {means[3]:.2f} {means[4]:.2f} load {load}")
+            say(f"{elapsed / 60:6.1f} min step {step} tokens {(seen + batches.seen * a.ranks) / 1e6:.2f}M loss {means[0]:.3f} assistant {means[1]:.4f} hints {' '.join(f'{x:.2f}' for x in means[2:])} load {load}")
             recent = []
 
 

@@ -350,10 +350,10 @@ async fn open(
         let guided = grammar.map(guide).transpose()?;
         Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.caller.clone(), call.began).await
     };
-    let until = call.deadline.min(Instant::now() + limits::ENGINE_WAIT);
-    let wanted = Wanted { salt: &plan.cache_salt, tokens: &prompt, session: call.session, kind: None };
+    let until = Instant::now() + limits::ENGINE_WAIT;
+    let wanted = Wanted { salt: &plan.cache_salt, tokens: &prompt, session: call.session, kind: None, refused: &[] };
     let queue = call.trace.queue();
-    let lease = model.pool.lease(&wanted, until).instrument(queue.clone()).await?;
+    let lease = model.pool.lease(&wanted, until, call.deadline).instrument(queue.clone()).await?;
     choices.push(choice(first, lease, queue).await?);
     let mut prompt_logprobs = Vec::new();
     if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
@@ -365,7 +365,7 @@ async fn open(
         let queue = call.trace.queue();
         let lease = match lease {
             Some(lease) => lease,
-            None => model.pool.lease(&wanted, until).instrument(queue.clone()).await?,
+            None => model.pool.lease(&wanted, until, call.deadline).instrument(queue.clone()).await?,
         };
         choices.push(choice(index, lease, queue).await?);
     }

@@ -254,16 +254,18 @@ impl Core {
         }
     }
 
-    /// Whether requests can be answered: not draining, and an engine of every model answers now.
+    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. A model that
+    /// has been retired is none of these.
     async fn ready(&self) -> Result<(), Error> {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
         let models = self.models();
-        if models.is_empty() {
-            return Err(Error::unavailable("no model is served here yet"));
+        let served: Vec<&Arc<Model>> = models.iter().filter(|model| model.pool.is_served()).collect();
+        if served.is_empty() {
+            return Err(Error::unavailable("no model is served here now"));
         }
-        for model in models.iter() {
+        for model in served {
             model.bounds().await?;
             model.pool.answers().await?;
         }

@@ -20,6 +20,8 @@ pub const RETRY_AFTER_MOST: Duration = Duration::from_secs(60);
 pub const REQUEST_TIME: Duration = Duration::from_secs(3600);
 /// Longest wait for an engine's Info or Stats.
 pub const ENGINE_CALL_TIME: Duration = Duration::from_secs(5);
+/// Engines that are asked at once where the first answer will do.
+pub const ENGINES_ASKED_AT_ONCE: usize = 4;
 /// Engines whose Stats are asked for at once, for metrics ...
 pub const STATS_AT_ONCE: usize = 64;
 /// ... and how long for all of them; those that have not answered then count as down.

@@ -80,6 +80,8 @@ pub struct Wanted<'a> {
     pub session: Option<u64>,
     /// Of the engine that it had before: another one of that kind, if one that is well is there by then.
     pub kind: Option<(&'a str, Instant)>,
+    /// Engines that did not take it: others are better.
+    pub refused: &'a [Arc<Engine>],
 }
 
 impl Engine {
@@ -124,6 +126,16 @@ impl Engine {
 
     fn breaker(&self) -> MutexGuard<'_, Breaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(test)]
+    pub fn open(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub fn lets(&self, now: Instant) -> bool {
+        self.breaker().lets(now)
     }
 
     pub fn client(&self) -> EngineClient<EngineTransport> {
@@ -328,32 +340,35 @@ impl Pool {
         if let Some(info) = listed.iter().find_map(|listed| listed.engine.info.get()) {
             return Ok(remember(info));
         }
-        let mut why = Error::unavailable("no engine of this model is there now; try again later");
-        for listed in listed.iter() {
-            match listed.engine.info().await {
-                Ok(info) => return Ok(remember(info)),
-                Err(error) => why = error,
-            }
-        }
+        let ask = |engine: Arc<Engine>| async move { engine.info().await.cloned() }.boxed();
+        let why = match self.first(ask).await {
+            Some(Ok(info)) => return Ok(remember(&info)),
+            Some(Err(error)) => error,
+            None => Error::unavailable("no engine of this model is there now; try again later"),
+        };
         let known = self.info.lock().unwrap_or_else(PoisonError::into_inner).clone();
         known.filter(|_| !self.fixed).ok_or(why)
     }
 
     /// Whether any engine answers now: one that once did may have lost its workers since.
     pub async fn answers(&self) -> Result<(), Error> {
-        let mut why = Error::unavailable("this model has no engine");
-        for engine in self.engines() {
-            match engine.stats().await {
-                Ok(_) => return Ok(()),
-                Err(error) => why = Error { cause: error.cause, ..Error::unavailable(error.message) },
-            }
+        let ask = |engine: Arc<Engine>| async move { engine.stats().await.map(drop) }.boxed();
+        match self.first(ask).await {
+            Some(Err(error)) => Err(Error { cause: error.cause, ..Error::unavailable(error.message) }),
+            Some(Ok(())) => Ok(()),
+            None => Err(Error::unavailable("this model has no engine")),
         }
-        Err(why)
+    }
+
+    /// Whether membership has any engine of the model: one that it no longer has may be there all the same, or not.
+    pub fn is_served(&self) -> bool {
+        self.fixed || self.listed().iter().any(Listed::is_here)
     }
 
     /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where others
-    /// may join, not beyond `until`.
-    pub async fn lease(&self, wanted: &Wanted<'_>, until: Instant) -> Result<Lease, Error> {
+    /// may join, not beyond `until` nor the request's deadline.
+    pub async fn lease(&self, wanted: &Wanted<'_>, until: Instant, deadline: Instant) -> Result<Lease, Error> {
+        let until = until.min(deadline);
         let prompt = self.routing.prompt(wanted.salt, wanted.tokens);
         let mut changes = self.changes.subscribe();
         loop {
@@ -367,16 +382,26 @@ impl Pool {
                 listed.iter().filter(well).cloned().collect::<Vec<_>>()
             });
             let able = alike.as_deref().unwrap_or(&listed);
-            if let Some(lease) = self.choose(able, &prompt, wanted.session) {
+            let refused = |listed: &&Listed| wanted.refused.iter().any(|engine| Arc::ptr_eq(engine, &listed.engine));
+            let others = || able.iter().filter(|listed| !refused(listed)).cloned().collect::<Vec<_>>();
+            let lease = match wanted.refused {
+                [] => None,
+                _ => self.choose(&others(), &prompt, wanted.session),
+            };
+            if let Some(lease) = lease.or_else(|| self.choose(able, &prompt, wanted.session)) {
                 return Ok(lease);
             }
             let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::deadline());
+            }
             if self.fixed || now >= until {
                 return Err(Error::unavailable("no engine of this model is there now; try again later"));
             }
             let opens = listed.iter().filter_map(|listed| listed.engine.breaker().opens_at()).min();
             let healed = opens.unwrap_or(until).min(until).min(choosy.map_or(until, |(_, until)| until));
             tokio::select! {
+                biased;
                 // The sender lives as long as the pool.
                 _ = changes.changed() => {}
                 () = sleep_until(healed.max(now + limits::ENGINE_LOOK)) => {}
@@ -410,24 +435,53 @@ impl Pool {
             let breaker = listed.engine.breaker();
             breaker.lets(now).then(|| (standing, breaker.condition(now) != Condition::Closed))
         };
-        let able: Vec<_> = listed.iter().filter_map(|listed| Some((class(listed)?, &listed.engine))).collect();
-        let best = able.iter().map(|(class, _)| *class).min();
-        let mut engines: Vec<&'listed Arc<Engine>> =
-            able.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
-        if engines.is_empty() && self.fixed {
-            engines = listed.iter().map(|listed| &listed.engine).collect();
-        }
-        // One that has not said how many is as the others are.
-        let slots = engines.iter().find_map(|engine| engine.slots()).unwrap_or(limits::ENGINE_SLOTS);
-        let target = |engine: &&'listed Arc<Engine>| Target {
-            engine: engine.key,
-            seat: &engine.seat,
-            open: engine.open.load(Ordering::Relaxed) as u32,
-            slots: engine.slots().unwrap_or(slots),
+        let pick = |engines: &[&'listed Arc<Engine>]| {
+            // One that has not said how many is as the others are.
+            let slots = engines.iter().find_map(|engine| engine.slots()).unwrap_or(limits::ENGINE_SLOTS);
+            let target = |engine: &&'listed Arc<Engine>| Target {
+                engine: engine.key,
+                seat: &engine.seat,
+                open: engine.open.load(Ordering::Relaxed) as u32,
+                slots: engine.slots().unwrap_or(slots),
+            };
+            let targets: Vec<Target> = engines.iter().map(target).collect();
+            let chosen = self.routing.pick(&targets, prompt, session, self.began.elapsed())?;
+            Some(engines[chosen])
         };
-        let targets: Vec<Target> = engines.iter().map(target).collect();
-        let chosen = self.routing.pick(&targets, prompt, session, self.began.elapsed())?;
-        Some(Lease::on(engines[chosen]))
+        loop {
+            let able: Vec<_> = listed.iter().filter_map(|listed| Some((class(listed)?, &listed.engine))).collect();
+            let best = able.iter().map(|(class, _)| *class).min();
+            let engines: Vec<&'listed Arc<Engine>> =
+                able.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
+            if engines.is_empty() && self.fixed {
+                return pick(&listed.iter().map(|listed| &listed.engine).collect::<Vec<_>>()).map(Lease::on);
+            }
+            let lease = Lease::on(pick(&engines)?);
+            // Another sequence may have become the engine's probe just now; then it lets nobody else.
+            if lease.pass.is_some() {
+                return Some(lease);
+            }
+        }
+    }
+
+    /// The first good answer of the engines, those first that are well; not each of them in turn: one may be slow to say
+    /// nothing. None: there are no engines.
+    async fn first<'a, T: 'a>(
+        &self,
+        ask: impl Fn(Arc<Engine>) -> BoxFuture<'a, Result<T, Error>>,
+    ) -> Option<Result<T, Error>> {
+        let (listed, now) = (self.listed(), Instant::now());
+        let (well, ill): (Vec<_>, Vec<_>) = listed.iter().partition(|listed| listed.is_well(now));
+        let calls: Vec<_> = well.iter().chain(&ill).map(|listed| ask(listed.engine.clone())).collect();
+        let mut answers = stream::iter(calls).buffer_unordered(limits::ENGINES_ASKED_AT_ONCE);
+        let mut last = None;
+        while let Some(answer) = answers.next().await {
+            if answer.is_ok() {
+                return Some(answer);
+            }
+            last = Some(answer);
+        }
+        last
     }
 }
 

@@ -215,12 +215,16 @@ enum On<'a> {
 enum Failure {
     /// Nobody was there to be asked.
     Unreached(Error),
-    /// The engine's fault: the sequence may go on elsewhere.
-    Lost(Error),
+    /// The sequence may go on elsewhere. The fault is the engine's; none if it was only full.
+    Lost(Option<Fault>, Error),
     Final(Error),
 }
 
 impl Failure {
+    fn gone(message: &str, cause: impl std::fmt::Display) -> Self {
+        Failure::Lost(Some(Fault::Gone), Error::internal(message, cause))
+    }
+
     fn of(status: &Status) -> Self {
         let error = Error::from_engine(status);
         match status.code() {
@@ -231,7 +235,11 @@ impl Failure {
             | Code::PermissionDenied
             | Code::Unauthenticated => Failure::Final(error),
             _ if unconnected(status) => Failure::Unreached(error),
-            _ => Failure::Lost(error),
+            Code::ResourceExhausted => Failure::Lost(None, error),
+            // An engine that has stopped says so; a broken connection says what broke it.
+            Code::Unavailable => Failure::Lost(Some(Fault::Gone), error),
+            _ if std::error::Error::source(status).is_some() => Failure::Lost(Some(Fault::Gone), error),
+            _ => Failure::Lost(Some(Fault::Erred), error),
         }
     }
 }
@@ -258,9 +266,10 @@ impl Link {
             Ok(Ok(response)) => Ok(Link { to, from: response.into_inner(), lease }),
             Ok(Err(status)) => {
                 let failure = Failure::of(&status);
-                // One that is full is not ill.
-                if !matches!(failure, Failure::Final(_)) && status.code() != Code::ResourceExhausted {
-                    lease.failed(Fault::Gone);
+                match failure {
+                    Failure::Unreached(_) => lease.failed(Fault::Gone),
+                    Failure::Lost(Some(fault), _) => lease.failed(fault),
+                    Failure::Lost(None, _) | Failure::Final(_) => {}
                 }
                 Err(failure)
             }
@@ -292,7 +301,7 @@ impl EngineStream {
                     biased;
                     opened = &mut opening => match opened {
                         Ok(link) => break link,
-                        Err(error) => match hedge.promote() {
+                        Err(error) => match hedge.instead().await {
                             Some((link, of_it)) => {
                                 common.effort.won();
                                 course = of_it;
@@ -330,19 +339,23 @@ impl EngineStream {
     /// What the engine says next under the current epoch. Cancel-safe.
     pub async fn hear(&mut self) -> Result<Heard, Error> {
         loop {
-            match self.hear_here().await {
+            let (fault, error) = match self.hear_here().await {
                 Ok(Some(heard)) => return Ok(heard),
-                Ok(None) => {}
+                Ok(None) => continue,
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Lost(error) | Failure::Unreached(error)) => match self.hedge.promote() {
-                    Some((link, course)) => {
-                        tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "the second engine has it");
-                        self.link.lease.failed(Fault::Gone);
-                        self.common.effort.won();
-                        (self.link, self.course, self.finished) = (link, course, false);
-                    }
-                    None => self.resume(error).await?,
-                },
+                Err(Failure::Lost(fault, error)) => (fault, error),
+                Err(Failure::Unreached(error)) => (Some(Fault::Gone), error),
+            };
+            if let Some(fault) = fault {
+                self.link.lease.failed(fault);
+            }
+            match self.hedge.promote() {
+                Some((link, course)) => {
+                    tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "the second engine has it");
+                    self.common.effort.won();
+                    (self.link, self.course, self.finished) = (link, course, false);
+                }
+                None => self.resume(error).await?,
             }
         }
     }
@@ -384,7 +397,7 @@ impl EngineStream {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => {
                 let cause = if self.finished { "read past the finish" } else { "the stream ended with no finish" };
-                return Err(Failure::Lost(Error::internal("the engine ended this request", cause)));
+                return Err(Failure::gone("the engine ended this request", cause));
             }
             Ok(Err(status)) => return Err(Failure::of(&status)),
             Err(_) => return Err(Failure::Final(Error::deadline())),
@@ -404,8 +417,7 @@ impl EngineStream {
             }
             // Whatever its epoch.
             Some(from_engine::Kind::Finish(finish)) if finish.reason() == FinishReason::Lost => {
-                let error = Error::internal("the engine ended this request with an error", finish.error);
-                return Err(Failure::Lost(error));
+                return Err(Failure::gone("the engine ended this request with an error", finish.error));
             }
             Some(from_engine::Kind::Finish(finish)) if finish.epoch == self.course.epoch => {
                 self.finished = true;
@@ -420,7 +432,6 @@ impl EngineStream {
     async fn resume(&mut self, lost: Error) -> Result<(), Error> {
         let accepted = self.course.accepted.len();
         tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = %lost, "resuming");
-        self.link.lease.failed(Fault::Gone);
         // The first time is free: what was lost has to be computed somewhere.
         let again = self.resumes > 0;
         if self.resumes >= limits::RESUMES || again && !self.common.effort.retry(Instant::now()) {
@@ -483,25 +494,29 @@ impl Common {
             On::Any(kind) => (None, kind, limits::RESUME_WAIT),
         };
         // However many are tried.
-        let (kind, until) = (kind.map(|kind| (kind, now + limits::KIND_WAIT)), self.deadline.min(now + wait));
+        let (kind, until) = (kind.map(|kind| (kind, now + limits::KIND_WAIT)), now + wait);
+        let mut refused = Vec::new();
         loop {
             let lease = match lease.take() {
                 Some(lease) => lease,
                 None => {
                     let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
-                    let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session: self.session, kind };
-                    self.pool.lease(&wanted, until).await?
+                    let (salt, session) = (start.cache_salt.as_str(), self.session);
+                    let wanted = Wanted { salt, tokens: &tokens, session, kind, refused: &refused };
+                    self.pool.lease(&wanted, until, self.deadline).await?
                 }
             };
+            let engine = lease.engine().clone();
             let (error, had) = match Link::open(lease, start.clone(), self.deadline, span).await {
                 Ok(link) => return Ok(link),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Lost(error)) => (error, true),
+                Err(Failure::Lost(_, error)) => (error, true),
                 Err(Failure::Unreached(error)) => (error, false),
             };
             tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
+            refused.push(engine);
             let fixed = self.pool.is_fixed();
-            if !had && !fixed {
+            if !had && !fixed && Instant::now() < until {
                 continue;
             }
             let alone = fixed && self.pool.engines().len() == 1;
@@ -514,83 +529,7 @@ impl Common {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+mod tests;
 
-    fn tokens(epoch: u64, position: u32, ids: &[u32]) -> Tokens {
-        Tokens { epoch, position, ids: ids.to_vec(), logprobs: Vec::new() }
-    }
-
-    fn ids(drawn: Vec<Drawn>) -> Vec<u32> {
-        drawn.into_iter().map(|drawn| drawn.id).collect()
-    }
-
-    #[test]
-    fn older_epochs_are_ignored_and_appended_tokens_count() {
-        let mut course = Course::default();
-        assert_eq!(ids(course.hear(tokens(0, 0, &[1, 2, 3])).unwrap()), [1, 2, 3]);
-        let steer = course.steer(Steering::keep(1).append([9, 8]).hold());
-        assert_eq!((steer.epoch, steer.keep, steer.append.as_slice(), steer.hold), (1, 1, [9, 8].as_slice(), true));
-        assert_eq!(ids(course.hear(tokens(0, 3, &[4])).unwrap()), Vec::<u32>::new());
-        assert_eq!(course.accepted, [1, 9, 8]);
-        // Whether the engine repeats what was appended or not, it counts once.
-        assert_eq!(ids(course.hear(tokens(1, 1, &[9, 8, 5])).unwrap()), [5]);
-        assert_eq!(ids(course.hear(tokens(1, 4, &[6])).unwrap()), [6]);
-        assert_eq!(course.accepted, [1, 9, 8, 5, 6]);
-    }
-
-    #[tokio::test]
-    async fn an_engine_that_nobody_reached_is_told_from_one_that_hung_up() {
-        use std::io::Read;
-        let port = |listener: &std::net::TcpListener| listener.local_addr().unwrap().port();
-        let fate = async |port: u16| {
-            let channel =
-                tonic::transport::Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect_lazy();
-            let mut client = rein_proto::internal::engine_client::EngineClient::new(crate::pool::transport(channel));
-            Failure::of(&client.info(rein_proto::internal::InfoRequest {}).await.unwrap_err())
-        };
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let taken = port(&listener);
-        // Once something was sent.
-        let hanging_up = std::thread::spawn(move || listener.accept().unwrap().0.read_exact(&mut [0]).unwrap());
-        assert!(matches!(fate(taken).await, Failure::Lost(_)));
-        hanging_up.join().unwrap();
-        assert!(matches!(fate(taken).await, Failure::Unreached(_)));
-    }
-
-    #[test]
-    fn a_gap_or_an_epoch_from_nowhere_is_an_error() {
-        assert!(Course::default().hear(tokens(0, 1, &[7])).is_err());
-        assert!(Course::default().hear(tokens(1, 0, &[7])).is_err());
-    }
-
-    #[test]
-    fn keeping_more_than_there_is_keeps_what_there_is() {
-        let mut course = Course { epoch: 4, accepted: vec![1, 2], ..Course::default() };
-        let steer = course.steer(Steering::keep(9));
-        assert_eq!((steer.epoch, steer.keep), (5, 2));
-    }
-
-    #[test]
-    fn a_course_goes_on_as_it_was() {
-        let start = Start { prompt: vec![1], hold: true, prompt_logprobs: 2, ..Start::default() };
-        let mut course = Course { held: true, ..Course::default() };
-        let (begun, nothing) = course.resume(&start, false);
-        assert_eq!((begun, nothing), (start.clone(), None));
-        // A mask that was asked for and not used is asked for again; one that was used is not.
-        let masked = Steering::keep(0).append([5]).mask(Bytes::from_static(&[7]));
-        course.steer(masked);
-        let (resumed, steering) = course.resume(&start, true);
-        assert_eq!((resumed.resume, resumed.hold, resumed.prompt_logprobs), (vec![5], true, -1));
-        assert_eq!(steering, Some(Steering::keep(1).mask(Bytes::from_static(&[7]))));
-        course.steer(steering.unwrap());
-        assert_eq!(ids(course.hear(tokens(1, 1, &[6, 7])).unwrap()), [6, 7]);
-        let (resumed, steering) = course.resume(&start, true);
-        assert_eq!((resumed.resume, resumed.hold, steering), (vec![5, 6, 7], false, None));
-        // One that waits for a steer goes on waiting.
-        course.steer(Steering::keep(3).hold());
-        course.hear(tokens(1, 3, &[8])).unwrap();
-        let (resumed, steering) = course.resume(&start, true);
-        assert_eq!((resumed.resume, resumed.hold, steering), (vec![5, 6, 7, 8], true, None));
-    }
-}
+#[cfg(test)]
+mod replay;

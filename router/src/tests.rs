@@ -6,7 +6,7 @@ mod completions;
 mod conversations;
 mod description;
 mod edges;
-mod fake;
+pub(crate) mod fake;
 mod grpc;
 mod guard;
 mod lifecycle;

@@ -58,7 +58,7 @@ impl Hedge {
         let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
         let session = common.session;
         let kind = Some((&*engine.kind, Instant::now()));
-        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session, kind };
+        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
         let Some(lease) = common.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
         common.effort.hedges();
         tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");
@@ -77,17 +77,7 @@ impl Hedge {
                     sleep_until(*at).await;
                     return Turn::Due;
                 }
-                Hedge::Opening { attempt, .. } => {
-                    let opened = attempt.await;
-                    *self = match (std::mem::take(self), opened) {
-                        (Hedge::Opening { course, steer, counted, .. }, Ok(link)) => {
-                            // The queue is empty: the engine has taken the start from it.
-                            let told = steer.is_none_or(|steer| link.to.try_send(steer).is_ok());
-                            if told { Hedge::Open { link, course, _counted: counted } } else { Hedge::Settled }
-                        }
-                        _ => Hedge::Settled,
-                    };
-                }
+                Hedge::Opening { .. } => self.opened().await,
                 Hedge::Open { link, .. } => {
                     let heard = link.from.message().await;
                     let (Hedge::Open { link, course, .. }, Ok(Some(answer))) = (std::mem::take(self), heard) else {
@@ -103,12 +93,34 @@ impl Hedge {
         }
     }
 
+    /// Waits for what comes of asking the second engine. Cancel-safe.
+    async fn opened(&mut self) {
+        let Hedge::Opening { attempt, .. } = self else { return };
+        let opened = attempt.await;
+        *self = match (std::mem::take(self), opened) {
+            (Hedge::Opening { course, steer, counted, .. }, Ok(link)) => {
+                // The queue is empty: the engine has taken the start from it.
+                let told = steer.is_none_or(|steer| link.to.try_send(steer).is_ok());
+                if told { Hedge::Open { link, course, _counted: counted } } else { Hedge::Settled }
+            }
+            _ => Hedge::Settled,
+        };
+    }
+
     /// The second engine, where it has taken the sequence, in place of one that is lost.
     pub fn promote(&mut self) -> Option<(Link, Course)> {
         match std::mem::take(self) {
             Hedge::Open { link, course, .. } => Some((link, course)),
             _ => None,
         }
+    }
+
+    /// The same where the first engine never took the sequence: one that is still being asked is worth waiting for.
+    pub async fn instead(&mut self) -> Option<(Link, Course)> {
+        while let Hedge::Opening { .. } = self {
+            self.opened().await;
+        }
+        self.promote()
     }
 
     /// The sequence is steered before anything was heard of it: a second engine would know nothing of that.

@@ -28,7 +28,7 @@ pub enum Ending {
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(crate) struct State {
     starts: Mutex<Vec<Start>>,
     steers: watch::Sender<Vec<Steer>>,
     open: watch::Sender<usize>,
@@ -41,7 +41,7 @@ pub struct Fake {
     /// Tokens per message, in turn; empty: one.
     pub batches: Vec<usize>,
     pub refuse: Option<tonic::Code>,
-    pub(super) state: Arc<State>,
+    pub(crate) state: Arc<State>,
 }
 
 impl Fake {

@@ -69,7 +69,7 @@ async fn an_engine_is_one_group_in_one_epoch() {
     // Nobody is to worry that one that has left does not answer, unless it has something to do.
     let asked = async || pool.stats().await.into_iter().map(|(engine, _)| engine.group.clone()).collect::<Vec<_>>();
     assert_eq!(asked().await, ["c", "a"]);
-    let wanted = Wanted { salt: "", tokens: &[], session: None, kind: None };
+    let wanted = Wanted { salt: "", tokens: &[], session: None, kind: None, refused: &[] };
     let leases = [pool.another(&wanted, "a"), pool.another(&wanted, "c")];
     assert!(leases.iter().all(Option::is_some));
     pool.list(&[listing("d", 1, "5")], |_| false, dial);
@@ -82,13 +82,18 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
     let other = |group: &str| Listing { kind: "other".into(), ..listing(group, 1, "there") };
     pool.list(&[other("x"), listing("a", 1, "there")], |_| false, dial);
     assert_eq!(pool.kinds(), 2);
-    let wanted =
-        || Wanted { salt: "", tokens: &[1], session: None, kind: Some(("k", Instant::now() + limits::KIND_WAIT)) };
+    let wanted = || Wanted {
+        salt: "",
+        tokens: &[1],
+        session: None,
+        kind: Some(("k", Instant::now() + limits::KIND_WAIT)),
+        refused: &[],
+    };
     let until = Instant::now() + Duration::from_secs(60);
     // However busy it is.
     let mut leases = Vec::new();
     for _ in 0..3 {
-        leases.push(pool.lease(&wanted(), until).await.expect("one is there"));
+        leases.push(pool.lease(&wanted(), until, until).await.expect("one is there"));
         assert_eq!(leases.last().expect("a lease").engine().group, "a");
     }
     assert!(pool.another(&wanted(), "a").is_none());
@@ -103,12 +108,58 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
         pool.list(&[other("x"), listing("b", 1, "there")], |_| false, dial);
     };
     let waiting = wanted();
-    let (lease, ()) = tokio::join!(pool.lease(&waiting, until), join);
+    let (lease, ()) = tokio::join!(pool.lease(&waiting, until, until), join);
     assert_eq!(lease.expect("one has joined").engine().group, "b");
     assert!(began.elapsed() < limits::KIND_WAIT);
     pool.list(&[other("x")], |engine| engine.group == "b", dial);
     let began = Instant::now();
-    assert_eq!(pool.lease(&wanted(), until).await.expect("any").engine().group, "x");
+    assert_eq!(pool.lease(&wanted(), until, until).await.expect("any").engine().group, "x");
     assert!((limits::KIND_WAIT..limits::KIND_WAIT * 2).contains(&began.elapsed()));
     assert_eq!(pool.kinds(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_drains_gets_nothing_new_while_another_serves() {
+    for policy in [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::RoundRobin, RoutePolicy::PowerOfTwo] {
+        let pool = Pool::open(policy);
+        let drains = Listing { draining: true, ..listing("a", 1, "there") };
+        pool.list(&[drains.clone(), listing("b", 1, "there"), listing("c", 1, "there")], |_| false, dial);
+        let until = Instant::now() + Duration::from_secs(1);
+        let wanted = Wanted { salt: "", tokens: &[1], session: Some(7), kind: None, refused: &[] };
+        for _ in 0..20 {
+            assert_ne!(pool.lease(&wanted, until, until).await.expect("one serves").engine().group, "a");
+        }
+        // Where none is left that serves, it is better than nobody.
+        pool.list(&[drains], |engine| engine.group != "a", dial);
+        assert_eq!(pool.lease(&wanted, until, until).await.expect("it drains").engine().group, "a");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_answer_will_do_and_a_retired_model_needs_none() {
+    let pool = Pool::open(RoutePolicy::CacheAware);
+    assert!(!pool.is_served());
+    pool.list(&[listing("a", 1, SILENT), listing("b", 1, "there")], |_| false, dial);
+    let began = Instant::now();
+    assert!(pool.is_served() && pool.answers().await.is_ok() && pool.info().await.is_ok());
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    pool.list(&[], |_| false, dial);
+    assert!(!pool.is_served());
+    pool.list(&[listing("a", 1, SILENT)], |engine| engine.group == "b", dial);
+    assert!(pool.is_served() && pool.answers().await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_refused_a_sequence_is_its_last_choice() {
+    let pool = Pool::open(RoutePolicy::CacheAware);
+    pool.list(&[listing("a", 1, "there"), listing("b", 1, "there")], |_| false, dial);
+    let until = Instant::now() + Duration::from_secs(1);
+    let lease = async |refused: &[_]| {
+        let wanted = Wanted { salt: "", tokens: &[1], session: Some(7), kind: None, refused };
+        pool.lease(&wanted, until, until).await.expect("one").engine().clone()
+    };
+    let home = lease(&[]).await;
+    let other = lease(std::slice::from_ref(&home)).await;
+    assert_ne!(other.group, home.group);
+    assert_eq!(lease(&[home.clone(), other]).await.group, home.group);
 }
