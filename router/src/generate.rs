@@ -24,6 +24,7 @@ use crate::{
     effort::Effort,
     error::Error,
     guide::Guide,
+    hash::{STRIDE, mix},
     job::Generation,
     keys::Caller,
     limits,
@@ -257,11 +258,7 @@ fn derived_seed(seed: u64, choice: u32) -> u64 {
     if choice == 0 {
         return seed;
     }
-    // splitmix64: neighbours become strangers.
-    let mut x = seed.wrapping_add(u64::from(choice).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+    mix(seed.wrapping_add(u64::from(choice - 1).wrapping_mul(STRIDE)))
 }
 
 /// Starts everything, or nothing: an error here comes before any event.

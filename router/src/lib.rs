@@ -18,6 +18,7 @@ mod gate;
 mod generate;
 mod grpc;
 mod guide;
+mod hash;
 mod history;
 mod http;
 mod job;

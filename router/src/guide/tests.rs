@@ -7,6 +7,7 @@ use rein_grammar::{Choice, Enforcement, Format, Grammars, Matcher, Response, Rul
 use serde_json::json;
 
 use super::*;
+use crate::hash;
 
 const MARKERS: [&str; 8] = [
     "<|im_end|>",
@@ -51,10 +52,7 @@ fn weather(choice: Choice) -> Rules {
 }
 
 fn mix(state: u64, value: u64) -> u64 {
-    let mut z = (state ^ value.wrapping_mul(0xD6E8_FEB8_6659_FD93)).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    hash::mix(state ^ hash::mix(value))
 }
 
 fn unit(x: u64) -> f64 {

@@ -1,6 +1,7 @@
 //! The choice itself: policy, what is known of the engines, and a turn that counts up. Equal arguments, equal choice.
 
 use super::RoutePolicy;
+use crate::hash::mix;
 
 /// An engine that could take a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -118,12 +119,4 @@ fn less_loaded(candidates: &[Candidate], among: Vec<usize>, turn: u64) -> usize 
 
 fn below(random: u64, count: usize) -> usize {
     (random % count.max(1) as u64) as usize
-}
-
-/// One round of splitmix64.
-fn mix(value: u64) -> u64 {
-    let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }

@@ -23,6 +23,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::{
+    hash::mix,
     pool::{EngineTransport, Listing, transport},
     route::RoutePolicy,
 };
@@ -35,9 +36,7 @@ const CALM: Duration = Duration::from_secs(3);
 const SEQUENCES: u64 = 8;
 
 fn hash(state: u64, value: u64) -> u64 {
-    let mut z = (state ^ value.wrapping_mul(0xD6E8_FEB8_6659_FD93)).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z ^ (z >> 31)
+    mix(state ^ mix(value))
 }
 
 fn past(prompt: &[u32], generated: &[u32]) -> u64 {

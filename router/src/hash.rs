@@ -1,0 +1,24 @@
+//! Numbers without a pattern from numbers with one.
+
+/// What splitmix64 (Steele, Lea and Flood, 2014) adds for each number that it draws.
+pub const STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The number that splitmix64 draws from this state: neighbours become strangers.
+pub fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(STRIDE);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_splitmix64() {
+        // The first numbers from seed 0, as the authors' reference implementation prints them.
+        let drawn: Vec<u64> = (0..3u64).map(|n| mix(n.wrapping_mul(STRIDE))).collect();
+        assert_eq!(drawn, [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4, 0x06C4_5D18_8009_454F]);
+    }
+}
