@@ -71,6 +71,8 @@ class Networks(Fleet):
     def teardown():
         for n in range(32):
             ip("netns", "del", f"rein{n}", check=False)
+            # It would go with its namespace, but later.
+            ip("link", "del", f"reinv{n}", check=False)
         ip("link", "del", BRIDGE, check=False)
 
 

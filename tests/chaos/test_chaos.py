@@ -15,13 +15,13 @@ needs_namespaces = pytest.mark.skipif(not possible(), reason="network namespaces
 class Steady:
     """Streams one after the other, for as long as it takes."""
 
-    def __init__(self, fleet, undisturbed, retries=0):
-        self.fleet, self.undisturbed, self.retries = fleet, undisturbed, retries
+    def __init__(self, fleet, undisturbed):
+        self.fleet, self.undisturbed = fleet, undisturbed
         self.requests, self.silence, self.retried = 0, 0.0, 0
 
-    def run(self, seconds, meanwhile=lambda: None):
+    def run(self, seconds, meanwhile=lambda: None, retries=0, spread=0):
         until = time.monotonic() + seconds
-        load = Load(targets(self.fleet), REQUESTS, self.retries)
+        load = Load(targets(self.fleet), REQUESTS, retries, spread)
         load.reach(500)
         meanwhile()
         while True:
@@ -30,7 +30,7 @@ class Steady:
             self.retried += load.retried
             if time.monotonic() > until:
                 return
-            load = Load(targets(self.fleet), REQUESTS, self.retries)
+            load = Load(targets(self.fleet), REQUESTS, retries, spread)
 
     def say(self, what):
         print(f"\n{what}: {self.requests} requests, longest silence {self.silence:.2f} s, {self.retried} tried again")
@@ -79,36 +79,44 @@ def test_etcd_is_away_for_a_minute(fleet, undisturbed):
     steady.say("etcd away for 60 s")
 
 
-def test_one_group_and_a_spare(tmp_path):
-    fleet = Fleet(tmp_path, workers=3, group_size=2, spares=1)
+def test_one_group_and_spares(tmp_path):
+    """Four workers, which without `--spares` are two groups."""
+    fleet = Fleet(tmp_path, workers=4, group_size=2, spares=1)
     try:
-        status = fleet.whole(1)
+        fleet.whole(1)
         undisturbed = undisturbed_answers(fleet, REQUESTS)
         total = sum(len(answer.ids) for answer in undisturbed)
         for number in (signal.SIGKILL, signal.SIGSTOP):
             for rank in (1, 0):
-                status = fleet.whole(1)
-                victim = next(iter(status["groups"].values()))["ranks"][rank]["worker"]
+                seats = fleet.wait("all four", lambda s: len(s["workers"]) == 4 and len(s["groups"]) == 1)
+                [group] = fleet.whole(1)["groups"].values()
+                workers = [member["worker"] for member in group["ranks"]]
                 load = Load(targets(fleet), REQUESTS)
                 load.reach(0.4 * total)
-                fleet.signal(victim, number)
+                fleet.signal(workers[rank], number)
                 assert_unnoticed(load.join(), undisturbed)
                 print(f"\n{number.name} of rank {rank}, a spare takes its place: longest silence {load.silence:.2f} s")
-                fleet.start(victim) if number == signal.SIGKILL else fleet.signal(victim, signal.SIGCONT)
-                fleet.wait("a spare", lambda s: len(s["workers"]) == 3)
-                fleet.whole(1)
+                [after] = fleet.whole(1)["groups"].values()
+                now = [member["worker"] for member in after["ranks"]]
+                assert now[1 - rank] == workers[1 - rank] and now[rank] in seats["workers"].keys() - set(workers)
+                fleet.start(workers[rank]) if number == signal.SIGKILL else fleet.signal(workers[rank], signal.SIGCONT)
     finally:
         fleet.close()
 
 
 def test_rolling_restarts_for_a_while(fleet, undisturbed):
-    steady = Steady(fleet, undisturbed, retries=30)
+    """No request may fail, and only a router that leaves may refuse one, before it has begun to answer."""
+    workers, routers, controller = (Steady(fleet, undisturbed) for _ in range(3))
     for _ in range(2):
-        for name in [*fleet.whole(2)["workers"], *fleet.ports, "c0"]:
-            steady.run(1, lambda: fleet.terminate(name))
+        turns = [(workers, name, 0) for name in fleet.whole(2)["workers"]]
+        turns += [(routers, name, 30) for name in fleet.ports] + [(controller, "c0", 0)]
+        for steady, name, retries in turns:
+            steady.run(1, lambda: fleet.terminate(name), retries, spread=1.5)
             fleet.start(name)
             fleet.whole(2)
-    steady.say("two rolling restarts")
+    for steady, what in (workers, "workers"), (routers, "routers"), (controller, "the controller"):
+        steady.say(f"two rolling restarts of {what}")
+    assert routers.retried, "no stream wanted to begin while its router was leaving"
 
 
 @pytest.fixture(scope="module")

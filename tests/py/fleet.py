@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -28,17 +29,27 @@ def free_ports(n):
     return ports
 
 
+def until(what, holds, timeout=30):
+    end = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
 class Fleet:
     """Workers w0, w1, ..., routers r0, r1, a controller c0. Logs lie in `directory`, one per process; `more` is their environment."""
 
-    def __init__(self, directory, workers, group_size, spares=0, routers=2, model=DEMO, devices=1, worker_args=(), more=()):
+    def __init__(
+        self, directory, workers, group_size, spares=0, routers=2, model=DEMO, devices=1, worker_args=(), etcd_args=(), more=()
+    ):
         self.directory, self.model, self.group_size, self.spares = pathlib.Path(directory), model, group_size, spares
         self.members = group_size // devices  # worker processes of a whole group
         self.worker_args, self.more = ["--devices", ",".join(["cpu"] * devices), *worker_args], dict(more)
+        self.etcd_args = list(etcd_args)
         client, peer, *ports = free_ports(2 + 2 * routers)
         self.etcd_url, self.peer_url = f"{'https' if 'REIN_ETCD_CA' in self.more else 'http'}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
         self.ports = {f"r{i}": (ports[2 * i], ports[2 * i + 1]) for i in range(routers)}
-        self.processes = {}
+        self.processes, self.passwords_asked = {}, False
         self.start_etcd()
         if "REIN_ETCD_USER" in self.more:
             self.ask_for_passwords()
@@ -60,10 +71,14 @@ class Fleet:
         if "REIN_ETCD_CA" in self.more:
             client += ["--trusted-ca-file", self.more["REIN_ETCD_CA"], "--client-cert-auth"]
             client += ["--cert-file", self.more["REIN_ETCD_CERT"], "--key-file", self.more["REIN_ETCD_KEY"]]
-        self.spawn("etcd", ["etcd", *data, *client, *peer, "--initial-cluster", f"default={self.peer_url}"])
+        self.spawn("etcd", ["etcd", *data, *client, *peer, "--initial-cluster", f"default={self.peer_url}", *self.etcd_args])
+
+    def password(self):
+        file = self.more.get("REIN_ETCD_PASSWORD_FILE")
+        return pathlib.Path(file).read_text().strip() if file else self.more["REIN_ETCD_PASSWORD"]
 
     def ask_for_passwords(self):
-        password = self.more["REIN_ETCD_PASSWORD"]
+        password = self.password()
         for _ in range(100):
             try:
                 self.etcdctl("user", "add", f"root:{password}")
@@ -72,9 +87,12 @@ class Fleet:
                 time.sleep(0.1)
         for command in (["role", "add", "root"], ["user", "grant-role", "root", "root"], ["auth", "enable"]):
             self.etcdctl(*command)
+        self.passwords_asked = True
 
     def etcdctl(self, *command):
         command = ["etcdctl", "--endpoints", self.etcd_url, *command]
+        if self.passwords_asked:
+            command += ["--user", f"{self.more['REIN_ETCD_USER']}:{self.password()}"]
         if "REIN_ETCD_CA" in self.more:
             ours = ["--cert", self.more["REIN_ETCD_CERT"], "--key", self.more["REIN_ETCD_KEY"]]
             command += [*ours, "--insecure-skip-tls-verify"]
@@ -113,6 +131,10 @@ class Fleet:
     def log(self, name):
         return (self.directory / f"{name}.log").read_text()[-4000:]
 
+    def admitted(self, worker):
+        """How many sequences a worker has taken so far, as it says itself at level debug."""
+        return sum("admitted" in line for line in (self.directory / f"{worker}.log").read_text().splitlines())
+
     def status(self):
         command = [BIN, "status", "--json"]
         done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=30)
@@ -146,19 +168,28 @@ class Fleet:
     def host(self, router):
         return "127.0.0.1"
 
+    def connection(self, router):
+        address = self.host(router), self.ports[router][0]
+        if "REIN_TLS_CERT" in self.more:
+            return http.client.HTTPSConnection(*address, timeout=30, context=ssl._create_unverified_context())
+        return http.client.HTTPConnection(*address, timeout=30)
+
     def get(self, router, path):
-        with contextlib.closing(http.client.HTTPConnection(self.host(router), self.ports[router][0], timeout=30)) as c:
+        with contextlib.closing(self.connection(router)) as c:
             try:
                 c.request("GET", path)
                 return c.getresponse().status
             except OSError:
                 return None
 
-    def metric(self, router, name):
-        with contextlib.closing(http.client.HTTPConnection(self.host(router), self.ports[router][0], timeout=30)) as c:
+    def metric(self, router, name, **labels):
+        """The sum over all that have these labels."""
+        with contextlib.closing(self.connection(router)) as c:
             c.request("GET", "/metrics")
             lines = c.getresponse().read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = [line for line in lines if line.split("{")[0].split(" ")[0] == name and all(part in line for part in wanted)]
+        return sum(float(line.split()[-1]) for line in lines)
 
     def close(self):
         for process in self.processes.values():
@@ -202,13 +233,21 @@ def request(i):
 
 
 class Answer:
-    """What one client saw: text, calls and token ids in order, errors, and the longest time in which nothing came."""
+    """What one client saw: text, calls and token ids in order, errors, and the longest time in which nothing came.
+
+    `refused`: nobody had begun to answer, so that a client may ask another router. `cut`: the connection ended.
+    `ended`: when all was over."""
 
     def __init__(self):
         self.text, self.ids, self.error, self.done, self.silence = "", [], None, False, 0.0
+        self.refused, self.cut, self.ended = False, False, None
 
     def seen(self):
         return self.text, self.ids
+
+    def begins(self, whole):
+        """It is the beginning of another answer."""
+        return whole.text.startswith(self.text) and whole.ids[: len(self.ids)] == self.ids
 
     @property
     def ok(self):
@@ -216,39 +255,48 @@ class Answer:
 
 
 class Load:
-    """So many streams at once, through these (host, port) in turn."""
+    """So many streams, through these (host, port) in turn: at once, or with their beginnings spread over so many seconds.
 
-    def __init__(self, targets, requests, retries=0):
+    What was refused is tried again elsewhere, up to `retries` times; what broke after its first byte is never."""
+
+    def __init__(self, targets, requests, retries=0, spread=0):
         self.answers = [Answer() for _ in requests]
         self.tokens, self.retried, self.lock = 0, 0, threading.Lock()
         turns = [targets[i % len(targets) :] + targets[: i % len(targets)] for i in range(len(requests))]
         self.threads = [
-            threading.Thread(target=self.client, args=(turn, body, i, retries), daemon=True)
+            threading.Thread(target=self.client, args=(turn, body, i, retries, i * spread / len(requests)), daemon=True)
             for i, (turn, body) in enumerate(zip(turns, requests))
         ]
         for thread in self.threads:
             thread.start()
 
-    def client(self, targets, body, i, retries):
+    def client(self, targets, body, i, retries, later):
+        time.sleep(later)
         for attempt in range(retries + 1):
             answer = self.answers[i] = Answer()
             try:
                 self.stream(*targets[attempt % len(targets)], body, answer)
             except (OSError, http.client.HTTPException) as error:
-                answer.error = repr(error)
-            if answer.ok or attempt == retries:
+                answer.error, answer.cut = repr(error), isinstance(error, (ConnectionError, http.client.IncompleteRead))
+            answer.ended = time.monotonic()
+            if not answer.refused or attempt == retries:
                 return
-            self.retried += 1
+            with self.lock:
+                self.retried += 1
             time.sleep(0.2)
 
     def stream(self, host, port, body, answer):
         connection = http.client.HTTPConnection(host, port, timeout=120)
         last = time.monotonic()
         with contextlib.closing(connection):
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-            response = connection.getresponse()
+            try:
+                connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+                response = connection.getresponse()
+            except ConnectionError:
+                answer.refused = True
+                raise
             if response.status != 200:
-                answer.error = f"{response.status} {response.read()[:500]}"
+                answer.error, answer.refused = f"{response.status} {response.read()[:500]}", response.status == 503
                 return
             for line in response:
                 if not line.startswith(b"data:"):
@@ -265,6 +313,8 @@ class Load:
                     continue
                 for choice in chunk["choices"]:
                     self.take(choice, answer)
+            # http.client takes an end in the middle of a chunk for the end of the body.
+            answer.error, answer.cut = answer.error or "the connection ended", answer.error is None
 
     def take(self, choice, answer):
         delta = choice["delta"]

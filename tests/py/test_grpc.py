@@ -18,12 +18,12 @@ class Client:
     def message(self, kind, /, **fields):
         return message_factory.GetMessageClass(self.pool.FindMessageTypeByName("rein.v1." + kind))(**fields)
 
-    def call(self, method, request, timeout=60):
+    def call(self, method, request, timeout=60, metadata=()):
         info = self.pool.FindServiceByName("rein.v1.Inference").FindMethodByName(method)
         answer = message_factory.GetMessageClass(info.output_type)
         kind = self.channel.unary_stream if info.server_streaming else self.channel.unary_unary
         return kind(f"/rein.v1.Inference/{method}", request_serializer=lambda m: m.SerializeToString(),
-                    response_deserializer=answer.FromString)(request, timeout=timeout)
+                    response_deserializer=answer.FromString)(request, timeout=timeout, metadata=metadata)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fleet import BIN, DEMO, Fleet, Load, free_ports, request, targets
+from fleet import BIN, DEMO, Fleet, Load, free_ports, request, targets, until
 
 
 @pytest.fixture
@@ -17,13 +17,6 @@ def fleet(tmp_path):
         yield fleet
     finally:
         fleet.close()
-
-
-def until(what, holds, timeout=30):
-    end = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
 
 
 def ended(fleet, command, timeout=20):

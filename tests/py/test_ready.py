@@ -1,17 +1,17 @@
-"""Whether workers say that they are ready, asked as Kubernetes asks: over grpc.health.v1, and over HTTP."""
+"""Whether workers and routers say that they are ready, asked as Kubernetes asks: over grpc.health.v1, and over HTTP."""
 import http.client
 import json
 import re
 import shutil
-import subprocess
+import signal
 import time
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fleet import Fleet, free_ports
-from test_cluster import certificates
+from certificates import certificates
+from fleet import DEMO, Fleet, Load, free_ports, request, targets, until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 ENGINE = "rein.internal.v1.Engine"
@@ -39,13 +39,6 @@ def get(fleet, process, path):
     connection.request("GET", path)
     response = connection.getresponse()
     return response.status, response.read().decode()
-
-
-def until(what, holds, timeout=30):
-    end = time.monotonic() + timeout
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
 
 
 def test_ready_means_of_use(fleet):
@@ -103,5 +96,35 @@ def test_behind_mutual_tls_health_is_for_peers(tmp_path):
                 else:
                     with pytest.raises(grpc.RpcError):
                         check(request, timeout=10)
+    finally:
+        fleet.close()
+
+
+def test_a_router_is_ready_once_it_can_serve_and_stays_so_without_a_model_that_is_retired(tmp_path):
+    fleet = Fleet(tmp_path, workers=0, group_size=1, routers=1)
+    try:
+        until("it listens", lambda: fleet.get("r0", "/health") == 200)
+        fleet.wait("it is registered", lambda status: "r0" in status["routers"] and status["controller"])
+        assert fleet.get("r0", "/ready") == 503, "there is no worker"
+        fleet.start("w0")
+        fleet.whole(1)
+        assert fleet.get("r0", "/ready") == 200
+        # A model that is retired does not take the others along: no balancer is to leave a router for that.
+        fleet.model = shutil.copytree(DEMO, tmp_path / "retired")
+        fleet.start("w1")
+        fleet.whole(2)
+        until("two models", lambda: fleet.metric("r0", "rein_engines", model="retired", standing="serving") == 1)
+        assert fleet.get("r0", "/ready") == 200
+        fleet.signal("w1", signal.SIGTERM)
+        gone, not_ready = None, 0
+        while gone is None or time.monotonic() < gone + 4:  # longer than a lease
+            not_ready += fleet.get("r0", "/ready") != 200
+            if gone is None and fleet.processes["w1"].poll() is not None:
+                gone = time.monotonic()
+            time.sleep(0.05)
+        [answer] = Load(targets(fleet), [request(1)]).join()
+        assert answer.ok, answer.error
+        assert fleet.metric("r0", "rein_engines", model="retired", standing="serving") == 0
+        assert not_ready == 0, f"not ready {not_ready} times"
     finally:
         fleet.close()

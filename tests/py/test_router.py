@@ -5,6 +5,7 @@ import itertools
 import json
 import signal
 
+import test_grpc
 from fleet import Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
 
 
@@ -17,9 +18,14 @@ def cluster(directory, workers, more):
         fleet.close()
 
 
-def admitted(fleet, worker):
-    """How many sequences a worker has taken so far, as it says itself at level debug."""
-    return sum("admitted" in line for line in (fleet.directory / f"{worker}.log").read_text().splitlines())
+def post(fleet, body, headers=()):
+    host, port = targets(fleet)[0]
+    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=60)) as connection:
+        headers = {"content-type": "application/json", **dict(headers)}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        assert response.status == 200, response.read()
+        return json.load(response)
 
 
 def test_a_silent_worker_is_hedged_before_it_counts_as_dead(tmp_path):
@@ -40,26 +46,29 @@ def test_the_requests_of_a_session_go_to_one_worker(tmp_path):
 
         def served(how, session):
             """The workers that took three requests, of which none begins like another."""
-            before = {name: admitted(fleet, name) for name in alive}
+            before = {name: fleet.admitted(name) for name in alive}
             for _ in range(3):
                 # With a salt of its own a prompt is in nobody's cache.
                 body = {**request(1), "stream": False, "max_tokens": 2, "cache_salt": str(next(counter))}
-                headers = {"content-type": "application/json"}
-                (headers if how == "x-rein-session" else body)[how] = session
-                host, port = targets(fleet)[0]
-                connection = http.client.HTTPConnection(host, port, timeout=60)
-                connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-                assert connection.getresponse().status == 200
-            took = {name: admitted(fleet, name) - before[name] for name in alive}
+                if how == "x-rein-session":
+                    post(fleet, body, {how: session})
+                elif how == "metadata":
+                    ask = test_grpc.chat(grpc, "demo", "hello", max_tokens=2, cache_salt=body["cache_salt"])
+                    assert list(grpc.call("Chat", ask, metadata=[("x-rein-session", session)]))
+                else:
+                    post(fleet, {**body, how: session})
+            took = {name: fleet.admitted(name) - before[name] for name in alive}
             assert sum(took.values()) == 3
             return {name for name, count in took.items() if count}
 
+        grpc = test_grpc.Client(f"{fleet.host('r0')}:{fleet.ports['r0'][1]}")
         alive = ["w0", "w1", "w2"]
         homes = {session: served("x-rein-session", session) for session in map(str, range(8))}
         assert all(len(home) == 1 for home in homes.values()) and len(set.union(*homes.values())) == 3, homes
         # Whichever way a session is named, it is the same one.
         assert all(served("prompt_cache_key", session) == homes[session] for session in "012")
         assert all(served("user", session) == homes[session] for session in "345")
+        assert all(served("metadata", session) == homes[session] for session in "0123")
         # Without one, requests are spread.
         assert len(set.union(*(served("seed", seed) for seed in range(4)))) > 1
         # When a worker is gone, the sessions of others stay where they are.
@@ -70,6 +79,53 @@ def test_the_requests_of_a_session_go_to_one_worker(tmp_path):
         for session, home in homes.items():
             now = served("x-rein-session", session)
             assert len(now) == 1 and (now == home or home == {gone}), (session, home, now)
+
+
+def test_both_surfaces_of_a_router_give_one_answer(tmp_path):
+    with cluster(tmp_path, 1, {}) as (fleet, _):
+        grpc = test_grpc.Client(f"{fleet.host('r0')}:{fleet.ports['r0'][1]}")
+        for text in ("hello", "What is the weather in Paris?"):
+            ask = test_grpc.chat(grpc, "demo", text, return_token_ids=True)
+            events = list(grpc.call("Chat", ask, metadata=[("x-rein-session", "one")]))
+            said = "".join(event.text_delta.text for event in events if event.WhichOneof("event") == "text_delta")
+            body = {"model": "demo", "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 120}
+            [choice] = post(fleet, {**body, "return_token_ids": True}, {"x-rein-session": "one"})["choices"]
+            assert said and said == choice["message"]["content"]
+            assert [token for event in events for token in event.token_ids] == choice["token_ids"]
+
+
+TURNS = ("tell me about all the rooms there are in this house, from the first to the last", "And the last?", "And the first?")
+
+
+def cached(fleet, salt):
+    """Eight conversations side by side: of each, the tokens of the prompts after the first one, and how many a cache had."""
+    conversations, had = [[] for _ in range(8)], [[0, 0] for _ in range(8)]
+    for turn, text in enumerate(TURNS):
+        for i, messages in enumerate(conversations):
+            messages.append({"role": "user", "content": f"{i}: {text}"})
+            body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 30, "cache_salt": salt}
+            answer = post(fleet, body)
+            messages.append(answer["choices"][0]["message"])
+            if turn:
+                had[i][0] += answer["usage"]["prompt_tokens"]
+                had[i][1] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return had
+
+
+def test_the_next_turn_goes_where_the_conversation_is_cached(tmp_path):
+    with cluster(tmp_path, 3, {}) as (fleet, _):
+        took = {name: fleet.metric("r0", "rein_engine_steps_total", engine=name) for name in fleet.status()["groups"]}
+        aware = cached(fleet, "aware")
+        assert all(hits > 0.6 * tokens for tokens, hits in aware), aware
+        now = {name: fleet.metric("r0", "rein_engine_steps_total", engine=name) for name in took}
+        assert sum(now[name] > took[name] for name in took) > 1, "one has all"
+        # Eight are no multiple of three: where workers take turns, no conversation meets its worker again the next time.
+        fleet.terminate("r0")
+        fleet.more["REIN_POLICY"] = "round-robin"
+        fleet.start("r0")
+        fleet.whole(3)
+        in_turn = cached(fleet, "in turn")
+        assert sum(hits for _, hits in in_turn) < 0.3 * sum(hits for _, hits in aware), in_turn
 
 
 def test_the_clients_trace_goes_on_without_a_collector(tmp_path):
