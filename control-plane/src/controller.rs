@@ -16,7 +16,7 @@ use crate::{
     records::Keys,
     retry::Backoff,
     session::Session,
-    store::{Snapshot, Store},
+    store::{Snapshot, Store, StoreError},
     tally::Tally,
     view::View,
 };
@@ -84,7 +84,13 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
                                 backoff.reset();
                             }
                             Ok(None) => tracing::debug!(decision.why, "overtaken"),
-                            Err(error) => tracing::warn!(decision.why, %error, "cannot be written"),
+                            Err(error) => {
+                                tracing::warn!(decision.why, %error, "cannot be written");
+                                if let StoreError::Unavailable(_) = error {
+                                    // The others would wait as long, one after the other, and be of an old view by then.
+                                    break;
+                                }
+                            }
                         }
                     }
                 }

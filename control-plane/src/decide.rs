@@ -157,11 +157,11 @@ impl Controller {
     }
 
     fn remember(&mut self, view: &View, now: Duration) {
-        let records = || view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?)));
-        self.epochs.retain(|id, (epoch, _)| records().any(|(known, record)| known == id && record.epoch() == *epoch));
-        self.draining.retain(|id, _| records().any(|(known, record)| known == id && record.draining));
-        self.judge.retain(|id, _| records().any(|(known, _)| known == id));
-        for (id, record) in records() {
+        let record = |id: &String| view.groups.get(id).and_then(Group::record);
+        self.epochs.retain(|id, (epoch, _)| record(id).is_some_and(|record| record.epoch() == *epoch));
+        self.draining.retain(|id, _| record(id).is_some_and(|record| record.draining));
+        self.judge.retain(|id, _| record(id).is_some());
+        for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
             self.epochs.entry(id.clone()).or_insert((record.epoch(), now));
             if record.draining {
                 self.draining.entry(id.clone()).or_insert(now);
@@ -192,12 +192,14 @@ impl Controller {
     /// Workers that can be given a seat.
     fn free<'a>(&mut self, view: &'a View, now: Duration) -> BTreeMap<Sort, Vec<(&'a str, &'a Arc<WorkerRecord>)>> {
         let mut free: BTreeMap<Sort, Vec<_>> = BTreeMap::new();
+        let records = || view.groups.values().filter_map(Group::record);
+        let taken: BTreeSet<&str> =
+            records().flat_map(|record| record.members.iter().map(|member| member.worker.as_str())).collect();
+        let dismissed: BTreeSet<(&str, u64)> =
+            records().flat_map(|record| record.out.iter().map(|(out, n)| (out.as_str(), *n))).collect();
         for (id, worker) in &view.workers {
-            let records = || view.groups.values().filter_map(Group::record);
-            let taken = records().any(|record| record.members.iter().any(|member| member.worker == *id));
-            let dismissed =
-                records().any(|record| record.out.iter().any(|(out, n)| out == id && *n == worker.incarnation));
-            if taken || dismissed || worker.state != WorkerState::Ready {
+            let gone = taken.contains(id.as_str()) || dismissed.contains(&(id.as_str(), worker.incarnation));
+            if gone || worker.state != WorkerState::Ready {
                 continue;
             }
             if let Some(&since) = self.orphans.get(id)
@@ -417,7 +419,12 @@ impl Controller {
                 let why = format!("{id}: {why}; epoch {epoch} on {}", names.join(", "));
                 let seat = encode(&Seat { group: Some(id.to_owned()), epoch });
                 for member in &members {
-                    transaction = transaction.put(self.keys.seat(&member.worker), seat.clone(), None);
+                    let at = self.keys.seat(&member.worker);
+                    if record.member(&member.worker, member.incarnation).is_none() {
+                        // As for a new group.
+                        transaction = transaction.when(view.unchanged(at.clone()));
+                    }
+                    transaction = transaction.put(at, seat.clone(), None);
                 }
                 let draining = false;
                 let record = GroupRecord { members, placement, draining, out, ..record.clone() };
@@ -434,10 +441,13 @@ impl Controller {
 
     /// New groups of workers that have none.
     fn form(&mut self, round: &mut Round) {
-        for (sort, mut free) in std::mem::take(&mut round.free) {
+        let all_free = std::mem::take(&mut round.free);
+        let none = all_free.values().all(Vec::is_empty);
+        let groups = round.view.groups.values().filter_map(Group::record).filter(|_| !none);
+        let sorts: BTreeSet<Sort> = groups.map(|record| of(record)).collect();
+        for (sort, mut free) in all_free {
             // A spare is of use beside a group only.
-            let any = round.view.groups.values().filter_map(|group| group.record()).any(|record| of(record) == sort);
-            let mut spares = if any { self.settings.spares } else { 0 };
+            let mut spares = if sorts.contains(&sort) { self.settings.spares } else { 0 };
             let (model, fingerprint, group_size) = sort;
             while free.len() > spares {
                 let (mut chosen, mut ranks) = (Vec::new(), 0);
@@ -473,7 +483,9 @@ impl Controller {
                 let mut transaction = Transaction::default().when(Condition::Absent(key.clone()));
                 for worker in workers {
                     let seat = Seat { group: Some(id.clone()), epoch };
-                    transaction = transaction.put(self.keys.seat(worker), encode(&seat), None);
+                    let at = self.keys.seat(worker);
+                    // A write whose answer was lost may have given it another one, or still do.
+                    transaction = transaction.when(round.view.unchanged(at.clone())).put(at, encode(&seat), None);
                 }
                 let record = GroupRecord {
                     model: model.clone(),

@@ -86,7 +86,9 @@ async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, prefix: String, vie
     }
 }
 
-/// Reads all, since the store may have begun anew meanwhile, and watches from there.
+/// Reads all and watches from there: the watch that broke is not taken up at its revision, whether the store still keeps the
+/// changes since then or not. A store that has begun anew may count that revision again, of other changes, so it would have to
+/// be read anyway; and nothing is lost that a mirror promises, which is what there is now and not each change on the way.
 async fn watch_once(
     store: &dyn Store,
     prefix: &str,

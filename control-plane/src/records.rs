@@ -1,5 +1,7 @@
 //! What lies under `/rein/<cluster>/`: the keys, and their values as JSON.
 
+use std::borrow::Borrow;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -203,6 +205,14 @@ impl GroupRecord {
     /// The member that is this worker.
     pub fn member(&self, worker: &str, incarnation: u64) -> Option<usize> {
         self.members.iter().position(|member| member.worker == worker && member.incarnation == incarnation)
+    }
+
+    /// Whether all members have loaded and are linked in this epoch, with this layout of experts if one is asked for. `said`
+    /// is what there is under a member's first rank.
+    pub fn is_ready<R: Borrow<Ready>>(&self, layout: Option<u64>, said: impl Fn(usize) -> Option<R>) -> bool {
+        let is_so = |ready: &Ready| ready.epoch == self.epoch() && layout.is_none_or(|layout| layout == ready.layout);
+        let ready = |member| said(self.first_rank(member)).is_some_and(|ready| is_so(ready.borrow()));
+        !self.members.is_empty() && (0..self.members.len()).all(ready)
     }
 
     pub fn ranks_of(&self, member: usize) -> impl Iterator<Item = &RankPlacement> {

@@ -56,7 +56,7 @@ struct Wishes {
     leave: bool,
 }
 
-/// Renews its lease at half of the time that is left. Dropped without `leave`, its keys stay until the lease expires.
+/// Renews its lease when half of its time is over, and tries again at half of what is left. Dropped without `leave`, its keys stay until the lease expires.
 pub struct Session {
     wishes: watch::Sender<Wishes>,
     held: watch::Receiver<Held>,
@@ -301,18 +301,20 @@ impl Keeper {
     /// whether all is there; no longer than `most`.
     async fn rest(&mut self, lease: LeaseId, until: Option<Instant>, most: Duration) -> Result<(), StoreError> {
         let now = Instant::now();
-        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
+        // Not at half of what is left now: each wish would put it off.
+        let due = until.and_then(|until| until.checked_sub(self.ttl / 2)).unwrap_or(now);
+        let wake = now.checked_add(most).map_or(due, |most| due.min(most));
         tokio::select! {
             biased;
-            wished = self.wished.changed() => match wished {
+            wished = self.wished.changed(), if now < due => match wished {
                 Ok(()) => return Ok(()),
                 // The session is gone, and this task with it.
                 Err(_) => std::future::pending().await,
             },
-            () = Name::changed(&mut self.name) => return self.look(lease).await,
-            () = sleep_until(now + (left / 2).min(most)) => {}
+            () = Name::changed(&mut self.name), if now < due => return self.look(lease).await,
+            () = sleep_until(wake) => {}
         }
-        if left / 2 > most {
+        if wake < due {
             return Ok(());
         }
         let now = Instant::now();

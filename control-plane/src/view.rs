@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     records::{ExpertLoad, GroupRecord, Keys, Load, Ready, RouterRecord, Seat, Trouble, WorkerRecord, decode},
-    store::{Entry, Revision, Snapshot},
+    store::{Condition, Entry, Revision, Snapshot},
 };
 
 #[derive(Debug, Clone, Default)]
@@ -41,19 +41,15 @@ impl Group {
 
     /// All ranks of the present epoch have loaded and are linked.
     pub fn serves(&self) -> bool {
-        self.record().is_some_and(|record| {
-            let ready = |member| self.ready.get(&record.first_rank(member)).is_some_and(|r| r.epoch == record.epoch());
-            !record.members.is_empty() && (0..record.members.len()).all(ready)
-        })
+        self.record().is_some_and(|record| record.is_ready(None, |rank| self.ready.get(&rank)))
     }
 
     /// All ranks have loaded the layout of experts that the placement says, and steps are of it.
     pub fn laid_out(&self) -> bool {
         let Some(record) = self.record() else { return false };
         let layout = record.placement.layout;
-        let loaded = |member| self.ready.get(&record.first_rank(member)).is_some_and(|ready| ready.layout == layout);
         let used = self.experts.as_ref().is_some_and(|load| (load.epoch, load.layout) == (record.epoch(), layout));
-        self.serves() && used && (0..record.members.len()).all(loaded)
+        used && record.is_ready(Some(layout), |rank| self.ready.get(&rank))
     }
 
     fn is_empty(&self) -> bool {
@@ -124,6 +120,14 @@ impl View {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// That the key is as this view has it.
+    pub fn unchanged(&self, key: String) -> Condition {
+        match self.seen.get(&key) {
+            Some(&revision) => Condition::At(key, revision),
+            None => Condition::Absent(key),
         }
     }
 

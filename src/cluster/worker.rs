@@ -42,7 +42,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     }
     let (work, shape, most_ranks, name) = work(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let ran = runtime.block_on(async {
         let mesh = args.mesh.unwrap_or_else(|| SocketAddr::new(args.listen.ip(), 0));
         let secure = peers.as_ref().map_or_else(tcp::plain, Peers::secure);
         let listener =
@@ -105,7 +105,10 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         }
         say::out("rein: stopped");
         Ok(())
-    })
+    });
+    // What hangs does not keep the process.
+    runtime.shutdown_timeout(CLOSE_TIME);
+    ran
 }
 
 /// Where others reach an address of this process.
@@ -178,7 +181,7 @@ impl Shared<'_> {
                 // Its connections are cut when the process ends.
                 Err(_) => Ok(()),
             };
-            ran.map_err(|displaced| displaced.to_string()).and(closed)
+            ran.map_err(|error| error.to_string()).and(closed)
         };
         Ok((shown, runs))
     }

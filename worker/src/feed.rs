@@ -100,8 +100,7 @@ impl Source {
     }
 
     pub fn close(&self, why: &str) {
-        self.0.state().closed.get_or_insert_with(|| why.to_owned());
-        self.0.signal.send_modify(|signal| signal.closed = true);
+        self.0.close(why);
     }
 }
 
@@ -164,6 +163,12 @@ impl Feed {
         if news {
             self.signal.send_modify(|signal| signal.version += 1);
         }
+    }
+
+    /// Listeners are told why; the first reason counts.
+    pub fn close(&self, why: &str) {
+        self.state().closed.get_or_insert_with(|| why.to_owned());
+        self.signal.send_modify(|signal| signal.closed = true);
     }
 
     pub fn listeners(&self) -> usize {

@@ -1,18 +1,21 @@
 //! A worker process in a cluster: it says that it is there, takes the seat it is given, and leaves it when its group is
 //! over. What it is told comes from the store; what it knows last counts while the store is silent.
 
+mod end;
 mod files;
 mod layout;
 mod ready;
 mod seat;
 mod switch;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::records::{
-    Drain, GroupRecord, Keys, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, decode, encode,
+    Drain, GroupRecord, Keys, Load, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
 };
 use rein_control_plane::{Condition, Mirror, Rival, Session, Store, StoreError, Transaction};
 use rein_kernels::collective::tcp::{Abort, Listener};
@@ -25,7 +28,7 @@ pub use files::Files;
 use layout::{Known, Relayout};
 pub use ready::{Readiness, Verdict};
 pub use seat::Work;
-use seat::{HOMECOMING, Links, Refused, Taken, Taking};
+use seat::{Links, Refused, Taken, Taking};
 pub use switch::{Switch, WorkerReport};
 
 use crate::rank::Resident;
@@ -43,7 +46,8 @@ mod limits {
     pub const TICK: Duration = Duration::from_millis(500);
     /// How often it tells its load while that changes; that there is none, or some, it tells at once.
     pub const TELL: Duration = Duration::from_secs(5);
-    /// Longest wait for an engine to end its sequences; a step that hangs has been cut off by then.
+    /// An engine that has not ended its sequences by then is given up. Whoever leaves waits no longer for anything that may
+    /// hang.
     pub const ENGINE_END: Duration = Duration::from_secs(2);
     /// Ranks whose weights come home; no process holds more.
     pub const HOMES: usize = 64;
@@ -119,6 +123,9 @@ struct Node {
     quiet: Option<Instant>,
     /// A seat whose placement could not be read.
     pending: Option<Seat>,
+    leave: watch::Receiver<bool>,
+    /// Why this process can compute no more.
+    stuck: Option<String>,
 }
 
 enum News {
@@ -132,12 +139,13 @@ enum News {
     Outlived,
 }
 
-/// Another worker goes by this one's id.
+/// Why a worker ends that was not asked to.
 #[derive(Debug, thiserror::Error)]
-#[error("--id: the cluster has a worker {id} already, at {address}; each needs an id of its own")]
-pub struct Displaced {
-    id: String,
-    address: String,
+pub enum NodeError {
+    #[error("--id: the cluster has a worker {id} already, at {address}; each needs an id of its own")]
+    Displaced { id: String, address: String },
+    #[error("this process can compute no more and has to be started again: {0}")]
+    Stuck(String),
 }
 
 /// Until `leave` turns true and the group can do without this worker.
@@ -148,7 +156,7 @@ pub async fn run(
     listener: Arc<Listener>,
     switch: Switch,
     mut leave: watch::Receiver<bool>,
-) -> Result<(), Displaced> {
+) -> Result<(), NodeError> {
     let session = Session::named(store.clone(), &options.id, options.lease, options.keys.worker(&options.id));
     let mut seats = Mirror::new(store.clone(), &options.id, options.keys.seat(&options.id));
     let mut drains = Mirror::new(store.clone(), &options.id, options.keys.drain(&options.id));
@@ -168,6 +176,8 @@ pub async fn run(
         penance: limits::PENANCE_FIRST,
         quiet: None,
         pending: None,
+        leave: leave.clone(),
+        stuck: None,
         options,
     };
     node.say();
@@ -222,21 +232,23 @@ pub async fn run(
             }
         }
         node.stand(leaving.is_some());
-        if let Some(displaced) = node.displaced() {
-            tracing::error!("{displaced}");
-            node.stand_up("another worker has this one's id").await;
-            node.session.leave().await;
-            return Err(displaced);
-        }
+        let asked = leaving.is_some() || *node.leave.borrow();
         let over = leaving.is_some_and(|since| {
             let patience = since.elapsed() > limits::LEAVE_TIME;
             node.now.is_none() && node.taking.is_none() || patience
         });
-        if over {
+        if over || asked && node.stuck.is_some() {
             node.stand_up("the worker leaves").await;
             node.forget_drain().await;
             node.session.leave().await;
             return Ok(());
+        }
+        let stuck = node.stuck.clone().map(NodeError::Stuck);
+        if let Some(error) = node.displaced().or(stuck) {
+            tracing::error!("{error}");
+            node.stand_up(&error.to_string()).await;
+            node.session.leave().await;
+            return Err(error);
         }
     }
 }
@@ -291,12 +303,12 @@ impl Node {
     }
 
     /// Another one has been here with this id for longer than a dead one could be.
-    fn displaced(&self) -> Option<Displaced> {
+    fn displaced(&self) -> Option<NodeError> {
         let held = self.session.held();
         let held = held.borrow();
         let record = decode::<WorkerRecord>(held.is_taken(self.options.lease)?);
         let address = record.map_or_else(|_| "an unknown address".to_owned(), |record| record.address);
-        Some(Displaced { id: self.options.id.clone(), address })
+        Some(NodeError::Displaced { id: self.options.id.clone(), address })
     }
 
     /// Takes a seat that is newer than the present one.
@@ -306,6 +318,9 @@ impl Node {
             return;
         }
         self.stand_up(&format!("epoch {} follows", seat.epoch)).await;
+        if self.stuck.is_some() {
+            return;
+        }
         let Some(group) = seat.group.clone() else {
             tracing::info!(epoch = seat.epoch, "without a seat: a spare");
             self.record.seat = seat;
@@ -407,80 +422,6 @@ impl Node {
         }
     }
 
-    /// The group of this epoch is over: says so, and waits for what the controller makes of it.
-    async fn trouble(&mut self, reason: String, suspect: Option<usize>) {
-        let Some(now) = &self.now else { return };
-        let (group, rank, epoch) = (now.group.clone(), now.rank, now.record.epoch());
-        tracing::warn!(group, epoch, ?suspect, reason, "the group is over");
-        let keys = self.options.keys.clone();
-        self.session.remove(&keys.ready(&group, rank));
-        self.session.put(keys.trouble(&group, rank), encode(&Trouble { epoch, suspect, reason: reason.clone() }));
-        self.end(&reason).await;
-        self.say();
-    }
-
-    /// Ends what the present membership runs; the weights come home.
-    async fn end(&mut self, reason: &str) {
-        let Some(now) = &mut self.now else { return };
-        now.links.cut(reason);
-        now.relayout = None;
-        self.switch.set(None);
-        let (engine, ranks) = (now.engine.take(), now.ranks);
-        let (ran, _) = (engine.is_some() || now.taken.is_some(), now.mirror.take());
-        if let Some(engine) = engine
-            && timeout(limits::ENGINE_END, engine.abort()).await.is_err()
-        {
-            tracing::warn!("the engine is still in a step");
-        }
-        // Joins rank threads, which end with the links.
-        let taken = now.taken.take();
-        if tokio::task::spawn_blocking(move || drop(taken)).await.is_err() {
-            tracing::error!("a rank panicked");
-        }
-        self.ended = None;
-        if ran && let Work::Model(_) = self.work {
-            let homes = self.homes.1.clone();
-            let (home, ranks) = (self.homes.0.clone(), ranks);
-            let wait = move || {
-                let until = std::time::Instant::now() + HOMECOMING;
-                let mut back = Vec::new();
-                while back.len() < ranks
-                    && let Ok(resident) = homes.recv_deadline(until)
-                {
-                    back.push(resident);
-                }
-                back.into_iter().for_each(|resident| drop(home.send(resident)));
-            };
-            // They are read again if they do not come.
-            let _ = tokio::task::spawn_blocking(wait).await;
-        }
-    }
-
-    /// Leaves the present seat, if there is one.
-    async fn stand_up(&mut self, reason: &str) {
-        let Some(now) = &self.now else { return };
-        let (group, rank) = (now.group.clone(), now.rank);
-        self.listener.fence(&group, now.record.epoch() + 1);
-        now.links.cut(reason);
-        if let Some(taking) = self.taking.take() {
-            match taking.await {
-                Ok(Ok(taken)) => {
-                    if let Some(now) = &mut self.now {
-                        (now.engine, now.taken) = (taken.engine.clone(), Some(taken));
-                    }
-                }
-                Ok(Err(_)) => {}
-                Err(error) => tracing::error!(%error, "taking the seat failed"),
-            }
-        }
-        self.end(reason).await;
-        self.now = None;
-        let keys = &self.options.keys;
-        for key in [keys.ready(&group, rank), keys.trouble(&group, rank), keys.load(&group), keys.experts(&group)] {
-            self.session.remove(&key);
-        }
-    }
-
     /// Follows the group's layout of experts.
     async fn lay_out(&mut self) {
         let Some(now) = &mut self.now else { return };
@@ -519,7 +460,14 @@ impl Node {
             return;
         }
         if let Some(time) = engine.step_time().filter(|&time| time > self.options.step_deadline) {
-            return now.links.give_up(&format!("a step has taken {time:.1?}"));
+            let why = format!("a step has taken {time:.1?}");
+            if now.links.give_up(&why) {
+                // Whoever watches the links hears of it, as all other ranks do.
+                return;
+            }
+            let rank = now.rank;
+            engine.give_up(&why);
+            return self.trouble(why, Some(rank)).await;
         }
         let stats = engine.engine_stats();
         let load = Load {

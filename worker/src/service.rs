@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream};
 use rein_proto::internal::engine_server::{self, EngineServer};
@@ -16,7 +17,7 @@ use rein_proto::internal::{
     EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, Start, StatsRequest, ToEngine,
     from_engine, to_engine,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep};
 use tonic::metadata::MetadataMap;
@@ -49,6 +50,21 @@ struct Shared {
     feed: Arc<Feed>,
     draining: AtomicBool,
     vitals: Arc<Vitals>,
+    /// Nobody waits for the engine thread any more.
+    given_up: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// Whatever waits for the engine ends then. As long as this is there, so is the sender.
+    fn given_up(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut given_up = self.given_up.subscribe();
+        async move { drop(given_up.wait_for(|given_up| *given_up).await) }
+    }
+
+    fn lost(&self) -> Status {
+        let why = self.vitals.lost.get().cloned().unwrap_or_default();
+        rejected(Rejected::Lost(why))
+    }
 }
 
 /// Start the engine thread over `executor`.
@@ -68,6 +84,7 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
         feed,
         draining: AtomicBool::new(false),
         vitals: vitals.clone(),
+        given_up: watch::Sender::new(false),
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -129,6 +146,16 @@ impl EngineService {
         }
     }
 
+    /// The engine is in a step that does not end. All streams end now, with the status of an executor that is lost, so that
+    /// their routers go on elsewhere; what the step holds is free when it ends after all.
+    pub fn give_up(&self, why: &str) {
+        // The first reason stays.
+        let _ = self.shared.vitals.lost.set(why.to_owned());
+        self.shared.draining.store(true, Ordering::SeqCst);
+        self.shared.feed.close(why);
+        self.shared.given_up.send_replace(true);
+    }
+
     /// Why the executor cannot execute any more, if so. Nothing brings it back.
     pub fn lost(&self) -> Option<&str> {
         self.shared.vitals.lost.get().map(String::as_str)
@@ -150,7 +177,16 @@ impl EngineService {
     }
 
     fn executable(&self) -> Result<(), Status> {
-        self.lost().map_or(Ok(()), |why| Err(rejected(Rejected::Lost(why.to_owned()))))
+        self.lost().map_or(Ok(()), |_| Err(self.shared.lost()))
+    }
+
+    /// What the engine thread answers, unless it is given up.
+    async fn answered<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.shared.given_up() => Err(self.shared.lost()),
+        }
     }
 
     async fn open(&self, start: Box<Start>, span: Span) -> Result<(SeqId, Open), Status> {
@@ -199,7 +235,7 @@ impl engine_server::Engine for EngineService {
                 return Err(rejected(Rejected::Draining));
             }
             request::check(&start, &self.shared.shape).map_err(|error| Status::invalid_argument(error.to_string()))?;
-            self.open(Box::new(start), span).await
+            self.answered(self.open(Box::new(start), span)).await
         };
         let (seq, open) = match deadline {
             None => opening.await?,
@@ -213,6 +249,8 @@ impl engine_server::Engine for EngineService {
             commands: self.commands.clone(),
             pump: pump.abort_handle(),
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
+            given_up: self.shared.given_up().boxed(),
+            shared: self.shared.clone(),
             finished: false,
             ended: false,
         }))
@@ -234,8 +272,11 @@ impl engine_server::Engine for EngineService {
         self.executable()?;
         let listener = self.shared.feed.listen(interval)?;
         let (ready, filled) = oneshot::channel();
-        self.commands.send(Command::Listen { ready }).await.map_err(|_| stopped())?;
-        filled.await.map_err(|_| stopped())?;
+        let asked = async {
+            self.commands.send(Command::Listen { ready }).await.map_err(|_| stopped())?;
+            filled.await.map_err(|_| stopped())
+        };
+        self.answered(asked).await?;
         Ok(Response::new(listener.into_stream()))
     }
 }
@@ -263,6 +304,8 @@ pub struct Outputs {
     commands: mpsc::Sender<Command>,
     pump: AbortHandle,
     deadline: Option<Pin<Box<Sleep>>>,
+    given_up: BoxFuture<'static, ()>,
+    shared: Arc<Shared>,
     /// The last message was a Finish.
     finished: bool,
     ended: bool,
@@ -280,7 +323,13 @@ impl Stream for Outputs {
             return Poll::Ready(Some(Err(too_late())));
         }
         match self.messages.poll_recv(context) {
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => match self.given_up.poll_unpin(context) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(()) => {
+                    self.end();
+                    Poll::Ready(Some(Err(self.shared.lost())))
+                }
+            },
             Poll::Ready(Some(message)) => {
                 if self.room.answer(self.messages.capacity()) {
                     // If the queue is full, the engine is about to look at all sequences anyway.

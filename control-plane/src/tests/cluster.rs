@@ -1,6 +1,7 @@
 //! The controller against simulated workers that die, hang, are cut off, come back and leave, over a store that may
 //! forget everything. Each run is a function of its seed.
 
+mod competing;
 mod layouts;
 
 use std::{

@@ -1,11 +1,21 @@
 //! What both stores promise, on both.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
+use async_trait::async_trait;
 use futures::StreamExt;
 
 use super::{etcd::Server, values};
-use crate::{Changes, Condition, Memory, Mirror, Store, StoreError, Transaction, store::Watch};
+use crate::{
+    Changes, Condition, Memory, Mirror, Snapshot, Store, StoreError, Transaction,
+    store::{LeaseId, Revision, Watch},
+};
 
 fn put(key: &str, value: &'static str) -> Transaction {
     Transaction::default().put(key, value, None)
@@ -90,4 +100,83 @@ async fn what_is_compacted_cannot_be_watched() {
     store.compact(second);
     assert_eq!(store.watch("/", first).await.err(), Some(StoreError::Compacted(first)));
     assert!(store.watch("/", second).await.is_ok());
+}
+
+/// An etcd that is compacted between a mirror's read and its watch, the first time.
+struct Compacted {
+    store: Arc<dyn Store>,
+    server: Server,
+    watches: AtomicUsize,
+}
+
+#[async_trait]
+impl Store for Compacted {
+    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        self.store.read(prefix).await
+    }
+
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+        if self.watches.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.store.commit(Transaction::default().delete("/a/gone")).await?.expect("no condition");
+            let last = self.store.commit(put("/a/1", "again")).await?.expect("no condition");
+            self.server.compact(last).await;
+        }
+        self.store.watch(prefix, after).await
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
+        self.store.commit(transaction).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.store.grant(ttl).await
+    }
+
+    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.renew(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.revoke(lease).await
+    }
+}
+
+#[tokio::test]
+async fn an_etcd_that_is_compacted_is_watched_again_and_nothing_is_lost() {
+    let server = Server::start();
+    let store = server.store();
+    let up = async { Mirror::new(store.clone(), "test", "/").read().await };
+    tokio::time::timeout(Duration::from_secs(30), up).await.expect("etcd comes up");
+    let first = store.commit(put("/a/1", "one")).await.expect("reachable").expect("no condition");
+    for _ in 0..3 {
+        store.commit(put("/a/gone", "for now")).await.expect("reachable").expect("no condition");
+    }
+    let last = store.commit(put("/a/2", "two")).await.expect("reachable").expect("no condition");
+    server.compact(last).await;
+    // As the contract says: told when the watch is made, or by the watch.
+    let told = match store.watch("/a/", first).await {
+        Ok(mut watch) => tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("in time"),
+        Err(error) => Some(Err(error)),
+    };
+    assert_eq!(told, Some(Err(StoreError::Compacted(last))));
+    // From there on nothing is missing.
+    let mut watch = store.watch("/a/", last).await.expect("not compacted");
+    store.commit(put("/a/3", "three")).await.expect("reachable").expect("no condition");
+    assert_eq!(next(&mut watch).await.keys.len(), 1);
+
+    let compacted = Arc::new(Compacted { store: store.clone(), server, watches: AtomicUsize::new(0) });
+    let mut mirror = Mirror::new(compacted.clone(), "test", "/a/");
+    let becomes = async |mirror: &mut Mirror, wanted: &[(&str, &str)]| {
+        let wanted = wanted.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let wait = async {
+            while values(&mirror.view()) != wanted {
+                mirror.changed().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("the mirror follows");
+    };
+    becomes(&mut mirror, &[("/a/1", "again"), ("/a/2", "two"), ("/a/3", "three")]).await;
+    store.commit(put("/a/2", "later").delete("/a/3")).await.expect("reachable").expect("no condition");
+    becomes(&mut mirror, &[("/a/1", "again"), ("/a/2", "later")]).await;
+    assert_eq!(compacted.watches.load(Ordering::SeqCst), 2, "the first watch was compacted away");
 }

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{Etcd, EtcdOptions, Store};
+use crate::{Etcd, EtcdOptions, Store, store::Revision};
 
 pub struct Server {
     process: Option<Child>,
@@ -47,6 +47,12 @@ impl Server {
             .stderr(Stdio::null())
             .spawn();
         self.process = Some(child.expect("etcd is installed (make test installs it)"));
+    }
+
+    /// Forgets how things came to be as they were at a revision.
+    pub async fn compact(&self, revision: Revision) {
+        let mut client = etcd_client::Client::connect([&self.endpoint], None).await.expect("an endpoint");
+        client.compact(revision as i64, None).await.expect("a revision that there is");
     }
 
     pub fn stop(&mut self) {

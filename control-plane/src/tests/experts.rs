@@ -116,6 +116,32 @@ fn layouts_follow_a_drifting_load_within_what_a_rank_may_load() {
     );
 }
 
+/// All layers of Kimi K2, two copies a rank: even within a few layouts, and again after a drift.
+#[test]
+fn the_worst_of_61_layers_is_even_after_a_few_layouts() {
+    const LAYERS: usize = 61;
+    const DRAWS: usize = 200_000;
+    let shape = ModelShape { attention_heads: 64, kv_heads: 64, experts: vec![EXPERTS; LAYERS] };
+    let mut placement = place(&shape, RANKS, 1).expect("fits");
+    let mut load = Drifting::new((0..LAYERS).map(|layer| Traffic::new(layer as u64, EXPERTS)).collect(), 3);
+    let mut number = 0;
+    for most in [5, 1] {
+        let rows = load.window(DRAWS);
+        let before = worst(&placement, &rows);
+        let mut more = true;
+        let began = number;
+        while more {
+            number += 1;
+            let change = relayout(&placement, &rows, 2, 1.1, number).expect("it is uneven");
+            (placement, more) = (change.placement, change.more);
+        }
+        let after = worst(&placement, &load.now(DRAWS));
+        assert!(before > 5.0 && after < 1.15, "{before} -> {after}");
+        assert!(number - began <= most, "{} layouts", number - began);
+        load.drift();
+    }
+}
+
 #[test]
 fn a_layer_that_takes_more_than_a_rank_may_load_changes_all_the_same() {
     let experts = 4 * limits::EXPERT_MOVES;

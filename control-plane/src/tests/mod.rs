@@ -4,6 +4,7 @@ mod etcd;
 mod experts;
 mod fan;
 mod faulty;
+mod fencing;
 mod presence;
 mod traffic;
 

@@ -3,16 +3,21 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use tokio::time::Instant;
 
 use super::{etcd::Server, faulty::Faulty, seeds, values};
-use crate::{Fan, Memory, Mirror, Session, Store, Transaction, campaign};
+use crate::{
+    Fan, Memory, Mirror, Session, Snapshot, Store, StoreError, Transaction, campaign,
+    store::{LeaseId, Revision, Watch},
+};
 
 const TTL: Duration = Duration::from_secs(5);
 
@@ -47,6 +52,80 @@ async fn keys_live_as_long_as_their_node_and_no_longer() {
     node.settled().await;
     node.leave().await;
     assert!(store.read("/").await.unwrap().entries.is_empty());
+}
+
+/// When leases are renewed, and calls that fail.
+#[derive(Clone, Default)]
+struct Renewals {
+    store: Memory,
+    at: Arc<Mutex<Vec<Instant>>>,
+    fail: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Store for Renewals {
+    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        self.store.read(prefix).await
+    }
+
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+        self.store.watch(prefix, after).await
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
+        self.store.commit(transaction).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.store.grant(ttl).await
+    }
+
+    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.at.lock().unwrap().push(Instant::now());
+        if self.fail.load(Ordering::Relaxed) > 0 {
+            self.fail.fetch_sub(1, Ordering::Relaxed);
+            return Err(StoreError::Unavailable("the call was lost".into()));
+        }
+        self.store.renew(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.revoke(lease).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_when_half_of_it_is_over_whatever_else_there_is_to_do() {
+    let store = Renewals::default();
+    // The runtime's timers are of a millisecond.
+    let is = |time: Duration, wanted: Duration| time.abs_diff(wanted) < Duration::from_millis(5);
+    for wishes in [0, 1, 20] {
+        let began = Instant::now();
+        let node = Session::new(Arc::new(store.clone()), "node", TTL);
+        node.put("/loads/1", "0");
+        node.settled().await;
+        for i in 0..20 * wishes {
+            node.put("/loads/1", i.to_string());
+            seconds(1.0 / wishes as f64).await;
+        }
+        tokio::time::sleep_until(began + 4 * TTL + TTL / 4).await;
+        let at = std::mem::take(&mut *store.at.lock().unwrap());
+        assert_eq!(at.len(), 8, "{wishes} wishes a second");
+        for (i, at) in (1..).zip(at) {
+            assert!(is(at - began, i * TTL / 2), "{wishes} wishes a second: renewal {i} after {:?}", at - began);
+        }
+        // Tried again within half of what is left, as long as something is left.
+        store.fail.store(4, Ordering::Relaxed);
+        seconds(TTL.as_secs_f64()).await;
+        let at = std::mem::take(&mut *store.at.lock().unwrap());
+        let until = began + 4 * TTL + TTL;
+        assert!(at.len() >= 5 && at[4] < until, "{:?}", at.iter().map(|at| *at - began).collect::<Vec<_>>());
+        for pair in at[..5].windows(2) {
+            assert!(pair[1] - pair[0] <= (until - pair[0]) / 2 + Duration::from_millis(5));
+        }
+        assert_eq!(node.held().borrow().leases, 1);
+        node.leave().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

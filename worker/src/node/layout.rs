@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{ExpertLoad, GroupRecord, Keys, Ready, decode};
+use rein_control_plane::records::{ExpertLoad, GroupRecord, Keys, decode};
 use rein_control_plane::{Placement, Revision, Snapshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::limits::{EXPERTS_CHANGE, EXPERTS_HALF_LIFE, EXPERTS_LOOK, EXPERTS_TELL, LAYOUT_RETRY};
+use super::ready::said;
 use crate::checkpoint::LoadError;
 use crate::rank::Layouts;
 
@@ -92,12 +93,7 @@ impl Relayout {
     /// The leader's: goes over to the layout of the record once all members have loaded it.
     pub fn lead(&self, view: &Snapshot, keys: &Keys, group: &str, record: &GroupRecord) {
         let layout = record.placement.layout;
-        let ready = |member| {
-            let entry = view.entries.get(&keys.ready(group, record.first_rank(member)));
-            let ready = entry.and_then(|entry| decode::<Ready>(&entry.value).ok());
-            ready.is_some_and(|ready| (ready.epoch, ready.layout) == (record.epoch(), layout))
-        };
-        if layout == self.layout && (0..record.members.len()).all(ready) {
+        if layout == self.layout && record.is_ready(Some(layout), said(keys, group, view)) {
             self.layouts.switch(layout);
         }
     }

@@ -156,12 +156,9 @@ fn routers(snapshot: &Snapshot) -> Option<usize> {
     (snapshot.revision > 0).then(take)
 }
 
-fn whole(keys: &Keys, group: &str, record: &GroupRecord, snapshot: &Snapshot) -> bool {
-    let ready = |member| {
-        let entry = snapshot.entries.get(&keys.ready(group, record.first_rank(member)));
-        entry.is_some_and(|entry| decode::<Ready>(&entry.value).is_ok_and(|ready| ready.epoch == record.epoch()))
-    };
-    !record.members.is_empty() && (0..record.members.len()).all(ready)
+/// What a group's members say under their first ranks.
+pub(super) fn said<'a>(keys: &'a Keys, group: &'a str, snapshot: &'a Snapshot) -> impl Fn(usize) -> Option<Ready> + 'a {
+    move |rank| decode(&snapshot.entries.get(&keys.ready(group, rank))?.value).ok()
 }
 
 /// The worker's verdict on itself, as `grpc.health.v1` and for whoever asks. It is kept up to date while a clone is there; the
@@ -263,7 +260,7 @@ impl Judge {
     fn look(&self, now: &Stood) -> Sight {
         let whole = match (&now.standing, &self.group) {
             (Standing::Follows { group, record }, Some((_, mirror))) => {
-                whole(&self.keys, group, record, &mirror.view())
+                record.is_ready(None, said(&self.keys, group, &mirror.view()))
             }
             _ => false,
         };

@@ -63,12 +63,13 @@ impl Links {
         self.fates().iter().for_each(|(_, abort)| abort.abort(reason));
     }
 
-    /// As `cut`, by the fault of the rank that is being waited for.
-    pub fn give_up(&self, reason: &str) {
-        match self.fates().first() {
-            Some((fate, _)) => fate.give_up(reason),
-            None => self.cut(reason),
+    /// As `cut`, by the fault of the rank that is being waited for. False: there is nothing to cut, all ranks are here.
+    pub fn give_up(&self, reason: &str) -> bool {
+        let fates = self.fates();
+        if let Some((fate, _)) = fates.first() {
+            fate.give_up(reason);
         }
+        !fates.is_empty()
     }
 
     /// Waits, on its own thread, for the end of the group. None: all its ranks are here, and nothing links them with others.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use rein_control_plane::RankPlacement;
+use rein_control_plane::limits::EXPERT_MOVES;
 use rein_kernels::Precision;
 
 use super::ModelOptions;
@@ -56,9 +57,23 @@ impl KvPlan {
         precisions: Precisions,
         options: &ModelOptions,
     ) -> Result<Self, LoadError> {
+        Self::within(spec, mine, to_load, ranks, precisions, options, free_memory())
+    }
+
+    fn within<'a>(
+        spec: &Spec,
+        mine: &[&RankPlacement],
+        to_load: impl Iterator<Item = &'a RankPlacement>,
+        ranks: usize,
+        precisions: Precisions,
+        options: &ModelOptions,
+        free: usize,
+    ) -> Result<Self, LoadError> {
         let copies = bytes_of_copies(spec, precisions, options.redundant_experts);
-        let weights = to_load.map(|rank| bytes_to_hold(spec, precisions, rank, ranks) + copies).sum();
-        Self::with_free(spec, mine, weights, precisions, options, free_memory())
+        let weights: usize = to_load.map(|rank| bytes_to_hold(spec, precisions, rank, ranks) + copies).sum();
+        let moves: usize =
+            mine.iter().map(|rank| bytes_of_moves(spec, precisions, rank, options.redundant_experts)).sum();
+        Self::with_free(spec, mine, weights + moves, precisions, options, free)
     }
 
     /// With the blocks that all ranks have room for, which may be fewer.
@@ -119,6 +134,17 @@ impl KvPlan {
             _ => Ok(Self { max_context: full_context.min(fits), ..self }),
         }
     }
+}
+
+/// Bytes of the experts of a layout to come that a rank holds beside those of the present one: as many as the controller moves
+/// at once, or those of one layer if these are more. None where it holds all, as the only rank of a group does.
+fn bytes_of_moves(spec: &Spec, precisions: Precisions, rank: &RankPlacement, redundant: usize) -> usize {
+    let all = spec.shape().experts;
+    let lacks = || all.iter().zip(&rank.experts).map(|(all, held)| (all.saturating_sub(held.len()), held.len()));
+    let of_layer = lacks().map(|(lacks, held)| lacks.min(held + redundant)).max().unwrap_or(0);
+    let moves = lacks().map(|(lacks, _)| lacks).sum::<usize>().min(EXPERT_MOVES.max(of_layer));
+    let layers = all.iter().filter(|&&experts| experts > 0).count();
+    moves * bytes_of_copies(spec, precisions, 1) / layers.max(1)
 }
 
 /// Longest prompt + generated that config.json and `options` allow.
@@ -183,6 +209,41 @@ mod tests {
         assert_eq!(wide.bytes_per_token, 128);
         assert!(all.to_string().contains("448 blocks of 16 tokens"), "{all}");
         assert!(all.to_string().ends_with("context 100 tokens"), "{all}");
+    }
+
+    #[test]
+    fn a_layout_to_come_has_room_beside_the_present_one() {
+        let spec = |experts: usize| {
+            let config = json!({"architectures": ["MixtralForCausalLM"], "vocab_size": 8, "hidden_size": 16,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 8,
+                "num_local_experts": experts, "num_experts_per_tok": 2, "max_position_embeddings": 100});
+            crate::model::build(config.as_object().expect("object")).expect("spec")
+        };
+        let expert = 2 * 3 * 16 * 8;
+        let of = |experts: usize, ranks, redundant| {
+            let spec = spec(experts);
+            let placement = place(&spec.shape(), ranks, 1).expect("placement");
+            bytes_of_moves(&spec, PRECISIONS, &placement.ranks[0], redundant) / expert
+        };
+        assert_eq!(of(8, 1, 2), 0, "it holds all");
+        assert_eq!(of(8, 2, 2), 2 * 4, "all that it lacks");
+        assert_eq!(of(256, 4, 2), 66, "those of one layer");
+        assert_eq!(of(128, 4, 2), EXPERT_MOVES);
+        // What that leaves is what the KV cache is a share of.
+        let (spec, options) = (spec(128), ModelOptions { tp: 4, max_sequences: 1 << 40, ..Default::default() });
+        let placement = place(&spec.shape(), 4, 1).expect("placement");
+        let mine: Vec<&RankPlacement> = placement.ranks[..2].iter().collect();
+        let blocks = |to_load: &[&RankPlacement], free: usize| {
+            let to_load = to_load.iter().copied();
+            let plan = KvPlan::within(&spec, &mine, to_load, 4, PRECISIONS, &options, free).expect("plan");
+            plan.blocks * plan.block_size * plan.bytes_per_token * DEFAULT_SHARE
+        };
+        let (room, free) = (2 * EXPERT_MOVES * expert, 1 << 30);
+        let (loaded, all) = (blocks(&[], free), blocks(&mine, free));
+        let weights: usize = mine.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, 4)).sum();
+        let block = 64 * 16 * DEFAULT_SHARE;
+        assert!((free - room).abs_diff(loaded) <= block, "{loaded}");
+        assert!((free - room - weights).abs_diff(all) <= block, "{all}");
     }
 
     #[test]

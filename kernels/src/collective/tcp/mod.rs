@@ -69,7 +69,7 @@ struct Shared {
     abort: Mutex<Option<Abort>>,
     aborted: Condvar,
     sockets: Vec<TcpStream>,
-    /// The rank, and one, whose word is being waited for; 0: none.
+    /// The rank that has to give or take something before this one goes on; this one itself while it computes.
     waiting: AtomicUsize,
 }
 
@@ -107,10 +107,9 @@ impl Fate {
         self.0.lock().clone()
     }
 
-    /// Ends the group because nothing comes from the rank that is being waited for, if there is one.
+    /// Ends the group by the fault of the rank that is being waited for: another one, or this one if it computes.
     pub fn give_up(&self, reason: &str) {
-        let waiting = self.0.waiting.load(Ordering::Relaxed);
-        self.0.abort(reason, waiting.checked_sub(1));
+        self.0.abort(reason, Some(self.0.waiting.load(Ordering::Relaxed)));
     }
 
     /// Waits for the end, not longer than this.
@@ -237,7 +236,7 @@ impl Tcp {
             abort: Mutex::new(None),
             aborted: Condvar::new(),
             sockets,
-            waiting: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(rank),
         });
         let pulse = pulse::start(rank, pulses, shared.clone())?;
         let peers = data.into_iter().map(|wire| wire.map(|wire| RefCell::new(wire.stream))).collect();
@@ -262,14 +261,24 @@ impl Tcp {
         Error::Aborted(abort.reason)
     }
 
+    /// A call on the connection to `peer`, which is being waited for meanwhile.
+    fn with(
+        &self,
+        peer: usize,
+        stream: &RefCell<Box<dyn Stream>>,
+        call: impl FnOnce(&mut dyn Stream) -> io::Result<()>,
+    ) -> Result<()> {
+        self.shared.waiting.store(peer, Ordering::Relaxed);
+        let done = call(&mut **stream.borrow_mut());
+        self.shared.waiting.store(self.rank, Ordering::Relaxed);
+        done.map_err(|error| self.lost(peer, &error))
+    }
+
     /// The first thing a peer says in an operation.
     fn header(&self, peer: usize, expected: Header) -> Result<usize> {
         let mut bytes = [0; HEADER];
         let Some(stream) = &self.peers[peer] else { return Ok(0) };
-        self.shared.waiting.store(peer + 1, Ordering::Relaxed);
-        let read = stream.borrow_mut().read_exact(&mut bytes);
-        self.shared.waiting.store(0, Ordering::Relaxed);
-        read.map_err(|error| self.lost(peer, &error))?;
+        self.with(peer, stream, |stream| stream.read_exact(&mut bytes))?;
         let said = Header::read(&bytes);
         match said {
             Some(said) if said == (Header { len: said.len, ..expected }) => Ok(said.len as usize),
@@ -309,9 +318,7 @@ impl Tcp {
                 {
                     let end = traffic.out.len().min(traffic.sent + CHUNK);
                     let chunk = &traffic.out[traffic.sent..end];
-                    let mut stream = stream.borrow_mut();
-                    let written = stream.write_all(chunk).and_then(|()| stream.flush());
-                    written.map_err(|error| self.lost(peer, &error))?;
+                    self.with(peer, stream, |stream| stream.write_all(chunk).and_then(|()| stream.flush()))?;
                     traffic.sent = end;
                 }
             }
@@ -328,8 +335,7 @@ impl Tcp {
                 };
                 let start = traffic.got.len();
                 traffic.got.resize(start + left.min(room), 0);
-                let read = stream.borrow_mut().read_exact(&mut traffic.got[start..]);
-                read.map_err(|error| self.lost(peer, &error))?;
+                self.with(peer, stream, |stream| stream.read_exact(&mut traffic.got[start..]))?;
                 traffic.left = Some(left - left.min(room));
             }
         }

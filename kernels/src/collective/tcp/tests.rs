@@ -107,6 +107,36 @@ fn all_ranks_name_the_one_that_failed_first() {
     }
 }
 
+/// Whom a rank blames that is given up: the one that does not give, the one that does not take, or itself.
+#[test]
+fn who_is_waited_for_is_to_blame() {
+    let listeners = [listen(), listen()];
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    type Op = fn(&Tcp) -> crate::Result<()>;
+    let gives: Op = |rank| rank.broadcast(0, &mut vec![0.0; 4 << 20]);
+    let takes: Op = |rank| rank.broadcast(1, &mut [0.0]);
+    for (epoch, (op, suspect)) in (1..).zip([(None, 0), (Some(takes), 1), (Some(gives), 1)]) {
+        let [a, b] = pair(&listeners, epoch, &addresses).map(|rank| rank.expect("both come"));
+        let fates = [a.fate(), b.fate()];
+        let (done, result) = std::sync::mpsc::sync_channel(1);
+        std::thread::spawn(move || {
+            let ended = op.map(|op| op(&a));
+            // A rank that computes is there until it has been told.
+            let told = a.fate().wait(PATIENCE);
+            done.send((ended, told))
+        });
+        let blocked = result.recv_timeout(Duration::from_millis(100));
+        assert!(blocked.is_err(), "{blocked:?}");
+        fates[0].give_up("test over");
+        let (ended, _) = result.recv_timeout(PATIENCE).expect("it is told");
+        assert!(ended.is_none_or(|ended| ended.is_err()));
+        for fate in fates {
+            let abort = fate.wait(PATIENCE).expect("all are told");
+            assert_eq!((abort.suspect, abort.reason.as_str()), (Some(suspect), "test over"));
+        }
+    }
+}
+
 #[test]
 fn other_epochs_are_refused() {
     let listeners = [listen(), listen()];

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prost::Message;
 use rein_kernels::collective::{AbortHandle, tcp};
 
 use super::*;
@@ -164,4 +165,35 @@ fn ranks_that_agree_on_too_little_for_the_context_end_with_an_error() {
         seats.into_iter().map(|seat| seat.join().expect("no panic")).collect()
     });
     assert!(errors[0].as_ref().is_some_and(|error| error.contains("72 tokens do not fit")), "{errors:?}");
+}
+
+/// The test is the leader.
+#[test]
+fn a_rank_that_follows_refuses_steps_of_another_epoch() {
+    let fixture = fixture("llama3");
+    let model = Model::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
+    let placement = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
+    for epoch in [0, 2] {
+        let (mut links, _) = links(2);
+        let follows = links.pop().expect("rank 1");
+        let leader = links.pop().expect("rank 0");
+        let follower = std::thread::scope(|scope| {
+            let seat = scope.spawn(|| model.seat(&placement, vec![follows], Vec::new(), None, &mut |_, _| ()));
+            leader.all_gather(&[16.0]).expect("both load");
+            seat.join().expect("no panic").expect("seated")
+        });
+        let rows = vec![row(1, &[5], 0, &[0], After::Draw)];
+        let step = Step { epoch, rows, ..Step::default() };
+        leader.share(0, &mut step.encode_to_vec()).expect("it follows");
+        // It takes part in nothing that the step is made of.
+        let (done, refused) = bounded(1);
+        let leader = std::thread::spawn(move || {
+            // Nobody listens any more when the test has failed.
+            let _ = done.send(leader.all_reduce(&mut [0.0; 3]));
+        });
+        let refused = refused.recv_timeout(Duration::from_secs(5)).expect("the group ends").expect_err("refused");
+        assert!(refused.to_string().contains(&format!("a step of epoch {epoch} in epoch 1")), "{refused}");
+        leader.join().expect("no panic");
+        drop(follower);
+    }
 }

@@ -1,0 +1,178 @@
+//! Real controllers over a store whose writes land late, or not at all.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{sync::watch, task::JoinHandle, time::timeout};
+
+use crate::{
+    Keys, Memory, ModelShape, Store,
+    controller::{ControllerOptions, run},
+    decide::Settings,
+    limits,
+    records::{GroupRecord, Seat, WorkerRecord, WorkerState, decode, encode},
+    store::{LeaseId, Revision, Snapshot, StoreError, Transaction, Watch},
+    tally::Tally,
+};
+
+/// A write, and what becomes of it.
+type Sent = (Transaction, JoinHandle<Option<Revision>>);
+
+/// Writes of placements are on their way until the gate opens; whoever made them hears nothing in time.
+#[derive(Clone)]
+struct Late {
+    store: Memory,
+    open: watch::Sender<bool>,
+    sent: Arc<Mutex<Vec<Sent>>>,
+}
+
+impl Late {
+    fn over(store: &Memory) -> Late {
+        Late { store: store.clone(), open: watch::Sender::new(false), sent: Arc::default() }
+    }
+
+    fn sent(&self) -> usize {
+        self.sent.lock().unwrap().len()
+    }
+}
+
+#[async_trait]
+impl Store for Late {
+    async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        self.store.read(prefix).await
+    }
+
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+        self.store.watch(prefix, after).await
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
+        if !transaction.writes.iter().any(|write| write.key().ends_with("/placement")) || *self.open.borrow() {
+            return self.store.commit(transaction).await;
+        }
+        let (store, mut open, write) = (self.store.clone(), self.open.subscribe(), transaction.clone());
+        let lands = tokio::spawn(async move {
+            open.wait_for(|open| *open).await.unwrap();
+            store.commit(write).await.unwrap()
+        });
+        self.sent.lock().unwrap().push((transaction, lands));
+        tokio::time::sleep(limits::STORE_CALL).await;
+        Err(StoreError::Unavailable("it does not answer".into()))
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        self.store.grant(ttl).await
+    }
+
+    async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.renew(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        self.store.revoke(lease).await
+    }
+}
+
+fn controller(store: Arc<dyn Store>, keys: &Keys, id: &str) -> JoinHandle<()> {
+    let options = ControllerOptions { id: id.into(), settings: Settings::default(), tally: Arc::new(Tally::default()) };
+    tokio::spawn(run(store, keys.clone(), options, std::future::pending()))
+}
+
+async fn workers(store: &Memory, keys: &Keys, count: usize) {
+    for i in 0..count {
+        let record = WorkerRecord {
+            model: "m".into(),
+            fingerprint: "f".into(),
+            text: "t".into(),
+            address: format!("w{i}:1"),
+            mesh: format!("w{i}:2"),
+            device: "cpu".into(),
+            shape: ModelShape { attention_heads: 1, kv_heads: 1, experts: Vec::new() },
+            ranks: 1,
+            most_ranks: 1,
+            group_size: 1,
+            redundant_experts: 0,
+            incarnation: 1,
+            state: WorkerState::Ready,
+            seat: Seat::default(),
+        };
+        let put = Transaction::default().put(keys.worker(&format!("w{i}")), encode(&record), None);
+        store.commit(put).await.unwrap().unwrap();
+    }
+}
+
+/// Whom the placements seat, each as often as they do.
+async fn seated(store: &Memory, keys: &Keys) -> Vec<String> {
+    let groups = store.read(&keys.groups()).await.unwrap();
+    let mut seated: Vec<String> = Vec::new();
+    for entry in groups.entries.iter().filter(|(key, _)| key.ends_with("/placement")).map(|(_, entry)| entry) {
+        let record: GroupRecord = decode(&entry.value).unwrap();
+        seated.extend(record.members.into_iter().map(|member| member.worker));
+    }
+    seated.sort_unstable();
+    seated
+}
+
+/// Looks again and again, for a minute at most.
+async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    let looks = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), looks).await.expect("it comes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_of_a_deposed_controller_lands() {
+    let (memory, keys) = (Memory::default(), Keys::new("test").unwrap());
+    let late = Late::over(&memory);
+    workers(&memory, &keys, 3).await;
+    let active = async || memory.read(&keys.controller()).await.unwrap().entries.remove(&keys.controller());
+    let first = controller(Arc::new(late.clone()), &keys, "a");
+    until(async || late.sent() > 0).await;
+    let second = controller(Arc::new(memory.clone()), &keys, "b");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let held = active().await.expect("the first one is elected");
+    assert!(held.value.starts_with(b"a "));
+    memory.revoke(held.lease.unwrap()).await.unwrap();
+    until(async || active().await.is_some_and(|entry| entry.value.starts_with(b"b "))).await;
+    // The second one gives everybody time; what the first one has decided is carried out now.
+    assert_eq!(seated(&memory, &keys).await, [""; 0]);
+    late.open.send_replace(true);
+    let sent = std::mem::take(&mut *late.sent.lock().unwrap());
+    for (transaction, lands) in sent {
+        assert_eq!(lands.await.unwrap(), None, "{transaction:?}");
+    }
+    assert_eq!(seated(&memory, &keys).await, [""; 0]);
+    until(async || seated(&memory, &keys).await == ["w0", "w1", "w2"]).await;
+    first.abort();
+    second.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_is_asked_for_one_thing_at_a_time() {
+    const WORKERS: usize = 8;
+    let (memory, keys) = (Memory::default(), Keys::new("test").unwrap());
+    let late = Late::over(&memory);
+    workers(&memory, &keys, WORKERS).await;
+    let only = controller(Arc::new(late.clone()), &keys, "a");
+    until(async || late.sent() > 5).await;
+    let tried = |sent: &[Sent]| -> BTreeSet<String> {
+        let all =
+            sent.iter().flat_map(|(transaction, _)| transaction.writes.iter().map(|write| write.key().to_owned()));
+        all.filter(|key| key.starts_with(&keys.seat(""))).collect()
+    };
+    assert_eq!(tried(&late.sent.lock().unwrap()).len(), 1, "a round goes on after it got no answer");
+    // All attempts land in the end: one takes place.
+    late.open.send_replace(true);
+    let all: Vec<String> = (0..WORKERS).map(|i| format!("w{i}")).collect();
+    until(async || seated(&memory, &keys).await.len() >= WORKERS).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(seated(&memory, &keys).await, all);
+    only.abort();
+}
