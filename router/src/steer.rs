@@ -530,6 +530,3 @@ impl Common {
 
 #[cfg(test)]
 mod tests;
-
-#[cfg(test)]
-mod replay;

@@ -6,7 +6,6 @@ use std::{
 };
 
 use super::{Collective, tcp, threads};
-use crate::error::Result;
 
 type Rank = Box<dyn Collective>;
 type Group = fn(usize) -> Vec<Rank>;
@@ -119,7 +118,8 @@ fn ranks_that_disagree_are_told() {
     }
 }
 
-type Op = fn(&dyn Collective) -> Result<()>;
+/// What it fails with, in words.
+type Op = fn(&dyn Collective) -> Result<(), String>;
 
 /// All but the last rank are blocked in `op`; then `end` is called with the last one. All say why, in time: while the last one
 /// is there, if `end` leaves it there.
@@ -139,19 +139,19 @@ fn all_wake(kind: Group, op: Op, why: &str, end: impl FnOnce(Rank) -> Option<Ran
     for woken in 0..3 {
         let left = WOKEN.saturating_sub(began.elapsed());
         let result = results.recv_timeout(left).unwrap_or_else(|_| panic!("{woken} of three ranks woke"));
-        let error = result.expect_err("aborted").to_string();
-        assert_eq!(error, format!("collective aborted: {why}"));
+        assert_eq!(result.expect_err("aborted"), format!("collective aborted: {why}"));
     }
 }
 
 /// Blocked before anything comes from the last rank.
-fn waits(rank: &dyn Collective) -> Result<()> {
-    rank.all_reduce(&mut [1.0])
+fn waits(rank: &dyn Collective) -> Result<(), String> {
+    rank.all_reduce(&mut [1.0]).map_err(|error| error.to_string())
 }
 
 /// Blocked because the last rank does not take what it is given: more than any socket's buffers hold.
-fn gives(rank: &dyn Collective) -> Result<()> {
-    rank.all_to_all(vec![vec![0.5; 2 << 20]; rank.size()]).map(drop)
+fn gives(rank: &dyn Collective) -> Result<(), String> {
+    let given = rank.all_to_all(vec![vec![0.5; 2 << 20]; rank.size()]);
+    given.map(drop).map_err(|error| error.to_string())
 }
 
 #[test]

@@ -1,3 +1,5 @@
+mod replay;
+
 use super::*;
 
 fn tokens(epoch: u64, position: u32, ids: &[u32]) -> Tokens {
