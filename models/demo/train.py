@@ -179,7 +179,7 @@ class Model(nn.Module):
         each = F.cross_entropy(logits, ids.roll(-1, 1)[keep], reduction="none")
         w = weight.roll(-1, 1)[keep]
         told = self.hint(seen, hints)
-        return (each * w).sum() / w.sum() + sum(x * w for x, w in zip(told, HINT_WEIGHTS) if x is not None), each[w >= 1].mean().item(), [math.nan if x is None else x.item() for x in told]
+        return (each * w).sum() / w.sum() + sum(x * share for x, share in zip(told, HINT_WEIGHTS) if x is not None), each[w >= 1].mean().item(), [math.nan if x is None else x.item() for x in told]
 
     def balance(self, rate):
         """Nudges each expert's selection bias towards an even load (DeepSeek's auxiliary-loss-free balancing)."""
@@ -229,7 +229,7 @@ class Batches:
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
         self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.55, 0.2)  # any word, so that it is found and copied, not known
-        self.gen.swapped, self.gen.plain = 0.7, 0.5
+        self.gen.swapped, self.gen.plain = 0.5, 0.2
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
         words = {t: i for t, i in tokenizer.get_vocab().items() if t.isascii() and t.isalpha() and len(t) > 1 and t.lower() not in STOP | COMMON}
         first = {stem(t.lower()): i for t, i in words.items()}

@@ -29,6 +29,8 @@ struct Span {
     trace: String,
     id: String,
     parent: String,
+    /// `tracestate`.
+    state: String,
     /// Start and end.
     time: (u64, u64),
     attributes: BTreeMap<String, String>,
@@ -74,6 +76,7 @@ impl TraceService for Taking {
                     trace: hex(&span.trace_id),
                     id: hex(&span.span_id),
                     parent: hex(&span.parent_span_id),
+                    state: span.trace_state,
                     time: (span.start_time_unix_nano, span.end_time_unix_nano),
                     attributes: attributes(span.attributes),
                 });
@@ -360,7 +363,7 @@ fn a_trace_goes_across_processes_and_tells_of_a_lost_worker() {
 
     let mut request = chat(200);
     request["stream"] = json!(true);
-    let headers = format!("traceparent: {CALLER}\r\n");
+    let headers = format!("traceparent: {CALLER}\r\ntracestate: theirs=7\r\n");
     let mut stream = BufReader::new(request_with(http, "/v1/chat/completions", &headers, &request.to_string()));
     let mut line = String::new();
     // The second event comes with the first token.
@@ -391,6 +394,7 @@ fn a_trace_goes_across_processes_and_tells_of_a_lost_worker() {
     // The other process's spans died with it.
     let sequence = one(&spans, "sequence");
     assert_eq!((&sequence.parent, &sequence.pid), (&resume.id, &pid));
+    assert!([request, resume, sequence].iter().all(|span| span.state == "theirs=7"), "{spans:#?}");
     assert_eq!(
         (sequence.service.as_str(), &sequence.attributes["resumed_tokens"]),
         ("rein-worker", &accepted.to_string())

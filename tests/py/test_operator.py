@@ -98,6 +98,12 @@ def test_a_process_holds_several_ranks_and_the_table_follows(fleet):
         victim = status["groups"][min(status["groups"])]["ranks"][2]["worker"]
         load = Load(targets(fleet), REQUESTS)
         load.reach(sum(len(answer.ids) for answer in undisturbed) / 3)
+
+        def running(shown):
+            groups = rows(last(shown), "GROUP").values() if complete(shown) else []
+            return any(row["RUNNING"] != "0" and row["KV"] != "0 %" for row in groups)
+
+        watch.wait("sequences run", running)
         fleet.kill(victim)
         assert_unnoticed(load.join(), undisturbed)
 

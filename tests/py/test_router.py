@@ -140,3 +140,15 @@ def test_the_clients_trace_goes_on_without_a_collector(tmp_path):
             lines = [json.loads(line) for line in fleet.log(process).splitlines() if line.startswith("{")]
             [line] = [line for line in lines if line["fields"].get("message") == message]
             assert line["span"]["trace_id"] == trace
+
+
+def test_a_router_that_drains_is_seen_to(tmp_path):
+    with cluster(tmp_path, 1, {}) as (fleet, _):
+        long = [{**request(1), "max_tokens": 600}]
+        load = Load(targets(fleet), long)
+        load.reach(1)
+        fleet.signal("r0", signal.SIGTERM)
+        router = fleet.wait("it says so", lambda status: status["routers"]["r0"]["draining"])["routers"]["r0"]
+        assert router["in_flight"] == 1
+        assert all(answer.ok for answer in load.join())
+        fleet.wait("it has left", lambda status: not status["routers"])
