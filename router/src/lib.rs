@@ -255,18 +255,17 @@ impl Core {
         }
     }
 
-    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. A model that
-    /// has been retired is none of these.
+    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. One that is
+    /// being retired, or has been, does not count where there are others.
     async fn ready(&self) -> Result<(), Error> {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
         let models = self.models();
-        let served: Vec<&Arc<Model>> = models.iter().filter(|model| model.pool.is_served()).collect();
-        if served.is_empty() {
+        let Some(best) = models.iter().filter_map(|model| model.pool.standing()).min() else {
             return Err(Error::unavailable("no model is served here now"));
-        }
-        for model in served {
+        };
+        for model in models.iter().filter(|model| model.pool.standing() == Some(best)) {
             model.bounds().await?;
             model.pool.answers().await?;
         }

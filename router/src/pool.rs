@@ -360,9 +360,9 @@ impl Pool {
         }
     }
 
-    /// Whether membership has any engine of the model: one that it no longer has may be there all the same, or not.
-    pub fn is_served(&self) -> bool {
-        self.fixed || self.listed().iter().any(Listed::is_here)
+    /// The best standing of the engines that membership has: one that it no longer has may be there all the same, or not.
+    pub fn standing(&self) -> Option<Standing> {
+        self.listed().iter().filter(|listed| listed.is_here()).map(|listed| listed.standing).min()
     }
 
     /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where others

@@ -9,7 +9,7 @@ use tonic::body::Body;
 use super::fake::Fake;
 use crate::{
     RoutePolicy, limits,
-    pool::{Engine, EngineTransport, Listing, Pool, Wanted, transport},
+    pool::{Engine, EngineTransport, Listing, Pool, Standing, Wanted, transport},
 };
 
 /// Takes calls and never answers.
@@ -138,15 +138,17 @@ async fn one_that_drains_gets_nothing_new_while_another_serves() {
 #[tokio::test(start_paused = true)]
 async fn the_first_answer_will_do_and_a_retired_model_needs_none() {
     let pool = Pool::open(RoutePolicy::CacheAware);
-    assert!(!pool.is_served());
+    assert_eq!(pool.standing(), None);
     pool.list(&[listing("a", 1, SILENT), listing("b", 1, "there")], |_| false, dial);
     let began = Instant::now();
-    assert!(pool.is_served() && pool.answers().await.is_ok() && pool.info().await.is_ok());
+    assert!(pool.answers().await.is_ok() && pool.info().await.is_ok());
+    assert_eq!(pool.standing(), Some(Standing::Serving));
     assert_eq!(began.elapsed(), Duration::ZERO);
+    pool.list(&[Listing { draining: true, ..listing("a", 1, SILENT) }], |engine| engine.group == "b", dial);
+    assert_eq!(pool.standing(), Some(Standing::Draining));
+    assert!(pool.answers().await.is_err());
     pool.list(&[], |_| false, dial);
-    assert!(!pool.is_served());
-    pool.list(&[listing("a", 1, SILENT)], |engine| engine.group == "b", dial);
-    assert!(pool.is_served() && pool.answers().await.is_err());
+    assert_eq!(pool.standing(), None);
 }
 
 #[tokio::test(start_paused = true)]
