@@ -11,15 +11,26 @@ use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
 
 use crate::tls::{ServerTls, Socket};
 
+/// Connections that may wait to be accepted, as far as the kernel allows (`net.core.somaxconn`): with tokio's 1,024 clients that
+/// come by the thousand are dropped, and in the end reset.
+const BACKLOG: u32 = 16_384;
+
 pub async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener, Box<dyn Error>> {
-    TcpListener::bind(address).await.map_err(|e| format!("{flag}: cannot listen on {address}: {e}").into())
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // As TcpListener::bind does: who is started again need not wait for the old connections' end.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|e| format!("{flag}: cannot listen on {address}: {e}").into())
 }
 
 /// HTTP connections open at once.
