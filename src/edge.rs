@@ -57,8 +57,7 @@ impl Listeners {
         })
     }
 
-    /// Until a signal to stop. Then `leaving` runs beside the drain, which its end is part of, and `cut` where the time for
-    /// that is over.
+    /// Until a signal to stop. Then `leaving`, which drains the router, has its time, and `cut` runs where that is over.
     pub async fn serve(
         self,
         router: &Router,
@@ -80,7 +79,7 @@ impl Listeners {
         let signal = stop.next().await;
         tracing::info!(signal, "draining: open requests finish, new ones are refused");
         let reason = tokio::select! {
-            ((), ()) = async { tokio::join!(router.drain(), leaving) } => None,
+            () = leaving => None,
             () = tokio::time::sleep(drain) => Some("the drain time is over"),
             signal = stop.next() => Some(signal),
         };

@@ -442,8 +442,10 @@ impl Controller {
     /// New groups of workers that have none.
     fn form(&mut self, round: &mut Round) {
         let all_free = std::mem::take(&mut round.free);
-        let none = all_free.values().all(Vec::is_empty);
-        let groups = round.view.groups.values().filter_map(Group::record).filter(|_| !none);
+        if all_free.values().all(Vec::is_empty) {
+            return;
+        }
+        let groups = round.view.groups.values().filter_map(Group::record);
         let sorts: BTreeSet<Sort> = groups.map(|record| of(record)).collect();
         for (sort, mut free) in all_free {
             // A spare is of use beside a group only.

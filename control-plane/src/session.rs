@@ -56,7 +56,8 @@ struct Wishes {
     leave: bool,
 }
 
-/// Renews its lease when half of its time is over, and tries again at half of what is left. Dropped without `leave`, its keys stay until the lease expires.
+/// Renews its lease when half of its time is over, and tries again at half of what is left. Dropped without `leave`, its keys
+/// stay until the lease expires.
 pub struct Session {
     wishes: watch::Sender<Wishes>,
     held: watch::Receiver<Held>,

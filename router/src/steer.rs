@@ -514,7 +514,6 @@ impl Common {
                 Err(Failure::Unreached(error)) => (error, false),
             };
             tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
-            refused.push(engine);
             let fixed = self.pool.is_fixed();
             if !had && !fixed && Instant::now() < until {
                 continue;
@@ -524,6 +523,7 @@ impl Common {
                 return Err(error);
             }
             *tries += 1;
+            refused.push(engine);
         }
     }
 }

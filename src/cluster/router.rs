@@ -101,6 +101,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let leaving = async {
             telling.abort();
             tell(true);
+            router.drain().await;
         };
         let drain = Duration::from_secs(args.edge.drain_seconds);
         let served = tokio::select! {
