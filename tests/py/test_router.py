@@ -63,7 +63,8 @@ def test_the_requests_of_a_session_go_to_one_worker(tmp_path):
 
         grpc = test_grpc.Client(f"{fleet.host('r0')}:{fleet.ports['r0'][1]}")
         alive = ["w0", "w1", "w2"]
-        homes = {session: served("x-rein-session", session) for session in map(str, range(8))}
+        # The hash has a random part, the groups' names: with 32 sessions a worker has none once in 140,000 runs.
+        homes = {session: served("x-rein-session", session) for session in map(str, range(32))}
         assert all(len(home) == 1 for home in homes.values()) and len(set.union(*homes.values())) == 3, homes
         # Whichever way a session is named, it is the same one.
         assert all(served("prompt_cache_key", session) == homes[session] for session in "012")
