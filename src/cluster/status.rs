@@ -83,7 +83,7 @@ fn json(view: &View) -> Value {
                     record.ranks_of(member).map(move |rank| {
                         json!({"rank": rank.rank, "worker": of.worker, "address": of.address, "ready": ready,
                                "heads": [rank.heads.start, rank.heads.end], "kv_heads": [rank.kv_heads.start, rank.kv_heads.end],
-                               "experts": rank.experts.iter().map(Vec::len).max().unwrap_or(0)})
+                               "experts": rank.experts})
                     }).collect::<Vec<_>>()
                 };
                 (0..record.members.len()).flat_map(rank).collect()

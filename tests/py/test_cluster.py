@@ -231,6 +231,8 @@ def test_experts_move_while_streams_run(undisturbed, tmp_path):
             used.add((group["experts"] or {"layout": 0})["layout"])
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
         assert fleet.status()["groups"].popitem()[1]["epoch"] == first["epoch"], "the group broke"
-        assert sum(rank["experts"] for rank in group["ranks"]) > 8, "no expert has copies"
+        dense, *sparse = zip(*(rank["experts"] for rank in group["ranks"]), strict=True)
+        assert not any(dense) and all(set().union(*held) == set(range(8)) for held in sparse), "an expert is nowhere"
+        assert any(sum(map(len, held)) > 8 for held in sparse), "no expert has copies"
     finally:
         fleet.close()
