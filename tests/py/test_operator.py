@@ -1,4 +1,5 @@
 """What an operator starts and looks at: `make cluster`, `rein status --watch`, workers with several devices."""
+import functools
 import http.client
 import json
 import os
@@ -23,7 +24,10 @@ class Screen:
 
     def __init__(self, command, **more):
         self.shown, self.came = "", threading.Condition()
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **more)
+        # A terminal's programs hear Ctrl-C, whatever the tests run under (a job in the background ignores it, and so do its heirs).
+        hear = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(command, **piped, start_new_session=True, preexec_fn=hear, **more)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
