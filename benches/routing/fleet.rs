@@ -224,6 +224,8 @@ impl<'a> Fleet<'a> {
         let group = |_| {
             let sim = Sim::new(SimOptions {
                 vocab_size: VOCAB as usize,
+                // The longest sessions are of 15,000 tokens and more.
+                max_context: load.blocks * BLOCK_SIZE,
                 blocks: load.blocks,
                 block_size: BLOCK_SIZE,
                 ..SimOptions::default()
@@ -352,7 +354,10 @@ impl<'a> Fleet<'a> {
         for (seq, start) in group.starts.drain(..) {
             group.scheduler.apply(Event::Start { seq, start: Box::new(start) }).expect("room in the queue");
         }
-        let Some(step) = group.scheduler.schedule(Duration::from_micros(self.now)) else { return };
+        let Some(step) = group.scheduler.schedule(Duration::from_micros(self.now)) else {
+            assert!(group.scheduler.take_outputs().is_empty(), "a turn was refused");
+            return;
+        };
         let cost = STEP_US
             + step
                 .rows
