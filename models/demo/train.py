@@ -173,13 +173,13 @@ class Model(nn.Module):
             losses.append((scores.logsumexp(-1) - scores.masked_fill(~same[row, at], float("-inf")).logsumexp(-1)).mean())
         return losses
 
-    def loss(self, ids, weight, hints):
+    def loss(self, ids, weight, hints, hinting):
         keep, seen = F.pad(weight[:, 1:] > 0, (0, 1)), []
         logits = self.lm_head(self(ids, keep, seen)).float()
         each = F.cross_entropy(logits, ids.roll(-1, 1)[keep], reduction="none")
         w = weight.roll(-1, 1)[keep]
         told = self.hint(seen, hints)
-        return (each * w).sum() / w.sum() + sum(x * share for x, share in zip(told, HINT_WEIGHTS) if x is not None), each[w >= 1].mean().item(), [math.nan if x is None else x.item() for x in told]
+        return (each * w).sum() / w.sum() + hinting * sum(x * share for x, share in zip(told, HINT_WEIGHTS) if x is not None), each[w >= 1].mean().item(), [math.nan if x is None else x.item() for x in told]
 
     def balance(self, rate):
         """Nudges each expert's selection bias towards an even load (DeepSeek's auxiliary-loss-free balancing)."""
@@ -380,6 +380,7 @@ def main():
     a.add_argument("--resume", action="store_true")
     a.add_argument("--beside", type=Path, help="with --resume: the checkpoint of another run that branched off this one's past; goes on from their mean")
     a.add_argument("--tools", type=int, default=8, help="most tools in a conversation, with --resume or --weights; else they grow to 8")
+    a.add_argument("--hints", type=float, default=1, help="factor of the hints' weights; once they are learnt, less: their gradient is several times that of all answers")
     a.add_argument("--weights", type=Path, help="begin from the export in this folder instead of at random")
     a = a.parse_args()
     if a.ranks == 1: return train(0, a)
@@ -422,7 +423,7 @@ def train(rank, a):
         for o in opts:
             for g in o.param_groups: g["lr"] = a.lr * scale
         with torch.autocast("cpu", torch.bfloat16):
-            loss, said, told = model.loss(ids, weight, hints)
+            loss, said, told = model.loss(ids, weight, hints, a.hints)
         loss.backward()
         elapsed = average(model, before + time.time() - start)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
