@@ -262,10 +262,11 @@ impl Core {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
         let models = self.models();
-        let Some(best) = models.iter().filter_map(|model| model.pool.standing()).min() else {
+        let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
+        let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
             return Err(Error::unavailable("no model is served here now"));
         };
-        for model in models.iter().filter(|model| model.pool.standing() == Some(best)) {
+        for (_, model) in served.iter().filter(|(standing, _)| *standing == best) {
             model.bounds().await?;
             model.pool.answers().await?;
         }
