@@ -66,7 +66,7 @@ pub fn sim(args: &EngineArgs, text: &TextModel) -> Sim {
     Sim::new(SimOptions {
         model: text.name.clone(),
         vocab_size: text.vocab_size,
-        max_context: text.max_context,
+        max_context: text.max_context.unwrap_or(SimOptions::default().max_context),
         blocks: args.sim.sim_blocks as usize,
         block_size: args.block_size.into(),
         step_base_us: args.sim.sim_step_us,

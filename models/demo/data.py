@@ -69,6 +69,7 @@ class Gen:
         self.invented, self.english, self.alias = 0.05, None, 0.0  # shares of invented words and of names unlike the request; more words for tools and values
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
+        self.alike = 0.2  # share of a set's other tools that are made to be like the one that is meant
         self.swapped, self.plain = 0.0, 0.0  # shares: of handwritten tools with other words in them, and of tools of any words
         self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
 
@@ -379,7 +380,7 @@ class Gen:
         tools = list(must)
         for _ in range(200):
             if len(tools) >= count: break
-            like = self.pick(must) if must and self.r.random() < .2 else None
+            like = self.pick(must) if must and self.r.random() < self.alike else None
             if like and like.key[2:] and like.key[0] == "hand":
                 t = self.handmade(like.key[1])  # the same sentences about something else
             elif like and like.key[0] == "free":
@@ -392,6 +393,11 @@ class Gen:
             if not any(t.confusable(x) for x in tools): tools.append(t)
         self.r.shuffle(tools)
         return tools
+
+    def chained(self):
+        """Two tools for one noun: one finds it, the other needs the id that was found."""
+        noun = self.pick(self.nouns)
+        return self.procedural("search", noun), self.procedural(self.pick(["delete", "get", "start", "stop", "cancel"]), noun)
 
     # ---- requests ----
     def args_for(self, t, drop=None):
@@ -506,8 +512,7 @@ class Gen:
             for _ in range(r.randint(1, 3)): c.chat() if r.random() < .75 else c.no_tools()
             return c.done()
         if plan == "chain":
-            noun = self.pick(self.nouns)
-            search, act = self.procedural("search", noun), self.procedural(self.pick(["delete", "get", "start", "stop", "cancel"]), noun)
+            search, act = self.chained()
             c.declare(self.toolset([search, act], max(2, tools_n)))
             c.chain(search, act)
             return c.done()
@@ -518,11 +523,15 @@ class Gen:
             if r.random() < .3: c.call([self.pick(c.tools)])
             return c.done()
         if plan == "drill":
-            c.declare(self.toolset([main], min(self.most_tools, r.randint(2, 7))))
+            chained = self.chained() if self.most_tools > 3 and r.random() < .4 else None
+            c.declare(self.toolset(list(chained or [main]), min(self.most_tools, r.randint(2, 7))))
             for _ in range(8):
                 k = r.random()
-                if k < .92: c.call([self.pick(c.tools)] * (1 if k < .85 else 2), answered=0)
-                else: c.no_fit()
+                if k < .08: c.no_fit()
+                elif k < .25 and chained: c.chain(*chained)
+                elif k < .70: c.call([self.pick(c.tools)], answered=0)
+                elif k < .82: c.call([self.pick(c.tools)] * r.choice([2, 2, 3]), answered=0)
+                else: c.call(r.sample(c.tools, min(len(c.tools), r.choice([2, 2, 3]))), answered=0)
             return c.done()
         c.declare(self.toolset([main], tools_n))
         if plan == "chat":

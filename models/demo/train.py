@@ -228,8 +228,8 @@ class Batches:
     def __init__(self, tokenizer, seed, tokens, longest=1024):
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
-        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.55, 0.2)  # any word, so that it is found and copied, not known
-        self.gen.swapped, self.gen.plain = 0.5, 0.2
+        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.45, 0.2)  # any word, so that it is found and copied, not known
+        self.gen.swapped, self.gen.plain, self.gen.alike = 0.5, 0.1, 0.35
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
         words = {t: i for t, i in tokenizer.get_vocab().items() if t.isascii() and t.isalpha() and len(t) > 1 and t.lower() not in STOP | COMMON}
         first = {stem(t.lower()): i for t, i in words.items()}

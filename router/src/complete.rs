@@ -29,7 +29,7 @@ pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Resu
     let several = job.prompts.len() > 1;
     for (i, prompt) in job.prompts.into_iter().enumerate() {
         let (ids, text) = match prompt {
-            Prompt::Text(text) => (model.encode(text.clone(), job.add_special_tokens).await?, Some(text)),
+            Prompt::Text(text) => (model.encode(text.clone(), job.add_special_tokens, "prompt").await?, Some(text)),
             Prompt::Ids(ids) => (ids, None),
         };
         if let Some((at, &id)) = ids.iter().enumerate().find(|&(_, &id)| id >= bounds.vocab) {

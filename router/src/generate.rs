@@ -219,18 +219,21 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
     if prompt == 0 {
         return Err(Error::invalid(defaults.prompt, format!("'{}' gives a prompt of no tokens", defaults.prompt)));
     }
+    // A default gives way to what the request says; a limit of its own is not below 'min_tokens'.
+    let least = generation.limits.min_tokens.unwrap_or(0).max(1);
     let wanted = match asked {
         Some(asked) => format!("'{}' asks for {asked} more", generation.max_tokens_param()),
+        None if least > 1 => format!("'min_tokens' asks for {least} more"),
         None => "at least 1 more is to be generated".to_owned(),
     };
     let room = (context as usize).saturating_sub(prompt);
-    if (context as usize) < prompt || (asked.unwrap_or(1) as usize) > room {
+    if (context as usize) < prompt || (asked.unwrap_or(least) as usize) > room {
         let message =
             format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");
         return Err(Error { code: Some("context_length_exceeded"), ..Error::invalid(defaults.prompt, message) });
     }
     // `room` is below `context`, so it fits. An engine is asked for at least one token, also if it is stopped before.
-    Ok(asked.or(defaults.max_tokens).unwrap_or(u32::MAX).min(room as u32).max(1))
+    Ok(asked.or(defaults.max_tokens.map(|default| default.max(least))).unwrap_or(u32::MAX).min(room as u32).max(1))
 }
 
 /// The request's word, then the model's generation_config, then the API's default.

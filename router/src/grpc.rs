@@ -1,6 +1,6 @@
 //! `rein.v1.Inference` over gRPC: requests in, the same typed events out, status codes.
 
-mod request;
+pub(crate) mod request;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -56,13 +56,21 @@ pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildEr
         .add_service(HealthServer::new(health))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    Ok(routes.into_axum_router().layer(map_response(move |response| oversized(response, limit))).layer(gate).into())
+    Ok(routes.into_axum_router().layer(map_response(move |response| unreadable(response, limit))).layer(gate).into())
 }
 
-/// The transport refuses a message over the limit as OUT_OF_RANGE and in its own words; this says it as HTTP does.
-async fn oversized(response: http::Response<Body>, limit: usize) -> http::Response<Body> {
+/// How the protobuf library begins what it says of bytes that are no such message, or hold a text that is not UTF-8.
+const NOT_DECODED: &str = "failed to decode Protobuf message";
+
+/// The transport refuses a message over the limit as OUT_OF_RANGE, and one that it cannot read as INTERNAL, in its own
+/// words; this says it as HTTP does.
+async fn unreadable(response: http::Response<Body>, limit: usize) -> http::Response<Body> {
     match Status::from_header_map(response.headers()) {
         Some(refused) if refused.code() == Code::OutOfRange => status(&Error::body_too_large(None, limit)).into_http(),
+        Some(refused) if refused.code() == Code::Internal && refused.message().starts_with(NOT_DECODED) => {
+            let error = Error { code: Some("invalid_protobuf"), ..Error::new(Kind::Invalid, refused.message()) };
+            status(&error).into_http()
+        }
         _ => response,
     }
 }
@@ -187,7 +195,7 @@ impl Inference for Service {
             let model = self.core.model_or_only(Some(&model))?;
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
-                    model.encode(text, add_special_tokens.unwrap_or(true)).await?
+                    model.encode(text, add_special_tokens.unwrap_or(true), "text").await?
                 }
                 Some(v1::tokenize_request::Input::Chat(chat)) => chat::render(&model, request::chat(chat)?).await?.ids,
                 None => return Err(Error::missing("input", "either 'text' or 'chat'")),

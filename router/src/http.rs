@@ -146,7 +146,9 @@ async fn tokenize(State(core): Shared, request: Request) -> Response {
         let openai::Tokenize { input, model, return_token_strs, ignored } = openai::tokenize(Body::parse(&body)?)?;
         let model = core.model_or_only(model.as_deref())?;
         let ids = match input {
-            TokenizeInput::Text { prompt, add_special_tokens } => model.encode(prompt, add_special_tokens).await?,
+            TokenizeInput::Text { prompt, add_special_tokens } => {
+                model.encode(prompt, add_special_tokens, "prompt").await?
+            }
             TokenizeInput::Chat(job) => chat::render(&model, *job).await?.ids,
         };
         let texts = |ids: &[u32]| -> Vec<String> {

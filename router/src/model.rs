@@ -10,7 +10,7 @@ use tracing::{Instrument, Span, info_span};
 
 use crate::{
     RouterConfig,
-    error::{Error, Kind},
+    error::Error,
     job::out_of_vocabulary,
     limits,
     pool::Pool,
@@ -104,7 +104,8 @@ impl Model {
 
     pub async fn bounds(&self) -> Result<Bounds, Error> {
         let info = self.pool.info().await?;
-        let context = info.max_context.min(u32::try_from(self.text.max_context).unwrap_or(u32::MAX));
+        let text = self.text.max_context.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX));
+        let context = info.max_context.min(text);
         Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
     }
 
@@ -115,7 +116,7 @@ impl Model {
                 Some(controls) => model.text.render_sanitized(input, controls),
                 None => model.text.render(input),
             };
-            rendered.map_err(text_error)
+            rendered.map_err(|error| text_error(error, "messages"))
         };
         if approximate_bytes(&input) <= limits::INLINE_TEXT_BYTES {
             return render(self, &input);
@@ -123,12 +124,17 @@ impl Model {
         self.off_thread(move |model| render(model, &input)).await
     }
 
-    /// Tokens of a text in which control tokens are spelled out.
-    pub async fn encode(self: &Arc<Self>, text: String, add_special_tokens: bool) -> Result<Vec<u32>, Error> {
+    /// Tokens of a text in which control tokens are spelled out. `param`: the field that holds it.
+    pub async fn encode(
+        self: &Arc<Self>,
+        text: String,
+        add_special_tokens: bool,
+        param: &'static str,
+    ) -> Result<Vec<u32>, Error> {
         let encode = move |model: &Model, text: &str| {
             let how = Encode { add_special_tokens, parse_special: true };
             let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode(text, how));
-            ids.map_err(|error| text_error(TextError::Tokenize(error)))
+            ids.map_err(|error| text_error(TextError::Tokenize(error), param))
         };
         if text.len() <= limits::INLINE_TEXT_BYTES {
             return encode(self, &text);
@@ -271,7 +277,7 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_secs()).unwrap_or_default()
 }
 
-fn text_error(error: TextError) -> Error {
+fn text_error(error: TextError, param: &str) -> Error {
     match error {
         TextError::Template(TemplateError { reason: Reason::TooLarge, message, .. }) => {
             Error { code: Some("context_length_exceeded"), ..Error::invalid("messages", message) }
@@ -281,7 +287,7 @@ fn text_error(error: TextError) -> Error {
             ..Error::invalid(param.unwrap_or_else(|| "messages".into()), message)
         },
         TextError::Tokenize(error @ TokenizeError::TooLong { .. }) => {
-            Error { code: Some("context_length_exceeded"), ..Error::new(Kind::Invalid, error.to_string()) }
+            Error { code: Some("context_length_exceeded"), ..Error::invalid(param, error.to_string()) }
         }
         other => Error::internal("the text could not be turned into tokens", other),
     }

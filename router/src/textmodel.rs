@@ -85,8 +85,8 @@ pub struct TextModel {
     pub generation: GenerationDefaults,
     /// Tokens that end a sequence, ascending.
     pub stop_token_ids: Vec<u32>,
-    /// Prompt and output together, tokens.
-    pub max_context: usize,
+    /// Prompt and output together, tokens. None: nobody says, and the engine takes the architecture's default.
+    pub max_context: Option<usize>,
     /// Ids that the model may be given and may emit; the tokenizer may know fewer.
     pub vocab_size: usize,
     /// The first of `architectures`, such as `DeepseekV3ForCausalLM`.
@@ -159,13 +159,10 @@ impl TextModel {
             let path = if generation_eos.contains(id) { &generation_path } else { &config_path };
             return Err(wrong(path, ("eos_token_id", format!("{id} is not below vocab_size, which is {vocab_size}"))));
         }
-        let context = field("max_position_embeddings").and_then(Json::as_u64).filter(|n| *n > 0);
-        let max_context = match (overrides.max_context, context) {
-            (Some(limit), Some(context)) => limit.min(context as usize),
-            (Some(limit), None) => limit,
-            (None, Some(context)) => context as usize,
-            (None, None) => return Err(bad("max_position_embeddings", "missing or not a positive number")),
-        };
+        let positive = |n: &Json| n.as_u64().filter(|n| *n > 0).map(|n| n as usize);
+        let not_positive = || bad("max_position_embeddings", "not a positive number");
+        let context = field("max_position_embeddings").map(|n| positive(n).ok_or_else(not_positive)).transpose()?;
+        let max_context = overrides.max_context.into_iter().chain(context).min();
         let options = TemplateOptions { now: overrides.now, special_tokens, ..TemplateOptions::default() };
         let template = match sources.templates.is_empty() {
             true => None,
@@ -294,7 +291,7 @@ mod tests {
         let base = text.tokenizer.vocab_size() as u32 - 256;
         assert_eq!(text.stop_token_ids, [3, 5, 7, base + 1], "config, generation_config and the tokenizer's EOS");
         assert_eq!((text.bos_token_id, text.eos_token_id), (Some(base), Some(base + 1)));
-        assert_eq!((text.max_context, text.architecture.as_str()), (4096, "DeepseekV3ForCausalLM"));
+        assert_eq!((text.max_context, text.architecture.as_str()), (Some(4096), "DeepseekV3ForCausalLM"));
         assert_eq!((text.generation.temperature, text.generation.top_k), (Some(0.6), Some(20)));
         assert_eq!((text.generation.top_p, text.generation.do_sample), (None, Some(true)));
         assert!(text.name.contains("rein-textmodel") && text.has_special("<tool>") && !text.has_special("<x>"));
@@ -371,7 +368,10 @@ mod tests {
                 Overrides { name: Some("n".into()), max_context: Some(max_context), ..Overrides::default() };
             TextModel::load(&model.0, &overrides).unwrap()
         };
-        assert_eq!((load(100).max_context, load(100_000).max_context, load(1).name.as_str()), (100, 4096, "n"));
+        assert_eq!(
+            (load(100).max_context, load(100_000).max_context, load(1).name.as_str()),
+            (Some(100), Some(4096), "n")
+        );
         assert_eq!(load(1).architecture, "DeepseekV3ForCausalLM");
         assert!(load(1).stop_token_ids.starts_with(&[3, 5]));
     }
@@ -387,7 +387,7 @@ mod tests {
     fn bad_directories_are_refused_by_name() {
         for (name, config, expected) in [
             ("nothing", json!(null), "config.json"),
-            ("context", json!({"architectures": ["X"]}), "max_position_embeddings"),
+            ("context", json!({"max_position_embeddings": 0}), "max_position_embeddings"),
             ("eos", json!({"max_position_embeddings": 8, "eos_token_id": 1_000_000}), "eos_token_id: 1000000"),
         ] {
             let error = Model::new(name, &config).load().unwrap_err().to_string();

@@ -94,6 +94,18 @@ def test_errors_are_named(client, model, change, words):
     assert words in caught.value.details()
 
 
+@pytest.mark.parametrize("sent", [b"\x0a\x01\xff", b"\x0a\x7fshort", b"\xff\xff"], ids=["not UTF-8", "cut off", "no field"])
+def test_bytes_that_are_no_message_are_the_clients_fault(client, model, sent):
+    for method, kind in (("Chat", client.channel.unary_stream), ("Complete", client.channel.unary_stream), ("Tokenize", client.channel.unary_unary)):
+        call = kind(f"/rein.v1.Inference/{method}", request_serializer=lambda raw: raw, response_deserializer=lambda raw: raw)
+        with pytest.raises(grpc.RpcError) as caught:
+            answer = call(sent, timeout=60)
+            list(answer)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, method
+        assert "failed to decode" in caught.value.details()
+    assert list(client.call("Chat", chat(client, model, "hello", max_tokens=2)))
+
+
 def test_a_deadline_ends_the_call_and_frees_the_slot(sim):
     client = Client(sim.grpc)
     model = client.call("ListModels", client.message("ListModelsRequest")).models[0].id

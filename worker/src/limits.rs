@@ -28,7 +28,7 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
 pub const MAX_REQUEST_ID_BYTES: usize = 256;
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
 pub const MAX_LOGIT_BIAS: usize = 4096;
-pub const MAX_STOP_TOKENS: usize = 256;
+pub const MAX_STOP_TOKENS: usize = 512;
 /// Alternatives with their logprobs, per token.
 pub const MAX_LOGPROBS: i32 = 20;
 

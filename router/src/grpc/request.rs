@@ -37,7 +37,7 @@ pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
             prompt_logprobs: request.prompt_logprobs,
             return_token_ids: request.return_token_ids,
             cache_salt: request.cache_salt,
-            session: None,
+            session: request.user.filter(|user| !user.is_empty()),
             script: request.script,
             max_tokens_param: None,
             return_grammar: request.return_grammar,

@@ -159,7 +159,6 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
         object: "chat.completion.chunk",
         created: start.created,
         model: &start.model,
-        system_fingerprint: None,
         choices: if matches!(event.event, Some(Event::Usage(_))) { &[] } else { std::slice::from_ref(&choice) },
         usage,
         prompt_token_ids: prompt_ids,

@@ -107,7 +107,6 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
         object: "text_completion",
         created: start.created,
         model: &start.model,
-        system_fingerprint: None,
         choices: Vec::from_iter((choices > 0).then_some(choice)),
         usage,
     };

@@ -15,7 +15,6 @@ pub struct ChatChunk<'a> {
     pub object: &'static str,
     pub created: u64,
     pub model: &'a str,
-    pub system_fingerprint: Option<&'static str>,
     pub choices: &'a [ChatChoice<'a>],
     /// None: not asked for. Some(None): null, because it comes at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +76,6 @@ pub struct ChatBody<'a> {
     pub object: &'static str,
     pub created: u64,
     pub model: &'a str,
-    pub system_fingerprint: Option<&'static str>,
     pub choices: Vec<ChatBodyChoice<'a>>,
     pub usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,7 +217,6 @@ pub struct CompletionBody<'a> {
     pub object: &'static str,
     pub created: u64,
     pub model: &'a str,
-    pub system_fingerprint: Option<&'static str>,
     pub choices: Vec<CompletionChoice<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::tokenize::MAX_TEXT_BYTES;
 
 /// Field to change, its value, the param and a part of the message.
 type Row = (&'static str, Value, &'static str, &'static str);
@@ -78,6 +79,7 @@ fn chat_rows() -> Vec<Row> {
         ("max_completion_tokens", json!(2029), "messages", "'max_completion_tokens' asks for 2029 more"),
         ("messages", user(json!("x".repeat(2048))), "messages", "context is 2048 tokens"),
         ("min_tokens", json!(-1), "min_tokens", "at least 0"),
+        ("min_tokens", json!(2029), "messages", "'min_tokens' asks for 2029 more, but this model's context is 2048"),
         ("n", json!(0), "n", "at least 1"),
         ("n", json!(1000), "n", "between 1 and 128, got 1000"),
         ("stop", json!(7), "stop", "a string or an array of strings"),
@@ -204,7 +206,9 @@ async fn every_wrong_completion_field_is_named() {
         ("prompt", json!(vec!["a"; 300]), "prompt", "at most 256"),
         ("prompt", json!("x".repeat(2048)), "prompt", "2048 tokens"),
         ("max_tokens", json!(0), "max_tokens", "works with 'echo' only"),
+        ("prompt", json!("x".repeat(MAX_TEXT_BYTES + 1)), "prompt", "4194305 bytes; the limit is 4194304"),
         ("max_tokens", json!(2048), "prompt", "context"),
+        ("min_tokens", json!(2047), "prompt", "'min_tokens' asks for 2047 more"),
         ("logprobs", json!(true), "logprobs", "an integer"),
         ("logprobs", json!(50), "logprobs", "between 0 and 20"),
         ("suffix", json!("end"), "suffix", "not supported"),
@@ -226,6 +230,11 @@ async fn wrong_fields_of_the_small_endpoints_are_named() {
     let rows: Vec<(&str, Value, Row)> = vec![
         ("/tokenize", json!({}), ("", json!(null), "prompt", "either 'prompt' or 'messages'")),
         ("/tokenize", json!({"prompt": 3}), ("", json!(null), "prompt", "a string")),
+        (
+            "/tokenize",
+            json!({"prompt": "x".repeat(MAX_TEXT_BYTES + 1)}),
+            ("", json!(null), "prompt", "4194305 bytes; the limit is 4194304"),
+        ),
         ("/tokenize", json!({"messages": []}), ("", json!(null), "messages", "at least one")),
         ("/detokenize", json!({}), ("", json!(null), "tokens", "required")),
         ("/detokenize", json!({"tokens": "x"}), ("", json!(null), "tokens", "an array")),

@@ -23,6 +23,10 @@ async fn a_completion_continues_its_prompt() {
     assert_eq!(body["usage"]["prompt_tokens"], 2);
     let start = &edge.fake.starts()[0];
     assert_eq!((start.prompt.clone(), start.limits.as_ref().unwrap().max_tokens), (bytes("ab"), 16));
+    // The default is not below what the request wants at least.
+    complete(&edge, &bytes("cd"), json!({"min_tokens": 20})).await;
+    let limits = edge.fake.starts()[1].limits.clone().unwrap();
+    assert_eq!((limits.min_tokens, limits.max_tokens), (20, 20));
 }
 
 #[tokio::test]

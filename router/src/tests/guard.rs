@@ -141,7 +141,7 @@ fn models() -> Vec<(String, Model)> {
         ),
         generation: GenerationDefaults::default(),
         stop_token_ids: Vec::new(),
-        max_context: 4096,
+        max_context: Some(4096),
         vocab_size: tokenizer.vocab_size(),
         architecture: String::new(),
         bos_token_id: None,

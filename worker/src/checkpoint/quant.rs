@@ -39,10 +39,13 @@ fn unsupported(what: String) -> LoadError {
 fn read_fp8(fields: &Fields) -> Result<Quantization, LoadError> {
     fields.only("fmt", "e4m3")?;
     fields.only("activation_scheme", "dynamic")?;
-    fields.only("dequantize", false)?;
+    fields.only("expert_dtype", "fp8")?;
+    for off in ["dequantize", "weight_per_tensor", "act_per_tensor"] {
+        fields.only(off, false)?;
+    }
     // Says how activations' scales are rounded where activations are quantized too; and which modules are stored plain,
     // which the tensors themselves tell.
-    for harmless in ["scale_fmt", "modules_to_not_convert", "ignored_layers"] {
+    for harmless in ["scale_fmt", "modules_to_convert", "modules_to_not_convert", "ignored_layers"] {
         fields.get(harmless);
     }
     match fields.usizes("weight_block_size")?.as_deref() {
@@ -133,6 +136,14 @@ mod tests {
         let fp8 = json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
                          "weight_block_size": [128, 128], "scale_fmt": "ue8m0"});
         assert_eq!(read(fp8).expect("fp8"), Quantization::Fp8 { block: [128, 128] });
+        // As transformers 5 writes it.
+        let fp8 = json!({"activation_scheme": "dynamic", "dequantize": false, "expert_dtype": "fp8",
+                         "modules_to_convert": null, "modules_to_not_convert": ["lm_head"], "quant_method": "fp8",
+                         "scale_fmt": "float", "weight_block_size": [128, 128]});
+        assert_eq!(read(fp8).expect("fp8"), Quantization::Fp8 { block: [128, 128] });
+        let fp8 = json!({"act_per_tensor": false, "activation_scheme": "dynamic", "fmt": "e4m3",
+                         "quant_method": "fp8", "weight_block_size": [128, 128], "weight_per_tensor": false});
+        assert_eq!(read(fp8).expect("fp8"), Quantization::Fp8 { block: [128, 128] });
         assert_eq!(read(int4(|_| ())).expect("int4"), Quantization::Int4 { group: 32 });
     }
 
@@ -144,6 +155,7 @@ mod tests {
             (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
             (json!({"quant_method": "fp8", "fmt": "e4m3"}), "weight_block_size"),
             (json!({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]}), "static"),
+            (json!({"quant_method": "fp8", "expert_dtype": "fp4", "weight_block_size": [128, 128]}), "expert_dtype"),
             (weights("num_bits", 8.into()), "num_bits"),
             (weights("symmetric", false.into()), "symmetric"),
             (weights("actorder", "group".into()), "actorder"),

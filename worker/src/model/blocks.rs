@@ -48,7 +48,9 @@ impl<'a> Base<'a> {
     pub fn read(config: &'a Fields<'a>, prefix: &'a str, defaults: &Defaults) -> Result<Self, LoadError> {
         config.only("hidden_act", "silu")?;
         let heads = config.within("num_attention_heads", config.size("num_attention_heads")?, MAX_HEADS)?;
-        let kv_heads = config.usize("num_key_value_heads")?.or(defaults.kv_heads).unwrap_or(heads);
+        // Null is as many as heads; a default is for a key that is not there.
+        let absent = defaults.kv_heads.filter(|_| !config.mentions("num_key_value_heads"));
+        let kv_heads = config.usize("num_key_value_heads")?.or(absent).unwrap_or(heads);
         if kv_heads == 0 || heads % kv_heads != 0 {
             return Err(
                 config.error("num_key_value_heads", format!("{kv_heads} does not divide {heads} attention heads"))
@@ -257,6 +259,14 @@ impl GqaStyle {
         let head_dim = base.head_dim()?;
         let rope = Arc::new(whole_head_rope(head_dim, base.rope(head_dim)?));
         Ok(Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: false, scale: None, rope })
+    }
+
+    /// Norms on each q and k head; biases where the config says so, which some published ones say twice.
+    pub fn qwen3(base: &Base) -> Result<Self, LoadError> {
+        let bias = base.flag("attention_bias", false)?;
+        base.config.only("qkv_bias", bias)?;
+        base.config.only("use_qk_norm", true)?;
+        Ok(Self { qkv_bias: bias, o_bias: bias, qk_norm: true, ..Self::plain(base)? })
     }
 
     pub fn layer(&self, base: &Base, i: usize, window: Option<usize>) -> Attention {

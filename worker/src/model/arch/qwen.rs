@@ -18,8 +18,7 @@ pub fn build_qwen2(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
 
 pub fn build_qwen3(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &QWEN3)?;
-    let bias = base.flag("attention_bias", false)?;
-    let style = GqaStyle { qkv_bias: bias, o_bias: bias, qk_norm: true, ..GqaStyle::plain(&base)? };
+    let style = GqaStyle::qwen3(&base)?;
     dense("Qwen3ForCausalLM", &base, &style)
 }
 

@@ -10,8 +10,7 @@ const DEFAULTS: Defaults = Defaults { kv_heads: Some(4), head_dim: None, max_pos
 
 pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
-    let bias = base.flag("attention_bias", false)?;
-    let style = GqaStyle { qkv_bias: bias, o_bias: bias, qk_norm: true, ..GqaStyle::plain(&base)? };
+    let style = GqaStyle::qwen3(&base)?;
     let experts = match config.usize("num_experts")? {
         Some(n) => n,
         None => config.usize("num_local_experts")?.unwrap_or(128),

@@ -92,8 +92,7 @@ fn deepseek_v3_with_its_prediction_layer() {
 
 #[test]
 fn qwen3_30b_a3b() {
-    let spec = spec(
-        r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
         "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
         "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960,
         "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
@@ -101,10 +100,18 @@ fn qwen3_30b_a3b() {
         "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06,
         "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
         "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true,
-        "use_sliding_window": false, "vocab_size": 151936}"#,
-    );
-    assert!(spec.layers.iter().all(is_moe));
-    assert_eq!(spec.shape().experts, vec![128; 48]);
+        "use_sliding_window": false, "vocab_size": 151936}"#;
+    let plain = spec(text);
+    assert!(plain.layers.iter().all(is_moe));
+    assert_eq!(plain.shape().experts, vec![128; 48]);
+    // Qwen3-Coder-30B-A3B says what the architecture has anyway.
+    let said = r#"{"qkv_bias": false, "shared_expert_intermediate_size": 0, "use_qk_norm": true,"#;
+    assert_eq!(spec(&text.replacen('{', said, 1)).linears().count(), plain.linears().count());
+    for (key, other) in [("qkv_bias", r#"{"qkv_bias": true,"#), ("use_qk_norm", r#"{"use_qk_norm": false,"#)] {
+        let config: Value = serde_json::from_str(&text.replacen('{', other, 1)).expect("JSON");
+        let error = build(config.as_object().expect("object")).expect_err(key).to_string();
+        assert!(error.contains(key), "{error}");
+    }
 }
 
 #[test]
@@ -166,6 +173,7 @@ fn qwen_2_5_and_3() {
         "vocab_size": 152064}"#;
     let qwen2 = spec(text);
     assert!(qwen2.linears().filter(|l| l.bias).count() == 3 * 28);
+    assert_eq!(spec(&text.replace("\"num_key_value_heads\": 4", "\"num_key_value_heads\": null")).kv_heads, 28);
     let yarn = r#"{"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},"#;
     spec(&text.replacen('{', yarn, 1));
     let qwen3 = spec(&text.replace("Qwen2For", "Qwen3For").replace("\"qwen2\"", "\"qwen3\""));
