@@ -65,7 +65,7 @@ class Gen:
         self.r, self.held, self.most_tools, self.most_turns = random.Random(seed), held, 6, 2
         self.families = 0.4, 0.15  # shares of handwritten and of free tools
         self.drills, self.answered = 0.0, 0.8  # shares: of bare runs of requests to one set of tools, and of calls whose results follow
-        self.pieces = []  # training sets it to the tokenizer's word pieces, so that each of them is copied now and then
+        self.pieces, self.capitals, self.coined = [], [], 0.0  # training sets them: the tokenizer's word pieces, so that each is copied now and then, and a further share of coined names
         self.invented, self.english, self.alias = 0.05, None, 0.0  # shares of invented words and of names unlike the request; more words for tools and values
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
@@ -101,6 +101,12 @@ class Gen:
             return r.choice(self.pieces) + (r.choice(self.pieces) if r.random() < 0.6 else "")
         return "".join(r.choice(CONSONANTS) + r.choice(VOWELS) + (r.choice(CONSONANTS) if r.random() < 0.3 else "") for _ in range(r.randint(lo, hi)))
 
+    def coin(self, lo):
+        """A name that nobody has."""
+        if not self.capitals or self.r.random() < .4: return self.pseudo(lo, 3).capitalize()
+        name = self.pick(self.capitals) + (self.pick(self.pieces) if self.r.random() < .5 else "")
+        return name + (" " + self.pick(self.capitals) if self.r.random() < .15 else "")
+
     def new(self, part, known):
         """A verb (part 1) or noun (part 0) for a tool: a known one, any English one, or an invented one."""
         if self.r.random() < self.invented: return self.pseudo()
@@ -122,11 +128,11 @@ class Gen:
                          lambda: s("0123456789abcdef", 6, 10), lambda: s(al + nu, 5, 8), lambda: self.pick(WORDS) + "-" + s(nu, 1, 3), lambda: "#" + s(nu, 2, 5)])()
 
     def person(self):
-        first = self.known(PEOPLE) if self.r.random() < 0.8 else self.pseudo(2, 3).capitalize()
-        return first if self.r.random() < 0.55 else first + " " + (self.known(SURNAMES) if self.r.random() < 0.8 else self.pseudo(1, 3).capitalize())
+        first = self.known(PEOPLE) if self.r.random() < 0.8 - self.coined else self.coin(2)
+        return first if self.r.random() < 0.55 else first + " " + (self.known(SURNAMES) if self.r.random() < 0.8 - self.coined else self.coin(1))
 
     def city(self):
-        return self.known(CITIES) if self.r.random() < 0.85 else self.pseudo(2, 3).capitalize() + self.pick(["", "", "", " City", "ville", "burg"])
+        return self.known(CITIES) if self.r.random() < 0.85 - self.coined else self.coin(2) + self.pick(["", "", "", " City", "ville", "burg"])
 
     def value(self, kind):
         """(JSON value, how the user says it)"""
@@ -527,10 +533,12 @@ class Gen:
             c.declare(self.toolset(list(chained or [main]), min(self.most_tools, r.randint(2, 7))))
             for _ in range(8):
                 k = r.random()
-                if k < .08: c.no_fit()
-                elif k < .25 and chained: c.chain(*chained)
-                elif k < .70: c.call([self.pick(c.tools)], answered=0)
-                elif k < .82: c.call([self.pick(c.tools)] * r.choice([2, 2, 3]), answered=0)
+                if k < .07: c.no_fit()
+                elif k < .10: c.chat()
+                elif k < .15: c.missing(self.pick(c.tools))
+                elif k < .30 and chained: c.chain(*chained)
+                elif k < .72: c.call([self.pick(c.tools)], answered=.15)
+                elif k < .83: c.call([self.pick(c.tools)] * r.choice([2, 2, 3]), answered=0)
                 else: c.call(r.sample(c.tools, min(len(c.tools), r.choice([2, 2, 3]))), answered=0)
             return c.done()
         c.declare(self.toolset([main], tools_n))

@@ -231,6 +231,7 @@ class Batches:
         self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.45, 0.2)  # any word, so that it is found and copied, not known
         self.gen.swapped, self.gen.plain, self.gen.alike = 0.5, 0.1, 0.35
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
+        self.gen.capitals, self.gen.coined = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t[0].isupper() and len(t) > 1), 0.35
         words = {t: i for t, i in tokenizer.get_vocab().items() if t.isascii() and t.isalpha() and len(t) > 1 and t.lower() not in STOP | COMMON}
         first = {stem(t.lower()): i for t, i in words.items()}
         self.words = {i: first[stem(t.lower())] for t, i in words.items()}  # of each word, which stands for all forms of it
