@@ -104,7 +104,7 @@ impl Model {
 
     pub async fn bounds(&self) -> Result<Bounds, Error> {
         let info = self.pool.info().await?;
-        let text = self.text.max_context.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX));
+        let text = self.text.max_context.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX);
         let context = info.max_context.min(text);
         Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
     }
