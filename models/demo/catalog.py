@@ -514,6 +514,16 @@ FREE = {  # kind: parameter names | what stands around the value in a request
     "slug": "branch project service channel repo|{v};in {v};on {v};for {v}", "px": "width height size pixels|{v} pixels;to {v} pixels;{v}", "stars": "stars rating score|with {v} stars;{v} stars;as {v}", "address": "address delivery_address shipping_address|to {v};at {v}", "geo": "location position coordinates|at {v};near {v}",
     "expr": "expression formula|{v};of {v}", "proper": "restaurant place company brand|at {v};of {v};from {v}", "enum:size": "size|{v};in {v};size {v}", "enum:color": "color|in {v};{v}", "enum:priority": "priority urgency|with {v} priority;as {v} priority",
 }
+MORE_KINDS = {  # training's alone, in the same spelling
+    "items": "items products order goods|{v};for {v};of {v};with {v}", "dims": "size dimensions format|to {v};{v};of {v}", "daterange": "range dates period|from {v}", "contact": "contact owner customer|for {v};with {v};to {v}",
+    "int": "amount grams points quantity distance|{v} {p};of {v} {p};{v};with {v}", "degrees": "weight kg degrees hours|{v} {p};of {v} {p};with {v} {p};{v}", "unit": "unit from_unit to_unit|in {v};to {v};{v}", "dish": "dish food meal ingredient|{v};of {v};for {v};with {v}",
+    "emails": "emails recipients addresses|to {v};with {v};for {v}", "ids": "ids numbers codes|{v};for {v};of {v}", "toppings": "toppings extras|with {v};{v};and {v}",
+}
+LEADING = """~{0} {n};~{n} {0};~{0}: {n};any {0} {n}?;which {0} {n} is there?;is {0} {a}?;~the {0} {n};find a {0} {n};I need the {0} {n};are there {0} {n}?;~{0} needs {a};~{0} has the {n};does {0} have {a}?;
+give {0} {a};{v} {0} {a};{v} {0} the {n};{v} the {0} {n};{v} my {0} {n};how much is a {0} {n}?;what is the {0} {n}?;when is the {n} {0}?;{v} the {n} {0};~{0} is the {n}""".replace("\n", "").split(";")  # requests that say a value before what is meant, or within
+DIGITS = "address geo dims items int degrees money small minutes days percent px stars date time id phone ids daterange".split()  # kinds that are easily mixed up
+SHAPED = "email url path geo date time expr dims items address currency lang unit country city person".split()  # kinds whose values tell what they are
+SHAPES = {"emails": "email", "contact": "email", "people": "person", "people_one": "person", "assignee": "person", "newowner": "person", "daterange": "date", "newdate": "date", "destination": "city"}  # and others with such values
 PAIRS = {"from origin source start": "to destination target end", "a first left": "b second right", "base source": "quote target"}
 OPTIONAL = "priority notify date time limit city tags size color format people urgent private mode channel period env".split()
 

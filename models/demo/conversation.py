@@ -144,5 +144,6 @@ class Conversation:
         else:
             text, answer = g.pick(UNKNOWN).format(w=g.pick(WORDS) if r.random() < .7 else g.pseudo(), w2=g.pick(WORDS)), "I do not know. I am a very small model that calls tools."
             text = text[0].upper() + text[1:] if r.random() < .6 else text
+            if g.plain and any(content(text) & t.says for t in self.tools): return self.call([g.pick(self.tools)])  # it might mean that tool
         self.user(text)
         self.say(answer, "No tool is needed.", "chat")

@@ -31,6 +31,7 @@ class Tool:
         """slots: the requests name the required parameters by number ({0}, {1}) instead of a clause each."""
         self.key, self.name, self.noun, self.spec, self.params, self.asks, self.answer, self.slots = key, name, noun, spec, params, asks, answer, slots
         self.says = content(name + " " + spec["function"].get("description", ""))  # the words by which a request can find it
+        self.shapes = set()  # or the kinds of values, if those alone tell
 
     def related(self, other):
         """Shares a word or an action with it, so that a request for one is not plainly outside the other."""
@@ -41,7 +42,7 @@ class Tool:
         for a, b in ((self, other), (other, self)):
             if a.key == b.key or a.name == b.name: return True
             cue = content(" ".join(a.key[1:])) if a.key[0] in ("free", "described") else set()
-            if a.key[0] == "described" and cue & b.says: return True
+            if a.key[0] == "described" and (cue & b.says or a.shapes & {SHAPES.get(kind, kind) for _, kind, _ in b.params}): return True
             if cue and cue <= b.says: return True
             if a.key[0] in ACTIONS and b.key[0] == "free" and content(a.key[1]) <= b.says and content(ACTIONS[a.key[0]][0]) & b.says: return True
         return False
@@ -69,6 +70,8 @@ class Gen:
         self.invented, self.english, self.alias = 0.05, None, 0.0  # shares of invented words and of names unlike the request; more words for tools and values
         nouns = [(d, n) for d, ns in DOMAINS.items() for n in ns.split()]
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
+        self.kinds, self.slots, self.pairs = FREE, (1, 1, 1, 2, 2), "city date currency lang person slug country geo word".split()  # of free tools' parameters
+        self.leading = 0.0  # share of free tools' requests that say a value before what is meant
         self.alike = 0.2  # share of a set's other tools that are made to be like the one that is meant
         self.swapped, self.plain = 0.0, 0.0  # shares: of handwritten tools with other words in them, and of tools of any words
         self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
@@ -105,7 +108,7 @@ class Gen:
         """A name that nobody has."""
         if not self.capitals or self.r.random() < .4: return self.pseudo(lo, 3).capitalize()
         name = self.pick(self.capitals) + (self.pick(self.pieces) if self.r.random() < .5 else "")
-        return name + (" " + self.pick(self.capitals) if self.r.random() < .15 else "")
+        return name + (" " + self.pick(self.capitals) if self.r.random() < .25 else "")
 
     def new(self, part, known):
         """A verb (part 1) or noun (part 0) for a tool: a known one, any English one, or an invented one."""
@@ -283,6 +286,10 @@ class Gen:
         if len(out) < len(params): return self.handmade(i)
         return Tool(key, name, names[0], spec, out, asks, (result, answer), slots=True)
 
+    def spoken(self, kinds):
+        """Of each kind its parameters' names, and one way to say its value."""
+        return [self.kinds[k].split("|")[0].split() for k in kinds], [self.pick(self.kinds[k].split("|")[1].split(";")) for k in kinds]
+
     def free(self, verb=None, noun=None):
         """A tool of any verb and noun, whose request shares words with its name and says the values in any of many ways."""
         r = self.r
@@ -290,14 +297,14 @@ class Gen:
         noun = noun or self.new(0, lambda: self.pick(self.nouns)[1] if r.random() < .4 else self.known(THINGS)) + ("_" + self.known(THINGS) if r.random() < .1 else "")
         by = r.choices(["both", "verb", "noun"], [6, 2, 2])[0]
         v, n, a = words(verb), words(noun), article(noun)
-        kinds = r.sample(list(FREE), r.choice([1, 1, 1, 2, 2]))
-        names = [FREE[k].split("|")[0].split() for k in kinds]
-        says = [self.pick(FREE[k].split("|")[1].split(";")) for k in kinds]
+        slots = r.choice(self.slots)
+        kinds = r.sample(DIGITS if self.leading and slots > 1 and r.random() < .4 else list(self.kinds), slots)
+        names, says = self.spoken(kinds)
         for i in range(len(kinds)):
             if self.english and r.random() < .25:  # a parameter of any name, which the request says
                 names[i], says[i] = [self.new(0, lambda: self.known(THINGS))], self.pick(["with {p} {v}", "{p} {v}", "with the {p} {v}", "and {p} {v}", "the {p} is {v}", "as {p} {v}"])
         if r.random() < .15:  # two of a kind, told apart by their names
-            k, (one, two) = self.pick(["city", "date", "currency", "lang", "person", "slug", "country", "geo", "word"]), self.pick(list(PAIRS.items()))
+            k, (one, two) = self.pick(self.pairs), self.pick(list(PAIRS.items()))
             kinds, names, says = [k, k] + kinds[:1], [one.split(), two.split()] + names[:1], self.pick([["from {v}", "to {v}"], ["{v}", "to {v}"], ["between {v}", "and {v}"]]) + [says[0] if kinds[0] not in ("city", "country", k) else "{v}"]
             if kinds[2] == k: kinds, names, says = kinds[:2], names[:2], says[:2]
         if by == "noun":
@@ -317,13 +324,18 @@ class Gen:
         params = [(None, k, True, w) for k, w in zip(kinds, names)] + [(None, k, False, None) for k in r.sample(OPTIONAL, r.choice([0, 0, 0, 1])) if k not in kinds and "enum:" + k not in kinds]
         spec, out = self.spec(self.style(parts), self.pick(descs).format(**fill), params)
         if sum(p[2] for p in out) < len(kinds): return self.free(verb, noun)
-        asks = []
+        asks, amount = [], len(kinds) > 2 and kinds[0] == kinds[1] and kinds[2] in DIGITS and says[0] == "{v}"
         for _ in range(3):
             order = list(range(len(kinds)))
+            if self.leading and kinds[:1] == kinds[1:2] and says[0] == "from {v}" and r.random() < .4: order[:2] = [1, 0]  # "to Rome from Oslo"
+            if self.leading and amount and r.random() < .6: order, says[2] = [2, 0, 1], "{v}"  # "change 20 EUR to USD"
             if r.random() < .3 and len({s.split("{")[0] for s in says}) == len(says) and not says[0].startswith(("from", "{v}", "between")): r.shuffle(order)
             said = [says[i].replace("{v}", "{%d}" % i).replace("{p}", words(out[i][0])) for i in order]
             text, question = head.format(**fill).rstrip("?"), head.endswith("?")
-            if order[0] == 0 and kinds[0] in ("room", "enum:color", "enum:size", "city", "word", "id", "query") and by == "both" and r.random() < .25 and not question:
+            if self.leading and by != "verb" and order[0] == 0 and "from" not in says[0] and "between" not in says[0] and r.random() < self.leading:
+                text, said = self.pick(LEADING).format("{0}", **fill), said[1:]
+                text, question = text.rstrip("?"), text.endswith("?")
+            elif order[0] == 0 and kinds[0] in ("room", "enum:color", "enum:size", "city", "word", "id", "query") and by == "both" and r.random() < .25 and not question:
                 text, said = f"{v} the {{0}} {n}", said[1:]  # "set the kitchen light ..."
             elif r.random() < .12 and len(said) > 1 and by != "noun":
                 text, said = f"{v} {{{order[0]}}}" + (" " + n if by == "both" else ""), said[1:]  # "send Ann 20"
@@ -332,27 +344,37 @@ class Gen:
         return Tool(("free", verb if by != "noun" else "", noun if by != "verb" else ""), spec["function"]["name"], n, spec, out, asks, (result, None), slots=True)
 
     def described(self):
-        """A tool of any words: a few of those in its description, and of few others, are all that a request shares with it."""
+        """A tool of any words. All that a request shares with it are a few words of its description, or the name of a parameter, or
+        values of a kind that only it takes."""
         r = self.r
+        by = r.choices(["words", "parameter", "values"], [6, 2, 2])[0]
         words = list(dict.fromkeys(self.any_word() for _ in range(r.randint(2, 8))))
         parts = [self.any_word() for _ in range(r.choice([1, 2, 2]))]
         if r.random() < .3: parts[0] = self.pick(words)
         desc = words[0]
         for w in words[1:]: desc += self.pick([" the ", " a ", " of a ", " of the ", " with ", " or ", " and ", " for the ", " to ", ", ", " in a ", " "]) + w
-        kinds = r.sample(list(FREE), r.choice([0, 0, 1, 1, 1]))
-        says = [self.pick(FREE[k].split("|")[1].split(";")) for k in kinds]
-        spec, out = self.spec(self.style(parts), desc[0].upper() + desc[1:], [(None, k, True, FREE[k].split("|")[0].split()) for k in kinds])
-        asks = []
+        kinds = r.sample(SHAPED if by == "values" else list(self.kinds), r.choice([0, 0, 1, 1, 1] if by == "words" else [1, 1, 2]))
+        names, says = self.spoken(kinds)
+        if by == "parameter": names[0], says[0] = [self.any_word()], self.pick(["with {p} {v}", "{p} {v}", "{v} {p}", "of {v} {p}", "the {p} is {v}", "{p}: {v}", "{v} for the {p}"])
+        if by == "values": names = [n[:1] for n in names]
+        if by == "values" and len(kinds) == 1 and r.random() < .3: kinds, names, says = kinds * 2, [n.split()[:1] for n in self.pick(list(PAIRS.items()))], self.pick([["{v}", "to {v}"], ["from {v}", "to {v}"], ["{v}", "in {v}"]])
+        spec, out = self.spec(self.style(parts), desc[0].upper() + desc[1:], [(None, k, True, n) for k, n in zip(kinds, names)])
+        asks, foreign = [], [self.any_word() for _ in range(4)]
         for _ in range(4):
-            cues = [inflect(w, "s") if r.random() < .1 else w for w in r.sample(words + parts, min(len(words), r.choice([1, 2, 2, 3])))]
-            cues += [self.any_word() for _ in range(r.choice([0, 0, 1, 2]))]
+            cues = [inflect(w, "s") if r.random() < .1 else w for w in r.sample(words + parts, min(len(words), r.choice([1, 2, 2, 3])))] if by == "words" else []
+            cues += r.sample(foreign, r.choice([0, 0, 1, 2] if cues else [1, 1, 2]))
             r.shuffle(cues)
-            text = self.pick(["~", "~the ", "~my ", "", "", "is the ", "I have a ", "what about "]) + cues[0]
+            head = self.pick(["~", "~the ", "~my ", "", "", "is the ", "I have a ", "what about ", "what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is "])
+            text = cues[0]
             for w in cues[1:]: text += self.pick([" the ", " a ", " of my ", " with ", " and ", " for ", " is ", " ", ", "]) + w
-            for i, say in enumerate(says): text += " " + say.replace("{v}", "{%d}" % i).replace("{p}", out[i][0].replace("_", " "))
-            asks.append(text)
+            said = [say.replace("{v}", "{%d}" % i).replace("{p}", out[i][0].replace("_", " ")) for i, say in enumerate(says)]
+            text = head + (" ".join([said[0], text, *said[1:]]) if said and r.random() < .3 else " ".join([text, *said]))
+            asks.append(text + ("?" if head in ("what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is ") and r.random() < .8 else ""))
         result = self.pick(["done", "done", "created", "record", "count", "many", "file"])
-        return Tool(("described", *words, *parts), spec["function"]["name"], words[0], spec, out, asks, (result, None), slots=True)
+        cue = (*words, *parts) if by == "words" else (*foreign, *names[0])
+        tool = Tool(("described", *cue), spec["function"]["name"], words[0], spec, out, asks, (result, None), slots=True)
+        if by == "values": tool.shapes = set(kinds)
+        return tool
 
     def procedural(self, group=None, noun=None):
         r = self.r
