@@ -522,8 +522,9 @@ MORE_KINDS = {  # training's alone, in the same spelling
 LEADING = """~{0} {n};~{n} {0};~{0}: {n};any {0} {n}?;which {0} {n} is there?;is {0} {a}?;~the {0} {n};find a {0} {n};I need the {0} {n};are there {0} {n}?;~{0} needs {a};~{0} has the {n};does {0} have {a}?;
 give {0} {a};{v} {0} {a};{v} {0} the {n};{v} the {0} {n};{v} my {0} {n};how much is a {0} {n}?;what is the {0} {n}?;when is the {n} {0}?;{v} the {n} {0};~{0} is the {n}""".replace("\n", "").split(";")  # requests that say a value before what is meant, or within
 DIGITS = "address geo dims items int degrees money small minutes days percent px stars date time id phone ids daterange".split()  # kinds that are easily mixed up
-SHAPED = "email url path geo date time expr dims items address currency lang unit country city person".split()  # kinds whose values tell what they are
-SHAPES = {"emails": "email", "contact": "email", "people": "person", "people_one": "person", "assignee": "person", "newowner": "person", "daterange": "date", "newdate": "date", "destination": "city"}  # and others with such values
+NAMED = "city id ticker person word path country slug url".split()  # kinds of which a request may name several
+SHAPED = "email url path geo expr dims items address currency lang unit".split()  # kinds whose values tell what they are
+SHAPES = {"emails": "email", "contact": "email"}  # and others with such values
 PAIRS = {"from origin source start": "to destination target end", "a first left": "b second right", "base source": "quote target"}
 OPTIONAL = "priority notify date time limit city tags size color format people urgent private mode channel period env".split()
 

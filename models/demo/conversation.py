@@ -53,7 +53,7 @@ class Conversation:
         text = None
         if same and r.random() < .75:  # one value differs: "the weather in Paris and London"
             t, (first, args) = tools[0], asks[0]
-            strings = [n for n, k, q in t.params if q and k in ("city", "id", "ticker", "person", "word", "path", "country", "slug", "url")]
+            strings = [n for n, k, q in t.params if q and k in NAMED]
             if strings and str(args.get(strings[0])) in first and first.count(str(args[strings[0]])) == 1:
                 n = strings[0]
                 kind = next(k for m, k, _ in t.params if m == n)
@@ -114,7 +114,8 @@ class Conversation:
 
     def no_fit(self):
         """A request that is plainly outside the declared tools: neither what it is about nor what to do is among them."""
-        t = next((t for t in (self.g.tool() for _ in range(50)) if not any(t.related(x) for x in self.tools)), None)
+        shapes = {k for t in self.tools for _, k, _ in t.params if self.g.plain and k in SHAPED}
+        t = next((t for t in (self.g.tool() for _ in range(50)) if not any(t.related(x) for x in self.tools) and not any(k in shapes for _, k, _ in t.params)), None)
         if not t: return
         self.user(self.g.polite(self.g.args_for(t)[0]))
         self.say("I cannot do that: none of my tools fits.", "No tool fits this request.", "nofit")

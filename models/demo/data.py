@@ -297,8 +297,10 @@ class Gen:
         noun = noun or self.new(0, lambda: self.pick(self.nouns)[1] if r.random() < .4 else self.known(THINGS)) + ("_" + self.known(THINGS) if r.random() < .1 else "")
         by = r.choices(["both", "verb", "noun"], [6, 2, 2])[0]
         v, n, a = words(verb), words(noun), article(noun)
+        if self.leading and len(noun) < 5 and r.random() < .3: n, a = n.upper(), a[: -len(n)] + n.upper()  # as an acronym is written
         slots = r.choice(self.slots)
         kinds = r.sample(DIGITS if self.leading and slots > 1 and r.random() < .4 else list(self.kinds), slots)
+        if self.leading and r.random() < .3: kinds = [self.pick(NAMED), *kinds[1:]] if not set(NAMED) & set(kinds) else kinds
         names, says = self.spoken(kinds)
         for i in range(len(kinds)):
             if self.english and r.random() < .25:  # a parameter of any name, which the request says
@@ -555,9 +557,9 @@ class Gen:
             c.declare(self.toolset(list(chained or [main]), min(self.most_tools, r.randint(2, 7))))
             for _ in range(8):
                 k = r.random()
-                if k < .07: c.no_fit()
-                elif k < .10: c.chat()
-                elif k < .15: c.missing(self.pick(c.tools))
+                if k < .04: c.no_fit()
+                elif k < .07: c.chat()
+                elif k < .12: c.missing(self.pick(c.tools))
                 elif k < .30 and chained: c.chain(*chained)
                 elif k < .72: c.call([self.pick(c.tools)], answered=.15)
                 elif k < .83: c.call([self.pick(c.tools)] * r.choice([2, 2, 3]), answered=0)
