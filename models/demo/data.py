@@ -31,7 +31,8 @@ class Tool:
         """slots: the requests name the required parameters by number ({0}, {1}) instead of a clause each."""
         self.key, self.name, self.noun, self.spec, self.params, self.asks, self.answer, self.slots = key, name, noun, spec, params, asks, answer, slots
         self.says = content(name + " " + spec["function"].get("description", ""))  # the words by which a request can find it
-        self.shapes = set()  # or the kinds of values, if those alone tell
+        self.takes = {SHAPES.get(kind, kind) for _, kind, _ in params}
+        self.shapes = set()  # what it takes, if that alone tells
 
     def related(self, other):
         """Shares a word or an action with it, so that a request for one is not plainly outside the other."""
@@ -42,7 +43,7 @@ class Tool:
         for a, b in ((self, other), (other, self)):
             if a.key == b.key or a.name == b.name: return True
             cue = content(" ".join(a.key[1:])) if a.key[0] in ("free", "described") else set()
-            if a.key[0] == "described" and (cue & b.says or a.shapes & {SHAPES.get(kind, kind) for _, kind, _ in b.params}): return True
+            if a.key[0] == "described" and (cue & b.says or a.shapes & b.takes): return True
             if cue and cue <= b.says: return True
             if a.key[0] in ACTIONS and b.key[0] == "free" and content(a.key[1]) <= b.says and content(ACTIONS[a.key[0]][0]) & b.says: return True
         return False
@@ -328,11 +329,11 @@ class Gen:
         if sum(p[2] for p in out) < len(kinds): return self.free(verb, noun)
         asks, amount = [], len(kinds) > 2 and kinds[0] == kinds[1] and kinds[2] in DIGITS and says[0] == "{v}"
         for _ in range(3):
-            order = list(range(len(kinds)))
+            order, ways = list(range(len(kinds))), says
             if self.leading and kinds[:1] == kinds[1:2] and says[0] == "from {v}" and r.random() < .4: order[:2] = [1, 0]  # "to Rome from Oslo"
-            if self.leading and amount and r.random() < .6: order, says[2] = [2, 0, 1], "{v}"  # "change 20 EUR to USD"
+            if self.leading and amount and r.random() < .6: order, ways = [2, 0, 1], [*says[:2], "{v}"]  # "change 20 EUR to USD"
             if r.random() < .3 and len({s.split("{")[0] for s in says}) == len(says) and not says[0].startswith(("from", "{v}", "between")): r.shuffle(order)
-            said = [says[i].replace("{v}", "{%d}" % i).replace("{p}", words(out[i][0])) for i in order]
+            said = [ways[i].replace("{v}", "{%d}" % i).replace("{p}", words(out[i][0])) for i in order]
             text, question = head.format(**fill).rstrip("?"), head.endswith("?")
             if self.leading and by != "verb" and order[0] == 0 and "from" not in says[0] and "between" not in says[0] and r.random() < self.leading:
                 text, said = self.pick(LEADING).format("{0}", **fill), said[1:]
@@ -361,17 +362,18 @@ class Gen:
         if by == "values": names = [n[:1] for n in names]
         if by == "values" and len(kinds) == 1 and r.random() < .3: kinds, names, says = kinds * 2, [n.split()[:1] for n in self.pick(list(PAIRS.items()))], self.pick([["{v}", "to {v}"], ["from {v}", "to {v}"], ["{v}", "in {v}"]])
         spec, out = self.spec(self.style(parts), desc[0].upper() + desc[1:], [(None, k, True, n) for k, n in zip(kinds, names)])
+        questions = "what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is "
         asks, foreign = [], [self.any_word() for _ in range(4)]
         for _ in range(4):
             cues = [inflect(w, "s") if r.random() < .1 else w for w in r.sample(words + parts, min(len(words), r.choice([1, 2, 2, 3])))] if by == "words" else []
             cues += r.sample(foreign, r.choice([0, 0, 1, 2] if cues else [1, 1, 2]))
             r.shuffle(cues)
-            head = self.pick(["~", "~the ", "~my ", "", "", "is the ", "I have a ", "what about ", "what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is "])
+            head = self.pick(["~", "~the ", "~my ", "", "", "is the ", "I have a ", "what about ", *questions])
             text = cues[0]
             for w in cues[1:]: text += self.pick([" the ", " a ", " of my ", " with ", " and ", " for ", " is ", " ", ", "]) + w
             said = [say.replace("{v}", "{%d}" % i).replace("{p}", out[i][0].replace("_", " ")) for i, say in enumerate(says)]
             text = head + (" ".join([said[0], text, *said[1:]]) if said and r.random() < .3 else " ".join([text, *said]))
-            asks.append(text + ("?" if head in ("what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is ") and r.random() < .8 else ""))
+            asks.append(text + ("?" if head in questions and r.random() < .8 else ""))
         result = self.pick(["done", "done", "created", "record", "count", "many", "file"])
         cue = (*words, *parts) if by == "words" else (*foreign, *names[0])
         tool = Tool(("described", *cue), spec["function"]["name"], words[0], spec, out, asks, (result, None), slots=True)
