@@ -73,7 +73,7 @@ class Gen:
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
         self.kinds, self.slots, self.pairs = FREE, (1, 1, 1, 2, 2), "city date currency lang person slug country geo word".split()  # of free tools' parameters
         self.leading = 0.0  # share of free tools' requests that say a value before what is meant
-        self.alike = 0.2  # share of a set's other tools that are made to be like the one that is meant
+        self.alike, self.namesakes = 0.2, 0.6  # shares: of a set's other tools that are made to be like the one that is meant, and of these about the same noun
         self.swapped, self.plain = 0.0, 0.0  # shares: of handwritten tools with other words in them, and of tools of any words
         self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
 
@@ -350,7 +350,7 @@ class Gen:
         """A tool of any words. All that a request shares with it are a few words of its description, or the name of a parameter, or
         values of a kind that only it takes."""
         r = self.r
-        by = r.choices(["words", "parameter", "values"], [6, 2, 2])[0]
+        by = r.choices(["words", "parameter", "values"], [5, 2, 3])[0]
         words = list(dict.fromkeys(self.any_word() for _ in range(r.randint(2, 8))))
         parts = [self.any_word() for _ in range(r.choice([1, 2, 2]))]
         if r.random() < .3: parts[0] = self.pick(words)
@@ -360,24 +360,27 @@ class Gen:
         names, says = self.spoken(kinds)
         if by == "parameter": names[0], says[0] = [self.any_word()], self.pick(["with {p} {v}", "{p} {v}", "{v} {p}", "of {v} {p}", "the {p} is {v}", "{p}: {v}", "{v} for the {p}"])
         if by == "values": names = [n[:1] for n in names]
-        if by == "values" and len(kinds) == 1 and r.random() < .3: kinds, names, says = kinds * 2, [n.split()[:1] for n in self.pick(list(PAIRS.items()))], self.pick([["{v}", "to {v}"], ["from {v}", "to {v}"], ["{v}", "in {v}"]])
+        if by == "values" and len(kinds) == 1 and r.random() < .4:  # two of a kind, half of the time with an amount
+            kinds, names, says = kinds * 2, [[n.split()[0]] for n in self.pick(list(PAIRS.items()))], self.pick([["{v}", "to {v}"], ["from {v}", "to {v}"], ["{v}", "in {v}"]])
+            if r.random() < .5: kinds, names, says = [self.pick(["money", "int"])] + [self.pick(["currency", "unit", *kinds])] * 2, [["amount", "value", "n"], *names], self.pick([["{v}", "{v}", "to {v}"], ["{v}", "{v}", "in {v}"], ["is {v}", "{v}", "{v}"], ["are {v}", "{v}", "{v}"]])
         spec, out = self.spec(self.style(parts), desc[0].upper() + desc[1:], [(None, k, True, n) for k, n in zip(kinds, names)])
         questions = "what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is "
         asks, foreign = [], [self.any_word() for _ in range(4)]
         for _ in range(4):
             cues = [inflect(w, "s") if r.random() < .1 else w for w in r.sample(words + parts, min(len(words), r.choice([1, 2, 2, 3])))] if by == "words" else []
-            cues += r.sample(foreign, r.choice([0, 0, 1, 2] if cues else [1, 1, 2]))
+            cues += r.sample(foreign, r.choice([0, 0, 1, 2] if cues or by == "values" else [1, 1, 2]))
             r.shuffle(cues)
             head = self.pick(["~", "~the ", "~my ", "", "", "is the ", "I have a ", "what about ", *questions])
-            text = cues[0]
+            text = cues[0] if cues else ""
             for w in cues[1:]: text += self.pick([" the ", " a ", " of my ", " with ", " and ", " for ", " is ", " ", ", "]) + w
             said = [say.replace("{v}", "{%d}" % i).replace("{p}", out[i][0].replace("_", " ")) for i, say in enumerate(says)]
-            text = head + (" ".join([said[0], text, *said[1:]]) if said and r.random() < .3 else " ".join([text, *said]))
+            if says and says[0].startswith(("is ", "are ")): said = [said[2], *said[:2]]  # "how many EUR are 20 USD"
+            text = head + " ".join(filter(None, [said[0], text, *said[1:]] if said and r.random() < .3 else [text, *said]))
             asks.append(text + ("?" if head in questions and r.random() < .8 else ""))
         result = self.pick(["done", "done", "created", "record", "count", "many", "file"])
         cue = (*words, *parts) if by == "words" else (*foreign, *names[0])
         tool = Tool(("described", *cue), spec["function"]["name"], words[0], spec, out, asks, (result, None), slots=True)
-        if by == "values": tool.shapes = set(kinds)
+        if by == "values": tool.shapes = set(kinds) & set(SHAPED)
         return tool
 
     def procedural(self, group=None, noun=None):
@@ -419,7 +422,7 @@ class Gen:
                 _, verb, noun = like.key
                 t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
             elif like and like.key[0] in ACTIONS:
-                t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < .6 else self.procedural(group=like.key[0])
+                t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < self.namesakes else self.procedural(group=like.key[0])
             else:
                 t = self.tool()
             if not any(t.confusable(x) for x in tools): tools.append(t)
@@ -563,7 +566,7 @@ class Gen:
                 elif k < .07: c.chat()
                 elif k < .12: c.missing(self.pick(c.tools))
                 elif k < .30 and chained: c.chain(*chained)
-                elif k < .69: c.call([self.pick(c.tools)], answered=.15)
+                elif k < .63: c.call([self.pick(c.tools)], answered=.15)
                 elif k < .82: c.call([self.pick(c.tools)] * r.choice([2, 2, 3]), answered=0)
                 else: c.call(r.sample(c.tools, min(len(c.tools), r.choice([2, 2, 3]))), answered=0)
             return c.done()
