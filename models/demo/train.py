@@ -229,7 +229,7 @@ class Batches:
     def __init__(self, tokenizer, seed, tokens, longest=1024):
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
-        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.15, 0.2, (0.45, 0.2)  # any word, so that it is found and copied, not known
+        self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.3, 0.2, (0.45, 0.2)  # any word, so that it is found and copied, not known
         self.gen.swapped, self.gen.plain, self.gen.alike, self.gen.leading = 0.5, 0.13, 0.4, 0.25
         self.gen.namesakes = 0.45
         self.gen.kinds, self.gen.slots, self.gen.pairs = FREE | MORE_KINDS, (1, 1, 2, 2, 3), self.gen.pairs + "unit int email time".split()
@@ -353,11 +353,11 @@ def restore(model, folder, tok):
     model.load_state_dict({name: of(name if name.startswith("lm_head") else "model." + name).float() for name in model.state_dict() if not name.startswith("hints")}, strict=False)
 
 
-def mean(x, y):
-    """Of two checkpoints: better than either of two runs that share their beginning. Counts are the first one's."""
-    if torch.is_tensor(x): return (x + y) / 2 if x.is_floating_point() else x
-    if isinstance(x, dict): return {k: mean(v, y[k]) for k, v in x.items()}
-    return [mean(*both) for both in zip(x, y)] if isinstance(x, list) else x
+def mean(x, *others):
+    """Of checkpoints: better than any of the runs, if they share their beginning. Counts are the first one's."""
+    if torch.is_tensor(x): return sum(others, x) / (1 + len(others)) if x.is_floating_point() else x
+    if isinstance(x, dict): return {k: mean(v, *(y[k] for y in others)) for k, v in x.items()}
+    return [mean(*each) for each in zip(x, *others)] if isinstance(x, list) else x
 
 
 def average(model, elapsed):
@@ -382,7 +382,7 @@ def main():
     a.add_argument("--out", type=Path, default=HERE)
     a.add_argument("--checkpoint", type=Path, default=Path("demo.pt"))
     a.add_argument("--resume", action="store_true")
-    a.add_argument("--beside", type=Path, help="with --resume: the checkpoint of another run that branched off this one's past; goes on from their mean")
+    a.add_argument("--beside", type=Path, nargs="+", default=[], help="with --resume: checkpoints of this run's past, or of runs that branched off it; goes on from the mean of all")
     a.add_argument("--tools", type=int, default=8, help="most tools in a conversation, with --resume or --weights; else they grow to 8")
     a.add_argument("--hints", type=float, default=1, help="factor of the hints' weights; once they are learnt, less: their gradient is several times that of all answers")
     a.add_argument("--weights", type=Path, help="begin from the export in this folder instead of at random")
@@ -406,8 +406,8 @@ def train(rank, a):
     if a.resume:
         s = torch.load(a.checkpoint)
         if a.beside:
-            other = torch.load(a.beside)
-            s = {**mean(s, other), "seed": max(s["seed"], other["seed"])}  # of neither is anything read again
+            runs = [s, *map(torch.load, a.beside)]
+            s = {**mean(*runs), "seed": max(x["seed"] for x in runs)}  # of none is anything read again
         model.load_state_dict(s["model"])
         for o, d in zip(opts, s["opts"]): o.load_state_dict(d)
         step, seen, before, seed = s["step"], s["seen"], s["elapsed"], s["seed"] + a.ranks
