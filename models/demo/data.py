@@ -360,9 +360,10 @@ class Gen:
         names, says = self.spoken(kinds)
         if by == "parameter": names[0], says[0] = [self.any_word()], self.pick(["with {p} {v}", "{p} {v}", "{v} {p}", "of {v} {p}", "the {p} is {v}", "{p}: {v}", "{v} for the {p}"])
         if by == "values": names = [n[:1] for n in names]
-        if by == "values" and len(kinds) == 1 and r.random() < .4:  # two of a kind, half of the time with an amount
-            kinds, names, says = kinds * 2, [[n.split()[0]] for n in self.pick(list(PAIRS.items()))], self.pick([["{v}", "to {v}"], ["from {v}", "to {v}"], ["{v}", "in {v}"]])
-            if r.random() < .5: kinds, names, says = [self.pick(["money", "int"])] + [self.pick(["currency", "unit", *kinds])] * 2, [["amount", "value", "n"], *names], self.pick([["{v}", "{v}", "to {v}"], ["{v}", "{v}", "in {v}"], ["is {v}", "{v}", "{v}"], ["are {v}", "{v}", "{v}"]])
+        if by == "values" and len(kinds) == 1 and r.random() < .5:  # two of a kind, often with an amount
+            if r.random() < .7: kinds = [self.pick(["currency", "unit", "unit", *kinds])]
+            kinds, names, says = kinds * 2, [[n.split()[0] + self.pick(["", "_" + kinds[0]])] for n in self.pick(list(PAIRS.items()))], self.pick([["{v}", "to {v}"], ["from {v}", "to {v}"], ["{v}", "in {v}"]])
+            if r.random() < .7: kinds, names, says = [self.pick(["money", "money", "int"]), *kinds], [["amount", "value", "n"], *names], self.pick([["{v}", "{v}", "to {v}"], ["{v}", "{v}", "in {v}"], ["is {v}", "{v}", "{v}"], ["are {v}", "{v}", "{v}"]])
         spec, out = self.spec(self.style(parts), desc[0].upper() + desc[1:], [(None, k, True, n) for k, n in zip(kinds, names)])
         questions = "what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is "
         asks, foreign = [], [self.any_word() for _ in range(4)]
@@ -383,7 +384,7 @@ class Gen:
         if by == "values": tool.shapes = set(kinds) & set(SHAPED)
         return tool
 
-    def procedural(self, group=None, noun=None):
+    def procedural(self, group=None, noun=None, verb=None):
         r = self.r
         group = group or self.pick(list(ACTIONS))
         if not noun:
@@ -392,7 +393,7 @@ class Gen:
             noun = (domain, known) if noun == known else (self.new(0, lambda: domain), self.pick(["", "", self.pick(THINGS) + "_"]) + noun)
         domain, n = noun
         verbs, asks, descs, required, optional, result = ACTIONS[group]
-        verb = self.pick(verbs.split())
+        verb = verb if verb in verbs.split() else self.pick(verbs.split())
         parts = [verb, plural(n).replace(" ", "_") if group in ("list", "search", "count") and r.random() < .7 else n]
         fill = dict(n=words(n), ns=plural(n), an=article(n), a_new=article(n, "new"))
         kinds = [self.pick(k.split("|")) for k in required]
@@ -416,13 +417,12 @@ class Gen:
         for _ in range(200):
             if len(tools) >= count: break
             like = self.pick(must) if must and self.r.random() < self.alike else None
-            if like and like.key[2:] and like.key[0] == "hand":
-                t = self.handmade(like.key[1])  # the same sentences about something else
+            if like and like.key[2:] and like.key[0] == "hand": t = self.handmade(like.key[1])  # the same sentences about something else
             elif like and like.key[0] == "free":
                 _, verb, noun = like.key
                 t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
             elif like and like.key[0] in ACTIONS:
-                t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < self.namesakes else self.procedural(group=like.key[0])
+                t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < self.namesakes else self.procedural(group=like.key[0], verb=self.pick(like.asks).split(" ")[0] if self.plain else None)
             else:
                 t = self.tool()
             if not any(t.confusable(x) for x in tools): tools.append(t)
