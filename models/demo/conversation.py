@@ -115,7 +115,7 @@ class Conversation:
     def no_fit(self):
         """A request that is plainly outside the declared tools: neither what it is about nor what to do is among them."""
         shapes = {k for t in self.tools for k in t.takes if k in SHAPED} if self.g.plain else set()
-        t = next((t for t in (self.g.tool() for _ in range(50)) if not any(t.related(x) for x in self.tools) and not t.takes & shapes), None)
+        t = next((t for t in (self.g.tool() for _ in range(50)) if not any(t.related(x) for x in self.tools) and not t.takes & shapes and not t.shapes), None)
         if not t: return
         self.user(self.g.polite(self.g.args_for(t)[0]))
         self.say("I cannot do that: none of my tools fits.", "No tool fits this request.", "nofit")

@@ -360,10 +360,10 @@ class Gen:
         names, says = self.spoken(kinds)
         if by == "parameter": names[0], says[0] = [self.any_word()], self.pick(["with {p} {v}", "{p} {v}", "{v} {p}", "of {v} {p}", "the {p} is {v}", "{p}: {v}", "{v} for the {p}"])
         if by == "values": names = [n[:1] for n in names]
-        if by == "values" and len(kinds) == 1 and r.random() < .5:  # two of a kind, often with an amount
-            if r.random() < .7: kinds = [self.pick(["currency", "unit", "unit", *kinds])]
+        if by == "values" and len(kinds) == 1 and r.random() < .7:  # two of a kind, often with an amount
+            if r.random() < .8: kinds = [self.pick(["currency", "unit", "unit", *kinds])]
             kinds, names, says = kinds * 2, [[n.split()[0] + self.pick(["", "_" + kinds[0]])] for n in self.pick(list(PAIRS.items()))], self.pick([["{v}", "to {v}"], ["from {v}", "to {v}"], ["{v}", "in {v}"]])
-            if r.random() < .7: kinds, names, says = [self.pick(["money", "money", "int"]), *kinds], [["amount", "value", "n"], *names], self.pick([["{v}", "{v}", "to {v}"], ["{v}", "{v}", "in {v}"], ["is {v}", "{v}", "{v}"], ["are {v}", "{v}", "{v}"]])
+            if r.random() < .8: kinds, names, says = [self.pick(["money", "money", "int"]), *kinds], [["amount", "value", "n"], *names], self.pick([["{v}", "{v}", "to {v}"], ["{v}", "{v}", "in {v}"], ["is {v}", "{v}", "{v}"], ["are {v}", "{v}", "{v}"]])
         spec, out = self.spec(self.style(parts), desc[0].upper() + desc[1:], [(None, k, True, n) for k, n in zip(kinds, names)])
         questions = "what does ", "who is ", "how many ", "how much ", "where is the ", "what is the ", "is "
         asks, foreign = [], [self.any_word() for _ in range(4)]

@@ -230,7 +230,7 @@ class Batches:
         self.tok, self.gen, self.tokens, self.longest, self.rng, self.seen = tokenizer, Gen(seed), tokens, longest, random.Random(seed), 0
         self.gen.most_turns, self.gen.drills, self.gen.answered = 6, 0.4, 0.5  # many requests to the same tools: more to learn per token
         self.gen.english, self.gen.invented, self.gen.alias, self.gen.families = english(), 0.3, 0.2, (0.48, 0.17)  # any word, so that it is found and copied, not known
-        self.gen.swapped, self.gen.plain, self.gen.alike, self.gen.leading = 0.5, 0.13, 0.45, 0.25
+        self.gen.swapped, self.gen.plain, self.gen.alike, self.gen.leading = 0.5, 0.18, 0.45, 0.25
         self.gen.namesakes = 0.4
         self.gen.kinds, self.gen.slots, self.gen.pairs = FREE | MORE_KINDS, (1, 1, 2, 2, 3), self.gen.pairs + "unit int email time".split()
         self.gen.pieces = sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower() and len(t) > 1)
