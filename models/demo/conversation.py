@@ -113,7 +113,8 @@ class Conversation:
         return True
 
     def no_fit(self):
-        """A request that is plainly outside the declared tools: neither what it is about nor what to do is among them."""
+        """A request that is plainly outside the declared tools: neither what it is about nor what to do is among them, and its
+        values are not all that tells."""
         shapes = {k for t in self.tools for k in t.takes if k in SHAPED} if self.g.plain else set()
         t = next((t for t in (self.g.tool() for _ in range(50)) if not any(t.related(x) for x in self.tools) and not t.takes & shapes and not t.shapes), None)
         if not t: return

@@ -73,7 +73,7 @@ class Gen:
         self.nouns = [(d, n) for d, n in nouns if (d in HELD_DOMAINS or held_out(n)) == held]
         self.kinds, self.slots, self.pairs = FREE, (1, 1, 1, 2, 2), "city date currency lang person slug country geo word".split()  # of free tools' parameters
         self.leading = 0.0  # share of free tools' requests that say a value before what is meant
-        self.alike, self.namesakes = 0.2, 0.6  # shares: of a set's other tools that are made to be like the one that is meant, and of these about the same noun
+        self.alike, self.namesakes = 0.2, 0.6  # shares: of a set's other tools that are made to be like the one that is meant, and of those like one by action about its noun
         self.swapped, self.plain = 0.0, 0.0  # shares: of handwritten tools with other words in them, and of tools of any words
         self.tools = [t for t in map(self.parse_tool, TOOLS.strip().split("\n")) if (t[0][0] in HELD_TOOLS) == held]
 
@@ -422,7 +422,7 @@ class Gen:
                 _, verb, noun = like.key
                 t = self.free(verb=verb or None) if not noun or (verb and self.r.random() < .5) else self.free(noun=noun) if verb else self.free()
             elif like and like.key[0] in ACTIONS:
-                t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < self.namesakes else self.procedural(group=like.key[0], verb=self.pick(like.asks).split(" ")[0] if self.plain else None)
+                t = self.procedural(noun=(self.pseudo(), like.key[1])) if self.r.random() < self.namesakes else self.procedural(group=like.key[0], verb=self.pick(like.asks).split(" ")[0] if self.plain else None)  # in training with the request's verb
             else:
                 t = self.tool()
             if not any(t.confusable(x) for x in tools): tools.append(t)
