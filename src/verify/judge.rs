@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use jsonschema::Validator;
+use rein_grammar::{Judge, Violation};
 use serde_json::{Map, Value};
 
 use super::answer::Answer;
@@ -111,27 +111,26 @@ fn violation(path: &str, message: String) -> Problem {
 
 fn by_schema(schema: &Value, value: &Value, kind: Kind) -> Vec<Problem> {
     match compile(schema) {
-        Ok(validator) => validator
-            .iter_errors(value)
-            .take(MAX_VIOLATIONS)
-            .map(|e| Problem { kind, ..violation(e.instance_path().as_str(), clip(&e.to_string())) })
+        Ok(judge) => judge
+            .violations(value, MAX_VIOLATIONS)
+            .into_iter()
+            .map(|Violation { path, message }| Problem { kind, ..violation(&path, clip(&message)) })
             .collect(),
         Err(reason) => vec![Problem::new(Kind::SampleSchema, reason)],
     }
 }
 
-/// Draft 2020-12 unless the schema names another. Formats are annotations, as in the vendor verifier.
-pub fn compile(schema: &Value) -> Result<Validator, String> {
-    let build = |schema: &Value| jsonschema::options().should_validate_formats(false).build(schema);
-    let result = match (build(schema), schema.get("$schema").and_then(Value::as_str)) {
+/// By a dialect that is none of JSON Schema's own, as Draft 2020-12.
+pub fn compile(schema: &Value) -> Result<Judge, String> {
+    let result = match (Judge::new(schema), schema.get("$schema").and_then(Value::as_str)) {
         (Err(_), Some(dialect)) if !dialect.contains("json-schema.org/") => {
             let mut plain = schema.clone();
             plain.as_object_mut().and_then(|members| members.shift_remove("$schema"));
-            build(&plain)
+            Judge::new(&plain)
         }
         (result, _) => result,
     };
-    result.map_err(|e| clip(&format!("{} at {}", e, e.instance_path())))
+    result.map_err(|Violation { path, message }| clip(&format!("{message} at {path}")))
 }
 
 fn ids(sample: &Sample, answer: &Answer, problems: &mut Vec<Problem>) {

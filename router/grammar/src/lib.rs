@@ -41,4 +41,5 @@ pub use parse::{Parser, ParserOptions, ToolDecl};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
 pub use rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
 pub use scan::{OwnedPiece, Piece};
+pub use validate::Judge;
 pub use vocab::{Encoder, Vocab, VocabError};

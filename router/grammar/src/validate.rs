@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use jsonschema::{Draft, Validator};
+use jsonschema::{Draft, ValidationError, Validator};
 use serde_json::Value;
 
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
@@ -33,10 +33,36 @@ impl Lazy {
 
     fn check(&self, instance: &Value) -> Result<(), Violation> {
         match self.validator().map(|v| v.validate(instance)) {
-            Some(Err(e)) => Err(Violation { path: e.instance_path().to_string(), message: e.to_string() }),
+            Some(Err(e)) => Err(violation(&e)),
             _ => Ok(()),
         }
     }
+}
+
+/// A schema taken at its word, for judging what another engine generated: Draft 2020-12 unless it names another, formats
+/// are annotations, and a keyword that cannot be compiled is an error.
+///
+/// The library is generic, and whoever calls it compiles most of it; so only this crate does.
+#[derive(Debug)]
+pub struct Judge(Validator);
+
+impl Judge {
+    /// # Errors
+    /// What in the schema cannot be compiled, and where.
+    pub fn new(schema: &Value) -> Result<Self, Violation> {
+        let built = jsonschema::options().should_validate_formats(false).build(schema);
+        built.map(Self).map_err(|e| violation(&e))
+    }
+
+    /// The first `most` violations.
+    #[must_use]
+    pub fn violations(&self, instance: &Value, most: usize) -> Vec<Violation> {
+        self.0.iter_errors(instance).take(most).map(|e| violation(&e)).collect()
+    }
+}
+
+fn violation(error: &ValidationError<'_>) -> Violation {
+    Violation { path: error.instance_path().to_string(), message: error.to_string() }
 }
 
 fn build(schema: &Value) -> Result<Validator, String> {
