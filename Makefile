@@ -19,7 +19,6 @@ cluster: setup-cluster
 
 test: setup-test lint
 	cargo test --workspace --locked
-	cargo build --locked --bin rein
 	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/py
 
 chaos: setup-test
