@@ -83,6 +83,8 @@ pub struct Guide {
     stop_ids: Vec<u32>,
     /// Tokens that stand.
     position: usize,
+    /// Draws refused since the last token that stands.
+    in_a_row: u32,
     /// The only continuation that the grammar leaves: what is drawn instead is overruled.
     due: VecDeque<u32>,
     hold: Hold,
@@ -101,6 +103,7 @@ impl Guide {
             opening: opening.to_vec(),
             stop_ids: stop_ids.to_vec(),
             position: 0,
+            in_a_row: 0,
             due: VecDeque::new(),
             hold: Hold::default(),
             always,
@@ -157,11 +160,16 @@ impl Guide {
                         self.due.extend(&self.opening);
                     }
                 }
+                self.in_a_row += 1;
+                if self.in_a_row >= limits::REFUSALS_IN_A_ROW {
+                    return Err(MatcherError::NoProgress(self.in_a_row));
+                }
                 overruled = true;
                 break;
             }
             judgement.stand += 1;
             self.position += 1;
+            self.in_a_row = 0;
             self.hold.accepted();
             if self.due.pop_front().is_none() || self.due.is_empty() {
                 self.look_ahead()?;
@@ -183,6 +191,7 @@ impl Guide {
                 }
                 judgement.forced.push(id);
                 self.position += 1;
+                self.in_a_row = 0;
                 self.hold.accepted();
                 if self.due.is_empty() {
                     self.look_ahead()?;

@@ -127,6 +127,8 @@ pub const HOLD_REFUSALS: u32 = 3;
 pub const HOLD_WINDOW: u32 = 16;
 /// ... and for so many tokens.
 pub const HOLD_TOKENS: u32 = 32;
+/// Draws that a grammar may refuse at one place. The second is under the grammar's own mask, so each further one is a fault.
+pub const REFUSALS_IN_A_ROW: u32 = 8;
 /// Forced tokens that are worth a rewind: fewer are left to the model to draw.
 pub const FORCED_TOKENS: usize = 3;
 /// Refused tokens that a response tells of.

@@ -19,6 +19,8 @@ pub enum MatcherError {
     Limit(String),
     #[error("the grammar failed: {0}")]
     Internal(String),
+    #[error("the grammar refused {0} draws in a row at one place: none of its continuations can be drawn")]
+    NoProgress(u32),
 }
 
 /// Decides token by token what may come next. Clones are independent.
@@ -53,7 +55,8 @@ impl Matcher {
         Self { parser, vocab, bytewise, ended: false, failed: None }
     }
 
-    /// Takes the token if the grammar allows it; otherwise the state is as before.
+    /// Takes the token if the grammar allows it; otherwise the state is as before. A stop token that the grammar names ends
+    /// the output there, whatever the grammar says of what comes after it.
     pub fn accept(&mut self, id: u32) -> Result<bool, MatcherError> {
         if self.ended || id as usize >= self.vocab.size() {
             return Ok(false);
@@ -85,9 +88,19 @@ impl Matcher {
             }
             Ok(true)
         })?;
+        if stop && !taken && self.names(id)? {
+            self.ended = true;
+            return Ok(true);
+        }
         // A token of the grammar may be a stop token elsewhere.
         self.ended = taken && stop && self.parser.stop_reason() == StopReason::EndOfSentence;
         Ok(taken)
+    }
+
+    /// Whether the grammar names this stop token here. The parser judges a stop token as the end of the output alone; its
+    /// mask has those that the grammar names, too.
+    fn names(&mut self, stop: u32) -> Result<bool, MatcherError> {
+        Ok(self.mask()?.get(stop as usize / 8).is_some_and(|byte| byte >> (stop % 8) & 1 == 1))
     }
 
     pub(crate) fn vocab(&self) -> &Vocab {

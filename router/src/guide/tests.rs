@@ -254,3 +254,36 @@ fn a_call_is_forced_where_nothing_else_can_come() {
     let judgement = guide.take(&[259], 4).unwrap();
     assert_eq!(judgement.forced.len(), 3);
 }
+
+#[test]
+fn a_stop_token_that_a_grammar_names_ends_the_output() {
+    let token = json!({"type": "structural_tag", "format": {"type": "token", "token": "<|im_end|>"}});
+    for response in [
+        Response::Lark("start: <|im_end|>".into()),
+        Response::Lark(format!("start: <[{END}]>")),
+        Response::Lark("start: \"a\" <|im_end|> \"b\"".into()),
+        Response::Lark("start: \"a\" \"b\" <|im_end|>".into()),
+        Response::StructuralTag(token),
+    ] {
+        let rules = Rules { response: Some(response.clone()), parallel: true, ..Rules::default() };
+        let matcher = matcher(&rules);
+        for (seed, always) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
+            // It never reasons, which would only be longer.
+            let model = Model { seed, greedy: true, likes: vec![(257, 0.0), (END, 1.5)] };
+            let (tokens, stats) = run(plain(matcher.clone(), always), &model, 40, |_| 3);
+            assert_eq!(tokens.last(), Some(&END), "{response:?}, seed {seed}: {tokens:?}");
+            assert!(stats.refused <= 3, "{response:?}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn refusals_at_one_place_are_bounded() {
+    let rules = Rules { response: Some(Response::Regex("a".into())), parallel: true, ..Rules::default() };
+    let mut guide = plain(matcher(&rules), false);
+    guide.begin(100).unwrap();
+    // An engine that disregards the mask.
+    let refused = (1..).find_map(|draws| guide.take(&[u32::from(b'z')], 100).err().map(|error| (draws, error)));
+    let bound = limits::REFUSALS_IN_A_ROW;
+    assert_eq!(refused, Some((bound, MatcherError::NoProgress(bound))));
+}
