@@ -153,7 +153,9 @@ impl Matcher {
             return Vec::new();
         }
         let mut ids = self.ask(|parser| Ok(parser.compute_ff_tokens())).unwrap_or_default();
-        ids.truncate(MAX_FORCED_TOKENS);
+        // Nothing comes after a stop token, whatever the grammar says.
+        let stop = ids.iter().position(|id| self.vocab.is_stop(*id)).map_or(usize::MAX, |at| at + 1);
+        ids.truncate(MAX_FORCED_TOKENS.min(stop));
         // A tokenizer may add to a text, such as a blank before it.
         if bytes.starts_with(&self.vocab.trie().decode_raw(&ids)) { ids } else { Vec::new() }
     }

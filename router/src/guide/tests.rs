@@ -257,13 +257,16 @@ fn a_call_is_forced_where_nothing_else_can_come() {
 
 #[test]
 fn a_stop_token_that_a_grammar_names_ends_the_output() {
-    let token = json!({"type": "structural_tag", "format": {"type": "token", "token": "<|im_end|>"}});
+    let token = json!({"type": "token", "token": "<|im_end|>"});
+    let tag = json!({"type": "tag", "begin": "ab", "content": token, "end": "a"});
+    let [token, tag] = [token, tag].map(|format| json!({"type": "structural_tag", "format": format}));
     for response in [
         Response::Lark("start: <|im_end|>".into()),
         Response::Lark(format!("start: <[{END}]>")),
         Response::Lark("start: \"a\" <|im_end|> \"b\"".into()),
         Response::Lark("start: \"a\" \"b\" <|im_end|>".into()),
         Response::StructuralTag(token),
+        Response::StructuralTag(tag),
     ] {
         let rules = Rules { response: Some(response.clone()), parallel: true, ..Rules::default() };
         let matcher = matcher(&rules);
