@@ -54,6 +54,8 @@ pub enum Markers {
 
 #[derive(Debug)]
 pub struct Reasoning {
+    /// What the models write before `open`; layout.
+    pub lead: &'static str,
     pub open: &'static [Step],
     pub close: &'static [Step],
     /// What the renderer writes after `open`, before `close` and after `close`. Not empty: newlines at those places are

@@ -8,10 +8,10 @@ use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type,
 
 const NO_WRAP: Wrap = Wrap { open: &[], close: &[] };
 const THINK: Option<Reasoning> =
-    Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["", "", ""] });
+    Some(Reasoning { lead: "", open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["", "", ""] });
 /// Newlines around the markers, as Qwen's templates write them.
 const SPACED_THINK: Option<Reasoning> =
-    Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] });
+    Some(Reasoning { lead: "", open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] });
 const NAME: Member = Member::Name(&["name"]);
 const OBJECT: Codec =
     Object { members: &[NAME, Member::Arguments(&["arguments", "parameters"])], ignored: &["id", "type"] };
@@ -77,6 +77,7 @@ static FORMATS: &[Format] = &[
         models: &["Kimi-K3*"],
         markers: Special,
         reasoning: Some(Reasoning {
+            lead: "",
             open: &[Tok("<|open|>"), Lit("think"), Tok("<|sep|>")],
             close: &[Tok("<|close|>"), Lit("think"), Tok("<|sep|>")],
             layout: ["", "", ""],
@@ -152,7 +153,12 @@ static FORMATS: &[Format] = &[
         name: "glm45",
         aliases: &["glm4_moe", "glm46"],
         models: &["GLM-4.5*", "GLM-4.6*"],
-        reasoning: Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["", "", "\n"] }),
+        reasoning: Some(Reasoning {
+            lead: "\n",
+            open: &[Tok("<think>")],
+            close: &[Tok("</think>")],
+            layout: ["", "", "\n"],
+        }),
         lead: "\n",
         between: &[Lit("\n")],
         call: &[
@@ -231,7 +237,12 @@ static FORMATS: &[Format] = &[
         aliases: &["mistral_v15"],
         models: &["Magistral*", "Devstral-2*", "Ministral-3*", "Mistral-Large-3*"],
         markers: Special,
-        reasoning: Some(Reasoning { open: &[Tok("[THINK]")], close: &[Tok("[/THINK]")], layout: ["", "", ""] }),
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("[THINK]")],
+            close: &[Tok("[/THINK]")],
+            layout: ["", "", ""],
+        }),
         call: &[Tok("[TOOL_CALLS]"), Name, Tok("[ARGS]"), Args(Json)],
         ids: Ids::Nine,
         signs: Signs {
@@ -310,7 +321,12 @@ static FORMATS: &[Format] = &[
         aliases: &["deepseek_r1"],
         models: &["DeepSeek-V3-0324", "DeepSeek-R1-0528", "DeepSeek-R1"],
         markers: Special,
-        reasoning: Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] }),
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<think>")],
+            close: &[Tok("</think>")],
+            layout: ["\n", "\n", "\n\n"],
+        }),
         begin: &[Tok("<｜tool▁calls▁begin｜>")],
         between: &[Lit("\n")],
         end: &[Tok("<｜tool▁calls▁end｜>")],
@@ -354,6 +370,7 @@ static FORMATS: &[Format] = &[
         models: &["gpt-oss-20b", "gpt-oss-120b"],
         markers: Special,
         reasoning: Some(Reasoning {
+            lead: "",
             open: &[Tok("<|channel|>"), Lit("analysis"), Tok("<|message|>")],
             close: &[Tok("<|end|>"), Tok("<|start|>"), Lit("assistant")],
             layout: ["", "", ""],
@@ -386,7 +403,12 @@ static FORMATS: &[Format] = &[
     Format {
         name: "minimax_m2",
         models: &["MiniMax-M2*"],
-        reasoning: Some(Reasoning { open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] }),
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("<think>")],
+            close: &[Tok("</think>")],
+            layout: ["\n", "\n", "\n\n"],
+        }),
         lead: "\n",
         begin: &[Tok("<minimax:tool_call>"), Lit("\n")],
         end: &[Tok("</minimax:tool_call>")],
@@ -412,6 +434,7 @@ static FORMATS: &[Format] = &[
         name: "seed_oss",
         models: &["Seed-OSS*"],
         reasoning: Some(Reasoning {
+            lead: "",
             open: &[Tok("<seed:think>")],
             close: &[Tok("</seed:think>")],
             layout: ["\n", "\n", "\n"],
@@ -551,6 +574,7 @@ static FORMATS: &[Format] = &[
         name: "minicpm3",
         models: &["MiniCPM3*"],
         reasoning: Some(Reasoning {
+            lead: "",
             open: &[Tok("<|thought_start|>")],
             close: &[Tok("<|thought_end|>")],
             layout: ["\n", "\n", "\n"],
@@ -603,6 +627,7 @@ static FORMATS: &[Format] = &[
         models: &["c4ai-command-r7b*", "c4ai-command-a*"],
         markers: Special,
         reasoning: Some(Reasoning {
+            lead: "",
             open: &[Tok("<|START_THINKING|>")],
             close: &[Tok("<|END_THINKING|>")],
             layout: ["", "", ""],

@@ -94,6 +94,8 @@ enum MarkersFile {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReasoningFile {
+    #[serde(default)]
+    lead: String,
     open: Vec<StepFile>,
     close: Vec<StepFile>,
     #[serde(default)]
@@ -239,6 +241,7 @@ impl FormatFile {
                 MarkersFile::Either => Markers::Either,
             },
             reasoning: self.reasoning.map(|r| Reasoning {
+                lead: text(r.lead),
                 open: steps(r.open),
                 close: steps(r.close),
                 layout: r.layout.map(text),

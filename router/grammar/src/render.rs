@@ -37,6 +37,7 @@ pub fn render(format: &Format, turn: &Turn, options: RenderOptions) -> Vec<Owned
     match (&format.reasoning, &turn.reasoning) {
         (Some(r), Some(reasoning)) => {
             if options.start == Region::Text {
+                out.text(r.lead);
                 out.plain(r.open);
                 out.text(r.layout[0]);
             }

@@ -12,6 +12,8 @@ pub(super) enum Piece {
     Text(String),
     /// A regular expression.
     Regex(String),
+    /// A regular expression, or nothing.
+    Maybe(String),
     /// A rule, or a group of rules.
     Rule(String),
 }
@@ -87,8 +89,9 @@ pub(super) fn join(w: &mut Writer, pieces: &[Piece]) -> String {
         match piece {
             Piece::Token(id) => out.push(format!("<[{id}]>")),
             Piece::Rule(rule) => out.push(rule.clone()),
-            Piece::Text(_) | Piece::Regex(_) => {
-                let run = pieces[i..].iter().take_while(|p| matches!(p, Piece::Text(_) | Piece::Regex(_))).count();
+            Piece::Text(_) | Piece::Regex(_) | Piece::Maybe(_) => {
+                let letters = |p: &&Piece| !matches!(p, Piece::Token(_) | Piece::Rule(_));
+                let run = pieces[i..].iter().take_while(letters).count();
                 out.extend(lexeme(w, &pieces[i..i + run]));
                 i += run;
                 continue;
@@ -110,11 +113,16 @@ fn lexeme(w: &mut Writer, run: &[Piece]) -> Option<String> {
     if run.iter().all(|p| *p == blank) {
         return Some(format!("{}?", w.regex(&some_blanks())));
     }
+    if run.iter().all(|p| *p == blank || matches!(p, Piece::Maybe(_))) {
+        let each = run.iter().map(|p| if let Piece::Maybe(r) = p { w.regex(r) } else { w.regex(&some_blanks()) });
+        return Some(each.map(|lexeme| format!("{lexeme}?")).collect::<Vec<_>>().join(" "));
+    }
     let regex: String = run
         .iter()
         .map(|p| match p {
             Piece::Text(t) => escape(t),
             Piece::Regex(r) => r.clone(),
+            Piece::Maybe(r) => format!("({r})?"),
             Piece::Token(_) | Piece::Rule(_) => String::new(),
         })
         .collect();

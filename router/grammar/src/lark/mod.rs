@@ -114,6 +114,11 @@ pub(crate) fn blanks() -> String {
     some_blanks() + "?"
 }
 
+/// Blanks and newlines between reasoning, text and calls, bounded; at least one.
+pub(crate) fn layout() -> String {
+    format!(r"[ \t\r\n]{{1,{MAX_BLANKS}}}")
+}
+
 /// A string literal of Lark.
 pub(crate) fn literal(text: &str) -> String {
     // `::` would look like a parameter to whoever asks whether an expression has one.

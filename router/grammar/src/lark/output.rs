@@ -3,9 +3,10 @@
 use super::call::{CallError, Caller, writable};
 use super::count::Count;
 use super::marker::{Marking, Missing, Piece, join};
-use super::{HEADER, Writer, blanks, either, escape, literal, response};
+use super::{HEADER, Writer, blanks, either, escape, layout, literal, response};
 use crate::format::{Calls, Codec, Format, Ids, Region, Step};
-use crate::rules::{Relaxation, RuleError, Rules};
+use crate::limits::MAX_BLANKS;
+use crate::rules::{Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
 use crate::vocab::Vocab;
 
@@ -105,7 +106,8 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     let inside = out.work.writer.reserve();
     let mut after = out.outside(&entry)?;
     let again = format.preamble.is_some();
-    if let Some(preamble) = format.preamble.as_ref().filter(|_| may_call) {
+    let free = !must_call && out.response.is_none();
+    if let Some(preamble) = format.preamble.as_ref().filter(|_| may_call && free) {
         let open = join(out.work.writer, &marking.plain(preamble.open)?);
         let exits = out.exit(&marking.plain(preamble.close)?, &format!("{outside}{pass}"));
         for body in out.prose(exits, None, None) {
@@ -114,14 +116,22 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     }
     let mut fresh = after.clone();
     if let Some((open, close)) = &reasoning {
-        // A response may begin with a blank by mistake; it shall not end up as reasoning for that.
-        let lead = out.response.is_none().then(|| Piece::Regex(blanks()));
-        let pieces: Vec<Piece> = lead.into_iter().chain(open.iter().cloned()).collect();
+        let lead = match (&rules.response, format.reasoning.as_ref().map_or("", |r| r.lead)) {
+            (None | Some(Response::JsonObject | Response::JsonSchema { .. }), _) => Some(layout()),
+            // Other responses begin with no blank: one drawn by mistake shall not force reasoning.
+            (Some(_), "") => None,
+            (Some(_), written) => Some(escape(written)),
+        };
+        let pieces: Vec<Piece> = lead.map(Piece::Maybe).into_iter().chain(open.iter().cloned()).collect();
         let open = join(out.work.writer, &pieces);
         fresh.push(format!("{open} {inside}{pass}"));
-        let mut exits = out.exit(close, &format!("{outside}{pass}"));
+        // Newlines behind reasoning are layout where the models write them.
+        let written = format.reasoning.as_ref().is_some_and(|r| !r.layout[2].is_empty());
+        let newlines = (written && out.response.is_some()).then(|| Piece::Maybe(format!(r"\n{{1,{MAX_BLANKS}}}")));
+        let newlines = join(out.work.writer, newlines.as_slice());
+        let mut exits = out.exit(close, &format!("{newlines} {outside}{pass}"));
         exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
-        let end = (!must_call && out.response.is_none()).then_some("\"\"");
+        let end = free.then_some("\"\"");
         let body = out.prose(exits, end, None);
         out.define(&inside, &body);
         out.define(&outside, if again { &fresh } else { &after });
@@ -210,44 +220,50 @@ impl Output<'_, '_> {
     fn text(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let close = self.marking.plain(format.text.close)?;
-        if let Some(response) = self.response.clone() {
-            let close = join(self.work.writer, &close);
-            return Ok(vec![format!("{response} {close} {}", self.finish)]);
+        if self.must_call || self.response.is_some() {
+            return Ok(self.bound_text(&close, entry));
         }
-        let end = (!self.must_call).then(|| self.finish.clone()).map(|f| if f.is_empty() { "\"\"".into() } else { f });
+        let end = if self.finish.is_empty() { "\"\"".to_owned() } else { self.finish.clone() };
         let mut exits = Vec::new();
         if !close.is_empty() {
-            let mut after: Vec<String> = end.iter().cloned().collect();
+            let mut after = vec![end.clone()];
             if format.calls == Calls::AfterText {
                 after.extend(entry.as_ref().map(|e| e.whole.clone()));
             }
-            if !after.is_empty() {
-                let after = self.rule(&after);
-                exits.extend(self.exit(&close, &after));
-            }
+            let after = self.rule(&after);
+            exits.extend(self.exit(&close, &after));
         } else if format.calls == Calls::AfterText && format.text.open.is_empty() {
             exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
         }
         let not = self.unlike_calls();
-        Ok(self.prose(exits, end.as_deref(), not.as_deref()))
+        Ok(self.prose(exits, Some(&end), not.as_deref()))
+    }
+
+    /// Inside the text where it may not be free: the response, or nothing where calls follow.
+    fn bound_text(&mut self, close: &[Piece], entry: &Option<Entry>) -> Vec<String> {
+        let format = self.marking.format;
+        let closed = join(self.work.writer, close);
+        let response = self.response.as_ref().filter(|_| !self.must_call);
+        let mut all: Vec<String> =
+            response.map(|response| format!("{response} {closed} {}", self.finish)).into_iter().collect();
+        if let Some(entry) = entry.as_ref().filter(|_| format.calls == Calls::AfterText && !close.is_empty()) {
+            let empty = join(self.work.writer, &[Piece::Maybe(layout())]);
+            all.push(format!("{empty} {closed} {}", entry.whole));
+        }
+        all
     }
 
     /// Where neither reasoning nor text is open.
     fn outside(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
         let wrapped = !format.text.open.is_empty();
-        let mut all = Vec::new();
-        // Text that calls cannot follow is no way to satisfy a demand for a call.
-        let leads_to_calls = format.calls == Calls::AfterText && format.preamble.is_none();
-        if !self.must_call || (leads_to_calls && self.response.is_none()) {
-            let open = join(self.work.writer, &self.marking.plain(format.text.open)?);
-            let text = self.text(entry)?;
-            all.extend(text.into_iter().map(|t| format!("{open} {t}")));
-            if wrapped && !self.must_call && self.response.is_none() {
-                all.push(if self.finish.is_empty() { "\"\"".into() } else { self.finish.clone() });
-            }
+        let free = !self.must_call && self.response.is_none();
+        let open = join(self.work.writer, &self.marking.plain(format.text.open)?);
+        let mut all: Vec<String> = self.text(entry)?.into_iter().map(|t| format!("{open} {t}")).collect();
+        if wrapped && free {
+            all.push(if self.finish.is_empty() { "\"\"".into() } else { self.finish.clone() });
         }
-        let inline = format.calls == Calls::AfterText && !wrapped && self.response.is_none();
+        let inline = format.calls == Calls::AfterText && !wrapped && free;
         if !inline {
             all.extend(entry.as_ref().map(|e| e.whole.clone()));
         }
@@ -329,7 +345,7 @@ impl Output<'_, '_> {
         for pieces in &calls {
             let w = &mut *self.work.writer;
             let first: Vec<_> = begin.iter().chain(pieces).cloned().collect();
-            let blank = [Piece::Regex(blanks())];
+            let blank = [Piece::Maybe(layout())];
             whole.push(join(w, &[&blank[..], &first[..]].concat()));
             next.push(join(w, &[&between[..], &pieces[..]].concat()));
             rest.push(join(w, first.get(1..).unwrap_or_default()));

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::marker::Marking;
-use super::{literal, some_blanks, tags};
+use super::{layout, literal, some_blanks, tags};
 use crate::limits::MAX_CLIENT_GRAMMAR_BYTES;
 use crate::rules::{Response, RuleError};
 use crate::schema::{Compiler, Dialect, Work, local};
@@ -51,6 +51,7 @@ pub(super) fn sized(field: &str, text: &str) -> Result<(), RuleError> {
 
 pub(super) fn json(work: &mut Work<'_>, schema: &Value, field: &str) -> Result<String, RuleError> {
     let rule = Compiler::new(work, &local(schema), "", field.to_owned(), Dialect::Json).document()?;
+    let lead = work.writer.regex(&layout());
     let blanks = work.writer.regex(&some_blanks());
-    Ok(format!("{blanks}? {rule} {blanks}?"))
+    Ok(format!("{lead}? {rule} {blanks}?"))
 }

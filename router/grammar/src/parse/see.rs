@@ -3,11 +3,13 @@
 use super::{Parser, Seen, State};
 use crate::codec::{Body, Params};
 use crate::format::{Markers, Region};
+use crate::limits::{MAX_BLANKS, MAX_INDENT};
 use crate::marks::{Follow, Mark, follow};
 use crate::scan::{FRAME, framed};
 
-/// Blanks that may stand between a spelled call marker and what confirms it.
-const MARKER_GAP: usize = 8;
+/// Blanks that may stand between a spelled call marker and what confirms it: as many as the grammar allows there, which has
+/// them around a literal and before the arguments.
+const MARKER_GAP: usize = 3 * (MAX_BLANKS + 2 + MAX_INDENT);
 /// Blanks that may stand between the markers that end a raw value and what is around it.
 const STRUCTURE_GAP: usize = 64;
 /// Length of an argument's name, with what else its marker holds, for it to end a value that its own marker did not.

@@ -205,8 +205,27 @@ fn every_format_obeys_the_choice() {
             check("required call", takes(&with(Choice::Required), "", vec![call("ping")]), true);
             check("named other", takes(&named, "", vec![call("ping")]), false);
             check("named", takes(&named, "", vec![call("get")]), true);
-            if format.calls == Calls::AfterText {
-                check("text before a required call", takes(&with(Choice::Required), "hello", vec![call("ping")]), true);
+            let allowed = with(Choice::Allowed { names: vec!["ping".into()], required: true });
+            for (what, demand) in [("required", with(Choice::Required)), ("allowed", allowed)] {
+                let thinks = || format.reasoning.is_some().then(|| "so".to_owned());
+                let ids = |reasoning: Option<String>, text: &str| {
+                    let turn = Turn { reasoning, text: text.into(), calls: vec![call("ping")] };
+                    b.tokens.ids(&render(format, &turn, RenderOptions { spelled, ..RenderOptions::default() }))
+                };
+                let after = format.calls == Calls::AfterText;
+                for reasoning in [None, thinks()] {
+                    check(what, b.takes_ids(&demand, &ids(reasoning.clone(), "")), true);
+                    let (n, _) = b.run(&mut b.matcher(&demand), &ids(reasoning.clone(), "hello"));
+                    let taken = b.tokens.show(&ids(reasoning, "hello")[..n]);
+                    check(
+                        &format!("{what}: text: {taken:?}"),
+                        after && taken.contains('h') && taken.ends_with('h'),
+                        false,
+                    );
+                    check(&format!("{what}: text: {taken:?}"), after && taken.contains("hello"), false);
+                }
+                let spaced = [b.tokens.encode(format.lead.as_bytes()), ids(None, "")].concat();
+                check(&format!("{what}, after {:?}", format.lead), b.takes_ids(&demand, &spaced), true);
             }
             let single = Rules { parallel: false, ..tools() };
             check("single", takes(&single, "", vec![call("get")]), true);

@@ -148,7 +148,9 @@ fn choices() {
     assert_eq!(b.prefix(&none, "⟦<think>⟧a⟦<|tool_calls_section_begin|>⟧"), "<think>a");
     let required = with(Choice::Required);
     assert!(!b.takes(&required, "") && !b.takes(&required, "text") && !b.takes(&required, "⟦<think>⟧a"));
-    assert!(b.takes(&required, &call) && b.takes(&required, &format!("text{call}")));
+    assert!(b.takes(&required, &call) && b.takes(&required, &format!("\n\n{call}")));
+    assert_eq!(b.prefix(&required, &format!("text{call}")), "", "text comes before no call that is demanded");
+    assert_eq!(b.prefix(&required, &format!("⟦<think>⟧a⟦</think>⟧\nI{call}")), "<think>a</think>\n");
     assert!(b.takes(&required, &format!("⟦<think>⟧a⟦</think>⟧{call}")));
     let named = with(Choice::Named("get".into()));
     assert!(

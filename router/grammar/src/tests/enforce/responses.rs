@@ -36,6 +36,76 @@ fn json_with_and_without_tools() {
     assert!(b.takes(&forced, "⟦<tool_call>⟧\n{\"name\": \"f\", \"arguments\": {}}\n⟦</tool_call>⟧"));
 }
 
+/// What the models write between reasoning and answer is layout, whatever the answer has to be.
+#[test]
+fn layout_around_reasoning_is_no_part_of_a_response() {
+    let answers = [
+        (Response::JsonSchema { schema: json!({"type": "integer"}), strict: true }, "7"),
+        (Response::Regex("[a-z]+".into()), "yes"),
+        (Response::Choice(vec!["yes".into(), "no".into()]), "no"),
+        (Response::Lark("start: /[a-z]+/".into()), "yes"),
+        (Response::StructuralTag(json!({"format": {"type": "const_string", "value": "yes"}})), "yes"),
+    ];
+    for format in crate::formats().iter().filter(|f| f.reasoning.is_some()) {
+        for spelled in [false, true] {
+            if spelled && format.markers == crate::Markers::Special {
+                continue;
+            }
+            let b = Bench::new(format, spelled);
+            for (response, answer) in answers.clone() {
+                let turn = crate::Turn { reasoning: Some("so".into()), text: answer.into(), calls: Vec::new() };
+                let options = crate::RenderOptions { spelled, ..crate::RenderOptions::default() };
+                let ids = b.tokens.ids(&crate::render(format, &turn, options));
+                let tool = format.has_calls().then(|| with_tool(response.clone()));
+                for rules in std::iter::once(respond(response.clone())).chain(tool) {
+                    let (n, ended) = b.run(&mut b.matcher(&rules), &ids);
+                    let taken = b.tokens.show(&ids[..n]);
+                    assert!(n == ids.len() && ended, "{} {spelled} {response:?}: {taken:?}", format.name);
+                }
+            }
+        }
+    }
+    let json = Response::JsonSchema { schema: json!({"type": "integer"}), strict: true };
+    for name in ["qwen3_coder", "kimi_k2", "glm45", "plain"] {
+        let b = Bench::new(crate::by_name(name).expect("format"), false);
+        assert!(b.takes(&respond(json.clone()), "\n⟦<think>⟧hm⟦</think>⟧\n\n7"), "{name}");
+        assert!(b.takes(&respond(json.clone()), "\n\n7"), "{name}");
+    }
+    // A blank by mistake forces reasoning only where the models write one before it.
+    let choice = respond(Response::Choice(vec!["yes".into()]));
+    for (name, blank) in [("qwen3_coder", ""), ("glm45", "\n")] {
+        let b = Bench::new(crate::by_name(name).expect("format"), false);
+        assert_eq!(b.prefix(&choice, "\n⟦<think>⟧")[..blank.len()], *blank, "{name}");
+    }
+}
+
+/// Text before a call is no way around the response format.
+#[test]
+fn with_a_response_format_blocks_of_text_are_empty_or_the_response() {
+    let json = with_tool(Response::JsonSchema { schema: json!({"type": "integer"}), strict: true });
+    let b = Bench::new(crate::by_name("kimi_k3").expect("format"), false);
+    let block = |text: &str| format!("⟦<|open|>⟧response⟦<|sep|>⟧{text}⟦<|close|>⟧response⟦<|sep|>⟧");
+    let finish = "⟦<|close|>⟧message⟦<|sep|>⟧";
+    let call = format!(
+        "⟦<|open|>⟧tools⟦<|sep|>⟧⟦<|open|>⟧call tool=\"f\" index=\"1\"⟦<|sep|>⟧⟦<|close|>⟧call⟦<|sep|>⟧⟦<|close|>⟧tools⟦<|sep|>⟧{finish}"
+    );
+    let required = Rules { choice: Choice::Required, ..json.clone() };
+    for rules in [&json, &required] {
+        assert!(b.takes(rules, &call) && b.takes(rules, &format!("{}{call}", block(""))));
+        assert!(b.takes(rules, &format!("{}{call}", block("\n"))));
+        assert!(!b.takes(rules, &format!("{}{call}", block("7"))) && !b.takes(rules, &format!("{}{call}", block("x"))));
+        // The prompt has opened the block.
+        assert!(b.takes(rules, &format!("⟦<|close|>⟧response⟦<|sep|>⟧{call}")));
+    }
+    assert!(
+        b.takes(&json, &format!("{}{finish}", block("7"))) && !b.takes(&required, &format!("{}{finish}", block("7")))
+    );
+    let b = Bench::new(crate::by_name("gpt_oss").expect("format"), false);
+    let said = "⟦<|channel|>⟧commentary⟦<|message|>⟧Hm.⟦<|end|>⟧⟦<|start|>⟧assistant";
+    assert!(b.takes(&json, "⟦<|channel|>⟧final⟦<|message|>⟧7"));
+    assert!(!b.takes(&json, &format!("{said}⟦<|channel|>⟧final⟦<|message|>⟧7")));
+}
+
 #[test]
 fn structured_outputs() {
     let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
