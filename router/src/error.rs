@@ -102,6 +102,12 @@ impl Error {
         }
     }
 
+    /// Engines that had the request were lost, and no other engine took it over.
+    pub fn capacity_lost(cause: impl fmt::Display) -> Self {
+        let message = "the cluster lost the engines that computed this request, and no other engine took it over; try again later";
+        Error { code: Some("capacity_lost"), cause: Some(cause.to_string()), ..Error::unavailable(message) }
+    }
+
     pub fn shutting_down() -> Self {
         Error::unavailable("the server is shutting down")
     }

@@ -28,7 +28,7 @@ use tracing::{Instrument, Span};
 use crate::{
     breaker::Fault,
     effort::{Counted, Effort},
-    error::Error,
+    error::{Error, Kind},
     limits,
     metrics::Metrics,
     pool::{Lease, Pool, Wanted},
@@ -221,8 +221,8 @@ enum Failure {
 }
 
 impl Failure {
-    fn gone(message: &str, cause: impl std::fmt::Display) -> Self {
-        Failure::Lost(Some(Fault::Gone), Error::internal(message, cause))
+    fn gone(cause: impl std::fmt::Display) -> Self {
+        Failure::Lost(Some(Fault::Gone), Error::capacity_lost(cause))
     }
 
     fn of(status: &Status) -> Self {
@@ -238,9 +238,18 @@ impl Failure {
             Code::ResourceExhausted => Failure::Lost(None, error),
             // An engine that has stopped says so; a broken connection says what broke it.
             Code::Unavailable => Failure::Lost(Some(Fault::Gone), error),
-            _ if std::error::Error::source(status).is_some() => Failure::Lost(Some(Fault::Gone), error),
+            _ if std::error::Error::source(status).is_some() => Failure::gone(status),
             _ => Failure::Lost(Some(Fault::Erred), error),
         }
+    }
+}
+
+/// The error of a request that lost its engine, where the last attempt at it failed with this one: engines that are gone, or
+/// full because others are, mean that the cluster has lost capacity.
+fn without_engine(error: Error) -> Error {
+    match error.kind {
+        Kind::Unavailable | Kind::Full => Error::capacity_lost(error.cause.as_deref().unwrap_or(&error.message)),
+        _ => error,
     }
 }
 
@@ -397,7 +406,7 @@ impl EngineStream {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => {
                 let cause = if self.finished { "read past the finish" } else { "the stream ended with no finish" };
-                return Err(Failure::gone("the engine ended this request", cause));
+                return Err(Failure::gone(cause));
             }
             Ok(Err(status)) => return Err(Failure::of(&status)),
             Err(_) => return Err(Failure::Final(Error::deadline())),
@@ -417,7 +426,7 @@ impl EngineStream {
             }
             // Whatever its epoch.
             Some(from_engine::Kind::Finish(finish)) if finish.reason() == FinishReason::Lost => {
-                return Err(Failure::gone("the engine ended this request with an error", finish.error));
+                return Err(Failure::gone(finish.error));
             }
             Some(from_engine::Kind::Finish(finish)) if finish.epoch == self.course.epoch => {
                 self.finished = true;
@@ -436,7 +445,7 @@ impl EngineStream {
         let again = self.resumes > 0;
         if self.resumes >= limits::RESUMES || again && !self.common.effort.retry(Instant::now()) {
             self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
-            return Err(lost);
+            return Err(without_engine(lost));
         }
         let reason = lost.cause.as_deref().unwrap_or(&lost.message);
         let span = crate::trace::resume(&self.span, reason, accepted);
@@ -445,8 +454,9 @@ impl EngineStream {
         // What has drawn nothing yet may begin anywhere.
         let kind = (accepted > self.start.resume.len()).then(|| self.link.lease.engine().kind.clone());
         let opening = self.common.open(On::Any(kind.as_deref()), &resumed, &mut self.resumes, &span);
-        self.link = opening.instrument(span.clone()).await.inspect_err(|_| {
+        self.link = opening.instrument(span.clone()).await.map_err(|error| {
             self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
+            without_engine(error)
         })?;
         let engine = self.link.lease.engine();
         if kind.is_some_and(|kind| kind != engine.kind) {

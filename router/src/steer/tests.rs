@@ -38,7 +38,8 @@ async fn an_engine_that_nobody_reached_is_told_from_one_that_hung_up() {
     let taken = port(&listener);
     // Once something was sent.
     let hanging_up = std::thread::spawn(move || listener.accept().unwrap().0.read_exact(&mut [0]).unwrap());
-    assert!(matches!(fate(taken).await, Failure::Lost(Some(Fault::Gone), _)));
+    let Failure::Lost(Some(Fault::Gone), error) = fate(taken).await else { panic!("it hung up") };
+    assert_eq!((error.kind, error.code), (Kind::Unavailable, Some("capacity_lost")));
     hanging_up.join().unwrap();
     assert!(matches!(fate(taken).await, Failure::Unreached(_)));
 }
@@ -140,10 +141,37 @@ mod budget {
 
     #[tokio::test(start_paused = true)]
     async fn a_sequence_is_lost_so_often_and_no_more() {
-        let ends = Fake::ending(Ending::Silence);
-        let engines = vec![&ends; 2 * limits::RESUMES as usize];
-        assert!(sequence(&common(&engines, true)).await.is_err());
-        assert_eq!(ends.starts().len(), limits::RESUMES as usize + 1);
+        for ending in [Ending::Silence, Ending::Lost, Ending::Stopped] {
+            let ends = Fake::ending(ending);
+            let engines = vec![&ends; 2 * limits::RESUMES as usize];
+            let error = sequence(&common(&engines, true)).await.unwrap_err();
+            assert_eq!((error.kind, error.code), (Kind::Unavailable, Some("capacity_lost")), "{ending:?}");
+            assert_eq!(ends.starts().len(), limits::RESUMES as usize + 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sequence_that_finds_no_other_engine_tells_of_lost_capacity() {
+        let ends = Fake::ending(Ending::Lost);
+        for (refuse, credit) in [(Code::Unavailable, true), (Code::ResourceExhausted, true), (Code::Unavailable, false)]
+        {
+            let refuses = Fake { refuse: Some(refuse), ..Fake::default() };
+            let common = common(&[&ends, &refuses], credit);
+            let (mut lost, before) = (Vec::new(), ends.starts().len());
+            while ends.starts().len() < before + 4 {
+                lost.extend(sequence(&common).await.err());
+            }
+            let told = lost.iter().filter(|error| error.code == Some("capacity_lost")).count();
+            assert!(lost.iter().all(|error| error.kind != Kind::Internal), "{lost:?}");
+            assert!(told > 0, "{refuse:?}, {credit}: {lost:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_errs_is_no_lost_capacity() {
+        let errs = Fake { refuse: Some(Code::Internal), ..Fake::default() };
+        let error = sequence(&common(&[&errs, &errs], true)).await.unwrap_err();
+        assert_eq!((error.kind, error.code), (Kind::Internal, Some("internal_error")));
     }
 
     #[tokio::test(start_paused = true)]

@@ -25,6 +25,10 @@ pub enum Ending {
     Error,
     /// Hangs up.
     Silence,
+    /// Says that it lost what computes.
+    Lost,
+    /// Its process ends in order.
+    Stopped,
 }
 
 #[derive(Default)]
@@ -117,7 +121,8 @@ impl Fake {
             Ending::Finish if by_stop => messages.push(finish(FinishReason::Stop, "")),
             Ending::Finish => messages.push(finish(FinishReason::Length, "")),
             Ending::Error => messages.push(finish(FinishReason::Error, "secret cause")),
-            Ending::Hang | Ending::Silence => {}
+            Ending::Lost => messages.push(finish(FinishReason::Lost, "secret cause")),
+            Ending::Hang | Ending::Silence | Ending::Stopped => {}
         }
         messages.into_iter().map(|kind| FromEngine { kind: Some(kind) }).collect()
     }
@@ -159,7 +164,8 @@ impl engine_server::Engine for Fake {
         };
         tokio::spawn(listen);
         let messages = stream::iter(self.messages(&start).into_iter().map(Ok));
-        let tail = if hangs { stream::pending().left_stream() } else { stream::empty().right_stream() };
+        let end = (self.ending == Ending::Stopped).then(|| Err(Status::unavailable("secret cause")));
+        let tail = if hangs { stream::pending().left_stream() } else { stream::iter(end).right_stream() };
         Ok(Response::new(messages.chain(tail).map(move |item| (item, &open).0).boxed()))
     }
 

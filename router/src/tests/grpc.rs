@@ -227,6 +227,15 @@ async fn a_message_over_the_limit_is_refused_as_over_http() {
 }
 
 #[tokio::test]
+async fn a_stream_whose_engines_are_lost_ends_with_unavailable() {
+    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Lost));
+    let items: Vec<_> = client(&edge).chat(request(&bytes("ab"))).await.unwrap().into_inner().collect().await;
+    let status = items.last().unwrap().as_ref().unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert_eq!(status.metadata().get("rein-code").unwrap(), "capacity_lost");
+}
+
+#[tokio::test]
 async fn an_abort_ends_a_stream_with_unavailable() {
     let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
     let open = client(&edge).chat(request(&bytes("ab"))).await.unwrap().into_inner();

@@ -63,7 +63,13 @@ async fn the_deadline_ends_a_request_and_frees_its_slot() {
 
 #[tokio::test]
 async fn an_engine_error_is_one_last_event_and_keeps_its_cause_to_itself() {
-    for ending in [Ending::Error, Ending::Silence] {
+    let lost = (StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", "capacity_lost");
+    for (ending, (status, kind, code)) in [
+        (Ending::Error, (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")),
+        (Ending::Silence, lost),
+        (Ending::Lost, lost),
+        (Ending::Stopped, lost),
+    ] {
         let edge = Edge::with(RouterConfig::default(), Fake::ending(ending));
         let streamed = Answer::of(edge.send(request(json!({"stream": true, "n": 2}))).await).await;
         let blocks: Vec<&str> = streamed.text.split_terminator("\n\n").collect();
@@ -71,9 +77,10 @@ async fn an_engine_error_is_one_last_event_and_keeps_its_cause_to_itself() {
         assert_eq!((errors, blocks.last().unwrap().starts_with("event: error\n")), (1, true), "{}", streamed.text);
         let payload = blocks.last().unwrap().strip_prefix("event: error\ndata: ").unwrap();
         let error = serde_json::from_str::<Value>(payload).unwrap()["error"].clone();
-        assert_eq!(error["type"], "server_error");
+        assert_eq!((&error["type"], &error["code"]), (&json!(kind), &json!(code)), "{ending:?}");
         let whole = edge.chat(&bytes("abc"), json!({})).await;
-        assert_eq!(whole.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!((whole.status, &whole.json()["error"]["code"]), (status, &json!(code)), "{ending:?}");
+        assert_eq!(whole.header("retry-after") == "1", ending != Ending::Error, "{ending:?}");
         assert!(!streamed.text.contains("secret") && !whole.text.contains("secret"));
         assert_eq!(edge.router.in_flight(), 0);
     }
