@@ -2,12 +2,15 @@
 //! and what it has seen before; nothing here waits or writes.
 
 mod experts;
+mod pace;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
 };
+
+use pace::Series;
 
 use crate::{
     limits,
@@ -62,8 +65,11 @@ pub struct Controller {
     revision: Revision,
     /// Workers that have been seen: when one of these is gone, it is gone.
     known: BTreeSet<String>,
-    /// Since when a group is of its epoch, and since when it drains.
-    epochs: BTreeMap<String, (u64, Duration)>,
+    /// Of each group: its epoch, how fast epochs follow each other, and of which sort it is.
+    epochs: BTreeMap<String, (u64, Series, Sort)>,
+    /// Groups that ended, by their sort.
+    ended: BTreeMap<Sort, Series>,
+    /// Since when a group drains.
     draining: BTreeMap<String, Duration>,
     /// Workers that say they are in a group that is not there, since when.
     orphans: BTreeMap<String, Duration>,
@@ -117,6 +123,7 @@ impl Controller {
             revision: 0,
             known: BTreeSet::new(),
             epochs: BTreeMap::new(),
+            ended: BTreeMap::new(),
             draining: BTreeMap::new(),
             orphans: BTreeMap::new(),
             judge: BTreeMap::new(),
@@ -150,7 +157,7 @@ impl Controller {
             }
         }
         if self.settled(now) {
-            self.form(&mut round);
+            self.form(&mut round, now);
         }
         self.seat(&mut round, now);
         round.decisions
@@ -158,11 +165,20 @@ impl Controller {
 
     fn remember(&mut self, view: &View, now: Duration) {
         let record = |id: &String| view.groups.get(id).and_then(Group::record);
-        self.epochs.retain(|id, (epoch, _)| record(id).is_some_and(|record| record.epoch() == *epoch));
+        self.ended.retain(|_, ended| now < ended.calm());
+        for (_, (_, _, sort)) in self.epochs.iter().filter(|(id, _)| record(id).is_none()) {
+            let ended = self.ended.entry(sort.clone()).or_insert_with(|| Series::begin(now));
+            *ended = ended.next(now);
+        }
+        self.epochs.retain(|id, _| record(id).is_some());
         self.draining.retain(|id, _| record(id).is_some_and(|record| record.draining));
         self.judge.retain(|id, _| record(id).is_some());
         for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
-            self.epochs.entry(id.clone()).or_insert((record.epoch(), now));
+            let seen = || (record.epoch(), Series::begin(now), of(record));
+            let (epoch, series, _) = self.epochs.entry(id.clone()).or_insert_with(seen);
+            if *epoch != record.epoch() {
+                (*epoch, *series) = (record.epoch(), series.next(now));
+            }
             if record.draining {
                 self.draining.entry(id.clone()).or_insert(now);
             }
@@ -235,10 +251,8 @@ impl Controller {
             (None, Some(trouble)) => trouble.reason.clone(),
             (None, None) => String::new(),
         };
-        let since = self.epochs.get(id).map_or(now, |(_, since)| *since);
-        if lost.is_empty() && broken.is_some() && now < since + limits::REFORM_PAUSE {
-            return self.wake_at(since + limits::REFORM_PAUSE);
-        }
+        let series = self.epochs.get(id).map_or(Series::begin(now), |(_, series, _)| *series);
+        let due = if lost.is_empty() && broken.is_some() { series.due_later() } else { series.due() };
         let mut change = !lost.is_empty() || broken.is_some();
         let state = |member: &Member| view.workers.get(&member.worker).map(|worker| worker.state);
         let leaving: Vec<usize> =
@@ -269,7 +283,9 @@ impl Controller {
         {
             (why, change) = ("there are workers again for ranks that others stood in for".into(), true);
         }
-        if change {
+        if change && now < due {
+            self.wake_at(due);
+        } else if change {
             self.reform(round, id, record, at, &lost, &why);
         } else if leaving.is_empty() && !record.draining {
             self.rebalance(round, id, group, record, at, now);
@@ -440,7 +456,7 @@ impl Controller {
     }
 
     /// New groups of workers that have none.
-    fn form(&mut self, round: &mut Round) {
+    fn form(&mut self, round: &mut Round, now: Duration) {
         let all_free = std::mem::take(&mut round.free);
         if all_free.values().all(Vec::is_empty) {
             return;
@@ -448,6 +464,12 @@ impl Controller {
         let groups = round.view.groups.values().filter_map(Group::record);
         let sorts: BTreeSet<Sort> = groups.map(|record| of(record)).collect();
         for (sort, mut free) in all_free {
+            if let Some(due) = self.ended.get(&sort).map(|ended| ended.due())
+                && now < due
+            {
+                self.wake_at(due);
+                continue;
+            }
             // A spare is of use beside a group only.
             let mut spares = if sorts.contains(&sort) { self.settings.spares } else { 0 };
             let (model, fingerprint, group_size) = sort;

@@ -29,8 +29,11 @@ pub const LEASE: Duration = Duration::from_secs(3);
 pub const SETTLE: Duration = Duration::from_secs(3);
 /// A worker that serves in a group of which the store knows nothing is left alone for so long: its leader tells the store.
 pub const ORPHAN_TIME: Duration = Duration::from_secs(6);
-/// A group that broke and lost nobody is put together again no sooner than this after the last time.
+/// A group that was put together anew is changed again no sooner than this after the last time, whatever for; the pause
+/// doubles while changes follow each other ...
 pub const REFORM_PAUSE: Duration = Duration::from_secs(1);
+/// ... up to this. After a calm time of twice the pause it is the shortest one again.
+pub const REFORM_PAUSE_LONGEST: Duration = Duration::from_secs(16);
 /// A member that leaves waits at least so long for routers to hear of it ...
 pub const DRAIN_QUIET: Duration = Duration::from_millis(500);
 /// ... and at most so long for sequences to finish; they go on elsewhere then.

@@ -24,7 +24,7 @@ impl Controller {
         if !group.laid_out() || record.group_size < 2 {
             return;
         }
-        let since = self.epochs.get(id).map_or(now, |(_, since)| *since);
+        let since = self.epochs.get(id).map_or(now, |(_, series, _)| series.since());
         let due = self.judge.get(id).map_or(since + settings.every, |due| *due);
         if now < due {
             return self.wake_at(due);

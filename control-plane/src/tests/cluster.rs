@@ -3,6 +3,7 @@
 
 mod competing;
 mod layouts;
+mod pace;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
