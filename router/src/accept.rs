@@ -31,7 +31,8 @@ impl AcceptSource {
         let stops = stops(format, &tokenizer, dir)?;
         let words = (0..tokenizer.vocab_size() as u32).map(|id| {
             let bytes = tokenizer.token_bytes(id).map(|b| b.into_owned()).unwrap_or_default();
-            (bytes, tokenizer.special(id).is_some())
+            let control = tokenizer.special(id).is_some_and(|text| format.is_control(text, tokenizer.is_control(id)));
+            (bytes, control || stops.contains(&id))
         });
         let vocab = Vocab::new(words, &stops, None)?;
         Ok(Self { grammars: Grammars::new(format, Arc::new(vocab)), tokenizer })
@@ -172,5 +173,43 @@ mod tests {
         assert!(source.answer("{").get("error").is_some_and(Json::is_string));
         let yes = json!({"text": "yes", "structured_outputs": {"choice": ["yes", "no"]}});
         assert_eq!(ask(yes)["complete"], true);
+    }
+
+    /// DeepSeek V4's `｜DSML｜` and the runs of blanks of GPT-NeoX are added tokens, and text all the same.
+    #[test]
+    fn added_tokens_that_are_not_special_are_text() {
+        let dir = std::env::temp_dir().join(format!("rein-accept-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+        let mut tokenizer = read_json(&demo.join("tokenizer.json")).unwrap();
+        let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+        let mut template = added[0].clone();
+        template["normalized"] = json!(false);
+        let first = added.iter().map(|token| token["id"].as_u64().unwrap()).max().unwrap() + 1;
+        let texts = ["｜DSML｜", "    ", "<|aside|>", "<|stop|>"];
+        for (id, text) in (first..).zip(texts) {
+            let mut token = template.clone();
+            (token["id"], token["content"], token["special"]) = (id.into(), text.into(), (text == "<|stop|>").into());
+            added.push(token);
+        }
+        std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        std::fs::write(dir.join("tokenizer_config.json"), json!({"eos_token": "<|stop|>"}).to_string()).unwrap();
+        let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+            "properties": {"a": {"type": "string"}}, "required": ["a"]}}}]);
+        for (format, call) in [
+            (
+                "deepseek_v4",
+                "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">x    y<|aside|></｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+            ),
+            ("hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x    y<|aside|>\"}}\n</tool_call>"),
+        ] {
+            let source = AcceptSource::open(rein_grammar::by_name(format).unwrap(), &dir).unwrap();
+            let ask = |text: &str| source.answer(&json!({"tools": tools, "text": text}).to_string());
+            let answer = ask(&format!("A word    <|aside|>.\n\n{call}"));
+            assert_eq!(answer["complete"], true, "{format}: {answer}");
+            let answer = ask(&call.replace("x  ", "x<|stop|>"));
+            assert_eq!(answer["complete"], false, "{format}: {answer}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

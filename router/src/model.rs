@@ -1,5 +1,6 @@
 //! A model that is served: its text side, its format and the engines that run it.
 
+use std::collections::HashSet;
 use std::{sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
@@ -72,13 +73,17 @@ impl Model {
         text.stop_token_ids.extend(stops);
         text.stop_token_ids.sort_unstable();
         text.stop_token_ids.dedup();
-        let grammars = vocabulary(&text).map(|vocab| {
+        let grammars = vocabulary(&text, format).map(|vocab| {
             let vocab = Arc::new(vocab);
             Steering { turns: Grammars::new(format, vocab.clone()), texts: Grammars::new(&grammar::BARE, vocab) }
         });
         let controls = match config.allow_control_tokens {
             true => None,
-            false => Some(ControlTokens::new(&text, |text| format.is_marker(text), reasoning_markers(format))?),
+            false => Some(ControlTokens::new(
+                &text,
+                |text| format.is_marker(text) || format.spells_markers_with(text),
+                reasoning_markers(format),
+            )?),
         };
         Ok(Model {
             text,
@@ -244,14 +249,31 @@ pub struct Policy {
     pub mask_always: bool,
 }
 
-fn vocabulary(text: &TextModel) -> Result<Vocab, String> {
+fn vocabulary(text: &TextModel, format: &'static Format) -> Result<Vocab, String> {
+    let template = text.template_source();
+    // What the template spells is the conversation's structure, unless the format's markers are spelled with it.
+    let structural =
+        |text: &str| !text.trim().is_empty() && template.contains(text) && !format.spells_markers_with(text);
     let tokenizer = &text.tokenizer;
+    let control: HashSet<u32> = tokenizer
+        .added_tokens()
+        .filter(|(id, text)| format.is_control(text, tokenizer.is_control(*id)) || structural(text))
+        .map(|(id, _)| id)
+        .chain(text.stop_token_ids.iter().copied())
+        .collect();
     let tokens = (0..text.vocab_size as u32).map(|id| {
         let bytes = tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default();
-        (bytes, tokenizer.special(id).is_some())
+        (bytes, control.contains(&id))
     });
-    let tokenizer = tokenizer.clone();
-    let encode = move |text: &str| tokenizer.encode(text, Encode::TEXT).unwrap_or_default();
+    let (tokenizer, controls) = (tokenizer.clone(), control.clone());
+    // Models write added tokens that are text as they learned them: as one token.
+    let encode = move |text: &str| {
+        let whole = tokenizer.encode(text, Encode::TEMPLATED).unwrap_or_default();
+        match whole.iter().any(|id| controls.contains(id)) {
+            true => tokenizer.encode(text, Encode::TEXT).unwrap_or_default(),
+            false => whole,
+        }
+    };
     Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).map_err(|error| error.to_string())
 }
 

@@ -213,6 +213,18 @@ impl Format {
         self.all_steps().any(|s| marker(s) == Some(text))
     }
 
+    /// Whether markers of this format are spelled with `text` in them, as DeepSeek's with `｜DSML｜`.
+    pub fn spells_markers_with(&self, text: &str) -> bool {
+        let word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c.is_whitespace();
+        let telling = text.chars().count() > 1 && !text.chars().all(word);
+        telling && self.all_steps().filter_map(marker).any(|m| m != text && m.contains(text))
+    }
+
+    /// Whether an added token, which its tokenizer may mark `special`, means something to a grammar. Any other is text.
+    pub fn is_control(&self, text: &str, special: bool) -> bool {
+        special || self.is_marker(text)
+    }
+
     /// Whether calls are told by this format at all.
     pub fn has_calls(&self) -> bool {
         !self.call.is_empty()

@@ -9,7 +9,7 @@ use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, Tok
 
 use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES};
 
-/// Encodes text that stays text: no added token comes out of it.
+/// Encodes text that stays text: no control token comes out of it.
 pub type Encoder = Box<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +40,8 @@ impl std::fmt::Debug for Vocab {
 
 impl Vocab {
     /// `tokens` in the order of their ids: the bytes (of an added token its text; of an unused id none), and whether it is
-    /// an added token, `special` in the tokenizer's own sense or not. An added token never counts as text.
+    /// a control token, which never counts as text: see [`Format::is_control`](crate::Format::is_control). Added tokens
+    /// that are none are text like others.
     ///
     /// Without an `encoder` nothing is ever forced.
     pub fn new(
@@ -50,12 +51,12 @@ impl Vocab {
     ) -> Result<Self, VocabError> {
         let mut words = Vec::new();
         let mut special = HashMap::new();
-        for (id, (mut bytes, added)) in tokens.enumerate() {
-            if added {
+        for (id, (mut bytes, control)) in tokens.enumerate() {
+            if control {
                 special.insert(String::from_utf8_lossy(&bytes).into(), id as u32);
             }
             // Bytes that begin like a special token would be taken for one; no text begins so.
-            if added || bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
+            if control || bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
                 bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
             }
             words.push(bytes);
@@ -95,7 +96,7 @@ impl Vocab {
         self.size
     }
 
-    /// The id of an added token.
+    /// The id of a control token.
     pub fn special_id(&self, text: &str) -> Option<u32> {
         self.special.get(text).copied()
     }
