@@ -20,6 +20,31 @@ const STYLES: &[(&str, &str)] = &[
     ("glm_xml", "glm47"),
 ];
 
+/// What a format may hold beside its type.
+const FIELDS: &[(&str, &[&str])] = &[
+    ("const_string", &["value"]),
+    ("json_schema", &["json_schema", "style"]),
+    ("qwen_xml_parameter", &["json_schema", "style"]),
+    ("regex", &["pattern", "excludes"]),
+    ("grammar", &["grammar"]),
+    ("any_text", &["excludes"]),
+    ("sequence", &["elements"]),
+    ("or", &["elements"]),
+    ("optional", &["content"]),
+    ("star", &["content"]),
+    ("plus", &["content"]),
+    ("repeat", &["min", "max", "content"]),
+    ("tag", &["begin", "content", "end"]),
+    ("triggered_tags", &["triggers", "tags", "at_least_one", "stop_after_first", "excludes"]),
+    ("token_triggered_tags", &["trigger_tokens", "tags", "at_least_one", "stop_after_first", "exclude_tokens"]),
+    ("any_tokens", &["exclude_tokens"]),
+    ("dispatch", &["rules", "loop", "excludes"]),
+    ("tags_with_separator", &["tags", "separator", "at_least_one", "stop_after_first"]),
+    ("token", &["token"]),
+    // Of the older list.
+    ("structure", &["begin", "schema", "end"]),
+];
+
 /// What ends free text.
 #[derive(Clone)]
 enum Until {
@@ -89,6 +114,9 @@ fn older(tag: &Value) -> Result<Value, RuleError> {
                        (a list of strings)";
         return Err(RuleError::invalid(FIELD, problem));
     };
+    for (i, structure) in structures.iter().enumerate() {
+        known(structure, &format!("{FIELD}.structures[{i}]"), "structure")?;
+    }
     let tags = structures.iter().map(|s| {
         let schema = s.get("schema").cloned().unwrap_or(Value::Bool(true));
         let content = json!({"type": "json_schema", "json_schema": schema});
@@ -138,7 +166,9 @@ impl Tags<'_, '_, '_> {
     }
 
     fn kind(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
-        Ok(match string(node, path, "type")? {
+        let kind = string(node, path, "type")?;
+        known(node, path, kind)?;
+        Ok(match kind {
             "const_string" => Part::open(literal(string(node, path, "value")?)),
             // The second is what the style was before it was one.
             kind @ ("json_schema" | "qwen_xml_parameter") => {
@@ -289,6 +319,7 @@ impl Tags<'_, '_, '_> {
 
     /// `begun`: the string that begins it was read already.
     fn tag(&mut self, node: &Value, path: &str, until: &Until, begun: bool) -> Result<Part, RuleError> {
+        known(node, path, "tag")?;
         let begin = match self.edge(node, path, "begin")? {
             _ if begun => String::new(),
             Edge::Token(id) => format!("<[{id}]>"),
@@ -508,6 +539,20 @@ fn begins(node: &Value) -> Until {
         Some("tag") => string("begin"),
         Some("token") => Until::Token,
         _ => Until::Unknown,
+    }
+}
+
+/// A field that nothing enforces is refused, not ignored.
+fn known(node: &Value, path: &str, kind: &str) -> Result<(), RuleError> {
+    let Some((_, fields)) = FIELDS.iter().find(|(name, _)| *name == kind) else { return Ok(()) };
+    let unknown =
+        |(key, value): &(&String, &Value)| *key != "type" && !value.is_null() && !fields.contains(&key.as_str());
+    match node.as_object().and_then(|members| members.iter().find(unknown)) {
+        None => Ok(()),
+        Some((key, _)) => {
+            let problem = format!("is not supported here; a {kind} has {}", fields.join(", "));
+            Err(RuleError::invalid(format!("{path}.{key}"), problem))
+        }
     }
 }
 

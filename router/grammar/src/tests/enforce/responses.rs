@@ -106,6 +106,42 @@ fn with_a_response_format_blocks_of_text_are_empty_or_the_response() {
     assert!(!b.takes(&json, &format!("{said}⟦<|channel|>⟧final⟦<|message|>⟧7")));
 }
 
+/// Limits that nothing enforces are told, wherever they stand.
+#[test]
+fn unknown_fields_of_a_tag_are_refused_by_name() {
+    let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
+    let integer = json!({"type": "json_schema", "json_schema": {"type": "integer"}});
+    let tag = json!({"type": "tag", "begin": "<", "content": integer, "end": ">"});
+    let formats = [
+        (json!({"type": "any_text"}), "max_chars"),
+        (json!({"type": "any_tokens"}), "max_tokens"),
+        (integer.clone(), "max_whitespace_cnt"),
+        (json!({"type": "const_string", "value": "a"}), "values"),
+        (tag.clone(), "max_tokens"),
+        (json!({"type": "dispatch", "rules": [["#", integer]]}), "looping"),
+    ];
+    let compile = |format: serde_json::Value| {
+        b.grammars.compile(&respond(Response::StructuralTag(json!({"format": format})))).map(|_| ())
+    };
+    for (mut format, field) in formats {
+        let list = |tag: &serde_json::Value| json!({"type": "tags_with_separator", "separator": ",", "tags": [tag]});
+        assert_eq!(compile(format.clone()), Ok(()), "{field}");
+        format[field] = json!(5);
+        let mut nested = tag.clone();
+        nested["content"] = format.clone();
+        let mut wheres = vec![(format.clone(), "structural_tag.format"), (nested, "structural_tag.format.content")];
+        if format["type"] == "tag" {
+            wheres.push((list(&format), "structural_tag.format.tags[0]"));
+        }
+        for (format, place) in wheres {
+            let error = compile(format).expect_err(field).to_string();
+            assert!(error.starts_with(&format!("{place}.{field}: ")), "{error}");
+        }
+        format[field] = json!(null);
+        assert_eq!(compile(format), Ok(()), "{field}");
+    }
+}
+
 #[test]
 fn structured_outputs() {
     let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
