@@ -1,31 +1,31 @@
 //! How the ranks of a group find each other: each listens for its life, and connects anew for each epoch.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet, VecDeque},
     io::{self, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use super::{Secure, Side, Tcp, Wire};
 
-const MAGIC: &[u8; 5] = b"REIN1";
-/// Longest wait for what a new connection says first.
+const MAGIC: &[u8; 5] = b"REIN2";
+/// Longest wait for each part of what a new connection says first, and for the answer.
 const HELLO: Duration = Duration::from_secs(2);
-/// New connections that may be about to say it.
+/// New connections that may be about to say it. One more ends the oldest: a rank says it at once, and tries again.
 const GREETINGS: usize = 256;
-/// Connections that may wait for this process to join their group.
-const WAITING: usize = 4096;
 /// Between attempts to reach a peer.
 const RETRY: Duration = Duration::from_millis(20);
 /// Longest name of a group.
 const NAME: usize = 255;
 const ACCEPTED: u8 = 1;
 const STALE: u8 = 2;
+/// This process joins that group and waits for that rank. It hangs up on a rank that it does not wait for.
+const EXPECTED: u8 = 3;
 
 /// One rank's place in a group of one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +59,8 @@ struct Place {
 
 #[derive(Default)]
 struct Hall {
+    /// Peers for which a join waits here. Nobody else's connection is kept.
+    expected: HashSet<Place>,
     waiting: HashMap<Place, Wire>,
     /// By group, the lowest epoch that may still be joined.
     fences: HashMap<String, u64>,
@@ -68,7 +70,9 @@ struct Inner {
     hall: Mutex<Hall>,
     news: Condvar,
     secure: Secure,
-    greeting: AtomicUsize,
+    /// Connections that have not said who they are, oldest first, and how many there have been.
+    greeting: Mutex<VecDeque<(u64, TcpStream)>>,
+    greeted: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -83,9 +87,47 @@ impl Inner {
         self.hall.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn greeting(&self) -> MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
+        self.greeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_greeting(&self, raw: &TcpStream) -> io::Result<u64> {
+        let id = self.greeted.fetch_add(1, Ordering::Relaxed);
+        let raw = raw.try_clone()?;
+        let mut greeting = self.greeting();
+        if greeting.len() >= GREETINGS
+            && let Some((_, oldest)) = greeting.pop_front()
+        {
+            // One that has hung up is cut already.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        greeting.push_back((id, raw));
+        Ok(id)
+    }
+
+    fn end_greeting(&self, id: u64) {
+        self.greeting().retain(|(known, _)| *known != id);
+    }
+
     /// Until something happens, but not longer than this.
     fn pause(&self, time: Duration) {
         drop(self.news.wait_timeout(self.hall(), time));
+    }
+}
+
+/// Peers that a join waits for.
+struct Expecting<'a> {
+    inner: &'a Inner,
+    places: Vec<Place>,
+}
+
+impl Drop for Expecting<'_> {
+    fn drop(&mut self) {
+        let mut hall = self.inner.hall();
+        for place in &self.places {
+            hall.expected.remove(place);
+            hall.waiting.remove(place);
+        }
     }
 }
 
@@ -103,7 +145,8 @@ impl Listener {
             hall: Mutex::default(),
             news: Condvar::new(),
             secure,
-            greeting: AtomicUsize::new(0),
+            greeting: Mutex::default(),
+            greeted: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         });
         let accepting = inner.clone();
@@ -138,6 +181,8 @@ impl Listener {
         let Member { group, epoch, rank, addresses } = member;
         let size = addresses.len();
         let place = |from, to, pulse| Place { group: group.clone(), epoch: *epoch, from, to, size, pulse };
+        let above = [false, true].into_iter().flat_map(|pulse| (rank + 1..size).map(move |peer| (peer, pulse)));
+        let _expecting = self.expect(above.map(|(peer, pulse)| place(peer, *rank, pulse)).collect());
         let empty = || (0..size).map(|_| None).collect::<Vec<Option<Wire>>>();
         let mut links = [empty(), empty()];
         // First say hello to those below, then let those above in, then hear whether those below let us in: no circle.
@@ -168,6 +213,12 @@ impl Listener {
         Ok(Tcp::new(*rank, data, pulses)?)
     }
 
+    /// Connections of these peers are kept from now on, until this is dropped.
+    fn expect(&self, places: Vec<Place>) -> Expecting<'_> {
+        self.inner.hall().expected.extend(places.iter().cloned());
+        Expecting { inner: &self.inner, places }
+    }
+
     fn missing(place: &Place, peer: usize) -> JoinError {
         JoinError::Missing { group: place.group.clone(), epoch: place.epoch, missing: vec![peer] }
     }
@@ -185,7 +236,7 @@ impl Listener {
         if left.is_zero() { Err(Self::missing(place, place.to)) } else { Ok(left) }
     }
 
-    /// Connects, as soon as the other side listens, and says hello.
+    /// Connects and says hello, until the other side expects this rank.
     fn reach(&self, address: &str, place: &Place, deadline: Instant) -> Result<Wire, JoinError> {
         loop {
             let left = self.time_left(place, deadline)?;
@@ -195,14 +246,18 @@ impl Listener {
             });
             let greeted = connected.and_then(|raw| {
                 raw.set_nodelay(true)?;
+                raw.set_read_timeout(Some(left.min(HELLO)))?;
                 let mut stream = (self.inner.secure)(raw.try_clone()?, Side::Connects)?;
                 stream.write_all(&hello(place)).and_then(|()| stream.flush())?;
-                Ok(Wire { stream, raw })
+                let mut answer = [0];
+                stream.read_exact(&mut answer)?;
+                Ok((Wire { stream, raw }, answer))
             });
             match greeted {
-                Ok(wire) => return Ok(wire),
-                // It may be about to start, or to read its certificates anew.
-                Err(_) => self.inner.pause(RETRY.min(left)),
+                Ok((wire, [EXPECTED])) => return Ok(wire),
+                Ok((_, [STALE])) => return Err(Self::stale(place)),
+                // It may be about to start, to take its seat, or to read its certificates anew.
+                Ok(_) | Err(_) => self.inner.pause(RETRY.min(left)),
             }
         }
     }
@@ -256,39 +311,41 @@ fn accept(listener: &TcpListener, inner: &Arc<Inner>) {
             inner.pause(RETRY);
             continue;
         };
-        if inner.greeting.fetch_add(1, Ordering::SeqCst) >= GREETINGS {
-            inner.greeting.fetch_sub(1, Ordering::SeqCst);
-            continue;
-        }
+        let Ok(id) = inner.begin_greeting(&raw) else { continue };
         let greeting = inner.clone();
         let greeted = std::thread::Builder::new().name("greeting".into()).spawn(move || {
             // One that does not know the protocol is hung up on.
-            let _ = greet(raw, &greeting);
-            greeting.greeting.fetch_sub(1, Ordering::SeqCst);
+            let _ = greet(raw, id, &greeting);
+            greeting.end_greeting(id);
         });
         if greeted.is_err() {
-            inner.greeting.fetch_sub(1, Ordering::SeqCst);
+            inner.end_greeting(id);
         }
     }
 }
 
-fn greet(raw: TcpStream, inner: &Inner) -> io::Result<()> {
+fn greet(raw: TcpStream, id: u64, inner: &Inner) -> io::Result<()> {
     raw.set_nodelay(true)?;
     raw.set_read_timeout(Some(HELLO))?;
     raw.set_write_timeout(Some(HELLO))?;
     let mut stream = (inner.secure)(raw.try_clone()?, Side::Accepts)?;
     let place = read_hello(&mut *stream)?;
-    raw.set_read_timeout(None)?;
-    raw.set_write_timeout(None)?;
+    // From here on nobody cuts it in favour of another.
+    inner.end_greeting(id);
     let mut hall = inner.hall();
     if hall.is_stale(&place.group, place.epoch) {
         drop(hall);
         return stream.write_all(&[STALE]).and_then(|()| stream.flush());
     }
-    if hall.waiting.len() < WAITING {
-        hall.waiting.insert(place, Wire { stream, raw });
-        inner.news.notify_all();
+    if !hall.expected.contains(&place) {
+        return Ok(());
     }
+    // A byte has room in the connection's buffer: this does not wait.
+    stream.write_all(&[EXPECTED]).and_then(|()| stream.flush())?;
+    raw.set_read_timeout(None)?;
+    raw.set_write_timeout(None)?;
+    hall.waiting.insert(place, Wire { stream, raw });
+    inner.news.notify_all();
     Ok(())
 }
 

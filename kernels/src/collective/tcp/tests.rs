@@ -157,6 +157,54 @@ fn other_epochs_are_refused() {
     }
 }
 
+/// What a rank says first, of a group that nobody has heard of.
+fn invented_hello(number: u64) -> Vec<u8> {
+    let mut hello = [b"REIN2".as_slice(), &[0], &number.to_le_bytes()].concat();
+    [1u32, 0, 2].iter().for_each(|part| hello.extend(part.to_le_bytes()));
+    hello.extend([1, b'x']);
+    hello
+}
+
+#[test]
+fn hellos_for_groups_that_nobody_joins_are_hung_up_on() {
+    let listeners = [listen(), listen()];
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    for number in 0..300 {
+        let mut stranger = TcpStream::connect(listeners[0].address()).expect("it listens");
+        stranger.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        stranger.write_all(&invented_hello(number)).expect("sent");
+        assert_eq!(stranger.read(&mut [0]).expect("an end, not silence"), 0);
+    }
+    for rank in pair(&listeners, 1, &addresses) {
+        assert_eq!(rank.expect("both come").size(), 2);
+    }
+}
+
+#[test]
+fn peers_that_drip_bytes_keep_no_rank_out() {
+    let listeners = [listen(), listen()];
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let connect = |_| TcpStream::connect(listeners[0].address()).expect("it listens");
+    let mut dripping: Vec<TcpStream> = (0..300).map(connect).collect();
+    let (stop, stopped) = std::sync::mpsc::sync_channel::<()>(1);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for byte in invented_hello(1).into_iter().chain(std::iter::repeat(0)) {
+                // Some have been hung up on.
+                dripping.iter_mut().for_each(|stream| drop(stream.write_all(&[byte])));
+                if stopped.recv_timeout(Duration::from_millis(500)) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        });
+        let ranks = pair(&listeners, 1, &addresses);
+        drop(stop);
+        for rank in ranks {
+            assert_eq!(rank.expect("both come").size(), 2);
+        }
+    });
+}
+
 #[test]
 fn who_does_not_come_is_named_and_strangers_are_ignored() {
     let listeners = [listen(), listen()];
