@@ -125,8 +125,16 @@ fn who_is_waited_for_is_to_blame() {
             let told = a.fate().wait(PATIENCE);
             done.send((ended, told))
         });
-        let blocked = result.recv_timeout(Duration::from_millis(100));
-        assert!(blocked.is_err(), "{blocked:?}");
+        // Blocked: it has waited for the same rank at 100 looks in a row, however late its thread began.
+        let deadline = Instant::now() + PATIENCE;
+        let mut looks = 0;
+        while looks < 100 {
+            assert!(Instant::now() < deadline, "rank 0 never waits for rank {suspect}");
+            let ended = result.recv_timeout(Duration::from_millis(1));
+            assert!(ended.is_err(), "{ended:?}");
+            let waits = fates[0].0.waiting.load(std::sync::atomic::Ordering::Relaxed) == suspect;
+            looks = if waits { looks + 1 } else { 0 };
+        }
         fates[0].give_up("test over");
         let (ended, _) = result.recv_timeout(PATIENCE).expect("it is told");
         assert!(ended.is_none_or(|ended| ended.is_err()));
