@@ -2,6 +2,7 @@
 
 mod it {
     pub mod cli;
+    pub mod fuzz;
     pub mod process;
     pub mod serve;
     pub mod telemetry;

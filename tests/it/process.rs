@@ -15,7 +15,8 @@ pub fn demo_model() -> PathBuf {
 }
 
 pub fn rein() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rein"));
+    let binary = std::env::var_os("REIN_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_rein").into());
+    let mut command = Command::new(binary);
     command.env_remove("REIN_CONFIG").env("REIN_LOG", "warn");
     command
 }
@@ -57,6 +58,10 @@ impl Server {
         let http = next("rein: http listening on http://");
         let grpc = next("rein: grpc listening on ");
         Server { child, output, http, grpc }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn signal(&self, name: &str) {

@@ -1,0 +1,213 @@
+//! Random requests against a served simulated engine: bodies, schemas, grammars and model output. Whatever is sent, the
+//! answer is whole, is no server error, costs bounded CPU time and leaves no memory behind.
+//!
+//! `REIN_FUZZ_SECONDS` is the time for all servers together (default 16), `REIN_FUZZ_SEED` another start of the random
+//! sequence, `REIN_BIN` another binary: `REIN_BIN=target/release/rein REIN_FUZZ_SECONDS=1800 cargo test --test it fuzz -- --nocapture`.
+//! A failure prints the smallest request that still fails. Kept as a file in `tests/fixtures/fuzz`, it is sent in each run.
+
+mod constraints;
+mod requests;
+mod values;
+
+use std::time::{Duration, Instant};
+
+use proptest::{
+    strategy::{Strategy, ValueTree},
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+use serde_json::Value;
+
+use super::process::{Response, Server, read_response, rein, repository};
+use requests::Case;
+
+/// The server's arguments beside the model and the engine.
+const SERVERS: [&[&str]; 4] =
+    [&[], &["--enforcement", "off"], &["--format", "hermes"], &["--format", "llama_json", "--enforcement", "off"]];
+const SECONDS: u64 = 16;
+/// CPU time that one request may take, with the binary that `REIN_BIN` names (a release build) and with the one under test.
+const CPU_TIME: Duration = Duration::from_secs(1);
+const UNOPTIMISED_CPU_TIME: Duration = Duration::from_secs(8);
+/// What the process may grow by after the first half of its requests, when its caches have been filled: KiB.
+const GROWTH: u64 = 96 << 10;
+/// A run of fewer requests does not fill the caches in its first half.
+const REQUESTS_FOR_GROWTH: u64 = 2000;
+/// Steps to a smaller request that fails, too.
+const SIMPLER: usize = 200;
+
+fn variable(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number is expected")))
+}
+
+fn proc_file(server: &Server, name: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{}/{name}", server.id())).expect("the server runs")
+}
+
+/// User and system time so far. The kernel counts in ticks of 10 ms.
+fn cpu_time(server: &Server) -> Duration {
+    let stat = proc_file(server, "stat");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("a name in brackets").split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
+    Duration::from_millis(10 * ticks)
+}
+
+/// Resident memory in KiB.
+fn memory(server: &Server) -> u64 {
+    let status = proc_file(server, "status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+fn has_error_body(answer: &Value) -> bool {
+    let error = &answer["error"];
+    error["message"].as_str().is_some_and(|message| !message.is_empty()) && error["type"].is_string()
+}
+
+/// Payloads of a stream, up to its end.
+fn payloads(body: &str) -> Result<Vec<Value>, String> {
+    let lines: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    let Some((last, payloads)) = lines.split_last() else { return Err("a stream without an event".into()) };
+    let parsed: Result<Vec<Value>, _> = payloads.iter().map(|line| serde_json::from_str(line)).collect();
+    let mut parsed = parsed.map_err(|error| error.to_string())?;
+    if *last != "[DONE]" {
+        let error = serde_json::from_str(last).map_err(|error| format!("the last event is {last:?}: {error}"))?;
+        if !has_error_body(&error) {
+            return Err(format!("the stream ends with {last}"));
+        }
+        parsed.push(error);
+    }
+    Ok(parsed)
+}
+
+/// Each choice ends once, and an error is the client's.
+fn check_stream(body: &str) -> Result<(), String> {
+    let payloads = payloads(body)?;
+    if let Some(error) = payloads.iter().find_map(|payload| payload.get("error")) {
+        let code = error["code"].as_str().unwrap_or_default();
+        // The stream had begun: the status of the HTTP answer cannot tell.
+        let fault = error["type"] == "server_error" || code == "internal_error";
+        return if fault { Err(format!("a server error in the stream: {error}")) } else { Ok(()) };
+    }
+    let mut ends = std::collections::BTreeMap::<u64, usize>::new();
+    for choice in payloads.iter().filter_map(|payload| payload["choices"].as_array()).flatten() {
+        let ended = ends.entry(choice["index"].as_u64().ok_or("a choice without an index")?).or_default();
+        *ended += usize::from(!choice["finish_reason"].is_null());
+    }
+    match ends.iter().find(|(_, ended)| **ended != 1) {
+        Some((index, ended)) => Err(format!("choice {index} ends {ended} times")),
+        None => Ok(()),
+    }
+}
+
+fn check(case: &Case, answer: &Response) -> Result<(), String> {
+    if answer.status >= 500 {
+        return Err(format!("status {}", answer.status));
+    }
+    if answer.status == 200 && answer.head.to_lowercase().contains("text/event-stream") {
+        return check_stream(&answer.body);
+    }
+    let body: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
+    if answer.status >= 400 {
+        return if has_error_body(&body) { Ok(()) } else { Err("no OpenAI error body".into()) };
+    }
+    let Some(choices) = body["choices"].as_array() else { return Ok(()) };
+    match choices.iter().find(|choice| !choice["finish_reason"].is_string()) {
+        Some(choice) => Err(format!("{}: a choice without an end: {choice}", case.path)),
+        None => Ok(()),
+    }
+}
+
+/// What is wrong with the answer to this request, if anything is.
+fn try_case(server: &Server, case: &Case) -> Result<u16, String> {
+    let before = cpu_time(server);
+    let answer = read_response(server.send("POST", case.path, &case.body));
+    let took = cpu_time(server) - before;
+    check(case, &answer).map_err(|what| format!("{what}\nanswer: {:.2000}", answer.body))?;
+    let limit = if std::env::var_os("REIN_BIN").is_some() { CPU_TIME } else { UNOPTIMISED_CPU_TIME };
+    if took > limit {
+        return Err(format!("it took {took:?} of CPU time; status {}, answer: {:.500}", answer.status, answer.body));
+    }
+    Ok(answer.status)
+}
+
+/// Fails with the smallest request that is still answered wrongly.
+fn fail(server: &Server, mut tree: impl ValueTree<Value = Case>, mut what: String) -> ! {
+    let mut smallest = tree.current();
+    let mut simpler = tree.simplify();
+    for _ in 0..SIMPLER {
+        if !simpler {
+            break;
+        }
+        let case = tree.current();
+        simpler = match try_case(server, &case) {
+            Ok(_) => tree.complicate(),
+            Err(now) => {
+                (smallest, what) = (case, now);
+                tree.simplify()
+            }
+        };
+    }
+    panic!("POST {}\n{}\n{what}", smallest.path, smallest.body);
+}
+
+/// Requests that were answered wrongly once: first line the path, then the body.
+fn kept() -> Vec<Case> {
+    let folder = repository().join("tests/fixtures/fuzz");
+    let mut files: Vec<_> =
+        std::fs::read_dir(&folder).expect("a folder").map(|file| file.expect("a file").path()).collect();
+    files.sort();
+    let read = |file: &std::path::PathBuf| {
+        let text = std::fs::read_to_string(file).expect("a text");
+        let (path, body) = text.split_once('\n').expect("two lines");
+        let path =
+            requests::PATHS.into_iter().find(|known| *known == path).unwrap_or_else(|| panic!("{file:?}: {path}"));
+        Case { path, body: body.trim_end().to_owned() }
+    };
+    files.iter().map(read).collect()
+}
+
+#[test]
+fn hostile_requests_get_whole_answers_at_bounded_cost() {
+    let seconds = variable("REIN_FUZZ_SECONDS", SECONDS);
+    let seed = variable("REIN_FUZZ_SEED", 1);
+    for (number, arguments) in (0u64..).zip(SERVERS) {
+        let mut command = rein();
+        command.env("REIN_LOG", "off");
+        let server = Server::of(command, &[&["--engine", "sim", "--sim-step-us", "0"], arguments].concat());
+        for case in kept() {
+            if let Err(what) = try_case(&server, &case) {
+                panic!("POST {}\n{}\n{what}", case.path, case.body);
+            }
+        }
+        let mut state = [0; 32];
+        state[..8].copy_from_slice(&seed.to_le_bytes());
+        state[8..16].copy_from_slice(&number.to_le_bytes());
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &state);
+        let mut runner = TestRunner::new_with_rng(Config { failure_persistence: None, ..Config::default() }, rng);
+        let cases = requests::case(&requests::vocabulary(&server));
+        let began = Instant::now();
+        let time = Duration::from_secs(seconds) / SERVERS.len() as u32;
+        let (mut requests, mut succeeded, mut middle) = (0u64, 0u64, None);
+        while began.elapsed() < time {
+            let tree = cases.new_tree(&mut runner).expect("no strategy rejects");
+            match try_case(&server, &tree.current()) {
+                Ok(status) => succeeded += u64::from(status == 200),
+                Err(what) => fail(&server, tree, what),
+            }
+            requests += 1;
+            if middle.is_none() && began.elapsed() > time / 2 {
+                middle = Some(memory(&server));
+            }
+        }
+        let (middle, end) = (middle.unwrap_or(u64::MAX), memory(&server));
+        println!(
+            "{arguments:?}: {requests} requests in {time:?}, {succeeded} succeeded, memory {middle} KiB in the middle, {end} KiB at the end"
+        );
+        assert!(succeeded > requests / 10, "only {succeeded} of {requests} requests got as far as an answer");
+        assert!(
+            requests < REQUESTS_FOR_GROWTH || end <= middle.saturating_add(GROWTH),
+            "memory grew: {middle} to {end} KiB"
+        );
+        assert_eq!(server.request("GET", "/health", "").status, 200);
+    }
+}
