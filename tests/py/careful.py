@@ -27,13 +27,60 @@ class Careful:
         }
         self.part_lists = {role: user if (found := self.lists(build)) is None else found for role, build in tried.items()}
         self.part_lists.update(user=user, developer=self.part_lists["system"])
-        as_string = render(self.calling(ARGUMENTS))
+        as_string, as_object = render(self.calling(ARGUMENTS)), render(self.calling(json.loads(ARGUMENTS)))
         if as_string and "xqzkey" in as_string:
-            self.string_arguments = ARGUMENTS in as_string
-        elif render(self.calling(json.loads(ARGUMENTS))):
+            # A template that writes arguments in a way of its own, neither as JSON nor as a dict, wants objects.
+            as_dict = as_object is None or re.search(r"""\{\s*(\\?["'])xqzkey\1:\s*\1xqzvalue\1\s*\}""", as_object)
+            self.string_arguments = ARGUMENTS in as_string and bool(as_dict)
+        elif as_object:
             self.string_arguments = False
         else:
             self.string_arguments = bool(re.search(r"arguments(']|\"])? is string", source))
+
+        self.no_content = {kind: self.absent(tries) for kind, tries in self.without_content().items()}
+
+    def without_content(self):
+        """Conversations with messages that have no content, by what else these have."""
+        arguments = ARGUMENTS if self.string_arguments else json.loads(ARGUMENTS)
+        user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
+        one, two = "abcdefghi", "abcdefghj"
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+
+        def calls(*ids, **more):
+            made = [{"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}} for id in ids]
+            return {"role": "assistant", "tool_calls": made, **more}
+
+        def result(id):
+            return {"role": "tool", "tool_call_id": id, "name": "f", "content": "1"}
+
+        return {
+            "calls": [[user, calls(one)], [user, calls(one), result(one)], [user, calls(one), result(one), answer, user],
+                      [user, calls(one), result(one), calls(two), result(two)],
+                      [user, calls(one, reasoning_content=TEXT), result(one), answer, user], [user, calls(one, reasoning_content=TEXT), result(one)],
+                      [user, calls(one, two), result(one), result(two), answer, user]],
+            "declarations": [[{"role": "system", "tools": [tool]}, user]],
+            "other": [[user, {"role": "assistant"}, user], [user, {"role": "assistant", "reasoning_content": TEXT}, user],
+                      [user, {"role": "assistant"}], [user, {"role": "assistant", "reasoning_content": TEXT}]],
+        }
+
+    def absent(self, conversations):
+        """What to write for content that is null or missing, as fields: that with which most conversations can be rendered without printing a
+        null. null itself only where it is not the same as an empty text."""
+        candidates = [{"content": None}, {"content": ""}, {}]
+        prompts = [[self.render([message if "content" in message else {**message, **fields} for message in messages]) for messages in conversations]
+                   for fields in candidates]
+
+        def spelled(prompt):
+            return prompt.count("None") + prompt.count("null")
+
+        def good(prompts_of_one):
+            fewest = [min((spelled(prompt) for prompt in tried if prompt is not None), default=None) for tried in zip(*prompts)]
+            return sum(prompt is not None and spelled(prompt) == least for prompt, least in zip(prompts_of_one, fewest))
+
+        null, empty, missing = map(good, prompts)
+        if missing > max(null, empty):
+            return candidates[2]
+        return candidates[0] if null > empty or (null == empty and prompts[0] != prompts[1]) else candidates[1]
 
     @staticmethod
     def calling(arguments):
@@ -52,10 +99,16 @@ class Careful:
         return [self.message(message) for message in messages]
 
     def message(self, message):
-        message = {name: value for name, value in message.items() if value is not None}
+        message = {name: value for name, value in message.items() if value is not None or name == "content"}
         role, content = message["role"], message.get("content")
-        if content is None and role in WITH_CONTENT:
-            raise ValueError("no content")
+        if content is None:
+            kind = "calls" if message.get("tool_calls") else "declarations" if message.get("tools") else "other"
+            if role in WITH_CONTENT and kind != "declarations":
+                raise ValueError("no content")
+            instead = self.no_content[kind]
+            if not instead:
+                message.pop("content", None)
+            message |= instead
         if isinstance(content, list) and not self.part_lists.get(role, self.part_lists["user"]) and all(part["type"] == "text" for part in content):
             message["content"] = "\n".join(part["text"] for part in content)
         if message.get("tool_calls") and not self.string_arguments:

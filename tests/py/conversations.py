@@ -44,6 +44,14 @@ def loop(arguments=WEATHER, answer="It is sunny.", ids=("call_1", "call_2")):
             calls(call("get_weather", {"city": "Rome"}, ids[1])), result("22", ids[1], name="get_weather"), assistant(answer)]
 
 
+def by_sdk(*tool_calls):
+    """As the OpenAI SDK's `message.model_dump()` has it."""
+    return {"content": None, "refusal": None, "role": "assistant", "annotations": None, "audio": None, "function_call": None, "tool_calls": list(tool_calls)}
+
+
+SDK = [ASK, by_sdk(call("get_weather", '{"city": "Paris"}', "abcDEF121")), result("21", "abcDEF121"),
+       by_sdk(call("get_weather", '{"city": "Rome"}', "abcDEF122"), call("now", "{}", "abcDEF123")), result("22", "abcDEF122"), result("noon", "abcDEF123")]
+
 MESSAGES = {
     "user": [user("Hello")],
     "system": [system("You are terse."), user("Hello")],
@@ -62,6 +70,13 @@ MESSAGES = {
     "empty_object_string": [ASK, calls(call("now", "{}")), result("noon")],
     "call_content_empty": [ASK, calls(call("get_weather", WEATHER), content=""), result("21")],
     "call_content_missing": [ASK, {"role": "assistant", "tool_calls": [call("get_weather", WEATHER)]}, result("21")],
+    "sdk_history": [system("Use tools."), *SDK, assistant("Done.", refusal=None, tool_calls=None), user("And now?")],
+    "sdk_history_ends_with_results": [*SDK],
+    "sdk_history_empty_content": [dict(message, content="") if message.get("tool_calls") else message for message in SDK] + [user("And now?")],
+    "sdk_history_without_content": [{name: value for name, value in message.items() if value is not None} for message in SDK] + [user("And now?")],
+    "sdk_history_user_goes_on": [*SDK[:3], user("Stop, what about Rome?"), *SDK[3:], user("Thanks")],
+    "silent_assistant": [user("Hi"), assistant(None), user("Are you there?"), {"role": "assistant"}, user("?")],
+    "reasoning_without_content": [ASK, assistant(None, reasoning_content="Hm."), user("So?"), {"role": "assistant", "reasoning_content": "Still."}],
     "text_and_call": [ASK, calls(call("get_weather", WEATHER), content="Let me look."), result("21"), user("And Rome?")],
     "kimi_ids": loop(ids=("functions.get_weather:0", "functions.get_weather:1")),
     "nine_character_ids": loop(ids=("abcDEF123", "zyxWVU987")),

@@ -220,6 +220,11 @@ impl ChatTemplate {
         }
         chat.messages = std::mem::take(&mut chat.messages).into_iter().map(normalize::alias_reasoning).collect();
         chat.resume = continued.then(|| Resume::of(chat.messages.last(), input.raw));
+        // An empty text may stand for it by now.
+        let absent = |message: &Json| message.get("content").is_none_or(Json::is_null);
+        if chat.resume == Some(Resume::Content) && input.messages.last().is_some_and(absent) {
+            return Err(Resume::nothing(input.messages.len() - 1));
+        }
         Ok(chat)
     }
 }

@@ -14,6 +14,39 @@ pub(super) struct Traits {
     pub part_lists: PartLists,
     /// Shows the tools that a system message declares.
     pub message_tools: bool,
+    /// What stands for content that is null or missing.
+    pub no_content: NoContent,
+}
+
+/// How messages without content are given to the template, by what else the message has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct NoContent {
+    /// Messages with tool calls.
+    pub calls: Absent,
+    /// System messages that declare tools.
+    pub declarations: Absent,
+    /// All others.
+    pub other: Absent,
+}
+
+/// What the template gets for content that is null or missing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Absent {
+    Null,
+    #[default]
+    EmptyText,
+    NoField,
+}
+
+impl NoContent {
+    fn of(self, message: &Map<String, Json>) -> Absent {
+        let lists = |field: &str| message.get(field).and_then(Json::as_array).is_some_and(|items| !items.is_empty());
+        match (lists("tool_calls"), lists("tools")) {
+            (true, _) => self.calls,
+            (_, true) => self.declarations,
+            _ => self.other,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -153,7 +186,8 @@ fn wrong(at: &str, expected: &str, got: &Json) -> TemplateError {
     TemplateError::input(at, format!("{at} must be {expected}, got {got}"))
 }
 
-/// The messages for a template with these traits: nulls dropped, string arguments parsed, text parts joined.
+/// The messages for a template with these traits: string arguments parsed, text parts joined, nulls dropped. Content that is
+/// null or missing becomes what the template understands.
 pub(super) fn normalize(messages: &[Json], traits: &Traits) -> Vec<Json> {
     messages.iter().map(|message| message.as_object().map_or(Json::Null, |m| one(m, traits))).collect()
 }
@@ -161,8 +195,17 @@ pub(super) fn normalize(messages: &[Json], traits: &Traits) -> Vec<Json> {
 fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
     let mut out = Map::with_capacity(message.len() + 2);
     let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
-    for (key, value) in message.iter().filter(|(_, value)| !value.is_null()) {
+    let absent = match traits.no_content.of(message) {
+        Absent::Null => Some(Json::Null),
+        Absent::EmptyText => Some(Json::String(String::new())),
+        Absent::NoField => None,
+    };
+    for (key, value) in message.iter().filter(|(key, value)| !value.is_null() || *key == "content") {
         let value = match (key.as_str(), value) {
+            ("content", Json::Null) => match &absent {
+                Some(absent) => absent.clone(),
+                None => continue,
+            },
             ("content", Json::Array(parts)) if !traits.part_lists.of(role) => flatten(parts),
             ("tool_calls", Json::Array(calls)) if !traits.string_arguments => {
                 calls.iter().cloned().map(parse_arguments).collect()
@@ -170,6 +213,9 @@ fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
             _ => value.clone(),
         };
         out.insert(key.clone(), value);
+    }
+    if let (false, Some(absent)) = (message.contains_key("content"), absent) {
+        out.insert("content".into(), absent);
     }
     Json::Object(out)
 }

@@ -4,7 +4,7 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
 
 use super::engine::Engine;
-use super::normalize::{PartLists, Traits};
+use super::normalize::{Absent, NoContent, PartLists, Traits};
 use super::python;
 
 const TEXT: &str = "xqzprobe";
@@ -44,16 +44,108 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
         assistant: lists(&assistant).unwrap_or(by_user),
         tool: lists(&tool).unwrap_or(by_user),
     };
-    let string_arguments = match (render(calling(json!(ARGUMENTS))), render(calling(json!({"xqzkey": "xqzvalue"})))) {
-        (Some(text), _) if text.contains("xqzkey") => text.contains(ARGUMENTS),
-        (_, Some(_)) => false,
-        // Neither worked on this conversation; go by what the source says.
-        _ => source.contains("arguments is string") || source.contains("arguments'] is string"),
-    };
+    let string_arguments =
+        match (render(calling(json!(ARGUMENTS))), render(calling(json!({"xqzkey": "xqzvalue"})))) {
+            (Some(text), object) if text.contains("xqzkey") => {
+                text.contains(ARGUMENTS) && object.is_none_or(|object| shows_dict(&object))
+            }
+            (_, Some(_)) => false,
+            // Neither worked on this conversation; go by what the source says.
+            _ => source.contains("arguments is string") || source.contains("arguments'] is string"),
+        };
     let tool = json!({"type": "function", "function": {"name": TEXT, "description": "", "parameters": {}}});
     let declared = json!({"role": "system", "content": "", "tools": [tool]});
     let message_tools = render(vec![declared, json!({"role": "user", "content": "Hi"})]);
-    Traits { string_arguments, part_lists, message_tools: message_tools.is_some_and(|prompt| prompt.contains(TEXT)) }
+    let message_tools = message_tools.is_some_and(|prompt| prompt.contains(TEXT));
+    let arguments = if string_arguments { json!(ARGUMENTS) } else { json!({"xqzkey": "xqzvalue"}) };
+    let no_content = no_content(&render, &arguments, message_tools);
+    Traits { string_arguments, part_lists, message_tools, no_content }
+}
+
+fn no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, message_tools: bool) -> NoContent {
+    let user = json!({"role": "user", "content": "Hi"});
+    let answer = json!({"role": "assistant", "content": "Yo"});
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
+    let calling = |calls: &[&str], reasoning: Option<&str>| {
+        let calls: Vec<Json> = calls.iter().map(|id| call(id)).collect();
+        let mut message = json!({"role": "assistant", "tool_calls": calls});
+        if let Some(reasoning) = reasoning {
+            message = super::normalize::alias_reasoning(with(message, "reasoning_content", json!(reasoning)));
+        }
+        message
+    };
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "name": "f", "content": "1"});
+    let (one, two) = ("abcdefghi", "abcdefghj");
+    let calls = [
+        vec![user.clone(), calling(&[one], None)],
+        vec![user.clone(), calling(&[one], None), result(one)],
+        vec![user.clone(), calling(&[one], None), result(one), answer.clone(), user.clone()],
+        vec![user.clone(), calling(&[one], None), result(one), calling(&[two], None), result(two)],
+        vec![user.clone(), calling(&[one], Some(TEXT)), result(one), answer.clone(), user.clone()],
+        vec![user.clone(), calling(&[one], Some(TEXT)), result(one)],
+        vec![user.clone(), calling(&[one, two], None), result(one), result(two), answer, user.clone()],
+    ];
+    let silent = json!({"role": "assistant"});
+    let thought = super::normalize::alias_reasoning(with(silent.clone(), "reasoning_content", json!(TEXT)));
+    let other = [
+        vec![user.clone(), silent.clone(), user.clone()],
+        vec![user.clone(), thought.clone(), user.clone()],
+        vec![user.clone(), silent],
+        vec![user.clone(), thought],
+    ];
+    let tool = json!({"type": "function", "function": {"name": "f", "description": "", "parameters": {}}});
+    let declarations = [vec![json!({"role": "system", "tools": [tool]}), user]];
+    NoContent {
+        calls: absent(render, &calls),
+        other: absent(render, &other),
+        declarations: if message_tools { absent(render, &declarations) } else { Absent::default() },
+    }
+}
+
+/// What to write where messages of these conversations have no content: that with which most of them can be rendered. Null
+/// if the template makes a difference between it and an empty text, for it tests for one.
+fn absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Json>]) -> Absent {
+    let prompts = |content: Option<Json>| -> Vec<Option<String>> {
+        let filled = |message: &Json| match (&content, message.get("content")) {
+            (Some(content), None) => with(message.clone(), "content", content.clone()),
+            _ => message.clone(),
+        };
+        conversations.iter().map(|messages| render(messages.iter().map(filled).collect())).collect()
+    };
+    let candidates = [
+        (Absent::Null, prompts(Some(Json::Null))),
+        (Absent::EmptyText, prompts(Some(json!("")))),
+        (Absent::NoField, prompts(None)),
+    ];
+    // A prompt that spells the null is as bad as none.
+    let spelled = |prompt: &Option<String>| {
+        prompt.as_ref().map(|prompt| ["None", "null"].iter().map(|null| prompt.matches(null).count()).sum::<usize>())
+    };
+    let fewest: Vec<Option<usize>> =
+        (0..conversations.len()).map(|i| candidates.iter().filter_map(|(_, all)| spelled(&all[i])).min()).collect();
+    let good = |prompts: &[Option<String>]| {
+        prompts.iter().zip(&fewest).filter(|(prompt, fewest)| prompt.is_some() && spelled(prompt) == **fewest).count()
+    };
+    let [null, empty, none] = [0, 1, 2].map(|i| good(&candidates[i].1));
+    if none > null.max(empty) {
+        Absent::NoField
+    } else if null > empty || (null == empty && candidates[0].1 != candidates[1].1) {
+        Absent::Null
+    } else {
+        Absent::EmptyText
+    }
+}
+
+fn with(mut message: Json, field: &str, value: Json) -> Json {
+    message[field] = value;
+    message
+}
+
+/// Whether an object of arguments appears as JSON or, for want of a filter, as Python's dict. Otherwise the template writes
+/// arguments in its own way, and a string of JSON amid it is not what the model has learned.
+fn shows_dict(prompt: &str) -> bool {
+    let solid: String = prompt.chars().filter(|c| !c.is_whitespace()).collect();
+    [r#"{"xqzkey":"xqzvalue"}"#, "{'xqzkey':'xqzvalue'}", r#"{\"xqzkey\":\"xqzvalue\"}"#].iter().any(|dict| solid.contains(dict))
 }
 
 fn calling(arguments: Json) -> Vec<Json> {

@@ -33,14 +33,17 @@ impl Resume {
         if raw || content || !reasoning() { Resume::Content } else { Resume::Reasoning }
     }
 
+    /// The last message, which is this one, has nothing that could be continued.
+    pub fn nothing(index: usize) -> TemplateError {
+        let why = "continue_final_message: the last message has no text to continue";
+        TemplateError::input(&format!("messages[{index}].content"), why)
+    }
+
     pub fn render(self, chat: &Prepared<'_>) -> Result<String, TemplateError> {
         let mut messages = chat.messages.clone();
         let index = messages.len().saturating_sub(1);
         let tagged = messages.last_mut().and_then(|last| self.tag(last));
-        let text = tagged.ok_or_else(|| {
-            let why = "continue_final_message: the last message has no text to continue";
-            TemplateError::input(&format!("messages[{index}].content"), why)
-        })?;
+        let text = tagged.ok_or_else(|| Self::nothing(index))?;
         let cut = if self.is_read_by(chat.source) {
             cut_at_tag(chat.run(&messages, chat.generation_prompt)?, &text)
         } else {

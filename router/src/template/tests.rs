@@ -100,6 +100,15 @@ fn string_arguments_become_objects_unless_the_template_takes_strings() {
 }
 
 #[test]
+fn string_arguments_become_objects_where_the_template_writes_them_in_its_own_way() {
+    let source = "{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.name }}{ {%- if t.function.arguments is string %}{{ t.function.arguments }}\
+        {%- else %}{% for k, v in t.function.arguments.items() %}{{ k }}:<{{ v }}>{% endfor %}{% endif %}}{% endfor %}{% endfor %}";
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": \"b\"}"}});
+    let messages = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]}]);
+    assert_eq!(template(source).render(&input(messages)).unwrap(), "f{a:<b>}");
+}
+
+#[test]
 fn reasoning_has_both_names() {
     let source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}";
     for (message, expected) in [
@@ -113,11 +122,64 @@ fn reasoning_has_both_names() {
     }
 }
 
+const BROKEN_ON_NULL: &str = "{% for m in messages %}{{ m.role }}{{ ':' + m.content }}{{ m.tool_calls is defined }};{% endfor %}";
+
 #[test]
-fn nulls_are_dropped_and_empty_content_stays() {
-    let source = "{% for m in messages %}{{ m.content is defined }}{{ m.content == '' }}{{ m.tool_calls is defined }};{% endfor %}";
+fn content_that_is_null_or_missing_is_what_the_template_understands() {
+    let call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    for (source, calls, silent) in [
+        // Whoever tests for none gets it, however it tests.
+        ("{% for m in messages %}{% if m.content is none %}none{% else %}{{ m.content }}{% endif %};{% endfor %}", "none", "none"),
+        ("{% for m in messages %}{% if m['content'] == None %}none{% endif %}{{ m.content or '' }};{% endfor %}", "none", "none"),
+        ("{% for m in messages %}{{ m.content is defined }}{{ m.content == '' }};{% endfor %}", "TrueFalse", "TrueFalse"),
+        // Only messages with calls are looked after.
+        (
+            "{% for m in messages %}{% if m.tool_calls and m.content is none %}none{% else %}{{ '[' + m.content + ']' }}{% endif %};{% endfor %}",
+            "none",
+            "[]",
+        ),
+        // Null would be printed, or fail.
+        ("{% for m in messages %}{{ m.content }};{% endfor %}", "", ""),
+        ("{% for m in messages %}{{ m.content | tojson }};{% endfor %}", "\"\"", "\"\""),
+        ("{% for m in messages %}{{ '[' + m.content + ']' }};{% endfor %}", "[]", "[]"),
+        ("{% for m in messages %}{% if 'x' in m.content %}{% endif %}{{ m.content | length }};{% endfor %}", "0", "0"),
+        ("{% for m in messages %}{% for part in m.content %}{{ part }}{% endfor %};{% endfor %}", "", ""),
+        // An empty text is an error of its own.
+        (
+            "{% for m in messages %}{% if m.content == '' or m.content is none %}{{ raise_exception('empty') }}{% endif %}{{ 'content' in m }};{% endfor %}",
+            "False",
+            "False",
+        ),
+        (
+            "{% for m in messages %}{% if m.content == '' %}{{ raise_exception('empty') }}{% endif %}{{ m.content or '-' }};{% endfor %}",
+            "-",
+            "-",
+        ),
+    ] {
+        let template = template(source);
+        for content in [Some(Json::Null), None] {
+            let message = |calls: Json| {
+                let mut message = json!({"role": "assistant", "tool_calls": calls, "refusal": null});
+                if let Some(content) = &content {
+                    message["content"] = content.clone();
+                }
+                message
+            };
+            let messages = json!([message(json!([call])), message(Json::Null)]);
+            assert_eq!(template.render(&input(messages)).unwrap(), format!("{calls};{silent};"), "{source} {content:?}");
+        }
+    }
     let messages = json!([{"role": "assistant", "content": null, "tool_calls": null}, {"role": "user", "content": ""}]);
-    assert_eq!(template(source).render(&input(messages)).unwrap(), "FalseFalseFalse;TrueTrueFalse;");
+    assert_eq!(template(BROKEN_ON_NULL).render(&input(messages)).unwrap(), "assistant:False;user:False;");
+}
+
+#[test]
+fn a_system_message_that_only_declares_tools_has_the_content_that_its_template_understands() {
+    let messages = json!([{"role": "system", "tools": [{"function": {"name": "f"}}]}, {"role": "user", "content": "x"}]);
+    let shows = "{% for m in messages %}{% for t in m.tools or [] %}{{ t.function.name }}{% endfor %}";
+    for (rest, expected) in [("[{{ m.content }}]{% endfor %}", "f[][x]"), ("{{ m.content is none }}{% endfor %}", "fTrueFalse")] {
+        assert_eq!(template(&format!("{shows}{rest}")).render(&input(messages.clone())).unwrap(), expected);
+    }
 }
 
 #[test]
