@@ -190,6 +190,9 @@ pub struct EdgeArgs {
     /// Let control tokens that messages spell become control tokens; else they stay text
     #[arg(long, env = "REIN_ALLOW_CONTROL_TOKENS")]
     pub allow_control_tokens: bool,
+    /// Answer requests with tools though the chat template does not show these to the model; else they are refused
+    #[arg(long, env = "REIN_ALLOW_DROPPED_TOOLS")]
+    pub allow_dropped_tools: bool,
     /// Seconds that open requests get to finish after SIGTERM
     #[arg(long, env = "REIN_DRAIN_SECONDS", default_value_t = 30, value_name = "S", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub drain_seconds: u64,

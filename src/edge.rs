@@ -32,6 +32,7 @@ pub fn config(args: &EdgeArgs) -> Result<RouterConfig, FileError> {
     let AdmissionArgs { api_keys, max_in_flight, max_queued } = &args.admission;
     Ok(RouterConfig {
         allow_control_tokens: args.allow_control_tokens,
+        allow_dropped_tools: args.allow_dropped_tools,
         max_in_flight: *max_in_flight,
         max_queued: *max_queued,
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,

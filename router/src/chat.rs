@@ -93,6 +93,7 @@ impl Conversation {
             conversation::CONTINUE.into_iter().for_each(|field| drop(last.shift_remove(field)));
         }
         let reasoning = model.reasoning_markers();
+        let tools_must_show = !model.allow_dropped_tools && job.tool_choice != Choice::None;
         Conversation {
             calls_before,
             resumed: messages.last().filter(|_| continues).and_then(|last| resumed(last, reasoning.as_ref())),
@@ -103,6 +104,7 @@ impl Conversation {
                 tools: (!job.tools.is_empty()).then_some(job.tools),
                 documents: job.documents,
                 messages,
+                tools_must_show,
                 reasoning_open: reasoning.map(|markers| markers.open),
                 ..RenderInput::default()
             },

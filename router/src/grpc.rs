@@ -10,7 +10,7 @@ use crate::{
     chat, complete,
     error::{Error, Kind},
     gate,
-    http::seconds,
+    http::{IGNORED_FIELDS, listed, seconds},
     keys::Caller,
     limits,
     trace::Trace,
@@ -143,6 +143,14 @@ impl Watched {
 /// Where the grammar is laxer than a schema of the request.
 const RELAXED: &str = "x-rein-relaxed";
 
+#[derive(Default)]
+struct Labels {
+    /// Where the grammar is laxer than a schema.
+    relaxed: Vec<String>,
+    /// Fields that nothing reads.
+    ignored: Vec<String>,
+}
+
 type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -158,9 +166,11 @@ impl Inference for Service {
             let call = arrival.call(&trace, &job.generation).await?;
             let model = self.core.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
+            let ignored = job.unread(model.text.template.as_ref());
             let (events, relaxed) = chat::generate(call, model, job).await?;
             let span = trace.span.clone();
-            Ok((events.map(move |event| event.map_err(|error| span.in_scope(|| status(&error)))).boxed(), relaxed))
+            let events = events.map(move |event| event.map_err(|error| span.in_scope(|| status(&error)))).boxed();
+            Ok((events, Labels { relaxed, ignored }))
         };
         let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.labelled(&trace, "chat", answer))
@@ -180,7 +190,7 @@ impl Inference for Service {
                 complete::events(events)
                     .map(move |event| event.map_err(|error| span.in_scope(|| status(&error))))
                     .boxed(),
-                relaxed,
+                Labels { relaxed, ignored: Vec::new() },
             ))
         };
         let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
@@ -258,18 +268,23 @@ impl Service {
         Arrival::new(&self.core, request.extensions().get::<Caller>(), wanted, session)
     }
 
-    /// A stream, and in the metadata what of the request's schemas is relaxed.
+    /// A stream, and in the metadata what of the request has no effect.
     fn labelled<T>(
         &self,
         trace: &Trace,
         endpoint: &'static str,
-        answer: Result<(T, Vec<String>), Error>,
+        answer: Result<(T, Labels), Error>,
     ) -> Result<Response<T>, Status> {
-        let relaxed = answer.as_ref().map(|(_, relaxed)| relaxed.join("; ")).unwrap_or_default();
-        let mut response = self.finish(Some(trace), endpoint, answer.map(|(events, _)| events))?;
-        // What no header can hold is told by the surface that can.
-        if let (false, Ok(value)) = (relaxed.is_empty(), relaxed.parse()) {
-            response.metadata_mut().insert(RELAXED, value);
+        let (answer, labels) = match answer {
+            Ok((events, labels)) => (Ok(events), labels),
+            Err(error) => (Err(error), Labels::default()),
+        };
+        let mut response = self.finish(Some(trace), endpoint, answer)?;
+        for (name, value) in [(RELAXED, labels.relaxed.join("; ")), (IGNORED_FIELDS, listed(&labels.ignored))] {
+            // What no header can hold is told by the surface that can.
+            if let (false, Ok(value)) = (value.is_empty(), value.parse()) {
+                response.metadata_mut().insert(name, value);
+            }
         }
         Ok(response)
     }

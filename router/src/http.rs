@@ -34,7 +34,7 @@ use crate::{
     trace::Trace,
 };
 
-const IGNORED_FIELDS: &str = "x-rein-ignored-fields";
+pub(crate) const IGNORED_FIELDS: &str = "x-rein-ignored-fields";
 /// Where the grammar is laxer than a schema of the request.
 const RELAXED: &str = "x-rein-relaxed";
 pub const REQUEST_ID: &str = "x-request-id";
@@ -77,10 +77,11 @@ async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace
     let answer = async {
         let arrival = arrival(&core, &request)?;
         let body = body::read(request, core.config.body_bytes).await?;
-        let openai::ChatRequest { job, delivery, ignored } = openai::chat(Body::parse(&body)?)?;
+        let openai::ChatRequest { job, delivery, mut ignored } = openai::chat(Body::parse(&body)?)?;
         drop(body);
         let call = arrival.call(&trace, &job.generation).await?;
         let model = core.model(job.model.as_deref())?.clone();
+        ignored.extend(job.unread(model.text.template.as_ref()));
         trace.asks(model.name(), delivery.stream);
         let token_ids = job.generation.return_token_ids;
         let (events, relaxed) = chat::generate(call, model, job).await?;
@@ -125,8 +126,9 @@ async fn render(State(core): Shared, request: Request) -> Response {
     let answer = async {
         let _permit = arrival(&core, &request)?.permit().await?;
         let body = body::read(request, core.config.body_bytes).await?;
-        let openai::ChatRequest { job, ignored, .. } = openai::chat(Body::parse(&body)?)?;
+        let openai::ChatRequest { job, mut ignored, .. } = openai::chat(Body::parse(&body)?)?;
         let model = core.model_or_only(job.model.as_deref())?;
+        ignored.extend(job.unread(model.text.template.as_ref()));
         let rendered = chat::render(&model, job).await?;
         let answer = json!({
             "model": model.name(),
@@ -143,13 +145,16 @@ async fn tokenize(State(core): Shared, request: Request) -> Response {
     let answer = async {
         let _permit = arrival(&core, &request)?.permit().await?;
         let body = body::read(request, core.config.body_bytes).await?;
-        let openai::Tokenize { input, model, return_token_strs, ignored } = openai::tokenize(Body::parse(&body)?)?;
+        let openai::Tokenize { input, model, return_token_strs, mut ignored } = openai::tokenize(Body::parse(&body)?)?;
         let model = core.model_or_only(model.as_deref())?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
                 model.encode(prompt, add_special_tokens, "prompt").await?
             }
-            TokenizeInput::Chat(job) => chat::render(&model, *job).await?.ids,
+            TokenizeInput::Chat(job) => {
+                ignored.extend(job.unread(model.text.template.as_ref()));
+                chat::render(&model, *job).await?.ids
+            }
         };
         let texts = |ids: &[u32]| -> Vec<String> {
             ids.iter().map(|&id| String::from_utf8_lossy(&model.token_bytes(id)).into_owned()).collect()
@@ -306,7 +311,7 @@ fn labelled(mut response: Response, ignored: &[String]) -> Response {
 }
 
 /// Names for a header, which holds no control characters and in which a comma separates.
-fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[String]) -> String {
     let plain = |name: &String| name.replace(|c: char| !c.is_ascii_graphic() || c == ',', "?");
     names.iter().take(limits::HEADER_NAMES).map(plain).collect::<Vec<_>>().join(",")
 }

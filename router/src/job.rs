@@ -6,7 +6,12 @@ use rein_grammar::{Choice, Response};
 use rein_proto::v1;
 use serde_json::{Map, Value};
 
-use crate::{conversation, error::Error, limits};
+use crate::{
+    conversation,
+    error::Error,
+    limits,
+    template::{self, ChatTemplate},
+};
 
 /// How to generate: what chat and completions share.
 #[derive(Debug, Clone, Default)]
@@ -81,10 +86,12 @@ pub struct CompletionJob {
     pub generation: Generation,
 }
 
+/// The names under which templates read whether the model is to think.
+const THINKING: [&str; 2] = ["thinking", "enable_thinking"];
 const REASONING_EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-/// Template variables that are arguments of the render, so no kwarg may set them.
-const RESERVED_KWARGS: [&str; 6] =
-    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"];
+/// Template variables that have a request field.
+const KWARGS_WITH_FIELD: [&str; 5] =
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"];
 
 impl ChatJob {
     pub fn check(&self) -> Result<(), Error> {
@@ -109,8 +116,12 @@ impl ChatJob {
             let message = format!("'reasoning_effort' must be one of {}, got '{effort}'", REASONING_EFFORTS.join(", "));
             return Err(Error::invalid("reasoning_effort", message));
         }
-        if let Some(name) = self.template_kwargs.keys().find(|name| RESERVED_KWARGS.contains(&name.as_str())) {
-            let message = format!("'chat_template_kwargs' may not set '{name}': it has a request field of its own");
+        if let Some(name) = self.template_kwargs.keys().find(|name| template::is_reserved(name)) {
+            let why = match KWARGS_WITH_FIELD.contains(&name.as_str()) {
+                true => "it has a request field of its own",
+                false => "the server sets it itself",
+            };
+            let message = format!("'chat_template_kwargs' may not set '{name}': {why}");
             return Err(Error::invalid(format!("chat_template_kwargs.{name}"), message));
         }
         self.generation.check("top_logprobs")
@@ -170,6 +181,27 @@ impl ChatJob {
         declared
     }
 
+    /// The fields that only a template can heed, and that this one never reads.
+    pub fn unread(&self, template: Option<&ChatTemplate>) -> Vec<String> {
+        let Some(template) = template else { return Vec::new() };
+        let tools = !self.declared_tools().is_empty();
+        let reads = |names: &[&str]| names.iter().any(|name| template.reads(name, tools));
+        let thinks = || reads(&THINKING);
+        let no_effort = self.reasoning_effort.as_deref() == Some("none");
+        let fields = [
+            ("documents", self.documents.is_some(), reads(&["documents"])),
+            ("thinking", self.thinking.is_some(), thinks()),
+            (
+                "reasoning_effort",
+                self.reasoning_effort.is_some(),
+                reads(&["reasoning_effort"]) || no_effort && thinks(),
+            ),
+        ];
+        let unread = fields.iter().filter(|(_, given, read)| *given && !read).map(|(name, ..)| (*name).to_owned());
+        let kwargs = self.template_kwargs.keys().filter(|name| !reads(&[name]));
+        unread.chain(kwargs.map(|name| format!("chat_template_kwargs.{name}"))).collect()
+    }
+
     /// From here on the template sees the exact numbers.
     pub fn use_exact(&mut self) {
         if let Some(exact) = self.exact.take() {
@@ -183,8 +215,7 @@ impl ChatJob {
         let mut kwargs = Map::new();
         let thinking = self.thinking.or((self.reasoning_effort.as_deref() == Some("none")).then_some(false));
         if let Some(thinking) = thinking {
-            kwargs.insert("thinking".into(), thinking.into());
-            kwargs.insert("enable_thinking".into(), thinking.into());
+            kwargs.extend(THINKING.map(|name| (name.to_owned(), thinking.into())));
         }
         if let Some(effort) = &self.reasoning_effort {
             kwargs.insert("reasoning_effort".into(), effort.as_str().into());

@@ -82,6 +82,8 @@ pub struct RouterConfig {
     pub body_bytes: usize,
     /// Control tokens that messages spell become control tokens. False: they stay text.
     pub allow_control_tokens: bool,
+    /// Requests with tools are answered though the model's template does not show these to the model.
+    pub allow_dropped_tools: bool,
     /// How a sequence gets its engine, where engines come and go.
     pub policy: RoutePolicy,
     /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None: never.
@@ -97,6 +99,7 @@ impl Default for RouterConfig {
             request_time: limits::REQUEST_TIME,
             body_bytes: limits::BODY_BYTES,
             allow_control_tokens: false,
+            allow_dropped_tools: false,
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
         }

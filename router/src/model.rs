@@ -31,6 +31,8 @@ pub struct Model {
     pub format: &'static Format,
     pub enforcement: Enforcement,
     pub mask_always: bool,
+    /// Requests with tools are answered though the template does not show these to the model.
+    pub allow_dropped_tools: bool,
     /// None: the tokenizer's vocabulary cannot be steered; the reason.
     grammars: Result<Steering, String>,
     pub pool: Arc<Pool>,
@@ -90,6 +92,7 @@ impl Model {
             format,
             enforcement: policy.enforcement,
             mask_always: policy.mask_always,
+            allow_dropped_tools: config.allow_dropped_tools,
             grammars,
             pool: Arc::new(pool),
             created: now(),

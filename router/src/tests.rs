@@ -12,6 +12,7 @@ mod guard;
 mod lifecycle;
 mod pool;
 mod random;
+mod unheeded;
 
 use std::{collections::HashMap, path::PathBuf, sync::atomic::AtomicU32};
 

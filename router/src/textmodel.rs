@@ -185,9 +185,26 @@ impl TextModel {
 
     /// Renders and encodes a conversation.
     pub fn render(&self, input: &RenderInput) -> Result<Rendered, TextError> {
-        let prompt = info_span!("template").in_scope(|| self.chat_template()?.render(input))?;
+        let prompt = info_span!("template").in_scope(|| {
+            let prompt = self.chat_template()?.render(input)?;
+            self.check_tools(input, &prompt).map(|()| prompt)
+        })?;
         let ids = info_span!("tokenize").in_scope(|| self.tokenizer.encode(&prompt, Encode::TEMPLATED))?;
         Ok(Rendered { prompt, ids })
+    }
+
+    /// Where the tools must be seen, all of them are.
+    fn check_tools(&self, input: &RenderInput, prompt: &str) -> Result<(), TemplateError> {
+        if !input.tools_must_show {
+            return Ok(());
+        }
+        let Some(name) = self.chat_template()?.dropped_tool(input, prompt)? else { return Ok(()) };
+        let message = format!(
+            "'tools': the chat template of the model {} does not show the tool '{name}' to the model in this conversation, so that \
+             the model cannot call it; use a template that does, leave the tools out, or start the server with --allow-dropped-tools",
+            self.name
+        );
+        Err(TemplateError { reason: Reason::Input, message, param: Some("tools".into()) })
     }
 
     fn chat_template(&self) -> Result<&ChatTemplate, TemplateError> {

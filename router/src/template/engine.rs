@@ -1,5 +1,6 @@
 //! The template engine, set up to behave as transformers' Jinja2 environment.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,9 +41,7 @@ impl Engine {
     pub fn new(options: TemplateOptions) -> Self {
         let mut env = Environment::new();
         env.set_auto_escape_callback(|_| AutoEscape::None);
-        if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
-            env.set_syntax(syntax);
-        }
+        set_syntax(&mut env);
         env.set_fuel(Some(options.fuel));
         env.set_unknown_method_callback(methods::call);
         env.set_formatter(format);
@@ -78,6 +77,18 @@ impl Engine {
             Ok(Err(error)) => Err(self.explain(&error, source, Reason::Syntax)),
             Err(panic) => Err(TemplateError::new(Reason::Syntax, format!("the chat template does not parse: {panic}"))),
         }
+    }
+
+    /// The variables that a template reads, in whatever branch; functions count. None: it cannot be told.
+    pub fn reads(source: &str) -> Option<HashSet<String>> {
+        let source = rewrite::printing_assignments(&rewrite::rewrite(source).ok()?);
+        let read = guarded(|| {
+            let mut env = Environment::new();
+            set_syntax(&mut env);
+            env.add_template_owned("", source)?;
+            Ok::<_, Error>(env.get_template("")?.undeclared_variables(false))
+        });
+        read.ok()?.ok()
     }
 
     pub fn render(&self, name: &str, source: &str, context: Value) -> Result<String, TemplateError> {
@@ -138,6 +149,12 @@ impl Engine {
             message.push(')');
         }
         TemplateError::new(reason, message)
+    }
+}
+
+fn set_syntax(env: &mut Environment<'_>) {
+    if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
+        env.set_syntax(syntax);
     }
 }
 

@@ -25,7 +25,7 @@ mod typescript;
 mod variadic;
 mod views;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use minijinja::Value;
 use serde_json::{Map, Value as Json};
@@ -36,6 +36,8 @@ pub use source::Sources;
 
 use engine::Engine;
 use normalize::Traits;
+
+use crate::tokenize::NAMED;
 use resume::Resume;
 
 /// Longest template source, bytes.
@@ -49,6 +51,46 @@ pub const TEMPLATE_FUEL: u64 = 20_000_000;
 /// themselves wherever a template prints text. transformers uses the same.
 pub(crate) const MARK_START: char = '\u{F0000}';
 pub(crate) const MARK_END: char = '\u{F0001}';
+
+/// Whether a variable of the template is not the client's to set: transformers' arguments and special tokens, and what the
+/// renderer and the engine define.
+pub fn is_reserved(variable: &str) -> bool {
+    const ARGUMENTS: [&str; 17] = [
+        "messages",
+        "conversation",
+        "conversations",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ];
+    const DEFINED: [&str; 10] = [
+        typescript::VARIABLE,
+        "raise_exception",
+        "strftime_now",
+        "range",
+        "dict",
+        "lipsum",
+        "cycler",
+        "joiner",
+        "namespace",
+        "additional_special_tokens",
+    ];
+    ARGUMENTS.contains(&variable)
+        || DEFINED.contains(&variable)
+        || NAMED.contains(&variable)
+        || variable.starts_with("__")
+}
 
 /// How templates of a model run.
 #[derive(Debug, Clone)]
@@ -82,6 +124,8 @@ pub struct RenderInput {
     pub kwargs: Map<String, Json>,
     /// How the model opens its reasoning: for continuing a message of mere reasoning that the template does not show.
     pub reasoning_open: Option<String>,
+    /// It is an error if the prompt does not show the tools.
+    pub tools_must_show: bool,
     /// Renders the messages as transformers' `render_jinja_template` does, without our normalisation and checks.
     pub raw: bool,
 }
@@ -96,6 +140,7 @@ impl Default for RenderInput {
             continue_final_message: false,
             kwargs: Map::new(),
             reasoning_open: None,
+            tools_must_show: false,
             raw: false,
         }
     }
@@ -112,6 +157,8 @@ pub struct ChatTemplate {
 struct Compiled {
     source: String,
     traits: Traits,
+    /// The variables that it reads. None: it cannot be told.
+    reads: Option<HashSet<String>>,
 }
 
 impl ChatTemplate {
@@ -127,7 +174,8 @@ impl ChatTemplate {
         for (name, source) in sources.templates {
             engine.add(&name, &source)?;
             let traits = probe::probe(&engine, &name, &source);
-            templates.insert(name, Compiled { source, traits });
+            let reads = Engine::reads(&source);
+            templates.insert(name, Compiled { source, traits, reads });
         }
         if templates.is_empty() {
             return Err(TemplateError::new(Reason::Missing, "the model has no chat template"));
@@ -164,6 +212,34 @@ impl ChatTemplate {
                 format!("the model has several chat templates and no default; there are {}", names()),
             ),
         })
+    }
+
+    /// Whether the template for chats (with tools or without) reads this variable anywhere.
+    pub fn reads(&self, variable: &str, tools: bool) -> bool {
+        let reads = self.select(None, tools).ok().and_then(|(_, compiled)| compiled.reads.as_ref());
+        reads.is_none_or(|reads| reads.contains(variable))
+    }
+
+    /// The first of the conversation's tools that its prompt does not show to the model. `prompt` is what it renders to.
+    pub fn dropped_tool(&self, input: &RenderInput, prompt: &str) -> Result<Option<String>, TemplateError> {
+        let (_, compiled) = self.select(None, true)?;
+        let names: Vec<&str> = tool_names(input).collect();
+        if names.is_empty() || (compiled.traits.tools && names.iter().all(|name| prompt.contains(name))) {
+            return Ok(None);
+        }
+        // A name may stand in the prompt for other reasons: names that nothing else has tell.
+        let stand_in = |i: usize| format!("xqzt{i}z");
+        let mut renamed = input.clone();
+        let declared = renamed.messages.iter_mut().filter_map(|message| message.get_mut("tools")?.as_array_mut());
+        for (i, tool) in
+            renamed.tools.iter_mut().chain(declared).flatten().filter(|tool| tool_name(tool).is_some()).enumerate()
+        {
+            tool["function"]["name"] = stand_in(i).into();
+        }
+        // A template that refuses these names has looked at them.
+        let Ok(prompt) = self.render(&renamed) else { return Ok(None) };
+        let dropped = names.iter().enumerate().find(|(i, _)| !prompt.contains(&stand_in(*i)));
+        Ok(dropped.map(|(_, name)| (*name).to_owned()))
     }
 
     /// Renders a conversation with the default template (or `tool_use`, where there is one and tools are given).
@@ -227,6 +303,16 @@ impl ChatTemplate {
         }
         Ok(chat)
     }
+}
+
+fn tool_name(tool: &Json) -> Option<&str> {
+    tool.pointer("/function/name")?.as_str()
+}
+
+/// The names of all tools that a conversation declares, in order.
+fn tool_names(input: &RenderInput) -> impl Iterator<Item = &str> {
+    let declared = input.messages.iter().filter_map(|message| message.get("tools")?.as_array());
+    input.tools.iter().chain(declared).flatten().filter_map(tool_name)
 }
 
 /// A conversation as its template is going to see it.

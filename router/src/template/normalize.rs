@@ -14,6 +14,8 @@ pub(super) struct Traits {
     pub part_lists: PartLists,
     /// Shows the tools that a system message declares.
     pub message_tools: bool,
+    /// Shows a request's tools, in every conversation that was tried.
+    pub tools: bool,
     /// What stands for content that is null or missing.
     pub no_content: NoContent,
 }

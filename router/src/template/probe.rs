@@ -11,7 +11,7 @@ const TEXT: &str = "xqzprobe";
 const ARGUMENTS: &str = r#"{"xqzkey": "xqzvalue"}"#;
 
 pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
-    let render = |messages: Vec<Json>| render(engine, name, source, &messages);
+    let render = |messages: Vec<Json>| render(engine, name, source, &messages, Json::Null);
     let lists = |conversation: &dyn Fn(Json) -> Vec<Json>| {
         let text = render(conversation(json!(TEXT)))?;
         let parts = render(conversation(json!([{"type": "text", "text": TEXT}])));
@@ -44,22 +44,26 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
         assistant: lists(&assistant).unwrap_or(by_user),
         tool: lists(&tool).unwrap_or(by_user),
     };
-    let string_arguments =
-        match (render(calling(json!(ARGUMENTS))), render(calling(json!({"xqzkey": "xqzvalue"})))) {
-            (Some(text), object) if text.contains("xqzkey") => {
-                text.contains(ARGUMENTS) && object.is_none_or(|object| shows_dict(&object))
-            }
-            (_, Some(_)) => false,
-            // Neither worked on this conversation; go by what the source says.
-            _ => source.contains("arguments is string") || source.contains("arguments'] is string"),
-        };
+    let string_arguments = match (render(calling(json!(ARGUMENTS))), render(calling(json!({"xqzkey": "xqzvalue"})))) {
+        (Some(text), object) if text.contains("xqzkey") => {
+            text.contains(ARGUMENTS) && object.is_none_or(|object| shows_dict(&object))
+        }
+        (_, Some(_)) => false,
+        // Neither worked on this conversation; go by what the source says.
+        _ => source.contains("arguments is string") || source.contains("arguments'] is string"),
+    };
     let tool = json!({"type": "function", "function": {"name": TEXT, "description": "", "parameters": {}}});
-    let declared = json!({"role": "system", "content": "", "tools": [tool]});
+    let declared = json!({"role": "system", "content": "", "tools": [tool.clone()]});
     let message_tools = render(vec![declared, json!({"role": "user", "content": "Hi"})]);
     let message_tools = message_tools.is_some_and(|prompt| prompt.contains(TEXT));
     let arguments = if string_arguments { json!(ARGUMENTS) } else { json!({"xqzkey": "xqzvalue"}) };
     let no_content = no_content(&render, &arguments, message_tools);
-    Traits { string_arguments, part_lists, message_tools, no_content }
+    let result = json!({"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": "1"});
+    let tried = [user(json!("Hi")), system(json!("S")), [calling(arguments), vec![result]].concat()];
+    let with_tools = tried.iter().filter_map(|messages| self::render(engine, name, source, messages, json!([tool])));
+    let shown: Vec<bool> = with_tools.map(|prompt| prompt.contains(TEXT)).collect();
+    let tools = !shown.is_empty() && shown.iter().all(|shown| *shown);
+    Traits { string_arguments, part_lists, message_tools, tools, no_content }
 }
 
 fn no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, message_tools: bool) -> NoContent {
@@ -145,7 +149,9 @@ fn with(mut message: Json, field: &str, value: Json) -> Json {
 /// arguments in its own way, and a string of JSON amid it is not what the model has learned.
 fn shows_dict(prompt: &str) -> bool {
     let solid: String = prompt.chars().filter(|c| !c.is_whitespace()).collect();
-    [r#"{"xqzkey":"xqzvalue"}"#, "{'xqzkey':'xqzvalue'}", r#"{\"xqzkey\":\"xqzvalue\"}"#].iter().any(|dict| solid.contains(dict))
+    [r#"{"xqzkey":"xqzvalue"}"#, "{'xqzkey':'xqzvalue'}", r#"{\"xqzkey\":\"xqzvalue\"}"#]
+        .iter()
+        .any(|dict| solid.contains(dict))
 }
 
 fn calling(arguments: Json) -> Vec<Json> {
@@ -153,10 +159,10 @@ fn calling(arguments: Json) -> Vec<Json> {
     vec![json!({"role": "user", "content": "Hi"}), json!({"role": "assistant", "content": "", "tool_calls": [call]})]
 }
 
-fn render(engine: &Engine, name: &str, source: &str, messages: &[Json]) -> Option<String> {
+fn render(engine: &Engine, name: &str, source: &str, messages: &[Json], tools: Json) -> Option<String> {
     let mut context: Map<String, Json> = engine.special_tokens().clone();
     context.insert("messages".into(), Json::Array(messages.to_vec()));
-    context.insert("tools".into(), Json::Null);
+    context.insert("tools".into(), tools);
     context.insert("documents".into(), Json::Null);
     context.insert("add_generation_prompt".into(), Json::Bool(false));
     let context = Value::from_pairs(context.iter().map(|(k, v)| (k.as_str(), python::from_json(v))));

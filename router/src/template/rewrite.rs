@@ -33,15 +33,9 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
     // How many macros and call blocks are open.
     let mut bodies = 0_usize;
     let mut elifs = 0;
-    while let Some(open) = rest.find("{%").into_iter().chain(rest.find("{{")).chain(rest.find("{#")).min() {
-        let (text, tag) = rest.split_at(open);
+    while let Some((text, tag)) = next_tag(rest) {
         out.push_str(text);
-        let end = match &tag[..2] {
-            "{#" => tag.find("#}").map(|i| i + 2),
-            "{{" => code_end(&tag[2..], "}}").map(|i| i + 4),
-            _ => code_end(&tag[2..], "%}").map(|i| i + 4),
-        };
-        let Some(end) = end else {
+        let Some(end) = tag_end(tag) else {
             out.push_str(tag);
             return Ok(out);
         };
@@ -124,6 +118,41 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
     }
     out.push_str(rest);
     Ok(out)
+}
+
+/// A rewritten source in which every assignment also prints its value: the engine says which variables a template reads, but not
+/// what `{% set x = x or 1 %}` reads.
+pub(super) fn printing_assignments(source: &str) -> String {
+    let mut out = String::with_capacity(source.len() * 2);
+    let mut rest = source;
+    while let Some((text, tag)) = next_tag(rest) {
+        out.push_str(text);
+        let Some(end) = tag_end(tag) else { break };
+        let (tag, after) = tag.split_at(end);
+        let code = signs(&tag[2..tag.len() - 2]).1.trim_start();
+        let assigned = code.strip_prefix("set").or_else(|| code.strip_prefix("with")).filter(|_| tag.starts_with("{%"));
+        if let Some((tail, at)) = assigned.and_then(|tail| Some((tail, code_end(tail, "=")?))) {
+            out.push_str(&format!("{{{{ {} }}}}", &tail[at + 1..]));
+        }
+        out.push_str(tag);
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// The text before the next tag, and what begins with the tag.
+fn next_tag(source: &str) -> Option<(&str, &str)> {
+    let open = source.find("{%").into_iter().chain(source.find("{{")).chain(source.find("{#")).min()?;
+    Some(source.split_at(open))
+}
+
+fn tag_end(tag: &str) -> Option<usize> {
+    match &tag[..2] {
+        "{#" => tag.find("#}").map(|i| i + 2),
+        "{{" => code_end(&tag[2..], "}}").map(|i| i + 4),
+        _ => code_end(&tag[2..], "%}").map(|i| i + 4),
+    }
 }
 
 /// The signs of whitespace control around a tag's code.

@@ -104,7 +104,8 @@ fn string_arguments_become_objects_where_the_template_writes_them_in_its_own_way
     let source = "{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.name }}{ {%- if t.function.arguments is string %}{{ t.function.arguments }}\
         {%- else %}{% for k, v in t.function.arguments.items() %}{{ k }}:<{{ v }}>{% endfor %}{% endif %}}{% endfor %}{% endfor %}";
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": \"b\"}"}});
-    let messages = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]}]);
+    let messages =
+        json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [call]}]);
     assert_eq!(template(source).render(&input(messages)).unwrap(), "f{a:<b>}");
 }
 
@@ -122,16 +123,29 @@ fn reasoning_has_both_names() {
     }
 }
 
-const BROKEN_ON_NULL: &str = "{% for m in messages %}{{ m.role }}{{ ':' + m.content }}{{ m.tool_calls is defined }};{% endfor %}";
+const BROKEN_ON_NULL: &str =
+    "{% for m in messages %}{{ m.role }}{{ ':' + m.content }}{{ m.tool_calls is defined }};{% endfor %}";
 
 #[test]
 fn content_that_is_null_or_missing_is_what_the_template_understands() {
     let call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     for (source, calls, silent) in [
         // Whoever tests for none gets it, however it tests.
-        ("{% for m in messages %}{% if m.content is none %}none{% else %}{{ m.content }}{% endif %};{% endfor %}", "none", "none"),
-        ("{% for m in messages %}{% if m['content'] == None %}none{% endif %}{{ m.content or '' }};{% endfor %}", "none", "none"),
-        ("{% for m in messages %}{{ m.content is defined }}{{ m.content == '' }};{% endfor %}", "TrueFalse", "TrueFalse"),
+        (
+            "{% for m in messages %}{% if m.content is none %}none{% else %}{{ m.content }}{% endif %};{% endfor %}",
+            "none",
+            "none",
+        ),
+        (
+            "{% for m in messages %}{% if m['content'] == None %}none{% endif %}{{ m.content or '' }};{% endfor %}",
+            "none",
+            "none",
+        ),
+        (
+            "{% for m in messages %}{{ m.content is defined }}{{ m.content == '' }};{% endfor %}",
+            "TrueFalse",
+            "TrueFalse",
+        ),
         // Only messages with calls are looked after.
         (
             "{% for m in messages %}{% if m.tool_calls and m.content is none %}none{% else %}{{ '[' + m.content + ']' }}{% endif %};{% endfor %}",
@@ -166,7 +180,11 @@ fn content_that_is_null_or_missing_is_what_the_template_understands() {
                 message
             };
             let messages = json!([message(json!([call])), message(Json::Null)]);
-            assert_eq!(template.render(&input(messages)).unwrap(), format!("{calls};{silent};"), "{source} {content:?}");
+            assert_eq!(
+                template.render(&input(messages)).unwrap(),
+                format!("{calls};{silent};"),
+                "{source} {content:?}"
+            );
         }
     }
     let messages = json!([{"role": "assistant", "content": null, "tool_calls": null}, {"role": "user", "content": ""}]);
@@ -175,9 +193,12 @@ fn content_that_is_null_or_missing_is_what_the_template_understands() {
 
 #[test]
 fn a_system_message_that_only_declares_tools_has_the_content_that_its_template_understands() {
-    let messages = json!([{"role": "system", "tools": [{"function": {"name": "f"}}]}, {"role": "user", "content": "x"}]);
+    let messages =
+        json!([{"role": "system", "tools": [{"function": {"name": "f"}}]}, {"role": "user", "content": "x"}]);
     let shows = "{% for m in messages %}{% for t in m.tools or [] %}{{ t.function.name }}{% endfor %}";
-    for (rest, expected) in [("[{{ m.content }}]{% endfor %}", "f[][x]"), ("{{ m.content is none }}{% endfor %}", "fTrueFalse")] {
+    for (rest, expected) in
+        [("[{{ m.content }}]{% endfor %}", "f[][x]"), ("{{ m.content is none }}{% endfor %}", "fTrueFalse")]
+    {
         assert_eq!(template(&format!("{shows}{rest}")).render(&input(messages.clone())).unwrap(), expected);
     }
 }

@@ -69,11 +69,11 @@ async fn tools_that_a_system_message_declares_can_be_called() {
     let only = json!({"tools": tools(&["f"]), "messages": [{"role": "system", "tools": declared("g")}, {"role": "user", "content": "q"}]});
     assert_eq!(prompt(&edge, only.clone()).await, "tools: f g \nuser: q\nassistant: ");
     let aware = Edge::of(
-        "{% for m in messages %}{{ m.role }}{% if m.tools %} has {{ m.tools[0].function.name }}{% endif %};{% endfor %}{{ (tools or []) | length }}",
+        "{% for m in messages %}{{ m.role }}{% if m.tools %} has {{ m.tools[0].function.name }}{% endif %};{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}",
         RouterConfig::default(),
         Fake::default(),
     );
-    assert_eq!(prompt(&aware, only).await, "system has g;user;1");
+    assert_eq!(prompt(&aware, only).await, "system has g;user;f");
 
     for (messages, param) in [
         (messages("user", json!([])), "messages[1].tools"),

@@ -19,7 +19,7 @@ pub fn channel(edge: &Edge) -> Channel {
     }))
 }
 
-fn client(edge: &Edge) -> InferenceClient<Channel> {
+pub fn client(edge: &Edge) -> InferenceClient<Channel> {
     InferenceClient::new(channel(edge))
 }
 
@@ -27,7 +27,7 @@ fn user(content: &str) -> v1::Message {
     v1::Message { role: "user".into(), content: Some(content.into()), ..v1::Message::default() }
 }
 
-fn request(script: &[u32]) -> v1::ChatRequest {
+pub fn request(script: &[u32]) -> v1::ChatRequest {
     v1::ChatRequest {
         model: "bytes".into(),
         messages: vec![user("hi")],

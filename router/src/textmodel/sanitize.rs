@@ -224,6 +224,7 @@ impl TextModel {
             let mut chat = self.chat_template()?.prepare(None, input)?;
             chat.drop_chars(&[OPEN, CLOSE]);
             let plain = chat.render()?;
+            self.check_tools(input, &plain)?;
             let Some(marked) = controls.mark(&chat) else { return Ok((plain, Vec::new())) };
             let Told { prompt, forged } = Told::read(&marked.render()?, controls).about(plain, controls);
             Ok::<_, TextError>((prompt, forged))
