@@ -1,38 +1,13 @@
 //! Reads the Lark text of [`Writer`](super::Writer) straight into llguidance's grammar. Its own reader knows all of Lark,
 //! builds a lexer for it every time and takes more than half of a compilation. What is beyond the part of the language that
-//! is written here (most of `%json`, the grammars of clients) is left to it.
+//! is written here (`%json`, the grammars of clients) is left to it.
 
 use std::collections::HashMap;
 
 use llguidance::api::{GrammarInit, ParserLimits};
-use llguidance::derivre::{ExprRef, JsonQuoteOptions, RegexAst, RegexBuilder};
+use llguidance::derivre::{ExprRef, RegexAst};
 use llguidance::earley::lexerspec::{LexemeClass, LexemeIdx, LexerSpec};
 use llguidance::earley::{BitIdx, Grammar, ParamCond, ParamExpr, ParamRef, ParamValue, SymIdx, SymbolProps};
-use llguidance::regex_to_lark;
-use serde::Deserialize;
-
-/// Work that telling whether a pattern matches anything may take.
-const FUEL: u64 = 10_000;
-
-/// The schema of a string with a pattern, as [`Compiler`](crate::schema) writes it behind `%json`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Leaf {
-    #[serde(rename = "type")]
-    _string: StringType,
-    #[serde(rename = "x-guidance")]
-    _options: serde::de::IgnoredAny,
-    pattern: String,
-    #[serde(default)]
-    min_length: u32,
-    max_length: Option<u32>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum StringType {
-    String,
-}
 
 /// The grammar; none if the text has more than is known here, or what llguidance refuses.
 pub(crate) fn read(lark: &str, limits: &ParserLimits) -> Option<GrammarInit> {
@@ -164,10 +139,7 @@ impl<'a> Reader<'a> {
         let mut elements = Vec::new();
         while let Some(next) = text.peek() {
             let element = match next {
-                '%' if text.takes("%json ") => {
-                    let leaf = serde_json::from_str(std::mem::take(&mut text.0)).ok()?;
-                    (self.leaf(&leaf)?, ParamExpr::Null)
-                }
+                '%' if text.takes("%json") => return None,
                 '|' | ')' | '%' => break,
                 '"' => {
                     let literal = text.string()?;
@@ -237,23 +209,6 @@ impl<'a> Reader<'a> {
         let all = ranges.split(',').map(range).collect::<Option<_>>()?;
         let lexeme = self.spec.add_special_token(format!("<[{ranges}]>"), all).ok()?;
         self.lexeme(lexeme)
-    }
-
-    /// As llguidance reads the same schema. What may match nothing is left to it: it has an error for that.
-    fn leaf(&mut self, leaf: &Leaf) -> Option<SymIdx> {
-        let mut text = RegexAst::SearchRegex(regex_to_lark(&leaf.pattern, "dw"));
-        if leaf.min_length > 0 || leaf.max_length.is_some() {
-            let max = leaf.max_length.map_or(String::new(), |max| max.to_string());
-            let length = RegexAst::Regex(format!("(?s:.{{{},{max}}})", leaf.min_length));
-            text = RegexAst::And(vec![text, length]);
-        }
-        let mut alone = RegexBuilder::new();
-        let expression = alone.mk(&text).ok()?;
-        let matches = alone.exprset().is_positive(expression)
-            || alone.into_regex_limited(expression, FUEL).is_ok_and(|mut regex| !regex.always_empty());
-        let quoted = RegexAst::JsonQuote(Box::new(text), JsonQuoteOptions::regular());
-        let regex = matches.then(|| self.spec.regex_builder.mk(&quoted).ok())??;
-        self.greedy(regex)
     }
 
     // ---- terminals ----

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::merge::modern;
+use super::merge::{each, modern};
 use super::negate::excludes_constants;
 use super::{Compiler, Schema};
 use crate::limits::MAX_SCHEMA_WAYS;
@@ -74,6 +74,15 @@ pub(super) fn values(flat: &Schema) -> Option<Vec<Value>> {
     if rest.len() == 1 && rest.contains_key("type") {
         let types = types(flat);
         return Some(listed.into_iter().filter(|v| types.iter().any(|t| is_type(v, t))).collect());
+    }
+    // Merged, these may be lists.
+    let mut all = Vec::new();
+    for keyword in ["pattern", "format"] {
+        let many = rest.remove(keyword).map(|value| each(&value)).unwrap_or_default();
+        all.extend(many.into_iter().map(|one| json!({ keyword: one })));
+    }
+    if !all.is_empty() {
+        rest.insert("allOf".into(), all.into());
     }
     let rest = Value::Object(rest);
     match jsonschema::draft202012::new(&rest) {

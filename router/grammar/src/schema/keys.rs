@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::text::{anchored, but, exclusive};
+use super::pattern::{Reading, found_in};
+use super::text::{Said, exclusive};
 use super::{Compiler, Dialect, Schema, flat};
 use crate::lark::{either, escape, literal};
 use crate::rules::RuleError;
@@ -35,11 +36,11 @@ impl Compiler<'_, '_, '_> {
         self.w().terminal(&body)
     }
 
-    /// Keys that obey `names` (a schema) and all `texts`, but none of these.
+    /// Keys that obey `names` (a schema) and `patterns`, but none of these.
     fn keys(
         &mut self,
         names: Option<&Value>,
-        texts: &[String],
+        patterns: &Said,
         taken: &[String],
         path: &str,
     ) -> Result<Vec<String>, RuleError> {
@@ -55,23 +56,26 @@ impl Compiler<'_, '_, '_> {
             if let Some(values) = flat::values(&flat) {
                 let names = values.iter().filter_map(Value::as_str).filter(|n| !taken.iter().any(|t| t == n));
                 let names: Vec<_> = names.map(|n| self.key(n)).collect();
-                if !texts.is_empty() {
+                if !patterns.is_free() {
                     self.relax(path, "propertyNames");
                 }
                 all.extend(names);
                 continue;
             }
-            let mut texts = [self.texts(&flat, path), texts.to_vec()].concat();
+            let Some(mut said) = self.texts(&flat, path) else { continue };
+            said.all.extend(patterns.all.iter().cloned());
+            said.none.extend(patterns.none.iter().cloned());
             let excluded = super::negate::excluded(&flat);
-            if texts.is_empty() {
+            if said.is_free() {
                 let excluded = excluded.iter().filter_map(Value::as_str).map(str::to_owned);
                 let taken: Vec<String> = taken.iter().cloned().chain(excluded).collect();
                 all.push(self.other_key(&taken));
                 continue;
             }
-            texts.extend(but(taken.iter().map(String::as_str)));
-            texts.extend(but(excluded.iter().filter_map(Value::as_str)));
-            all.push(self.quoted_text(&texts));
+            let said = said.but(taken.iter().map(String::as_str)).but(excluded.iter().filter_map(Value::as_str));
+            if said.is_possible() != Some(false) {
+                all.push(self.quoted_text(&said));
+            }
         }
         Ok(all)
     }
@@ -88,8 +92,8 @@ impl Compiler<'_, '_, '_> {
         let names = flat.get("propertyNames");
         let patterns = flat.get("patternProperties").and_then(Value::as_object);
         let patterns: Vec<(&String, &Value)> = patterns.into_iter().flatten().collect();
-        let regexes: Option<Vec<String>> =
-            patterns.iter().map(|(p, _)| anchored(p).map(|regex| format!("/{regex}/"))).collect();
+        let regexes: Option<Vec<_>> =
+            patterns.iter().map(|(p, _)| Some((found_in(p, Reading::Narrow)?, found_in(p, Reading::Wide)?))).collect();
         let Some(regexes) =
             regexes.filter(|_| self.dialect == Dialect::Json && !self.work.loose || patterns.is_empty())
         else {
@@ -119,14 +123,15 @@ impl Compiler<'_, '_, '_> {
             let not = |i: &usize| {
                 !which.contains(i) && ways.iter().any(|(w, _)| which.iter().all(|x| w.contains(x)) && w.contains(i))
             };
-            let texts: Vec<String> = regexes
-                .iter()
-                .enumerate()
-                .filter_map(|(i, regex)| {
-                    which.contains(&i).then(|| regex.clone()).or_else(|| not(&i).then(|| format!("~{regex}")))
-                })
-                .collect();
-            for key in self.keys(names, &texts, taken, path)? {
+            let mut said = Said::default();
+            for (i, (narrow, wide)) in regexes.iter().enumerate() {
+                if which.contains(&i) {
+                    said.all.push(narrow.clone());
+                } else if not(&i) {
+                    said.none.push(wide.clone());
+                }
+            }
+            for key in self.keys(names, &said, taken, path)? {
                 all.push(format!("{key} {colon} {value}"));
             }
         }

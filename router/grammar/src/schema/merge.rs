@@ -41,11 +41,7 @@ impl Compiler<'_, '_, '_> {
                     Value::Array(ours)
                 }
                 "type" => {
-                    let list = |v: &Value| match v {
-                        Value::Array(many) => many.clone(),
-                        one => vec![one.clone()],
-                    };
-                    let (ours, theirs) = (list(&ours), list(theirs));
+                    let (ours, theirs) = (each(&ours), each(theirs));
                     let has =
                         |l: &[Value], t: &Value| l.contains(t) || (*t == "integer" && l.contains(&"number".into()));
                     let mut both: Vec<Value> = ours.iter().filter(|t| has(&theirs, t)).cloned().collect();
@@ -92,6 +88,12 @@ impl Compiler<'_, '_, '_> {
                     if ours.as_f64() <= theirs.as_f64() { ours } else { theirs.clone() }
                 }
                 "uniqueItems" => Value::Bool(true),
+                // Both have to hold: a list, as only merged schemas have it.
+                "pattern" | "format" => {
+                    let mut all = each(&ours);
+                    all.extend(each(theirs).into_iter().filter(|one| !each(&ours).contains(one)));
+                    Value::Array(all)
+                }
                 other => {
                     self.relax(path, other);
                     ours
@@ -143,6 +145,14 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
+    }
+}
+
+/// What a keyword says, once or several times.
+pub(super) fn each(value: &Value) -> Vec<Value> {
+    match value {
+        Value::Array(many) => many.clone(),
+        one => vec![one.clone()],
     }
 }
 

@@ -8,15 +8,18 @@
 mod apart;
 mod array;
 mod flat;
+mod formats;
 mod free;
 mod keys;
 mod merge;
 mod negate;
 mod object;
 mod params;
+mod pattern;
 mod range;
 mod refs;
 mod scalar;
+mod spelled;
 mod text;
 
 use std::collections::{HashMap, HashSet};
@@ -198,8 +201,8 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             let rule = match kind {
                 "object" => self.object(flat, path)?,
                 "array" => self.array(flat, path)?,
-                "string" => Some(self.string(flat, &banned, path)),
-                "integer" | "number" => Some(self.number(flat, kind, &banned, path)),
+                "string" => self.string(flat, &banned, path),
+                "integer" | "number" => self.number(flat, kind, &banned, path),
                 "boolean" => self.boolean(&banned),
                 "null" => banned.is_empty().then(|| self.null()),
                 other => return Err(self.refuse(path, "type", &format!("there is no type {other:?}"))),

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::object::{Layout, Member, declared};
-use super::text::but;
+use super::spelled::Quotes;
+use super::text::Said;
 use super::{Compiler, Dialect, Schema, flat, negate};
 use crate::lark::{Writer, either, escape, literal};
 use crate::rules::RuleError;
@@ -43,8 +44,7 @@ pub(crate) struct Pattern<'p> {
 enum Text {
     Free,
     Constants(Vec<String>),
-    /// Expressions that all have to match.
-    Regexes(Vec<String>),
+    Said(Said),
 }
 
 impl Compiler<'_, '_, '_> {
@@ -205,7 +205,7 @@ impl Compiler<'_, '_, '_> {
             }
             for kind in types {
                 if kind == "string" {
-                    texts.push(self.text(flat, &path));
+                    texts.extend(self.text(flat, &path));
                     continue;
                 }
                 let mut one = flat.clone();
@@ -248,11 +248,10 @@ impl Compiler<'_, '_, '_> {
         Ok(Some(self.w().rule(&body)))
     }
 
-    /// What a string's schema says of its raw text.
-    fn text(&mut self, flat: &Schema, path: &str) -> Text {
-        let mut all = self.texts(flat, path);
-        all.extend(but(negate::excluded(flat).iter().filter_map(Value::as_str)));
-        if all.is_empty() { Text::Free } else { Text::Regexes(all) }
+    /// What a string's schema says of its raw text; none: nothing satisfies it.
+    fn text(&mut self, flat: &Schema, path: &str) -> Option<Text> {
+        let said = self.texts(flat, path)?.but(negate::excluded(flat).iter().filter_map(Value::as_str));
+        Some(if said.is_free() { Text::Free } else { Text::Said(said) })
     }
 
     /// A raw string and everything up to the next argument.
@@ -261,11 +260,11 @@ impl Compiler<'_, '_, '_> {
         let suffix = if end.is_empty() { String::new() } else { format!(" {}", literal(&end)) };
         let body = match text {
             Text::Constants(all) => all.iter().map(|s| literal(&format!("{s}{end}"))).collect::<Vec<_>>().join(" | "),
-            Text::Free | Text::Regexes(_) => {
-                let mut all = match text {
-                    Text::Regexes(all) => all.clone(),
-                    _ => vec!["/(?s:.*)/".to_owned()],
-                };
+            Text::Free | Text::Said(_) => {
+                let mut all = vec![match text {
+                    Text::Said(said) => said.expression(Quotes::Raw),
+                    _ => "/(?s:.*)/".to_owned(),
+                }];
                 all.extend(closer.forbidden.map(|m| format!("~/(?s:.*){}(?s:.*)/", escape(m))));
                 format!("({}){suffix}", all.join(" & "))
             }
@@ -277,7 +276,7 @@ impl Compiler<'_, '_, '_> {
         let lexeme = self.w().terminal(&body);
         // A lexeme cannot be empty, but a value can.
         let lexeme = match text {
-            Text::Regexes(all) if empty && !all.iter().all(|r| matches_empty(r)) => lexeme,
+            Text::Said(said) if empty && !said.takes_empty() => lexeme,
             _ if empty => format!("{lexeme}?"),
             _ => lexeme,
         };
@@ -322,8 +321,4 @@ fn type_of(value: &Value) -> &'static str {
         Value::Array(_) => "array",
         Value::Object(_) => "object",
     }
-}
-
-fn matches_empty(regex: &str) -> bool {
-    regex.starts_with("/(?s:.{0,") || regex.starts_with("/(?s:.*)/ & ") || regex == "/(?s:.*)/"
 }

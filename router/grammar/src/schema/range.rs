@@ -1,22 +1,79 @@
-//! Decimal numbers between bounds, as regular expressions.
+//! Decimal numbers between bounds, as regular expressions. The bounds are compared as decimals, not as floating point.
 
+use std::cmp::Ordering;
+
+use serde_json::Value;
+
+use super::pattern::whole;
+use super::text::Said;
 use crate::lark::either;
 
 /// Digits before the point, and the least number that has more.
 const WHOLE: usize = 20;
-const BEYOND: f64 = 1e20;
+const BEYOND: u128 = 100_000_000_000_000_000_000;
 /// Digits after the point.
 const FRACTION: usize = 20;
-/// Below this, floating point has every integer.
-const EXACT_INTEGERS: f64 = 9_007_199_254_740_992.0;
+/// Up to this, floating point has every integer.
+pub(super) const EXACT_INTEGERS: u128 = 1 << f64::MANTISSA_DIGITS;
 /// Significant digits that floating point keeps apart.
 const EXACT: usize = 14;
 
+/// A decimal number that is not negative. The fraction has no zeros at its end.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Decimal {
+    whole: u128,
+    fraction: String,
+}
+
+impl Decimal {
+    const ZERO: Decimal = Decimal { whole: 0, fraction: String::new() };
+}
+
 /// One end of a range.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Bound {
-    pub value: f64,
+    negative: bool,
+    size: Decimal,
     pub inclusive: bool,
+}
+
+impl Bound {
+    /// None: it is no number.
+    pub fn new(value: &Value, inclusive: bool) -> Option<Self> {
+        let number = value.as_number()?;
+        let text = match number.as_f64() {
+            Some(float) if number.is_f64() => format!("{float}"),
+            _ => number.to_string(),
+        };
+        let (negative, size) = text.strip_prefix('-').map_or((false, text.as_str()), |size| (true, size));
+        let (whole, fraction) = size.split_once('.').unwrap_or((size, ""));
+        // What has more digits than that is beyond all that are written.
+        let whole = whole.parse().unwrap_or(u128::MAX);
+        let size = Decimal { whole, fraction: fraction.trim_end_matches('0').to_owned() };
+        Some(Self { negative: negative && size != Decimal::ZERO, size, inclusive })
+    }
+
+    fn zero(inclusive: bool) -> Self {
+        Self { negative: false, size: Decimal::ZERO, inclusive }
+    }
+
+    fn mirrored(mut self) -> Self {
+        self.negative = !self.negative && self.size != Decimal::ZERO;
+        self
+    }
+
+    fn is_beyond(&self) -> bool {
+        self.size.whole >= BEYOND
+    }
+
+    pub fn compare(&self, other: &Self) -> Ordering {
+        match (self.negative, other.negative) {
+            (false, false) => self.size.cmp(&other.size),
+            (true, true) => other.size.cmp(&self.size),
+            (true, false) => Ordering::Less,
+            (false, true) => Ordering::Greater,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -25,69 +82,82 @@ enum Side {
     Below,
 }
 
-/// Numbers from `low` to `high`, without exponents, as a lexeme; none if no number lies between, or none that is known
-/// exactly. Near a bound that is excluded, no digits come that floating point would round to it.
-pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> Option<String> {
-    let past = |b: Bound| if b.inclusive || b.value.fract() != 0.0 { 0.0 } else { 1.0 };
-    let least = low.map(|b| b.value.ceil() + past(b));
-    let most = high.map(|b| b.value.floor() - past(b));
-    let inexact = [least, most].iter().flatten().any(|value| value.abs() >= EXACT_INTEGERS);
-    if whole && (inexact || least.zip(most).is_some_and(|(least, most)| least > most)) {
-        return None;
-    }
-    if low.is_some_and(|b| b.value >= BEYOND) || high.is_some_and(|b| b.value <= -BEYOND) {
-        return None;
+/// What lies between two bounds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Range {
+    /// Only numbers that are longer than those that are written.
+    Beyond,
+    Nothing,
+    /// A lexeme.
+    Numbers(String),
+}
+
+/// Numbers from `low` to `high`. Near a bound that is excluded, no digits come that floating point would round to it.
+pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> Range {
+    if low.as_ref().is_some_and(|b| b.is_beyond() && !b.negative)
+        || high.as_ref().is_some_and(|b| b.is_beyond() && b.negative)
+    {
+        return Range::Beyond;
     }
     // The largest double, which some write for no bound at all, would be an expression of its 309 digits.
-    let (low, high) = (low.filter(|b| b.value > -BEYOND), high.filter(|b| b.value < BEYOND));
-    let zero = Bound { value: 0.0, inclusive: true };
-    let excluded = [low, high].into_iter().flatten().filter(|b| !b.inclusive);
-    let widest = excluded.map(|b| decimal(b.value).0.len()).max();
-    let digits = if whole { 0 } else { widest.map_or(FRACTION, |whole| EXACT.saturating_sub(whole)) };
-    let mirrored = |b: Bound| Bound { value: -b.value, ..b };
+    let (low, high) = (low.filter(|b| !b.is_beyond()), high.filter(|b| !b.is_beyond()));
+    let bounds = || [&low, &high].into_iter().flatten();
+    let digits = if whole || bounds().any(|b| b.size.whole > EXACT_INTEGERS) {
+        0
+    } else {
+        let widest = bounds().filter(|b| !b.inclusive).map(|b| b.size.whole.to_string().len()).max();
+        widest.map_or(FRACTION, |whole| EXACT.saturating_sub(whole))
+    };
     let mut parts = Vec::new();
     // Below zero, larger numbers have smaller digits.
-    if low.is_none_or(|b| b.value < 0.0) {
-        let from = high.filter(|b| b.value <= 0.0).map_or(zero, mirrored);
-        parts.extend(positive(from, low.map(mirrored), digits).map(|part| format!("(\"-\" {part})")));
+    if low.as_ref().is_none_or(|b| b.negative) {
+        let from = high.clone().filter(|b| b.negative || b.size == Decimal::ZERO);
+        let from = from.map_or(Bound::zero(true), Bound::mirrored);
+        parts.extend(positive(from, low.clone().map(Bound::mirrored), digits).map(|part| format!("(\"-\" {part})")));
     }
-    if high.is_none_or(|b| b.value > 0.0 || (b.value == 0.0 && b.inclusive)) {
-        let from = low.filter(|b| b.value >= 0.0).unwrap_or(zero);
+    if high.as_ref().is_none_or(|b| !b.negative && (b.size != Decimal::ZERO || b.inclusive)) {
+        let from = low.filter(|b| !b.negative).unwrap_or(Bound::zero(true));
         parts.extend(positive(from, high, digits));
     }
-    (!parts.is_empty()).then(|| either(&parts))
+    if parts.is_empty() { Range::Nothing } else { Range::Numbers(either(&parts)) }
 }
 
 /// Neither bound is negative.
 fn positive(low: Bound, high: Option<Bound>, digits: usize) -> Option<String> {
-    if let Some(high) = high
-        && (low.value > high.value || (low.value == high.value && !(low.inclusive && high.inclusive)))
-    {
-        return None;
+    let (above, mut below) = (beside(&low, Side::Above, digits), None);
+    if let Some(high) = &high {
+        let regex = beside(high, Side::Below, digits);
+        let both = [&above, &regex].map(|regex| whole(regex)).into_iter().collect::<Option<Vec<_>>>()?;
+        (Said { all: both, none: Vec::new() }.is_possible() != Some(false)).then_some(())?;
+        below = Some(regex);
     }
-    let low = format!("/{}/", beside(low, Side::Above, digits));
-    Some(match high {
-        None => low,
-        Some(high) => format!("({low} & /{}/)", beside(high, Side::Below, digits)),
-    })
-}
-
-/// A number's digits before and after the point, without zeros that say nothing.
-fn decimal(value: f64) -> (String, String) {
-    let text = format!("{}", value.abs());
-    let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
-    (whole.to_owned(), fraction.trim_end_matches('0').to_owned())
+    let mut all = vec![match below {
+        None => format!("/{above}/"),
+        Some(below) => format!("(/{above}/ & /{below}/)"),
+    }];
+    // Numbers with an exponent, where all of these are on the right side of the bounds.
+    if digits > 0 && low.size == Decimal::ZERO {
+        // Rounded, these are 1 at most.
+        let one = Decimal { whole: 1, fraction: String::new() };
+        if high.as_ref().is_none_or(|high| high.size > one || (high.size == one && high.inclusive)) {
+            all.push(r"/[1-9](\.[0-9]{1,20})?[eE]-(0[1-9]|[1-9][0-9]?)/".to_owned());
+        }
+        if high.is_none() {
+            all.push(r"/[1-9](\.[0-9]{1,20})?[eE]\+?[0-9]{1,2}/".to_owned());
+        }
+    }
+    Some(either(&all))
 }
 
 /// What lies on this side of a bound that is not negative.
-fn beside(bound: Bound, side: Side, digits: usize) -> String {
-    let (whole, fraction) = decimal(bound.value);
+fn beside(bound: &Bound, side: Side, digits: usize) -> String {
+    let whole = bound.size.whole.to_string();
     let any = match digits {
         0 => String::new(),
         n => format!(r"(\.[0-9]{{1,{n}}})?"),
     };
     let mut all: Vec<String> = wholes(&whole, side).into_iter().map(|other| format!("{other}{any}")).collect();
-    all.extend(fractions(&fraction, side, bound.inclusive, digits).map(|rest| format!("{whole}{rest}")));
+    all.extend(fractions(&bound.size.fraction, side, bound.inclusive, digits).map(|rest| format!("{whole}{rest}")));
     all.join("|")
 }
 
@@ -155,24 +225,122 @@ fn times(class: &str, n: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
     use super::*;
     use crate::enforce::Bench;
     use crate::{Response, Rules};
 
-    #[test]
-    fn bounds_that_no_number_reaches_are_none() {
-        let bound = |value| Some(Bound { value, inclusive: true });
-        assert_eq!(between(bound(f64::MIN), bound(f64::MAX), false), between(None, None, false));
-        assert_eq!(between(bound(0.0), bound(f64::MAX), false), between(bound(0.0), None, false));
-        assert_eq!(between(bound(1e300), None, false), None);
-        assert_eq!((between(bound(4.2), bound(4.8), true), between(None, bound(1e17), true)), (None, None));
+    fn bound(value: Value, inclusive: bool) -> Option<Bound> {
+        Bound::new(&value, inclusive)
     }
 
-    /// Numbers around the bounds, spelled in several lengths, against floating point.
     #[test]
-    fn what_is_between_is_what_compares_so() {
+    fn bounds_that_no_number_reaches_are_none() {
+        let of = |value| bound(value, true);
+        assert_eq!(between(of(json!(f64::MIN)), of(json!(f64::MAX)), false), between(None, None, false));
+        assert_eq!(between(of(json!(0)), of(json!(f64::MAX)), false), between(of(json!(0)), None, false));
+        assert_eq!(between(of(json!(1e300)), None, false), Range::Beyond);
+        assert_eq!(between(of(json!(4.2)), of(json!(4.8)), true), Range::Nothing);
+        assert_eq!(between(of(json!(5)), bound(json!(5), false), false), Range::Nothing);
+    }
+
+    /// Whether each text is taken by the schema of a response.
+    fn takes(bench: &Bench, schema: &Value, texts: &BTreeSet<String>, mut check: impl FnMut(&str, bool)) {
+        let response = Some(Response::JsonSchema { schema: schema.clone(), strict: true });
+        let compiled = match bench.grammars.compile(&Rules { response, ..Rules::default() }) {
+            Ok(compiled) => compiled.expect("a grammar"),
+            // Nothing satisfies it.
+            Err(_) => return texts.iter().for_each(|text| check(text, false)),
+        };
+        let start = compiled.matcher().expect("a matcher");
+        for text in texts {
+            let ids = bench.tokens.encode(text.as_bytes());
+            check(text, bench.run(&mut start.clone(), &ids) == (ids.len(), true));
+        }
+    }
+
+    /// Integers around bounds of every size, against the comparison of integers.
+    #[test]
+    fn integers_between_bounds_are_those_that_compare_so() {
+        let bench = Bench::new(crate::PLAIN, false);
+        let bounds: &[i128] = &[
+            -10_000_000_000_000_001,
+            -1000,
+            -10,
+            -1,
+            0,
+            1,
+            9,
+            10,
+            99,
+            100,
+            105,
+            9_007_199_254_740_993,
+            10_000_000_000_000_000,
+            9_223_372_036_854_775_807,
+            18_446_744_073_709_551_615,
+        ];
+        let near = bounds.iter().flat_map(|b| [b - 11, b - 10, b - 2, b - 1, *b, b + 1, b + 2, b + 9, b + 10]);
+        let texts: BTreeSet<String> = near.map(|n| n.to_string()).collect();
+        let number =
+            |n: i128| u64::try_from(n).map_or_else(|_| json!(i64::try_from(n).expect("a bound")), |n| json!(n));
+        for (i, low) in bounds.iter().enumerate() {
+            for high in &bounds[i..] {
+                for (least, most) in [("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")] {
+                    let schema = json!({"type": "integer", least: number(*low), most: number(*high)});
+                    takes(&bench, &schema, &texts, |text, taken| {
+                        let n: i128 = text.parse().expect("a number");
+                        let valid = if least == "minimum" { n >= *low && n <= *high } else { n > *low && n < *high };
+                        assert_eq!(taken, valid, "{schema}: {text}");
+                    });
+                }
+            }
+        }
+    }
+
+    /// Bounds with fractions and exponents, multiples, and what is not to be.
+    #[test]
+    fn odd_bounds_of_integers() {
+        let bench = Bench::new(crate::PLAIN, false);
+        let texts: BTreeSet<String> = (-130..=130)
+            .chain([999_999_999_999_999, 10_000_000_000_000_000, 10_000_000_000_000_001])
+            .map(|n: i64| n.to_string())
+            .collect();
+        for schema in [
+            json!({"type": "integer", "minimum": 1e1}),
+            json!({"type": "integer", "maximum": 1e16}),
+            json!({"type": "integer", "exclusiveMaximum": 1e16, "minimum": -2.5}),
+            json!({"type": "integer", "minimum": -2.5, "maximum": 2.5}),
+            json!({"type": "integer", "exclusiveMinimum": -2.0, "exclusiveMaximum": 2.0}),
+            json!({"type": "integer", "minimum": 5, "exclusiveMinimum": 5}),
+            json!({"type": "integer", "minimum": -30, "maximum": 30, "multipleOf": 7}),
+            json!({"type": "integer", "maximum": 10, "multipleOf": 5}),
+            json!({"type": "integer", "exclusiveMinimum": 100, "multipleOf": 2}),
+            json!({"type": "integer", "minimum": 0, "maximum": 9, "not": {"enum": [0, 4, 9]}}),
+            json!({"type": "integer", "not": {"const": 0}}),
+            json!({"type": "integer", "minimum": 0.1, "maximum": 0.9}),
+        ] {
+            let judge = crate::Judge::new(&schema).expect("a schema");
+            takes(&bench, &schema, &texts, |text, taken| {
+                let value = serde_json::from_str(text).expect("JSON");
+                let valid = judge.violations(&value, 1).is_empty();
+                // Multiples are taken as far as floating point has them all.
+                if !(schema.get("multipleOf").is_some() && text.len() > 15) {
+                    assert_eq!(taken, valid, "{schema}: {text}");
+                }
+            });
+        }
+    }
+
+    /// Numbers around the bounds, spelled in several lengths and ways.
+    #[test]
+    fn numbers_between_bounds_are_those_that_compare_so() {
+        let bench = Bench::new(crate::PLAIN, false);
         let bounds = [-12.5, -5.0, -0.05, 0.0, 0.1, 0.75, 1.0, 5.0, 9.995, 10.0, 99.5, 100.0, 1234.25];
-        let mut texts = Vec::new();
+        let mut texts = BTreeSet::new();
         for b in bounds.iter().copied().chain([2.0, 50.0]) {
             for d in [0.0, 0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 9.0, 90.0] {
                 texts.extend([
@@ -183,33 +351,36 @@ mod tests {
                 ]);
             }
         }
+        texts.extend(["1e-7", "-1e-7", "1.5e3", "-2E+5", "0e1", "9.99e-1", "1e16"].map(str::to_owned));
         texts.retain(|t| t.split_once('.').is_none_or(|(_, f)| f.len() <= 8));
-        let bench = Bench::new(crate::PLAIN, false);
+        let texts: BTreeSet<String> = texts
+            .into_iter()
+            .enumerate()
+            .filter(|(i, t)| i % 5 == 0 || t.contains(['e', 'E']))
+            .map(|(_, t)| t)
+            .collect();
         for (i, low) in bounds.iter().enumerate() {
-            for high in &bounds[i..] {
-                let inclusive = i % 2 == 0;
-                let (low, high) = (Bound { value: *low, inclusive }, Bound { value: *high, inclusive: !inclusive });
-                for whole in [false, true] {
-                    let Some(expression) = between(Some(low), Some(high), whole) else { continue };
-                    let response = Some(Response::Lark(format!("start: NUMBER\nNUMBER: {expression}")));
-                    let rules = Rules { response, ..Rules::default() };
-                    for text in texts.iter().step_by(5) {
-                        let value: f64 = text.parse().unwrap_or(f64::NAN);
-                        let above = value > low.value || (inclusive && value == low.value);
-                        let below = value < high.value || (!inclusive && value == high.value);
-                        // Zero with a sign is not offered everywhere.
-                        if value == 0.0 && text.starts_with('-') {
-                            continue;
-                        }
-                        let written = !whole || !text.contains('.');
-                        assert_eq!(
-                            bench.takes(&rules, text),
-                            above && below && written,
-                            "{low:?} {high:?} {text} {expression}"
-                        );
-                    }
+            for high in bounds[i..].iter().map(|b| Some(*b)).chain([None]) {
+                let (least, most) =
+                    if i % 2 == 0 { ("minimum", "exclusiveMaximum") } else { ("exclusiveMinimum", "maximum") };
+                let mut schema = json!({"type": "number", least: low});
+                if let Some(high) = high {
+                    schema[most] = json!(high);
                 }
+                let judge = crate::Judge::new(&schema).expect("a schema");
+                takes(&bench, &schema, &texts, |text, taken| {
+                    let value = serde_json::from_str(text).expect("JSON");
+                    let valid = judge.violations(&value, 1).is_empty();
+                    // Zero with a sign, and some exponents, are not offered everywhere.
+                    let odd = text.contains(['e', 'E']) || (text.starts_with('-') && text.parse() == Ok(0.0));
+                    assert!(if odd { valid || !taken } else { taken == valid }, "{schema}: {text}: {taken}");
+                });
             }
         }
+        let small = json!({"type": "number", "exclusiveMinimum": 0});
+        let texts = ["1e-7", "2.5E-05", "0.0", "-1e-3", "3e10"].map(str::to_owned).into();
+        takes(&bench, &small, &texts, |text, taken| {
+            assert_eq!(taken, !text.starts_with("-") && text != "0.0", "{text}")
+        });
     }
 }

@@ -1,11 +1,12 @@
 //! Strings, numbers and constants, as JSON and as Python write them.
 
+use std::cmp::Ordering;
+
 use serde_json::{Value, json};
 
-use super::range::{Bound, between};
-use super::text::{but, compiles, lengths};
+use super::range::{Bound, EXACT_INTEGERS, Range, between};
 use super::{Compiler, Schema};
-use crate::lark::{either, literal, some_blanks};
+use crate::lark::{literal, some_blanks};
 use crate::rules::RuleError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,8 +28,6 @@ const PYTHON_STRING: &str = concat!(
 /// As many digits as any reader takes.
 const INTEGER: &str = r"-?(0|[1-9][0-9]{0,19})";
 const NUMBER: &str = r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
-/// What llguidance takes of a string's schema.
-const TEXT: &[&str] = &["minLength", "maxLength", "pattern"];
 
 impl Compiler<'_, '_, '_> {
     pub(super) fn any_string(&mut self) -> String {
@@ -62,109 +61,82 @@ impl Compiler<'_, '_, '_> {
         self.w().regex(NUMBER)
     }
 
-    pub(super) fn number(&mut self, flat: &Schema, kind: &str, banned: &[&Value], path: &str) -> String {
-        const KEYS: &[&str] = &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
-        let plain = if kind == "integer" { INTEGER } else { NUMBER };
+    /// None: there is no such number.
+    pub(super) fn number(&mut self, flat: &Schema, kind: &str, banned: &[&Value], path: &str) -> Option<String> {
         let whole = kind == "integer";
-        let mut flat = std::borrow::Cow::Borrowed(flat);
-        for key in KEYS {
-            if flat.get(*key).is_some_and(is_beyond_doubles) {
-                self.relax(path, key);
-                flat.to_mut().remove(*key);
+        let (low, high) = bounds(flat);
+        let said: Vec<&str> =
+            [("minimum", &low), ("maximum", &high)].iter().filter(|(_, b)| b.is_some()).map(|(k, _)| *k).collect();
+        let mut body = format!("/{}/", if whole { INTEGER } else { NUMBER });
+        if self.work.loose {
+            said.iter().for_each(|key| self.relax(path, key));
+        } else if !said.is_empty() {
+            match between(low, high, whole) {
+                Range::Numbers(range) => body = range,
+                Range::Nothing => return None,
+                Range::Beyond => said.iter().for_each(|key| self.relax(path, key)),
             }
         }
-        let flat = &*flat;
-        if !flat.contains_key("multipleOf")
-            && let Some((low, high)) = bounds(flat)
-            && let Some(range) = between(low, high, whole)
-        {
-            if !banned.is_empty() {
-                self.relax(path, "not");
+        if let Some(of) = flat.get("multipleOf") {
+            match self.multiple(flat, of, kind) {
+                Some(rule) => {
+                    if !banned.is_empty() {
+                        self.relax(path, "not");
+                    }
+                    return Some(rule);
+                }
+                None => self.relax(path, "multipleOf"),
             }
-            return self.w().terminal(&range);
         }
-        let bounded = self.leaf(flat, kind, KEYS, path);
-        if kind == "integer" && bounded.is_none() && !banned.is_empty() {
-            let banned: Vec<_> = banned.iter().map(|n| literal(&n.to_string())).collect();
-            let zero = if banned.contains(&literal("0")) { " & ~\"-0\"" } else { "" };
-            return self.w().terminal(&format!("/{plain}/ & ~({}){zero}", banned.join(" | ")));
+        match banned {
+            [] => {}
+            banned if whole => {
+                let banned: Vec<_> = banned.iter().filter_map(|n| integer(n)).flatten().collect();
+                let banned: Vec<_> = banned.iter().map(|n| literal(n)).collect();
+                body = format!("{body} & ~({})", banned.join(" | "));
+            }
+            _ => self.relax(path, "not"),
         }
-        if !banned.is_empty() {
-            self.relax(path, "not");
-        }
-        bounded.unwrap_or_else(|| self.w().regex(plain))
+        Some(self.w().terminal(&body))
     }
 
-    pub(super) fn string(&mut self, flat: &Schema, banned: &[&Value], path: &str) -> String {
-        let banned: Vec<&str> = banned.iter().filter_map(|v| v.as_str()).collect();
-        let (pattern, format) = (flat.contains_key("pattern"), flat.contains_key("format"));
-        let sized = lengths(flat) != (0, None);
-        if !pattern && !format && !sized {
-            let banned: Vec<String> = banned.into_iter().map(str::to_owned).collect();
-            return if banned.is_empty() { self.any_string() } else { self.other_key(&banned) };
-        }
-        if !format && banned.is_empty() {
-            match self.dialect {
-                dialect if !pattern && !self.work.loose => {
-                    let (min, max) = lengths(flat);
-                    let max = max.map_or(String::new(), |max| max.to_string());
-                    let times = format!("){{{min},{max}}}");
-                    let unbounded = if dialect == Dialect::Json { STRING } else { PYTHON_STRING };
-                    return self.w().regex(&unbounded.replace(")*", &times));
-                }
-                Dialect::Python if !self.work.loose => {
-                    let texts = self.texts(flat, path);
-                    let plain = (!texts.is_empty()).then(|| self.quoted_text(&texts));
-                    let json = self.leaf(flat, "string", TEXT, path);
-                    let both: Vec<_> = plain.into_iter().chain(json).collect();
-                    return if both.is_empty() { self.any_string() } else { either(&both) };
-                }
-                _ => return self.leaf(flat, "string", TEXT, path).unwrap_or_else(|| self.any_string()),
-            }
-        }
-        let mut texts = self.texts(flat, path);
-        texts.extend(but(banned));
-        if texts.is_empty() { self.any_string() } else { self.quoted_text(&texts) }
-    }
-
-    /// What llguidance compiles by itself; none if the schema says no more than its type.
-    fn leaf(&mut self, flat: &Schema, kind: &str, keys: &[&str], path: &str) -> Option<String> {
-        let mut leaf = Schema::new();
-        for key in keys {
-            let Some(value) = flat.get(*key) else { continue };
-            let useless = match (*key, value) {
-                ("minLength", v) => v.as_f64() == Some(0.0),
-                _ => false,
-            };
-            if useless {
-                continue;
-            }
-            let known = match *key {
-                "pattern" => value.as_str().is_some_and(compiles),
-                _ => true,
-            };
-            if known && !self.work.loose {
-                leaf.insert((*key).into(), value.clone());
-            } else {
-                self.relax(path, key);
-            }
-        }
-        if leaf.is_empty() {
+    /// Multiples, which llguidance compiles by itself, as far as floating point has all integers. None: it cannot.
+    fn multiple(&mut self, flat: &Schema, of: &Value, kind: &str) -> Option<String> {
+        const MOST: i64 = EXACT_INTEGERS as i64 - 1;
+        // Its digits without the point, and those behind it, have to be few.
+        let text = of.as_f64().map(|of| format!("{of}"))?;
+        let digits = text.chars().filter(char::is_ascii_digit).count();
+        (digits <= 9 && !self.work.loose).then_some(())?;
+        let mut leaf = json!({"type": kind, "multipleOf": of, "x-guidance": {"whitespace_pattern": some_blanks()}});
+        let (low, high) = bounds(flat);
+        let edge = |most: i64| Bound::new(&most.into(), false);
+        let beyond = |bound: &Option<Bound>, most: i64, side: Ordering| {
+            bound.as_ref().zip(edge(most)).is_some_and(|(bound, edge)| bound.compare(&edge) == side)
+        };
+        if beyond(&low, MOST, Ordering::Greater) || beyond(&high, -MOST, Ordering::Less) {
             return None;
         }
-        if leaf.contains_key("multipleOf") {
-            // Beyond these, readers that use floating point lose the last digits.
-            leaf.entry("minimum").or_insert_with(|| json!(-9_007_199_254_740_991_i64));
-            leaf.entry("maximum").or_insert_with(|| json!(9_007_199_254_740_991_i64));
+        for (plain, exclusive, bound, most) in
+            [("minimum", "exclusiveMinimum", low, -MOST), ("maximum", "exclusiveMaximum", high, MOST)]
+        {
+            let side = if most < 0 { Ordering::Greater } else { Ordering::Less };
+            match bound {
+                bound if beyond(&bound, most, side) => {
+                    for key in [plain, exclusive] {
+                        if let Some(value) = flat.get(key) {
+                            leaf[key] = value.clone();
+                        }
+                    }
+                }
+                _ => leaf[plain] = most.into(),
+            }
         }
-        // Escapes are decoded before lengths are counted, but not before patterns are matched.
-        let general = !leaf.contains_key("pattern");
-        leaf.insert("type".into(), kind.into());
-        leaf.insert(
-            "x-guidance".into(),
-            json!({"whitespace_pattern": some_blanks(), "json_allow_general_unicode_escapes": general}),
-        );
-        Some(self.w().rule(&format!("%json {}", Value::Object(leaf))))
+        Some(self.w().rule(&format!("%json {leaf}")))
+    }
+
+    pub(super) fn string(&mut self, flat: &Schema, banned: &[&Value], path: &str) -> Option<String> {
+        let said = self.texts(flat, path)?.but(banned.iter().filter_map(|v| v.as_str()));
+        Some(if said.is_free() { self.any_string() } else { self.quoted_text(&said) })
     }
 
     /// Alternatives for constants.
@@ -247,23 +219,25 @@ fn ascii(text: &str) -> String {
     out
 }
 
-/// Integers that a double may round.
-fn is_beyond_doubles(bound: &Value) -> bool {
-    const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
-    bound.as_i64().map(i64::unsigned_abs).or(bound.as_u64()).is_some_and(|n| n > EXACT)
+/// The bounds of a schema for numbers.
+fn bounds(flat: &Schema) -> (Option<Bound>, Option<Bound>) {
+    let bound = |key: &str, inclusive| Bound::new(flat.get(key)?, inclusive);
+    let tighter = |plain: Option<Bound>, exclusive: Option<Bound>, is: Ordering| match (plain, exclusive) {
+        (Some(plain), Some(exclusive)) if plain.compare(&exclusive) == is => Some(plain),
+        (plain, exclusive) => exclusive.or(plain),
+    };
+    (
+        tighter(bound("minimum", true), bound("exclusiveMinimum", false), Ordering::Greater),
+        tighter(bound("maximum", true), bound("exclusiveMaximum", false), Ordering::Less),
+    )
 }
 
-/// The bounds of a schema for numbers, if it has any.
-fn bounds(flat: &Schema) -> Option<(Option<Bound>, Option<Bound>)> {
-    let bound = |key: &str, inclusive| Some(Bound { value: flat.get(key)?.as_f64()?, inclusive });
-    let both = |plain: &str, exclusive: &str, tighter: fn(f64, f64) -> bool| match (
-        bound(plain, true),
-        bound(exclusive, false),
-    ) {
-        (Some(a), Some(b)) if tighter(a.value, b.value) => Some(a),
-        (a, b) => b.or(a),
+/// How an integer is written; none if the number is no integer.
+fn integer(value: &Value) -> Option<Vec<String>> {
+    let text = match value.as_f64() {
+        Some(float) if value.is_f64() => format!("{float}"),
+        _ => value.to_string(),
     };
-    let low = both("minimum", "exclusiveMinimum", |a, b| a > b);
-    let high = both("maximum", "exclusiveMaximum", |a, b| a < b);
-    (low.is_some() || high.is_some()).then_some((low, high))
+    (!text.contains('.'))
+        .then(|| if text.trim_start_matches('-') == "0" { vec!["0".into(), "-0".into()] } else { vec![text] })
 }

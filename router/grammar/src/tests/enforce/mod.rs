@@ -6,6 +6,7 @@ mod kimi;
 mod read;
 mod responses;
 mod schemas;
+mod strings;
 mod walk;
 
 use std::collections::HashMap;

@@ -190,7 +190,7 @@ fn many_properties_keep_their_order() {
 fn what_is_not_enforced_is_told() {
     let b = bench();
     let schema = json!({"type": "object", "properties": {
-        "a": {"type": "string", "pattern": "^(?=x)"}, "b": {"not": {"type": "string"}}, "c": {"type": "string", "format": "byte"},
+        "a": {"type": "string", "pattern": "^(?=x)"}, "b": {"not": {"type": "string"}}, "c": {"type": "string", "format": "regex"},
         "d": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}}});
     let compiled = b.compile(&rules(vec![tool("f", schema.clone())]));
     let told: Vec<_> = compiled.relaxations().iter().map(|r| (r.path.as_str(), r.keyword.as_str())).collect();

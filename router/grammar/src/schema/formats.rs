@@ -1,0 +1,89 @@
+//! The `format`s of strings.
+
+/// What is known of a format.
+pub(super) enum Format {
+    /// A regular expression of the whole text.
+    Known(String),
+    /// JSON Schema has it, and no regular expression is written here.
+    Unsaid,
+    /// It constrains nothing.
+    Unknown,
+}
+
+const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?([zZ]|[+\\-]([01][0-9]|2[0-3]):[0-5][0-9])";
+const IPV4: &str = "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+/// A part of a host's name, without the hyphens that announce an encoded one.
+const LABEL: &str = "[a-zA-Z0-9]([a-zA-Z0-9]|-[a-zA-Z0-9]){0,30}";
+/// At most 4 of them: a name has at most 253 letters.
+const HOST: &str = r"{label}(\.{label}){0,3}";
+const POINTER: &str = "(/([^~/]|~[01])*)*";
+
+pub(super) fn format(name: &str) -> Format {
+    Format::Known(match name {
+        "date" => date(),
+        "time" => TIME.to_owned(),
+        "date-time" => format!("({})[tT]{TIME}", date()),
+        "duration" => {
+            let time = "T([0-9]{1,9}H([0-9]{1,9}M([0-9]{1,9}S)?)?|[0-9]{1,9}M([0-9]{1,9}S)?|[0-9]{1,9}S)";
+            let date = "([0-9]{1,9}Y([0-9]{1,9}M([0-9]{1,9}D)?)?|[0-9]{1,9}M([0-9]{1,9}D)?|[0-9]{1,9}D)";
+            format!("P({date}({time})?|{time}|[0-9]{{1,9}}W)")
+        }
+        "ipv4" => IPV4.to_owned(),
+        "ipv6" => ipv6(),
+        "uuid" => "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}".to_owned(),
+        "hostname" => host(),
+        "email" => {
+            let atom = "[a-zA-Z0-9!#$%&'*+\\-\\/=?\\^_`{|}~]{1,20}";
+            format!("{atom}(\\.{atom}){{0,2}}@{}", host())
+        }
+        "uri" => format!("[a-zA-Z][a-zA-Z0-9+.\\-]*:{}", after_scheme(":")),
+        "uri-reference" => {
+            let absolute = format!("[a-zA-Z][a-zA-Z0-9+.\\-]*:{}", after_scheme(":"));
+            // Without a scheme, the first part of a path has no colon.
+            format!("({absolute}|{})", after_scheme(""))
+        }
+        "json-pointer" => POINTER.to_owned(),
+        "relative-json-pointer" => format!("(0|[1-9][0-9]{{0,8}})(#|{POINTER})"),
+        "idn-email" | "idn-hostname" | "iri" | "iri-reference" | "regex" | "uri-template" => return Format::Unsaid,
+        _ => return Format::Unknown,
+    })
+}
+
+/// A day of the Gregorian calendar.
+fn date() -> String {
+    let year = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)";
+    let day = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))";
+    let fours = "(0[48]|[2468][048]|[13579][26])";
+    format!("({year}-{day}|([0-9]{{2}}{fours}|{fours}00)-02-29)")
+}
+
+fn host() -> String {
+    HOST.replace("{label}", LABEL)
+}
+
+fn ipv6() -> String {
+    let group = "[0-9a-fA-F]{1,4}";
+    let mut all = vec![format!("({group}:){{7}}({group}|:)"), format!("({group}:){{6}}{IPV4}")];
+    // `::` stands for one group or more.
+    for before in 0..=6 {
+        let lead = if before == 0 { String::new() } else { format!("({group}(:{group}){{{}}})", before - 1) };
+        all.push(format!("{lead}::({group}(:{group}){{0,{}}})?", 6 - before));
+        if before < 6 {
+            all.push(format!("{lead}::({group}:){{0,{}}}{IPV4}", 5 - before));
+        }
+    }
+    format!("({})", all.join("|"))
+}
+
+/// What a URI has after its scheme; `colon` if the first part of a path may have one.
+fn after_scheme(colon: &str) -> String {
+    let plain = "a-zA-Z0-9._~!$&'()*+,;=\\-";
+    let encoded = "%[0-9a-fA-F]{2}";
+    let letter = format!("([{plain}:@]|{encoded})");
+    let first = format!("([{plain}@{colon}]|{encoded})");
+    let name = format!("([{plain}]|{encoded})*");
+    let authority = format!("(([{plain}:]|{encoded})*@)?({name}|\\[{}\\])(:[0-9]{{0,4}})?", ipv6());
+    let more = format!("(/{letter}*)*");
+    let tail = format!("([{plain}:@/?]|{encoded})*");
+    format!("(//{authority}{more}|/({letter}+{more})?|{first}+{more})?(\\?{tail})?(#{tail})?")
+}
