@@ -12,10 +12,6 @@ pub(super) enum Format {
 
 const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?([zZ]|[+\\-]([01][0-9]|2[0-3]):[0-5][0-9])";
 const IPV4: &str = "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
-/// A part of a host's name, without the hyphens that announce an encoded one.
-const LABEL: &str = "[a-zA-Z0-9]([a-zA-Z0-9]|-[a-zA-Z0-9]){0,30}";
-/// At most 4 of them: a name has at most 253 letters.
-const HOST: &str = r"{label}(\.{label}){0,3}";
 const POINTER: &str = "(/([^~/]|~[01])*)*";
 
 pub(super) fn format(name: &str) -> Format {
@@ -33,8 +29,9 @@ pub(super) fn format(name: &str) -> Format {
         "uuid" => "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}".to_owned(),
         "hostname" => host(),
         "email" => {
-            let atom = "[a-zA-Z0-9!#$%&'*+\\-\\/=?\\^_`{|}~]{1,20}";
-            format!("{atom}(\\.{atom}){{0,2}}@{}", host())
+            // At most 64 characters before the `@`: all of them plain, or up to 32 with dots between them.
+            let plain = "[a-zA-Z0-9!#$%&'*+\\-\\/=?\\^_`{|}~]";
+            format!("({plain}{{1,64}}|{plain}(\\.?{plain}){{0,31}})@{}", host())
         }
         "uri" => format!("[a-zA-Z][a-zA-Z0-9+.\\-]*:{}", after_scheme(":")),
         "uri-reference" => {
@@ -57,8 +54,14 @@ fn date() -> String {
     format!("({year}-{day}|([0-9]{{2}}{fours}|{fours}00)-02-29)")
 }
 
+/// A name has at most 253 characters: 4 parts of at most 61 each, or 10 of at most 23. No part has two hyphens in a row,
+/// which announce an encoded one.
 fn host() -> String {
-    HOST.replace("{label}", LABEL)
+    let name = |pairs: u32, parts: u32| {
+        let part = format!("[a-zA-Z0-9]([a-zA-Z0-9]|-[a-zA-Z0-9]){{0,{pairs}}}");
+        format!("{part}(\\.{part}){{0,{}}}", parts - 1)
+    };
+    format!("({}|{})", name(30, 4), name(11, 10))
 }
 
 fn ipv6() -> String {

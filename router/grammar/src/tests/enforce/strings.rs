@@ -145,6 +145,51 @@ fn lengths_formats_and_constants_see_what_is_meant() {
     }
 }
 
+/// Long but ordinary addresses are no exception; what the judge refuses, the grammar does.
+#[test]
+fn formats_take_ordinary_values() {
+    let b = Bench::new(crate::PLAIN, false);
+    let parts = |part: &str, count: usize| vec![part; count].join(".");
+    let mail = |local: String| format!("{local}@mail.example.com");
+    for (format, values) in [
+        (
+            "email",
+            vec![
+                "a@b".to_owned(),
+                mail("customer-support-team-europe-west+billing".into()),
+                mail("first.middle.last.name.of.them".into()),
+                mail("x".repeat(64)),
+                mail("x".repeat(65)),
+                mail("a..b".into()),
+                "a@eu-west-1.mail.internal.corp.example.co.uk".into(),
+            ],
+        ),
+        (
+            "hostname",
+            vec![
+                "localhost".to_owned(),
+                "ip-10-0-0-1.eu-central-1.compute.internal".into(),
+                parts("node-0-pool", 10),
+                parts("a", 127),
+                parts(&"a-".repeat(20), 2),
+                parts(&"a-b".repeat(12), 4),
+                parts(&"x".repeat(70), 1),
+            ],
+        ),
+    ] {
+        let schema = json!({"type": "string", "format": format});
+        let judge = jsonschema::options().should_validate_formats(true).build(&schema).expect("a schema");
+        let compiled = b.compile(&of(schema));
+        for value in values {
+            let ids = b.tokens.encode(format!("\"{value}\"").as_bytes());
+            let taken = b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true);
+            // A name of so many parts is the one that the grammar leaves out.
+            let expected = judge.is_valid(&value.as_str().into()) && value.split('.').count() < 100;
+            assert_eq!(taken, expected, "{format}: {value}");
+        }
+    }
+}
+
 #[test]
 fn keys_are_judged_as_they_are_meant() {
     let b = Bench::new(crate::PLAIN, false);
