@@ -14,7 +14,7 @@ use crate::{
     keys::Caller,
     metrics::Metrics,
     steer::{Drawn, EngineStream, Heard},
-    stream::{Flow, Transcript},
+    stream::{Flow, Outcome, Transcript},
 };
 
 /// A grammar's guide, and how many tokens there may be in all.
@@ -207,7 +207,11 @@ impl Drop for Choice {
         if let Some(Guided { guide, .. }) = &self.guided {
             self.metrics.grammar.add(&guide.stats());
         }
-        self.metrics.grammar.invalid_calls.fetch_add(self.transcript.invalid_calls, Ordering::Relaxed);
+        let report = &self.transcript.report;
+        let invalid = report.outcomes[Outcome::Invalid as usize];
+        self.metrics.grammar.invalid_calls.fetch_add(invalid, Ordering::Relaxed);
+        let model = &self.transcript.model;
+        self.metrics.outcomes.calls(model.name(), model.format.name, report);
         let invalid = u64::from(self.transcript.invalid_response);
         self.metrics.grammar.invalid_responses.fetch_add(invalid, Ordering::Relaxed);
     }

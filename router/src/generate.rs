@@ -30,6 +30,7 @@ use crate::{
     limits,
     metrics::Metrics,
     model::{Bounds, Model, now},
+    outcomes::Unfinished,
     pool::Wanted,
     steer::{Common, EngineStream, Spans},
     stop::StopStrings,
@@ -271,6 +272,8 @@ pub async fn generate(
     reading: Reading,
     sequences: Vec<Sequence>,
 ) -> Result<ChatEvents, Error> {
+    let count = sequences.iter().map(|sequence| sequence.plan.n).sum();
+    let mut unfinished = Unfinished::new(call.metrics.clone(), model.name(), count);
     let mut starts = VecDeque::new();
     let mut choices = Vec::new();
     let mut usage = v1::Usage::default();
@@ -280,12 +283,14 @@ pub async fn generate(
         if let Some(caller) = &call.caller {
             caller.charge(sequence.prompt.len() as u64, Instant::now());
         }
-        open(&call, &model, &reading, sequence, &mut starts, &mut choices).await?;
+        let opened = open(&call, &model, &reading, sequence, &mut starts, &mut choices).await;
+        opened.inspect_err(|error| unfinished.failed(error))?;
     }
     let choices = choices.into_iter().map(|choice| {
         stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
     });
-    let merged = Merged { starts, choices: stream::select_all(choices), usage, n, running: Running::new(call, usage) };
+    let running = Running::new(call, unfinished, usage);
+    let merged = Merged { starts, choices: stream::select_all(choices), usage, n, running };
     Ok(stream::unfold(Some(merged), async |merged| merged?.next().await).boxed())
 }
 
@@ -418,6 +423,7 @@ impl Merged {
                 if let Some(chat_event::Event::Done(v1::Done { usage: Some(usage), finish_reason, .. })) = &event.event
                 {
                     self.running.finish = v1::FinishReason::try_from(*finish_reason).ok();
+                    self.running.unfinished.finished(self.running.finish.unwrap_or_default());
                     self.usage.completion_tokens += usage.completion_tokens;
                     self.usage.reasoning_tokens += usage.reasoning_tokens;
                     // A prompt counts once, and so does what of it was cached: for the choice that came first.
@@ -429,6 +435,7 @@ impl Merged {
             }
             Some(Err(error)) => {
                 self.running.call.trace.failed();
+                self.running.unfinished.failed(&error);
                 self.running.ended = true;
                 Some((Err(error), None))
             }
@@ -446,15 +453,16 @@ impl Merged {
 /// A generation from its first engine stream to its end, however it ends.
 struct Running {
     call: Call,
+    unfinished: Unfinished,
     ended: bool,
     finish: Option<v1::FinishReason>,
     usage: v1::Usage,
 }
 
 impl Running {
-    fn new(call: Call, usage: v1::Usage) -> Self {
+    fn new(call: Call, unfinished: Unfinished, usage: v1::Usage) -> Self {
         call.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
-        Running { call, ended: false, finish: None, usage }
+        Running { call, unfinished, ended: false, finish: None, usage }
     }
 }
 

@@ -29,6 +29,7 @@ mod metrics;
 mod model;
 mod openai;
 mod openapi;
+mod outcomes;
 pub mod parse;
 pub mod pool;
 mod rate;
@@ -285,7 +286,7 @@ impl Core {
                 EngineReport { model: model.name().into(), engine, epoch, stats }
             }));
             let (standings, kinds) = (model.pool.standings(), model.pool.kinds());
-            pools.push(PoolReport { model: model.name().into(), standings, kinds });
+            pools.push(PoolReport { model: model.name().into(), format: model.format.name, standings, kinds });
         }
         let (in_flight, limit) = (self.admission.in_flight(), self.admission.limit());
         let mut report = self.metrics.write(in_flight, limit, &pools, &engines);

@@ -15,7 +15,7 @@ use rein_proto::{
     stats::{NUMBERS, Number},
 };
 
-use crate::{guide::GuideStats, model::now};
+use crate::{guide::GuideStats, model::now, outcomes::Outcomes};
 
 /// Seconds; the upper ends of the buckets of every histogram.
 const BUCKETS: [f64; 16] =
@@ -67,6 +67,7 @@ pub struct Metrics {
     pub resume_failed: AtomicU64,
     pub open_streams: AtomicU64,
     pub grammar: GrammarMetrics,
+    pub outcomes: Outcomes,
 }
 
 impl Default for Metrics {
@@ -85,6 +86,7 @@ impl Default for Metrics {
             resume_failed: AtomicU64::default(),
             open_streams: AtomicU64::default(),
             grammar: GrammarMetrics::default(),
+            outcomes: Outcomes::default(),
         }
     }
 }
@@ -158,6 +160,7 @@ pub struct EngineReport {
 /// How many engines of a model have each standing.
 pub struct PoolReport {
     pub model: String,
+    pub format: &'static str,
     pub standings: [(&'static str, usize); 3],
     pub kinds: usize,
 }
@@ -207,6 +210,7 @@ impl Metrics {
         self.inter_token.write(&mut out, "rein_inter_token_latency_seconds", "Between tokens of one choice.");
         self.duration.write(&mut out, "rein_generation_duration_seconds", "From the request to its end.");
         self.grammar.write(&mut out);
+        self.outcomes.write(&mut out, pools.iter().map(|pool| (pool.model.as_str(), pool.format)));
         write_pools(&mut out, pools);
         write_engines(&mut out, engines);
         out
@@ -225,7 +229,7 @@ impl Metrics {
     }
 }
 
-fn escaped(label: &str) -> String {
+pub fn escaped(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -279,11 +283,13 @@ mod tests {
         metrics.first_token.observe(Duration::from_secs(100));
         let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
         let report = EngineReport { model: "a\"b".into(), engine: "0".into(), epoch: 7, stats };
-        let pool =
-            PoolReport { model: "a".into(), standings: [("serving", 1), ("draining", 0), ("unlisted", 0)], kinds: 2 };
+        let standings = [("serving", 1), ("draining", 0), ("unlisted", 0)];
+        let pool = PoolReport { model: "a".into(), format: "hermes", standings, kinds: 2 };
         let text = metrics.write(1, 8, &[pool], &[report]);
         assert!(text.contains("rein_engine_epoch{model=\"a\\\"b\",engine=\"0\"} 7"));
         assert!(text.contains("rein_engines{model=\"a\",standing=\"draining\"} 0"));
+        assert!(text.contains("rein_malformed_total{model=\"a\",format=\"hermes\"} 0"));
+        assert!(text.contains("rein_finished_total{model=\"a\",reason=\"length\"} 0"));
         assert!(text.contains("rein_engine_kinds{model=\"a\"} 2"));
         assert!(text.contains("rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 2"));
         assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.0025\"} 0"));

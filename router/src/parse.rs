@@ -1,7 +1,7 @@
 //! `rein parse`: a model's output to typed events, JSON lines in and out, with no server.
 //!
 //! A line is `{"text" | "token_ids", "tools", "chunks", "in_reasoning"}`, giving `{"reasoning", "content", "tool_calls",
-//! "events", "malformed"}`. `chunks` says how the output is cut before it is read: `"all"` (the default), `"char"`, or a
+//! "incomplete_tool_calls", "events", "malformed"}`. `chunks` says how the output is cut before it is read: `"all"` (the default), `"char"`, or a
 //! number of bytes; token ids come one by one. A line that cannot be answered gives `{"error"}`; the next line goes on.
 //!
 //! The other way round, `{"reasoning", "content", "tool_calls", "in_reasoning", "calls_before"}` gives `{"text"}`: what a
@@ -221,14 +221,15 @@ fn answer(format: &Format, events: &[Event]) -> Json {
             }
         });
     }
-    // A call that is not whole is in the events only.
-    let whole = calls.iter().filter(|(.., complete)| *complete);
-    let calls: Vec<Json> =
-        whole.map(|(id, name, arguments, _)| json!({"id": id, "name": name, "arguments": arguments})).collect();
+    let listed = |whole: bool| -> Vec<Json> {
+        let calls = calls.iter().filter(|(.., complete)| *complete == whole);
+        calls.map(|(id, name, arguments, _)| json!({"id": id, "name": name, "arguments": arguments})).collect()
+    };
     json!({
         "reasoning": reasoning,
         "content": content,
-        "tool_calls": calls,
+        "tool_calls": listed(true),
+        "incomplete_tool_calls": listed(false),
         "events": told,
         "malformed": malformed,
     })
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_cut_off_is_in_the_events_only() {
+    fn a_call_that_is_cut_off_is_listed_apart() {
         let got = read(
             "llama_json",
             json!({
@@ -267,6 +268,8 @@ mod tests {
             }),
         );
         assert_eq!(got["tool_calls"], json!([]));
+        let cut = json!([{"id": "call_0", "name": "f", "arguments": "{\"a\": "}]);
+        assert_eq!(got["incomplete_tool_calls"], cut);
         let last = got["events"].as_array().and_then(|e| e.last());
         assert_eq!(last, Some(&json!({"type": "tool_call_end", "index": 0, "complete": false})));
     }

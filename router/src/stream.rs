@@ -1,5 +1,7 @@
 //! From drawn tokens to typed events: one choice of one request.
 
+mod calls;
+
 use std::{collections::VecDeque, sync::Arc};
 
 use rein_grammar::{Compiled, Event, Format, Parser, Piece, Region};
@@ -11,6 +13,8 @@ use crate::{
     stop::{Scanned, StopStrings},
     tokenize::{self, Detokenizer},
 };
+use calls::CallSoFar;
+pub(crate) use calls::{CallReport, Outcome};
 
 /// How the output is read.
 pub enum Reader {
@@ -61,11 +65,18 @@ pub struct Transcript {
     parsed: Vec<Event>,
     open: Option<Region>,
     in_reasoning: bool,
+    /// Calls that the client can execute.
     calls: usize,
     call: Option<CallSoFar>,
+    /// From which the format's own ids count, and by which the events do.
+    begun_calls: usize,
     told_calls: u32,
-    /// Finished calls whose arguments their schema refuses.
-    pub(crate) invalid_calls: u64,
+    /// The last that was parsed is the end of a call.
+    behind_call: bool,
+    pub(crate) report: CallReport,
+    /// Nothing more comes, and whether because of the length.
+    over: bool,
+    length: bool,
     /// The text so far, where the grammar is laxer than the response's schema.
     response: Option<String>,
     /// The finished text breaks the response's schema.
@@ -85,15 +96,6 @@ pub struct Transcript {
     stop_reason: String,
     stop_token: Option<u32>,
     events: VecDeque<v1::ChatEvent>,
-}
-
-/// The call that is being read.
-struct CallSoFar {
-    name: String,
-    /// Kept where a schema will be asked.
-    arguments: String,
-    /// Nothing of it has been told.
-    held: bool,
 }
 
 /// Whether more tokens are wanted.
@@ -122,8 +124,12 @@ impl Transcript {
             in_reasoning,
             calls: 0,
             call: None,
+            begun_calls: 0,
             told_calls: 0,
-            invalid_calls: 0,
+            behind_call: false,
+            report: CallReport::default(),
+            over: false,
+            length: false,
             response,
             invalid_response: false,
             grammar_report: None,
@@ -210,18 +216,20 @@ impl Transcript {
 
     /// The engine finished. Nothing may be pushed after this.
     pub fn finish(&mut self, length: bool) {
+        let mut cut = false;
         if let Some(piece) = self.detokenizer.finish() {
             read(&mut self.opening.reader, self.model.format, false, piece, &mut self.parsed);
         }
         if let Reader::Regions(parser) = &mut self.opening.reader {
             parser.finish(&mut self.parsed);
-            if length && self.opening.grammar.is_some() {
-                // What the length cut off before a call had a name is no text for anybody.
-                self.parsed.retain(|event| !matches!(event, Event::Malformed(_)));
-            }
+            cut = parser.awaits_call();
         }
+        (self.over, self.length) = (true, length);
         if self.tell() == Flow::Ended {
             return;
+        }
+        if length && cut {
+            self.keep_cut("", false);
         }
         self.flush_stops();
         self.judge_response(length);
@@ -260,6 +268,9 @@ impl Transcript {
     }
 
     fn tell_one(&mut self, event: Event) -> Flow {
+        if !matches!(event, Event::Malformed(_)) {
+            self.behind_call = false;
+        }
         match event {
             Event::ReasoningStart => self.enter(Region::Reasoning),
             Event::TextStart => self.enter(Region::Text),
@@ -270,70 +281,12 @@ impl Transcript {
                 self.begin_call(name);
             }
             Event::ArgumentsDelta { text, .. } => self.tell_arguments(text),
-            Event::ToolCallEnd { complete, .. } => return self.end_call(complete),
+            Event::ToolCallEnd { complete, .. } => self.end_call(complete),
             Event::Malformed(text) => {
                 self.in_reasoning = false;
                 return self.tell_malformed(&text);
             }
         }
-        Flow::Continue
-    }
-
-    /// Where the grammar is laxer than a tool's schema, the call is told when it is whole and the schema has had the last
-    /// word: what has been streamed cannot be taken back.
-    fn begin_call(&mut self, name: String) {
-        let grammar = self.opening.grammar.as_ref();
-        let relaxed = grammar.is_some_and(|grammar| grammar.relaxations().iter().any(|one| one.tool == name));
-        self.call = Some(CallSoFar { name, arguments: String::new(), held: relaxed });
-        if !relaxed {
-            self.tell_call_start();
-        }
-    }
-
-    fn tell_call_start(&mut self) {
-        let Some(call) = &self.call else { return };
-        let index = self.told_calls;
-        let id = self.model.call_id(&call.name, self.opening.calls_before + index as usize);
-        let start = v1::ToolCallStart { index, id, name: call.name.clone() };
-        self.told_calls += 1;
-        self.emit(chat_event::Event::ToolCallStart(start));
-    }
-
-    fn tell_arguments(&mut self, text: String) {
-        let Some(call) = &mut self.call else { return };
-        if self.opening.grammar.is_some() {
-            call.arguments.push_str(&text);
-        }
-        if !call.held {
-            let index = self.told_calls.saturating_sub(1);
-            self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text }));
-        }
-    }
-
-    fn end_call(&mut self, complete: bool) -> Flow {
-        let Some(call) = &self.call else { return Flow::Continue };
-        let violation = self.opening.grammar.as_ref().filter(|_| complete);
-        let violation = violation.and_then(|grammar| grammar.validate(&call.name, &call.arguments).err());
-        if let Some(violation) = &violation {
-            tracing::info!(parent: &self.opening.span, %violation, name = call.name, "a finished call breaks its schema");
-            self.invalid_calls += 1;
-        }
-        if call.held {
-            let text = call.arguments.clone();
-            if violation.is_some() {
-                let text = format!("{} {text}", call.name);
-                self.call = None;
-                return self.tell_malformed(&text);
-            }
-            self.tell_call_start();
-            let index = self.told_calls.saturating_sub(1);
-            self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text }));
-        }
-        self.call = None;
-        let complete = complete && violation.is_none();
-        self.calls += usize::from(complete);
-        let index = self.told_calls.saturating_sub(1);
-        self.emit(chat_event::Event::ToolCallEnd(v1::ToolCallEnd { index, complete }));
         Flow::Continue
     }
 
@@ -370,19 +323,6 @@ impl Transcript {
         self.opening.stops.push(text)
     }
 
-    /// Clients see it as text, so it is searched for stop strings like text.
-    fn tell_malformed(&mut self, text: &str) -> Flow {
-        let scanned = self.scan(text);
-        let mut text = scanned.text;
-        if scanned.matched.is_none() {
-            text.push_str(&self.opening.stops.flush());
-        }
-        if !text.is_empty() {
-            self.emit(chat_event::Event::Malformed(v1::Malformed { text }));
-        }
-        self.end_if(scanned.matched)
-    }
-
     fn end_if(&mut self, matched: Option<String>) -> Flow {
         let Some(matched) = matched else { return Flow::Continue };
         self.leave();
@@ -407,12 +347,15 @@ impl Transcript {
     }
 
     fn done(&mut self, reason: v1::FinishReason) {
+        self.warn_of_calls(reason);
         let done = v1::Done {
             finish_reason: reason.into(),
             usage: Some(self.usage()),
             stop_reason: std::mem::take(&mut self.stop_reason),
             stop_token: self.stop_token.take(),
             grammar: self.grammar_report.take(),
+            malformed: self.report.malformed.clone(),
+            incomplete_tool_calls: self.report.incomplete.clone(),
         };
         self.emit(chat_event::Event::Done(done));
     }

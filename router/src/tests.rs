@@ -1,6 +1,7 @@
 //! The router as a client sees it, over a scripted engine.
 
 mod bad_input;
+mod calls;
 mod chat;
 mod completions;
 mod conversations;
@@ -251,6 +252,8 @@ fn join(chunks: &[Value]) -> Vec<Value> {
         if !choice["finish_reason"].is_null() {
             assert!(joined["finish"].is_null(), "a choice finishes once");
             joined["finish"] = choice["finish_reason"].clone();
+            joined["malformed"] = delta["malformed"].clone();
+            joined["incomplete"] = delta["incomplete_tool_calls"].clone();
             joined["stop"] = choice["stop_reason"].clone();
         }
     }
@@ -268,14 +271,12 @@ fn unfold(body: &Value) -> Vec<Value> {
             json!({"id": call["id"], "name": call["function"]["name"], "arguments": call["function"]["arguments"]})
         };
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-        // A stream tells an unfinished call as it grows; a whole answer keeps it apart.
-        let told = [list(&message["tool_calls"]), list(&message["incomplete_tool_calls"])].concat();
-        let mut calls: Vec<Value> = told.iter().map(call).collect();
-        calls.sort_by_key(|call| call["id"].as_str().and_then(|id| id.rsplit(':').next()?.parse::<u32>().ok()));
+        let calls: Vec<Value> = list(&message["tool_calls"]).iter().map(call).collect();
         json!({
             "content": text(&message["content"]), "reasoning": text(&message["reasoning"]), "calls": calls,
             "logprobs": list(&choice["logprobs"]["content"]), "token_ids": list(&choice["token_ids"]),
             "finish": choice["finish_reason"], "stop": choice["stop_reason"],
+            "malformed": message["malformed"], "incomplete": message["incomplete_tool_calls"],
         })
     };
     body["choices"].as_array().unwrap().iter().map(choice).collect()

@@ -99,7 +99,7 @@ def attack(url, samples, seed, cases):
         if request.get("parallel_tool_calls") is False:
             assert len(calls) <= 1
         finished += len(calls)
-        # A call that breaks what the grammar cannot hold it to is told as text, not as a call.
+        # A call that breaks what the grammar cannot hold it to is not delivered as a call.
         if must and reason != "length" and not relaxed:
             assert calls, f"{request['tool_choice']} was answered without a call: {reason}"
     return finished, refused

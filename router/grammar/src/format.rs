@@ -52,6 +52,7 @@ pub enum Markers {
     Either,
 }
 
+/// A `Maybe` in `open` or `close` is another spelling of the marker before it, which models write and the renderer does not.
 #[derive(Debug)]
 pub struct Reasoning {
     /// What the models write before `open`; layout.
@@ -63,10 +64,18 @@ pub struct Reasoning {
     pub layout: [&'static str; 3],
 }
 
+/// Nothing but `Maybe`: models may leave it out, and the letters mean something at the beginning of a text only.
 #[derive(Debug)]
 pub struct Wrap {
     pub open: &'static [Step],
     pub close: &'static [Step],
+}
+
+impl Wrap {
+    /// Models write it always.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.open.iter().chain(self.close).any(|s| matches!(s, Step::Tok(_)))
+    }
 }
 
 /// How text and calls share a turn.

@@ -554,9 +554,46 @@ static FORMATS: &[Format] = &[
         ..BASE
     },
     Format {
+        name: "granite_3_2",
+        models: &["granite-3.2*"],
+        reasoning: Some(Reasoning {
+            lead: "",
+            open: &[Tok("Here is my thought process:"), Maybe("Here's my thought process:")],
+            close: &[Tok("Here is my response:"), Maybe("Here's my response:")],
+            layout: ["\n\n", "\n\n", "\n\n"],
+        }),
+        begin: &[Tok("<tool_call>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(OBJECT)],
+        signs: Signs {
+            template: &["<|start_of_role|>", "Here is my thought process:"],
+            not: &[],
+            special: None,
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
+        name: "granite_3_3",
+        models: &["granite-3.3*"],
+        reasoning: THINK,
+        text: Wrap { open: &[Maybe("<response>")], close: &[Maybe("</response>")] },
+        begin: &[Tok("<tool_call>"), Lit("[")],
+        between: &[Lit(", ")],
+        end: &[Lit("]")],
+        call: &[Args(OBJECT)],
+        signs: Signs {
+            template: &["<|start_of_role|>", "<response>"],
+            not: &["</tool_call>"],
+            special: None,
+            architectures: &[],
+        },
+        ..BASE
+    },
+    Format {
         name: "granite_3_1",
-        aliases: &["granite_3_2", "granite_3_3"],
-        models: &["granite-3.1*", "granite-3.2*", "granite-3.3*"],
+        models: &["granite-3.1*"],
         reasoning: THINK,
         begin: &[Tok("<tool_call>"), Lit("[")],
         between: &[Lit(", ")],

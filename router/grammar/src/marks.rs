@@ -105,11 +105,22 @@ impl Blocks {
 
 impl Phrase {
     pub fn label(&self) -> Option<&'static str> {
+        self.attribute().map(|(key, _)| key)
+    }
+
+    /// The attribute that names something, and what its value begins with.
+    pub fn attribute(&self) -> Option<(&'static str, &'static str)> {
         let at = self.steps.iter().position(|s| matches!(s, Step::Name | Step::Key))?;
         match self.steps[..at].last() {
-            Some(Step::Lit(l)) => label(l).map(|(key, _)| key),
+            Some(Step::Lit(l)) => label(l),
             _ => None,
         }
+    }
+
+    /// Its words, without attributes.
+    pub fn words(&self) -> impl Iterator<Item = &'static str> {
+        let literals = self.steps.iter().filter_map(|s| if let Step::Lit(l) = s { Some(*l) } else { None });
+        literals.flat_map(str::split_whitespace).filter(|word| !word.contains('='))
     }
 }
 
@@ -170,8 +181,10 @@ impl Lexicon {
             toks(steps).iter().skip(1).for_each(|t| add(Mark::Aside, Some(t)));
         };
         if let Some(r) = &format.reasoning {
-            add(Mark::Think, toks(r.open).first());
-            add(Mark::EndThink, toks(r.close).first());
+            for (mark, steps) in [(Mark::Think, r.open), (Mark::EndThink, r.close)] {
+                add(mark, toks(steps).first());
+                steps.iter().filter(|s| matches!(s, Step::Maybe(_))).for_each(|s| add(mark, marker(s).as_ref()));
+            }
         }
         for wrap in [Some(&format.text), format.preamble.as_ref()].into_iter().flatten() {
             add(Mark::TextOpen, toks(wrap.open).first());

@@ -8,7 +8,8 @@ use super::{
     Body, Delivery, common, constraints,
     fields::Fields,
     wire::{
-        ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCallDelta, Usage, prompt_logprobs,
+        ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCall, ToolCallDelta, Usage,
+        prompt_logprobs,
     },
 };
 use crate::{error::Error, job::ChatJob};
@@ -112,7 +113,7 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
             delta.reasoning_content = Some(&text.text);
             delta.reasoning = Some(&text.text);
         }
-        Event::TextDelta(v1::Delta { text }) | Event::Malformed(v1::Malformed { text }) => delta.content = Some(text),
+        Event::TextDelta(text) => delta.content = Some(&text.text),
         Event::ToolCallStart(call) => {
             calls[0] = ToolCallDelta {
                 index: call.index,
@@ -127,7 +128,11 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
             calls[0].function.arguments = &arguments.text;
             delta.tool_calls = Some(&calls);
         }
-        Event::Done(done) => choice_end = Some(done),
+        Event::Done(done) => {
+            delta.incomplete_tool_calls = done.incomplete_tool_calls.iter().map(ToolCall::from).collect();
+            delta.malformed = &done.malformed;
+            choice_end = Some(done);
+        }
         Event::Usage(_) if !delivery.include_usage => return None,
         Event::Usage(_) => {}
         Event::ReasoningStart(_)
@@ -135,7 +140,8 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
         | Event::ReasoningEnd(_)
         | Event::TextStart(_)
         | Event::TextEnd(_)
-        | Event::ToolCallEnd(_) => {
+        | Event::ToolCallEnd(_)
+        | Event::Malformed(_) => {
             if event.token_ids.is_empty() && event.logprobs.is_empty() {
                 return None;
             }

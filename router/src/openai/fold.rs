@@ -5,7 +5,7 @@ use rein_proto::v1::{self, chat_event::Event};
 use super::{
     Delivery,
     wire::{
-        self, ChatBody, ChatBodyChoice, ChatLogprobs, CompletionBody, CompletionChoice, CompletionLogprobs, Function,
+        self, ChatBody, ChatBodyChoice, ChatLogprobs, CompletionBody, CompletionChoice, CompletionLogprobs,
         GrammarReport, Message, ToolCall, Usage,
     },
 };
@@ -16,7 +16,7 @@ struct Choice {
     content: String,
     reasoning: String,
     calls: Vec<v1::ToolCall>,
-    /// Indices of calls that were not finished.
+    /// Indices of calls that must not be executed.
     incomplete: Vec<u32>,
     token_ids: Vec<u32>,
     logprobs: Vec<v1::TokenLogprob>,
@@ -46,9 +46,7 @@ fn fold(events: Vec<v1::ChatEvent>) -> Answer {
         match event.event {
             Some(Event::Start(start)) => choice.start = start,
             Some(Event::ReasoningDelta(delta)) => choice.reasoning.push_str(&delta.text),
-            Some(Event::TextDelta(v1::Delta { text }) | Event::Malformed(v1::Malformed { text })) => {
-                choice.content.push_str(&text);
-            }
+            Some(Event::TextDelta(delta)) => choice.content.push_str(&delta.text),
             Some(Event::ToolCallStart(call)) => {
                 choice.calls.push(v1::ToolCall { id: call.id, name: call.name, arguments: String::new() });
             }
@@ -65,6 +63,7 @@ fn fold(events: Vec<v1::ChatEvent>) -> Answer {
                 | Event::TextStart(_)
                 | Event::TextEnd(_)
                 | Event::ToolCallEnd(_)
+                | Event::Malformed(_)
                 | Event::Usage(_),
             )
             | None => {}
@@ -79,15 +78,8 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: Delivery, token_ids: bool
     let first = answer.choices.first().map(|choice| &choice.start);
     let choice = |(index, choice)| {
         let Choice { content, reasoning, calls, incomplete, token_ids: ids, logprobs, done, .. }: &Choice = choice;
-        let calls = |finished: bool| -> Vec<ToolCall<'_>> {
-            let calls = (0..).zip(calls).filter(|(index, _)| incomplete.contains(index) != finished);
-            let call = |(_, call)| {
-                let v1::ToolCall { id, name, arguments }: &v1::ToolCall = call;
-                ToolCall { id, kind: "function", function: Function { name, arguments } }
-            };
-            calls.map(call).collect()
-        };
-        let finished = calls(true);
+        let finished = (0..).zip(calls).filter(|(index, _)| !incomplete.contains(index));
+        let finished: Vec<_> = finished.map(|(_, call)| ToolCall::from(call)).collect();
         let reasoning = (!reasoning.is_empty() && !delivery.hide_reasoning).then_some(reasoning.as_str());
         ChatBodyChoice {
             index,
@@ -98,7 +90,8 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: Delivery, token_ids: bool
                 reasoning_content: reasoning,
                 reasoning,
                 tool_calls: finished,
-                incomplete_tool_calls: calls(false),
+                incomplete_tool_calls: done.incomplete_tool_calls.iter().map(ToolCall::from).collect(),
+                malformed: &done.malformed,
             },
             logprobs: ChatLogprobs::new(logprobs),
             finish_reason: wire::finish_reason(done.finish_reason()),

@@ -5,6 +5,7 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Value, json};
 
 use crate::model::Model;
+pub use crate::outcomes::finish_reason;
 
 /// What OpenAI's API says for a logprob that is not known.
 const NO_LOGPROB: f32 = -9999.0;
@@ -51,6 +52,11 @@ pub struct Delta<'a> {
     pub reasoning: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<&'a [ToolCallDelta<'a>]>,
+    /// As in [`Message`], in the last chunk of a choice.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub incomplete_tool_calls: Vec<ToolCall<'a>>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    pub malformed: &'a [String],
 }
 
 #[derive(Serialize, Default)]
@@ -109,9 +115,12 @@ pub struct Message<'a> {
     pub reasoning: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
-    /// Calls that the output ended in, or whose arguments break their schema: not to be executed.
+    /// Calls that the output ended in, that broke off, or whose arguments break their schema: not to be executed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub incomplete_tool_calls: Vec<ToolCall<'a>>,
+    /// Texts where a call belongs that are none.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    pub malformed: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -126,6 +135,12 @@ pub struct ToolCall<'a> {
 pub struct Function<'a> {
     pub name: &'a str,
     pub arguments: &'a str,
+}
+
+impl<'a> From<&'a v1::ToolCall> for ToolCall<'a> {
+    fn from(v1::ToolCall { id, name, arguments }: &'a v1::ToolCall) -> Self {
+        ToolCall { id, kind: "function", function: Function { name, arguments } }
+    }
 }
 
 /// `{"content": [...], "refusal": null}`
@@ -343,14 +358,6 @@ impl From<&v1::GrammarReport> for GrammarReport {
             microseconds: report.nanos as f64 / 1e3,
             refusals: report.refusals.iter().map(refusal).collect(),
         }
-    }
-}
-
-pub fn finish_reason(reason: v1::FinishReason) -> &'static str {
-    match reason {
-        v1::FinishReason::Length => "length",
-        v1::FinishReason::ToolCalls => "tool_calls",
-        v1::FinishReason::Stop | v1::FinishReason::Unspecified => "stop",
     }
 }
 

@@ -127,6 +127,11 @@ async fn every_answer_fits_its_description() {
         &[END_SECTION],
     ]
     .concat();
+    let broken = [&[SECTION], call("functions.f:0", "{\"a\": oops}").as_slice()].concat();
+    check("ChatCompletion", &edge.chat(&broken, json!({"tools": tools(&["f"])})).await.ok());
+    for chunk in edge.stream(&broken, json!({"tools": tools(&["f"])})).await {
+        check("ChatCompletionChunk", &chunk);
+    }
     let all = json!({"tools": tools(&["f"]), "logprobs": true, "top_logprobs": 2, "prompt_logprobs": 1,
         "return_token_ids": true, "n": 2});
     check("ChatCompletion", &edge.chat(&script, all.clone()).await.ok());

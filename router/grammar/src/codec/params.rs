@@ -3,12 +3,15 @@
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::types::{Types, declares};
-use super::{Call, End, python};
+use super::types::{Types, declared, declares};
+use super::{Call, End, json, python};
 use crate::event::Event;
 use crate::format::{Step, marker};
 use crate::header::{is_plausible, slots};
 use crate::validate::Members;
+
+/// Arguments that no schema has and that hold all the others.
+const WRAPPERS: [&str; 3] = ["arguments", "input", "parameters"];
 
 /// How [`Codec::Params`](crate::Codec) writes one argument.
 #[derive(Debug, Clone, Copy)]
@@ -96,13 +99,23 @@ pub(crate) struct Params {
     keys: Vec<String>,
     junk: String,
     members: Members,
+    /// The only argument so far may be a wrapper; where its value starts in the text that has gathered.
+    wrapper: Option<usize>,
 }
 
 impl Params {
     pub fn new(mut call: Call, shape: Shape, out: &mut Vec<Event>) -> Self {
         call.start(out);
         call.delta.push(b'{');
-        Self { call, shape, at: At::Between, keys: Vec::new(), junk: String::new(), members: Members::default() }
+        Self {
+            call,
+            shape,
+            at: At::Between,
+            keys: Vec::new(),
+            junk: String::new(),
+            members: Members::default(),
+            wrapper: None,
+        }
     }
 
     pub fn in_value(&self) -> bool {
@@ -215,6 +228,8 @@ impl Params {
         }
         self.call.delta.extend_from_slice(Value::from(key.as_str()).to_string().as_bytes());
         self.call.delta.extend_from_slice(b": ");
+        let may_wrap = self.keys.is_empty() && self.may_wrap(&key);
+        self.wrapper = may_wrap.then_some(self.call.delta.len());
         let json = read.is_string == Some(false) && types.is_string();
         let stream = types.is_string() && !json;
         if stream {
@@ -262,8 +277,35 @@ impl Params {
         }
     }
 
+    /// Whether an argument of this name, if it is the only one, holds the arguments.
+    fn may_wrap(&self, key: &str) -> bool {
+        WRAPPERS.contains(&key) && !declares(self.schema(), key) && !declared(self.schema()).is_empty()
+    }
+
+    /// The arguments that a wrapper's value, JSON, holds: an object with a declared one, perhaps as a string, or the value of
+    /// the only argument there is.
+    fn unwrapped(&self, value: &str) -> Option<String> {
+        let names = declared(self.schema());
+        let of_these = |object: &str| {
+            let members: serde_json::Map<String, Value> = serde_json::from_str(object).ok()?;
+            members.keys().any(|key| names.contains(key)).then(|| object.to_owned())
+        };
+        if value.starts_with('{') {
+            return of_these(value);
+        }
+        let inner = serde_json::from_str::<String>(value).ok();
+        let object = inner.and_then(|text| String::from_utf8(json::object(text.as_bytes())?).ok());
+        match (object, names.as_slice()) {
+            (Some(object), _) => of_these(&object),
+            (None, [only]) => Some(format!("{{{}: {value}}}", Value::from(only.as_str()))),
+            _ => None,
+        }
+    }
+
     pub fn flush(&mut self, out: &mut Vec<Event>) {
-        self.call.flush(out);
+        if self.wrapper.is_none() {
+            self.call.flush(out);
+        }
     }
 
     pub fn end(mut self, end: End, out: &mut Vec<Event>) -> String {
@@ -273,9 +315,20 @@ impl Params {
             self.end_value();
             // Some write the object itself where its arguments belong one by one.
             let whole = self.junk.trim();
-            if self.keys.is_empty() && serde_json::from_str::<serde_json::Map<String, Value>>(whole).is_ok() {
+            if self.keys.is_empty()
+                && let Ok(object) = serde_json::from_str::<serde_json::Map<String, Value>>(whole)
+            {
+                let only = object.iter().next().filter(|(key, _)| object.len() == 1 && self.may_wrap(key));
+                let value = only.and_then(|_| Some(whole.split_once(':')?.1.strip_suffix('}')?.trim()));
+                let inner = value.and_then(|value| self.unwrapped(value));
+                let whole = inner.unwrap_or_else(|| whole.to_owned());
                 self.call.delta.extend_from_slice(&whole.as_bytes()[1..]);
                 self.junk.clear();
+            } else if let Some(at) = self.wrapper
+                && let Some(inner) = self.unwrapped(&crate::scan::text(&self.call.delta[at..]))
+            {
+                let told = usize::from(self.call.delta.first() != Some(&b'{'));
+                self.call.delta = inner.as_bytes()[told..].to_vec();
             } else {
                 self.call.delta.push(b'}');
             }

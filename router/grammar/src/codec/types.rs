@@ -56,6 +56,12 @@ impl Types {
 }
 
 /// Whether the schema has a property of this name.
+/// The names of the arguments that a schema lists itself.
+pub(crate) fn declared(parameters: Option<&Value>) -> Vec<String> {
+    let properties = parameters.and_then(|root| root.get("properties")).and_then(Value::as_object);
+    properties.map(|properties| properties.keys().cloned().collect()).unwrap_or_default()
+}
+
 pub(crate) fn declares(parameters: Option<&Value>, key: &str) -> bool {
     parameters.is_some_and(|root| listed(root, root, key, MAX_DEPTH).is_some())
 }

@@ -62,7 +62,11 @@ impl Marking<'_> {
         let mut all: Vec<_> = self.format.all_steps().filter_map(crate::format::marker).collect();
         all.sort_unstable();
         all.dedup();
-        all.retain(|m| Some(*m) != except);
+        let text = &self.format.text;
+        let optional = |m: &&str| {
+            !text.is_needed() && text.open.iter().chain(text.close).any(|s| matches!(s, Step::Maybe(t) if *t == *m))
+        };
+        all.retain(|m| Some(*m) != except && !optional(m));
         all
     }
 }

@@ -140,7 +140,7 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
         (Some(_), Region::Reasoning) => inside,
         _ => {
             // The prompt may have opened the text already.
-            if !format.text.open.is_empty() && !format.text.close.is_empty() {
+            if format.text.is_needed() && !format.text.close.is_empty() {
                 fresh.extend(out.text(&entry)?);
             }
             let main = out.work.writer.reserve();
@@ -232,7 +232,7 @@ impl Output<'_, '_> {
             }
             let after = self.rule(&after);
             exits.extend(self.exit(&close, &after));
-        } else if format.calls == Calls::AfterText && format.text.open.is_empty() {
+        } else if format.calls == Calls::AfterText && !format.text.is_needed() {
             exits.extend(entry.as_ref().and_then(|e| e.exit.clone()));
         }
         let not = self.unlike_calls();
@@ -256,7 +256,7 @@ impl Output<'_, '_> {
     /// Where neither reasoning nor text is open.
     fn outside(&mut self, entry: &Option<Entry>) -> Result<Vec<String>, CallError> {
         let format = self.marking.format;
-        let wrapped = !format.text.open.is_empty();
+        let wrapped = format.text.is_needed();
         let free = !self.must_call && self.response.is_none();
         let open = join(self.work.writer, &self.marking.plain(format.text.open)?);
         let mut all: Vec<String> = self.text(entry)?.into_iter().map(|t| format!("{open} {t}")).collect();

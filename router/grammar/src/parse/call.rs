@@ -314,6 +314,7 @@ impl Parser {
     }
 
     pub(super) fn end_body(&mut self, body: Body, end: End, rest: &str, out: &mut Vec<Event>) {
+        self.announced &= end == End::Output;
         let mut told = Vec::new();
         let mut junk = body.end(end, &mut told);
         if !told.is_empty() {
@@ -321,6 +322,7 @@ impl Parser {
         }
         if matches!(told.last(), Some(Event::ToolCallEnd { .. })) {
             self.calls += 1;
+            self.announced = false;
         }
         out.append(&mut told);
         junk.push_str(rest);

@@ -15,6 +15,7 @@ const LONGEST_NAME: usize = 256;
 
 impl Parser {
     pub(super) fn mark_in_gap(&mut self, mark: Mark, tok: &'static str, head: Option<&str>, out: &mut Vec<Event>) {
+        self.announced = mark.enters_calls() && self.trial.is_none();
         match mark {
             Mark::Begin => {
                 self.section = true;
@@ -37,7 +38,10 @@ impl Parser {
             Mark::Close if self.section || (!self.short && self.lex.post.last() != Some(&tok) && !tok.is_empty()) => {
                 self.state = State::Gap(String::new());
             }
-            Mark::Argument | Mark::Param | Mark::ParamInner | Mark::ParamEnd | Mark::Aside => {}
+            Mark::Argument | Mark::Param | Mark::ParamInner | Mark::ParamEnd | Mark::Aside => {
+                // An argument outside any call.
+                self.state = State::Gap(head.map(|head| head.trim().to_owned() + " ").unwrap_or_default());
+            }
             Mark::Close | Mark::End | Mark::Think | Mark::EndThink | Mark::TextOpen | Mark::TextClose => {
                 self.leave_section();
                 if matches!(mark, Mark::Think | Mark::TextOpen) {
@@ -48,6 +52,7 @@ impl Parser {
     }
 
     fn leave_section(&mut self) {
+        self.announced = false;
         (self.section, self.bracket, self.short) = (false, false, false);
         self.state = State::Prose;
         self.tried = true;

@@ -3,6 +3,7 @@
 
 mod call;
 mod gap;
+mod head;
 mod prose;
 mod see;
 
@@ -81,10 +82,14 @@ struct List {
 }
 
 /// Words between two markers that together say what begins or ends.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Head {
     opener: Option<&'static str>,
     text: String,
+    /// Words behind an earlier marker of the same kind, which this one takes the place of.
+    earlier: Vec<String>,
+    /// It says what the arguments are written in, so that it is a call's.
+    typed: bool,
 }
 
 /// What looks like a call and may turn out to be text.
@@ -131,6 +136,8 @@ pub struct Parser {
     calls: usize,
     /// A call was tried.
     tried: bool,
+    /// A marker announced a call, and nothing of it has come.
+    announced: bool,
     /// Events that were there before this piece.
     told: usize,
     work: u64,
@@ -169,6 +176,7 @@ impl Parser {
             reasoning_left_open: false,
             calls: 0,
             tried: false,
+            announced: false,
             told: 0,
             work: 0,
         }
@@ -204,7 +212,7 @@ impl Parser {
             self.run(true, out);
         }
         if let Some(head) = self.head.take() {
-            self.drop_head(&head.text, out);
+            self.give_up_head(&head, out);
         }
         match std::mem::replace(&mut self.state, State::Prose) {
             State::Prose | State::List(_) => {}
@@ -227,6 +235,11 @@ impl Parser {
     /// Calls told so far.
     pub fn calls(&self) -> usize {
         self.calls
+    }
+
+    /// Whether the output ended, or stands, behind a marker that announces a call of which nothing has come.
+    pub fn awaits_call(&self) -> bool {
+        self.announced
     }
 
     /// Bytes looked at or moved so far, counting each time: what the parser costs, without a clock.
@@ -332,50 +345,9 @@ impl Parser {
         self.work += used as u64 + 1;
     }
 
-    /// A special token that is no mark: part of a head, or nothing. Inside a raw value it is its letters.
-    fn take_special(&mut self, n: usize, out: &mut Vec<Event>) {
-        let Some((name, _)) = framed(self.input.rest()) else { return };
-        let name = name.to_owned();
-        self.input.consume(n);
-        if let Some(blocks) = &self.lex.blocks {
-            if let Some(opener) = blocks.openers.iter().find(|o| **o == name).copied() {
-                let begins = blocks.phrases.iter().any(|p| p.opener == opener);
-                let calls = blocks.call().is_some_and(|p| p.opener == opener);
-                if let Some(head) = &mut self.head {
-                    head.text.push(' ');
-                    head.opener = if begins { Some(opener) } else { head.opener };
-                    return;
-                }
-                let mut text = String::new();
-                if calls && !self.lead_in.trim().is_empty() {
-                    text = std::mem::take(&mut self.lead_in) + " ";
-                }
-                self.flush_lead_in(out);
-                self.head = Some(Head { opener: begins.then_some(opener), text });
-                return;
-            }
-            if let Some(head) = &mut self.head {
-                if blocks.ends.contains(&name.as_str()) {
-                    if let Some(head) = self.head.take() {
-                        self.end_head(&head, out);
-                    }
-                } else {
-                    head.text.push(' ');
-                }
-                return;
-            }
-        }
-        if let State::Body(body) = &mut self.state
-            && let Body::Params(params) = &mut **body
-            && params.in_value()
-        {
-            params.text(&name);
-        }
-    }
-
     fn take_mark(&mut self, mark: Mark, tok: &'static str, spelled: bool, head: Option<&str>, out: &mut Vec<Event>) {
         if let Some(unfinished) = self.head.take() {
-            self.drop_head(&unfinished.text, out);
+            self.give_up_head(&unfinished, out);
         }
         match &mut self.state {
             State::Prose | State::List(_) => {
@@ -401,75 +373,10 @@ impl Parser {
         }
     }
 
-    /// The words between two markers are whole.
-    fn end_head(&mut self, head: &Head, out: &mut Vec<Event>) {
-        let Some(blocks) = &self.lex.blocks else { return };
-        let phrase = blocks.classify(head.opener, &head.text).map(|p| (p.mark, p.label().is_some()));
-        if phrase.is_some_and(|(mark, _)| mark.is_tool()) && !self.parse_tools {
-            return self.prose(&head.text, out);
-        }
-        match phrase {
-            // Reads all of the head.
-            Some((mark, true)) => self.take_mark(mark, "", false, Some(&head.text), out),
-            Some((mark, false)) => {
-                self.drop_head(&head.text, out);
-                self.take_mark(mark, "", false, None, out);
-            }
-            // A block that the format does not have: its text is text.
-            None => {
-                if let State::Prose = self.state {
-                    self.end_prose(Cause::Marker, out);
-                    self.region = Region::Text;
-                    self.wrapped = true;
-                }
-                self.drop_head(&head.text, out);
-            }
-        }
-    }
-
-    /// A head that says nothing, but for words that belong to none.
-    fn drop_head(&mut self, text: &str, out: &mut Vec<Event>) {
-        let rest = self.unknown_words(text);
-        self.stray(&rest, out);
-    }
-
-    pub(super) fn unknown_words(&self, text: &str) -> String {
-        let literals = self.format.all_steps().filter_map(|s| if let Step::Lit(l) = s { Some(*l) } else { None });
-        let known: Vec<&str> = literals.flat_map(str::split_whitespace).collect();
-        let words: Vec<&str> = text.split_whitespace().filter(|w| !known.contains(w)).collect();
-        words.join(" ")
-    }
-
-    /// Words where only markers belong.
-    fn stray(&mut self, words: &str, out: &mut Vec<Event>) {
-        if words.is_empty() {
-            return;
-        }
-        match &mut self.state {
-            State::Prose | State::List(_) => {
-                self.flush_lead_in(out);
-                self.end_prose(Cause::Marker, out);
-                self.malformed(words, out);
-            }
-            State::Gap(junk) => junk.push_str(words),
-            State::Header(parts) => {
-                if let Some((_, text)) = parts.last_mut() {
-                    text.push_str(words);
-                }
-            }
-            State::Body(body) => match &mut **body {
-                Body::Params(params) => params.text(words),
-                _ => {
-                    self.leave_body(0, End::Marker, out);
-                    self.stray(words, out);
-                }
-            },
-        }
-    }
-
     /// Tells text that stood where a call belongs. Blanks and literals there are layout.
-    fn malformed(&self, junk: &str, out: &mut Vec<Event>) {
+    fn malformed(&mut self, junk: &str, out: &mut Vec<Event>) {
         if !self.lex.without_layout(junk).is_empty() {
+            self.announced = false;
             out.push(Event::Malformed(junk.to_owned()));
         }
     }

@@ -126,9 +126,10 @@ impl Parser {
             (Mark::TextClose, Region::Text) => {
                 self.end_prose(Cause::Marker, out);
                 self.wrapped = false;
+                self.trim_text |= !self.format.text.is_needed();
             }
             // Strays: a second start of the reasoning, the end of a section or call that is not open.
-            _ => {}
+            _ => self.drop_head(head.unwrap_or_default(), out),
         }
         self.pristine = false;
     }

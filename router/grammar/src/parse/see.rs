@@ -114,6 +114,10 @@ impl Parser {
             Mark::Think | Mark::EndThink if !spelled => true,
             Mark::Think => prose && self.pristine,
             Mark::EndThink => self.in_prose(Region::Reasoning) || (prose && self.reasoning_left_open),
+            Mark::TextOpen if spelled && !self.format.text.is_needed() => {
+                self.in_prose(Region::Text) && !self.open && !self.wrapped
+            }
+            Mark::TextClose if spelled && !self.format.text.is_needed() => self.in_prose(Region::Text) && self.wrapped,
             Mark::TextOpen | Mark::TextClose => true,
             _ if !self.parse_tools => false,
             // A stray end marker right after a call.
@@ -133,6 +137,9 @@ impl Parser {
             return self.ends_value(params, mark, tok, after, last);
         }
         // Inside reasoning, a marker may be a mere mention; a call's second marker may be anywhere.
+        if mark == Mark::TextClose && !self.format.text.is_needed() {
+            return self.structural(after, last, Mark::enters_calls);
+        }
         let doubt = mark == Mark::Inner && matches!(self.state, State::Prose) || self.in_prose(Region::Reasoning);
         if mark.enters_calls() && doubt {
             self.follows(follow(self.format, mark, tok), after, last)

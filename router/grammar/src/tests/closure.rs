@@ -134,7 +134,7 @@ fn typed(random: &mut Random, banned: &[&str]) -> Map<String, Value> {
         .collect()
 }
 
-fn tools(names: &[&str]) -> Vec<ToolDecl> {
+pub(super) fn tools(names: &[&str]) -> Vec<ToolDecl> {
     let properties: Map<String, Value> = TYPED.iter().map(|(k, t)| ((*k).to_owned(), json!({"type": t}))).collect();
     let parameters = Some(json!({"type": "object", "properties": properties}));
     names.iter().map(|name| ToolDecl { name: (*name).to_owned(), parameters: parameters.clone() }).collect()

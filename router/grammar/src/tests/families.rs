@@ -282,6 +282,33 @@ fn lists_of_objects() {
             (r#"<think>Hm.</think><tool_call>{"name": "f", "arguments": {}}"#, "R(Hm.)C(f|-|{})"),
         ],
     );
+    check(
+        "granite_3_2",
+        &[
+            ("Here is my thought process:\n\nHm.\n\nHere is my response:\n\nHi.", "R(Hm.)T(Hi.)"),
+            ("Here's my thought process:\nHm.\nHere's my response:\nHi.", "R(Hm.)T(Hi.)"),
+            ("Hi. Here is my thought process: none.", "T(Hi. Here is my thought process: none.)"),
+            ("Here is my tho", "T(Here is my tho)"),
+            (
+                "Here is my thought process:\nHm.\nHere is my response:\n<tool_call>[{\"name\": \"f\", \"arguments\": {}}]",
+                "R(Hm.)C(f|-|{})",
+            ),
+        ],
+    );
+    check(
+        "granite_3_3",
+        &[
+            ("<think>Hm.</think><response>Hi.</response>", "R(Hm.)T(Hi.)"),
+            ("<think>Hm.</think>\n<response>Hi.</response>\n", "R(Hm.)T(Hi.)"),
+            ("<response>Hi <response> and </response> there.</response>", "T(Hi <response> and </response> there.)"),
+            ("<response>Hi.", "T(Hi.)"),
+            ("Hi <response>.</response>", "T(Hi <response>.</response>)"),
+            (
+                "<think>Hm.</think><response>Hi.</response><tool_call>[{\"name\": \"f\", \"arguments\": {}}]",
+                "R(Hm.)T(Hi.)C(f|-|{})",
+            ),
+        ],
+    );
     check("granite", &[(r#"«<|tool_call|>»[{"name": "f", "arguments": {"n": 1}}]"#, r#"C(f|-|{"n": 1})"#)]);
     check("phi4_mini", &[(r#"«<|tool_call|>»[{"name": "f", "arguments": {}}]«<|/tool_call|>»"#, "C(f|-|{})")]);
     check(
@@ -389,6 +416,35 @@ fn deepseek() {
         check("deepseek_v3_2", &[(output.as_str(), want)]);
         check("deepseek_v4", &[(output.as_str(), want)]);
     }
+    // One argument that holds the others, as an object, as its text, or as the value of the only one.
+    let wrapped = |key: &str, string: bool, value: &str| {
+        format!(
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"{key}\" string=\"{string}\">{value}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        )
+    };
+    for (output, want) in [
+        (wrapped("arguments", false, r#"{"n": 10000000000000000000001}"#), r#"C(f|-|{"n": 10000000000000000000001})"#),
+        (wrapped("input", true, r#"{"s": "x\ny"}"#), r#"C(f|-|{"s": "x\ny"})"#),
+        (wrapped("arguments", false, r#"{"other": 1}"#), r#"C(f|-|{"arguments": {"other": 1}})"#),
+        (wrapped("arguments", true, "ls -la"), r#"C(f|-|{"arguments": "ls -la"})"#),
+        (
+            wrapped("arguments", true, "x").replace(
+                "</｜DSML｜invoke>",
+                "<｜DSML｜parameter name=\"n\" string=\"false\">1</｜DSML｜parameter>\n</｜DSML｜invoke>",
+            ),
+            r#"C(f|-|{"arguments": "x", "n": 1})"#,
+        ),
+        (
+            "<｜DSML｜invoke name=\"f\">\n{\"arguments\": {\"n\": 1}}\n</｜DSML｜invoke>".to_owned(),
+            r#"C(f|-|{"n": 1})"#,
+        ),
+        (
+            "<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"arguments\" string=\"true\">x".to_owned(),
+            r#"C?(f|-|{"arguments": "x)"#,
+        ),
+    ] {
+        check("deepseek_v3_2", &[(output.as_str(), want)]);
+    }
     check("deepseek_v3_2", &[("a <｜DSML｜ b", "T(a <｜DSML｜ b)"), ("<｜DSML", "T(<｜DSML)")]);
 }
 
@@ -434,9 +490,36 @@ fn gpt_oss() {
         ("plain", "T(plain)"),
         ("to do", "T(to do)"),
         ("«<|channel|>»unknown«<|message|>»b", "M(unknown)T(b)"),
-        ("«<|channel|>»commentary to=python code«<|message|>»print(1)«<|call|>»", "M(code)M(to=python print(1))"),
+        (
+            "«<|channel|>»commentary to=python code«<|message|>»print(1)«<|call|>»",
+            "M(commentary to=python code print(1))",
+        ),
+        (
+            "«<|channel|>»commentary to=python «<|constrain|>»code«<|message|>»print(1)«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b",
+            "M(commentary to=python  code print(1))T(b)",
+        ),
+        // Doubled headers: the last one counts.
+        (
+            "«<|channel|>»commentary to=assistant«<|channel|>»analysis«<|message|>»Hm.«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b",
+            "M(commentary to=assistant)R(Hm.)T(b)",
+        ),
+        ("«<|channel|>»analysis«<|channel|>»analysis«<|message|>»Hm.«<|end|>»", "R(Hm.)"),
+        ("«<|channel|>»commentary to=functions.f«<|channel|>»commentary json«<|message|>»{}", "C(f|-|{})"),
+        (
+            "«<|channel|>»commentary to=functions.f«<|channel|>»analysis«<|message|>»Hm.",
+            "M(commentary to=functions.f)R(Hm.)",
+        ),
+        ("«<|channel|>»commentary?«<|channel|>»final«<|message|>»b", "M(commentary?)T(b)"),
+        // To somebody who is no tool.
+        ("«<|channel|>»analysis to=assistant«<|message|>»Hm.«<|end|>»", "M(to=assistant)R(Hm.)"),
+        ("«<|channel|>»final to=user«<|message|>»b«<|return|>»", "M(to=user)T(b)"),
+        ("«<|channel|>»commentary to=user«<|message|>»b", "M(commentary to=user b)"),
+        ("«<|channel|>»analysis to=python code«<|message|>»x = {1}«<|call|>»", "M(analysis to=python code x = {1})"),
+        ("«<|channel|>»commentary to=functions.nobody «<|constrain|>»json«<|message|>»{}", "C(nobody|-|{})"),
+        // No message marker: no header word is text.
+        ("«<|channel|>»?? I think«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b", "M(?? I think)T(b)"),
         ("«<|channel|>»analysis«<|message|>»Hm.«<|end|>»«<|start|>»assistant", "R(Hm.)"),
-        ("«<|channel|>»commentary to=functions.f", "M(to=functions.f)"),
+        ("«<|channel|>»commentary to=functions.f", "M(commentary to=functions.f)"),
         ("«<|channel|>»commentary to=functions.f «<|constrain|>»json«<|message|>»{\"s\": \"x", r#"C?(f|-|{"s": "x)"#),
     ];
     check("gpt_oss", &cases);

@@ -57,7 +57,7 @@ fn output(format: &Format, random: &mut Random) -> (Vec<OwnedPiece>, usize) {
     (pieces, words)
 }
 
-fn told(events: &[Event]) -> String {
+pub(super) fn told(events: &[Event]) -> String {
     let mut all = String::new();
     for event in events {
         match event {

@@ -6,6 +6,7 @@ mod families;
 mod fuzz;
 mod lenient;
 mod loading;
+mod mutation;
 mod properties;
 mod templates;
 

@@ -1,0 +1,207 @@
+//! Calls that are not whole: what a client sees of them, what is counted, and that nothing is taken back.
+
+use rein_proto::v1::{self, chat_event::Event};
+
+use super::{
+    fake::Ending,
+    grpc::{events, request as grpc_request},
+    *,
+};
+
+/// `malformed`, and name and arguments of `incomplete_tool_calls`, of a message or of a stream's last delta.
+fn leftovers(message: &Value) -> (Value, Vec<(String, String)>) {
+    let calls = message["incomplete_tool_calls"].as_array().cloned().unwrap_or_default();
+    let text = |call: &Value, name: &str| call["function"][name].as_str().unwrap().to_owned();
+    let calls = calls.iter().map(|call| (text(call, "name"), text(call, "arguments"))).collect();
+    (message.get("malformed").cloned().unwrap_or(json!([])), calls)
+}
+
+fn metric(text: &str, sample: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
+}
+
+struct Case {
+    script: Vec<u32>,
+    malformed: Value,
+    incomplete: &'static [(&'static str, &'static str)],
+    calls: usize,
+    /// valid, incomplete, malformed, invalid
+    outcomes: [u64; 4],
+}
+
+fn cases() -> Vec<Case> {
+    let section = |parts: &[Vec<u32>]| [&[SECTION], parts.concat().as_slice(), &[END_SECTION]].concat();
+    vec![
+        Case {
+            script: section(&[call("functions.f:0", "{\"a\": oops}"), call("functions.g:1", "{}")]),
+            malformed: json!(["oops}"]),
+            incomplete: &[("f", "{\"a\": ")],
+            calls: 1,
+            outcomes: [1, 0, 1, 0],
+        },
+        Case {
+            script: section(&[call("I would say", "{\"a\": 1}")]),
+            malformed: json!(["I would say{\"a\": 1}"]),
+            incomplete: &[],
+            calls: 0,
+            outcomes: [0, 0, 1, 0],
+        },
+        Case {
+            script: section(&[bytes("hm"), call("functions.f:0", "{}"), bytes("!")]),
+            malformed: json!(["hm", "!"]),
+            incomplete: &[],
+            calls: 1,
+            outcomes: [1, 0, 1, 0],
+        },
+        Case {
+            script: [&[SECTION], &call("functions.f:0", "{\"a\": \"xy")[..22]].concat(),
+            malformed: json!([]),
+            incomplete: &[("f", "{\"a\": \"")],
+            calls: 0,
+            outcomes: [0, 1, 0, 0],
+        },
+    ]
+}
+
+#[tokio::test]
+async fn what_is_no_whole_call_is_told_apart_and_never_as_text_or_call() {
+    for Case { script, malformed, incomplete, calls, outcomes } in cases() {
+        let edge = Edge::new();
+        let more = json!({"tools": tools(&["f", "g"])});
+        let body = edge.chat(&script, more.clone()).await.ok();
+        let message = &body["choices"][0]["message"];
+        let expected: Vec<_> = incomplete.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
+        assert_eq!(leftovers(message), (malformed.clone(), expected.clone()), "{body}");
+        assert_eq!(message["tool_calls"].as_array().map_or(0, Vec::len), calls, "{body}");
+        assert_eq!(message["content"].as_str().unwrap_or_default(), "", "{body}");
+
+        let chunks = edge.stream(&script, more).await;
+        let last = &chunks.last().unwrap()["choices"][0];
+        assert_eq!(leftovers(&last["delta"]), (malformed, expected), "{chunks:?}");
+        let joined = &join(&chunks)[0];
+        assert_eq!(joined["content"], "", "{chunks:?}");
+        assert_eq!(joined["calls"].as_array().unwrap().len(), calls, "{chunks:?}");
+        for call in joined["calls"].as_array().unwrap() {
+            serde_json::from_str::<Value>(call["arguments"].as_str().unwrap()).unwrap();
+        }
+
+        let metrics = edge.get("/metrics").await.text;
+        for (name, count) in ["valid", "incomplete", "malformed", "invalid"].iter().zip(outcomes) {
+            let sample = format!("rein_tool_calls_total{{model=\"bytes\",outcome=\"{name}\"}}");
+            assert_eq!(metric(&metrics, &sample), Some(2 * count), "{script:?} {name}");
+        }
+        let texts = body["choices"][0]["message"]["malformed"].as_array().map_or(0, Vec::len) as u64;
+        let sample = "rein_malformed_total{model=\"bytes\",format=\"kimi_k2\"}";
+        assert_eq!(metric(&metrics, sample), Some(2 * texts));
+    }
+}
+
+/// Wherever the length cuts a call, the last chunk says so, and nothing of it was text.
+#[tokio::test]
+async fn a_call_that_the_length_cuts_is_incomplete_at_every_place() {
+    let script = [&bytes("ok")[..], &[SECTION], &call("functions.f:0", "{\"a\": [1]}")].concat();
+    let whole = script.len() - 1;
+    for limit in 1..=script.len() {
+        let edge = Edge::new();
+        let more = json!({"tools": tools(&["f"]), "max_tokens": limit});
+        let chunks = edge.stream(&script, more.clone()).await;
+        let last = &chunks.last().unwrap()["choices"][0];
+        let (malformed, incomplete) = leftovers(&last["delta"]);
+        let inside = (3..whole).contains(&limit);
+        assert_eq!((malformed, incomplete.len()), (json!([]), usize::from(inside)), "{limit}: {last}");
+        assert_eq!(join(&chunks)[0]["content"], &"ok"[..limit.min(2)], "{limit}");
+        let body = edge.chat(&script, more).await.ok();
+        assert_eq!(leftovers(&body["choices"][0]["message"]).1, incomplete, "{limit}");
+        let outcome =
+            format!("rein_tool_calls_total{{model=\"bytes\",outcome=\"incomplete\"}} {}", 2 * incomplete.len());
+        assert!(edge.get("/metrics").await.text.contains(&outcome), "{limit}");
+        if inside {
+            let (name, text) = &incomplete[0];
+            let written =
+                String::from_utf8(script[2..limit].iter().filter_map(|&id| u8::try_from(id).ok()).collect()).unwrap();
+            assert!(written.ends_with(text) && written.contains(name), "{limit}: {incomplete:?} of {written}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn grpc_tells_the_same_in_its_last_event() {
+    for Case { script, malformed, incomplete, calls, .. } in cases() {
+        let parameters_json = Some("{\"type\": \"object\"}".into());
+        let tool = |name: &str| v1::Tool {
+            name: name.into(),
+            parameters_json: parameters_json.clone(),
+            ..v1::Tool::default()
+        };
+        let asked = v1::ChatRequest { tools: vec![tool("f"), tool("g")], ..grpc_request(&script) };
+        let (mut starts, mut ends, mut texts, mut done) = (0, 0, Vec::new(), None);
+        for event in events(&Edge::new(), asked).await {
+            match event.event.unwrap() {
+                Event::ToolCallStart(_) => starts += 1,
+                Event::ToolCallEnd(end) => ends += usize::from(end.complete),
+                Event::Malformed(v1::Malformed { text }) => texts.push(text),
+                Event::Done(last) => done = Some(last),
+                _ => {}
+            }
+        }
+        let done = done.unwrap();
+        let told: Vec<_> = done.incomplete_tool_calls.iter().map(|c| (c.name.as_str(), c.arguments.as_str())).collect();
+        assert_eq!((starts, ends, told.as_slice()), (calls, calls, incomplete));
+        assert_eq!((json!(texts), json!(done.malformed)), (malformed.clone(), malformed));
+    }
+}
+
+/// Sum over all reasons, and each that is not 0.
+fn finished(metrics: &str) -> (u64, Vec<(String, u64)>) {
+    let reason = |line: &str| {
+        let (reason, count) = line.strip_prefix("rein_finished_total{model=\"bytes\",reason=\"")?.split_once("\"} ")?;
+        Some((reason.to_owned(), count.parse::<u64>().unwrap()))
+    };
+    let all: Vec<_> = metrics.lines().filter_map(reason).filter(|(_, count)| *count > 0).collect();
+    (all.iter().map(|(_, count)| count).sum(), all)
+}
+
+#[tokio::test]
+async fn every_choice_is_finished_once_however_it_ends() {
+    let of = |reason: &str, count: u64| (count, vec![(reason.to_owned(), count)]);
+    let section = [&[SECTION], call("functions.f:0", "{}").as_slice(), &[END_SECTION]].concat();
+    let more = |n: u32| json!({"n": n, "tools": tools(&["f"])});
+    let edge = Edge::new();
+    edge.chat(&section, more(3)).await.ok();
+    assert_eq!(finished(&edge.get("/metrics").await.text), of("tool_calls", 3));
+    let edge = Edge::new();
+    edge.stream(&bytes("ab"), json!({"max_tokens": 1})).await;
+    assert_eq!(finished(&edge.get("/metrics").await.text), of("length", 1));
+    let edge = Edge::new();
+    edge.post("/v1/completions", json!({"model": "bytes", "prompt": ["a", "b"], "n": 2, "script": bytes("c")}))
+        .await
+        .ok();
+    assert_eq!(finished(&edge.get("/metrics").await.text), of("stop", 4));
+    for (ending, code) in [(Ending::Error, "internal_error"), (Ending::Lost, "capacity_lost")] {
+        let edge = Edge::with(RouterConfig::default(), Fake::ending(ending));
+        edge.chat(&bytes("abc"), json!({"n": 2})).await;
+        assert_eq!(finished(&edge.get("/metrics").await.text), of(code, 2));
+    }
+    let edge =
+        Edge::with(RouterConfig::default(), Fake { refuse: Some(tonic::Code::ResourceExhausted), ..Fake::default() });
+    edge.chat(&bytes("abc"), json!({"n": 2})).await;
+    assert_eq!(finished(&edge.get("/metrics").await.text), of("overloaded", 2));
+    // What is refused before anything is generated has no choices.
+    let edge = Edge::new();
+    edge.chat(&bytes("abc"), json!({"temperature": 9})).await;
+    assert_eq!(finished(&edge.get("/metrics").await.text), (0, vec![]));
+}
+
+#[tokio::test]
+async fn a_choice_whose_client_leaves_is_cancelled() {
+    use futures::StreamExt;
+    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let body = chat_request(&bytes("abc"), json!({"stream": true, "n": 2})).to_string();
+    let request = Request::post("/v1/chat/completions").header("content-type", "application/json").body(body.into());
+    let mut body = edge.send(request.unwrap()).await.into_body().into_data_stream();
+    body.next().await.unwrap().unwrap();
+    edge.fake.open(2).await;
+    drop(body);
+    edge.fake.open(0).await;
+    assert_eq!(finished(&edge.get("/metrics").await.text), (2, vec![("cancelled".into(), 2)]));
+}
