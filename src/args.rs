@@ -137,6 +137,9 @@ pub struct WeightArgs {
     /// Compute threads of all ranks of this process together [default: all cores]
     #[arg(long, env = "REIN_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+    /// Seconds after which a read of the checkpoint that returns nothing is given up, and loading with it
+    #[arg(long, env = "REIN_READ_TIMEOUT", default_value = "60", value_name = "S", value_parser = values::deadline)]
+    pub read_timeout: f64,
 }
 
 impl WeightArgs {

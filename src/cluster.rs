@@ -20,8 +20,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rein_control_plane::limits::STORE_SILENCE;
-use rein_control_plane::{Etcd, EtcdError, EtcdOptions, EtcdTls, Keys, Store, records::is_name};
-
+use rein_control_plane::records::{Release, is_name};
+use rein_control_plane::{Etcd, EtcdError, EtcdOptions, EtcdTls, Keys, Store};
+use rein_proto::protocol;
 use tokio::task::JoinSet;
 
 use crate::args::ClusterArgs;
@@ -79,6 +80,10 @@ fn keep_alive(store: Arc<dyn Store>, key: String) -> JoinSet<()> {
         }
     });
     reading
+}
+
+fn release() -> Release {
+    Release { protocol: protocol::NUMBER, version: protocol::VERSION.into() }
 }
 
 /// The name that was given, or one of host and `what`.

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rein_worker::checkpoint::LoadError;
@@ -25,6 +26,7 @@ fn weights(args: &WeightArgs) -> ModelOptions {
             QuantizeArg::Int8 => Quantize::Int8,
         },
         threads: args.threads.map(Into::into),
+        read_timeout: Duration::from_secs_f64(args.read_timeout),
         ..ModelOptions::default()
     }
 }

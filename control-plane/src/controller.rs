@@ -13,7 +13,7 @@ use crate::{
     election::campaign,
     limits,
     mirror::Mirror,
-    records::Keys,
+    records::{Keys, Release},
     retry::Backoff,
     session::Session,
     store::{Snapshot, Store, StoreError},
@@ -25,6 +25,7 @@ use crate::{
 pub struct ControllerOptions {
     /// Among the controllers of the cluster.
     pub id: String,
+    pub release: Release,
     pub settings: Settings,
     /// What it does is told here.
     pub tally: Arc<Tally>,
@@ -45,7 +46,8 @@ pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions, 
 async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, session: &Session, mirror: &Mirror) {
     loop {
         let held = session.held();
-        let leadership = campaign(store.clone(), mirror, &held, &keys.controller(), &options.id).await;
+        let leadership =
+            campaign(store.clone(), mirror, &held, &keys.controller(), &options.id, &options.release).await;
         options.tally.stands(true);
         tracing::info!(id = options.id, "this controller is the active one");
         let decide = async {

@@ -79,11 +79,11 @@ pub struct Controller {
     wake: Option<Duration>,
 }
 
-/// Workers that can be in one group.
-type Sort = (String, String, usize);
+/// Workers that can be in one group: model, fingerprint, size of the group and protocol.
+type Sort = (String, String, usize, u32);
 
 fn sort(worker: &WorkerRecord) -> Sort {
-    (worker.model.clone(), worker.fingerprint.clone(), worker.group_size)
+    (worker.model.clone(), worker.fingerprint.clone(), worker.group_size, worker.release.protocol)
 }
 
 struct Round<'a> {
@@ -472,7 +472,7 @@ impl Controller {
             }
             // A spare is of use beside a group only.
             let mut spares = if sorts.contains(&sort) { self.settings.spares } else { 0 };
-            let (model, fingerprint, group_size) = sort;
+            let (model, fingerprint, group_size, protocol) = sort;
             while free.len() > spares {
                 let (mut chosen, mut ranks) = (Vec::new(), 0);
                 for (i, (_, worker)) in free.iter().enumerate() {
@@ -520,6 +520,7 @@ impl Controller {
                     placement,
                     draining: false,
                     out: Vec::new(),
+                    protocol,
                 };
                 transaction = transaction.put(key, encode(&record), None);
                 round.decisions.push(Decision { kind: Kind::Form, why, transaction });
@@ -572,7 +573,7 @@ impl Controller {
 }
 
 fn of(record: &GroupRecord) -> Sort {
-    (record.model.clone(), record.fingerprint.clone(), record.group_size)
+    (record.model.clone(), record.fingerprint.clone(), record.group_size, record.protocol)
 }
 
 /// Says it is in a group that is not there, or not yet of that epoch: the store has forgotten something.

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use crate::{
     mirror::Mirror,
+    records::Release,
     retry::Backoff,
     session::Held,
     store::{Condition, LeaseId, Revision, Store, StoreError, Transaction},
@@ -61,6 +62,7 @@ pub async fn campaign(
     held: &watch::Receiver<Held>,
     key: &str,
     candidate: &str,
+    release: &Release,
 ) -> Leadership {
     let (mut mirror, mut held, mut backoff) = (mirror.clone(), held.clone(), Backoff::new(candidate));
     loop {
@@ -69,7 +71,7 @@ pub async fn campaign(
             news(&mut held).await;
             continue;
         };
-        let ballot = format!("{candidate} {}", lease.0);
+        let ballot = format!("{candidate} {} {} {}", lease.0, release.protocol, release.version);
         if let Some(entry) = mirror.read().await.entries.get(key) {
             if entry.value == ballot.as_bytes() {
                 // A write of ours whose answer was lost.

@@ -109,6 +109,16 @@ pub enum WorkerState {
     Draining,
 }
 
+/// What a process is of. Records from before there was a number say nothing: protocol 0.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    /// What it speaks: see `protocol.rs` of the protocol's crate.
+    #[serde(default)]
+    pub protocol: u32,
+    #[serde(default)]
+    pub version: String,
+}
+
 /// A worker process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerRecord {
@@ -136,6 +146,8 @@ pub struct WorkerRecord {
     pub state: WorkerState,
     /// The seat it has taken.
     pub seat: Seat,
+    #[serde(default, flatten)]
+    pub release: Release,
 }
 
 /// A worker is asked to leave: as it was then, or since; not one that is started later.
@@ -175,6 +187,9 @@ pub struct GroupRecord {
     pub draining: bool,
     /// Workers, by incarnation, that were members and have not said since that they know.
     pub out: Vec<(String, u64)>,
+    /// That all members speak.
+    #[serde(default)]
+    pub protocol: u32,
 }
 
 impl GroupRecord {
@@ -184,7 +199,7 @@ impl GroupRecord {
 
     /// Groups of one kind give the same answers to the token.
     pub fn kind(&self) -> String {
-        format!("{} x {}", self.fingerprint, self.group_size)
+        format!("{} x {}, protocol {}", self.fingerprint, self.group_size, self.protocol)
     }
 
     /// The member that holds rank 0.
@@ -270,4 +285,6 @@ pub struct RouterRecord {
     pub grpc: String,
     pub in_flight: usize,
     pub draining: bool,
+    #[serde(default, flatten)]
+    pub release: Release,
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    records::{ExpertLoad, GroupRecord, Keys, Load, Ready, RouterRecord, Seat, Trouble, WorkerRecord, decode},
+    records::{ExpertLoad, GroupRecord, Keys, Load, Ready, Release, RouterRecord, Seat, Trouble, WorkerRecord, decode},
     store::{Condition, Entry, Revision, Snapshot},
 };
 
@@ -18,6 +18,7 @@ pub struct View {
     pub routers: BTreeMap<String, RouterRecord>,
     /// The active controller.
     pub controller: Option<String>,
+    pub controller_release: Release,
     /// Workers that are asked to leave.
     pub drains: Vec<String>,
     /// Of each key that was read.
@@ -96,8 +97,12 @@ impl View {
             ["seats", id] => set(&mut self.seats, id.to_owned(), read(key, entry)),
             ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
             ["controller"] => {
-                let name = |entry: &Entry| String::from_utf8_lossy(&entry.value).split(' ').next().map(str::to_owned);
-                self.controller = entry.and_then(name);
+                // Its name, its lease, its protocol and its version.
+                let said = entry.map(|entry| String::from_utf8_lossy(&entry.value).into_owned()).unwrap_or_default();
+                let part = |i| said.split(' ').nth(i).filter(|part| !part.is_empty()).map(str::to_owned);
+                self.controller = part(0);
+                let protocol = part(2).and_then(|number| number.parse().ok()).unwrap_or_default();
+                self.controller_release = Release { protocol, version: part(3).unwrap_or_default() };
             }
             ["drains", id] => {
                 self.drains.retain(|known| known != id);

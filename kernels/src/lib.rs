@@ -6,7 +6,6 @@ pub mod collective;
 pub mod cpu;
 pub mod diff;
 pub mod error;
-pub mod mapped;
 pub mod probe;
 pub mod quant;
 pub mod reference;

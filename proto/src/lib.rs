@@ -10,6 +10,7 @@ pub mod internal {
     tonic::include_proto!("rein.internal.v1");
 }
 
+pub mod protocol;
 pub mod stats;
 pub mod trace;
 

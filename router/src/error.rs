@@ -163,7 +163,8 @@ impl Error {
                 Error { code: Some("invalid_request"), ..Error::new(Kind::Invalid, status.message()) }
             }
             tonic::Code::DeadlineExceeded => Error::deadline(),
-            tonic::Code::Unavailable => {
+            // The second: an engine of another release.
+            tonic::Code::Unavailable | tonic::Code::FailedPrecondition => {
                 Error { cause: Some(status.to_string()), ..Error::unavailable("the engine cannot be reached") }
             }
             _ => Error::internal("the engine failed on this request", status),

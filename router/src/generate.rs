@@ -13,6 +13,7 @@ use futures::{
 use rein_grammar::{Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
 use rein_proto::{
     internal::{self, Start},
+    protocol,
     v1::{self, chat_event},
 };
 use tokio::time::Instant;
@@ -211,6 +212,8 @@ impl Plan {
             prompt_logprobs: if choice.is_multiple_of(self.n) { width(self.prompt_logprobs) } else { -1 },
             finish_is_proposal: grammar.is_some(),
             script: self.script.clone(),
+            protocol: protocol::NUMBER,
+            version: protocol::VERSION.into(),
         }
     }
 }

@@ -7,8 +7,11 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use rein_control_plane::{Keys, Mirror, Store, View};
-use rein_proto::internal::{TextFilesRequest, worker_client::WorkerClient};
+use rein_control_plane::{Keys, Mirror, Store, View, records::GroupRecord};
+use rein_proto::{
+    internal::{TextFilesRequest, worker_client::WorkerClient},
+    protocol,
+};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -64,6 +67,7 @@ pub(crate) async fn follow(core: Arc<Core>, fleet: Fleet) {
     let (done, mut fetched) = mpsc::channel::<(String, Option<(Model, String)>)>(1);
     // By model: of its text files, as they were fetched; and the kinds of its groups, as far as they have been told.
     let (mut texts, mut told) = (BTreeMap::<String, String>::new(), BTreeMap::<String, BTreeSet<String>>::new());
+    let mut foreign = BTreeSet::new();
     loop {
         tokio::select! {
             biased;
@@ -80,6 +84,7 @@ pub(crate) async fn follow(core: Arc<Core>, fleet: Fleet) {
             }
         }
         view.update(&fleet.keys, &mirror.view());
+        tell_foreign(&view, &mut foreign);
         let serving = serving(&view);
         for (name, groups) in &serving {
             tell_kinds(name, groups, &mut told);
@@ -129,7 +134,7 @@ struct Group {
 fn serving(view: &View) -> BTreeMap<String, Vec<Group>> {
     let mut models: BTreeMap<String, Vec<Group>> = BTreeMap::new();
     for (id, group) in view.groups.iter().filter(|(_, group)| group.serves()) {
-        if let Some(record) = group.record()
+        if let Some(record) = group.record().filter(|record| is_understood(record))
             && let Some(leader) = record.leader()
         {
             let listing = Listing {
@@ -144,6 +149,23 @@ fn serving(view: &View) -> BTreeMap<String, Vec<Group>> {
         }
     }
     models
+}
+
+fn is_understood(record: &GroupRecord) -> bool {
+    protocol::understands(record.protocol, protocol::NUMBER)
+}
+
+/// Groups of releases that this one does not understand get no sequences. Each is logged once.
+fn tell_foreign(view: &View, told: &mut BTreeSet<String>) {
+    let records = view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?)));
+    let foreign: BTreeMap<&String, u32> =
+        records.filter(|(_, record)| !is_understood(record)).map(|(id, record)| (id, record.protocol)).collect();
+    told.retain(|id| foreign.contains_key(id));
+    for (id, number) in foreign {
+        if told.insert(id.clone()) {
+            tracing::error!("{}", protocol::refusal(&format!("group {id}"), number, ""));
+        }
+    }
 }
 
 /// A model that is served in several ways is logged, once for each set of them.
@@ -235,4 +257,54 @@ async fn download(fleet: &Fleet, address: &str) -> Result<BTreeMap<PathBuf, Vec<
         files.entry(path.to_owned()).or_default().extend_from_slice(&part.data);
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use rein_control_plane::records::{Member, Ready, encode};
+    use rein_control_plane::{ModelShape, Snapshot, place};
+
+    use super::*;
+
+    #[test]
+    fn groups_of_the_next_protocol_serve_and_others_do_not() {
+        let keys = Keys::new("test").unwrap();
+        let mut snapshot = Snapshot::default();
+        let mut put = |key: String, value: Bytes| {
+            snapshot.revision += 1;
+            let entry = rein_control_plane::Entry { value, revision: snapshot.revision, lease: None };
+            snapshot.entries.insert(key, entry);
+        };
+        let shape = ModelShape { attention_heads: 1, kv_heads: 1, experts: Vec::new() };
+        let numbers = [protocol::NUMBER - 1, protocol::NUMBER, protocol::NUMBER + 1, protocol::NUMBER + 2];
+        for (i, number) in numbers.into_iter().enumerate() {
+            let member = Member {
+                worker: "w".into(),
+                incarnation: 1,
+                address: format!("w{i}:1"),
+                mesh: String::new(),
+                ranks: vec![0],
+            };
+            let record = GroupRecord {
+                model: "m".into(),
+                fingerprint: "f".into(),
+                text: "t".into(),
+                group_size: 1,
+                members: vec![member],
+                placement: place(&shape, 1, 1).unwrap(),
+                draining: false,
+                out: Vec::new(),
+                protocol: number,
+            };
+            put(keys.placement(&format!("g{i}")), encode(&record));
+            put(keys.ready(&format!("g{i}"), 0), encode(&Ready { epoch: 1, layout: 0, worker: "w".into() }));
+        }
+        let view = View::read(&keys, &snapshot);
+        let groups: Vec<String> = serving(&view)["m"].iter().map(|group| group.listing.group.clone()).collect();
+        assert_eq!(groups, ["g0", "g1", "g2"]);
+        let mut told = BTreeSet::new();
+        tell_foreign(&view, &mut told);
+        assert_eq!(told, BTreeSet::from(["g3".to_owned()]));
+    }
 }

@@ -9,7 +9,10 @@ use std::{
 };
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
-use rein_proto::internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, engine_client::EngineClient};
+use rein_proto::{
+    internal::{EngineInfo, EngineStats, InfoRequest, StatsRequest, engine_client::EngineClient},
+    protocol,
+};
 use tokio::{
     sync::{OnceCell, watch},
     task::AbortHandle,
@@ -145,7 +148,19 @@ impl Engine {
     /// What the engine is. Asked once.
     pub async fn info(&self) -> Result<&EngineInfo, Error> {
         let mut client = self.client();
-        self.info.get_or_try_init(|| answer(async move { client.info(InfoRequest {}).await }.boxed())).await
+        let request = InfoRequest { protocol: protocol::NUMBER, version: protocol::VERSION.into() };
+        let ask = || async {
+            let info = answer(async move { client.info(request).await }.boxed()).await?;
+            if protocol::understands(info.protocol, protocol::NUMBER) {
+                return Ok(info);
+            }
+            let cause = protocol::refusal(&format!("engine {}", self.group), info.protocol, &info.version);
+            Err(Error {
+                cause: Some(cause),
+                ..Error::unavailable("the engine is of a release that this router cannot use")
+            })
+        };
+        self.info.get_or_try_init(ask).await
     }
 
     pub async fn stats(&self) -> Result<EngineStats, Error> {

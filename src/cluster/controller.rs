@@ -22,7 +22,12 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let rebalance = (!every.is_zero()).then_some(Rebalance { above: args.rebalance_above, every });
     let settings = Settings { spares: args.spares, rebalance };
     let tally = Arc::new(Tally::default());
-    let options = ControllerOptions { id: id(&args.id, std::process::id())?, settings, tally: tally.clone() };
+    let options = ControllerOptions {
+        id: id(&args.id, std::process::id())?,
+        release: super::release(),
+        settings,
+        tally: tally.clone(),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut stop = StopSignals::new()?;

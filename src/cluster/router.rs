@@ -84,7 +84,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             let (router, session, key) = (router.clone(), session.clone(), keys.router(&id));
             move |draining| {
                 let in_flight = router.in_flight();
-                let record = RouterRecord { http: http.to_string(), grpc: grpc.to_string(), in_flight, draining };
+                let (http, grpc) = (http.to_string(), grpc.to_string());
+                let record = RouterRecord { http, grpc, in_flight, draining, release: super::release() };
                 session.put(key.clone(), encode(&record));
             }
         };

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::Write;
 
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{Keys, WorkerRecord, WorkerState};
+use rein_control_plane::records::{Keys, Release, WorkerRecord, WorkerState};
 use rein_control_plane::view::Group;
 use rein_control_plane::{Mirror, View};
 use serde_json::{Value, json};
@@ -93,6 +93,7 @@ fn json(view: &View) -> Value {
                 "state": state(group),
                 "model": record.map(|record| record.model.clone()),
                 "epoch": record.map(|record| record.epoch()),
+                "protocol": record.map(|record| record.protocol),
                 "group_size": record.map(|record| record.group_size),
                 "ranks": ranks,
                 "load": group.load,
@@ -111,11 +112,13 @@ fn json(view: &View) -> Value {
                 "model": worker.model, "address": worker.address, "mesh": worker.mesh, "device": worker.device,
                 "state": worker.state, "ranks": worker.ranks, "group_size": worker.group_size,
                 "group": worker.seat.group, "epoch": worker.seat.epoch, "incarnation": worker.incarnation,
+                "version": worker.release.version, "protocol": worker.release.protocol,
             });
             (id.clone(), value)
         })
         .collect();
-    json!({"controller": view.controller, "routers": view.routers, "groups": groups, "workers": workers, "draining": view.drains})
+    let release = view.controller.as_ref().map(|_| &view.controller_release);
+    json!({"controller": view.controller, "controller_release": release, "routers": view.routers, "groups": groups, "workers": workers, "draining": view.drains})
 }
 
 /// Which layout of experts is in use, and how even it makes the ranks' work; None: nothing has been counted.
@@ -127,7 +130,15 @@ fn experts(group: &Group) -> Option<Value> {
 }
 
 fn table(cluster: &str, view: &View) -> String {
-    let mut out = format!("cluster {cluster}   controller {}\n\n", view.controller.as_deref().unwrap_or("none"));
+    let controller = match &view.controller {
+        Some(id) => format!(
+            "{id} (version {}, protocol {})",
+            version(&view.controller_release),
+            view.controller_release.protocol
+        ),
+        None => "none".to_owned(),
+    };
+    let mut out = format!("cluster {cluster}   controller {controller}\n\n");
     let mut rows =
         vec![row(["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "WORKERS", "RUNNING", "WAITING", "KV", "IMBALANCE"])];
     for (id, group) in &view.groups {
@@ -151,7 +162,8 @@ fn table(cluster: &str, view: &View) -> String {
         ]));
     }
     out.push_str(&aligned(&rows));
-    let mut rows = vec![row(["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS"])];
+    let mut rows =
+        vec![row(["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "VERSION", "PROTOCOL"])];
     for (id, worker) in &view.workers {
         let group = worker.seat.group.as_deref();
         let record = group.and_then(|group| view.groups.get(group)?.record());
@@ -167,18 +179,25 @@ fn table(cluster: &str, view: &View) -> String {
             record.ranks_of(member).map(most).max().unwrap_or(0)
         });
         let group = member.and(group).unwrap_or("-");
-        rows.push(row([id, &worker.address, &worker.device, state, group, &rank, &experts.to_string()]));
+        let (experts, protocol) = (experts.to_string(), worker.release.protocol.to_string());
+        let version = version(&worker.release);
+        rows.push(row([id, &worker.address, &worker.device, state, group, &rank, &experts, version, &protocol]));
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
-    let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT"])];
+    let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "VERSION", "PROTOCOL"])];
     for (id, router) in &view.routers {
         let state = if router.draining { "draining" } else { "serving" };
-        rows.push(row([id, &router.http, &router.grpc, state, &router.in_flight.to_string()]));
+        let (in_flight, protocol) = (router.in_flight.to_string(), router.release.protocol.to_string());
+        rows.push(row([id, &router.http, &router.grpc, state, &in_flight, version(&router.release), &protocol]));
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
     out
+}
+
+fn version(release: &Release) -> &str {
+    if release.version.is_empty() { "-" } else { &release.version }
 }
 
 fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {

@@ -48,7 +48,9 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let listener =
             tcp::Listener::bind(mesh, secure).map_err(|e| format!("--mesh: cannot listen on {mesh}: {e}"))?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let fingerprint::Fingerprints { whole, text } = fingerprint::of(&args)?;
+        let timeout = Duration::from_secs_f64(args.weights.read_timeout);
+        let files = Files::read(&args.weights.model, timeout).map_err(|error| format!("--model: {error}"))?;
+        let fingerprint::Fingerprints { whole, text } = fingerprint::of(&args, &work, &files)?;
         let record = WorkerRecord {
             model: name,
             fingerprint: whole,
@@ -64,6 +66,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             incarnation: started.as_millis() as u64,
             state: WorkerState::Ready,
             seat: Seat::default(),
+            release: super::release(),
         };
         let http = Bound::new(args.http).await?;
         let (leave, leaving) = watch::channel(false);
@@ -73,7 +76,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             (_, id) => Arc::new(Fan::new(store, &super::id(id, "replicas")?, keys.root())) as Arc<dyn Store>,
         };
         let tls = peers.as_ref().map(Peers::server);
-        let shared = Shared { args: &args, tls, keys, store, work, listener: Arc::new(listener), record, leaving };
+        let listener = Arc::new(listener);
+        let shared = Shared { args: &args, tls, keys, store, work, files, listener, record, leaving };
         let (mut workers, mut shown) = (JoinSet::new(), Vec::new());
         for replica in 0..args.replicas {
             let (worker, runs) = shared.worker(replica).await?;
@@ -131,6 +135,7 @@ struct Shared<'a> {
     keys: Keys,
     store: Arc<dyn Store>,
     work: Work,
+    files: Files,
     listener: Arc<tcp::Listener>,
     record: WorkerRecord,
     leaving: watch::Receiver<bool>,
@@ -162,7 +167,7 @@ impl Shared<'_> {
         };
         let switch = Switch::default();
         let (closing, closed) = watch::channel(false);
-        let files = WorkerServer::new(Files::of(&args.weights.model));
+        let files = WorkerServer::new(self.files.clone());
         let readiness = Readiness::of(self.store.clone(), self.keys.clone(), &id, switch.clone());
         let health = readiness.clone().into_server();
         let routes = Routes::new(switch.clone().into_server()).add_service(files).add_service(health);

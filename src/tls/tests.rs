@@ -217,7 +217,7 @@ async fn grpc_goes_over_it() {
     });
     let endpoint = tonic::transport::Endpoint::try_from(format!("http://{address}")).expect("an address");
     let channel = client.channel(&endpoint);
-    let info = EngineClient::new(channel).info(InfoRequest {}).await.expect("an answer").into_inner();
+    let info = EngineClient::new(channel).info(InfoRequest::default()).await.expect("an answer").into_inner();
     assert_eq!(info.kind, "sim");
     serving.await.expect("no panic").expect("a clean end");
 }

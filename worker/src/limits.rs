@@ -42,3 +42,12 @@ pub const EVENT_PART: usize = 32_768;
 pub const EVENT_INTERVAL: Duration = Duration::from_millis(50);
 /// ... and the longest: so often it hears of an engine in which nothing happens.
 pub const EVENT_SILENCE: Duration = Duration::from_secs(1);
+
+/// A read of the checkpoint that returns nothing for so long has stalled, unless configured.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often it is looked whether one has.
+pub const STALL_LOOK: Duration = Duration::from_millis(250);
+/// Checkpoints of at most so many bytes are hashed as a whole when a worker starts, of larger ones parts of each file.
+pub const HASHED_WHOLE: u64 = 4 << 30;
+/// Text files of a model together.
+pub const TEXT_BYTES: u64 = 512 << 20;

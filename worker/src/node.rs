@@ -124,8 +124,8 @@ struct Node {
     /// A seat whose placement could not be read.
     pending: Option<Seat>,
     leave: watch::Receiver<bool>,
-    /// Why this process can compute no more.
-    stuck: Option<String>,
+    /// Why this process has to end.
+    unfit: Option<NodeError>,
 }
 
 enum News {
@@ -140,12 +140,15 @@ enum News {
 }
 
 /// Why a worker ends that was not asked to.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum NodeError {
     #[error("--id: the cluster has a worker {id} already, at {address}; each needs an id of its own")]
     Displaced { id: String, address: String },
     #[error("this process can compute no more and has to be started again: {0}")]
     Stuck(String),
+    /// Weights that it would load now are not, or may not be, those of its fingerprint.
+    #[error("the checkpoint cannot be read any more: {0}")]
+    Checkpoint(String),
 }
 
 /// Until `leave` turns true and the group can do without this worker.
@@ -177,7 +180,7 @@ pub async fn run(
         quiet: None,
         pending: None,
         leave: leave.clone(),
-        stuck: None,
+        unfit: None,
         options,
     };
     node.say();
@@ -237,14 +240,13 @@ pub async fn run(
             let patience = since.elapsed() > limits::LEAVE_TIME;
             node.now.is_none() && node.taking.is_none() || patience
         });
-        if over || asked && node.stuck.is_some() {
+        if over || asked && node.unfit.is_some() {
             node.stand_up("the worker leaves").await;
             node.forget_drain().await;
             node.session.leave().await;
             return Ok(());
         }
-        let stuck = node.stuck.clone().map(NodeError::Stuck);
-        if let Some(error) = node.displaced().or(stuck) {
+        if let Some(error) = node.displaced().or(node.unfit.clone()) {
             tracing::error!("{error}");
             node.stand_up(&error.to_string()).await;
             node.session.leave().await;
@@ -262,7 +264,7 @@ async fn finished(taking: &mut Option<JoinHandle<Result<Taken, Refused>>>) -> Re
     let Some(handle) = taking else { return std::future::pending().await };
     let taken = handle.await;
     *taking = None;
-    taken.unwrap_or_else(|panic| Err(Refused { reason: format!("taking the seat failed: {panic}"), suspect: None }))
+    taken.unwrap_or_else(|panic| Err(Refused::because(format!("taking the seat failed: {panic}"), None)))
 }
 
 async fn told(ended: &mut Option<oneshot::Receiver<Abort>>) -> Abort {
@@ -318,7 +320,7 @@ impl Node {
             return;
         }
         self.stand_up(&format!("epoch {} follows", seat.epoch)).await;
-        if self.stuck.is_some() {
+        if self.unfit.is_some() {
             return;
         }
         let Some(group) = seat.group.clone() else {
@@ -410,8 +412,10 @@ impl Node {
                 self.ended = now.links.watch();
                 self.say();
             }
-            Err(Refused { reason, suspect }) => {
-                if suspect == Some(now.rank) {
+            Err(Refused { reason, suspect, is_final }) => {
+                if is_final {
+                    self.unfit = Some(NodeError::Checkpoint(reason.clone()));
+                } else if suspect == Some(now.rank) {
                     // Not to be given the same seat again and again.
                     tracing::warn!(wait = ?self.penance, "not available for a while");
                     self.quiet = Some(Instant::now() + self.penance);
@@ -430,9 +434,16 @@ impl Node {
         now.known.read(&view, &keys.placement(&now.group));
         let epoch = now.record.epoch();
         let Some(record) = now.known.record.clone().filter(|record| record.epoch() == epoch) else { return };
-        if let Some(placement) = relayout.follow(&record.placement).await {
-            now.record = Arc::new(GroupRecord { placement: (*placement).clone(), ..(*record).clone() });
-            now.ready(&self.session, keys, &self.options.id);
+        match relayout.follow(&record.placement).await {
+            Ok(Some(placement)) => {
+                now.record = Arc::new(GroupRecord { placement: (*placement).clone(), ..(*record).clone() });
+                now.ready(&self.session, keys, &self.options.id);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                self.unfit = Some(NodeError::Checkpoint(error.to_string()));
+                return;
+            }
         }
         let Some(relayout) = now.relayout.as_mut().filter(|_| now.rank == 0) else { return };
         relayout.lead(&view, keys, &now.group, &record);

@@ -7,17 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
 use rein_kernels::Result as KernelResult;
 use rein_kernels::collective::{self, Collective};
 use rein_kernels::cpu::Cpu;
 use rein_proto::internal::{After, Step, StepResult};
 
-use crate::checkpoint::{LoadError, read_config};
+use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
-use crate::limits::MAX_SEQUENCES;
+use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT, STALL_LOOK};
 use crate::model::{self, ExpertCounts, Network, bytes_to_hold, check_row};
 
 mod layout;
@@ -71,6 +72,8 @@ pub struct ModelOptions {
     pub redundant_experts: usize,
     /// Of the placement; steps of another epoch are refused.
     pub epoch: u64,
+    /// A read of the checkpoint that returns nothing for so long has stalled, and loading ends with an error.
+    pub read_timeout: Duration,
 }
 
 impl Default for ModelOptions {
@@ -87,6 +90,7 @@ impl Default for ModelOptions {
             max_sequences: MAX_SEQUENCES,
             redundant_experts: 0,
             epoch: 1,
+            read_timeout: READ_TIMEOUT,
         }
     }
 }
@@ -132,7 +136,11 @@ impl Model {
         if options.block_size == 0 {
             return Err(LoadError::Option { option: "block_size", what: "must be at least 1".into() });
         }
-        let checkpoint = open::open(dir, options)?;
+        let reads = Reads::new(options.read_timeout);
+        let checkpoint = reads.watch({
+            let (dir, options, reads) = (dir.to_owned(), options.clone(), reads.clone());
+            move || open::open(&dir, &options, &reads)
+        })?;
         // Said now, not only once the model is loaded.
         memory::context(&checkpoint.spec, options)?;
         let most = checkpoint.spec.shape().experts.into_iter().max().unwrap_or(0);
@@ -151,6 +159,17 @@ impl Model {
 
     pub fn shape(&self) -> ModelShape {
         self.checkpoint.spec.shape()
+    }
+
+    /// Of config.json, as it was read.
+    pub fn config_hash(&self) -> u64 {
+        self.checkpoint.config
+    }
+
+    /// Of each file of weights its name and a hash of what is in it. What is loaded later is held to it.
+    pub fn hashes(&self) -> Result<Vec<(PathBuf, u64)>, LoadError> {
+        let checkpoint = self.checkpoint.clone();
+        self.checkpoint.reads.watch(move || checkpoint.weights.hashes())
     }
 
     /// Bytes of the largest rank's weights in a group of so many.
@@ -178,7 +197,7 @@ impl Model {
         home: Option<Sender<Resident>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Seated, LoadError> {
-        let Checkpoint { spec, weights, precisions } = &*self.checkpoint;
+        let Checkpoint { spec, weights, precisions, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<Resident>> =
@@ -235,7 +254,12 @@ impl Model {
             used,
             counts: leads.then_some(counts),
         });
-        let blocks = await_loaded(reports, count, total, progress)?;
+        let blocks = await_loaded(reports, count, total, reads, progress).inspect_err(|error| {
+            if matches!(error, LoadError::Stalled { .. }) {
+                // Whoever hangs cannot be joined.
+                ranks.0.clear();
+            }
+        })?;
         let plan = plan.agreed(blocks, &self.options)?;
         let shape = ExecutorShape {
             model: self.name(),
@@ -391,12 +415,13 @@ fn await_loaded(
     reports: Receiver<Report>,
     ranks: usize,
     total: u64,
+    reads: &Reads,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<usize, LoadError> {
     let (mut read, mut waiting, mut agreed) = (0, ranks, 0);
     let mut failure: Option<LoadError> = None;
     while waiting > 0 {
-        match reports.recv() {
+        match reports.recv_timeout(STALL_LOOK) {
             Ok(Report::Read(bytes)) => {
                 read += bytes;
                 progress(read.min(total), total);
@@ -410,7 +435,10 @@ fn await_loaded(
                     failure = Some(error);
                 }
             }
-            Err(_) => return Err(LoadError::Rank { rank: 0, what: "a rank ended while it was loading".into() }),
+            Err(RecvTimeoutError::Timeout) => reads.stalled().map_or(Ok(()), Err)?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(LoadError::Rank { rank: 0, what: "a rank ended while it was loading".into() });
+            }
         }
     }
     if let Some(error) = failure {
@@ -422,7 +450,8 @@ fn await_loaded(
 
 /// The longest sequence that a checkpoint directory and `options` allow, before its weights are looked at.
 pub(crate) fn max_context(dir: &Path, options: &ModelOptions) -> Result<usize, LoadError> {
-    memory::context(&model::build(&read_config(dir)?)?, options)
+    let text = read_config(dir, &Reads::new(options.read_timeout))?;
+    memory::context(&model::build(&parse_config(dir, &text)?)?, options)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use rein_proto::internal::{
     EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, Start, StatsRequest, ToEngine,
     from_engine, to_engine,
 };
+use rein_proto::protocol;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Sleep};
@@ -117,6 +118,8 @@ impl EngineService {
             kind: shape.kind.into(),
             tensor_parallel: shape.ranks as u32,
             max_queue: options.max_queue as u32,
+            protocol: protocol::NUMBER,
+            version: protocol::VERSION.into(),
         }
     }
 
@@ -209,6 +212,12 @@ fn stopped() -> Status {
     Status::unavailable("the engine has stopped")
 }
 
+/// A router of a release that this one does not understand gets nothing.
+fn understood(number: u32, version: &str) -> Result<(), Status> {
+    let refused = || Status::failed_precondition(protocol::refusal("the router", number, version));
+    if protocol::understands(number, protocol::NUMBER) { Ok(()) } else { Err(refused()) }
+}
+
 fn rejected(rejected: Rejected) -> Status {
     match rejected {
         Rejected::QueueFull { .. } => Status::resource_exhausted(rejected.to_string()),
@@ -231,6 +240,7 @@ impl engine_server::Engine for EngineService {
                 return Err(Status::invalid_argument("the first message must be start"));
             };
             trace::describe(&span, &start);
+            understood(start.protocol, &start.version)?;
             if self.shared.draining.load(Ordering::SeqCst) {
                 return Err(rejected(Rejected::Draining));
             }
@@ -256,7 +266,9 @@ impl engine_server::Engine for EngineService {
         }))
     }
 
-    async fn info(&self, _: Request<InfoRequest>) -> Result<Response<EngineInfo>, Status> {
+    async fn info(&self, request: Request<InfoRequest>) -> Result<Response<EngineInfo>, Status> {
+        let InfoRequest { protocol, version } = request.into_inner();
+        understood(protocol, &version)?;
         self.executable()?;
         Ok(Response::new(self.engine_info()))
     }

@@ -4,6 +4,7 @@
 mod competing;
 mod layouts;
 mod pace;
+mod releases;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +19,7 @@ use crate::{
     Keys, ModelShape, Placement, Snapshot, View,
     decide::{Controller, Settings},
     rebalance::Rebalance,
-    records::{ExpertLoad, GroupRecord, Load, Ready, Seat, Trouble, WorkerRecord, WorkerState, encode},
+    records::{ExpertLoad, GroupRecord, Load, Ready, Release, Seat, Trouble, WorkerRecord, WorkerState, encode},
     store::{Condition, Entry, Transaction, Write},
 };
 
@@ -100,6 +101,7 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         incarnation,
         state: WorkerState::Ready,
         seat: Seat::default(),
+        release: Release::default(),
     };
     Worker {
         alive: true,
@@ -365,6 +367,11 @@ impl Cluster {
             assert_eq!(held.len(), EXPERTS, "an expert nowhere");
             assert!(self.size == 1 || record.placement.ranks.iter().all(|rank| rank.experts[1].len() <= room));
             assert!(record.members.iter().all(|member| (1..=2).contains(&member.ranks.len())));
+            for member in &record.members {
+                let worker = self.workers.get(&member.worker).map(|worker| &worker.record);
+                let same = worker.filter(|worker| worker.incarnation == member.incarnation);
+                assert!(same.is_none_or(|worker| worker.release.protocol == record.protocol), "two releases in {id}");
+            }
             let before = self.epochs.insert(id.clone(), record.epoch());
             assert!(
                 before.is_none_or(|before| before <= record.epoch()),

@@ -14,7 +14,7 @@ use crate::{
     controller::{ControllerOptions, run},
     decide::Settings,
     limits,
-    records::{GroupRecord, Seat, WorkerRecord, WorkerState, decode, encode},
+    records::{GroupRecord, Release, Seat, WorkerRecord, WorkerState, decode, encode},
     store::{LeaseId, Revision, Snapshot, StoreError, Transaction, Watch},
     tally::Tally,
 };
@@ -78,7 +78,12 @@ impl Store for Late {
 }
 
 fn controller(store: Arc<dyn Store>, keys: &Keys, id: &str) -> JoinHandle<()> {
-    let options = ControllerOptions { id: id.into(), settings: Settings::default(), tally: Arc::new(Tally::default()) };
+    let options = ControllerOptions {
+        id: id.into(),
+        release: Release::default(),
+        settings: Settings::default(),
+        tally: Arc::new(Tally::default()),
+    };
     tokio::spawn(run(store, keys.clone(), options, std::future::pending()))
 }
 
@@ -99,6 +104,7 @@ async fn workers(store: &Memory, keys: &Keys, count: usize) {
             incarnation: 1,
             state: WorkerState::Ready,
             seat: Seat::default(),
+            release: Release::default(),
         };
         let put = Transaction::default().put(keys.worker(&format!("w{i}")), encode(&record), None);
         store.commit(put).await.unwrap().unwrap();

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::{etcd::Server, faulty::Faulty, seeds, values};
 use crate::{
     Fan, Memory, Mirror, Session, Snapshot, Store, StoreError, Transaction, campaign,
+    records::Release,
     store::{LeaseId, Revision, Watch},
 };
 
@@ -314,7 +315,8 @@ async fn one_leads(seed: u64) {
                 let session = Session::new(store.clone(), &name, TTL);
                 let (mirror, held) = (Mirror::new(store.clone(), &name, "/"), session.held());
                 loop {
-                    let leader = campaign(store.clone(), &mirror, &held, "/controller", &name).await;
+                    let leader =
+                        campaign(store.clone(), &mirror, &held, "/controller", &name, &Release::default()).await;
                     let rule = async {
                         loop {
                             // A counter that only the leader of the moment may write.
@@ -370,7 +372,9 @@ async fn a_leader_leads_until_it_leaves() {
     let mut elected = tokio::task::JoinSet::new();
     for (i, session) in sessions.iter().enumerate() {
         let (store, mirror, held) = (store.clone(), mirror.clone(), session.held());
-        elected.spawn(async move { (i, campaign(store, &mirror, &held, "/controller", &name(i)).await) });
+        elected.spawn(async move {
+            (i, campaign(store, &mirror, &held, "/controller", &name(i), &Release::default()).await)
+        });
     }
     let (first, leadership) = elected.join_next().await.unwrap().unwrap();
     let held = sessions[first].held();
@@ -390,13 +394,14 @@ async fn a_campaign_without_a_session_waits_in_peace() {
     let sessions = [0, 1].map(|i| Session::new(store.clone(), &format!("c{i}"), TTL));
     let mirror = Mirror::new(store.clone(), "observer", "/controller");
     let held = sessions[0].held();
-    campaign(store.clone(), &mirror, &held, "/controller", "c0").await;
+    campaign(store.clone(), &mirror, &held, "/controller", "c0", &Release::default()).await;
     let [_first, second] = sessions;
     second.settled().await;
     let held = second.held();
     drop(second);
     // One that spun would never let the clock go on.
-    let won = tokio::time::timeout(TTL, campaign(store, &mirror, &held, "/controller", "c1")).await;
+    let won =
+        tokio::time::timeout(TTL, campaign(store, &mirror, &held, "/controller", "c1", &Release::default())).await;
     assert!(won.is_err(), "{won:?}");
 }
 

@@ -23,7 +23,8 @@ fn over_tcp(size: usize) -> Vec<Rank> {
             .iter()
             .enumerate()
             .map(|(rank, listener)| {
-                let member = tcp::Member { group: "g".into(), epoch: 1, rank, addresses: addresses.clone() };
+                let member =
+                    tcp::Member { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.clone() };
                 scope.spawn(move || listener.join(&member, Duration::from_secs(20)).expect("all come"))
             })
             .collect();

@@ -32,7 +32,7 @@ async fn an_engine_that_nobody_reached_is_told_from_one_that_hung_up() {
         let channel =
             tonic::transport::Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap().connect_lazy();
         let mut client = rein_proto::internal::engine_client::EngineClient::new(crate::pool::transport(channel));
-        Failure::of(&client.info(rein_proto::internal::InfoRequest {}).await.unwrap_err())
+        Failure::of(&client.info(rein_proto::internal::InfoRequest::default()).await.unwrap_err())
     };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = port(&listener);

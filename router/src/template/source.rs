@@ -30,7 +30,7 @@ impl Sources {
     pub fn from_model(dir: &Path, tokenizer_config: &Json) -> Result<Self, TemplateError> {
         let mut templates = BTreeMap::new();
         let file = dir.join("chat_template.jinja");
-        if file.is_file() {
+        if file.exists() {
             templates.insert("default".to_owned(), read(&file)?);
         }
         let more = fs::read_dir(dir.join("additional_chat_templates")).into_iter().flatten().flatten();
@@ -46,7 +46,7 @@ impl Sources {
             return from_config(templates);
         }
         let file = dir.join("chat_template.json");
-        if !file.is_file() {
+        if !file.exists() {
             return Ok(Sources::default());
         }
         let json: Json = serde_json::from_str(&read(&file)?)
@@ -79,10 +79,13 @@ fn bad(message: &str) -> TemplateError {
 
 fn read(path: &Path) -> Result<String, TemplateError> {
     let fail = |reason, message: String| Err(TemplateError::new(reason, format!("{}: {message}", path.display())));
-    match fs::metadata(path).map(|meta| meta.len()) {
-        Ok(len) if len > MAX_TEMPLATE_BYTES as u64 => {
+    match fs::metadata(path) {
+        Ok(meta) if meta.len() > MAX_TEMPLATE_BYTES as u64 => {
+            let len = meta.len();
             fail(Reason::TooLarge, format!("{len} bytes; the limit of a chat template is {MAX_TEMPLATE_BYTES}"))
         }
+        // Opening a FIFO waits for a writer.
+        Ok(meta) if !meta.is_file() => fail(Reason::Missing, "not a regular file".into()),
         Ok(_) => fs::read_to_string(path).or_else(|e| fail(Reason::Missing, e.to_string())),
         Err(e) => fail(Reason::Missing, e.to_string()),
     }

@@ -183,6 +183,7 @@ impl engine_server::Engine for Fake {
             kind: "sim".into(),
             tensor_parallel: 1,
             max_queue: 8,
+            ..EngineInfo::default()
         }))
     }
 

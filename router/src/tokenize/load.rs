@@ -71,6 +71,8 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizeError> {
             let message = format!("{} bytes; the limit is {MAX_TOKENIZER_BYTES}", meta.len());
             return Err(load_error(path, message));
         }
+        // Opening a FIFO waits for a writer.
+        Ok(meta) if !meta.is_file() => return Err(load_error(path, "not a regular file")),
         Ok(_) => {}
     }
     fs::read(path).map(Some).map_err(|e| load_error(path, e))

@@ -131,7 +131,7 @@ fn listen(peers: &Peers) -> tcp::Listener {
 }
 
 fn member(rank: usize, addresses: &[String]) -> tcp::Member {
-    tcp::Member { group: "g".into(), epoch: 1, rank, addresses: addresses.to_vec() }
+    tcp::Member { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.to_vec() }
 }
 
 fn addresses(listeners: [&tcp::Listener; 2]) -> Vec<String> {

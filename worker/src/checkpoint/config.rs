@@ -7,6 +7,8 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::LoadError;
+use super::reads::Reads;
+use super::source::read_file;
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// Of a dimension.
@@ -272,16 +274,14 @@ fn same(a: &Value, b: &Value) -> bool {
     a == b || matches!((a.as_f64(), b.as_f64()), (Some(a), Some(b)) if a == b)
 }
 
-/// Reads `config.json` of a checkpoint directory.
-pub fn read_config(dir: &Path) -> Result<Map<String, Value>, LoadError> {
-    let path = dir.join("config.json");
-    let io = |source| LoadError::Io { path: path.clone(), source };
-    let bad = |what: String| LoadError::File { path: path.clone(), what };
-    if std::fs::metadata(&path).map_err(io)?.len() > MAX_CONFIG_BYTES {
-        return Err(bad(format!("is larger than {MAX_CONFIG_BYTES} bytes")));
-    }
-    let text = std::fs::read(&path).map_err(io)?;
-    match serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON: {e}")))? {
+/// `config.json` of a checkpoint directory.
+pub fn read_config(dir: &Path, reads: &Reads) -> Result<Vec<u8>, LoadError> {
+    read_file(&dir.join("config.json"), MAX_CONFIG_BYTES, reads)
+}
+
+pub fn parse_config(dir: &Path, text: &[u8]) -> Result<Map<String, Value>, LoadError> {
+    let bad = |what: String| LoadError::File { path: dir.join("config.json"), what };
+    match serde_json::from_slice(text).map_err(|e| bad(format!("is not JSON: {e}")))? {
         Value::Object(map) => Ok(map),
         _ => Err(bad("must be a JSON object".into())),
     }

@@ -10,6 +10,13 @@ pub enum LoadError {
     Io { path: PathBuf, source: std::io::Error },
     #[error("{path}: {what}")]
     File { path: PathBuf, what: String },
+    #[error(
+        "{path} {what} after this process opened it, so what is read now may be other weights; start the process again \
+         (a checkpoint is replaced by a new directory, never in place)"
+    )]
+    Changed { path: PathBuf, what: String },
+    #[error("{path}: a read has returned nothing for {seconds} s; the disk, or the server of the file system, hangs")]
+    Stalled { path: PathBuf, seconds: f64 },
     #[error("config.json: {key}: {what}")]
     Config { key: String, what: String },
     #[error("config.json: architecture {found} is not supported; supported are {supported}")]
@@ -35,6 +42,11 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// The files cannot be read again as they were by this process. Others may have them whole.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Changed { .. } | Self::Stalled { .. })
+    }
+
     pub(crate) fn config(key: impl Into<String>, what: impl Into<String>) -> Self {
         Self::Config { key: key.into(), what: what.into() }
     }

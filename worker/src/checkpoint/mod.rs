@@ -3,11 +3,16 @@
 mod config;
 mod error;
 mod quant;
+mod reads;
 mod safetensors;
+mod source;
 mod weights;
 
-pub use config::{Fields, read_config};
+pub use config::{Fields, parse_config, read_config};
 pub use error::LoadError;
 pub use quant::Quantization;
-pub use safetensors::{Dtype as StoredDtype, Shards};
+pub use reads::Reads;
+pub use safetensors::Dtype as StoredDtype;
+pub use source::read_file;
 pub use weights::{Form, Weights};
+pub use xxhash_rust::xxh3::xxh3_64 as content_hash;

@@ -1,16 +1,25 @@
 //! The safetensors container (github.com/huggingface/safetensors): eight bytes of header length, a JSON header with a
 //! dtype, shape and byte range per tensor, then the bytes. Several files with an index make one checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rein_kernels::mapped::Mapped;
-use serde_json::{Map, Value};
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::error::LoadError;
+use super::reads::Reads;
+use super::source::{Source, read_file};
+use crate::limits::HASHED_WHOLE;
 
-const MAX_HEADER_BYTES: usize = 100_000_000;
+/// Bytes of the header's length, which comes first.
+const LENGTH: usize = 8;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,21 +75,34 @@ pub struct Entry {
     range: Range<usize>,
 }
 
+impl Entry {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+}
+
 /// All tensors of a checkpoint by name.
 pub struct Shards {
-    files: Vec<Mapped>,
+    files: Vec<Source>,
     tensors: BTreeMap<String, Entry>,
+    reads: Arc<Reads>,
+    /// Something has been read since it was last looked whether all files are as they were.
+    unproven: AtomicBool,
 }
 
 impl Shards {
-    pub fn open(dir: &Path) -> Result<Self, LoadError> {
+    pub fn open(dir: &Path, reads: &Arc<Reads>) -> Result<Self, LoadError> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
-        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
-        if single.exists() {
+        let unproven = AtomicBool::new(true);
+        let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new(), reads: reads.clone(), unproven };
+        // A link that leads nowhere is there, too: it is named then.
+        let is_there = |path: &Path| reads.during(path, || path.symlink_metadata().is_ok());
+        if is_there(&single) {
             shards.add(&single)?;
-        } else if index.exists() {
-            shards.open_indexed(dir, &index)?;
+        } else if is_there(&index) {
+            shards.open_indexed(dir, &index, is_there)?;
         } else {
             let what = "has neither model.safetensors nor model.safetensors.index.json (other containers, such as \
                         pytorch_model.bin or GGUF, are not read)";
@@ -89,40 +111,47 @@ impl Shards {
         Ok(shards)
     }
 
-    fn open_indexed(&mut self, dir: &Path, index: &Path) -> Result<(), LoadError> {
-        let map = read_index(index)?;
+    fn open_indexed(&mut self, dir: &Path, index: &Path, is_there: impl Fn(&Path) -> bool) -> Result<(), LoadError> {
+        let map = read_index(index, &self.reads)?;
         let bad = |what: String| LoadError::File { path: index.to_owned(), what };
-        let mut names = BTreeSet::new();
+        let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (tensor, file) in &map {
             let file = file.as_str().ok_or_else(|| bad(format!("weight_map.{tensor} must be a file name")))?;
             if file.is_empty() || file.contains(['/', '\\']) || file.starts_with('.') {
                 return Err(bad(format!("weight_map.{tensor}: {file:?} is not a file name in this directory")));
             }
-            names.insert(file);
+            files.entry(file).or_default().push(tensor);
         }
-        for name in &names {
+        for (name, tensors) in &files {
             let path = dir.join(name);
-            if !path.exists() {
-                let what = "is named in model.safetensors.index.json but is not there".into();
+            if !is_there(&path) {
+                let what = format!("is not there, but model.safetensors.index.json says it holds {}", tensors[0]);
                 return Err(LoadError::File { path, what });
             }
             self.add(&path)?;
+            let here = |tensor: &&&str| self.tensors.get(**tensor).is_some_and(|e| e.file + 1 == self.files.len());
+            if let Some(missing) = tensors.iter().find(|tensor| !here(tensor)) {
+                let what = format!("does not hold tensor {missing}, but model.safetensors.index.json says it does");
+                return Err(LoadError::File { path, what });
+            }
         }
-        let missing: Vec<String> = map.keys().filter(|name| !self.tensors.contains_key(*name)).cloned().collect();
-        if missing.is_empty() { Ok(()) } else { Err(LoadError::Missing(missing)) }
+        Ok(())
     }
 
     fn add(&mut self, path: &Path) -> Result<(), LoadError> {
-        let map = Mapped::open(path).map_err(|source| LoadError::Io { path: path.to_owned(), source })?;
+        let source = Source::open(path, &self.reads)?;
+        let bad = |what: String| LoadError::File { path: path.to_owned(), what };
         let file = self.files.len();
-        let entries = parse_header(&map).map_err(|what| LoadError::File { path: path.to_owned(), what })?;
+        let entries = parse_header(&read_header(&source)?, source.len()).map_err(bad)?;
         for (name, dtype, shape, range) in entries {
-            if self.tensors.contains_key(&name) {
-                return Err(LoadError::File { path: path.to_owned(), what: format!("tensor {name} occurs twice") });
+            if let Some(known) = self.tensors.get(&name) {
+                let other = self.files.get(known.file).map(|other| other.path().display().to_string());
+                let what = format!("tensor {name} is also in {}; it must be in one file", other.unwrap_or_default());
+                return Err(bad(what));
             }
             self.tensors.insert(name, Entry { dtype, shape, file, range });
         }
-        self.files.push(map);
+        self.files.push(source);
         Ok(())
     }
 
@@ -134,45 +163,102 @@ impl Shards {
         self.tensors.keys()
     }
 
-    pub fn bytes(&self, entry: &Entry) -> &[u8] {
-        &self.files[entry.file][entry.range.clone()]
+    /// The bytes of `within`, an offset range inside the tensor, into `out`.
+    pub fn read(&self, entry: &Entry, within: Range<usize>, out: &mut Vec<u8>) -> Result<(), LoadError> {
+        self.unproven.store(true, Ordering::SeqCst);
+        out.resize(within.len(), 0);
+        self.files[entry.file].read((entry.range.start + within.start) as u64, out)
     }
 
-    /// The bytes of `within` (an offset range inside the tensor) will not be read again soon.
-    pub fn release(&self, entry: &Entry, within: Range<usize>) {
-        let start = entry.range.start;
-        self.files[entry.file].release(start + within.start..start + within.end);
+    /// Of each file its name and a hash of what is in it, in parts unless all of them are small.
+    pub fn hashes(&self) -> Result<Vec<(PathBuf, u64)>, LoadError> {
+        let whole = self.files.iter().map(Source::len).sum::<u64>() <= HASHED_WHOLE;
+        let of = |source: &Source| Ok((source.path().file_name().unwrap_or_default().into(), source.sample(whole)?));
+        self.files.iter().map(of).collect()
+    }
+
+    /// That whatever has been read is from files that nobody has written to since they were opened: of each, size and time,
+    /// and the parts that say what it is.
+    pub fn prove(&self) -> Result<(), LoadError> {
+        if self.unproven.swap(false, Ordering::SeqCst) {
+            let proven = self.files.iter().try_for_each(|source| source.sample(false).map(drop));
+            proven.inspect_err(|_| self.unproven.store(true, Ordering::SeqCst))?;
+        }
+        Ok(())
     }
 }
 
-fn read_index(path: &Path) -> Result<Map<String, Value>, LoadError> {
-    let io = |source| LoadError::Io { path: path.to_owned(), source };
-    let bad = |what: String| LoadError::File { path: path.to_owned(), what };
-    if std::fs::metadata(path).map_err(io)?.len() > MAX_INDEX_BYTES {
-        return Err(bad(format!("is larger than {MAX_INDEX_BYTES} bytes")));
+/// A JSON object in which a key may not occur twice: of two, JSON readers keep one, and not all the same.
+struct Unique(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Unique;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique, A::Error> {
+                let (mut entries, mut seen) = (Vec::new(), HashSet::new());
+                while let Some((key, value)) = map.next_entry::<String, Value>()? {
+                    if !seen.insert(key.clone()) {
+                        return Err(A::Error::custom(format!("{key} occurs twice")));
+                    }
+                    entries.push((key, value));
+                }
+                Ok(Unique(entries))
+            }
+        }
+        deserializer.deserialize_map(Reader)
     }
-    let text = std::fs::read(path).map_err(io)?;
-    let value: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("is not JSON: {e}")))?;
-    match value.get("weight_map") {
-        Some(Value::Object(map)) => Ok(map.clone()),
-        _ => Err(bad("has no object weight_map".into())),
+}
+
+fn read_index(path: &Path, reads: &Reads) -> Result<Vec<(String, Value)>, LoadError> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: Unique,
     }
+    let text = read_file(path, MAX_INDEX_BYTES, reads)?;
+    let index = serde_json::from_slice::<Index>(&text);
+    let index = index.map_err(|e| LoadError::File { path: path.to_owned(), what: format!("is not an index: {e}") })?;
+    Ok(index.weight_map.0)
 }
 
 type Parsed = (String, Dtype, Vec<usize>, Range<usize>);
 
-fn parse_header(file: &[u8]) -> Result<Vec<Parsed>, String> {
-    let length = file.first_chunk::<8>().ok_or("is shorter than a safetensors header")?;
-    let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-    if length > MAX_HEADER_BYTES {
-        return Err(format!("header of {length} bytes is longer than {MAX_HEADER_BYTES}; not a safetensors file?"));
+/// The JSON header of a file.
+fn read_header(source: &Source) -> Result<Vec<u8>, LoadError> {
+    let bad = |what: String| LoadError::File { path: source.path().to_owned(), what };
+    let mut length = [0; LENGTH];
+    if source.len() < length.len() as u64 {
+        return Err(bad(format!("has {} bytes, fewer than a safetensors header", source.len())));
     }
-    let header = file.get(8..8 + length).ok_or_else(|| format!("is truncated within its header of {length} bytes"))?;
-    let header: Map<String, Value> =
-        serde_json::from_slice(header).map_err(|e| format!("has a header that is not a JSON object: {e}"))?;
-    let data = 8 + length;
-    let mut tensors = Vec::with_capacity(header.len());
-    for (name, value) in &header {
+    source.read(0, &mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER_BYTES {
+        return Err(bad(format!(
+            "header of {length} bytes is longer than {MAX_HEADER_BYTES}; not a safetensors file?"
+        )));
+    }
+    if length > source.len() - LENGTH as u64 {
+        let found = source.len();
+        return Err(bad(format!("is truncated within its header of {length} bytes: the file has {found} bytes")));
+    }
+    let mut header = vec![0; length as usize];
+    source.read(LENGTH as u64, &mut header)?;
+    Ok(header)
+}
+
+/// The tensors that the header of a file of `len` bytes names.
+fn parse_header(header: &[u8], len: u64) -> Result<Vec<Parsed>, String> {
+    let Unique(entries) =
+        serde_json::from_slice(header).map_err(|e| format!("has a header that cannot be read: {e}"))?;
+    let data = LENGTH + header.len();
+    let mut tensors: Vec<Parsed> = Vec::with_capacity(entries.len());
+    for (name, value) in entries {
         if name == "__metadata__" {
             continue;
         }
@@ -192,48 +278,65 @@ fn parse_header(file: &[u8]) -> Result<Vec<Parsed>, String> {
             return Err(bad(&format!("data_offsets [{begin}, {end}] do not fit shape {shape:?}")));
         }
         match data.checked_add(end) {
-            Some(last) if last <= file.len() => tensors.push((name.clone(), dtype, shape, data + begin..last)),
+            Some(last) if last as u64 <= len => tensors.push((name, dtype, shape, data + begin..last)),
             _ => {
                 let wanted = data.saturating_add(end);
                 return Err(format!(
-                    "is truncated: tensor {name} ends at byte {wanted}, the file has {}; download it again",
-                    file.len()
+                    "is truncated: tensor {name} ends at byte {wanted}, the file has {len}; download it again"
                 ));
             }
         }
     }
+    no_overlap(&tensors, data)?;
     Ok(tensors)
+}
+
+/// Each byte belongs to one tensor. Some may belong to none.
+fn no_overlap(tensors: &[Parsed], data: usize) -> Result<(), String> {
+    let mut ranges: Vec<(&Range<usize>, &String)> = tensors.iter().map(|(name, _, _, range)| (range, name)).collect();
+    ranges.retain(|(range, _)| !range.is_empty());
+    ranges.sort_by_key(|(range, _)| range.start);
+    for pair in ranges.windows(2) {
+        let [(before, a), (after, b)] = pair else { continue };
+        if before.end > after.start {
+            let of = |range: &Range<usize>| format!("[{}, {}]", range.start - data, range.end - data);
+            return Err(format!("tensors {a} at {} and {b} at {} overlap", of(before), of(after)));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn file(header: &str, data: usize) -> Vec<u8> {
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend_from_slice(header.as_bytes());
-        bytes.resize(bytes.len() + data, 0);
-        bytes
+    fn parsed(header: &str, data: u64) -> Result<Vec<Parsed>, String> {
+        parse_header(header.as_bytes(), (LENGTH + header.len()) as u64 + data)
     }
 
     #[test]
     fn good_headers_parse_and_bad_ones_are_named() {
         let one = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#;
-        let parsed = parse_header(&file(one, 12)).expect("good");
-        assert_eq!((parsed.len(), &parsed[0].2[..]), (1, &[2, 3][..]));
+        let good = parsed(one, 12).expect("good");
+        assert_eq!((good.len(), &good[0].2[..]), (1, &[2, 3][..]));
+        let two = |a: &str, b: &str| {
+            let of = |name, at: &str| format!(r#""{name}":{{"dtype":"F8_E4M3","shape":[4],"data_offsets":{at}}}"#);
+            format!("{{{},{}}}", of("a", a), of("b", b))
+        };
+        assert!(parsed(&two("[8,12]", "[0,4]"), 12).is_ok(), "a hole, and any order");
         let cases = [
-            (file(one, 11), "truncated: tensor a"),
-            (vec![1, 2, 3], "shorter than"),
-            (file(one, 12)[..20].to_vec(), "truncated within its header"),
-            (file("[]", 0), "not a JSON object"),
-            (u64::MAX.to_le_bytes().to_vec(), "not a safetensors file"),
-            (file(r#"{"a":{"dtype":"U3","shape":[],"data_offsets":[0,1]}}"#, 1), "dtype U3"),
-            (file(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, 8), "do not fit shape"),
-            (file(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#, 8), "do not fit shape"),
-            (file(r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#, 8), "do not fit"),
+            (one.to_owned(), 11, "truncated: tensor a"),
+            ("[]".into(), 0, "expected a JSON object"),
+            (r#"{"a":{"dtype":"U3","shape":[],"data_offsets":[0,1]}}"#.into(), 1, "dtype U3"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#.into(), 8, "do not fit shape"),
+            (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#.into(), 8, "do not fit shape"),
+            (r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#.into(), 8, "do not fit"),
+            (two("[0,4]", "[3,7]"), 8, "tensors a at [0, 4] and b at [3, 7] overlap"),
+            (two("[4,8]", "[4,8]"), 8, "overlap"),
+            (two("[0,4]", "[4,8]").replace("\"b\"", "\"a\""), 8, "a occurs twice"),
         ];
-        for (bytes, expected) in cases {
-            let error = parse_header(&bytes).expect_err(expected);
+        for (header, data, expected) in cases {
+            let error = parsed(&header, data).expect_err(expected);
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use rein_kernels::quant::{fp8_block_dequant, int4_group_dequant};
@@ -10,7 +11,11 @@ use rein_kernels::{HostData, HostMatrix};
 
 use super::error::LoadError;
 use super::quant::Quantization;
+use super::reads::Reads;
 use super::safetensors::{Dtype, Entry, Shards};
+
+/// Bytes of a plain tensor that are read at a time, but for rows that are longer.
+const PART: usize = 4 << 20;
 
 /// What a matrix is turned into while it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +39,18 @@ enum Stored<'a> {
 }
 
 impl Weights {
-    pub fn open(dir: &Path, quantization: Quantization) -> Result<Self, LoadError> {
-        Ok(Self { shards: Shards::open(dir)?, quantization })
+    pub fn open(dir: &Path, quantization: Quantization, reads: &Arc<Reads>) -> Result<Self, LoadError> {
+        Ok(Self { shards: Shards::open(dir, reads)?, quantization })
+    }
+
+    /// [`Shards::hashes`].
+    pub fn hashes(&self) -> Result<Vec<(PathBuf, u64)>, LoadError> {
+        self.shards.hashes()
+    }
+
+    /// [`Shards::prove`]. Whatever is read must be proven before it is used.
+    pub fn prove(&self) -> Result<(), LoadError> {
+        self.shards.prove()
     }
 
     pub fn has(&self, tensor: &str) -> bool {
@@ -43,11 +58,21 @@ impl Weights {
     }
 
     /// Whether two tensors are there and hold the same bytes.
-    pub fn equal(&self, a: &str, b: &str) -> bool {
-        match (self.shards.get(a), self.shards.get(b)) {
-            (Some(a), Some(b)) => a.dtype == b.dtype && self.shards.bytes(a) == self.shards.bytes(b),
-            _ => false,
+    pub fn equal(&self, a: &str, b: &str) -> Result<bool, LoadError> {
+        let (Some(a), Some(b)) = (self.shards.get(a), self.shards.get(b)) else { return Ok(false) };
+        if (a.dtype, a.len()) != (b.dtype, b.len()) {
+            return Ok(false);
         }
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        for start in (0..a.len()).step_by(PART) {
+            let part = start..(start + PART).min(a.len());
+            self.shards.read(a, part.clone(), &mut left)?;
+            self.shards.read(b, part, &mut right)?;
+            if left != right {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The dtype of the plain tensor `name`.
@@ -142,7 +167,7 @@ impl Weights {
     }
 
     fn integers(&self, name: &str, entry: &Entry) -> Result<Vec<usize>, LoadError> {
-        let bytes = self.shards.bytes(entry);
+        let bytes = self.bytes(entry, 0..entry.len())?;
         match entry.dtype {
             Dtype::I64 => Ok(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as usize).collect()),
             Dtype::I32 => Ok(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b) as usize).collect()),
@@ -161,27 +186,24 @@ impl Weights {
     ) -> Result<HostMatrix, LoadError> {
         let shape = (rows.len(), cols.len());
         let data = match self.stored(module, out, inp, &mut HashSet::new())? {
-            Stored::Dense(entry) => self.dense(entry, inp, rows, cols, form),
+            Stored::Dense(entry) => self.dense(entry, inp, rows, cols, form)?,
             Stored::Fp8 { codes, scales, block } => {
                 // Whole blocks of rows, so that the scales of the part are a part of the scales.
                 let from = rows.start / block[0] * block[0];
                 let to = rows.end.next_multiple_of(block[0]).min(out);
                 let scale_cols = inp.div_ceil(block[1]);
                 let scale_rows = from / block[0] * scale_cols..to.div_ceil(block[0]) * scale_cols;
-                let scales = self.floats(scales, scale_rows);
-                let bytes = &self.shards.bytes(codes)[from * inp..to * inp];
-                let wide = fp8_block_dequant(bytes, to - from, inp, &scales, block)?;
-                self.shards.release(codes, from * inp..to * inp);
+                let scales = self.floats(scales, scale_rows)?;
+                let bytes = self.bytes(codes, from * inp..to * inp)?;
+                let wide = fp8_block_dequant(&bytes, to - from, inp, &scales, block)?;
                 cut(wide, inp, rows.start - from..rows.end - from, cols, form)
             }
             Stored::Int4 { packed, scales, group } => {
                 let scale_cols = inp.div_ceil(group);
-                let scales = self.floats(scales, rows.start * scale_cols..rows.end * scale_cols);
+                let scales = self.floats(scales, rows.start * scale_cols..rows.end * scale_cols)?;
                 let stride = inp.div_ceil(8) * 4;
-                let within = rows.start * stride..rows.end * stride;
-                let wide =
-                    int4_group_dequant(&self.shards.bytes(packed)[within.clone()], rows.len(), inp, &scales, group)?;
-                self.shards.release(packed, within);
+                let bytes = self.bytes(packed, rows.start * stride..rows.end * stride)?;
+                let wide = int4_group_dequant(&bytes, rows.len(), inp, &scales, group)?;
                 cut(wide, inp, 0..rows.len(), cols, form)
             }
         };
@@ -199,37 +221,56 @@ impl Weights {
     /// A plain tensor's elements, as f32.
     pub fn vector(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         let entry = self.shards.get(name).ok_or_else(|| LoadError::Missing(vec![name.to_owned()]))?;
-        Ok(self.floats(entry, range))
+        self.floats(entry, range)
     }
 
-    fn floats(&self, entry: &Entry, range: Range<usize>) -> Vec<f32> {
+    fn bytes(&self, entry: &Entry, within: Range<usize>) -> Result<Vec<u8>, LoadError> {
+        let mut bytes = Vec::new();
+        self.shards.read(entry, within, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn floats(&self, entry: &Entry, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         let size = entry.dtype.size();
         let mut out = Vec::with_capacity(range.len());
-        extend_f32(&mut out, &self.shards.bytes(entry)[range.start * size..range.end * size], entry.dtype);
-        out
+        extend_f32(&mut out, &self.bytes(entry, range.start * size..range.end * size)?, entry.dtype);
+        Ok(out)
     }
 
-    fn dense(&self, entry: &Entry, stride: usize, rows: Range<usize>, cols: Range<usize>, form: Form) -> HostData {
+    fn dense(
+        &self,
+        entry: &Entry,
+        stride: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        form: Form,
+    ) -> Result<HostData, LoadError> {
         let size = entry.dtype.size();
-        let bytes = self.shards.bytes(entry);
-        // A run of whole rows is one run of bytes.
-        let (runs, run) = if cols.len() == stride { (1, rows.len() * stride) } else { (rows.len(), cols.len()) };
-        let part = |i: usize| {
-            let first = ((rows.start + i) * stride + cols.start) * size;
-            &bytes[first..first + run * size]
+        let row = stride * size;
+        let mut part = Vec::new();
+        // A few rows at a time, so that little is here in both forms.
+        let mut each = |take: &mut dyn FnMut(&[u8])| {
+            let step = (PART / row.max(1)).max(1);
+            for first in rows.clone().step_by(step) {
+                let last = (first + step).min(rows.end);
+                self.shards.read(entry, first * row..last * row, &mut part)?;
+                match cols.len() == stride {
+                    true => take(&part),
+                    false => part.chunks(row).for_each(|row| take(&row[cols.start * size..cols.end * size])),
+                }
+            }
+            Ok::<_, LoadError>(())
         };
-        let wide = form == Form::F32 || (form == Form::Widest && entry.dtype != Dtype::Bf16);
-        let data = if wide {
-            let mut out = Vec::with_capacity(rows.len() * cols.len());
-            (0..runs).for_each(|i| extend_f32(&mut out, part(i), entry.dtype));
+        let count = rows.len() * cols.len();
+        Ok(if form == Form::F32 || (form == Form::Widest && entry.dtype != Dtype::Bf16) {
+            let mut out = Vec::with_capacity(count);
+            each(&mut |bytes| extend_f32(&mut out, bytes, entry.dtype))?;
             HostData::F32(out)
         } else {
-            let mut out = Vec::with_capacity(rows.len() * cols.len());
-            (0..runs).for_each(|i| extend_bf16(&mut out, part(i), entry.dtype));
+            let mut out = Vec::with_capacity(count);
+            each(&mut |bytes| extend_bf16(&mut out, bytes, entry.dtype))?;
             HostData::Bf16(out)
-        };
-        self.shards.release(entry, rows.start * stride * size..rows.end * stride * size);
-        data
+        })
     }
 }
 

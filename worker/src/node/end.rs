@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 use super::limits::ENGINE_END;
 use super::seat::HOMECOMING;
-use super::{Node, Work};
+use super::{Node, NodeError, Work};
 
 impl Node {
     /// The group of this epoch is over: says so, and waits for what the controller makes of it.
@@ -49,7 +49,7 @@ impl Node {
             biased;
             () = ends => {}
             () = self.patience() => {
-                self.stuck = Some(format!("a rank goes on though its group is over ({reason})"));
+                self.unfit = Some(NodeError::Stuck(format!("a rank goes on though its group is over ({reason})")));
                 return;
             }
         }

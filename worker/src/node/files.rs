@@ -1,14 +1,20 @@
 //! A model directory's text files, for routers that have none.
 
+use std::collections::BTreeMap;
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
 
-use futures::Stream;
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream};
 use rein_proto::internal::worker_server;
 use rein_proto::internal::{TextFile, TextFilesRequest};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+
+use crate::checkpoint::{LoadError, Reads, read_file};
+use crate::limits::TEXT_BYTES;
 
 /// All of them that there are.
 const FILES: [&str; 8] = [
@@ -24,22 +30,47 @@ const FILES: [&str; 8] = [
 const TEMPLATES: &str = "additional_chat_templates";
 /// Bytes of a message.
 const PART: usize = 1 << 20;
-/// Messages on their way.
-const PARTS: usize = 2;
 
+/// As they were when the worker started: routers must get the files that its fingerprint is of, whatever the directory
+/// holds by then.
 #[derive(Debug, Clone)]
-pub struct Files(PathBuf);
+pub struct Files(Arc<BTreeMap<String, Bytes>>);
 
 impl Files {
-    pub fn of(dir: &Path) -> Self {
-        Files(dir.to_owned())
+    /// Those that there are in a model directory. A read that returns nothing for `timeout` is an error.
+    pub fn read(dir: &Path, timeout: Duration) -> Result<Self, LoadError> {
+        let reads = Reads::new(timeout);
+        reads.watch({
+            let (dir, reads) = (dir.to_owned(), reads.clone());
+            move || Self::read_all(&dir, &reads)
+        })
     }
 
-    /// Those that there are, from the directory on.
-    pub fn paths(&self) -> Vec<PathBuf> {
-        let more = std::fs::read_dir(self.0.join(TEMPLATES)).into_iter().flatten().flatten();
-        let more = more.map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
-        FILES.iter().map(PathBuf::from).chain(more).filter(|path| self.0.join(path).is_file()).collect()
+    fn read_all(dir: &Path, reads: &Reads) -> Result<Self, LoadError> {
+        let more =
+            reads.during(dir, || std::fs::read_dir(dir.join(TEMPLATES)).into_iter().flatten().flatten().collect());
+        let more: Vec<DirEntry> = more;
+        let more = more.iter().map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
+        let (mut files, mut room) = (BTreeMap::new(), TEXT_BYTES);
+        for name in FILES.iter().map(PathBuf::from).chain(more) {
+            let path = dir.join(&name);
+            if !reads.during(&path, || path.symlink_metadata().is_ok()) {
+                continue;
+            }
+            let bytes = read_file(&path, room, reads)?;
+            room -= bytes.len() as u64;
+            files.insert(name.to_string_lossy().into_owned(), bytes.into());
+        }
+        Ok(Files(Arc::new(files)))
+    }
+
+    /// By path from the directory on, in the order of the paths.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.0.iter().map(|(path, bytes)| (path.as_str(), &bytes[..]))
+    }
+
+    pub fn get(&self, path: &str) -> Option<&[u8]> {
+        self.0.get(path).map(|bytes| &bytes[..])
     }
 }
 
@@ -48,29 +79,15 @@ impl worker_server::Worker for Files {
     type TextFilesStream = Pin<Box<dyn Stream<Item = Result<TextFile, Status>> + Send>>;
 
     async fn text_files(&self, _: Request<TextFilesRequest>) -> Result<Response<Self::TextFilesStream>, Status> {
-        let (parts, stream) = mpsc::channel(PARTS);
-        let files = self.clone();
-        tokio::task::spawn_blocking(move || {
-            for path in files.paths() {
-                let name = path.to_string_lossy().into_owned();
-                let read = std::fs::read(files.0.join(&path));
-                let data = read.map_err(|error| Status::internal(format!("{name}: {error}")));
-                let chunks = match data {
-                    Ok(data) if data.is_empty() => vec![Ok(TextFile { path: name, data })],
-                    Ok(data) => {
-                        let part = |data: &[u8]| Ok(TextFile { path: name.clone(), data: data.to_vec() });
-                        data.chunks(PART).map(part).collect()
-                    }
-                    Err(status) => vec![Err(status)],
-                };
-                for chunk in chunks {
-                    // Whoever asked may have gone.
-                    if parts.blocking_send(chunk).is_err() {
-                        return;
-                    }
-                }
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+        let files = self.0.clone();
+        let parts = |bytes: &Bytes| bytes.len().div_ceil(PART).max(1);
+        let of: Vec<(String, usize)> =
+            files.iter().flat_map(|(path, bytes)| (0..parts(bytes)).map(|part| (path.clone(), part))).collect();
+        let part = move |(path, part): (String, usize)| {
+            let bytes = files.get(&path).cloned().unwrap_or_default();
+            let data = bytes.slice((part * PART).min(bytes.len())..((part + 1) * PART).min(bytes.len()));
+            Ok(TextFile { path, data: data.to_vec() })
+        };
+        Ok(Response::new(Box::pin(stream::iter(of).map(part))))
     }
 }

@@ -64,17 +64,24 @@ impl Relayout {
         Relayout { layouts, layout, loading: None, stop: Arc::default(), retry: None, usage, told: None }
     }
 
-    /// Loads what is wanted, if that is something else. What has been loaded since the last call.
-    pub async fn follow(&mut self, wanted: &Placement) -> Option<Arc<Placement>> {
+    /// Loads what is wanted, if that is something else. What has been loaded since the last call. An error: this process
+    /// cannot load any other either.
+    pub async fn follow(&mut self, wanted: &Placement) -> Result<Option<Arc<Placement>>, LoadError> {
+        if self.loading.is_some()
+            && let Some(stalled) = self.layouts.stalled()
+        {
+            return Err(stalled);
+        }
         if let Some(loading) = self.loading.take_if(|loading| loading.task.is_finished()) {
             let layout = loading.placement.layout;
             match loading.task.await {
                 Ok(Ok(true)) => {
                     tracing::info!(layout, "experts loaded");
                     self.layout = layout;
-                    return Some(loading.placement);
+                    return Ok(Some(loading.placement));
                 }
                 Ok(Ok(false)) => {}
+                Ok(Err(error)) if error.is_final() => return Err(error),
                 Ok(Err(error)) => tracing::error!(layout, %error, "the layout cannot be loaded; the present one stays"),
                 Err(error) => tracing::error!(layout, %error, "loading a layout failed"),
             }
@@ -87,7 +94,7 @@ impl Relayout {
             let task = tokio::task::spawn_blocking(move || layouts.load(&goal, &stop));
             self.loading = Some(Loading { placement, task });
         }
-        None
+        Ok(None)
     }
 
     /// The leader's: goes over to the layout of the record once all members have loaded it.

@@ -8,6 +8,7 @@ use crossbeam_channel::Sender;
 use rein_control_plane::records::GroupRecord;
 use rein_kernels::collective::tcp::{Abort, Fate, JoinError, Listener, Member};
 use rein_kernels::collective::{AbortHandle, Collective, threads};
+use rein_proto::protocol;
 use tokio::sync::oneshot;
 
 use super::limits::{JOIN_TIME, LOOK};
@@ -22,6 +23,14 @@ use crate::service::{self, EngineService};
 pub struct Refused {
     pub reason: String,
     pub suspect: Option<usize>,
+    /// This process can take no other seat either.
+    pub is_final: bool,
+}
+
+impl Refused {
+    pub fn because(reason: String, suspect: Option<usize>) -> Self {
+        Refused { reason, suspect, is_final: false }
+    }
 }
 
 /// What executes a worker's steps.
@@ -120,9 +129,11 @@ impl Taking {
             .map_err(|error| match error {
                 crate::checkpoint::LoadError::Kernel(rein_kernels::Error::Aborted(reason)) => {
                     let suspect = self.links.fates().first().and_then(|(fate, _)| fate.abort()?.suspect);
-                    Refused { reason, suspect }
+                    Refused::because(reason, suspect)
                 }
-                error => Refused { reason: format!("cannot load: {error}"), suspect: own },
+                error => {
+                    Refused { is_final: error.is_final(), ..Refused::because(format!("cannot load: {error}"), own) }
+                }
             })?;
         tracing::info!("{}", seated.plan);
         let placement = &self.record.placement;
@@ -145,7 +156,8 @@ impl Taking {
         let (group, epoch, addresses, listener) =
             (&self.group, self.record.epoch(), &self.record.mesh(), &*self.listener);
         let join = move |rank| {
-            let member = Member { group: group.clone(), epoch, rank, addresses: addresses.clone() };
+            let member =
+                Member { group: group.clone(), epoch, rank, protocol: protocol::NUMBER, addresses: addresses.clone() };
             listener.join(&member, JOIN_TIME)
         };
         let joined: Vec<_> = std::thread::scope(|scope| {
@@ -159,19 +171,20 @@ impl Taking {
                 Ok(Err(error)) => {
                     let suspect = match &error {
                         JoinError::Missing { missing, .. } => missing.first().copied(),
+                        JoinError::Foreign { rank, .. } => Some(*rank),
                         _ => None,
                     };
-                    return Err(Refused { reason: error.to_string(), suspect });
+                    return Err(Refused::because(error.to_string(), suspect));
                 }
                 Err(_) => {
-                    return Err(Refused { reason: "a rank panicked while it joined".into(), suspect: Some(first) });
+                    return Err(Refused::because("a rank panicked while it joined".into(), Some(first)));
                 }
             };
             self.links.add(link.fate(), link.abort_handle());
             links.push(Box::new(link));
         }
         if self.links.given_up.load(Ordering::SeqCst) {
-            return Err(Refused { reason: "given up while joining".into(), suspect: None });
+            return Err(Refused::because("given up while joining".into(), None));
         }
         Ok(links)
     }

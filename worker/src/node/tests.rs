@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::{Condvar, Mutex};
 
-use rein_control_plane::records::{Member, Trouble};
+use rein_control_plane::records::{Member, Release, Trouble};
 use rein_control_plane::{Memory, ModelShape, place};
 use rein_kernels::collective::Collective;
 use rein_kernels::collective::tcp::{self, Tcp};
@@ -13,6 +13,7 @@ use rein_proto::internal::{
     EventsRequest, FinishReason, FromEngine, Limits, Sampling, Start, Step, StepResult, ToEngine, from_engine,
     to_engine,
 };
+use rein_proto::protocol;
 use serde::de::DeserializeOwned;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Code, Request, Status, Streaming};
@@ -113,6 +114,7 @@ fn group(epoch: u64, mesh: &[String]) -> GroupRecord {
         placement: place(&shape, mesh.len(), epoch).unwrap(),
         draining: false,
         out: Vec::new(),
+        protocol: 0,
     }
 }
 
@@ -135,6 +137,7 @@ impl Worker {
             incarnation: 1,
             state: WorkerState::Ready,
             seat: Seat::default(),
+            release: Release::default(),
         };
         let options = NodeOptions {
             keys: keys.clone(),
@@ -243,7 +246,13 @@ fn model() -> Work {
 
 /// The rank that the test is, linked and loaded as the other one sees it.
 async fn other(rank: usize, record: &GroupRecord, listener: Listener) -> Tcp {
-    let member = tcp::Member { group: GROUP.into(), epoch: record.epoch(), rank, addresses: record.mesh() };
+    let member = tcp::Member {
+        group: GROUP.into(),
+        epoch: record.epoch(),
+        rank,
+        protocol: protocol::NUMBER,
+        addresses: record.mesh(),
+    };
     let join = move || {
         let link = listener.join(&member, PATIENCE).unwrap();
         link.all_gather(&[16.0]).unwrap();

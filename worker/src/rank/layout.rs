@@ -65,15 +65,18 @@ impl Layouts {
             return Ok(false);
         }
         let before = self.given().clone();
-        let Checkpoint { spec, weights, precisions } = &*self.checkpoint;
-        let mut swaps = Vec::new();
-        for (rank, inbox) in &self.ranks {
+        let Checkpoint { spec, weights, precisions, .. } = &*self.checkpoint;
+        let fetch = |rank: &usize| {
             let link = threads::group(1).pop().ok_or(LoadError::Rank { rank: *rank, what: "has no link".into() })?;
             let backend = Cpu::new(1, Box::new(link));
             let before = &before.ranks[*rank];
-            let swap = Network::fetch(&backend, spec, weights, (placement, *rank), before, *precisions, stop)?;
-            swaps.push((inbox, swap));
-        }
+            Network::fetch(&backend, spec, weights, (placement, *rank), before, *precisions, stop)
+        };
+        let swaps: Result<Vec<_>, LoadError> =
+            self.ranks.iter().map(|(rank, inbox)| Ok((inbox, fetch(rank)?))).collect();
+        // Also where they could not be read: this may be why.
+        weights.prove()?;
+        let swaps = swaps?;
         if stop.load(Ordering::Relaxed) {
             return Ok(false);
         }
@@ -82,6 +85,11 @@ impl Layouts {
         }
         *self.given() = placement.clone();
         Ok(true)
+    }
+
+    /// A read of the checkpoint that hangs.
+    pub fn stalled(&self) -> Option<LoadError> {
+        self.checkpoint.reads.stalled()
     }
 
     /// All ranks of the group have loaded this layout: steps are of it from now on.

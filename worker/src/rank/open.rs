@@ -6,31 +6,37 @@ use std::sync::Arc;
 use rein_kernels::Precision;
 
 use super::{Dtype, ModelOptions, Quantize};
-use crate::checkpoint::{Fields, LoadError, Quantization, StoredDtype, Weights, read_config};
+use crate::checkpoint::{
+    Fields, LoadError, Quantization, Reads, StoredDtype, Weights, content_hash, parse_config, read_config,
+};
 use crate::model::{self, Precisions, Spec};
 
 pub struct Checkpoint {
     pub spec: Arc<Spec>,
     pub weights: Weights,
     pub precisions: Precisions,
+    pub reads: Arc<Reads>,
+    /// The hash of config.json.
+    pub config: u64,
 }
 
-/// Reads config.json, maps the weights and holds one against the other.
-pub fn open(dir: &Path, options: &ModelOptions) -> Result<Checkpoint, LoadError> {
-    let config = read_config(dir)?;
+/// Reads config.json, opens the weights and holds one against the other.
+pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Checkpoint, LoadError> {
+    let text = read_config(dir, reads)?;
+    let (config, hash) = (parse_config(dir, &text)?, content_hash(&text));
     let text = model::text_config(&config);
     let mut spec = model::build(&config)?;
     let mut quantization = Quantization::read(&Fields::new(text, ""))?;
     if quantization == Quantization::None {
         quantization = Quantization::read(&Fields::new(&config, ""))?;
     }
-    let weights = Weights::open(dir, quantization)?;
+    let weights = Weights::open(dir, quantization, reads)?;
 
     let (embed, head) = (format!("{}.weight", spec.embed), format!("{}.weight", spec.head.module));
     let mut duplicate = None;
     if spec.tied {
         match (weights.has(&embed), weights.has(&head)) {
-            (true, true) if weights.equal(&embed, &head) => duplicate = Some(head),
+            (true, true) if weights.equal(&embed, &head)? => duplicate = Some(head),
             // Both are there and differ: then they are two matrices, as transformers 5 has it.
             (true, true) => spec.tied = false,
             (false, true) => spec.embed = spec.head.module.clone(),
@@ -57,7 +63,8 @@ pub fn open(dir: &Path, options: &ModelOptions) -> Result<Checkpoint, LoadError>
         Quantize::None => base,
         Quantize::Int8 => Precision::Int8,
     };
-    Ok(Checkpoint { spec: Arc::new(spec), weights, precisions: Precisions { base, linear } })
+    let precisions = Precisions { base, linear };
+    Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
 }
 
 /// What config.json says under either spelling, or else what the embedding is stored in.

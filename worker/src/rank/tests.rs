@@ -15,6 +15,7 @@ use crate::score::{ScoreOutput, score, score_with};
 mod apart;
 mod broken;
 mod layouts;
+mod replaced;
 mod steps;
 
 const F32: f32 = 1e-4;
@@ -249,7 +250,9 @@ fn mean_distance(a: &[Option<f32>], b: &[Option<f32>]) -> f32 {
 
 #[test]
 fn auto_dtype_is_the_checkpoints() {
-    let of = |name: &str| open::open(&fixture(name).dir, &ModelOptions::default()).expect(name).precisions.base;
+    let of = |name: &str| {
+        open::open(&fixture(name).dir, &ModelOptions::default(), &Reads::new(READ_TIMEOUT)).expect(name).precisions.base
+    };
     assert_eq!(of("llama3"), Precision::Bf16);
     assert_eq!(of("llama_bias"), Precision::F32, "f16 becomes f32");
     assert_eq!(of("llama_awkward"), Precision::F32);

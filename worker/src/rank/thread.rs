@@ -81,30 +81,37 @@ impl Job {
     }
 
     fn load(&self, resident: Option<Resident>, link: Box<dyn Collective>) -> Result<(Network<Cpu>, usize), LoadError> {
-        let Checkpoint { spec, weights, precisions } = &*self.checkpoint;
-        let mut network = match resident {
-            Some(Resident { mut network, .. }) => {
-                network.join(link);
-                let goal = (&self.placement, self.rank);
-                let (never, before) = (AtomicBool::new(false), network.rank());
-                let swap = Network::fetch(network.backend(), spec, weights, goal, before, *precisions, &never)?;
-                network.relayout(swap)?;
-                network
-            }
-            None => {
-                let progress = |bytes| {
-                    let _ = self.report.send(Report::Read(bytes));
-                };
-                let backend = Cpu::new(self.threads, link);
-                Network::load(backend, spec.clone(), weights, (&self.placement, self.rank), *precisions, &progress)?
-            }
-        };
+        let network = self.read(resident, link);
+        // Also where it could not be read: this may be why.
+        self.checkpoint.weights.prove()?;
+        let mut network = network?;
         network.count_experts(self.leads.as_ref().map(|desk| desk.counts.clone()));
         let room = self.plan.blocks.min(MOST_BLOCKS) as f32;
         let all = network.backend().collective().all_gather(&[room])?;
         let blocks = all.iter().flatten().copied().fold(room, f32::min) as usize;
         network.open_caches(blocks, self.plan.block_size)?;
         Ok((network, blocks))
+    }
+
+    fn read(&self, resident: Option<Resident>, link: Box<dyn Collective>) -> Result<Network<Cpu>, LoadError> {
+        let Checkpoint { spec, weights, precisions, .. } = &*self.checkpoint;
+        match resident {
+            Some(Resident { mut network, .. }) => {
+                network.join(link);
+                let goal = (&self.placement, self.rank);
+                let (never, before) = (AtomicBool::new(false), network.rank());
+                let swap = Network::fetch(network.backend(), spec, weights, goal, before, *precisions, &never)?;
+                network.relayout(swap)?;
+                Ok(network)
+            }
+            None => {
+                let progress = |bytes| {
+                    let _ = self.report.send(Report::Read(bytes));
+                };
+                let backend = Cpu::new(self.threads, link);
+                Network::load(backend, spec.clone(), weights, (&self.placement, self.rank), *precisions, &progress)
+            }
+        }
     }
 }
 

@@ -344,6 +344,7 @@ impl World {
             prompt_logprobs: if self.rng.random_bool(0.15) { 0 } else { -1 },
             finish_is_proposal: self.rng.random_bool(0.4),
             script: Vec::new(),
+            ..Start::default()
         };
         let id = self.next;
         self.next += 1;

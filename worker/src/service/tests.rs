@@ -18,6 +18,7 @@ use crate::sim::{Sim, SimOptions};
 
 mod abort;
 mod events;
+mod releases;
 
 const VOCAB: u32 = 100;
 const EOS: u32 = 99;
@@ -54,6 +55,7 @@ fn request(script: &[u32]) -> Start {
         prompt_logprobs: -1,
         finish_is_proposal: false,
         script: script.to_vec(),
+        ..Start::default()
     }
 }
 
@@ -462,7 +464,7 @@ async fn a_step_that_fails_ends_its_sequences_and_a_lost_executor_all() {
     assert!(status.message().contains("rank 0 is gone"));
     assert!(gate.service.lost().expect("a reason").contains("rank 0 is gone"));
     let mut client = EngineClient::new(gate.service.clone().into_server());
-    let info = client.info(InfoRequest {}).await.expect_err("no info");
+    let info = client.info(InfoRequest::default()).await.expect_err("no info");
     let stats = client.stats(StatsRequest {}).await.expect_err("no stats");
     for status in [info, stats] {
         assert_eq!(status.code(), Code::Unavailable);

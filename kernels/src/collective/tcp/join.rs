@@ -13,7 +13,7 @@ use std::{
 
 use super::{Secure, Side, Tcp, Wire};
 
-const MAGIC: &[u8; 5] = b"REIN2";
+const MAGIC: &[u8; 5] = b"REIN3";
 /// Longest wait for each part of what a new connection says first, and for the answer.
 const HELLO: Duration = Duration::from_secs(2);
 /// New connections that may be about to say it. One more ends the oldest: a rank says it at once, and tries again.
@@ -26,6 +26,8 @@ const ACCEPTED: u8 = 1;
 const STALE: u8 = 2;
 /// This process joins that group and waits for that rank. It hangs up on a rank that it does not wait for.
 const EXPECTED: u8 = 3;
+/// This process waits for that rank, but speaks another protocol.
+const FOREIGN: u8 = 4;
 
 /// One rank's place in a group of one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Member {
     pub group: String,
     pub epoch: u64,
     pub rank: usize,
+    /// That this process speaks. Ranks of another one are not linked.
+    pub protocol: u32,
     /// Where each rank listens, as `host:port`, in rank order.
     pub addresses: Vec<String>,
 }
@@ -43,6 +47,11 @@ pub enum JoinError {
     Stale { group: String, epoch: u64 },
     #[error("ranks {missing:?} of group {group}, epoch {epoch}, did not come in time")]
     Missing { group: String, epoch: u64, missing: Vec<usize> },
+    #[error(
+        "rank {rank} of group {group}, epoch {epoch}, is of a release that speaks another protocol than this one, \
+         {protocol}"
+    )]
+    Foreign { group: String, epoch: u64, rank: usize, protocol: u32 },
     #[error("cannot link the ranks: {0}")]
     Io(#[from] io::Error),
 }
@@ -55,6 +64,7 @@ struct Place {
     to: usize,
     size: usize,
     pulse: bool,
+    protocol: u32,
 }
 
 #[derive(Default)]
@@ -178,9 +188,10 @@ impl Listener {
     /// Links this rank with all others of its group and epoch. Returns when all have come, or not.
     pub fn join(&self, member: &Member, patience: Duration) -> Result<Tcp, JoinError> {
         let deadline = Instant::now() + patience;
-        let Member { group, epoch, rank, addresses } = member;
+        let Member { group, epoch, rank, protocol, addresses } = member;
         let size = addresses.len();
-        let place = |from, to, pulse| Place { group: group.clone(), epoch: *epoch, from, to, size, pulse };
+        let place =
+            |from, to, pulse| Place { group: group.clone(), epoch: *epoch, from, to, size, pulse, protocol: *protocol };
         let above = [false, true].into_iter().flat_map(|pulse| (rank + 1..size).map(move |peer| (peer, pulse)));
         let _expecting = self.expect(above.map(|(peer, pulse)| place(peer, *rank, pulse)).collect());
         let empty = || (0..size).map(|_| None).collect::<Vec<Option<Wire>>>();
@@ -223,6 +234,11 @@ impl Listener {
         JoinError::Missing { group: place.group.clone(), epoch: place.epoch, missing: vec![peer] }
     }
 
+    fn foreign(place: &Place) -> JoinError {
+        let Place { group, epoch, to, protocol, .. } = place.clone();
+        JoinError::Foreign { group, epoch, rank: to, protocol }
+    }
+
     fn stale(place: &Place) -> JoinError {
         JoinError::Stale { group: place.group.clone(), epoch: place.epoch }
     }
@@ -256,6 +272,7 @@ impl Listener {
             match greeted {
                 Ok((wire, [EXPECTED])) => return Ok(wire),
                 Ok((_, [STALE])) => return Err(Self::stale(place)),
+                Ok((_, [FOREIGN])) => return Err(Self::foreign(place)),
                 // It may be about to start, to take its seat, or to read its certificates anew.
                 Ok(_) | Err(_) => self.inner.pause(RETRY.min(left)),
             }
@@ -338,7 +355,9 @@ fn greet(raw: TcpStream, id: u64, inner: &Inner) -> io::Result<()> {
         return stream.write_all(&[STALE]).and_then(|()| stream.flush());
     }
     if !hall.expected.contains(&place) {
-        return Ok(());
+        let foreign = hall.expected.iter().any(|known| Place { protocol: place.protocol, ..known.clone() } == place);
+        drop(hall);
+        return if foreign { stream.write_all(&[FOREIGN]).and_then(|()| stream.flush()) } else { Ok(()) };
     }
     // A byte has room in the connection's buffer: this does not wait.
     stream.write_all(&[EXPECTED]).and_then(|()| stream.flush())?;
@@ -352,6 +371,7 @@ fn greet(raw: TcpStream, id: u64, inner: &Inner) -> io::Result<()> {
 fn hello(place: &Place) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     let name = &place.group.as_bytes()[..place.group.len().min(NAME)];
+    out.extend_from_slice(&place.protocol.to_le_bytes());
     out.push(u8::from(place.pulse));
     out.extend_from_slice(&place.epoch.to_le_bytes());
     for number in [place.from, place.to, place.size] {
@@ -371,6 +391,7 @@ fn read_hello(stream: &mut (impl Read + ?Sized)) -> io::Result<Place> {
     if take::<5>(stream)? != *MAGIC {
         return Err(io::Error::other("not a rank"));
     }
+    let protocol = u32::from_le_bytes(take(stream)?);
     let [pulse] = take::<1>(stream)?;
     let epoch = u64::from_le_bytes(take(stream)?);
     let mut number = || take::<4>(stream).map(|bytes| u32::from_le_bytes(bytes) as usize);
@@ -379,5 +400,5 @@ fn read_hello(stream: &mut (impl Read + ?Sized)) -> io::Result<Place> {
     let mut name = vec![0; len.into()];
     stream.read_exact(&mut name)?;
     let group = String::from_utf8(name).map_err(io::Error::other)?;
-    Ok(Place { group, epoch, from, to, size, pulse: pulse != 0 })
+    Ok(Place { group, epoch, from, to, size, pulse: pulse != 0, protocol })
 }

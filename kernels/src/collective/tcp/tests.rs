@@ -15,7 +15,7 @@ fn listen() -> Listener {
 }
 
 fn member(epoch: u64, rank: usize, addresses: &[String]) -> Member {
-    Member { group: "g".into(), epoch, rank, addresses: addresses.to_vec() }
+    Member { group: "g".into(), epoch, rank, protocol: 1, addresses: addresses.to_vec() }
 }
 
 /// Everything between two listeners passes here, until it is told to pass nothing.
@@ -222,4 +222,21 @@ fn who_does_not_come_is_named_and_strangers_are_ignored() {
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
     let alone = listeners[0].join(&member(1, 0, &addresses), Duration::from_millis(200));
     assert!(matches!(&alone, Err(JoinError::Missing { missing, .. }) if missing == &[1]), "{:?}", alone.err());
+}
+
+#[test]
+fn ranks_of_two_protocols_are_not_linked_and_say_so_at_once() {
+    let listeners = [listen(), listen()];
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let short = Duration::from_secs(1);
+        let waits = scope.spawn(|| listeners[0].join(&member(1, 0, &addresses), short).map(drop));
+        let comes = listeners[1].join(&Member { protocol: 2, ..member(1, 1, &addresses) }, PATIENCE).map(drop);
+        let error = comes.expect_err("of another release");
+        assert!(matches!(error, JoinError::Foreign { rank: 0, protocol: 2, .. }), "{error}");
+        assert!(matches!(waits.join().expect("no panic"), Err(JoinError::Missing { .. })));
+    });
+    assert!(began.elapsed() < PATIENCE);
+    pair(&listeners, 2, &addresses).map(|rank| rank.expect("of one release"));
 }

@@ -1,4 +1,4 @@
-use rein_control_plane::records::{Member, encode};
+use rein_control_plane::records::{Member, Release, encode};
 use rein_control_plane::{Memory, Placement, RankPlacement, Transaction};
 use rein_proto::internal::EventsRequest;
 use rein_proto::internal::engine_client::EngineClient;
@@ -37,7 +37,13 @@ impl Worker {
     }
 
     async fn router(&self, draining: bool) {
-        let record = RouterRecord { http: String::new(), grpc: String::new(), in_flight: 0, draining };
+        let record = RouterRecord {
+            http: String::new(),
+            grpc: String::new(),
+            in_flight: 0,
+            draining,
+            release: Release::default(),
+        };
         self.put(self.keys.router("r"), record).await;
     }
 
@@ -138,6 +144,7 @@ async fn a_follower_is_ready_while_all_ranks_are() {
         placement: Placement { epoch: 5, layout: 0, ranks: vec![rank(0), rank(1)] },
         draining: false,
         out: Vec::new(),
+        protocol: 0,
     });
     let (waits, whole) = ("other ranks of its group are not ready", "it follows in a group that is whole");
     worker.switch.stand(Standing::Follows { group: "g".into(), record }, 5);

@@ -14,7 +14,7 @@ fn links(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let links: Vec<_> = std::thread::scope(|scope| {
         let joins = listeners.iter().enumerate().map(|(rank, listener)| {
-            let member = tcp::Member { group: "g".into(), epoch: 1, rank, addresses: addresses.clone() };
+            let member = tcp::Member { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.clone() };
             scope.spawn(move || listener.join(&member, Duration::from_secs(20)).expect("all come"))
         });
         let joins: Vec<_> = joins.collect();

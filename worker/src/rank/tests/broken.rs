@@ -30,6 +30,16 @@ impl Tensors {
         Self { header, data: bytes[8 + length..].to_vec() }
     }
 
+    /// The bytes of one tensor a second time, under another name.
+    fn copy(&mut self, tensor: &str, name: &str) {
+        let mut entry = self.header[tensor].clone();
+        let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
+        let (from, part) = (self.data.len(), offset(0)..offset(1));
+        self.data.extend_from_within(part);
+        entry["data_offsets"] = json!([from, self.data.len()]);
+        self.header.insert(name.into(), entry);
+    }
+
     fn write(&self, path: &Path) {
         let header = serde_json::to_vec(&self.header).expect("header");
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -70,10 +80,7 @@ fn tensors_that_do_not_fit_are_named() {
     });
     assert_names(&message, &["model.layers.0.mlp.up_proj.weight"]);
 
-    let message = with_tensors("llama3", |t| {
-        let entry = t.header[norm].clone();
-        t.header.insert("model.layers.0.self_attn.sinks".into(), entry);
-    });
+    let message = with_tensors("llama3", |t| t.copy(norm, "model.layers.0.self_attn.sinks"));
     assert_names(&message, &["model.layers.0.self_attn.sinks", "does not use"]);
 
     let message = with_tensors("llama3", |t| t.header[norm]["shape"] = json!([8, 8]));
@@ -104,7 +111,7 @@ fn damaged_files_are_named() {
     fs::write(&path, b"").expect("write");
     assert_names(&refusal(sharded.path()), &[shard]);
     fs::remove_file(&path).expect("remove");
-    assert_names(&refusal(sharded.path()), &[shard, "not there"]);
+    assert_names(&refusal(sharded.path()), &[shard, "not there", "model."]);
 
     let index = sharded.path().join("model.safetensors.index.json");
     fs::write(&index, r#"{"weight_map": {"a": "../secret.safetensors"}}"#).expect("write");
@@ -113,6 +120,99 @@ fn damaged_files_are_named() {
     assert_names(&refusal(sharded.path()), &["model.safetensors.index.json"]);
     fs::remove_file(sharded.path().join("config.json")).expect("remove");
     assert_names(&refusal(sharded.path()), &["config.json"]);
+}
+
+#[test]
+fn what_is_no_regular_file_is_named_and_waited_for_by_nobody() {
+    let sharded = Copied::of(&fixture("kimi_k2"));
+    let shard = "model-00002-of-00002.safetensors";
+    for name in [shard, "model.safetensors.index.json", "config.json"] {
+        let (path, aside) = (sharded.path().join(name), sharded.path().join("aside"));
+        fs::rename(&path, &aside).expect("rename");
+        fs::create_dir(&path).expect("directory");
+        assert_names(&refusal(sharded.path()), &[name, "directory"]);
+        fs::remove_dir(&path).expect("remove");
+        let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+        assert!(made.success());
+        assert_names(&refusal(sharded.path()), &[name, "FIFO"]);
+        fs::remove_file(&path).expect("remove");
+        let socket = std::os::unix::net::UnixListener::bind(&path).expect("socket");
+        assert_names(&refusal(sharded.path()), &[name, "socket"]);
+        drop(socket);
+        for (target, named) in [("/dev/zero", "character device"), ("/nowhere/blobs/abc", "/nowhere/blobs/abc")] {
+            fs::remove_file(&path).expect("remove");
+            std::os::unix::fs::symlink(target, &path).expect("link");
+            assert_names(&refusal(sharded.path()), &[name, named]);
+        }
+        fs::remove_file(&path).expect("remove");
+        // As the Hub's cache has them: links to files of other names.
+        std::os::unix::fs::symlink(&aside, &path).expect("link");
+        Model::open(sharded.path(), &f32_options()).expect("a link to a file is one");
+        fs::remove_file(&path).expect("remove");
+        fs::rename(&aside, &path).expect("rename");
+    }
+}
+
+#[test]
+fn tensors_are_where_the_index_says_and_nowhere_else() {
+    let sharded = Copied::of(&fixture("kimi_k2"));
+    let (first, second) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
+    let index = sharded.path().join("model.safetensors.index.json");
+    let whole: Value = serde_json::from_slice(&fs::read(&index).expect("index")).expect("JSON");
+    let map = whole["weight_map"].as_object().expect("a map");
+    let tensor = map.iter().find(|(_, file)| *file == first).expect("a tensor").0;
+
+    let mut moved = whole.clone();
+    moved["weight_map"][tensor] = json!(second);
+    fs::write(&index, moved.to_string()).expect("write");
+    assert_names(&refusal(sharded.path()), &[second, tensor, "does not hold"]);
+
+    let entry = format!("\"weight_map\":{{{}:{},", json!(tensor), json!(second));
+    fs::write(&index, whole.to_string().replacen("\"weight_map\":{", &entry, 1)).expect("write");
+    assert_names(&refusal(sharded.path()), &["index.json", tensor, "twice"]);
+    fs::write(&index, whole.to_string()).expect("write");
+
+    let of = |name| Tensors::read(&sharded.path().join(name));
+    let (source, mut target) = (of(first), of(second));
+    let mut entry = source.header[tensor].clone();
+    let offset = |i: usize| entry["data_offsets"][i].as_u64().expect("offset") as usize;
+    let from = target.data.len();
+    target.data.extend_from_slice(&source.data[offset(0)..offset(1)]);
+    entry["data_offsets"] = json!([from, target.data.len()]);
+    target.header.insert(tensor.clone(), entry);
+    target.write(&sharded.path().join(second));
+    assert_names(&refusal(sharded.path()), &[first, second, tensor, "one file"]);
+}
+
+#[test]
+fn headers_that_lie_are_named() {
+    let message = with_tensors("llama3", |t| {
+        let of = |name: &str| t.header[name]["data_offsets"].clone();
+        let (a, b) = (of("model.layers.0.input_layernorm.weight"), of("model.layers.1.input_layernorm.weight"));
+        assert_ne!(a, b);
+        t.header["model.layers.0.input_layernorm.weight"]["data_offsets"] = b;
+    });
+    assert_names(
+        &message,
+        &["model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight", "overlap"],
+    );
+
+    let copy = Copied::of(&fixture("llama3"));
+    let path = copy.path().join("model.safetensors");
+    let whole = fs::read(&path).expect("file");
+    for (length, named) in
+        [(u64::MAX, "longer than"), (99_999_999, "truncated within its header"), (0, "header"), (3, "header")]
+    {
+        fs::write(&path, [&length.to_le_bytes(), &whole[8..]].concat()).expect("write");
+        assert_names(&refusal(copy.path()), &["model.safetensors", named]);
+    }
+    // A hole is fine.
+    fs::write(&path, &whole).expect("write");
+    let mut tensors = Tensors::read(&path);
+    tensors.data.extend([0; 100]);
+    tensors.copy("model.norm.weight", "model.layers.0.self_attn.rotary_emb.inv_freq");
+    tensors.write(&path);
+    Model::open(copy.path(), &f32_options()).expect("opens");
 }
 
 #[test]
@@ -161,11 +261,9 @@ fn harmless_surplus_is_not_refused() {
     let copy = Copied::of(&fixture);
     let path = copy.path().join("model.safetensors");
     let mut tensors = Tensors::read(&path);
-    let norm = tensors.header["model.norm.weight"].clone();
-    tensors.header.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), norm);
+    tensors.copy("model.norm.weight", "model.layers.0.self_attn.rotary_emb.inv_freq");
     // A tied head that is written down once more.
-    let embed = tensors.header["model.embed_tokens.weight"].clone();
-    tensors.header.insert("lm_head.weight".into(), embed);
+    tensors.copy("model.embed_tokens.weight", "lm_head.weight");
     tensors.write(&path);
     let mut config = fixture.config.clone();
     config["transformers_version"] = json!("4.40.0");

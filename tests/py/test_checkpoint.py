@@ -1,0 +1,269 @@
+"""Checkpoints that somebody changes under a running cluster: answers come from the bytes that a worker began with, or that
+worker ends with an error. And file systems that hang."""
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import time
+
+import grpc
+import pytest
+
+from fleet import BIN, DEMO, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers, until
+
+REQUESTS = [request(i) for i in range(8)]
+WEIGHTS = "model.safetensors"
+
+
+def copy(directory, name="model"):
+    """The demo model in a directory of its own, which is named as the model is served."""
+    (directory / name).mkdir(exist_ok=True)
+    for file in DEMO.iterdir():
+        if file.suffix in (".json", ".jinja", ".safetensors"):
+            shutil.copy(file, directory / name / file.name)
+    return directory / name
+
+
+def others():
+    """As many bytes for the same tensors: another model."""
+    data = bytearray((DEMO / WEIGHTS).read_bytes())
+    (header,) = struct.unpack("<Q", data[:8])
+    for at in range(8 + header + 1, len(data), 6):
+        data[at] ^= 0x80
+    return bytes(data)
+
+
+def in_place(path, data, pause=0.0):
+    """As `cp` over a file, or a download that goes on where it stopped."""
+    with open(path, "r+b") as file:
+        for at in range(0, len(data), 1 << 20):
+            file.write(data[at : at + (1 << 20)])
+            file.flush()
+            time.sleep(pause)
+
+
+def in_place_with_its_time(path, data):
+    """As `rsync --inplace --times`."""
+    before = path.stat()
+    in_place(path, data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def renamed(path, data):
+    aside = path.with_name("aside")
+    aside.write_bytes(data)
+    aside.rename(path)
+
+
+def truncated(path, _):
+    os.truncate(path, 1 << 20)
+
+
+@contextlib.contextmanager
+def running(directory, **options):
+    fleet = Fleet(directory, routers=1, **{"model": copy(directory, "demo"), "workers": 3, "group_size": 2, **options})
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("fleet"), workers=2) as fleet:
+        fleet.whole(1)
+        return undisturbed_answers(fleet, REQUESTS)
+
+
+def ended(fleet, worker, *named):
+    """It has ended by itself, and says why."""
+    until(f"{worker} ends: {fleet.log(worker)}", lambda: fleet.processes[worker].poll() is not None)
+    assert fleet.processes[worker].returncode == 1, f"{fleet.processes[worker].returncode}: {fleet.log(worker)}"
+    last = fleet.log(worker).strip().splitlines()[-1]
+    assert all(name in last for name in named), last
+
+
+@pytest.mark.parametrize("change", [in_place, in_place_with_its_time, truncated])
+def test_a_lost_rank_is_never_loaded_from_other_bytes(change, undisturbed, tmp_path):
+    with running(tmp_path) as fleet:
+        [group] = fleet.whole(1)["groups"].values()
+        survivor, victim = (rank["worker"] for rank in group["ranks"])
+        [spare] = {"w0", "w1", "w2"} - {survivor, victim}
+        load = Load(targets(fleet), REQUESTS)
+        load.reach(200)
+        change(fleet.model / WEIGHTS, others())
+        fleet.kill(victim)
+        ended(fleet, spare, WEIGHTS, "the checkpoint cannot be read any more")
+        # The other one is to stand in for the lost rank then, and has to read as well.
+        ended(fleet, survivor, WEIGHTS, "the checkpoint cannot be read any more")
+        assert all(answer.begins(whole) for answer, whole in zip(load.answers, undisturbed))
+        # The streams wait for what they began with.
+        (tmp_path / "again").mkdir()
+        fleet.model = copy(tmp_path / "again", "demo")
+        for worker in (survivor, victim):
+            fleet.start(worker)
+        assert_unnoticed(load.join(), undisturbed)
+
+
+def test_a_checkpoint_is_replaced_by_renaming(undisturbed, tmp_path):
+    with running(tmp_path) as fleet:
+        [group] = fleet.whole(1)["groups"].values()
+        for file in (WEIGHTS, "tokenizer.json", "config.json"):
+            renamed(fleet.model / file, others())
+        load = Load(targets(fleet), REQUESTS)
+        load.reach(200)
+        fleet.kill(group["ranks"][1]["worker"])
+        assert_unnoticed(load.join(), undisturbed)
+        # A router that comes later gets the text files that the workers began with.
+        fleet.terminate("r0")
+        fleet.start("r0")
+        fleet.whole(1)
+        assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
+
+
+def test_experts_never_move_out_of_other_bytes(undisturbed, tmp_path):
+    restless = {"REIN_REDUNDANT_EXPERTS": "2", "REIN_REBALANCE_EVERY": "2", "REIN_REBALANCE_ABOVE": "1.001"}
+    with running(tmp_path, workers=2, more=restless) as fleet:
+        fleet.whole(1)
+        in_place_with_its_time(fleet.model / WEIGHTS, others())
+        end = time.monotonic() + 90
+        while all(fleet.processes[worker].poll() is None for worker in ("w0", "w1")):
+            assert time.monotonic() < end, f"{fleet.log('c0')}\n{fleet.log('w0')}"
+            for answer, whole in zip(Load(targets(fleet), REQUESTS).join(), undisturbed):
+                assert answer.ok and answer.seen() == whole.seen() or not answer.ok and answer.begins(whole)
+            if any(fleet.processes[worker].poll() is not None for worker in ("w0", "w1")):
+                break
+        gone = next(worker for worker in ("w0", "w1") if fleet.processes[worker].poll() is not None)
+        ended(fleet, gone, WEIGHTS, "the checkpoint cannot be read any more")
+
+
+def test_whenever_a_checkpoint_changes_answers_are_of_one_or_the_other(tmp_path):
+    """A worker is started again and again, and its checkpoint changed at some moment of its start."""
+    rng = random.Random(7)
+    ways = [in_place, in_place_with_its_time, truncated, renamed]
+    with running(tmp_path, workers=1, group_size=1) as fleet:
+        fleet.whole(1)
+        [first] = Load(targets(fleet), REQUESTS[1:2]).join()
+        fleet.kill("w0")
+        in_place(fleet.model / WEIGHTS, others())
+        fleet.start("w0")
+        fleet.whole(1)
+        [second] = Load(targets(fleet), REQUESTS[1:2]).join()
+        assert first.ok and second.ok and first.seen() != second.seen()
+        for way in ways * 2:
+            fleet.kill("w0")
+            fleet.model = copy(tmp_path, "demo")
+            fleet.start("w0")
+            time.sleep(rng.uniform(0, 0.6))
+            way(fleet.model / WEIGHTS, others())
+            end = time.monotonic() + 30
+            while fleet.processes["w0"].poll() is None:
+                [answer] = Load(targets(fleet), REQUESTS[1:2]).join()
+                if answer.ok:
+                    assert answer.seen() in (first.seen(), second.seen()), way
+                    break
+                assert time.monotonic() < end, f"{way}: {answer.error}\n{fleet.log('w0')}"
+            if fleet.processes["w0"].poll() is not None:
+                ended(fleet, "w0", WEIGHTS)
+
+
+HANGS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+ssize_t pread64(int fd, void *to, size_t n, off64_t at) {
+    static ssize_t (*real)(int, void *, size_t, off64_t);
+    if (!real) real = (ssize_t (*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
+    char link[64], path[PATH_MAX] = {0};
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof path - 1) > 0 && strstr(path, "safetensors"))
+        while (access(getenv("HANG_WHILE"), F_OK) == 0) usleep(10000);
+    return real(fd, to, n, at);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def hangs(tmp_path_factory):
+    """Reads of weights hang while a file is there, as on a network file system whose server is away."""
+    directory = tmp_path_factory.mktemp("hangs")
+    (directory / "hangs.c").write_text(HANGS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", directory / "hangs.so", directory / "hangs.c", "-ldl"], check=True)
+    yield directory / "there", {"LD_PRELOAD": str(directory / "hangs.so"), "HANG_WHILE": str(directory / "there")}
+    (directory / "there").unlink(missing_ok=True)
+
+
+def test_a_worker_whose_file_system_hangs_leaves(hangs, undisturbed, tmp_path):
+    there, environment = hangs
+    with running(tmp_path, workers=4, more={**environment, "REIN_READ_TIMEOUT": "2"}) as fleet:
+        fleet.whole(2)
+        load = Load(targets(fleet), REQUESTS)
+        load.reach(100)
+        there.touch()
+        began = time.monotonic()
+        fleet.start("w4")
+        ended(fleet, "w4", WEIGHTS, "returned nothing for 2 s")
+        [group, _] = fleet.status()["groups"].values()
+        victim, other = (rank["worker"] for rank in group["ranks"])
+        fleet.kill(victim)
+        # It is to stand in, and reads. Its other streams go on elsewhere.
+        ended(fleet, other, WEIGHTS, "returned nothing for 2 s")
+        assert time.monotonic() - began < 30
+        assert_unnoticed(load.join(), undisturbed)
+        there.unlink()
+
+
+def test_a_server_whose_file_system_hangs_ends(hangs, tmp_path):
+    there, environment = hangs
+    there.touch()
+    command = [BIN, "serve", "--model", DEMO, "--read-timeout", "1", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    for stop, code in ((None, 1), (signal.SIGTERM, -signal.SIGTERM)):
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **environment}, text=True)
+        if stop:
+            time.sleep(0.5)
+            server.send_signal(stop)
+        _, error = server.communicate(timeout=20)
+        assert server.returncode == code, error
+        assert stop or WEIGHTS in error and "returned nothing for 1 s" in error
+    there.unlink()
+
+
+def test_workers_of_another_protocol_take_no_seat(undisturbed, tmp_path):
+    with running(tmp_path, workers=2) as fleet:
+        [group] = fleet.whole(1)["groups"].values()
+        assert group["protocol"] >= 1
+        status = fleet.status()
+        number, version = status["workers"]["w0"]["protocol"], status["workers"]["w0"]["version"]
+        assert status["routers"]["r0"]["protocol"] == status["controller_release"]["protocol"] == number
+        record = json.loads(fleet.etcdctl("get", "--print-value-only", "/rein/test/workers/w0"))
+        # As of a release to come. Before w0 in the order of names, so that it would be the first to be asked.
+        alien = {**record, "protocol": number + 1, "version": "9.0.0", "seat": {"group": None, "epoch": 0}}
+        fleet.etcdctl("put", "/rein/test/workers/a0", json.dumps(alien))
+        status = fleet.wait("it is known", lambda status: "a0" in status["workers"])
+        assert (status["workers"]["a0"]["protocol"], status["workers"]["a0"]["version"]) == (number + 1, "9.0.0")
+        table = subprocess.run([BIN, "status"], env=fleet.environment(), capture_output=True, text=True, check=True).stdout
+        assert "PROTOCOL" in table and "9.0.0" in table and version in table
+        load = Load(targets(fleet), REQUESTS)
+        load.reach(100)
+        fleet.kill(group["ranks"][1]["worker"])
+        assert_unnoticed(load.join(), undisturbed)
+        status = fleet.status()
+        seated = {rank["worker"] for group in status["groups"].values() for rank in group["ranks"]}
+        assert seated == {group["ranks"][0]["worker"]}, "one stands in for the other"
+        # An engine and a router that are too far apart refuse each other by name.
+        address = status["workers"][group["ranks"][0]["worker"]]["address"]
+        with grpc.insecure_channel(address) as channel:
+            info = channel.unary_unary("/rein.internal.v1.Engine/Info")
+            assert info(b"", timeout=10) and info(bytes([8, number + 1]), timeout=10)
+            with pytest.raises(grpc.RpcError) as refused:
+                info(bytes([8, number + 2]), timeout=10)
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert f"protocol {number + 2}" in refused.value.details() and f"protocol {number}" in refused.value.details()
