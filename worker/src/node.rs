@@ -3,6 +3,7 @@
 
 mod end;
 mod files;
+mod fitness;
 mod layout;
 mod ready;
 mod seat;
@@ -25,6 +26,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use files::Files;
+use fitness::Fitness;
 use layout::{Known, Relayout};
 pub use ready::{Readiness, Verdict};
 pub use seat::Work;
@@ -65,6 +67,8 @@ mod limits {
     pub const LAYOUT_RETRY: Duration = Duration::from_secs(10);
     /// Longest wait for the one who has this worker's id to take, or refuse, a connection.
     pub const KNOCK: Duration = Duration::from_millis(300);
+    /// How often a worker looks whether its checkpoint is as it was.
+    pub const CHECKPOINT_LOOK: Duration = Duration::from_secs(5);
     /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.
     pub const LEAVE_TIME: Duration = Duration::from_secs(40);
 }
@@ -124,6 +128,7 @@ struct Node {
     /// A seat whose placement could not be read.
     pending: Option<Seat>,
     leave: watch::Receiver<bool>,
+    fitness: Fitness,
     /// Why this process has to end.
     unfit: Option<NodeError>,
 }
@@ -180,6 +185,7 @@ pub async fn run(
         quiet: None,
         pending: None,
         leave: leave.clone(),
+        fitness: Fitness::default(),
         unfit: None,
         options,
     };
@@ -460,6 +466,7 @@ impl Node {
         if let Some(seat) = self.pending.take() {
             self.sit(seat).await;
         }
+        self.look_after_checkpoint().await;
         self.lay_out().await;
         let Some(now) = &mut self.now else { return };
         let Some(engine) = now.engine.clone() else { return };

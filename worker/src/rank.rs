@@ -180,6 +180,11 @@ impl Model {
         Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks) + copies).max().unwrap_or(0))
     }
 
+    /// That the files of weights look as they did when they were opened. It may hang, and counts as no read then.
+    pub fn unwritten(&self) -> Result<(), LoadError> {
+        self.checkpoint.weights.unwritten()
+    }
+
     /// How many ranks of a group of `group_size` this machine's free memory has room for, in one process; at least `here`,
     /// since whether those fit is seen when they are loaded.
     pub fn most_ranks(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {

@@ -177,6 +177,11 @@ impl Shards {
         self.files.iter().map(of).collect()
     }
 
+    /// That size and time of all files are what they were.
+    pub fn unwritten(&self) -> Result<(), LoadError> {
+        self.files.iter().try_for_each(Source::unwritten)
+    }
+
     /// That whatever has been read is from files that nobody has written to since they were opened: of each, size and time,
     /// and the parts that say what it is.
     pub fn prove(&self) -> Result<(), LoadError> {

@@ -88,7 +88,7 @@ impl Source {
                 pos += n;
             }
         }
-        self.unwritten()
+        self.reads.during(&self.path, || self.unwritten())
     }
 
     /// Reads whole chunks from the beginning of one on.
@@ -97,7 +97,7 @@ impl Source {
         match read {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(self.changes("was cut short")),
-            Err(source) => return Err(LoadError::Io { path: self.path.clone(), source }),
+            Err(error) => return Err(self.failed(error)),
         }
         let known = &self.chunks[(at / CHUNK) as usize..];
         for (bytes, known) in out.chunks(CHUNK as usize).zip(known) {
@@ -112,9 +112,8 @@ impl Source {
 
     /// That size and time are what they were. A write changes the time before it changes bytes, so what was read before this
     /// call is from before any write.
-    fn unwritten(&self) -> Result<(), LoadError> {
-        let meta = self.reads.during(&self.path, || self.file.metadata());
-        let now = Stamp::of(&meta.map_err(|source| LoadError::Io { path: self.path.clone(), source })?);
+    pub fn unwritten(&self) -> Result<(), LoadError> {
+        let now = Stamp::of(&self.file.metadata().map_err(|error| self.failed(error))?);
         match (now == self.stamp, self.changed.get()) {
             (true, None) => Ok(()),
             (true, Some(what)) => Err(self.changes(what)),
@@ -142,6 +141,13 @@ impl Source {
             hashes.extend_from_slice(&self.chunks[chunk as usize].load(Ordering::Relaxed).to_le_bytes());
         }
         Ok(xxh3_64(&hashes))
+    }
+
+    fn failed(&self, source: io::Error) -> LoadError {
+        match source.kind() {
+            ErrorKind::StaleNetworkFileHandle => self.changes("was deleted on its file server"),
+            _ => LoadError::Io { path: self.path.clone(), source },
+        }
     }
 
     fn error(&self, what: impl Into<String>) -> LoadError {

@@ -48,6 +48,11 @@ impl Weights {
         self.shards.hashes()
     }
 
+    /// [`Shards::unwritten`].
+    pub fn unwritten(&self) -> Result<(), LoadError> {
+        self.shards.unwritten()
+    }
+
     /// [`Shards::prove`]. Whatever is read must be proven before it is used.
     pub fn prove(&self) -> Result<(), LoadError> {
         self.shards.prove()

@@ -51,6 +51,7 @@ impl Files {
             reads.during(dir, || std::fs::read_dir(dir.join(TEMPLATES)).into_iter().flatten().flatten().collect());
         let more: Vec<DirEntry> = more;
         let more = more.iter().map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
+        let more = more.filter(|path| path.extension().is_some_and(|extension| extension == "jinja"));
         let (mut files, mut room) = (BTreeMap::new(), TEXT_BYTES);
         for name in FILES.iter().map(PathBuf::from).chain(more) {
             let path = dir.join(&name);
