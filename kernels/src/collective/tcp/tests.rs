@@ -229,8 +229,8 @@ fn ranks_of_two_protocols_are_not_linked_and_say_so_at_once() {
     let listeners = [listen(), listen()];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let began = Instant::now();
+    let short = Duration::from_secs(1);
     std::thread::scope(|scope| {
-        let short = Duration::from_secs(1);
         let waits = scope.spawn(|| listeners[0].join(&member(1, 0, &addresses), short).map(drop));
         let comes = listeners[1].join(&Member { protocol: 2, ..member(1, 1, &addresses) }, PATIENCE).map(drop);
         let error = comes.expect_err("of another release");
