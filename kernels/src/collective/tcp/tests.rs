@@ -167,7 +167,7 @@ fn other_epochs_are_refused() {
 
 /// What a rank says first, of a group that nobody has heard of.
 fn invented_hello(number: u64) -> Vec<u8> {
-    let mut hello = [b"REIN2".as_slice(), &[0], &number.to_le_bytes()].concat();
+    let mut hello = [b"REIN3".as_slice(), &1u32.to_le_bytes(), &[0], &number.to_le_bytes()].concat();
     [1u32, 0, 2].iter().for_each(|part| hello.extend(part.to_le_bytes()));
     hello.extend([1, b'x']);
     hello
