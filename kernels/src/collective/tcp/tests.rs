@@ -238,5 +238,7 @@ fn ranks_of_two_protocols_are_not_linked_and_say_so_at_once() {
         assert!(matches!(waits.join().expect("no panic"), Err(JoinError::Missing { .. })));
     });
     assert!(began.elapsed() < PATIENCE);
-    pair(&listeners, 2, &addresses).map(|rank| rank.expect("of one release"));
+    for rank in pair(&listeners, 2, &addresses) {
+        assert_eq!(rank.expect("of one release").size(), 2);
+    }
 }
