@@ -1,15 +1,16 @@
 //! The command line. One struct per command; values come from flags, then `REIN_*` variables, then the config file.
 
+pub mod listen;
 pub mod values;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rein_router::RoutePolicy;
+use rein_router::{Origin, RoutePolicy};
 use rein_worker::limits;
 
+use self::listen::ListenAddr;
 use crate::bench::BenchOptions;
 use crate::key::KeyArgs;
 use crate::telemetry::Target;
@@ -172,12 +173,17 @@ pub struct ServeArgs {
 /// What clients meet: listeners, and how requests are read and held to their tools.
 #[derive(Debug, Clone, Args)]
 pub struct EdgeArgs {
-    /// Address of the OpenAI HTTP interface; port 0 takes a free one
+    /// Address of the OpenAI HTTP interface: HOST:PORT, `:PORT` (every IPv4 interface) or `PORT` (127.0.0.1); port 0 takes a
+    /// free one
     #[arg(long, env = "REIN_HTTP", default_value = "127.0.0.1:8000", value_name = "ADDR")]
-    pub http: SocketAddr,
-    /// Address of the gRPC interface; port 0 takes a free one
+    pub http: ListenAddr,
+    /// Address of the gRPC interface, in the same forms; port 0 takes a free one
     #[arg(long, env = "REIN_GRPC", default_value = "127.0.0.1:50051", value_name = "ADDR")]
-    pub grpc: SocketAddr,
+    pub grpc: ListenAddr,
+    /// Origins of web pages that may use the HTTP interface (CORS), such as https://chat.example, with commas between them;
+    /// `*`: every page [default: none]
+    #[arg(long, env = "REIN_CORS_ORIGIN", value_delimiter = ',', value_name = "ORIGINS")]
+    pub cors_origin: Vec<Origin>,
     /// Chat template file instead of the model's own
     #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
@@ -339,16 +345,16 @@ pub struct WorkerArgs {
     pub devices: Vec<Device>,
     /// Address of the gRPC services for routers; port 0 takes a free one
     #[arg(long, env = "REIN_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDR")]
-    pub listen: SocketAddr,
+    pub listen: ListenAddr,
     /// Address at which the ranks of other workers link; port 0 takes a free one [default: the host of --listen]
     #[arg(long, env = "REIN_MESH", value_name = "ADDR")]
-    pub mesh: Option<SocketAddr>,
+    pub mesh: Option<ListenAddr>,
     /// Host under which others reach this process [default: that of --listen]
     #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST", value_parser = values::host)]
     pub advertise: Option<String>,
     /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
     #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
-    pub http: Option<SocketAddr>,
+    pub http: Option<ListenAddr>,
     /// Name of this worker in the cluster [default: host name and port]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,
@@ -385,7 +391,7 @@ pub struct ControllerArgs {
     pub rebalance_above: f64,
     /// Address of the HTTP interface for operators (/metrics, /health, /ready; plain, without keys); port 0 takes a free one [default: none]
     #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
-    pub http: Option<SocketAddr>,
+    pub http: Option<ListenAddr>,
     /// Name of this controller in the cluster [default: host name and process id]
     #[arg(long, env = "REIN_ID", value_name = "NAME")]
     pub id: Option<String>,

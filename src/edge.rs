@@ -35,6 +35,7 @@ pub fn config(args: &EdgeArgs) -> Result<RouterConfig, FileError> {
         allow_dropped_tools: args.allow_dropped_tools,
         max_in_flight: *max_in_flight,
         max_queued: *max_queued,
+        cors_origins: args.cors_origin.clone(),
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
         ..RouterConfig::default()
     })
@@ -53,8 +54,8 @@ impl Listeners {
         Ok(Listeners {
             http_tls: args.tls.listener(tls::HTTP)?,
             grpc_tls: args.tls.listener(tls::GRPC)?,
-            http: bind("--http", args.http).await?,
-            grpc: bind("--grpc", args.grpc).await?,
+            http: bind("--http", &args.http).await?,
+            grpc: bind("--grpc", &args.grpc).await?,
         })
     }
 

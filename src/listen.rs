@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,22 +17,43 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
 
+use crate::args::listen::ListenAddr;
 use crate::tls::{ServerTls, Socket};
 
 /// Connections that may wait to be accepted, as far as the kernel allows (`net.core.somaxconn`): with tokio's 1,024 clients that
 /// come by the thousand are dropped, and in the end reset.
 const BACKLOG: u32 = 16_384;
 
-pub async fn bind(flag: &str, address: SocketAddr) -> Result<TcpListener, Box<dyn Error>> {
-    let listen = || {
+/// Listens on the first address of the name that is one of this machine's.
+pub async fn bind(flag: &str, address: &ListenAddr) -> Result<TcpListener, Box<dyn Error>> {
+    let listen = |address: SocketAddr| {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         // As TcpListener::bind does: who is started again need not wait for the old connections' end.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
-    listen().map_err(|e| format!("{flag}: cannot listen on {address}: {e}").into())
+    let failed = |e: io::Error| format!("{flag}: cannot listen on {address}: {e}");
+    let addresses = address.resolve().await.map_err(failed)?;
+    let mut addresses = addresses.into_iter().peekable();
+    while let Some(next) = addresses.next() {
+        match listen(next) {
+            Ok(listener) => return Ok(listener),
+            // A port that is taken is an error also where another address has it free: clients would meet two servers.
+            Err(e) if addresses.peek().is_some() && elsewhere(&e) => {}
+            Err(e) => return Err(failed(e).into()),
+        }
+    }
+    Err(failed(io::ErrorKind::AddrNotAvailable.into()).into())
 }
+
+/// Whether this machine does not have the address, or not its family.
+fn elsewhere(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
+}
+
+/// The error of a machine without IPv6 (Linux).
+const EAFNOSUPPORT: i32 = 97;
 
 /// HTTP connections open at once.
 const HTTP_CONNECTIONS: usize = 16_384;

@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(ask(json!({"text": "hello", "tool_choice": "required"}))["complete"], false);
         assert_eq!(ask(json!({"text": "hello"}))["complete"], true);
         let schema = json!({"type": "array", "uniqueItems": true});
-        let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
         let answer = ask(json!({"text": "[1]", "tools": [], "response_format": format}));
         assert_eq!((&answer["complete"], &answer["relaxed"]), (&json!(true), &json!(["#/uniqueItems"])), "{answer}");
         assert!(ask(json!({"text": "", "tool_choice": "sometimes"}))["error"].is_string());

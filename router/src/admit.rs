@@ -70,6 +70,12 @@ impl Permit {
     pub async fn aborted(&mut self) {
         raised(&mut self.aborted).await;
     }
+
+    /// The same, for whoever needs the permit meanwhile.
+    pub fn when_aborted(&self) -> impl Future<Output = ()> + use<> {
+        let mut aborted = self.aborted.clone();
+        async move { raised(&mut aborted).await }
+    }
 }
 
 impl Place {

@@ -19,19 +19,28 @@ use crate::{
 
 const DEFAULTS: Defaults = Defaults { prompt: "messages", max_tokens: None };
 
-pub async fn render(model: &Arc<Model>, job: ChatJob) -> Result<Rendered, Error> {
+fn check(model: &Model, job: &ChatJob) -> Result<(), Error> {
     job.check()?;
+    match model.format.letter_first {
+        true => conversation::check_letters_first(&job.tools, &job.messages),
+        false => Ok(()),
+    }
+}
+
+pub async fn render(model: &Arc<Model>, job: ChatJob) -> Result<Rendered, Error> {
+    check(model, &job)?;
     model.render(Conversation::new(model, job).input).await
 }
 
 /// The events, and what of the request's schemas is not enforced to the letter, in words.
 pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result<(ChatEvents, Vec<String>), Error> {
-    job.check()?;
+    check(&model, &job)?;
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
     let generation = std::mem::take(&mut job.generation);
     let tools: Vec<Tool> = job.declared_tools().into_iter().filter_map(tool).collect();
     let declarations: Vec<ToolDecl> = tools.iter().map(declaration).collect();
+    let skip_special_tokens = !job.show_special_tokens;
     let parse_tools = !tools.is_empty() && job.tool_choice != Choice::None;
     let mut rules = Rules {
         tools,
@@ -42,7 +51,8 @@ pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result
         ..Rules::default()
     };
     let Conversation { input, calls_before, resumed } = Conversation::new(&model, job);
-    let Rendered { prompt, ids, .. } = model.render(input).await?;
+    let Rendered { prompt, mut ids, .. } = model.render(input).await?;
+    generate::truncate(&mut ids, &generation, bounds);
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
     let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
     let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
@@ -53,7 +63,15 @@ pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let resumed = resumed.is_some();
-    let reading = Reading::Regions { start, resumed, tools: declarations, parse_tools, calls_before, grammar };
+    let reading = Reading::Regions {
+        start,
+        resumed,
+        tools: declarations,
+        parse_tools,
+        calls_before,
+        skip_special_tokens,
+        grammar,
+    };
     let events = generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await?;
     Ok((events, relaxed))
 }

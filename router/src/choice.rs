@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::Error,
-    guide::{Guide, Judgement, Refusal},
+    guide::{Guide, GuideError, Judgement, Refusal},
     keys::Caller,
     metrics::Metrics,
     steer::{Drawn, EngineStream, Heard},
@@ -21,6 +21,16 @@ use crate::{
 pub struct Guided {
     pub guide: Guide,
     pub max_tokens: u32,
+    pub thinking: Option<ThinkingBudget>,
+}
+
+/// Most tokens of reasoning, and what ends it.
+#[derive(Debug, Clone)]
+pub struct ThinkingBudget {
+    pub tokens: u32,
+    /// The token that opens it, where one does.
+    pub open: Option<u32>,
+    pub close: Vec<u32>,
 }
 
 /// A transcript and the engine stream that feeds it. Dropping it frees the slot.
@@ -45,9 +55,10 @@ impl Choice {
         began: Instant,
     ) -> Result<Self, Error> {
         let mut choice = Choice { transcript, guided, engine: Some(engine), metrics, caller, began, last_token: None };
-        if let Some(Guided { guide, max_tokens }) = &mut choice.guided {
+        if let Some(Guided { guide, max_tokens, .. }) = &mut choice.guided {
             let judgement = guide.begin(*max_tokens as usize);
             choice.follow(Vec::new(), judgement).await?;
+            choice.end_reasoning(None).await?;
         }
         Ok(choice)
     }
@@ -98,15 +109,18 @@ impl Choice {
     async fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
         match heard? {
             Heard::Admitted(admitted) => self.admit(&admitted),
-            Heard::Tokens(drawn) => {
-                let judgement = match &mut self.guided {
-                    None => Ok(Judgement { stand: drawn.len(), ..Judgement::default() }),
-                    Some(Guided { guide, max_tokens }) => {
-                        let ids: Vec<u32> = drawn.iter().map(|drawn| drawn.id).collect();
-                        guide.take(&ids, max_tokens.saturating_sub(self.transcript.completion_tokens) as usize)
+            // Whether reasoning ends is decided after each token, however many come at once.
+            Heard::Tokens(drawn) if self.guided.as_ref().is_some_and(|guided| guided.thinking.is_some()) => {
+                for drawn in drawn {
+                    let id = drawn.id;
+                    let steered = self.take(vec![drawn]).await?;
+                    if self.end_reasoning(Some(id)).await? || steered || self.engine.is_none() {
+                        break;
                     }
-                };
-                self.follow(drawn, judgement).await?;
+                }
+            }
+            Heard::Tokens(drawn) => {
+                self.take(drawn).await?;
             }
             Heard::Finish(finish) => {
                 self.engine = None;
@@ -120,13 +134,49 @@ impl Choice {
         Ok(())
     }
 
+    /// Judges drawn tokens. Whether the engine was steered: it has drawn nothing after them that counts.
+    async fn take(&mut self, drawn: Vec<Drawn>) -> Result<bool, Error> {
+        let room = self.room();
+        let judgement = match &mut self.guided {
+            None => Ok(Judgement { stand: drawn.len(), ..Judgement::default() }),
+            Some(Guided { guide, .. }) => {
+                let ids: Vec<u32> = drawn.iter().map(|drawn| drawn.id).collect();
+                guide.take(&ids, room)
+            }
+        };
+        let steered = judgement.as_ref().is_ok_and(|judgement| judgement.steering.is_some());
+        self.follow(drawn, judgement).await?;
+        Ok(steered)
+    }
+
+    /// How many more tokens there may be.
+    fn room(&self) -> usize {
+        let most = self.guided.as_ref().map_or(0, |guided| guided.max_tokens);
+        most.saturating_sub(self.transcript.completion_tokens) as usize
+    }
+
+    /// Ends reasoning whose budget is spent; `last` is the latest token. Whether it did: where it cannot be ended, the next token is waited for.
+    async fn end_reasoning(&mut self, last: Option<u32>) -> Result<bool, Error> {
+        let room = self.room();
+        let Some(Guided { guide, thinking: Some(ThinkingBudget { tokens, open, close }), .. }) = &mut self.guided
+        else {
+            return Ok(false);
+        };
+        // Reasoning begins with its first token; where there may be none, it ends with the marker that opens it.
+        let opened = *tokens == 0 && last.is_some() && last == *open;
+        if self.engine.is_none() || !(opened || self.transcript.has_reasoned(*tokens)) {
+            return Ok(false);
+        }
+        match guide.force(close, room) {
+            Ok(None) => Ok(false),
+            Ok(Some(judgement)) => self.follow(Vec::new(), Ok(judgement)).await.map(|()| true),
+            Err(error) => Err(Error::from_guide(error)),
+        }
+    }
+
     /// Tells what stands of the drawn tokens and what was forced after them, and steers.
-    async fn follow(
-        &mut self,
-        mut drawn: Vec<Drawn>,
-        judgement: Result<Judgement, rein_grammar::MatcherError>,
-    ) -> Result<(), Error> {
-        let Judgement { stand, forced, steering, ended } = judgement.map_err(Error::from_matcher)?;
+    async fn follow(&mut self, mut drawn: Vec<Drawn>, judgement: Result<Judgement, GuideError>) -> Result<(), Error> {
+        let Judgement { stand, forced, steering, ended } = judgement.map_err(Error::from_guide)?;
         drawn.truncate(stand);
         drawn.extend(forced.into_iter().map(|id| Drawn { id, logprob: None }));
         if !drawn.is_empty() {

@@ -28,13 +28,18 @@ pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Resu
     let mut sequences = Vec::with_capacity(job.prompts.len());
     let several = job.prompts.len() > 1;
     for (i, prompt) in job.prompts.into_iter().enumerate() {
-        let (ids, text) = match prompt {
+        let (mut ids, mut text) = match prompt {
             Prompt::Text(text) => (model.encode(text.clone(), job.add_special_tokens, "prompt").await?, Some(text)),
             Prompt::Ids(ids) => (ids, None),
         };
         if let Some((at, &id)) = ids.iter().enumerate().find(|&(_, &id)| id >= bounds.vocab) {
             let param = if several { format!("prompt[{i}][{at}]") } else { format!("prompt[{at}]") };
             return Err(out_of_vocabulary(param, id, bounds.vocab));
+        }
+        let whole = ids.len();
+        generate::truncate(&mut ids, &generation, bounds);
+        if ids.len() < whole {
+            text = None;
         }
         let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
         let echo = job.echo.then(|| text.unwrap_or_else(|| model.decode(&ids)));

@@ -1,5 +1,7 @@
 //! Checks a conversation before a template sees it: templates answer wrong shapes with wrong prompts, not with errors.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 use crate::{error::Error, limits};
@@ -90,6 +92,16 @@ fn check_message(at: &str, message: &Value) -> Result<(), Error> {
         return Err(Error::missing(&format!("{at}.tool_call_id"), "the id of the call that this answers"));
     }
     let declares = check_message_tools(at, role, message)?;
+    let says = match message.get("content") {
+        None | Some(Value::Null) => false,
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Array(parts)) => !parts.is_empty(),
+        Some(_) => true,
+    };
+    if declares && says {
+        let text = format!("'{at}' has 'tools' and 'content'; tools are declared in a message of their own");
+        return Err(Error::invalid(format!("{at}.content"), text));
+    }
     check_content(at, role == "assistant" || declares, message)
 }
 
@@ -193,7 +205,7 @@ fn check_type_is_function(at: &str, object: &Map<String, Value>) -> Result<(), E
     }
 }
 
-fn check_name(at: &str, function: &Map<String, Value>) -> Result<(), Error> {
+fn check_name<'a>(at: &str, function: &'a Map<String, Value>) -> Result<&'a str, Error> {
     match function.get("name") {
         Some(Value::String(name)) if name.is_empty() => {
             Err(Error::invalid(at, format!("'{at}' must not be an empty string")))
@@ -205,10 +217,40 @@ fn check_name(at: &str, function: &Map<String, Value>) -> Result<(), Error> {
         Some(Value::String(name)) if name.chars().any(|c| c.is_control() || c.is_whitespace()) => {
             Err(Error::invalid(at, format!("'{at}' must have no blanks or control characters")))
         }
-        Some(Value::String(_)) => Ok(()),
+        Some(Value::String(name)) => Ok(name),
         Some(other) => Err(Error::wrong_type(at, "a string", other)),
         None => Err(Error::missing(at, "the function's name")),
     }
+}
+
+/// A name under which a function can be declared. History may mention others: who made them may have been freer.
+fn check_declared_name<'a>(at: &str, function: &'a Map<String, Value>) -> Result<&'a str, Error> {
+    let name = check_name(at, function)?;
+    match name.chars().find(|&c| !c.is_ascii_alphanumeric() && !"_-.".contains(c)) {
+        None => Ok(name),
+        Some(c) => {
+            let message = format!("'{at}' may have letters, digits, '_', '-' and '.', got {c:?} in '{name}'");
+            Err(Error::invalid(at, message))
+        }
+    }
+}
+
+/// For formats whose models were trained on names that begin with a letter.
+pub fn check_letters_first(tools: &[Value], messages: &[Value]) -> Result<(), Error> {
+    let in_messages = messages.iter().enumerate().filter_map(|(i, message)| {
+        Some((format!("messages[{i}].tools"), message.get("tools")?.as_array()?.as_slice()))
+    });
+    for (at, tools) in std::iter::once(("tools".to_owned(), tools)).chain(in_messages) {
+        for (i, tool) in tools.iter().enumerate() {
+            let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
+            if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+                let at = format!("{at}[{i}].function.name");
+                let message = format!("'{at}' must begin with a letter for this model, got '{name}'");
+                return Err(Error::invalid(at, message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A request's tools. Those that its messages declare count too.
@@ -224,16 +266,25 @@ pub fn check_tools(tools: &[Value], messages: &[Value]) -> Result<(), Error> {
 
 /// Tools in the OpenAI shape: `{"type": "function", "function": {"name", "description", "parameters"}}`.
 fn check_tool_list(at: &str, tools: &[Value]) -> Result<(), Error> {
+    let mut names = HashMap::new();
     for (i, tool) in tools.iter().enumerate() {
-        let at = format!("{at}[{i}]");
+        let first = |j: usize| format!("{at}[{j}]");
+        let at = first(i);
         let Value::Object(tool) = tool else { return Err(Error::wrong_type(&at, "an object", tool)) };
         check_type_is_function(&at, tool)?;
+        if tool.get("type").is_none_or(Value::is_null) {
+            return Err(Error::missing(&format!("{at}.type"), "'function'"));
+        }
         let function = match tool.get("function") {
             Some(Value::Object(function)) => function,
             Some(other) => return Err(Error::wrong_type(&format!("{at}.function"), "an object", other)),
             None => return Err(Error::missing(&format!("{at}.function"), "an object with name and parameters")),
         };
-        check_name(&format!("{at}.function.name"), function)?;
+        let name = check_declared_name(&format!("{at}.function.name"), function)?;
+        if let Some(earlier) = names.insert(name, i) {
+            let (at, earlier) = (format!("{at}.function.name"), first(earlier));
+            return Err(Error::invalid(&*at, format!("'{at}' is '{name}', which '{earlier}' has already")));
+        }
         match function.get("description") {
             None | Some(Value::Null | Value::String(_)) => {}
             Some(other) => return Err(Error::wrong_type(&format!("{at}.function.description"), "a string", other)),

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::limits;
+use crate::{guide::GuideError, limits};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -154,6 +154,15 @@ impl Error {
     /// The request's own grammar hit a limit; nobody else's is touched.
     pub fn from_matcher(error: rein_grammar::MatcherError) -> Self {
         Error { code: Some("grammar_failed"), ..Error::internal("the grammar of this request failed", error) }
+    }
+
+    pub fn from_guide(error: GuideError) -> Self {
+        match error {
+            GuideError::Matcher(error) => Error::from_matcher(error),
+            GuideError::NothingLeft => {
+                Error { code: Some("nothing_left"), ..Error::invalid("allowed_token_ids", error.to_string()) }
+            }
+        }
     }
 
     pub fn from_engine(status: &tonic::Status) -> Self {

@@ -1,5 +1,7 @@
 //! One request's sequences: planned, started on an engine, and merged into one stream of events.
 
+mod plan;
+
 use std::{
     collections::VecDeque,
     pin::Pin,
@@ -11,33 +13,27 @@ use futures::{
     stream::{self, BoxStream, SelectAll},
 };
 use rein_grammar::{Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
-use rein_proto::{
-    internal::{self, Start},
-    protocol,
-    v1::{self, chat_event},
-};
+use rein_proto::v1::{self, chat_event};
 use tokio::time::Instant;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::{
     admit::Permit,
-    choice::{Choice, Guided},
+    choice::Choice,
     effort::Effort,
     error::Error,
-    guide::Guide,
-    hash::{STRIDE, mix},
-    job::Generation,
     keys::Caller,
     limits,
     metrics::Metrics,
-    model::{Bounds, Model, now},
+    model::{Model, now},
     outcomes::Unfinished,
-    pool::Wanted,
+    pool::{Lease, Wanted},
     steer::{Common, EngineStream, Spans},
-    stop::StopStrings,
     stream::{Opening, Reader, Report, Transcript},
     trace::Trace,
 };
+
+pub use plan::{Defaults, Plan, truncate};
 
 /// Exactly one terminal item: `Usage`, after each choice's `Done`, or an error. Dropping it frees all slots.
 pub type ChatEvents = Pin<Box<dyn Stream<Item = Result<v1::ChatEvent, Error>> + Send>>;
@@ -66,6 +62,7 @@ pub enum Reading {
         tools: Vec<ToolDecl>,
         parse_tools: bool,
         calls_before: usize,
+        skip_special_tokens: bool,
         /// What the output has to obey, if anything.
         grammar: Option<Grammar>,
     },
@@ -103,14 +100,15 @@ impl Reading {
 
     fn reader(&self, model: &Model) -> Reader {
         match self {
-            Reading::Regions { start, tools, parse_tools, grammar, .. } => {
+            Reading::Regions { start, tools, parse_tools, grammar, skip_special_tokens, .. } => {
                 let options = ParserOptions {
                     start: *start,
                     tools: tools.clone(),
                     parse_tools: *parse_tools,
                     calls_in_text: grammar.is_none(),
                 };
-                Reader::Regions(Box::new(Parser::new(model.format, options)))
+                let parser = Box::new(Parser::new(model.format, options));
+                Reader::Regions { parser, skip_special_tokens: *skip_special_tokens }
             }
             Reading::Plain { skip_special_tokens, .. } => Reader::Plain { skip_special_tokens: *skip_special_tokens },
         }
@@ -125,199 +123,89 @@ pub struct Sequence {
     pub plan: Plan,
 }
 
-/// A request's generation with every default filled in, for one prompt.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    sampling: internal::Sampling,
-    limits: internal::Limits,
-    named_stop_ids: Vec<u32>,
-    stops: StopStrings,
-    n: u32,
-    logprobs: Option<u32>,
-    prompt_logprobs: Option<u32>,
-    token_ids: bool,
-    grammar_report: bool,
-    cache_salt: String,
-    script: Vec<u32>,
-    /// Compute the prompt and generate nothing.
-    score_only: bool,
-}
-
-/// What depends on the surface and not on the request.
-#[derive(Debug, Clone, Copy)]
-pub struct Defaults {
-    /// The request field that holds the prompt.
-    pub prompt: &'static str,
-    /// None: the model's generation_config, then as many as the context takes.
-    pub max_tokens: Option<u32>,
-}
-
-impl Plan {
-    pub fn new(
-        generation: &Generation,
-        model: &Model,
-        bounds: Bounds,
-        prompt: usize,
-        defaults: Defaults,
-        seed: u64,
-    ) -> Result<Self, Error> {
-        let asked = &generation.limits;
-        let score_only = asked.max_tokens == Some(0);
-        let defaults =
-            Defaults { max_tokens: defaults.max_tokens.or(model.text.generation.max_new_tokens), ..defaults };
-        let max_tokens = max_tokens(generation, bounds, prompt, defaults)?;
-        let eos: &[u32] = if asked.ignore_eos { &[] } else { &model.text.stop_token_ids };
-        let mut stop_token_ids = [eos, &asked.stop_token_ids].concat();
-        stop_token_ids.sort_unstable();
-        stop_token_ids.dedup();
-        if !generation.script.is_empty() && !bounds.scripted {
-            return Err(Error::unsupported("script", "only the sim engine takes one"));
-        }
-        Ok(Plan {
-            sampling: sampling(&generation.sampling, model, seed),
-            limits: internal::Limits {
-                max_tokens,
-                min_tokens: asked.min_tokens.unwrap_or(0),
-                ignore_eos: stop_token_ids.is_empty(),
-                stop_token_ids,
-            },
-            named_stop_ids: asked.stop_token_ids.clone(),
-            stops: StopStrings::new(asked.stop.clone(), asked.include_stop),
-            n: generation.choices(),
-            logprobs: generation.logprobs,
-            prompt_logprobs: generation.prompt_logprobs,
-            token_ids: generation.return_token_ids,
-            grammar_report: generation.return_grammar,
-            cache_salt: generation.cache_salt.clone().unwrap_or_default(),
-            script: generation.script.clone(),
-            score_only,
-        })
-    }
-
-    fn start(&self, request_id: &str, choice: u32, prompt: &[u32], grammar: Option<&Grammar>) -> Start {
-        let width = |wanted: Option<u32>| wanted.map_or(-1, |n| n as i32);
-        Start {
-            request_id: format!("{request_id}-{choice}"),
-            prompt: prompt.to_vec(),
-            resume: Vec::new(),
-            sampling: Some(internal::Sampling {
-                seed: derived_seed(self.sampling.seed, choice % self.n),
-                ..self.sampling.clone()
-            }),
-            limits: Some(self.limits.clone()),
-            hold: self.score_only || grammar.is_some_and(|grammar| grammar.always),
-            cache_salt: self.cache_salt.clone(),
-            logprobs: width(self.logprobs),
-            // The choices of a prompt share its logprobs.
-            prompt_logprobs: if choice.is_multiple_of(self.n) { width(self.prompt_logprobs) } else { -1 },
-            finish_is_proposal: grammar.is_some(),
-            script: self.script.clone(),
-            protocol: protocol::NUMBER,
-            version: protocol::VERSION.into(),
-        }
-    }
-}
-
-fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: Defaults) -> Result<u32, Error> {
-    let (context, asked) = (bounds.context, generation.limits.max_tokens);
-    if prompt == 0 {
-        return Err(Error::invalid(defaults.prompt, format!("'{}' gives a prompt of no tokens", defaults.prompt)));
-    }
-    // A default gives way to what the request says; a limit of its own is not below 'min_tokens'.
-    let least = generation.limits.min_tokens.unwrap_or(0).max(1);
-    let wanted = match asked {
-        Some(asked) => format!("'{}' asks for {asked} more", generation.max_tokens_param()),
-        None if least > 1 => format!("'min_tokens' asks for {least} more"),
-        None => "at least 1 more is to be generated".to_owned(),
-    };
-    let room = (context as usize).saturating_sub(prompt);
-    if (context as usize) < prompt || (asked.unwrap_or(least) as usize) > room {
-        let message =
-            format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");
-        return Err(Error { code: Some("context_length_exceeded"), ..Error::invalid(defaults.prompt, message) });
-    }
-    // `room` is below `context`, so it fits. An engine is asked for at least one token, also if it is stopped before.
-    Ok(asked.or(defaults.max_tokens.map(|default| default.max(least))).unwrap_or(u32::MAX).min(room as u32).max(1))
-}
-
-/// The request's word, then the model's generation_config, then the API's default.
-fn sampling(asked: &v1::Sampling, model: &Model, seed: u64) -> internal::Sampling {
-    let model = &model.text.generation;
-    let greedy = (model.do_sample == Some(false)).then_some(0.0);
-    let mut logit_bias: Vec<_> =
-        asked.logit_bias.iter().map(|(&token, &bias)| internal::LogitBias { token, bias }).collect();
-    logit_bias.sort_unstable_by_key(|bias| bias.token);
-    internal::Sampling {
-        temperature: asked.temperature.or(greedy).or(model.temperature).unwrap_or(1.0),
-        top_p: asked.top_p.or(model.top_p).unwrap_or(1.0),
-        top_k: asked.top_k.or(model.top_k).unwrap_or(0),
-        min_p: asked.min_p.or(model.min_p).unwrap_or(0.0),
-        repetition_penalty: asked.repetition_penalty.or(model.repetition_penalty).unwrap_or(1.0),
-        presence_penalty: asked.presence_penalty.unwrap_or(0.0),
-        frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
-        logit_bias,
-        seed,
-    }
-}
-
-/// The first choice draws with the request's seed, so that it is the same whatever `n` is.
-fn derived_seed(seed: u64, choice: u32) -> u64 {
-    if choice == 0 {
-        return seed;
-    }
-    mix(seed.wrapping_add(u64::from(choice - 1).wrapping_mul(STRIDE)))
-}
-
-/// Starts everything, or nothing: an error here comes before any event.
+/// Starts the first choice: an error here comes before any event. The other choices, and the prompt's logprobs, need the
+/// first choice's prompt computed; the stream waits for that.
 pub async fn generate(
     call: Call,
     model: Arc<Model>,
     reading: Reading,
     sequences: Vec<Sequence>,
 ) -> Result<ChatEvents, Error> {
-    let count = sequences.iter().map(|sequence| sequence.plan.n).sum();
-    let mut unfinished = Unfinished::new(call.metrics.clone(), model.name(), count);
-    let mut starts = VecDeque::new();
-    let mut choices = Vec::new();
-    let mut usage = v1::Usage::default();
-    let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
-    for sequence in sequences {
-        usage.prompt_tokens += sequence.prompt.len() as u32;
-        if let Some(caller) = &call.caller {
-            caller.charge(sequence.prompt.len() as u64, Instant::now());
-        }
-        let opened = open(&call, &model, &reading, sequence, &mut starts, &mut choices).await;
-        opened.inspect_err(|error| unfinished.failed(error))?;
+    let prompt_tokens: u32 = sequences.iter().map(|sequence| sequence.prompt.len() as u32).sum();
+    if let Some(caller) = &call.caller {
+        caller.charge(prompt_tokens.into(), Instant::now());
     }
-    let choices = choices.into_iter().map(|choice| {
-        stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
+    let usage = v1::Usage { prompt_tokens, ..v1::Usage::default() };
+    let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
+    let choices = sequences.iter().map(|sequence| sequence.plan.n).sum();
+    let mut unfinished = Unfinished::new(call.metrics.clone(), model.name(), choices);
+    let first = match sequences.first() {
+        Some(sequence) => {
+            let prompt = Prompt { call: &call, model: &model, reading: &reading, sequence };
+            Some(prompt.lease_and_open(0).await.inspect_err(|error| unfinished.failed(error))?)
+        }
+        None => None,
+    };
+    let mut running = Running::new(call, unfinished, usage);
+    let opening = async move {
+        let opened = tokio::select! {
+            biased;
+            () = running.call.permit.when_aborted() => Err(Error::shutting_down()),
+            opened = open_all(&running.call, &model, &reading, &sequences, first) => opened,
+        };
+        let (starts, choices) = opened.inspect_err(|error| running.failed(error))?;
+        let choices = choices.into_iter().map(|choice| {
+            stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
+        });
+        Ok(Merged { starts, choices: stream::select_all(choices), usage, n, running })
+    };
+    let events = stream::once(opening).flat_map(|opened| match opened {
+        Ok(merged) => stream::unfold(Some(merged), async |merged| merged?.next().await).boxed(),
+        Err(error) => stream::once(std::future::ready(Err(error))).boxed(),
     });
-    let running = Running::new(call, unfinished, usage);
-    let merged = Merged { starts, choices: stream::select_all(choices), usage, n, running };
-    Ok(stream::unfold(Some(merged), async |merged| merged?.next().await).boxed())
+    Ok(events.boxed())
 }
 
-/// All choices of one prompt. With more than one, the others start when the first has computed the prompt, on the same
-/// engine, and find it cached.
-async fn open(
+/// Every choice of every prompt, and how each begins.
+async fn open_all(
     call: &Call,
     model: &Arc<Model>,
     reading: &Reading,
-    sequence: Sequence,
-    starts: &mut VecDeque<v1::ChatEvent>,
-    choices: &mut Vec<Choice>,
-) -> Result<(), Error> {
-    let Sequence { prompt, echo, plan } = sequence;
-    let first = choices.len() as u32;
-    let transcript = |index: u32| {
-        let (start, resumed, calls_before) = match reading {
+    sequences: &[Sequence],
+    mut first: Option<Choice>,
+) -> Result<(VecDeque<v1::ChatEvent>, Vec<Choice>), Error> {
+    let (mut starts, mut choices) = (VecDeque::new(), Vec::new());
+    for sequence in sequences {
+        let prompt = Prompt { call, model, reading, sequence };
+        let index = choices.len() as u32;
+        let first = match first.take() {
+            Some(first) => first,
+            None => prompt.lease_and_open(index).await?,
+        };
+        prompt.open_others(index, first, &mut starts, &mut choices).await?;
+    }
+    Ok((starts, choices))
+}
+
+/// A prompt, of which `n` choices are generated.
+struct Prompt<'a> {
+    call: &'a Call,
+    model: &'a Arc<Model>,
+    reading: &'a Reading,
+    sequence: &'a Sequence,
+}
+
+impl Prompt<'_> {
+    fn transcript(&self, index: u32) -> Transcript {
+        let Sequence { prompt, plan, echo } = self.sequence;
+        let (start, resumed, calls_before) = match self.reading {
             Reading::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
             Reading::Plain { .. } => (Region::Text, false, 0),
         };
         let opening = Opening {
             index,
-            span: call.trace.span.clone(),
-            reader: reading.reader(model),
+            span: self.call.trace.span.clone(),
+            reader: self.reading.reader(self.model),
             stops: plan.stops.clone(),
             min_tokens: plan.limits.min_tokens,
             stop_ids: plan.limits.stop_token_ids.clone(),
@@ -327,20 +215,33 @@ async fn open(
                 logprobs: plan.logprobs.is_some(),
                 grammar: plan.grammar_report,
             },
-            grammar: reading.grammar().map(|grammar| grammar.compiled.clone()),
+            grammar: self.reading.grammar().map(|grammar| grammar.compiled.clone()),
             start,
             resumed,
             calls_before,
             prompt_tokens: prompt.len() as u32,
+            echo: echo.clone().unwrap_or_default(),
             last_prompt_token: prompt.last().copied(),
         };
-        Transcript::new(model.clone(), opening)
-    };
-    let grammar = reading.grammar();
-    let choice = async |index: u32, lease, queue| {
-        let start = plan.start(&call.trace.id, index, &prompt, grammar);
+        Transcript::new(self.model.clone(), opening)
+    }
+
+    /// A choice on an engine that the pool picks.
+    async fn lease_and_open(&self, index: u32) -> Result<Choice, Error> {
+        let Sequence { prompt, plan, .. } = self.sequence;
+        let call = self.call;
+        let until = Instant::now() + limits::ENGINE_WAIT;
+        let wanted = Wanted { salt: &plan.cache_salt, tokens: prompt, session: call.session, kind: None, refused: &[] };
+        let queue = call.trace.queue();
+        let lease = self.model.pool.lease(&wanted, until, call.deadline).instrument(queue.clone()).await?;
+        self.open(index, lease, queue).await
+    }
+
+    async fn open(&self, index: u32, lease: Lease, queue: Span) -> Result<Choice, Error> {
+        let (call, plan, grammar) = (self.call, &self.sequence.plan, self.reading.grammar());
+        let start = plan.start(&call.trace.id, index, &self.sequence.prompt, grammar);
         let common = Common {
-            pool: model.pool.clone(),
+            pool: self.model.pool.clone(),
             session: call.session,
             deadline: call.deadline,
             metrics: call.metrics.clone(),
@@ -348,58 +249,60 @@ async fn open(
         };
         let spans = Spans { span: call.trace.span.clone(), queue };
         let engine = EngineStream::open(common, lease, start, spans).await?;
-        let guide = |grammar: &Grammar| match grammar.compiled.matcher() {
-            Ok(matcher) => Ok(Guided {
-                guide: Guide::new(matcher, grammar.compiled.opening(), &plan.limits.stop_token_ids, grammar.always),
-                max_tokens: plan.limits.max_tokens,
-            }),
-            Err(error) => Err(Error::from_matcher(error)),
-        };
-        let guided = grammar.map(guide).transpose()?;
-        Choice::open(transcript(index), engine, guided, call.metrics.clone(), call.caller.clone(), call.began).await
-    };
-    let until = Instant::now() + limits::ENGINE_WAIT;
-    let wanted = Wanted { salt: &plan.cache_salt, tokens: &prompt, session: call.session, kind: None, refused: &[] };
-    let queue = call.trace.queue();
-    let lease = model.pool.lease(&wanted, until, call.deadline).instrument(queue.clone()).await?;
-    choices.push(choice(first, lease, queue).await?);
-    let mut prompt_logprobs = Vec::new();
-    if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
-        let admitted = choices[first as usize].admitted().await?;
-        prompt_logprobs = admitted.prompt_logprobs.into_iter().map(|logprob| model.logprob(logprob)).collect();
+        let guided = plan.guided(grammar)?;
+        let (metrics, caller) = (call.metrics.clone(), call.caller.clone());
+        Choice::open(self.transcript(index), engine, guided, metrics, caller, call.began).await
     }
-    for index in first + 1..first + plan.n {
-        let lease = choices[first as usize].engine().map(|engine| engine.lease().again());
-        let queue = call.trace.queue();
-        let lease = match lease {
-            Some(lease) => lease,
-            None => model.pool.lease(&wanted, until, call.deadline).instrument(queue.clone()).await?,
-        };
-        choices.push(choice(index, lease, queue).await?);
-    }
-    for index in first..first + plan.n {
-        let choice = &mut choices[index as usize];
-        if let Some(text) = &echo {
-            let logprobs = if plan.logprobs.is_some() { prompt_logprobs.clone() } else { Vec::new() };
-            choice.transcript().echo(text.clone(), logprobs);
+
+    /// The choices after the first. They start when the first has computed the prompt, on the same engine, and find it
+    /// cached.
+    async fn open_others(
+        &self,
+        index: u32,
+        mut first: Choice,
+        starts: &mut VecDeque<v1::ChatEvent>,
+        choices: &mut Vec<Choice>,
+    ) -> Result<(), Error> {
+        let Sequence { prompt, echo, plan } = self.sequence;
+        let kind = first.engine().map(|engine| engine.lease().engine().kind.clone()).unwrap_or_default();
+        let system_fingerprint = self.model.system_fingerprint(&kind);
+        let mut prompt_logprobs = Vec::new();
+        if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
+            let admitted = first.admitted().await?;
+            let logprobs = admitted.prompt_logprobs.into_iter();
+            prompt_logprobs = logprobs.map(|logprob| self.model.logprob(logprob)).collect();
         }
-        if plan.score_only {
-            choice.end_at_once();
+        choices.push(first);
+        for other in index + 1..index + plan.n {
+            let lease = choices[index as usize].engine().map(|engine| engine.lease().again());
+            choices.push(match lease {
+                Some(lease) => self.open(other, lease, self.call.trace.queue()).await?,
+                None => self.lease_and_open(other).await?,
+            });
         }
-        let shown = index == first;
-        starts.push_back(v1::ChatEvent {
-            choice: index,
-            event: Some(chat_event::Event::Start(v1::Started {
-                id: call.trace.id.clone(),
-                model: model.name().to_owned(),
-                created: now(),
-                prompt_token_ids: if shown && plan.token_ids { prompt.clone() } else { Vec::new() },
-                prompt_logprobs: if shown { prompt_logprobs.clone() } else { Vec::new() },
-            })),
-            ..v1::ChatEvent::default()
-        });
+        for (choice, index) in choices[index as usize..].iter_mut().zip(index..) {
+            if echo.is_some() && plan.logprobs.is_some() {
+                choice.transcript().echo_logprobs(prompt_logprobs.clone());
+            }
+            if plan.score_only {
+                choice.end_at_once();
+            }
+            let shown = index.is_multiple_of(plan.n);
+            starts.push_back(v1::ChatEvent {
+                choice: index,
+                event: Some(chat_event::Event::Start(v1::Started {
+                    id: self.call.trace.id.clone(),
+                    model: self.model.name().to_owned(),
+                    created: now(),
+                    prompt_token_ids: if shown && plan.token_ids { prompt.clone() } else { Vec::new() },
+                    prompt_logprobs: if shown { prompt_logprobs.clone() } else { Vec::new() },
+                    system_fingerprint: system_fingerprint.clone(),
+                })),
+                ..v1::ChatEvent::default()
+            });
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 struct Merged {
@@ -437,9 +340,7 @@ impl Merged {
                 Some((Ok(event), Some(self)))
             }
             Some(Err(error)) => {
-                self.running.call.trace.failed();
-                self.running.unfinished.failed(&error);
-                self.running.ended = true;
+                self.running.failed(&error);
                 Some((Err(error), None))
             }
             None => {
@@ -467,6 +368,13 @@ impl Running {
         call.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
         Running { call, unfinished, ended: false, finish: None, usage }
     }
+
+    /// Its last item is an error.
+    fn failed(&mut self, error: &Error) {
+        self.call.trace.failed();
+        self.unfinished.failed(error);
+        self.ended = true;
+    }
 }
 
 impl Drop for Running {
@@ -482,16 +390,5 @@ impl Drop for Running {
         let seconds = self.call.began.elapsed().as_secs_f64();
         let key = self.call.caller.as_ref().map(Caller::name);
         tracing::info!(parent: &trace.span, seconds, key, ended = self.ended, "generation over");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn choices_draw_with_different_seeds_and_the_first_with_the_given_one() {
-        let seeds: std::collections::HashSet<u64> = (0..64).map(|choice| derived_seed(7, choice)).collect();
-        assert_eq!((seeds.len(), derived_seed(7, 0)), (64, 7));
     }
 }

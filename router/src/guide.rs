@@ -7,7 +7,11 @@ use std::{collections::VecDeque, time::Instant};
 use bytes::Bytes;
 use rein_grammar::{Matcher, MatcherError};
 
+pub use restrictions::Restrictions;
+
 use crate::{limits, steer::Steering};
+
+mod restrictions;
 
 /// What was checked and what it cost, for /metrics and for whoever asks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,8 +80,35 @@ impl Hold {
     }
 }
 
+/// Why a sequence cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GuideError {
+    #[error(transparent)]
+    Matcher(#[from] MatcherError),
+    /// Between them, the request's restrictions and its grammar allow nothing.
+    #[error("no token is left to draw: 'allowed_token_ids' and 'bad_words' refuse all that could follow")]
+    NothingLeft,
+}
+
+/// What a guide goes by.
+pub struct Rules {
+    /// None: everything is allowed that is not restricted.
+    pub matcher: Option<Matcher>,
+    pub restrictions: Restrictions,
+    /// How the output goes on when the model wants to end it and must not: with a call.
+    pub opening: Vec<u32>,
+    pub stop_ids: Vec<u32>,
+    pub vocab: usize,
+    /// Masks at every step from the first on.
+    pub always: bool,
+}
+
 pub struct Guide {
-    matcher: Matcher,
+    matcher: Option<Matcher>,
+    restrictions: Restrictions,
+    /// The latest tokens, as far as the restrictions look back.
+    latest: Vec<u32>,
+    vocab: usize,
     /// How the output goes on when the model wants to end it and must not: with a call.
     opening: Vec<u32>,
     stop_ids: Vec<u32>,
@@ -97,11 +128,15 @@ pub struct Guide {
 }
 
 impl Guide {
-    pub fn new(matcher: Matcher, opening: &[u32], stop_ids: &[u32], always: bool) -> Self {
+    pub fn new(rules: Rules) -> Self {
+        let Rules { matcher, restrictions, opening, stop_ids, vocab, always } = rules;
         Guide {
             matcher,
-            opening: opening.to_vec(),
-            stop_ids: stop_ids.to_vec(),
+            restrictions,
+            latest: Vec::new(),
+            vocab,
+            opening,
+            stop_ids,
             position: 0,
             in_a_row: 0,
             due: VecDeque::new(),
@@ -123,7 +158,7 @@ impl Guide {
     }
 
     /// Before anything was drawn. The engine has been told to hold if masks come at every step.
-    pub fn begin(&mut self, room: usize) -> Result<Judgement, MatcherError> {
+    pub fn begin(&mut self, room: usize) -> Result<Judgement, GuideError> {
         self.timed(|guide| {
             guide.look_ahead()?;
             guide.judge(&[], room)
@@ -131,8 +166,17 @@ impl Guide {
     }
 
     /// Judges tokens drawn at the current position. At most `room` more tokens fit after those that stand already.
-    pub fn take(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, MatcherError> {
+    pub fn take(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, GuideError> {
         self.timed(|guide| guide.judge(drawn, room))
+    }
+
+    /// Ends reasoning, or whatever is open, with these tokens. None: they cannot stand here, such as within a character.
+    pub fn force(&mut self, ids: &[u32], room: usize) -> Result<Option<Judgement>, GuideError> {
+        if ids.len() > room || !self.can_follow(ids)? {
+            return Ok(None);
+        }
+        self.due = ids.iter().copied().collect();
+        self.timed(|guide| guide.settle(Judgement::default(), true, room)).map(Some)
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
@@ -142,14 +186,14 @@ impl Guide {
         done
     }
 
-    fn judge(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, MatcherError> {
+    fn judge(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, GuideError> {
         let mut judgement = Judgement::default();
         let mut overruled = false;
         for &id in drawn {
             self.stats.checked += 1;
             let stands = match self.due.front() {
-                Some(&due) => due == id && self.matcher.accept(id)?,
-                None => self.matcher.accept(id)?,
+                Some(&due) => due == id && self.accept(id)?,
+                None => self.accept(id)?,
             };
             if !stands {
                 // Where nothing was left to choose, whether anything was drawn is a matter of timing: it is not held
@@ -162,7 +206,7 @@ impl Guide {
                 }
                 self.in_a_row += 1;
                 if self.in_a_row >= limits::REFUSALS_IN_A_ROW {
-                    return Err(MatcherError::NoProgress(self.in_a_row));
+                    return Err(MatcherError::NoProgress(self.in_a_row).into());
                 }
                 overruled = true;
                 break;
@@ -174,11 +218,16 @@ impl Guide {
             if self.due.pop_front().is_none() || self.due.is_empty() {
                 self.look_ahead()?;
             }
-            if self.matcher.is_stopped() {
+            if self.is_stopped() {
                 judgement.ended = true;
                 return Ok(judgement);
             }
         }
+        self.settle(judgement, overruled, room)
+    }
+
+    /// Appends what is due, and says what the engine is to be told.
+    fn settle(&mut self, mut judgement: Judgement, overruled: bool, room: usize) -> Result<Judgement, GuideError> {
         let keep = self.position;
         if overruled || self.due.len() >= limits::FORCED_TOKENS {
             let room = room.saturating_sub(judgement.stand);
@@ -186,8 +235,8 @@ impl Guide {
                 && let Some(id) = self.due.pop_front()
             {
                 // Its own forecast; a matcher that goes back on it has a defect, which is this request's alone.
-                if !self.matcher.accept(id)? {
-                    return Err(MatcherError::Internal(format!("token {id} was forced and then refused")));
+                if !self.accept(id)? {
+                    return Err(MatcherError::Internal(format!("token {id} was forced and then refused")).into());
                 }
                 judgement.forced.push(id);
                 self.position += 1;
@@ -198,7 +247,7 @@ impl Guide {
                 }
             }
             self.stats.forced += judgement.forced.len() as u64;
-            judgement.ended = !judgement.forced.is_empty() && self.matcher.is_stopped();
+            judgement.ended = !judgement.forced.is_empty() && self.is_stopped();
         }
         let hold = self.always || self.hold.on();
         if judgement.ended || !(overruled || hold || self.waiting || !judgement.forced.is_empty()) {
@@ -217,24 +266,53 @@ impl Guide {
         Ok(judgement)
     }
 
-    /// Whether a stop token means a call here: a model that has said all it wants to say, but has to call a tool, does so now.
-    fn stop_opens_call(&self) -> Result<bool, MatcherError> {
-        if self.opening.is_empty() || !self.due.is_empty() {
+    /// Takes a token, if it may stand.
+    fn accept(&mut self, id: u32) -> Result<bool, GuideError> {
+        if self.restrictions.refuse(&self.latest, id) {
             return Ok(false);
         }
-        let mut ahead = self.matcher.clone();
-        for &id in &self.opening {
-            if !ahead.accept(id)? {
+        let stands = self.matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
+        if stands && self.restrictions.looks_back() > 0 {
+            self.latest.push(id);
+            let surplus = self.latest.len().saturating_sub(self.restrictions.looks_back());
+            self.latest.drain(..surplus);
+        }
+        Ok(stands)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.matcher.as_ref().is_some_and(Matcher::is_stopped)
+    }
+
+    /// Whether these tokens may come next.
+    fn can_follow(&self, ids: &[u32]) -> Result<bool, GuideError> {
+        let (mut matcher, mut latest) = (self.matcher.clone(), self.latest.clone());
+        for &id in ids {
+            let stands = matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
+            if !stands || self.restrictions.refuse(&latest, id) {
                 return Ok(false);
             }
+            latest.push(id);
         }
         Ok(true)
     }
 
+    /// Whether a stop token means a call here: a model that has said all it wants to say, but has to call a tool, does so now.
+    fn stop_opens_call(&self) -> Result<bool, GuideError> {
+        Ok(!self.opening.is_empty() && self.due.is_empty() && self.can_follow(&self.opening)?)
+    }
+
     /// What may be drawn, stop tokens included where they mean a call: without a mask they could be drawn as well.
-    fn mask(&mut self) -> Result<Bytes, MatcherError> {
-        let mut mask = self.matcher.mask()?;
+    fn mask(&mut self) -> Result<Bytes, GuideError> {
+        let mut mask = match &mut self.matcher {
+            Some(matcher) => matcher.mask()?,
+            None => all(self.vocab),
+        };
+        self.restrictions.narrow(&self.latest, &mut mask);
         self.stats.masks += 1;
+        if !self.restrictions.is_empty() && mask.iter().all(|&byte| byte == 0) {
+            return Err(GuideError::NothingLeft);
+        }
         // Where the mask already refuses a call's first token, which is nearly everywhere, no matcher needs to be copied.
         let allowed = |id: u32| mask.get(id as usize / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1);
         if self.opening.first().is_some_and(|&id| allowed(id)) && self.stop_opens_call()? {
@@ -256,15 +334,28 @@ impl Guide {
     }
 
     /// A forecast that is worth a rewind binds, whether the engine has drawn beyond it already or not.
-    fn look_ahead(&mut self) -> Result<(), MatcherError> {
-        if self.due.is_empty() && !self.matcher.is_stopped() {
-            let forced = self.matcher.forced();
+    fn look_ahead(&mut self) -> Result<(), GuideError> {
+        // Where tokens are restricted, a forecast could name one that is refused.
+        if self.due.is_empty()
+            && self.restrictions.is_empty()
+            && let Some(matcher) = self.matcher.as_mut().filter(|matcher| !matcher.is_stopped())
+        {
+            let forced = matcher.forced();
             if forced.len() >= limits::FORCED_TOKENS {
                 self.due.extend(forced);
             }
         }
         Ok(())
     }
+}
+
+/// A mask that allows every id.
+fn all(vocab: usize) -> Vec<u8> {
+    let mut mask = vec![0xFF; vocab.div_ceil(8)];
+    if let Some(last) = mask.last_mut().filter(|_| !vocab.is_multiple_of(8)) {
+        *last = (1 << (vocab % 8)) - 1;
+    }
+    mask
 }
 
 #[cfg(test)]

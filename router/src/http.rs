@@ -1,6 +1,7 @@
 //! The OpenAI API over HTTP: routes, bodies, status codes, server-sent events.
 
 mod body;
+pub(crate) mod cors;
 mod sse;
 
 use std::{sync::Arc, time::Duration};
@@ -29,7 +30,7 @@ use crate::{
     keys::Caller,
     limits,
     model::Model,
-    openai::{self, Body, TokenizeInput},
+    openai::{self, Body, Chunks, TokenizeInput},
     openapi,
     trace::Trace,
 };
@@ -68,6 +69,7 @@ pub fn routes(core: Arc<Core>) -> axum::Router {
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn_with_state(core.clone(), gate::http))
         .layer(middleware::from_fn(request_id))
+        .layer(middleware::from_fn_with_state(core.clone(), cors::allow))
         .with_state(core)
 }
 
@@ -77,18 +79,19 @@ async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace
     let answer = async {
         let arrival = arrival(&core, &request)?;
         let body = body::read(request, core.config.body_bytes).await?;
-        let openai::ChatRequest { job, delivery, mut ignored } = openai::chat(Body::parse(&body)?)?;
+        let openai::ChatRequest { mut job, delivery, mut ignored } = openai::chat(Body::parse(&body)?)?;
         drop(body);
         let call = arrival.call(&trace, &job.generation).await?;
         let model = core.model(job.model.as_deref())?.clone();
         ignored.extend(job.unread(model.text.template.as_ref()));
         trace.asks(model.name(), delivery.stream);
-        let token_ids = job.generation.return_token_ids;
+        // The usage so far is counted in token ids, whoever else wants them.
+        let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
+        job.generation.return_token_ids |= token_ids;
         let (events, relaxed) = chat::generate(call, model, job).await?;
         let mut response = if delivery.stream {
-            sse::response(trace.span.clone(), events, move |event, start| {
-                openai::encode_chat(event, start, delivery, token_ids)
-            })
+            let mut chunks = Chunks::new(delivery, token_ids);
+            sse::response(trace.span.clone(), events, move |event| openai::encode_chat(&mut chunks, &event))
         } else {
             json_bytes(openai::chat_body(collect(events).await?, delivery, token_ids))
         };
@@ -102,17 +105,18 @@ async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, re
     let answer = async {
         let arrival = arrival(&core, &request)?;
         let body = body::read(request, core.config.body_bytes).await?;
-        let openai::CompletionRequest { job, delivery, ignored } = openai::completion(Body::parse(&body)?)?;
+        let openai::CompletionRequest { mut job, delivery, ignored } = openai::completion(Body::parse(&body)?)?;
         drop(body);
         let call = arrival.call(&trace, &job.generation).await?;
         let model = core.model(job.model.as_deref())?.clone();
         trace.asks(model.name(), delivery.stream);
-        let token_ids = job.generation.return_token_ids;
+        // The usage so far is counted in token ids, whoever else wants them.
+        let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
+        job.generation.return_token_ids |= token_ids;
         let (events, relaxed) = complete::generate(call, model, job).await?;
         let mut response = if delivery.stream {
-            sse::response(trace.span.clone(), events, move |event, start| {
-                openai::encode_completion(event, start, delivery, token_ids)
-            })
+            let mut chunks = Chunks::new(delivery, token_ids);
+            sse::response(trace.span.clone(), events, move |event| openai::encode_completion(&mut chunks, &event))
         } else {
             json_bytes(openai::completion_body(collect(events).await?, token_ids))
         };

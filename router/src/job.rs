@@ -1,6 +1,6 @@
 //! What both surfaces turn a request into, and the checks that do not depend on how it arrived.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt::Display};
 
 use rein_grammar::{Choice, Response};
 use rein_proto::v1;
@@ -32,8 +32,36 @@ pub struct Generation {
     pub return_grammar: bool,
     /// Lower is earlier in the queue.
     pub priority: Option<i64>,
+    /// Most tokens of reasoning; it is ended then.
+    pub thinking_token_budget: Option<u32>,
+    pub truncate_prompt_tokens: Option<Truncation>,
     /// Requests of one session are best answered by one engine.
     pub session: Option<String>,
+}
+
+/// How much of a prompt's end is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Truncation {
+    /// At most so many tokens.
+    To(u32),
+    /// What leaves room for the tokens that are to be generated.
+    Fitting,
+}
+
+impl Truncation {
+    /// A number of tokens, or -1 for what fits.
+    pub fn new(tokens: i128) -> Option<Self> {
+        match tokens {
+            -1 => Some(Truncation::Fitting),
+            1.. => Some(Truncation::To(tokens.try_into().unwrap_or(u32::MAX))),
+            _ => None,
+        }
+    }
+
+    pub fn invalid(value: impl Display) -> Error {
+        let message = format!("'truncate_prompt_tokens' must be at least 1, or -1 for what fits, got {value}");
+        Error::invalid("truncate_prompt_tokens", message)
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -54,6 +82,8 @@ pub struct ChatJob {
     pub thinking: Option<bool>,
     pub reasoning_effort: Option<String>,
     pub template_kwargs: Map<String, Value>,
+    /// Control tokens that are no markers are text.
+    pub show_special_tokens: bool,
     pub generation: Generation,
     /// For the template, instead of the fields above, where JSON numbers need more than 64 bits.
     pub exact: Option<Box<Exact>>,
@@ -264,14 +294,18 @@ impl Generation {
     /// Ranges. `logprobs` is what the request calls the number of alternatives.
     fn check(&self, logprobs: &str) -> Result<(), Error> {
         let sampling = &self.sampling;
-        between("temperature", sampling.temperature, 0.0, 2.0)?;
-        between("min_p", sampling.min_p, 0.0, 1.0)?;
-        between("presence_penalty", sampling.presence_penalty, -2.0, 2.0)?;
-        between("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)?;
-        above("top_p", sampling.top_p, 0.0, 1.0)?;
-        above("repetition_penalty", sampling.repetition_penalty, 0.0, 10.0)?;
+        for (param, value, range) in [
+            ("temperature", sampling.temperature, range::TEMPERATURE),
+            ("top_p", sampling.top_p, range::TOP_P),
+            ("min_p", sampling.min_p, range::MIN_P),
+            ("repetition_penalty", sampling.repetition_penalty, range::REPETITION_PENALTY),
+            ("presence_penalty", sampling.presence_penalty, range::PRESENCE_PENALTY),
+            ("frequency_penalty", sampling.frequency_penalty, range::FREQUENCY_PENALTY),
+        ] {
+            value.map_or(Ok(()), |value| range.check(param, value, value))?;
+        }
         for (&token, &bias) in &sampling.logit_bias {
-            between(&format!("logit_bias.{token}"), Some(bias), -100.0, 100.0)?;
+            range::LOGIT_BIAS.check(&format!("logit_bias.{token}"), bias, bias)?;
         }
         at_most("logit_bias", "entries", sampling.logit_bias.len(), limits::LOGIT_BIAS)?;
         if self.limits.max_tokens == Some(0) {
@@ -290,6 +324,13 @@ impl Generation {
                 return Err(Error::invalid(format!("stop[{i}]"), "'stop' must not have an empty string"));
             }
             at_most(&format!("stop[{i}]"), "bytes", stop.len(), limits::STOP_STRING_BYTES)?;
+        }
+        at_most("bad_words", "strings", sampling.bad_words.len(), limits::BAD_WORDS)?;
+        for (i, word) in sampling.bad_words.iter().enumerate() {
+            if word.trim().is_empty() {
+                return Err(Error::invalid(format!("bad_words[{i}]"), "'bad_words' must not have an empty string"));
+            }
+            at_most(&format!("bad_words[{i}]"), "bytes", word.len(), limits::STOP_STRING_BYTES)?;
         }
         at_most("stop_token_ids", "ids", self.limits.stop_token_ids.len(), limits::STOP_TOKEN_IDS)?;
         if self.n.is_some_and(|n| n == 0 || n > limits::CHOICES) {
@@ -320,6 +361,9 @@ impl Generation {
         for (i, &id) in self.limits.stop_token_ids.iter().enumerate() {
             check(format!("stop_token_ids[{i}]"), id)?;
         }
+        for (i, &id) in self.sampling.allowed_token_ids.iter().enumerate() {
+            check(format!("allowed_token_ids[{i}]"), id)?;
+        }
         for &id in self.sampling.logit_bias.keys() {
             check(format!("logit_bias.{id}"), id)?;
         }
@@ -334,21 +378,45 @@ pub fn out_of_vocabulary(param: impl Into<String>, id: u32, vocab: u32) -> Error
     Error { code: Some("token_out_of_vocabulary"), ..Error::invalid(param, message) }
 }
 
-fn between(param: &str, value: Option<f32>, min: f32, max: f32) -> Result<(), Error> {
-    match value {
-        Some(value) if !(min..=max).contains(&value) => {
-            Err(Error::invalid(param, format!("'{param}' must be between {min} and {max}, got {value}")))
-        }
-        _ => Ok(()),
-    }
+/// The numbers that a field may hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Range {
+    min: f32,
+    max: f32,
+    /// The least number itself is not one of them.
+    above: bool,
 }
 
-fn above(param: &str, value: Option<f32>, min: f32, max: f32) -> Result<(), Error> {
-    match value {
-        Some(value) if !(value > min && value <= max) => {
-            Err(Error::invalid(param, format!("'{param}' must be above {min} and at most {max}, got {value}")))
+/// Of the fields that sampling reads.
+pub mod range {
+    use super::Range;
+
+    const fn between(min: f32, max: f32) -> Range {
+        Range { min, max, above: false }
+    }
+
+    const fn above(min: f32, max: f32) -> Range {
+        Range { min, max, above: true }
+    }
+
+    pub const TEMPERATURE: Range = between(0.0, 2.0);
+    pub const TOP_P: Range = above(0.0, 1.0);
+    pub const MIN_P: Range = between(0.0, 1.0);
+    pub const REPETITION_PENALTY: Range = above(0.0, 10.0);
+    pub const PRESENCE_PENALTY: Range = between(-2.0, 2.0);
+    pub const FREQUENCY_PENALTY: Range = between(-2.0, 2.0);
+    pub const LOGIT_BIAS: Range = between(-100.0, 100.0);
+}
+
+impl Range {
+    /// `shown`: the value as the client wrote it.
+    pub fn check(self, param: &str, value: f32, shown: impl Display) -> Result<(), Error> {
+        let Range { min, max, above } = self;
+        if (min..=max).contains(&value) && !(above && value == min) {
+            return Ok(());
         }
-        _ => Ok(()),
+        let allowed = if above { format!("above {min} and at most {max}") } else { format!("between {min} and {max}") };
+        Err(Error::invalid(param, format!("'{param}' must be {allowed}, got {shown}")))
     }
 }
 

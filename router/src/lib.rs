@@ -63,6 +63,7 @@ use crate::{
 };
 pub use crate::{
     error::{Error, Kind},
+    http::cors::Origin,
     model::Policy,
     pool::{EngineTransport, transport},
     route::RoutePolicy,
@@ -75,6 +76,8 @@ pub struct RouterConfig {
     pub max_in_flight: u32,
     /// Requests that may wait, above which 429 is answered.
     pub max_queued: u32,
+    /// Pages of these origins may use the HTTP interface.
+    pub cors_origins: Vec<Origin>,
     /// Who may ask. None: everybody.
     pub keys: Option<keys::ApiKeys>,
     /// Longest life of a request that brings no deadline of its own.
@@ -96,6 +99,7 @@ impl Default for RouterConfig {
         RouterConfig {
             max_in_flight: limits::IN_FLIGHT,
             max_queued: limits::QUEUED,
+            cors_origins: Vec::new(),
             keys: None,
             request_time: limits::REQUEST_TIME,
             body_bytes: limits::BODY_BYTES,

@@ -29,7 +29,7 @@ pub const STATS_TIME: Duration = Duration::from_secs(2);
 /// How often a watched health asks the engines.
 pub const HEALTH_TIME: Duration = Duration::from_secs(1);
 /// Silence on an SSE stream after which a comment is sent, so that proxies keep the connection.
-pub const SSE_SILENCE: Duration = Duration::from_secs(15);
+pub const SSE_SILENCE: Duration = Duration::from_secs(10);
 /// Bytes of text above which rendering and tokenizing leave the async threads.
 pub const INLINE_TEXT_BYTES: usize = 64 << 10;
 /// Texts rendered or tokenized at once off the async threads, per model; more wait for their turn.
@@ -51,6 +51,8 @@ pub const STOP_STRINGS: usize = 16;
 pub const STOP_STRING_BYTES: usize = 1_024;
 /// Stop token ids of a request.
 pub const STOP_TOKEN_IDS: usize = 256;
+/// Words that a request refuses.
+pub const BAD_WORDS: usize = 256;
 /// Entries of a logit_bias.
 pub const LOGIT_BIAS: usize = 1_024;
 /// Alternatives reported per token.

@@ -1,11 +1,11 @@
 //! A model that is served: its text side, its format and the engines that run it.
 
-use std::collections::HashSet;
-use std::{sync::Arc, time::SystemTime};
+use std::{collections::HashSet, fmt::Write, sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
 use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, RuleError, Rules, Vocab};
 use rein_proto::{internal, v1};
+use ring::digest::{Digest, SHA256};
 use tokio::sync::Semaphore;
 use tracing::{Instrument, Span, info_span};
 
@@ -23,6 +23,9 @@ use crate::{
 /// Random characters after `call_` in the id of a call whose format has no ids of its own.
 const CALL_ID_CHARS: usize = 24;
 
+/// Bytes of a fingerprint that clients see.
+const FINGERPRINT_BYTES: usize = 5;
+
 /// The engine kind that emits scripts.
 const SCRIPTED_KIND: &str = "sim";
 
@@ -38,6 +41,8 @@ pub struct Model {
     pub pool: Arc<Pool>,
     /// Seconds since the epoch.
     pub created: u64,
+    /// Of this release and the model's text files.
+    digest: Digest,
     /// What messages cannot bring about. None: the operator lets them.
     controls: Option<ControlTokens>,
     off_thread: Arc<Semaphore>,
@@ -88,6 +93,7 @@ impl Model {
             )?),
         };
         Ok(Model {
+            digest: digest(&text),
             text,
             format,
             enforcement: policy.enforcement,
@@ -150,6 +156,12 @@ impl Model {
         self.off_thread(move |model| encode(model, &text)).await
     }
 
+    /// Tokens of a short text of the request in which control tokens are spelled out. `param`: the field that holds it.
+    pub fn tokens(&self, text: &str, param: &str) -> Result<Vec<u32>, Error> {
+        let ids = self.text.tokenizer.encode(text, Encode { add_special_tokens: false, parse_special: true });
+        ids.map_err(|error| text_error(TextError::Tokenize(error), param))
+    }
+
     /// The grammar of a turn under these rules; None: there is nothing to enforce.
     pub async fn compile(self: &Arc<Self>, rules: Rules) -> Result<Option<Compiled>, Error> {
         self.compiled(rules, |steering| &steering.turns).await
@@ -196,6 +208,15 @@ impl Model {
             span.in_scope(|| work(&model))
         };
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| Err(failed(&panic)))
+    }
+
+    /// What a client may compare: with another fingerprint, a seed may draw other tokens. `kind`: the engine's.
+    pub fn system_fingerprint(&self, kind: &str) -> String {
+        let whole = ring::digest::digest(&SHA256, &[self.digest.as_ref(), kind.as_bytes()].concat());
+        whole.as_ref().iter().take(FINGERPRINT_BYTES).fold("fp_".to_owned(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
     }
 
     /// The id of a call: the format's own, counted over the conversation, or a random one.
@@ -250,6 +271,12 @@ pub struct Policy {
     pub enforcement: Enforcement,
     /// A mask at every step instead of after a refusal: slower, for comparison.
     pub mask_always: bool,
+}
+
+fn digest(text: &TextModel) -> Digest {
+    let TextModel { generation, stop_token_ids, vocab_size, architecture, max_context, .. } = text;
+    let settings = (env!("CARGO_PKG_VERSION"), generation, stop_token_ids, vocab_size, architecture, max_context);
+    ring::digest::digest(&SHA256, format!("{settings:?} {}", text.template_source()).as_bytes())
 }
 
 fn vocabulary(text: &TextModel, format: &'static Format) -> Result<Vocab, String> {

@@ -19,7 +19,7 @@ pub(crate) use calls::{CallReport, Outcome};
 /// How the output is read.
 pub enum Reader {
     /// As regions of a format.
-    Regions(Box<Parser>),
+    Regions { parser: Box<Parser>, skip_special_tokens: bool },
     /// As text.
     Plain { skip_special_tokens: bool },
 }
@@ -53,6 +53,8 @@ pub struct Opening {
     /// Calls the conversation made before, from which the format's own ids count on.
     pub calls_before: usize,
     pub prompt_tokens: u32,
+    /// Prompt text as the beginning of the output, for `echo`.
+    pub echo: String,
     /// The output continues a text, whose end decides how its first token is spelled.
     pub last_prompt_token: Option<u32>,
 }
@@ -90,6 +92,9 @@ pub struct Transcript {
     told: u32,
     /// A stop string matched: there is no text beyond what is out.
     cut: bool,
+    /// The echoed prompt is out. Like all content it is told once there is some output: the time of the first content is
+    /// that of the first token.
+    echoed: bool,
     pub(crate) completion_tokens: u32,
     reasoning_tokens: u32,
     pub(crate) cached_tokens: u32,
@@ -113,6 +118,7 @@ impl Transcript {
             detokenizer.push(id).for_each(drop);
         }
         let in_reasoning = opening.start == Region::Reasoning;
+        let next_offset = opening.echo.chars().count() as u32;
         let lax = |grammar: &Compiled| grammar.relaxations().iter().any(|one| one.tool.is_empty());
         let response = opening.grammar.as_ref().is_some_and(lax).then(String::new);
         let mut transcript = Transcript {
@@ -135,9 +141,10 @@ impl Transcript {
             grammar_report: None,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
-            next_offset: 0,
+            next_offset,
             told: 0,
             cut: false,
+            echoed: false,
             completion_tokens: 0,
             reasoning_tokens: 0,
             cached_tokens: 0,
@@ -153,7 +160,7 @@ impl Transcript {
 
     /// Brings the parser into the middle of the region, as the prompt did.
     fn resume(&mut self) {
-        if let Reader::Regions(parser) = &mut self.opening.reader {
+        if let Reader::Regions { parser, .. } = &mut self.opening.reader {
             parser.push(Piece::Bytes(b"x"), &mut self.parsed);
             self.parsed.clear();
             self.enter(self.opening.start);
@@ -174,12 +181,16 @@ impl Transcript {
         }
     }
 
-    /// Prompt text as the beginning of the output, for `echo`.
-    pub fn echo(&mut self, text: String, mut logprobs: Vec<v1::TokenLogprob>) {
-        place(&text, &mut logprobs);
-        self.next_offset = text.chars().count() as u32;
-        self.logprobs = logprobs;
-        self.emit(chat_event::Event::TextDelta(v1::Delta { text }));
+    /// The logprobs of the echoed prompt.
+    pub fn echo_logprobs(&mut self, mut logprobs: Vec<v1::TokenLogprob>) {
+        place(&self.opening.echo, &mut logprobs);
+        let first = self.events.front_mut().map_or(&mut self.logprobs, |event| &mut event.logprobs);
+        first.splice(0..0, logprobs);
+    }
+
+    /// Whether the output is in reasoning, and at least so many tokens were.
+    pub fn has_reasoned(&self, tokens: u32) -> bool {
+        self.in_reasoning && self.reasoning_tokens >= tokens
     }
 
     pub fn push(&mut self, drawn: Drawn) -> Flow {
@@ -220,7 +231,7 @@ impl Transcript {
         if let Some(piece) = self.detokenizer.finish() {
             read(&mut self.opening.reader, self.model.format, false, piece, &mut self.parsed);
         }
-        if let Reader::Regions(parser) = &mut self.opening.reader {
+        if let Reader::Regions { parser, .. } = &mut self.opening.reader {
             parser.finish(&mut self.parsed);
             cut = parser.awaits_call();
         }
@@ -348,6 +359,9 @@ impl Transcript {
 
     fn done(&mut self, reason: v1::FinishReason) {
         self.warn_of_calls(reason);
+        if !self.echoed && !self.opening.echo.is_empty() {
+            self.emit(chat_event::Event::TextDelta(v1::Delta::default()));
+        }
         let done = v1::Done {
             finish_reason: reason.into(),
             usage: Some(self.usage()),
@@ -360,10 +374,13 @@ impl Transcript {
         self.emit(chat_event::Event::Done(done));
     }
 
-    fn emit(&mut self, event: chat_event::Event) {
-        if let chat_event::Event::TextDelta(v1::Delta { text }) = &event {
+    fn emit(&mut self, mut event: chat_event::Event) {
+        if let chat_event::Event::TextDelta(v1::Delta { text }) = &mut event {
             if let Some(response) = &mut self.response {
                 response.push_str(text);
+            }
+            if !std::mem::replace(&mut self.echoed, true) {
+                text.insert_str(0, &self.opening.echo);
             }
             self.told += text.chars().count() as u32;
         }
@@ -419,10 +436,11 @@ fn read(
     parsed: &mut Vec<Event>,
 ) {
     match (reader, piece) {
-        (Reader::Regions(parser), tokenize::Piece::Bytes(bytes)) => parser.push(Piece::Bytes(&bytes), parsed),
-        (Reader::Regions(parser), tokenize::Piece::Special(text)) => {
+        (Reader::Regions { parser, .. }, tokenize::Piece::Bytes(bytes)) => parser.push(Piece::Bytes(&bytes), parsed),
+        (Reader::Regions { parser, skip_special_tokens }, tokenize::Piece::Special(text)) => {
+            let hidden = control && *skip_special_tokens;
             let piece =
-                if control || format.is_marker(text) { Piece::Special(text) } else { Piece::Bytes(text.as_bytes()) };
+                if hidden || format.is_marker(text) { Piece::Special(text) } else { Piece::Bytes(text.as_bytes()) };
             parser.push(piece, parsed);
         }
         (Reader::Plain { .. }, tokenize::Piece::Bytes(bytes)) => {

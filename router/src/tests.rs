@@ -8,6 +8,7 @@ mod conversations;
 mod description;
 mod edges;
 pub(crate) mod fake;
+mod fields;
 mod grpc;
 mod guard;
 mod lifecycle;
@@ -195,6 +196,7 @@ impl Answer {
     /// The payloads of an event stream that ends as it should.
     fn payloads(&self) -> Vec<Value> {
         let body = self.text.strip_suffix("data: [DONE]\n\n").unwrap_or_else(|| panic!("no [DONE]: {}", self.text));
+        let body = body.strip_prefix(": admitted\n\n").unwrap_or_else(|| panic!("no beginning: {}", self.text));
         let payload = |block: &str| serde_json::from_str(block.strip_prefix("data: ").unwrap()).unwrap();
         body.split_terminator("\n\n").map(payload).collect()
     }

@@ -1,6 +1,7 @@
 //! A client of OpenAI endpoints: one connection that is kept, plain or TLS, and why a request has no answer.
 //! What an answer holds is read by those who ask.
 
+mod heard;
 mod sse;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,8 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use heard::{Counting, Heard};
 
 pub const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
 /// Answers that are read whole: listings, errors, answers without streaming.
@@ -173,6 +176,20 @@ impl Endpoint {
         Ok(())
     }
 
+    async fn open(&self) -> Result<Open, Failure> {
+        let refused = |e: &dyn std::fmt::Display| Failure::Connect(format!("{}: {e}", self.address));
+        let socket = TcpStream::connect(&self.address).await.map_err(|e| refused(&e))?;
+        socket.set_nodelay(true).map_err(|e| refused(&e))?;
+        let open = match &self.tls {
+            Some(tls) => {
+                let connector = TlsConnector::from(tls.config.clone());
+                open(connector.connect(tls.server.clone(), socket).await.map_err(|e| refused(&e))?).await
+            }
+            None => open(socket).await,
+        };
+        open.map_err(|e| refused(&e))
+    }
+
     /// The first model that the endpoint lists.
     pub async fn first_model(&self) -> Result<String, ClientError> {
         #[derive(Deserialize)]
@@ -215,12 +232,21 @@ fn tls_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, ClientError> 
 #[derive(Debug)]
 pub struct Connection<'a> {
     endpoint: &'a Endpoint,
-    sender: Option<SendRequest<Full<Bytes>>>,
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    sender: SendRequest<Full<Bytes>>,
+    /// Bytes that have come from the server.
+    heard: Heard,
+    /// A request was answered on it.
+    used: bool,
 }
 
 impl<'a> Connection<'a> {
     pub fn new(endpoint: &'a Endpoint) -> Self {
-        Self { endpoint, sender: None }
+        Self { endpoint, open: None }
     }
 
     /// Sends one request body and has `read` read the answer, which is told when the request was sent.
@@ -232,42 +258,51 @@ impl<'a> Connection<'a> {
     ) -> Result<T, Failure> {
         let timeout = self.endpoint.timeout;
         let patiently = async {
-            self.connect().await?;
-            let start = Instant::now();
-            let response = self.send(Method::POST, path, body).await?;
+            let (response, start) = self.request(Method::POST, path, body).await?;
             read(response, start).await
         };
         let result = tokio::time::timeout(timeout, patiently).await.unwrap_or(Err(Failure::Timeout));
         if result.is_err() {
-            self.sender = None;
+            self.open = None;
         }
         result
     }
 
     async fn get(&mut self, path: &str) -> Result<Bytes, Failure> {
-        self.connect().await?;
-        collect(self.send(Method::GET, path, Bytes::new()).await?).await
+        collect(self.request(Method::GET, path, Bytes::new()).await?.0).await
     }
 
-    async fn connect(&mut self) -> Result<(), Failure> {
-        if let Some(sender) = &mut self.sender
-            && sender.ready().await.is_ok()
-        {
-            return Ok(());
-        }
-        let refused = |e: &dyn std::fmt::Display| Failure::Connect(format!("{}: {e}", self.endpoint.address));
-        let socket = TcpStream::connect(&self.endpoint.address).await.map_err(|e| refused(&e))?;
-        socket.set_nodelay(true).map_err(|e| refused(&e))?;
-        let sender = match &self.endpoint.tls {
-            Some(tls) => {
-                let connector = TlsConnector::from(tls.config.clone());
-                let socket = connector.connect(tls.server.clone(), socket).await.map_err(|e| refused(&e))?;
-                open(socket).await
+    /// The answer, and when the request was sent. A server may close a connection that it kept, and a request can cross with
+    /// that: one that was sent on such a connection and got no byte is sent once more, on a new one.
+    async fn request(&mut self, method: Method, path: &str, body: Bytes) -> Result<(Response, Instant), Failure> {
+        loop {
+            let open = self.connect().await?;
+            let (used, heard) = (open.used, open.heard.bytes());
+            let start = Instant::now();
+            let result = self.send(method.clone(), path, body.clone()).await;
+            match (&result, &mut self.open) {
+                (Err(Failure::NoResponse(_)), Some(open)) if used && open.heard.bytes() == heard => self.open = None,
+                (_, Some(open)) => {
+                    open.used = true;
+                    return Ok((result?, start));
+                }
+                (_, None) => return Ok((result?, start)),
             }
-            None => open(socket).await,
+        }
+    }
+
+    async fn connect(&mut self) -> Result<&mut Open, Failure> {
+        let usable = match &mut self.open {
+            Some(open) => open.sender.ready().await.is_ok(),
+            None => false,
         };
-        self.sender = Some(sender.map_err(|e| refused(&e))?);
-        Ok(())
+        if !usable {
+            self.open = None;
+        }
+        match self.open {
+            Some(ref mut open) => Ok(open),
+            None => Ok(self.open.insert(self.endpoint.open().await?)),
+        }
     }
 
     async fn send(&mut self, method: Method, path: &str, body: Bytes) -> Result<Response, Failure> {
@@ -278,8 +313,8 @@ impl<'a> Connection<'a> {
             .body(Full::new(body))
             .map_err(|e| Failure::Connect(e.to_string()))?;
         request.headers_mut().extend(self.endpoint.headers.clone());
-        let Some(sender) = &mut self.sender else { return Err(Failure::Connect("no connection".into())) };
-        let response = sender.send_request(request).await.map_err(|e| Failure::NoResponse(e.to_string()))?;
+        let Some(open) = &mut self.open else { return Err(Failure::Connect("no connection".into())) };
+        let response = open.sender.send_request(request).await.map_err(|e| Failure::NoResponse(e.to_string()))?;
         let code = response.status().as_u16();
         if code == 200 {
             return Ok(response);
@@ -290,14 +325,15 @@ impl<'a> Connection<'a> {
     }
 }
 
-async fn open<S>(socket: S) -> Result<SendRequest<Full<Bytes>>, hyper::Error>
+async fn open<S>(socket: S) -> Result<Open, hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (sender, connection) = handshake(TokioIo::new(socket)).await?;
+    let heard = Heard::default();
+    let (sender, connection) = handshake(TokioIo::new(Counting::new(socket, heard.clone()))).await?;
     // Ends with the connection, which ends with the sender; what breaks it, the sender reports.
     tokio::spawn(async move { connection.await.ok() });
-    Ok(sender)
+    Ok(Open { sender, heard, used: false })
 }
 
 /// Seconds, or the date until which to wait.

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,7 +11,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::sse::{Events, TooLong};
-use super::{Endpoint, retry_after};
+use super::{Connection, Endpoint, retry_after};
 
 #[test]
 fn events_are_read_however_they_are_cut() {
@@ -85,4 +86,70 @@ fn secrets_are_not_repeated() {
     assert!(!format!("{endpoint:?}").contains("s3cret"), "{endpoint:?}");
     let in_url = Endpoint::new("http://me:s3cret@x", None, None, Duration::from_secs(1)).map_err(|e| e.to_string());
     assert!(in_url.as_ref().is_err_and(|e| e.contains("--header") && !e.contains("s3cret")), "{in_url:?}");
+}
+
+/// What a server does with the requests of one connection.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Manner {
+    /// Answers the first and closes, without a word that it will.
+    CloseAfterAnswer,
+    /// Answers the first, reads the second and closes.
+    CloseAtSecond,
+    /// Answers the first, begins to answer the second and closes.
+    BreakSecond,
+    /// Reads the first and closes.
+    CloseAtFirst,
+}
+
+/// A server of connections of this manner, and how many it has had.
+async fn closing_server(manner: Manner) -> (Endpoint, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap_or_else(|e| panic!("{e}"));
+    let port = listener.local_addr().map_or(0, |a| a.port());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = connections.clone();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            // A request comes in one piece.
+            let mut request = [0; 4096];
+            let first = socket.read(&mut request).await.unwrap_or(0);
+            if first == 0 || manner == Manner::CloseAtFirst {
+                continue;
+            }
+            let answer = b"HTTP/1.1 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nok";
+            socket.write_all(answer).await.unwrap_or_else(|e| panic!("{e}"));
+            if manner == Manner::CloseAfterAnswer {
+                continue;
+            }
+            let second = socket.read(&mut request).await.unwrap_or(0);
+            if second > 0 && manner == Manner::BreakSecond {
+                socket.write_all(b"HTTP/1.1 2").await.unwrap_or_else(|e| panic!("{e}"));
+            }
+        }
+    });
+    let endpoint = Endpoint::new(&format!("http://127.0.0.1:{port}/v1"), None, None, Duration::from_secs(20));
+    (endpoint.unwrap_or_else(|e| panic!("{e}")), connections)
+}
+
+#[tokio::test]
+async fn a_kept_connection_that_the_server_has_closed_is_opened_again() {
+    for (manner, answered, connected) in [
+        (Manner::CloseAfterAnswer, [true; 4], 4),
+        (Manner::CloseAtSecond, [true; 4], 4),
+        // What has begun to be answered has been taken, and is not sent twice; nor is what a new connection does not answer.
+        (Manner::BreakSecond, [true, false, true, false], 2),
+        (Manner::CloseAtFirst, [false; 4], 4),
+    ] {
+        let (endpoint, connections) = closing_server(manner).await;
+        let mut connection = Connection::new(&endpoint);
+        let mut results = Vec::new();
+        for _ in 0..4 {
+            let ask = connection.ask("/x", "{}".into(), async |response, _| super::collect(response).await);
+            results.push(ask.await);
+        }
+        assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), answered, "{manner:?}: {results:?}");
+        let failed = results.iter().filter_map(|result| result.as_ref().err());
+        assert!(failed.clone().all(|failure| failure.kind() == "no_response"), "{manner:?}: {results:?}");
+        assert_eq!(connections.load(Ordering::Relaxed), connected, "{manner:?}");
+    }
 }

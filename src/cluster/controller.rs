@@ -31,7 +31,7 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut stop = StopSignals::new()?;
-        let http = Bound::new(args.http).await?;
+        let http = Bound::new(args.http.as_ref()).await?;
         let page = Page {
             metrics: Box::new({
                 let tally = tally.clone();

@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt::Write;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::args::listen::ListenAddr;
 use crate::listen::{CLOSE_TIME, bind, serve_http, turned};
 use crate::say;
 
@@ -30,7 +30,7 @@ pub struct Page {
 pub struct Bound(Option<TcpListener>);
 
 impl Bound {
-    pub async fn new(address: Option<SocketAddr>) -> Result<Self, Box<dyn Error>> {
+    pub async fn new(address: Option<&ListenAddr>) -> Result<Self, Box<dyn Error>> {
         began();
         match address {
             Some(address) => Ok(Bound(Some(bind("--http", address).await?))),

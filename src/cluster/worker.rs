@@ -43,10 +43,11 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (work, shape, most_ranks, name) = work(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ran = runtime.block_on(async {
-        let mesh = args.mesh.unwrap_or_else(|| SocketAddr::new(args.listen.ip(), 0));
+        let mesh = args.mesh.clone().unwrap_or_else(|| args.listen.any_port());
         let secure = peers.as_ref().map_or_else(tcp::plain, Peers::secure);
-        let listener =
-            tcp::Listener::bind(mesh, secure).map_err(|e| format!("--mesh: cannot listen on {mesh}: {e}"))?;
+        let failed = |e: std::io::Error| format!("--mesh: cannot listen on {mesh}: {e}");
+        let addresses = mesh.resolve().await.map_err(failed)?;
+        let listener = tcp::Listener::bind(addresses.as_slice(), secure).map_err(failed)?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let timeout = Duration::from_secs_f64(args.weights.read_timeout);
         let files = Files::read(&args.weights.model, timeout).map_err(|error| format!("--model: {error}"))?;
@@ -68,7 +69,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             seat: Seat::default(),
             release: super::release(),
         };
-        let http = Bound::new(args.http).await?;
+        let http = Bound::new(args.http.as_ref()).await?;
         let (leave, leaving) = watch::channel(false);
         // Each of many workers has its own keys in sight: for etcd they are one.
         let store = match (args.replicas, &args.id) {
@@ -148,8 +149,8 @@ impl Shared<'_> {
         replica: u16,
     ) -> Result<(Shown, impl Future<Output = Result<(), String>> + use<>), Box<dyn Error>> {
         let args = self.args;
-        let listen = if replica == 0 { args.listen } else { SocketAddr::new(args.listen.ip(), 0) };
-        let socket = bind("--listen", listen).await?;
+        let listen = if replica == 0 { args.listen.clone() } else { args.listen.any_port() };
+        let socket = bind("--listen", &listen).await?;
         let address = socket.local_addr()?;
         let id = match (&args.id, args.replicas) {
             (Some(id), 2..) => Some(format!("{id}-{replica}")),

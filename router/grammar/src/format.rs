@@ -40,6 +40,8 @@ pub struct Format {
     pub ids: Ids,
     /// Tokens that end a turn although no configuration file may say so.
     pub stops: &'static [&'static str],
+    /// Names of functions have to begin with a letter, as the models' own API demands.
+    pub letter_first: bool,
     pub signs: Signs,
 }
 

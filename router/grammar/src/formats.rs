@@ -41,12 +41,14 @@ const BASE: Format = Format {
     finish: &[],
     ids: Ids::None,
     stops: &[],
+    letter_first: false,
     signs: Signs { template: &[], not: &[], special: None, architectures: &[] },
 };
 
 static FORMATS: &[Format] = &[
     Format {
         name: "kimi_k2",
+        letter_first: true,
         aliases: &["kimi_k2_thinking", "kimi_k25"],
         models: &["Kimi-K2*", "Kimi-K2-Thinking", "Kimi-K2.5", "Kimi-K2.6"],
         markers: Special,
@@ -74,6 +76,7 @@ static FORMATS: &[Format] = &[
     },
     Format {
         name: "kimi_k3",
+        letter_first: true,
         models: &["Kimi-K3*"],
         markers: Special,
         reasoning: Some(Reasoning {

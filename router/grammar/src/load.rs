@@ -82,6 +82,8 @@ struct FormatFile {
     ids: IdsFile,
     #[serde(default)]
     stops: Vec<String>,
+    #[serde(default)]
+    letter_first: bool,
 }
 
 #[derive(Deserialize)]
@@ -267,6 +269,7 @@ impl FormatFile {
                 IdsFile::Ordinal => Ids::Ordinal,
             },
             stops: texts(self.stops),
+            letter_first: self.letter_first,
             signs: Signs { template: &[], not: &[], special: None, architectures: &[] },
         }
     }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::{Error, Kind},
-    job::{ChatJob, CompletionJob, Generation, Prompt},
+    job::{ChatJob, CompletionJob, Generation, Prompt, Truncation},
     template::lossless,
 };
 
@@ -42,7 +42,10 @@ pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
             max_tokens_param: None,
             return_grammar: request.return_grammar,
             priority: request.priority,
+            thinking_token_budget: request.thinking_token_budget,
+            truncate_prompt_tokens: truncation(request.truncate_prompt_tokens)?,
         },
+        show_special_tokens: request.skip_special_tokens == Some(false),
         exact: None,
     })
 }
@@ -95,8 +98,14 @@ pub fn complete(request: v1::CompleteRequest) -> Result<CompletionJob, Error> {
             max_tokens_param: None,
             return_grammar: false,
             priority: request.priority,
+            thinking_token_budget: None,
+            truncate_prompt_tokens: truncation(request.truncate_prompt_tokens)?,
         },
     })
+}
+
+fn truncation(tokens: Option<i32>) -> Result<Option<Truncation>, Error> {
+    tokens.map(|tokens| Truncation::new(tokens.into()).ok_or_else(|| Truncation::invalid(tokens))).transpose()
 }
 
 fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<Choice, Error> {

@@ -36,7 +36,17 @@ fn matcher(rules: &Rules) -> Matcher {
 
 /// Without a word on how a call begins.
 fn plain(matcher: Matcher, always: bool) -> Guide {
-    Guide::new(matcher, &[], &[END], always)
+    opened(matcher, &[], always)
+}
+
+fn opened(matcher: Matcher, opening: &[u32], always: bool) -> Guide {
+    restricted(Some(matcher), Restrictions::default(), opening, always)
+}
+
+fn restricted(matcher: Option<Matcher>, restrictions: Restrictions, opening: &[u32], always: bool) -> Guide {
+    let vocab = 256 + MARKERS.len();
+    let (opening, stop_ids) = (opening.to_vec(), vec![END]);
+    Guide::new(super::Rules { matcher, restrictions, opening, stop_ids, vocab, always })
 }
 
 fn weather(choice: Choice) -> Rules {
@@ -132,7 +142,7 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
         let likes = vec![(END, 1.2), (259, 1.3)];
         let model = Model { seed, greedy: true, likes };
         let opening: &[u32] = if *choice == Choice::Required { &[259] } else { &[] };
-        let guide = |always| Guide::new(matcher.clone(), opening, &[END], always);
+        let guide = |always| opened(matcher.clone(), opening, always);
         let (masked, stats) = run(guide(true), &model, 120, |_| 1);
         let opened = u64::from(!opening.is_empty());
         assert!(stats.refused <= opened, "nothing but an early end is refused under masks");
@@ -198,12 +208,12 @@ fn refusing_and_redrawing_is_masked_sampling() {
 
 #[test]
 fn a_model_that_wants_to_end_but_must_call_opens_a_call() {
-    let mut guide = Guide::new(matcher(&weather(Choice::Required)), &[259], &[END], false);
+    let mut guide = opened(matcher(&weather(Choice::Required)), &[259], false);
     guide.begin(100).unwrap();
     let judgement = guide.take(&[u32::from(b'\n'), END], 100).unwrap();
     assert_eq!((judgement.stand, &judgement.forced[..2]), (1, [259, 261].as_slice()));
     assert!(judgement.steering.is_some() && !judgement.ended);
-    let mut free = Guide::new(matcher(&weather(Choice::Auto)), &[], &[END], false);
+    let mut free = plain(matcher(&weather(Choice::Auto)), false);
     free.begin(100).unwrap();
     let judgement = free.take(&[u32::from(b'h'), END], 100).unwrap();
     assert!(judgement.ended && judgement.stand == 2);
@@ -288,5 +298,63 @@ fn refusals_at_one_place_are_bounded() {
     // An engine that disregards the mask.
     let refused = (1..).find_map(|draws| guide.take(&[u32::from(b'z')], 100).err().map(|error| (draws, error)));
     let bound = limits::REFUSALS_IN_A_ROW;
-    assert_eq!(refused, Some((bound, MatcherError::NoProgress(bound))));
+    assert_eq!(refused, Some((bound, MatcherError::NoProgress(bound).into())));
+}
+
+fn byte(c: char) -> u32 {
+    c as u32
+}
+
+#[test]
+fn restricted_tokens_are_refused_with_and_without_a_grammar() {
+    let words = vec![vec![byte('b')], vec![byte('a'), byte('c')]];
+    for matcher in [None, Some(matcher(&weather(Choice::Auto)))] {
+        let mut guide = restricted(matcher, Restrictions::new(&[], words.clone(), 300), &[], false);
+        guide.begin(100).unwrap();
+        let judgement = guide.take(&[byte('x'), byte('c'), byte('a'), byte('c'), byte('z')], 100).unwrap();
+        assert_eq!((judgement.stand, judgement.forced.len()), (3, 0));
+        let mask = judgement.steering.unwrap().mask.unwrap();
+        let allowed = |id: u32| mask[id as usize / 8] >> (id % 8) & 1 == 1;
+        assert!(!allowed(byte('b')) && !allowed(byte('c')) && allowed(byte('a')) && allowed(byte('d')) && allowed(END));
+        assert_eq!(mask.len(), (256 + MARKERS.len()).div_ceil(8));
+        // What is drawn instead goes on.
+        assert_eq!(guide.take(&[byte('a'), byte('d'), byte('c')], 100).unwrap().stand, 3);
+    }
+}
+
+#[test]
+fn allowed_tokens_are_drawn_under_masks_and_end_only_where_the_end_is_one_of_them() {
+    let mut guide = restricted(None, Restrictions::new(&[byte('a')], vec![], 300), &[], true);
+    let mask = guide.begin(100).unwrap().steering.unwrap().mask.unwrap();
+    assert_eq!(mask.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
+    assert_eq!(guide.take(&[byte('a')], 100).unwrap().stand, 1);
+    let refused = guide.take(&[END], 100).unwrap();
+    assert_eq!((refused.stand, refused.ended), (0, false));
+    // Nothing that the grammar allows is allowed.
+    let none = Restrictions::new(&[END], vec![], 300);
+    let mut guide = restricted(Some(matcher(&weather(Choice::Required))), none, &[], true);
+    assert_eq!(guide.begin(100).map(|_| ()), Err(GuideError::NothingLeft));
+}
+
+#[test]
+fn reasoning_is_ended_where_the_grammar_lets_it() {
+    let think = 256 + MARKERS.iter().position(|marker| *marker == "</think>").unwrap() as u32;
+    let rules = rein_grammar::Rules { start: rein_grammar::Region::Reasoning, ..weather(Choice::Auto) };
+    for matcher in [None, Some(matcher(&rules))] {
+        let bound = matcher.is_some();
+        let mut guide = restricted(matcher, Restrictions::default(), &[], false);
+        guide.begin(100).unwrap();
+        // The first byte of a character.
+        guide.take(&[byte('w'), 0xC3], 100).unwrap();
+        assert_eq!(guide.force(&[think], 100).unwrap().is_none(), bound);
+        if bound {
+            guide.take(&[0xA9], 100).unwrap();
+            assert!(guide.force(&[think], 0).unwrap().is_none(), "there is no room for it");
+            let judgement = guide.force(&[think], 100).unwrap().unwrap();
+            assert_eq!((judgement.stand, judgement.forced.as_slice()), (0, [think].as_slice()));
+            let steering = judgement.steering.unwrap();
+            assert_eq!((steering.keep, steering.append, steering.mask), (3, vec![think], None));
+        }
+        assert!(guide.take(&[byte('t'), END], 100).unwrap().stand == 2);
+    }
 }

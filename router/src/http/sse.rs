@@ -9,22 +9,26 @@ use axum::{
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, stream};
 use http::header;
-use rein_proto::v1::{self, chat_event};
-use tokio::time::timeout;
+use rein_proto::v1;
+use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
 use crate::{error::Error, generate::ChatEvents, limits};
 
+/// The first bytes of a stream, as soon as its request is admitted: clients and proxies see that it has begun.
+const ADMITTED: &[u8] = b": admitted\n\n";
+/// Where nothing has been sent for [`limits::SSE_SILENCE`].
+const WAITING: &[u8] = b": waiting\n\n";
 /// Bytes after which events that are ready go out without waiting for more that are.
 const WRITE_BYTES: usize = 16 << 10;
 
 /// Encodes one event as a payload, or says nothing of it.
-trait Encode: FnMut(&v1::ChatEvent, &v1::Started) -> Option<Vec<u8>> + Send + 'static {}
-impl<F: FnMut(&v1::ChatEvent, &v1::Started) -> Option<Vec<u8>> + Send + 'static> Encode for F {}
+trait Encode: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static {}
+impl<F: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static> Encode for F {}
 
 #[allow(private_bounds)]
 pub fn response<E: Encode>(span: Span, events: ChatEvents, encode: E) -> Response {
-    let writer = Writer { span, events, encode, start: v1::Started::default(), ended: false };
+    let writer = Writer { span, events, encode, begun: false, ended: false };
     let chunks = stream::unfold(writer, async |mut writer| {
         let chunk = writer.chunk().await?;
         Some((Ok::<_, Infallible>(chunk), writer))
@@ -43,21 +47,26 @@ struct Writer<E> {
     span: Span,
     events: ChatEvents,
     encode: E,
-    start: v1::Started,
+    begun: bool,
     ended: bool,
 }
 
 impl<E: Encode> Writer<E> {
-    /// What is ready, at least one payload; after the end of the stream, None.
+    /// What is ready, at least one payload or comment; after the end of the stream, None.
     async fn chunk(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
+        if !std::mem::replace(&mut self.begun, true) {
+            out.extend_from_slice(ADMITTED);
+        }
+        let silence = Instant::now() + limits::SSE_SILENCE;
         while out.is_empty() {
             if self.ended {
                 return None;
             }
-            match timeout(limits::SSE_SILENCE, self.events.next()).await {
+            // Events that are not shown do not end the silence.
+            match timeout_at(silence, self.events.next()).await {
                 Ok(item) => self.write(item, &mut out),
-                Err(_) => out.extend_from_slice(b": waiting\n\n"),
+                Err(_) => out.extend_from_slice(WAITING),
             }
         }
         while !self.ended && out.len() < WRITE_BYTES {
@@ -70,11 +79,7 @@ impl<E: Encode> Writer<E> {
     fn write(&mut self, item: Option<Result<v1::ChatEvent, Error>>, out: &mut Vec<u8>) {
         match item {
             Some(Ok(event)) => {
-                if let (Some(chat_event::Event::Start(start)), true) = (&event.event, self.start.id.is_empty()) {
-                    let (id, model) = (start.id.clone(), start.model.clone());
-                    self.start = v1::Started { id, model, created: start.created, ..v1::Started::default() };
-                }
-                if let Some(payload) = (self.encode)(&event, &self.start) {
+                if let Some(payload) = (self.encode)(event) {
                     data(&payload, out);
                 }
             }

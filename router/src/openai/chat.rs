@@ -5,14 +5,22 @@ use rein_proto::v1::{self, chat_event::Event};
 use serde_json::Value;
 
 use super::{
-    Body, Delivery, common, constraints,
+    Body, Delivery,
+    chunks::Chunks,
+    common, constraints,
     fields::Fields,
+    reasoning::{self, Reasoning},
+    refused,
     wire::{
-        ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCall, ToolCallDelta, Usage,
+        ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCall, ToolCallDelta,
         prompt_logprobs,
     },
 };
-use crate::{error::Error, job::ChatJob};
+use crate::{
+    error::Error,
+    job::{ChatJob, Generation},
+    limits,
+};
 
 pub struct ChatRequest {
     pub job: ChatJob,
@@ -29,87 +37,60 @@ pub fn chat(mut body: Body<'_>) -> Result<ChatRequest, Error> {
 }
 
 pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
-    let (mut generation, delivery) = common(fields)?;
+    let (mut generation, mut delivery) = common(fields)?;
     if generation.limits.max_tokens == Some(0) {
         return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0"));
     }
     let logprobs = fields.bool("logprobs")?.unwrap_or(false);
-    let top = fields.integer("top_logprobs", 0)?;
+    let top = fields.integer("top_logprobs", 0..=limits::TOP_LOGPROBS)?;
     if top.is_some_and(|top| top > 0) && !logprobs {
         return Err(Error::invalid("top_logprobs", "'top_logprobs' may only be set when 'logprobs' is true"));
     }
     generation.logprobs = logprobs.then(|| top.unwrap_or(0));
     generation.return_grammar = fields.bool("return_grammar")?.unwrap_or(false);
-    let conversation = conversation(fields)?;
+    let (conversation, hide) = conversation(fields)?;
+    delivery.hide_reasoning |= hide;
+    generation.thinking_token_budget = conversation.generation.thinking_token_budget;
     let tool_choice = constraints::tool_choice(fields)?.unwrap_or(Choice::Auto);
     let parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let response = constraints::response(fields)?;
     let text_only = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(|item| item == "text"));
     fields.only("modalities", text_only, "only text is generated")?;
-    fields.only("audio", |_| false, "only text is generated")?;
-    fields.only("functions", |_| false, "it is deprecated; use 'tools'")?;
-    fields.only("function_call", |_| false, "it is deprecated; use 'tool_choice'")?;
-    fields.only("web_search_options", |_| false, "this server searches nothing")?;
-    fields.only("verbosity", |value| value == "medium", "models have no such setting; say it in the prompt")?;
-    fields.only("chat_template", |_| false, "the model's own template is used")?;
-    fields.only("echo", |value| *value == Value::Bool(false), "an answer does not repeat its prompt")?;
-    fields.only("skip_special_tokens", |value| *value == Value::Bool(true), "control tokens are never text")?;
+    let show_special_tokens = fields.bool("skip_special_tokens")? == Some(false);
     fields.only("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
-    fields.only("mm_processor_kwargs", |_| false, "models are text only")?;
-    Ok((ChatJob { generation, tool_choice, parallel_tool_calls, response, ..conversation }, delivery))
+    fields.refuse(refused::IN_CHATS)?;
+    let job = ChatJob { generation, tool_choice, parallel_tool_calls, response, show_special_tokens, ..conversation };
+    Ok((job, delivery))
 }
 
-/// What a template is rendered from.
-pub(super) fn conversation(fields: &mut Fields) -> Result<ChatJob, Error> {
+/// What a template is rendered from, and whether the client does not want to see reasoning.
+pub(super) fn conversation(fields: &mut Fields) -> Result<(ChatJob, bool), Error> {
     let messages = fields.array("messages")?;
-    Ok(ChatJob {
+    let Reasoning { on, effort, budget, hide } = reasoning::read(fields)?;
+    let job = ChatJob {
         model: fields.string("model")?,
         messages: messages.ok_or_else(|| Error::missing("messages", "an array of messages"))?,
         tools: fields.array("tools")?.unwrap_or_default(),
         documents: fields.array("documents")?,
         add_generation_prompt: fields.bool("add_generation_prompt")?,
         continue_final_message: fields.bool("continue_final_message")?.unwrap_or(false),
-        thinking: thinking(fields)?,
-        reasoning_effort: fields.string("reasoning_effort")?,
+        thinking: on,
+        reasoning_effort: effort,
         template_kwargs: fields.object("chat_template_kwargs")?.unwrap_or_default(),
+        generation: Generation { thinking_token_budget: budget, ..Generation::default() },
         ..ChatJob::default()
-    })
-}
-
-/// A boolean, or `{"type": "enabled" | "disabled"}`.
-fn thinking(fields: &mut Fields) -> Result<Option<bool>, Error> {
-    match fields.take("thinking") {
-        None => Ok(None),
-        Some(Value::Bool(on)) => Ok(Some(on)),
-        Some(Value::Object(map)) => {
-            let mut object = Fields::within("thinking.", map);
-            let on = match object.take("type").as_ref().and_then(Value::as_str) {
-                Some("enabled") => true,
-                Some("disabled") => false,
-                _ => return Err(Error::invalid("thinking.type", "'thinking.type' must be 'enabled' or 'disabled'")),
-            };
-            fields.remember(object);
-            Ok(Some(on))
-        }
-        Some(other) => Err(Error::wrong_type("thinking", "a boolean or an object with a type", &other)),
-    }
+    };
+    Ok((job, hide))
 }
 
 /// One SSE payload. None: this event says nothing to an OpenAI client.
-pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, token_ids: bool) -> Option<Vec<u8>> {
+pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
+    chunks.note(event);
     let mut delta = Delta::default();
     let mut choice_end = None;
-    let mut prompt_ids = None;
-    let mut prompt_scores = None;
     let mut calls = [ToolCallDelta::default()];
     match event.event.as_ref()? {
-        Event::Start(started) => {
-            delta.role = Some("assistant");
-            delta.content = Some("");
-            prompt_ids = (!started.prompt_token_ids.is_empty()).then_some(started.prompt_token_ids.as_slice());
-            prompt_scores = prompt_logprobs(&started.prompt_logprobs);
-        }
-        Event::ReasoningDelta(text) if !delivery.hide_reasoning => {
+        Event::ReasoningDelta(text) if !chunks.delivery.hide_reasoning => {
             delta.reasoning_content = Some(&text.text);
             delta.reasoning = Some(&text.text);
         }
@@ -133,8 +114,9 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
             delta.malformed = &done.malformed;
             choice_end = Some(done);
         }
-        Event::Usage(_) if !delivery.include_usage => return None,
+        Event::Usage(_) if !chunks.delivery.include_usage => return None,
         Event::Usage(_) => {}
+        Event::Start(_) => return None,
         Event::ReasoningStart(_)
         | Event::ReasoningDelta(_)
         | Event::ReasoningEnd(_)
@@ -142,33 +124,37 @@ pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, to
         | Event::TextEnd(_)
         | Event::ToolCallEnd(_)
         | Event::Malformed(_) => {
-            if event.token_ids.is_empty() && event.logprobs.is_empty() {
+            if !chunks.reports(event) {
                 return None;
             }
         }
     }
-    let usage = match event.event.as_ref()? {
-        Event::Usage(usage) => Some(usage.usage.as_ref().map(Usage::from)),
-        _ => delivery.include_usage.then_some(None),
-    };
+    let ends = matches!(event.event, Some(Event::Usage(_)));
+    let beginning = if ends { None } else { chunks.beginning(event.choice) };
+    if beginning.is_some() {
+        delta.role = Some("assistant");
+        delta.content.get_or_insert("");
+    }
+    let beginning = beginning.unwrap_or_default();
     let choice = ChatChoice {
         index: event.choice,
         delta,
         logprobs: ChatLogprobs::new(&event.logprobs),
         finish_reason: choice_end.map(|done| super::wire::finish_reason(done.finish_reason())),
         stop_reason: choice_end.and_then(super::wire::stop_reason),
-        token_ids: token_ids.then_some(event.token_ids.as_slice()),
+        token_ids: chunks.token_ids.then_some(event.token_ids.as_slice()),
         grammar: choice_end.and_then(|done| done.grammar.as_ref()).map(GrammarReport::from),
     };
     let chunk = ChatChunk {
-        id: &start.id,
+        id: &chunks.start.id,
         object: "chat.completion.chunk",
-        created: start.created,
-        model: &start.model,
-        choices: if matches!(event.event, Some(Event::Usage(_))) { &[] } else { std::slice::from_ref(&choice) },
-        usage,
-        prompt_token_ids: prompt_ids,
-        prompt_logprobs: prompt_scores,
+        created: chunks.start.created,
+        model: &chunks.start.model,
+        system_fingerprint: &chunks.start.system_fingerprint,
+        choices: if ends { &[] } else { std::slice::from_ref(&choice) },
+        usage: chunks.usage(event),
+        prompt_token_ids: (!beginning.prompt_token_ids.is_empty()).then_some(&beginning.prompt_token_ids),
+        prompt_logprobs: prompt_logprobs(&beginning.prompt_logprobs),
     };
     // Plain data with string keys always encodes.
     serde_json::to_vec(&chunk).ok()

@@ -4,13 +4,17 @@ use rein_proto::v1::{self, chat_event::Event};
 use serde_json::Value;
 
 use super::{
-    Body, Delivery, common, constraints,
+    Body, Delivery,
+    chunks::Chunks,
+    common, constraints,
     fields::{self, Fields},
-    wire::{self, CompletionBody, CompletionChoice, CompletionLogprobs, Usage},
+    refused,
+    wire::{self, CompletionBody, CompletionChoice, CompletionLogprobs},
 };
 use crate::{
     error::Error,
     job::{CompletionJob, Prompt},
+    limits,
 };
 
 pub struct CompletionRequest {
@@ -28,12 +32,12 @@ pub fn completion(body: Body<'_>) -> Result<CompletionRequest, Error> {
 
 fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
     let (mut generation, delivery) = common(fields)?;
-    generation.logprobs = fields.integer("logprobs", 0)?;
+    generation.logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     if generation.limits.max_tokens == Some(0) && !echo {
         return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0; 0 works with 'echo' only"));
     }
-    fields.only("suffix", |value| *value == Value::String(String::new()), "no model here fills in the middle")?;
+    fields.refuse(refused::IN_COMPLETIONS)?;
     let response = constraints::response(fields)?;
     let prompts = prompts(fields.take("prompt"))?;
     let job = CompletionJob {
@@ -69,46 +73,34 @@ fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, Error> {
 }
 
 /// One SSE payload. None: this event says nothing to an OpenAI client.
-pub fn encode(event: &v1::ChatEvent, start: &v1::Started, delivery: Delivery, token_ids: bool) -> Option<Vec<u8>> {
-    let mut choice = CompletionChoice {
-        index: event.choice,
-        text: "",
-        logprobs: CompletionLogprobs::new(&event.logprobs),
-        finish_reason: None,
-        stop_reason: None,
-        token_ids: token_ids.then_some(event.token_ids.as_slice()),
-        prompt_token_ids: None,
-        prompt_logprobs: None,
-    };
-    let mut usage = delivery.include_usage.then_some(None);
-    let mut choices = 1;
+pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
+    chunks.note(event);
+    let (mut text, mut choice_end, mut ends) = ("", None, false);
     match event.event.as_ref()? {
-        Event::TextDelta(delta) => choice.text = &delta.text,
-        Event::Done(done) => {
-            choice.finish_reason = Some(wire::finish_reason(done.finish_reason()));
-            choice.stop_reason = wire::stop_reason(done);
-        }
-        // OpenAI's chunks begin with text; the prompt's own data is the only reason for one before it.
-        Event::Start(started) if started.prompt_token_ids.is_empty() && started.prompt_logprobs.is_empty() => {
-            return None;
-        }
-        Event::Start(started) => {
-            choice.prompt_token_ids = token_ids.then_some(started.prompt_token_ids.as_slice());
-            choice.prompt_logprobs = wire::prompt_logprobs(&started.prompt_logprobs);
-        }
-        Event::Usage(total) if delivery.include_usage => {
-            usage = Some(total.usage.as_ref().map(Usage::from));
-            choices = 0;
-        }
+        Event::TextDelta(delta) => text = &delta.text,
+        Event::Done(done) => choice_end = Some(done),
+        Event::Usage(_) if chunks.delivery.include_usage => ends = true,
         _ => return None,
     }
+    let beginning = if ends { None } else { chunks.beginning(event.choice) }.unwrap_or_default();
+    let choice = CompletionChoice {
+        index: event.choice,
+        text,
+        logprobs: CompletionLogprobs::new(&event.logprobs),
+        finish_reason: choice_end.map(|done| wire::finish_reason(done.finish_reason())),
+        stop_reason: choice_end.and_then(wire::stop_reason),
+        token_ids: chunks.token_ids.then_some(event.token_ids.as_slice()),
+        prompt_token_ids: (!beginning.prompt_token_ids.is_empty()).then_some(&beginning.prompt_token_ids),
+        prompt_logprobs: wire::prompt_logprobs(&beginning.prompt_logprobs),
+    };
     let chunk = CompletionBody {
-        id: &start.id,
+        id: &chunks.start.id,
         object: "text_completion",
-        created: start.created,
-        model: &start.model,
-        choices: Vec::from_iter((choices > 0).then_some(choice)),
-        usage,
+        created: chunks.start.created,
+        model: &chunks.start.model,
+        system_fingerprint: &chunks.start.system_fingerprint,
+        choices: Vec::from_iter((!ends).then_some(choice)),
+        usage: chunks.usage(event),
     };
     // Plain data with string keys always encodes.
     serde_json::to_vec(&chunk).ok()

@@ -89,14 +89,93 @@ fn allowed(choice: &mut Fields) -> Result<Choice, Error> {
 
 /// What the text has to be. At most one field may say so.
 pub fn response(fields: &mut Fields) -> Result<Option<Response>, Error> {
-    let format = response_format(fields)?;
-    let structured = structured_outputs(fields)?;
-    match (format, structured) {
-        (Some(_), Some(_)) => {
-            let message = "'structured_outputs' and 'response_format' cannot both be set";
-            Err(Error::invalid("structured_outputs", message))
+    let mut said: Vec<(&str, Response)> = Vec::new();
+    said.extend(response_format(fields)?.map(|response| ("response_format", response)));
+    said.extend(structured_outputs(fields)?.map(|response| ("structured_outputs", response)));
+    said.extend(constraints(fields, &FLAT)?);
+    said.extend(constraints(fields, &GUIDED)?);
+    if let [(first, _), (second, _), ..] = said.as_slice() {
+        return Err(Error::invalid(*second, format!("'{second}' and '{first}' cannot both be set")));
+    }
+    Ok(said.pop().map(|(_, response)| response))
+}
+
+/// The names of the fields that hold a constraint.
+struct Names {
+    json: &'static str,
+    regex: &'static str,
+    choice: Option<&'static str>,
+    grammar: Option<&'static str>,
+    structural_tag: Option<&'static str>,
+}
+
+/// Within `structured_outputs`.
+const NESTED: Names = Names {
+    json: "json",
+    regex: "regex",
+    choice: Some("choice"),
+    grammar: Some("grammar"),
+    structural_tag: Some("structural_tag"),
+};
+/// Of older releases of vLLM.
+const GUIDED: Names = Names {
+    json: "guided_json",
+    regex: "guided_regex",
+    choice: Some("guided_choice"),
+    grammar: Some("guided_grammar"),
+    structural_tag: None,
+};
+/// Of SGLang, llama.cpp and older releases of vLLM.
+const FLAT: Names =
+    Names { json: "json_schema", regex: "regex", choice: None, grammar: None, structural_tag: Some("structural_tag") };
+
+fn constraints(fields: &mut Fields, names: &Names) -> Result<Vec<(&'static str, Response)>, Error> {
+    let mut found = Vec::new();
+    if let Some(schema) = json(fields, names.json, "a JSON Schema")? {
+        found.push((names.json, Response::JsonSchema { schema, strict: false }));
+    }
+    found.extend(text(fields, names.regex)?.map(|regex| (names.regex, Response::Regex(regex))));
+    if let Some(name) = names.choice
+        && let Some(items) = fields.array(name)?
+    {
+        let at = fields.at(name);
+        if items.is_empty() {
+            return Err(Error::invalid(&*at, format!("'{at}' must have at least one string")));
         }
-        (format, structured) => Ok(format.or(structured)),
+        let string = |(i, item): (usize, Value)| match item {
+            Value::String(text) => Ok(text),
+            other => Err(Error::wrong_type(&format!("{at}[{i}]"), "a string", &other)),
+        };
+        let choices = items.into_iter().enumerate().map(string).collect::<Result<_, _>>()?;
+        found.push((name, Response::Choice(choices)));
+    }
+    if let Some(name) = names.grammar {
+        found.extend(text(fields, name)?.map(|grammar| (name, Response::Lark(grammar))));
+    }
+    if let Some(name) = names.structural_tag {
+        found.extend(json(fields, name, "an object")?.map(|tag| (name, Response::StructuralTag(tag))));
+    }
+    Ok(found)
+}
+
+/// A string; empty ones ask for nothing.
+fn text(fields: &mut Fields, name: &'static str) -> Result<Option<String>, Error> {
+    Ok(fields.string(name)?.filter(|text| !text.is_empty()))
+}
+
+/// An object, or its text.
+fn json(fields: &mut Fields, name: &'static str, expected: &str) -> Result<Option<Value>, Error> {
+    let at = fields.at(name);
+    let value = match fields.take(name) {
+        Some(Value::String(text)) if text.is_empty() => return Ok(None),
+        Some(Value::String(text)) => serde_json::from_str(&text)
+            .map_err(|error| Error::invalid(&*at, format!("'{at}' is not valid JSON: {error}")))?,
+        Some(value) => value,
+        None => return Ok(None),
+    };
+    match value {
+        Value::Object(_) => Ok(Some(value)),
+        other => Err(Error::wrong_type(&at, expected, &other)),
     }
 }
 
@@ -110,13 +189,15 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, Error> {
             let what = "an object with name and schema";
             let mut described =
                 format.fields("json_schema")?.ok_or_else(|| Error::missing("response_format.json_schema", what))?;
-            described.string("name")?;
+            if described.string("name")?.is_none_or(|name| name.is_empty()) {
+                return Err(Error::missing("response_format.json_schema.name", "a name for the schema"));
+            }
             described.string("description")?;
             let strict = described.bool("strict")?.unwrap_or(false);
             let schema = described.take("schema");
             let response = match schema {
                 Some(schema @ (Value::Object(_) | Value::Bool(_))) => Response::JsonSchema { schema, strict },
-                None => Response::JsonObject,
+                None => return Err(Error::missing("response_format.json_schema.schema", "a JSON Schema")),
                 Some(other) => {
                     return Err(Error::wrong_type("response_format.json_schema.schema", "a JSON Schema", &other));
                 }
@@ -146,46 +227,10 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, Error> {
 
 fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, Error> {
     let Some(mut asked) = fields.fields("structured_outputs")? else { return Ok(None) };
-    let mut found = Vec::new();
-    match asked.take("json") {
-        None => {}
-        Some(schema @ Value::Object(_)) => found.push(Response::JsonSchema { schema, strict: false }),
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(schema) => found.push(Response::JsonSchema { schema, strict: false }),
-            Err(error) => {
-                let message = format!("'structured_outputs.json' is not valid JSON: {error}");
-                return Err(Error::invalid("structured_outputs.json", message));
-            }
-        },
-        Some(other) => return Err(Error::wrong_type("structured_outputs.json", "a JSON Schema", &other)),
-    }
+    let mut found: Vec<Response> =
+        constraints(&mut asked, &NESTED)?.into_iter().map(|(_, response)| response).collect();
     if asked.bool("json_object")? == Some(true) {
         found.push(Response::JsonObject);
-    }
-    found.extend(asked.string("regex")?.map(Response::Regex));
-    if let Some(items) = asked.array("choice")? {
-        if items.is_empty() {
-            let message = "'structured_outputs.choice' must have at least one string";
-            return Err(Error::invalid("structured_outputs.choice", message));
-        }
-        let string = |(i, item): (usize, Value)| match item {
-            Value::String(text) => Ok(text),
-            other => Err(Error::wrong_type(&format!("structured_outputs.choice[{i}]"), "a string", &other)),
-        };
-        found.push(Response::Choice(items.into_iter().enumerate().map(string).collect::<Result<_, _>>()?));
-    }
-    found.extend(asked.string("grammar")?.map(Response::Lark));
-    match asked.take("structural_tag") {
-        None => {}
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(tag) => found.push(Response::StructuralTag(tag)),
-            Err(error) => {
-                let message = format!("'structured_outputs.structural_tag' is not valid JSON: {error}");
-                return Err(Error::invalid("structured_outputs.structural_tag", message));
-            }
-        },
-        Some(tag @ Value::Object(_)) => found.push(Response::StructuralTag(tag)),
-        Some(other) => return Err(Error::wrong_type("structured_outputs.structural_tag", "an object", &other)),
     }
     // How blanks are bounded, and which library to use, is the server's business.
     for name in ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"] {

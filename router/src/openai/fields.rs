@@ -1,8 +1,11 @@
 //! Reads a JSON object field by field, remembers what was asked for, and so knows what nobody asked for.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value};
 
-use crate::{error::Error, limits};
+use super::refused::Refused;
+use crate::{error::Error, job::Range, limits};
 
 pub struct Fields {
     /// Where the object lies in the request: empty, or a path that ends in a dot.
@@ -83,21 +86,36 @@ impl Fields {
         Ok(self.object(name)?.map(|map| Fields::within(&path, map)))
     }
 
-    pub fn number(&mut self, name: &'static str) -> Result<Option<f32>, Error> {
-        self.read(name, "a number", |value| value.as_f64().map(|number| number as f32).ok_or(value))
+    /// A number in this range. The error shows it as the client wrote it, also where no `f32` can hold it.
+    pub fn number(&mut self, name: &'static str, range: Range) -> Result<Option<f32>, Error> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        number(&self.at(name), &value, range).map(Some)
     }
 
-    /// An integer from `min` up.
-    pub fn integer(&mut self, name: &'static str, min: i64) -> Result<Option<u32>, Error> {
+    /// An integer in this range.
+    pub fn integer(&mut self, name: &'static str, range: RangeInclusive<u32>) -> Result<Option<u32>, Error> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let at = self.at(name);
         let number = integer(&value).ok_or_else(|| Error::wrong_type(&at, "an integer", &value))?;
         match u32::try_from(number) {
-            Ok(number) if i128::from(number) >= i128::from(min) => Ok(Some(number)),
-            Err(_) if number > 0 => {
-                Err(Error::invalid(&*at, format!("'{at}' must be at most {}, got {number}", u32::MAX)))
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => {
+                let (min, max) = range.into_inner();
+                let allowed = match max {
+                    u32::MAX if number > 0 => format!("at most {max}"),
+                    u32::MAX => format!("at least {min}"),
+                    _ => format!("between {min} and {max}"),
+                };
+                Err(Error::invalid(&*at, format!("'{at}' must be {allowed}, got {value}")))
             }
-            _ => Err(Error::invalid(&*at, format!("'{at}' must be at least {min}, got {number}"))),
+        }
+    }
+
+    /// A number of things; -1, as some APIs write it, is no limit.
+    pub fn limit(&mut self, name: &'static str) -> Result<Option<u32>, Error> {
+        match self.map.get(name).and_then(integer) {
+            Some(-1) => Ok(self.take(name).and(None)),
+            _ => self.integer(name, 0..=u32::MAX),
         }
     }
 
@@ -113,7 +131,7 @@ impl Fields {
         let Some(value) = self.take(name) else { return Ok(None) };
         match integer(&value) {
             Some(number) if (i128::from(i64::MIN)..=i128::from(u64::MAX)).contains(&number) => Ok(Some(number as u64)),
-            Some(number) => Err(Error::invalid(name, format!("'{name}' must fit in 64 bits, got {number}"))),
+            Some(_) => Err(Error::invalid(name, format!("'{name}' must fit in 64 bits, got {value}"))),
             None => Err(Error::wrong_type(name, "an integer", &value)),
         }
     }
@@ -130,6 +148,18 @@ impl Fields {
             Some(value) if !allowed(&value) => Err(Error::unsupported(self.at(name), why)),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses these fields, unless their values ask for nothing.
+    pub fn refuse(&mut self, table: &[Refused]) -> Result<(), Error> {
+        for Refused { name, neutral, why } in table {
+            if let Some(value) = self.map.get_mut(*name).map(Value::take)
+                && !neutral.allows(&value)
+            {
+                return Err(Error::unsupported(self.at(name), why));
+            }
+        }
+        Ok(())
     }
 
     /// All that has not been taken, for what is checked elsewhere.
@@ -158,8 +188,16 @@ impl Fields {
     }
 }
 
-/// An integer, also one that is spelled `5.0`.
-fn integer(value: &Value) -> Option<i128> {
+/// A number in this range.
+pub fn number(at: &str, value: &Value, range: Range) -> Result<f32, Error> {
+    let number = value.as_f64().ok_or_else(|| Error::wrong_type(at, "a number", value))?;
+    let narrow = number as f32;
+    range.check(at, narrow, value)?;
+    Ok(narrow)
+}
+
+/// An integer, also one that is spelled `5.0`. Larger ones than 127 bits hold are cut to that.
+pub fn integer(value: &Value) -> Option<i128> {
     value
         .as_i64()
         .map(i128::from)
@@ -171,7 +209,7 @@ pub fn ids(at: &str, items: &[Value]) -> Result<Vec<u32>, Error> {
     let id = |(i, item): (usize, &Value)| {
         let number = integer(item).ok_or_else(|| Error::wrong_type(&format!("{at}[{i}]"), "a token id", item))?;
         u32::try_from(number).map_err(|_| {
-            let message = format!("'{at}[{i}]' must be a token id, got {number}");
+            let message = format!("'{at}[{i}]' must be a token id, got {item}");
             Error { code: Some("token_out_of_vocabulary"), ..Error::invalid(format!("{at}[{i}]"), message) }
         })
     };

@@ -105,6 +105,7 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: Delivery, token_ids: bool
         object: "chat.completion",
         created: first.map_or(0, |start| start.created),
         model: first.map_or("", |start| &start.model),
+        system_fingerprint: first.map_or("", |start| &start.system_fingerprint),
         choices: (0..).zip(&answer.choices).map(choice).collect(),
         usage: Usage::from(&answer.usage),
         prompt_token_ids: first.filter(|_| token_ids).map(|start| start.prompt_token_ids.as_slice()),
@@ -136,6 +137,7 @@ pub fn completion_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
         object: "text_completion",
         created: first.map_or(0, |start| start.created),
         model: first.map_or("", |start| &start.model),
+        system_fingerprint: first.map_or("", |start| &start.system_fingerprint),
         choices: (0..).zip(&answer.choices).map(choice).collect(),
         usage: Some(Some(Usage::from(&answer.usage))),
     };

@@ -35,7 +35,7 @@ pub fn tokenize(mut body: Body<'_>) -> Result<Tokenize, Error> {
         }
         None => {
             fields.only("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
-            let mut job = chat::conversation(&mut fields).map_err(|error| match error.param.as_deref() {
+            let (mut job, _) = chat::conversation(&mut fields).map_err(|error| match error.param.as_deref() {
                 Some("messages") if error.code == Some("missing_required_parameter") => {
                     Error::missing("prompt", "either 'prompt' or 'messages'")
                 }

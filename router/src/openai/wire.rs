@@ -16,6 +16,7 @@ pub struct ChatChunk<'a> {
     pub object: &'static str,
     pub created: u64,
     pub model: &'a str,
+    pub system_fingerprint: &'a str,
     pub choices: &'a [ChatChoice<'a>],
     /// None: not asked for. Some(None): null, because it comes at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -82,6 +83,7 @@ pub struct ChatBody<'a> {
     pub object: &'static str,
     pub created: u64,
     pub model: &'a str,
+    pub system_fingerprint: &'a str,
     pub choices: Vec<ChatBodyChoice<'a>>,
     pub usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -232,6 +234,7 @@ pub struct CompletionBody<'a> {
     pub object: &'static str,
     pub created: u64,
     pub model: &'a str,
+    pub system_fingerprint: &'a str,
     pub choices: Vec<CompletionChoice<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
@@ -297,8 +300,10 @@ pub struct Usage {
     prompt_tokens: u32,
     completion_tokens: u32,
     total_tokens: u32,
-    prompt_tokens_details: PromptDetails,
-    completion_tokens_details: CompletionDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<PromptDetails>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
 #[derive(Serialize, Debug, Clone, Copy)]
@@ -317,8 +322,21 @@ impl From<&v1::Usage> for Usage {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.total_tokens,
-            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
-            completion_tokens_details: CompletionDetails { reasoning_tokens: usage.reasoning_tokens },
+            prompt_tokens_details: Some(PromptDetails { cached_tokens: usage.cached_tokens }),
+            completion_tokens_details: Some(CompletionDetails { reasoning_tokens: usage.reasoning_tokens }),
+        }
+    }
+}
+
+impl Usage {
+    /// In the middle of an answer, of which the details are not known yet.
+    pub fn so_far(prompt_tokens: u32, completion_tokens: u32) -> Self {
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: None,
+            completion_tokens_details: None,
         }
     }
 }

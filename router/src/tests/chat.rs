@@ -3,29 +3,133 @@ use serde_json::json;
 use super::*;
 
 #[tokio::test]
-async fn a_stream_has_a_role_then_text_then_a_reason_then_usage() {
+async fn a_stream_has_its_role_with_the_first_text_then_a_reason_then_usage() {
     let edge = Edge::new();
     let chunks = edge.stream(&bytes("ok"), json!({"stream_options": {"include_usage": true}})).await;
-    assert_eq!(chunks.len(), 5);
+    assert_eq!(chunks.len(), 4);
     for chunk in &chunks {
         assert_eq!(chunk["object"], "chat.completion.chunk");
         assert_eq!((&chunk["id"], &chunk["created"]), (&chunks[0]["id"], &chunks[0]["created"]));
         assert_eq!(chunk["model"], "bytes");
     }
-    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
-    assert_eq!(chunks[1]["choices"][0]["delta"], json!({"content": "o"}));
-    assert_eq!(chunks[2]["choices"][0]["delta"], json!({"content": "k"}));
-    assert_eq!(chunks[3]["choices"][0]["finish_reason"], "stop");
-    assert_eq!(chunks[3]["choices"][0]["delta"], json!({}));
-    assert!(chunks[..4].iter().all(|chunk| chunk["usage"].is_null() && chunk.get("usage").is_some()));
-    assert_eq!(chunks[4]["choices"], json!([]));
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": "o"}));
+    assert_eq!(chunks[1]["choices"][0]["delta"], json!({"content": "k"}));
+    assert_eq!(chunks[2]["choices"][0]["finish_reason"], "stop");
+    assert_eq!(chunks[2]["choices"][0]["delta"], json!({}));
+    assert!(chunks[..3].iter().all(|chunk| chunk["usage"].is_null() && chunk.get("usage").is_some()));
+    assert_eq!(chunks[3]["choices"], json!([]));
     let prompt = bytes("user: hi\nassistant: ").len();
     assert_eq!(
-        chunks[4]["usage"],
+        chunks[3]["usage"],
         json!({"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3,
                "prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 0}})
     );
     assert_eq!(edge.fake.starts()[0].prompt, bytes("user: hi\nassistant: "));
+}
+
+#[tokio::test]
+async fn the_first_chunk_of_each_choice_has_its_role_and_its_first_content() {
+    let edge = Edge::new();
+    let reasons = [&[THINK], bytes("w").as_slice(), &[END_THINK], &bytes("t")].concat();
+    let calls = [&[SECTION], call("functions.f:0", "{}").as_slice(), &[END_SECTION]].concat();
+    for (script, first) in [
+        (bytes("text"), json!({"role": "assistant", "content": "t"})),
+        (reasons, json!({"role": "assistant", "content": "", "reasoning_content": "w", "reasoning": "w"})),
+        (
+            calls,
+            json!({"role": "assistant", "content": "", "tool_calls": [
+                {"index": 0, "id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": ""}}]}),
+        ),
+        // Nothing is generated but the end.
+        (vec![], json!({"role": "assistant", "content": ""})),
+    ] {
+        let chunks = edge.stream(&script, json!({"n": 2, "tools": tools(&["f"])})).await;
+        for index in 0..2 {
+            let deltas: Vec<&Value> = chunks
+                .iter()
+                .map(|chunk| &chunk["choices"][0])
+                .filter(|choice| choice["index"] == index)
+                .map(|choice| &choice["delta"])
+                .collect();
+            assert_eq!(*deltas[0], first);
+            assert!(deltas[1..].iter().all(|delta| delta.get("role").is_none()), "{deltas:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_begins_before_its_prompt_is_computed_with_a_comment_and_no_chunk() {
+    for (path, more) in [
+        ("/v1/chat/completions", json!({})),
+        ("/v1/chat/completions", json!({"n": 2})),
+        ("/v1/chat/completions", json!({"prompt_logprobs": 1, "return_token_ids": true})),
+        ("/v1/completions", json!({"echo": true, "return_token_ids": true})),
+        ("/v1/completions", json!({"echo": true, "logprobs": 1, "max_tokens": 0})),
+        ("/v1/completions", json!({"prompt": ["ab", "cd"]})),
+    ] {
+        let edge = Edge::with(RouterConfig::default(), Fake::ending(fake::Ending::Prefill));
+        let mut request = chat_request(&bytes("a"), more.clone());
+        request["stream"] = true.into();
+        if path == "/v1/completions" {
+            request.as_object_mut().unwrap().remove("messages");
+            request.as_object_mut().unwrap().entry("prompt").or_insert("ab".into());
+        }
+        let request = Request::post(path).header("content-type", "application/json").body(request.to_string().into());
+        let response = edge.send(request.unwrap()).await;
+        assert_eq!(response.status(), StatusCode::OK, "{path} {more}");
+        let mut body = response.into_body();
+        let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(frame, ": admitted\n\n", "{path} {more}");
+        assert!(futures::poll!(body.frame()).is_pending(), "{path} {more}");
+        assert!(!edge.fake.starts().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_broken_by_comments() {
+    let edge = Edge::with(RouterConfig::default(), Fake::ending(fake::Ending::Prefill));
+    let body = chat_request(&bytes("a"), json!({"stream": true})).to_string();
+    let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
+    let mut body = edge.send(request.body(body.into()).unwrap()).await.into_body();
+    let mut next = async || body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(next().await, ": admitted\n\n");
+    let began = tokio::time::Instant::now();
+    for _ in 0..3 {
+        assert_eq!(next().await, ": waiting\n\n");
+    }
+    assert_eq!(began.elapsed(), 3 * crate::limits::SSE_SILENCE);
+}
+
+#[tokio::test]
+async fn usage_comes_with_each_chunk_where_it_is_asked_for() {
+    let edge = Edge::new();
+    let script = [&[THINK], bytes("why").as_slice(), &[END_THINK], &bytes("so")].concat();
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    for (n, include) in [(1, true), (2, true), (1, false)] {
+        let mut options = options.clone();
+        options["include_usage"] = include.into();
+        let chunks = edge.stream(&script, json!({"n": n, "stream_options": options, "stop": "zz"})).await;
+        let counts =
+            |name: &str| -> Vec<u64> { chunks.iter().map(|chunk| chunk["usage"][name].as_u64().unwrap()).collect() };
+        let completion = counts("completion_tokens");
+        assert!(completion.is_sorted() && completion[0] > 0, "{completion:?}");
+        assert_eq!(*completion.last().unwrap(), n * 8, "seven tokens and the end: {completion:?}");
+        let prompt = bytes("user: hi\nassistant: ").len() as u64;
+        assert!(counts("prompt_tokens").iter().all(|count| *count == prompt));
+        let totals = counts("total_tokens");
+        assert!(totals.iter().zip(&completion).all(|(total, completion)| *total == prompt + completion));
+        assert_eq!(chunks.last().unwrap()["choices"] == json!([]), include);
+        // Nobody asked for ids.
+        assert!(chunks.iter().all(|chunk| chunk.get("prompt_token_ids").is_none()));
+        assert!(chunks.iter().all(|chunk| chunk["choices"][0].get("token_ids").is_none()));
+    }
+    let request = json!({"model": "bytes", "prompt": ["ab", "xyz"], "script": bytes("cd"), "stream": true, "stream_options": options});
+    let chunks = edge.post("/v1/completions", request).await.payloads();
+    let usage = |chunk: &Value| {
+        (chunk["usage"]["prompt_tokens"].as_u64().unwrap(), chunk["usage"]["completion_tokens"].as_u64().unwrap())
+    };
+    assert_eq!(usage(chunks.last().unwrap()), (5, 6));
+    assert_eq!(usage(&chunks[chunks.len() - 2]), (5, 6));
 }
 
 #[tokio::test]
@@ -364,7 +468,8 @@ async fn stop_strings_wait_for_min_tokens_and_stay_strings() {
 #[tokio::test]
 async fn unknown_fields_below_others_are_named_too() {
     let edge = Edge::new();
-    let more = json!({"stream": true, "stream_options": {"x": 1}, "thinking": {"type": "enabled", "budget_tokens": 9}});
+    let more = json!({"stream": true, "stream_options": {"x": 1}, "thinking": {"type": "enabled", "y": 9}, "reasoning": {"z": 1},
+        "usage": {"w": 1}, "dry_base": 2});
     let answer = edge.chat(&bytes("a"), more).await;
-    assert_eq!(answer.header("x-rein-ignored-fields"), "stream_options.x,thinking.budget_tokens");
+    assert_eq!(answer.header("x-rein-ignored-fields"), "dry_base,stream_options.x,usage.w,thinking.y,reasoning.z");
 }

@@ -58,11 +58,11 @@ fn call_tokens(header: &str) -> Vec<u32> {
 #[tokio::test]
 async fn tools_that_a_system_message_declares_can_be_called() {
     let declared = |name: &str| tools(&[name]).as_array().unwrap().clone();
-    let messages = |role: &str, tools: Value| json!([{"role": "user", "content": "q"}, {"role": role, "content": "s", "tools": tools}]);
+    let messages = |role: &str, tools: Value| json!([{"role": "user", "content": "q"}, {"role": role, "tools": tools}]);
     let more = json!({"messages": messages("system", json!(declared("g")))});
     let edge = edge();
     // A template that does not look for them there gets them with the others.
-    assert_eq!(prompt(&edge, more.clone()).await, "tools: g \nuser: q\nsystem: s\nassistant: ");
+    assert_eq!(prompt(&edge, more.clone()).await, "tools: g \nuser: q\nassistant: ");
     let script = [&[SECTION], call_tokens("functions.g:0").as_slice(), &[END_SECTION]].concat();
     let body = edge.chat(&script, more.clone()).await.ok();
     assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "g");
@@ -78,13 +78,17 @@ async fn tools_that_a_system_message_declares_can_be_called() {
     for (messages, param) in [
         (messages("user", json!([])), "messages[1].tools"),
         (messages("system", json!({})), "messages[1].tools"),
-        (messages("system", json!([{"function": {}}])), "messages[1].tools[0].function.name"),
+        (messages("system", json!([{"type": "function", "function": {}}])), "messages[1].tools[0].function.name"),
         (messages("developer", json!([5])), "messages[1].tools[0]"),
         (json!([{"role": "system", "tools": []}]), "messages[0].content"),
     ] {
         assert_eq!(refused(&edge, json!({"messages": messages})).await.0, param, "{messages}");
     }
-    let many = json!({"tools": tools(&["f"; 1000]), "messages": messages("system", tools(&["g"; 25]))});
+    let numbered = |name: &str, count: u32| -> Value {
+        let names: Vec<String> = (0..count).map(|i| format!("{name}{i}")).collect();
+        tools(&names.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let many = json!({"tools": numbered("f", 1000), "messages": messages("system", numbered("g", 25))});
     assert_eq!(refused(&edge, many).await.0, "tools");
 }
 

@@ -65,6 +65,19 @@ fn every_field_that_is_read_is_described_and_no_other() {
     assert_eq!(set(completion), properties(&document, "CompletionRequest"));
 }
 
+#[test]
+fn every_field_that_is_refused_is_described_with_its_reason() {
+    let document = document();
+    for (schema, own) in [("ChatRequest", openai::IN_CHATS), ("CompletionRequest", openai::IN_COMPLETIONS)] {
+        let refused: serde_json::Map<String, Value> =
+            openai::EVERYWHERE.iter().chain(own).map(|one| (one.name.into(), one.why.into())).collect();
+        let schema = &document["components"]["schemas"][schema];
+        assert_eq!(schema["x-refused-fields"], Value::Object(refused.clone()));
+        // What is read is not refused before.
+        assert!(refused.keys().all(|name| schema["properties"].get(name).is_none()));
+    }
+}
+
 /// Every field of a value is a property of its schema, all the way down, and nothing required is missing.
 fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
     if let Some(name) = schema["$ref"].as_str() {

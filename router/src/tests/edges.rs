@@ -298,3 +298,65 @@ async fn the_operators_page_lists_what_is_written() {
     documented.sort();
     assert_eq!(documented, written);
 }
+
+#[tokio::test]
+async fn pages_of_named_origins_may_ask_and_read_every_answer() {
+    const PAGE: &str = "https://chat.example";
+    let config = |origins: &[&str]| RouterConfig {
+        cors_origins: origins.iter().map(|origin| origin.parse().unwrap()).collect(),
+        ..RouterConfig::default()
+    };
+    let from = |mut request: Request<Body>, origin: &'static str| {
+        request.headers_mut().insert("origin", origin.parse().unwrap());
+        request
+    };
+    let preflight = |origin: &'static str| {
+        let mut request = from(keyed("OPTIONS", "/v1/chat/completions", "", Value::Null), origin);
+        request.headers_mut().remove("authorization");
+        request.headers_mut().insert("access-control-request-method", "POST".parse().unwrap());
+        request.headers_mut().insert("access-control-request-headers", "authorization,x-mine".parse().unwrap());
+        request
+    };
+    let allowed = |answer: &Answer| answer.header("access-control-allow-origin").to_owned();
+    for (origins, told) in [(&["https://other.example", PAGE][..], PAGE), (&["*"][..], "*")] {
+        let (_file, _keys, edge) = guarded("", config(origins), Fake::default());
+        let asked = Answer::of(edge.send(preflight(PAGE)).await).await;
+        assert_eq!((asked.status, allowed(&asked)), (StatusCode::NO_CONTENT, told.into()));
+        assert_eq!(asked.header("access-control-allow-headers"), "authorization,x-mine");
+        assert!(asked.header("access-control-allow-methods").contains("POST"));
+        let body = chat_request(&bytes("a"), json!({"nonsense": 1}));
+        for (key, body, status) in [
+            (KEY, body.clone(), StatusCode::OK),
+            (KEY, json!({}), StatusCode::BAD_REQUEST),
+            ("wrong", body, StatusCode::UNAUTHORIZED),
+        ] {
+            let request = from(keyed("POST", "/v1/chat/completions", key, body), PAGE);
+            let answer = Answer::of(edge.send(request).await).await;
+            assert_eq!((answer.status, allowed(&answer)), (status, told.into()));
+            let exposed = answer.header("access-control-expose-headers");
+            assert!(exposed.contains("x-request-id"), "{exposed}");
+            assert_eq!(exposed.contains("x-rein-ignored-fields"), status == StatusCode::OK, "{exposed}");
+            assert_eq!(answer.header("vary"), if told == "*" { "" } else { "origin" });
+        }
+        let nowhere = Answer::of(edge.send(from(keyed("GET", "/nowhere", KEY, Value::Null), PAGE)).await).await;
+        assert_eq!((nowhere.status, allowed(&nowhere)), (StatusCode::NOT_FOUND, told.into()));
+    }
+    // Others, and all of them without the option, are told nothing.
+    for origins in [&[PAGE][..], &[]] {
+        let edge = Edge::with(config(origins), Fake::default());
+        for request in [
+            preflight("https://evil.example"),
+            from(keyed("GET", "/v1/models", "", Value::Null), "https://evil.example"),
+        ] {
+            let answer = Answer::of(edge.send(request).await).await;
+            assert!(
+                !answer.headers.keys().any(|name| name.as_str().starts_with("access-control-")),
+                "{:?}",
+                answer.headers
+            );
+        }
+    }
+    let edge = Edge::new();
+    let asked = Answer::of(edge.send(preflight(PAGE)).await).await;
+    assert_eq!((asked.status, allowed(&asked)), (StatusCode::METHOD_NOT_ALLOWED, String::new()));
+}

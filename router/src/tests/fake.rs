@@ -22,6 +22,8 @@ pub enum Ending {
     Finish,
     /// Says nothing more until the router leaves.
     Hang,
+    /// Takes the sequence and says nothing, as before the prompt is computed.
+    Prefill,
     Error,
     /// Hangs up.
     Silence,
@@ -122,7 +124,7 @@ impl Fake {
             Ending::Finish => messages.push(finish(FinishReason::Length, "")),
             Ending::Error => messages.push(finish(FinishReason::Error, "secret cause")),
             Ending::Lost => messages.push(finish(FinishReason::Lost, "secret cause")),
-            Ending::Hang | Ending::Silence | Ending::Stopped => {}
+            Ending::Hang | Ending::Prefill | Ending::Silence | Ending::Stopped => {}
         }
         messages.into_iter().map(|kind| FromEngine { kind: Some(kind) }).collect()
     }
@@ -153,7 +155,7 @@ impl engine_server::Engine for Fake {
         self.state.open.send_modify(|open| *open += 1);
         let open = Open(self.state.clone());
         self.state.starts.lock().unwrap().push(start.clone());
-        let hangs = self.ending == Ending::Hang || start.hold;
+        let hangs = matches!(self.ending, Ending::Hang | Ending::Prefill) || start.hold;
         let state = self.state.clone();
         let listen = async move {
             while let Ok(Some(message)) = requests.message().await {
@@ -163,7 +165,8 @@ impl engine_server::Engine for Fake {
             }
         };
         tokio::spawn(listen);
-        let messages = stream::iter(self.messages(&start).into_iter().map(Ok));
+        let messages = if self.ending == Ending::Prefill { Vec::new() } else { self.messages(&start) };
+        let messages = stream::iter(messages.into_iter().map(Ok));
         let end = (self.ending == Ending::Stopped).then(|| Err(Status::unavailable("secret cause")));
         let tail = if hangs { stream::pending().left_stream() } else { stream::iter(end).right_stream() };
         Ok(Response::new(messages.chain(tail).map(move |item| (item, &open).0).boxed()))

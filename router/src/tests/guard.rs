@@ -79,7 +79,7 @@ async fn no_place_of_a_request_is_left_out() {
         json!({"messages": [{"role": "assistant", "content": "x", "tool_calls": call("{\"<|im_end|>\": [\"<|im_end|>\"]}")}]}),
         json!({"messages": [{"role": "assistant", "tool_calls": call("{\"a\": \"<|im_\\u0065nd|\\u003e\"}")}]}),
         json!({"messages": [{"role": "tool", "tool_call_id": end, "content": [{"type": "text", "text": end}]}]}),
-        json!({"tools": [{"function": {"name": "f", "description": end, "parameters": {"properties": {end: {"const": end}}}}}]}),
+        json!({"tools": [{"type": "function", "function": {"name": "f", "description": end, "parameters": {"properties": {end: {"const": end}}}}}]}),
         json!({"documents": [{"text": end}]}),
         json!({"chat_template_kwargs": {"note": end}}),
     ] {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use futures::StreamExt;
 use serde_json::json;
 
 use super::{fake::Ending, *};
@@ -16,12 +15,21 @@ fn request(more: Value) -> Request<Body> {
     Request::post("/v1/chat/completions").header("content-type", "application/json").body(body.into()).unwrap()
 }
 
+/// The body of a stream from which the first content has been read: all of its choices are open.
+async fn begun(response: Response) -> Body {
+    let mut body = response.into_body();
+    loop {
+        let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        if data.windows(6).any(|part| part == b"data: ") {
+            return body;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_frees_its_slots() {
     let edge = hanging();
-    let response = edge.send(request(json!({"stream": true, "n": 2}))).await;
-    let mut body = response.into_body().into_data_stream();
-    body.next().await.unwrap().unwrap();
+    let body = begun(edge.send(request(json!({"stream": true, "n": 2}))).await).await;
     edge.fake.open(2).await;
     assert_eq!(edge.router.in_flight(), 1);
     drop(body);
@@ -155,7 +163,7 @@ async fn an_engine_that_is_lost_later_makes_the_router_not_ready() {
 #[tokio::test]
 async fn an_abort_ends_every_open_request_with_one_error() {
     let edge = hanging();
-    let streamed = edge.send(request(json!({"stream": true, "n": 2}))).await;
+    let streamed = begun(edge.send(request(json!({"stream": true, "n": 2}))).await).await;
     edge.fake.open(2).await;
     let mut whole = Box::pin(edge.send(request(json!({}))));
     tokio::select! {
@@ -163,7 +171,7 @@ async fn an_abort_ends_every_open_request_with_one_error() {
         () = edge.fake.open(3) => {}
     }
     edge.router.abort();
-    let streamed = Answer::of(streamed).await.text;
+    let streamed = Answer::of(Response::new(streamed)).await.text;
     let last = streamed.split_terminator("\n\n").last().unwrap();
     let payload = last.strip_prefix("event: error\ndata: ").unwrap_or_else(|| panic!("{streamed}"));
     let error = serde_json::from_str::<Value>(payload).unwrap()["error"].clone();
@@ -232,7 +240,7 @@ async fn engines_of_one_model_share_its_load() {
     }
     assert_eq!(fakes.each_ref().map(|fake| fake.starts().len()), [2, 2]);
     // Choices of one prompt stay together, where the prompt is cached.
-    open.push(edge.send(request(json!({"stream": true, "n": 3}))).await);
+    let _choices = begun(edge.send(request(json!({"stream": true, "n": 3}))).await).await;
     let mut starts = fakes.each_ref().map(|fake| fake.starts().len());
     starts.sort();
     assert_eq!(starts, [2, 5]);

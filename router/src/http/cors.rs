@@ -1,0 +1,160 @@
+//! Cross-origin requests: web pages of the origins that the operator names may ask, and read the answers' headers.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    middleware::Next,
+    response::Response,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+
+use crate::Core;
+
+/// Seconds for which a browser may keep the answer to its question.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, OPTIONS");
+/// The headers that a page may send, where the browser does not name them.
+const HEADERS: HeaderValue = HeaderValue::from_static(
+    "authorization, content-type, x-api-key, x-request-id, x-request-timeout, x-rein-session, traceparent",
+);
+
+/// An origin of web pages, as browsers send it: `scheme://host`, with a port where that is not the scheme's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// `*`
+    Any,
+    Of(String),
+}
+
+impl FromStr for Origin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "*" {
+            return Ok(Origin::Any);
+        }
+        let expected =
+            || format!("expected an origin such as https://chat.example or http://localhost:3000, or *, got {text:?}");
+        let (scheme, host) = text.split_once("://").ok_or_else(expected)?;
+        let uri = text.parse::<Uri>().map_err(|_| expected())?;
+        let authority = uri.authority().filter(|authority| authority.as_str() == host).ok_or_else(expected)?;
+        let named = authority.host();
+        let port = host.strip_prefix(named).unwrap_or(host);
+        if named.is_empty() || named.contains('*') || !(port.is_empty() || authority.port_u16().is_some()) {
+            return Err(expected());
+        }
+        let lower = text.to_ascii_lowercase();
+        // Browsers leave out the port that the scheme implies.
+        let implied = match scheme.to_ascii_lowercase().as_str() {
+            "http" => ":80",
+            "https" => ":443",
+            _ => "",
+        };
+        Ok(Origin::Of(lower.strip_suffix(implied).unwrap_or(&lower).to_owned()))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Any => "*",
+            Origin::Of(origin) => origin,
+        })
+    }
+}
+
+/// Answers the browsers' questions, and tells with every answer, errors too, which page may read it.
+pub async fn allow(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
+    let origins = &core.config.cors_origins;
+    if origins.is_empty() {
+        return next.run(request).await;
+    }
+    let allowed = allowed(origins, request.headers());
+    let asks =
+        request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = match &allowed {
+        // Before any key is asked for: browsers send none with the question.
+        Some(_) if asks => preflight(request.headers()),
+        _ => next.run(request).await,
+    };
+    let exposed = exposed(response.headers());
+    let headers = response.headers_mut();
+    if !origins.contains(&Origin::Any) {
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
+    if let Some(allowed) = allowed {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+        if let Some(exposed) = exposed.filter(|_| !asks) {
+            headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+        }
+    }
+    response
+}
+
+/// What the request's page is told, if it may ask.
+fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderValue> {
+    let origin = headers.get(header::ORIGIN)?;
+    if origins.contains(&Origin::Any) {
+        return Some(HeaderValue::from_static("*"));
+    }
+    let asked = origin.to_str().ok()?;
+    let known = |one: &Origin| matches!(one, Origin::Of(known) if known.eq_ignore_ascii_case(asked));
+    origins.iter().any(known).then(|| origin.clone())
+}
+
+fn preflight(asked: &HeaderMap) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+    // No header gives a page more than it has: keys are sent by the page itself, never by the browser.
+    let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(HEADERS));
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+    response
+}
+
+/// The headers of an answer that are this server's own: without this list, pages do not see them.
+fn exposed(headers: &HeaderMap) -> Option<HeaderValue> {
+    let own = |name: &&HeaderName| name.as_str().starts_with("x-") || *name == header::RETRY_AFTER;
+    let names: Vec<&str> = headers.keys().filter(own).map(HeaderName::as_str).collect();
+    HeaderValue::from_str(&names.join(", ")).ok().filter(|_| !names.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_what_browsers_send() {
+        for (text, origin) in [
+            ("https://chat.example", "https://chat.example"),
+            ("HTTPS://Chat.Example:443", "https://chat.example"),
+            ("http://localhost:3000", "http://localhost:3000"),
+            ("http://[::1]:3000", "http://[::1]:3000"),
+            ("http://127.0.0.1:80", "http://127.0.0.1"),
+            ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("app://obsidian.md", "app://obsidian.md"),
+        ] {
+            assert_eq!(text.parse(), Ok(Origin::Of(origin.into())));
+        }
+        assert_eq!("*".parse(), Ok(Origin::Any));
+        for bad in [
+            "",
+            "chat.example",
+            "https://chat.example/",
+            "https://chat.example/x",
+            "https://",
+            "https://*.example x",
+            "http://a:x",
+            "https://me@x",
+            "null",
+            "http://x:",
+        ] {
+            let error = bad.parse::<Origin>().expect_err(bad);
+            assert!(error.starts_with("expected an origin such as"), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Request fields of other servers that would change the answer and that this server does not have. Ignored, they would
+//! give answers that the client did not ask for; so they are refused, with what to use instead.
+
+use serde_json::Value;
+
+/// The values with which a field asks for nothing, besides null.
+#[derive(Debug, Clone, Copy)]
+pub enum Neutral {
+    None,
+    /// false, 0, "", [] or {}
+    Empty,
+    /// One of these numbers.
+    Numbers(&'static [f64]),
+    True,
+    /// One of these strings.
+    Texts(&'static [&'static str]),
+}
+
+impl Neutral {
+    pub fn allows(self, value: &Value) -> bool {
+        match (self, value) {
+            (_, Value::Null) => true,
+            (Neutral::Empty, Value::Bool(on)) => !on,
+            (Neutral::Empty, Value::Number(number)) => number.as_f64() == Some(0.0),
+            (Neutral::Empty, Value::String(text)) => text.is_empty(),
+            (Neutral::Empty, Value::Array(items)) => items.is_empty(),
+            (Neutral::Empty, Value::Object(map)) => map.is_empty(),
+            (Neutral::Numbers(numbers), Value::Number(number)) => {
+                number.as_f64().is_some_and(|number| numbers.contains(&number))
+            }
+            (Neutral::True, Value::Bool(on)) => *on,
+            (Neutral::Texts(texts), Value::String(text)) => texts.contains(&text.as_str()),
+            _ => false,
+        }
+    }
+}
+
+pub struct Refused {
+    pub name: &'static str,
+    pub neutral: Neutral,
+    pub why: &'static str,
+}
+
+const fn refused(name: &'static str, neutral: Neutral, why: &'static str) -> Refused {
+    Refused { name, neutral, why }
+}
+
+use Neutral::{Empty, Numbers, Texts, True};
+
+const ONE: Neutral = Numbers(&[1.0]);
+/// Zero, or what some servers write for "off".
+const OFF: Neutral = Numbers(&[0.0, -1.0]);
+
+const SAMPLER: &str = "no engine here has this sampler";
+const LIMIT: &str = "use 'max_tokens'";
+const STOP: &str = "use 'stop'";
+const PROMPT: &str = "use 'truncate_prompt_tokens'";
+const SEARCH: &str = "this server searches nothing";
+const TEXT_ONLY: &str = "models are text only";
+const ADAPTERS: &str = "no adapters are served; models have names of their own, see /v1/models";
+const LARK: &str = "use 'structured_outputs.grammar', which is Lark";
+
+/// Of `/v1/chat/completions` and `/v1/completions`.
+pub const EVERYWHERE: &[Refused] = &[
+    // vLLM
+    refused("use_beam_search", Empty, "use 'n' with a temperature above 0"),
+    refused("length_penalty", ONE, "it belongs to beam search, which this server does not have"),
+    refused("early_stopping", Empty, "it belongs to beam search, which this server does not have"),
+    refused(
+        "logits_processors",
+        Empty,
+        "clients bring no code; 'logit_bias', 'allowed_token_ids' and 'bad_words' change logits",
+    ),
+    refused("kv_transfer_params", Empty, "the KV cache stays where it is"),
+    refused("prompt_embeds", Neutral::None, "prompts are text or token ids"),
+    refused("truncation_side", Texts(&["left"]), "a truncated prompt keeps its end"),
+    refused("repetition_detection", Empty, "use 'repetition_penalty' or 'frequency_penalty'"),
+    refused("vllm_xargs", Empty, "they are for vLLM's own extensions"),
+    refused("spaces_between_special_tokens", True, "text is what the tokenizer decodes"),
+    // SGLang
+    refused("ebnf", Empty, LARK),
+    refused("stop_regex", Empty, STOP),
+    refused("custom_logit_processor", Empty, "clients bring no code"),
+    refused("custom_params", Empty, "they are for custom logit processors"),
+    refused("lora_path", Empty, ADAPTERS),
+    refused("session_params", Empty, "a request holds its whole conversation"),
+    refused("input_ids", Neutral::None, "'/v1/completions' takes token ids as 'prompt'"),
+    refused("input_embeds", Neutral::None, "prompts are text or token ids"),
+    refused("return_hidden_states", Empty, "engines return tokens and logprobs alone"),
+    refused("separate_reasoning", True, "reasoning is always apart; see 'include_reasoning'"),
+    refused("stream_reasoning", True, "reasoning is streamed as it comes"),
+    // llama.cpp
+    refused("n_predict", Numbers(&[-1.0]), LIMIT),
+    refused("typical_p", ONE, SAMPLER),
+    refused("tfs_z", ONE, SAMPLER),
+    refused("top_n_sigma", OFF, SAMPLER),
+    refused("mirostat", Empty, SAMPLER),
+    refused("mirostat_mode", Empty, SAMPLER),
+    refused("dry_multiplier", Empty, SAMPLER),
+    refused("xtc_probability", Empty, SAMPLER),
+    refused("dynatemp_range", Empty, SAMPLER),
+    refused("min_keep", Numbers(&[0.0, 1.0]), SAMPLER),
+    refused("adaptive_target", OFF, SAMPLER),
+    refused("samplers", Empty, "the order is temperature, top_k, top_p, min_p"),
+    refused("repeat_penalty", ONE, "use 'repetition_penalty', which is over the prompt and all that was generated"),
+    refused("n_probs", Empty, "use 'logprobs'"),
+    refused("n_indent", Empty, "lines have no least indentation here"),
+    refused("t_max_predict_ms", OFF, "use the header 'x-request-timeout'"),
+    refused("grammar", Empty, "GBNF is not read; use 'structured_outputs.grammar', which is Lark"),
+    refused("grammar_lazy", Empty, LARK),
+    refused("image_data", Empty, TEXT_ONLY),
+    refused("multimodal_data", Empty, TEXT_ONLY),
+    refused("lora", Empty, ADAPTERS),
+    refused("input_prefix", Empty, "no model here fills in the middle"),
+    refused("input_suffix", Empty, "no model here fills in the middle"),
+    refused(
+        "reasoning_format",
+        Texts(&["auto", "deepseek", "parsed"]),
+        "reasoning comes as 'reasoning_content'; see 'include_reasoning'",
+    ),
+    refused("parse_tool_calls", True, "calls are always parsed"),
+    // Text Generation Inference
+    refused("max_new_tokens", Neutral::None, LIMIT),
+    refused("do_sample", True, "set 'temperature' to 0 for greedy decoding"),
+    refused("truncate", Neutral::None, PROMPT),
+    refused("watermark", Empty, SAMPLER),
+    refused("adapter_id", Empty, ADAPTERS),
+    refused("return_full_text", Empty, "use 'echo' of '/v1/completions'"),
+    refused("top_n_tokens", Empty, "use 'top_logprobs'"),
+    refused("decoder_input_details", Empty, "use 'prompt_logprobs'"),
+    refused("tool_prompt", Empty, "the model's own template tells it of tools"),
+    refused("guideline", Empty, "say it in a message"),
+    // Front ends of local models
+    refused("tfs", ONE, SAMPLER),
+    refused("typical", ONE, SAMPLER),
+    refused("top_a", Empty, SAMPLER),
+    refused("smoothing_factor", Empty, SAMPLER),
+    refused("epsilon_cutoff", Empty, SAMPLER),
+    refused("eta_cutoff", Empty, SAMPLER),
+    refused("skew", Empty, SAMPLER),
+    refused("nsigma", OFF, SAMPLER),
+    refused("penalty_alpha", Empty, SAMPLER),
+    refused("dynamic_temperature", Empty, SAMPLER),
+    refused("no_repeat_ngram_size", Empty, SAMPLER),
+    refused("encoder_repetition_penalty", ONE, SAMPLER),
+    refused("num_beams", ONE, "use 'n' with a temperature above 0"),
+    refused("guidance_scale", ONE, SAMPLER),
+    refused("negative_prompt", Empty, "say it in the prompt"),
+    refused("custom_token_bans", Empty, "use 'logit_bias'"),
+    refused("banned_tokens", Empty, "use 'bad_words' or 'logit_bias'"),
+    refused("banned_strings", Empty, "use 'bad_words'"),
+    refused("ban_eos_token", Empty, "use 'ignore_eos'"),
+    refused("grammar_string", Empty, LARK),
+    refused("rep_pen", ONE, "use 'repetition_penalty'"),
+    refused("max_length", Neutral::None, LIMIT),
+    // Ollama
+    refused("options", Empty, "its fields stand in the request itself, such as 'temperature' and 'max_tokens'"),
+    refused("format", Empty, "use 'response_format'"),
+    refused("think", Neutral::None, "use 'thinking'"),
+    refused("num_predict", Numbers(&[-1.0]), LIMIT),
+    refused("raw", Empty, "'/v1/completions' takes prompts without a template"),
+    refused("images", Empty, TEXT_ONLY),
+    // Hosted services
+    refused("stop_sequences", Empty, STOP),
+    refused("random_seed", Neutral::None, "use 'seed'"),
+    refused("safe_prompt", Empty, "say it in a system message"),
+    refused("prompt_truncate_len", Neutral::None, PROMPT),
+    refused("context_length_exceeded_behavior", Texts(&["error"]), PROMPT),
+    refused("transforms", Empty, PROMPT),
+    refused("plugins", Empty, SEARCH),
+    refused("search_parameters", Empty, SEARCH),
+    refused("enable_search", Empty, SEARCH),
+    refused("data_sources", Empty, SEARCH),
+];
+
+/// Of `/v1/chat/completions` alone.
+pub const IN_CHATS: &[Refused] = &[
+    refused("audio", Neutral::None, "only text is generated"),
+    refused("functions", Empty, "it is deprecated; use 'tools'"),
+    refused("function_call", Texts(&["none"]), "it is deprecated; use 'tool_choice'"),
+    refused("web_search_options", Neutral::None, SEARCH),
+    refused("verbosity", Texts(&["medium"]), "models have no such setting; say it in the prompt"),
+    refused("chat_template", Neutral::None, "the model's own template is used"),
+    refused("mm_processor_kwargs", Empty, TEXT_ONLY),
+    refused("media_io_kwargs", Empty, TEXT_ONLY),
+    refused("system", Empty, "it is a message of the role system"),
+    refused("prompt", Empty, "a chat has 'messages'; '/v1/completions' takes a prompt"),
+    refused("echo", Empty, "an answer does not repeat its prompt"),
+    refused("suffix", Empty, "no model here fills in the middle"),
+    refused("thinking_forced_open", Empty, "the template decides; see 'thinking'"),
+    refused("prompt_mode", Empty, "use 'reasoning_effort'"),
+];
+
+/// Of `/v1/completions` alone.
+pub const IN_COMPLETIONS: &[Refused] = &[
+    refused("suffix", Empty, "no model here fills in the middle"),
+    refused("messages", Empty, "a completion has a 'prompt'; '/v1/chat/completions' takes messages"),
+    refused("tools", Empty, "a completion calls no tools; '/v1/chat/completions' does"),
+    refused("thinking_token_budget", Neutral::None, "a completion has no reasoning apart from its text"),
+];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::openai::fields::Fields;
+
+    /// Values of every shape, none of which asks for nothing everywhere.
+    fn values() -> Vec<Value> {
+        vec![
+            json!(true),
+            json!(false),
+            json!(0),
+            json!(1),
+            json!(-1),
+            json!(0.37),
+            json!(""),
+            json!("x"),
+            json!([]),
+            json!(["x"]),
+            json!({}),
+            json!({"x": 1}),
+        ]
+    }
+
+    #[test]
+    fn every_field_is_refused_by_name_unless_it_asks_for_nothing() {
+        for (table, what) in [(EVERYWHERE, "everywhere"), (IN_CHATS, "chats"), (IN_COMPLETIONS, "completions")] {
+            let mut names = std::collections::HashSet::new();
+            for one in table {
+                assert!(names.insert(one.name), "{} is twice in {what}", one.name);
+                let read = |value: Value| {
+                    let mut fields = Fields::new(json!({one.name: value})).unwrap();
+                    fields.refuse(table).map(|()| fields.ignored())
+                };
+                assert_eq!(read(Value::Null), Ok(vec![]), "{}", one.name);
+                let (neutral, other): (Vec<Value>, Vec<Value>) =
+                    values().into_iter().partition(|value| one.neutral.allows(value));
+                for value in neutral {
+                    assert_eq!(read(value), Ok(vec![]), "{}", one.name);
+                }
+                assert!(!other.is_empty());
+                for value in other {
+                    let error = read(value).expect_err(one.name);
+                    assert_eq!((error.param.as_deref(), error.code), (Some(one.name), Some("unsupported_parameter")));
+                    assert_eq!(error.message, format!("'{}' is not supported: {}", one.name, one.why));
+                }
+            }
+        }
+    }
+}
