@@ -55,6 +55,8 @@ pub enum Command {
     Render(RenderArgs),
     /// Say how much of an output a request's grammar accepts, JSON lines in and out
     Accept(AcceptArgs),
+    /// Check that a model's template, format and tokenizer are fit for tool calls
+    Check(CheckArgs),
     /// List the tool-call formats: names, models, ids, what is guaranteed
     Formats(FormatsArgs),
     /// Read a model's output into reasoning, text and tool calls, JSON lines in and out
@@ -474,6 +476,26 @@ pub struct AcceptArgs {
     /// Directory with a tokenizer
     #[arg(long, value_name = "DIR")]
     pub tokenizer: PathBuf,
+}
+
+/// Exit code 1: tool calls would fail. Weights are not read.
+#[derive(Debug, Clone, Args)]
+pub struct CheckArgs {
+    /// Model directory (config.json, tokenizer, template)
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
+    pub model: PathBuf,
+    /// Chat template file instead of the model's
+    #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    /// Directory with a tokenizer instead of the model's
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tool-call format, one of `rein formats` or a file [default: as the model directory tells]
+    #[arg(long, env = "REIN_FORMAT", value_name = "NAME")]
+    pub format: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Clone, Args)]

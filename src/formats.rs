@@ -24,6 +24,11 @@ pub fn run(args: &FormatsArgs) -> Result<(), Box<dyn Error>> {
             for guarantee in d.guarantees {
                 writeln!(out, "  {:<10} {guarantee}", "")?;
             }
+            for known in d.recommendations {
+                let words = [known.sampling(), known.note.to_owned(), known.url()];
+                let words: Vec<String> = words.into_iter().filter(|words| !words.is_empty()).collect();
+                writeln!(out, "  {:<10} {}: {}", "", known.model, words.join("; "))?;
+            }
         }
     }
     out.flush()?;

@@ -3,6 +3,7 @@
 mod accept;
 mod args;
 mod bench;
+mod check;
 mod client;
 mod cluster;
 mod config;
@@ -49,6 +50,10 @@ fn main() -> ExitCode {
         Command::Score(args) => score::run(&args),
         Command::Render(args) => render::run(&args),
         Command::Accept(args) => accept::run(&args),
+        Command::Check(args) => match check::run(&args) {
+            Ok(verdict) => return verdict,
+            Err(error) => Err(error),
+        },
         Command::Formats(args) => formats::run(&args),
         Command::Parse(args) => parse::run(&args),
         Command::Key(args) => key::run(&args),

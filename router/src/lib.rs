@@ -9,6 +9,7 @@ mod admit;
 mod arrival;
 pub mod breaker;
 mod chat;
+pub mod check;
 mod choice;
 mod complete;
 mod conversation;

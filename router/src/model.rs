@@ -11,6 +11,7 @@ use tracing::{Instrument, Span, info_span};
 
 use crate::{
     RouterConfig,
+    check::check,
     error::Error,
     job::out_of_vocabulary,
     limits,
@@ -68,18 +69,10 @@ pub struct Bounds {
 
 impl Model {
     pub fn new(mut text: TextModel, pool: Pool, policy: &Policy, config: &RouterConfig) -> Result<Self, TextError> {
-        let special = |name: &str| text.has_special(name);
-        let detect = grammar::Detect {
-            template: text.template.as_ref().map(|_| text.template_source()),
-            architecture: Some(&text.architecture),
-            special: &special,
-        };
-        let format = policy.format.or_else(|| grammar::detect(&detect)).unwrap_or(grammar::PLAIN);
-        // Some formats end a turn with tokens that no configuration file names.
-        let stops: Vec<u32> = format.stops.iter().filter_map(|stop| text.tokenizer.special_id(stop)).collect();
-        text.stop_token_ids.extend(stops);
-        text.stop_token_ids.sort_unstable();
-        text.stop_token_ids.dedup();
+        let format = text.settle_format(policy.format);
+        if text.template.is_some() {
+            check(&text, format).warn();
+        }
         let grammars = vocabulary(&text, format).map(|vocab| {
             let vocab = Arc::new(vocab);
             Steering { turns: Grammars::new(format, vocab.clone()), texts: Grammars::new(&grammar::BARE, vocab) }

@@ -75,30 +75,33 @@ impl ParseSource {
         let ids = request.get("token_ids").ok_or("a line needs text or token_ids")?;
         let ids = ids.as_array().ok_or("token_ids must be a list of token ids")?;
         let tokenizer = self.tokenizer.as_ref().ok_or("token_ids need a tokenizer; give its directory")?;
-        let mut detokenizer = tokenizer.detokenizer();
-        let mut out = Vec::new();
-        let mut take = |piece: tokenize::Piece<'_>, control: bool| {
-            out.push(match piece {
-                tokenize::Piece::Bytes(bytes) => OwnedPiece::Bytes(bytes.to_vec()),
-                // As in a stream: added tokens that are neither control tokens nor markers are text.
-                tokenize::Piece::Special(text) if control || self.format.is_marker(text) => {
-                    OwnedPiece::Special(text.to_owned())
-                }
-                tokenize::Piece::Special(text) => OwnedPiece::Bytes(text.as_bytes().to_vec()),
-            });
-        };
-        for id in ids {
-            let id = crate::render::token_id(id, tokenizer)?;
-            let control = tokenizer.is_control(id);
-            for piece in detokenizer.push(id) {
-                take(piece, control);
-            }
-        }
-        if let Some(piece) = detokenizer.finish() {
-            take(piece, false);
-        }
-        Ok(out)
+        let ids: Vec<u32> = ids.iter().map(|id| crate::render::token_id(id, tokenizer)).collect::<Result<_, _>>()?;
+        Ok(pieces(self.format, tokenizer, &ids))
     }
+}
+
+/// Tokens as a parser of the format reads them.
+pub(crate) fn pieces(format: &Format, tokenizer: &Tokenizer, ids: &[u32]) -> Vec<OwnedPiece> {
+    let mut detokenizer = tokenizer.detokenizer();
+    let mut out = Vec::new();
+    let mut take = |piece: tokenize::Piece<'_>, control: bool| {
+        out.push(match piece {
+            tokenize::Piece::Bytes(bytes) => OwnedPiece::Bytes(bytes.to_vec()),
+            // As in a stream: added tokens that are neither control tokens nor markers are text.
+            tokenize::Piece::Special(text) if control || format.is_marker(text) => OwnedPiece::Special(text.to_owned()),
+            tokenize::Piece::Special(text) => OwnedPiece::Bytes(text.as_bytes().to_vec()),
+        });
+    };
+    for &id in ids {
+        let control = tokenizer.is_control(id);
+        for piece in detokenizer.push(id) {
+            take(piece, control);
+        }
+    }
+    if let Some(piece) = detokenizer.finish() {
+        take(piece, false);
+    }
+    out
 }
 
 /// A turn as its format writes it, from one line.

@@ -70,7 +70,7 @@ fn byte_chars() -> Vec<char> {
 }
 
 /// Writes a model directory whose tokens are bytes and a few markers.
-fn model_dir(template: &str) -> PathBuf {
+pub(crate) fn model_dir(template: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let dir = std::env::temp_dir().join(format!("rein-router-test-{}-{number}", std::process::id()));

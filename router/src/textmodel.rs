@@ -6,6 +6,7 @@ mod sanitize;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use rein_grammar::{Detect, Format, PLAIN};
 use serde_json::{Map, Value as Json};
 use tracing::info_span;
 
@@ -13,6 +14,9 @@ pub use sanitize::{ControlTokens, ReasoningMarkers};
 
 use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
 use crate::tokenize::{Encode, NAMED, TokenizeError, Tokenizer, read_json, token_text};
+
+/// Hexadecimal digits of a commit.
+const COMMIT_DIGITS: usize = 40;
 
 /// Why a model directory cannot be used, or a conversation not be turned into a prompt.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +97,8 @@ pub struct TextModel {
     pub architecture: String,
     pub bos_token_id: Option<u32>,
     pub eos_token_id: Option<u32>,
+    /// Commit of the checkpoint's repository, where the directory names it as the Hub's cache does.
+    pub revision: Option<String>,
 }
 
 impl TextModel {
@@ -180,7 +186,25 @@ impl TextModel {
             architecture,
             bos_token_id,
             eos_token_id,
+            revision: revision(dir),
         })
+    }
+
+    /// The format that the model's calls are read by: the chosen one, else the one that its files show. Some formats end a turn with tokens
+    /// that no configuration file names; they end it from here on.
+    pub fn settle_format(&mut self, chosen: Option<&'static Format>) -> &'static Format {
+        let special = |name: &str| self.has_special(name);
+        let detect = Detect {
+            template: self.template.as_ref().map(|_| self.template_source()),
+            architecture: Some(&self.architecture),
+            special: &special,
+        };
+        let format = chosen.or_else(|| rein_grammar::detect(&detect)).unwrap_or(PLAIN);
+        let stops: Vec<u32> = format.stops.iter().filter_map(|stop| self.tokenizer.special_id(stop)).collect();
+        self.stop_token_ids.extend(stops);
+        self.stop_token_ids.sort_unstable();
+        self.stop_token_ids.dedup();
+        format
     }
 
     /// Renders and encodes a conversation.
@@ -224,6 +248,17 @@ impl TextModel {
     pub fn has_special(&self, text: &str) -> bool {
         self.tokenizer.special_id(text).is_some()
     }
+}
+
+/// As in `models--ORG--NAME/snapshots/COMMIT`.
+fn revision(dir: &Path) -> Option<String> {
+    let named = |dir: &Path| {
+        let commit = dir.file_name()?.to_str()?;
+        let is_commit =
+            commit.len() == COMMIT_DIGITS && commit.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        (is_commit && dir.parent()?.file_name()? == "snapshots").then(|| commit.to_owned())
+    };
+    named(dir).or_else(|| named(&dir.canonicalize().ok()?))
 }
 
 /// Named special tokens for the template, from `tokenizer_config.json`, else `special_tokens_map.json`.
@@ -366,6 +401,19 @@ mod tests {
             let model = Model::of(tokenizer, tokenizer, &config()).with("chat_template.jinja", template);
             let text = model.load().unwrap();
             assert_eq!(text.render_sanitized(&input, &controls(&text)).unwrap().ids, expected, "{tokenizer}");
+        }
+    }
+
+    #[test]
+    fn a_directory_of_the_hubs_cache_names_the_revision() {
+        let commit = "94a4053eb8863059dd8afc00937f054e1365abbd";
+        let of = |path: &str| revision(Path::new(path));
+        assert_eq!(of(&format!("/cache/models--a--b/snapshots/{commit}")).as_deref(), Some(commit));
+        assert_eq!(of(&format!("/cache/models--a--b/snapshots/{commit}/")).as_deref(), Some(commit));
+        for other in
+            [format!("/models/{commit}"), "/x/snapshots/main".into(), format!("/x/snapshots/{}", commit.to_uppercase())]
+        {
+            assert_eq!(of(&other), None, "{other}");
         }
     }
 

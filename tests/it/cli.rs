@@ -18,7 +18,7 @@ fn stderr(output: &std::process::Output) -> String {
 fn help_names_every_command_and_option() {
     let help = run(&["--help"]);
     let text = String::from_utf8_lossy(&help.stdout);
-    for word in ["serve", "score", "render", "formats", "parse", "accept", "bench", "verify", "--config"] {
+    for word in ["serve", "score", "render", "check", "formats", "parse", "accept", "bench", "verify", "--config"] {
         assert!(text.contains(word), "{word} in {text}");
     }
     let serve = run(&["serve", "--help"]);
@@ -26,6 +26,26 @@ fn help_names_every_command_and_option() {
     for word in ["--model", "--tp", "--engine", "--http", "--grpc", "--quantize", "REIN_TP"] {
         assert!(text.contains(word), "{word} in {text}");
     }
+}
+
+#[test]
+fn check_tells_whether_a_model_is_fit_for_tool_calls() {
+    let demo = demo_model().display().to_string();
+    let fit = run(&["check", "--model", &demo]);
+    let table = String::from_utf8_lossy(&fit.stdout).into_owned();
+    assert!(
+        fit.status.success() && !table.contains("BROKEN") && table.contains("read back"),
+        "{table}{}",
+        stderr(&fit)
+    );
+
+    let template = repository().join("tests/fixtures/models/qwen3/chat_template.jinja").display().to_string();
+    let unfit = run(&["check", "--model", &demo, "--chat-template", &template, "--format", "kimi_k2", "--json"]);
+    assert_eq!(unfit.status.code(), Some(1), "{}", stderr(&unfit));
+    let report: serde_json::Value = serde_json::from_slice(&unfit.stdout).expect("json");
+    let broken = report["findings"].as_array().expect("findings").iter().filter(|f| f["verdict"] == "broken");
+    let broken: Vec<_> = broken.map(|f| f["check"].as_str().expect("a name")).collect();
+    assert!(broken.contains(&"tools") && broken.contains(&"read back"), "{broken:?}");
 }
 
 #[test]

@@ -4,10 +4,11 @@ use serde_json::{Value, json};
 
 use crate::format::{Calls, Codec, Format, Ids, Markers, Step, marker};
 use crate::formats::formats;
+use crate::models::{Recommendation, recommendations};
 use crate::render::{Call, RenderOptions, Turn, render, render_text};
 
 /// A format in words.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Description {
     pub name: &'static str,
     pub aliases: &'static [&'static str],
@@ -18,6 +19,8 @@ pub struct Description {
     pub ids: &'static str,
     /// What parser and grammar can promise.
     pub guarantees: Vec<&'static str>,
+    /// What the vendors recommend for its models, and where their templates are.
+    pub recommendations: Vec<&'static Recommendation>,
     /// A turn with one call, as the renderer writes it.
     pub example: String,
 }
@@ -58,6 +61,7 @@ impl Format {
                 Ids::Ordinal => "a count from 0",
             },
             guarantees,
+            recommendations: recommendations(self.name).collect(),
             example: self.example(),
         }
     }
@@ -86,6 +90,14 @@ impl Description {
             "markers": self.markers,
             "ids": self.ids,
             "guarantees": self.guarantees,
+            "recommendations": self.recommendations.iter().map(|known| json!({
+                "model": known.model,
+                "temperature": known.temperature,
+                "top_p": known.top_p,
+                "top_k": known.top_k,
+                "note": known.note,
+                "source": known.url(),
+            })).collect::<Vec<_>>(),
             "example": self.example,
         })
     }
@@ -94,6 +106,7 @@ impl Description {
 /// docs/formats.md: the prose of `formats.md` around the table.
 pub fn markdown() -> String {
     let mut table = String::from("| format | other names | models | ids | guaranteed |\n|---|---|---|---|---|\n");
+    let mut models = String::from("| model | format | recommended sampling | card and template |\n|---|---|---|---|\n");
     let mut wire = String::new();
     for format in formats() {
         let d = format.describe();
@@ -106,7 +119,19 @@ pub fn markdown() -> String {
             cell(d.models),
             d.ids
         ));
+        for known in &d.recommendations {
+            let words = [known.sampling(), known.note.to_owned()];
+            let words: Vec<String> = words.into_iter().filter(|words| !words.is_empty()).collect();
+            models.push_str(&format!(
+                "| {} | `{}` | {} | [{}]({}) |\n",
+                known.model,
+                d.name,
+                words.join("; "),
+                known.repository,
+                known.url()
+            ));
+        }
         wire.push_str(&format!("{:<18} {}\n", d.name, Value::from(d.example.as_str())));
     }
-    include_str!("formats.md").replace("TABLE\n", &table).replace("WIRE\n", &wire)
+    include_str!("formats.md").replace("TABLE\n", &table).replace("MODELS\n", &models).replace("WIRE\n", &wire)
 }

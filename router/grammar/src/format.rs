@@ -236,6 +236,22 @@ impl Format {
         special || self.is_marker(text)
     }
 
+    /// The markers of calls that its models always write.
+    pub fn call_markers(&self) -> Vec<&'static str> {
+        distinct(self.call_steps())
+    }
+
+    /// The other markers that its models always write: of reasoning and text.
+    pub fn other_markers(&self) -> Vec<&'static str> {
+        let calls = self.call_markers();
+        distinct(self.all_steps()).into_iter().filter(|marker| !calls.contains(marker)).collect()
+    }
+
+    /// Whether a marker is one only as a single token.
+    pub fn needs_tokens(&self) -> bool {
+        self.markers == Markers::Special
+    }
+
     /// Whether calls are told by this format at all.
     pub fn has_calls(&self) -> bool {
         !self.call.is_empty()
@@ -283,6 +299,13 @@ impl Format {
         let wraps = wraps.into_iter().flatten().flat_map(|w| [w.open, w.close]);
         reasoning.chain(wraps).chain([self.finish]).flatten().chain(self.call_steps())
     }
+}
+
+fn distinct(steps: impl Iterator<Item = &'static Step>) -> Vec<&'static str> {
+    let mut markers: Vec<_> = steps.filter_map(|s| if let Step::Tok(t) = s { Some(*t) } else { None }).collect();
+    markers.sort_unstable();
+    markers.dedup();
+    markers
 }
 
 /// The marker that a step is, if any.

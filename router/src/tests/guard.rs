@@ -146,6 +146,7 @@ fn models() -> Vec<(String, Model)> {
         architecture: String::new(),
         bos_token_id: None,
         eos_token_id: None,
+        revision: None,
     };
     let public = files.filter_map(|file| Some((KIMI.as_ref()?, file))).map(kimi);
     let model = |text: TextModel| {

@@ -1,0 +1,112 @@
+//! What vendors say of their models: sampling, and where the chat template is. Facts for people; no behaviour depends on them.
+
+/// A model, or some of one family, and what its vendor recommends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Recommendation {
+    /// The format that it is read by.
+    pub format: &'static str,
+    pub model: &'static str,
+    /// The repository on huggingface.co that has the model card and the official template.
+    pub repository: &'static str,
+    /// None: the card recommends none.
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<u32>,
+    /// Under which circumstances, or what else there is to say.
+    pub note: &'static str,
+}
+
+const NONE: Recommendation =
+    Recommendation { format: "", model: "", repository: "", temperature: None, top_p: None, top_k: None, note: "" };
+
+const fn of(format: &'static str, model: &'static str, repository: &'static str) -> Recommendation {
+    Recommendation { format, model, repository, ..NONE }
+}
+
+const fn sampled(known: Recommendation, temperature: f64, top_p: Option<f64>, top_k: Option<u32>) -> Recommendation {
+    Recommendation { temperature: Some(temperature), top_p, top_k, ..known }
+}
+
+const fn noted(known: Recommendation, note: &'static str) -> Recommendation {
+    Recommendation { note, ..known }
+}
+
+const P95: Option<f64> = Some(0.95);
+
+static ALL: &[Recommendation] = &[
+    sampled(of("kimi_k2", "Kimi-K2-Instruct", "moonshotai/Kimi-K2-Instruct"), 0.6, None, None),
+    sampled(of("kimi_k2", "Kimi-K2-Instruct-0905", "moonshotai/Kimi-K2-Instruct-0905"), 0.6, None, None),
+    sampled(of("kimi_k2", "Kimi-K2-Thinking", "moonshotai/Kimi-K2-Thinking"), 1.0, None, None),
+    noted(sampled(of("kimi_k2", "Kimi-K2.5", "moonshotai/Kimi-K2.5"), 1.0, P95, None), "thinking"),
+    noted(sampled(of("kimi_k2", "Kimi-K2.5", "moonshotai/Kimi-K2.5"), 0.6, P95, None), "instant (thinking: false)"),
+    sampled(of("qwen3_coder", "Qwen3-Coder", "Qwen/Qwen3-Coder-480B-A35B-Instruct"), 0.7, Some(0.8), Some(20)),
+    noted(sampled(of("hermes", "Qwen3", "Qwen/Qwen3-30B-A3B"), 0.6, P95, Some(20)), "thinking"),
+    noted(sampled(of("hermes", "Qwen3", "Qwen/Qwen3-30B-A3B"), 0.7, Some(0.8), Some(20)), "not thinking"),
+    sampled(of("hermes", "Qwen3-Instruct-2507", "Qwen/Qwen3-30B-A3B-Instruct-2507"), 0.7, Some(0.8), Some(20)),
+    sampled(of("hermes", "Qwen3-Thinking-2507", "Qwen/Qwen3-30B-A3B-Thinking-2507"), 0.6, P95, Some(20)),
+    of("hermes", "Hermes-2-Pro", "NousResearch/Hermes-2-Pro-Llama-3-8B"),
+    of("glm45", "GLM-4.5", "zai-org/GLM-4.5"),
+    noted(sampled(of("glm45", "GLM-4.6", "zai-org/GLM-4.6"), 1.0, None, None), "top_p 0.95 and top_k 40 for code"),
+    of("glm47", "GLM-4.7", "zai-org/GLM-4.7"),
+    sampled(of("mistral_v11", "Mistral-Small-3.2", "mistralai/Mistral-Small-3.2-24B-Instruct-2506"), 0.15, None, None),
+    sampled(of("mistral_v13", "Magistral-Small", "mistralai/Magistral-Small-2509"), 0.7, P95, None),
+    of("mistral_v3", "Mistral-7B-Instruct-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"),
+    sampled(of("mistral_v3_tekken", "Mistral-Nemo", "mistralai/Mistral-Nemo-Instruct-2407"), 0.3, None, None),
+    noted(
+        sampled(of("deepseek_v3_2", "DeepSeek-V3.2", "deepseek-ai/DeepSeek-V3.2"), 1.0, P95, None),
+        "no Jinja template: Python code in the repository",
+    ),
+    of("deepseek_v3", "DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3-0324"),
+    sampled(of("deepseek_v3", "DeepSeek-R1", "deepseek-ai/DeepSeek-R1"), 0.6, P95, None),
+    of("deepseek_v3_1", "DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.1"),
+    sampled(of("gpt_oss", "gpt-oss", "openai/gpt-oss-120b"), 1.0, Some(1.0), None),
+    sampled(of("minimax_m2", "MiniMax-M2", "MiniMaxAI/MiniMax-M2"), 1.0, P95, None),
+    sampled(of("seed_oss", "Seed-OSS", "ByteDance-Seed/Seed-OSS-36B-Instruct"), 1.1, P95, None),
+    of("llama_json", "Llama-3.1", "meta-llama/Llama-3.1-8B-Instruct"),
+    of("jamba", "AI21-Jamba-1.5", "ai21labs/AI21-Jamba-1.5-Mini"),
+    of("internlm2", "InternLM2.5", "internlm/internlm2_5-7b-chat"),
+    of("granite_20b_fc", "granite-20b-functioncalling", "ibm-granite/granite-20b-functioncalling"),
+    of("granite", "granite-3.0", "ibm-granite/granite-3.0-8b-instruct"),
+    of("granite_3_1", "granite-3.3", "ibm-granite/granite-3.3-8b-instruct"),
+    of("minicpm3", "MiniCPM3", "openbmb/MiniCPM3-4B"),
+    of("phi4_mini", "Phi-4-mini", "microsoft/Phi-4-mini-instruct"),
+    of("nemotron_v2", "Nemotron-Nano-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"),
+];
+
+/// What is known of the models that this format reads.
+pub fn recommendations(format: &str) -> impl Iterator<Item = &'static Recommendation> {
+    ALL.iter().filter(move |known| known.format == format)
+}
+
+impl Recommendation {
+    /// The model card, which is the source, and beside which the template lies.
+    pub fn url(&self) -> String {
+        format!("https://huggingface.co/{}", self.repository)
+    }
+
+    /// The sampling that the card recommends, in words; empty where it recommends none.
+    pub fn sampling(&self) -> String {
+        let number = |name: &str, value: Option<f64>| value.map(|value| format!("{name} {value}"));
+        let top_k = self.top_k.map(|value| format!("top_k {value}"));
+        let all = [number("temperature", self.temperature), number("top_p", self.top_p), top_k];
+        all.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::by_name;
+
+    #[test]
+    fn every_recommendation_is_of_a_format_and_plausible() {
+        for known in ALL {
+            assert!(by_name(known.format).is_some(), "{}", known.format);
+            assert!(known.temperature.is_none_or(|t| (0.0..=2.0).contains(&t)), "{}", known.model);
+            assert!(known.top_p.is_none_or(|p| (0.0..=1.0).contains(&p)), "{}", known.model);
+            assert_eq!(known.repository.split('/').count(), 2, "{}", known.repository);
+        }
+        let kimi: Vec<String> = recommendations("kimi_k2").map(Recommendation::sampling).collect();
+        assert_eq!(kimi[..2], ["temperature 0.6", "temperature 0.6"]);
+    }
+}
