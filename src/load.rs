@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rein_worker::checkpoint::LoadError;
+use rein_worker::node::Files;
 use rein_worker::rank::{Dtype, Group, ModelOptions, Quantize};
 
 use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
@@ -50,6 +51,12 @@ pub fn flagged(error: LoadError, ranks: &str) -> String {
         LoadError::Kernel(_) | LoadError::Rank { .. } => error.to_string(),
         error => format!("--model: {error}"),
     }
+}
+
+/// Reads the text files, so that whoever reads them next neither waits for a FIFO nor for a file system that hangs.
+pub fn text_files(args: &WeightArgs) -> Result<Files, String> {
+    let timeout = Duration::from_secs_f64(args.read_timeout);
+    Files::read(&args.model, timeout).map_err(|error| format!("--model: {error}"))
 }
 
 pub fn group(args: &ServeArgs) -> Result<Group, Box<dyn Error>> {

@@ -26,6 +26,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         return Err("--engine sim loads no weights: --tp, --dtype, --quantize and --threads do not go with it".into());
     }
     let policy = edge::policy(&args.edge)?;
+    load::text_files(weights)?;
     let text = TextModel::load(
         &weights.model,
         &Overrides {

@@ -40,6 +40,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     if args.replicas > 1 && args.engine.engine != EngineKind::Sim {
         return Err("--replicas is for --engine sim: workers of a real model are processes of their own".into());
     }
+    let files = load::text_files(&args.weights)?;
     let (work, shape, most_ranks, name) = work(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ran = runtime.block_on(async {
@@ -49,8 +50,6 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let addresses = mesh.resolve().await.map_err(failed)?;
         let listener = tcp::Listener::bind(addresses.as_slice(), secure).map_err(failed)?;
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let timeout = Duration::from_secs_f64(args.weights.read_timeout);
-        let files = Files::read(&args.weights.model, timeout).map_err(|error| format!("--model: {error}"))?;
         let fingerprint::Fingerprints { whole, text } = fingerprint::of(&args, &work, &files)?;
         let record = WorkerRecord {
             model: name,

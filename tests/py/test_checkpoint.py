@@ -3,6 +3,7 @@ worker ends with an error. And file systems that hang."""
 import contextlib
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -245,6 +246,58 @@ def test_a_server_whose_file_system_hangs_ends(hangs, tmp_path):
         assert server.returncode == code, error
         assert stop or WEIGHTS in error and "returned nothing for 1 s" in error
     there.unlink()
+
+
+@pytest.mark.parametrize("change", [in_place, truncated])
+def test_a_server_whose_checkpoint_changes_while_it_loads_ends(change, hangs, tmp_path):
+    there, environment = hangs
+    model = copy(tmp_path)
+    there.touch()
+    command = [BIN, "serve", "--model", model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **environment}, text=True)
+    until("it has opened the weights", lambda: any(WEIGHTS in str(fd.readlink()) for fd in descriptors(server)))
+    change(model / WEIGHTS, others())
+    there.unlink()
+    try:
+        _, error = server.communicate(timeout=20)
+    finally:
+        server.kill()
+    assert server.returncode == 1 and WEIGHTS in error and "after this process opened it" in error, error
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, "config.json", "tokenizer.json", "chat_template.jinja"])
+def test_nobody_waits_for_a_fifo(file, tmp_path):
+    model = copy(tmp_path)
+    (model / file).unlink()
+    os.mkfifo(model / file)
+    etcd = ["--etcd", "127.0.0.1:1"]
+    for command in (["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], ["worker", "--listen", "127.0.0.1:0", *etcd]):
+        done = subprocess.run([BIN, *command, "--model", model], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 1 and f"{file} is a FIFO" in done.stderr.replace(":", ""), done.stderr
+
+
+def descriptors(process):
+    return list(pathlib.Path(f"/proc/{process.pid}/fd").iterdir())
+
+
+def test_a_worker_that_hangs_in_loading_keeps_its_lease_and_hears_signals(hangs, undisturbed, tmp_path):
+    there, environment = hangs
+    with running(tmp_path, more=environment) as fleet:
+        [group] = fleet.whole(1)["groups"].values()
+        survivor, victim = (rank["worker"] for rank in group["ranks"])
+        [spare] = {"w0", "w1", "w2"} - {survivor, victim}
+        load = Load(targets(fleet), REQUESTS)
+        load.reach(100)
+        there.touch()
+        fleet.kill(victim)
+        until("the spare loads", lambda: "taking a seat" in fleet.log(spare))
+        began = time.monotonic()
+        while time.monotonic() < began + 5:
+            assert spare in fleet.status()["workers"], "longer than a lease"
+            time.sleep(0.2)
+        fleet.terminate(spare, timeout=15)
+        there.unlink()
+        assert_unnoticed(load.join(), undisturbed)
 
 
 def test_workers_of_another_protocol_take_no_seat(undisturbed, tmp_path):
