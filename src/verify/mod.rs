@@ -2,6 +2,7 @@
 //! metrics of Moonshot's K2 Vendor Verifier; or makes such a file. docs/verify.md explains every figure.
 
 mod answer;
+mod compare;
 mod drive;
 mod generate;
 mod judge;
@@ -28,6 +29,7 @@ use thiserror::Error;
 use crate::client::{ClientError, DEFAULT_URL, Endpoint};
 use crate::progress;
 use crate::say;
+use compare::Comparison;
 use record::Mode;
 use reference::Reference;
 use store::{Settings, Store};
@@ -57,7 +59,8 @@ impl StreamArg {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Examples:\n  rein verify --generate 200 --out samples.jsonl\n  rein verify --base-url http://host:8000/v1 \
-                        --samples samples.jsonl --out result --min-schema-accuracy 0.99\n\nThe directory of --out gets \
+                        --samples samples.jsonl --out result --min-schema-accuracy 0.99\n  rein verify \
+                        --compare result other --out compared\n\nThe directory of --out gets \
                         results.jsonl, summary.json and report.html. Exit code 3: below --min-schema-accuracy."
 )]
 pub struct VerifyOptions {
@@ -68,14 +71,17 @@ pub struct VerifyOptions {
     #[arg(long, env = "REIN_VERIFY_MODEL", value_name = "NAME")]
     pub model: Option<String>,
     /// Samples, JSON lines: chat requests, the vendor verifier's or ours (docs/verify.md)
-    #[arg(long, value_name = "FILE", required_unless_present = "generate")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["generate", "compare"])]
     pub samples: Option<PathBuf>,
-    /// Directory of the results; with --generate, the file of samples to write
+    /// Directory of the results or of the comparison; with --generate, the file of samples to write
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
     /// Results of another run, or its directory, to compare with: who calls where
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
+    /// Ask nobody: put the results of these runs (their --out directories) beside each other
+    #[arg(long, value_name = "DIR", num_args = 2.., conflicts_with_all = ["samples", "reference", "generate"])]
+    pub compare: Vec<PathBuf>,
     /// How to ask
     #[arg(long, value_enum, default_value_t = StreamArg::Both)]
     pub stream: StreamArg,
@@ -160,16 +166,26 @@ pub fn run(options: VerifyOptions) -> Result<ExitCode, Box<dyn Error>> {
         std::fs::write(&options.out, generate::lines(n, options.seed)).map_err(write)?;
         return Ok(ExitCode::SUCCESS);
     }
+    if !options.compare.is_empty() {
+        let comparison = Comparison::load(&options.compare)?;
+        let page = comparison.write(&options.out)?;
+        print(&options, &comparison, &format!("{}\n{}\n", comparison.table(), page.display()));
+        return Ok(ExitCode::SUCCESS);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let summary = runtime.block_on(verify(&options))?;
     let table = format!("{}\n{}\n", summary.table(), options.out.join(store::REPORT).display());
+    print(&options, &summary, &table);
+    Ok(verdict(&options, &summary))
+}
+
+fn print(options: &VerifyOptions, figures: &impl serde::Serialize, table: &str) {
     if options.json {
         eprint!("{table}");
-        print!("{}", store::pretty(&summary));
+        print!("{}", store::pretty(figures));
     } else {
         print!("{table}");
     }
-    Ok(verdict(&options, &summary))
 }
 
 fn verdict(options: &VerifyOptions, summary: &Summary) -> ExitCode {

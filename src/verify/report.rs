@@ -14,7 +14,7 @@ const EXAMPLES: usize = 10;
 /// As much of the arguments as an example shows.
 const SNIPPET_CHARS: usize = 240;
 
-const STYLE: &str = "\
+pub const STYLE: &str = "\
 :root{color-scheme:light dark;--bg:#fff;--fg:#1c2126;--soft:#5b6670;--line:#dfe3e7;--panel:#f6f7f9;\
 --good:#1f7a4d;--bad:#b3261e;--stop:#4a78b5;--other:#b98a1f;--fail:#6e6e78;--on:#fff}\
 @media(prefers-color-scheme:dark){:root{--bg:#15181c;--fg:#e4e7ea;--soft:#98a3ad;--line:#333a41;--panel:#1e2328;\
@@ -48,7 +48,7 @@ fn outcomes(c: &Counts) -> Vec<usize> {
     calls.into_iter().chain([c.finish_stop, c.finish_others, c.failure_count]).collect()
 }
 
-fn percent(value: Option<f64>) -> String {
+pub fn percent(value: Option<f64>) -> String {
     value.map_or("–".into(), |v| format!("{:.2} %", v * 100.0))
 }
 
@@ -253,14 +253,7 @@ fn footer(out: &mut String, s: &Summary) {
          tool and has arguments that are JSON and satisfy the tool's schema. F1: of the decision to call (finish reason tool_calls), against \
          the reference. Both as Moonshot's K2 Vendor Verifier defines them. Times count from sending the request.</p>",
     );
-    let set = |name: &str, value: Option<String>| value.map(|v| format!("{name} {}", escape(&v)));
-    let all = [
-        set("temperature", s.settings.temperature.map(|t| t.to_string())),
-        set("max_tokens", s.settings.max_tokens.map(|n| n.to_string())),
-        set("extra body", s.settings.extra_body.clone().map(|b| serde_json::Value::Object(b).to_string())),
-    ];
-    let all: Vec<_> = all.into_iter().flatten().collect();
-    let all = if all.is_empty() { "as the samples have it".into() } else { all.join(", ") };
+    let all = escape(&s.settings.sampling());
     let version = env!("CARGO_PKG_VERSION");
     let _ = writeln!(out, "<p class=\"soft\">Sampling: {all}. Made by rein {version}.</p></html>");
 }

@@ -29,6 +29,17 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// What is asked for besides the samples', in words.
+    pub fn sampling(&self) -> String {
+        let all = [
+            self.temperature.map(|t| format!("temperature {t}")),
+            self.max_tokens.map(|n| format!("max_tokens {n}")),
+            self.extra_body.clone().map(|body| format!("extra body {}", Value::Object(body))),
+        ];
+        let all: Vec<_> = all.into_iter().flatten().collect();
+        if all.is_empty() { "as the samples have it".into() } else { all.join(", ") }
+    }
+
     /// The first setting that differs.
     fn difference(&self, other: &Self) -> Option<&'static str> {
         let differs = [

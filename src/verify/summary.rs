@@ -63,7 +63,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    fn of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Self {
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Self {
         let mut counts = Self::default();
         for record in records {
             if !record.answered() {
@@ -107,7 +107,7 @@ pub struct Trigger {
 }
 
 impl Trigger {
-    fn of<'a>(records: impl IntoIterator<Item = &'a Record>, right: impl Fn(&Record) -> Option<bool>) -> Self {
+    pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>, right: impl Fn(&Record) -> Option<bool>) -> Self {
         let mut t = Self::default();
         for record in records.into_iter().filter(|r| r.answered()) {
             match (record.triggered(), right(record)) {
@@ -143,7 +143,7 @@ pub struct StreamComparison {
     pub mismatched: usize,
 }
 
-fn ratio(part: usize, whole: usize) -> Option<f64> {
+pub fn ratio(part: usize, whole: usize) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 

@@ -13,6 +13,7 @@ use axum::routing::post;
 use clap::Parser;
 use serde_json::{Value, json};
 
+use super::compare::Comparison;
 use super::record::{Kind, Mode, Record, Status};
 use super::summary::{Counts, Trigger};
 use super::{Summary, VerifyError, VerifyOptions, store, verdict, verify};
@@ -517,6 +518,67 @@ async fn the_report_stands_alone_and_escapes_what_it_quotes() {
     for text in ["<script", "<thing>", "<some_tool_call>", "src=", "href=", "url("] {
         assert!(!html.contains(text), "{text} is in the report");
     }
+}
+
+#[test]
+fn runs_are_put_beside_each_other() {
+    let dir = std::env::temp_dir().join(format!("rein-compare-{}", std::process::id()));
+    let answer = |sample: u64, finish: &str, status: &str, problems: Value| {
+        let calls =
+            if finish == "tool_calls" { json!([{"id": "c", "name": "f", "arguments": "{}"}]) } else { json!([]) };
+        json!({"sample": sample, "hash": format!("h{sample}"), "mode": "stream", "status": status, "attempts": 1, "latency_ms": 1.0,
+            "finish_reason": finish, "calls": calls, "problems": problems})
+        .to_string()
+    };
+    let wrong = json!([{"kind": "schema", "message": "no"}]);
+    let write = |name: &str, temperature: f64, rows: &[String]| {
+        let run = dir.join(name);
+        std::fs::create_dir_all(&run).unwrap_or_else(|e| panic!("{e}"));
+        let settings = json!({"base_url": "http://<x>", "model": "m", "temperature": temperature, "max_tokens": null, "extra_body": null});
+        for (file, text) in [(store::RUN, settings.to_string()), (store::RESULTS, rows.join("\n"))] {
+            std::fs::write(run.join(file), text).unwrap_or_else(|e| panic!("{e}"));
+        }
+        run
+    };
+    let none = || json!([]);
+    let first =
+        [answer(1, "tool_calls", "ok", none()), answer(2, "tool_calls", "ok", none()), answer(3, "stop", "ok", none())];
+    let second = [
+        answer(1, "tool_calls", "ok", wrong),
+        answer(2, "stop", "ok", none()),
+        answer(3, "tool_calls", "ok", none()),
+        answer(4, "length", "ok", none()),
+        answer(5, "stop", "failed", none()),
+    ];
+    let dirs = [write("bf16", 0.0, &first), write("int8", 0.5, &second)];
+    let comparison = Comparison::load(&dirs).unwrap_or_else(|e| panic!("{e}"));
+    let (a, b) = (&comparison.runs[0], &comparison.runs[1]);
+    assert_eq!(
+        (a.name.as_str(), a.success_rate, a.counts.schema_accuracy, &a.trigger),
+        ("bf16", Some(1.0), Some(1.0), &None)
+    );
+    assert_eq!((b.success_rate, b.counts.schema_accuracy, b.counts.finish_others), (Some(0.8), Some(0.5), 1));
+    let trigger = b.trigger.clone().unwrap_or_default();
+    assert_eq!(
+        (trigger.true_positive, trigger.false_positive, trigger.false_negative, trigger.unmatched),
+        (1, 1, 1, 1)
+    );
+    assert_eq!((trigger.tool_call_f1, comparison.unmatched), (Some(0.5), 1));
+    let table = comparison.table();
+    for words in ["temperature 0.5", "80.00 %", "reference", "finish: tool_calls"] {
+        assert!(table.contains(words), "{words}: {table}");
+    }
+    let page = comparison.write(&dir.join("out")).unwrap_or_else(|e| panic!("{e}"));
+    let html = std::fs::read_to_string(page).unwrap_or_default();
+    assert!(
+        html.contains("int8")
+            && html.contains("http://&lt;x&gt;")
+            && !html.contains("<x>")
+            && !html.contains("<script")
+    );
+    let missing = Comparison::load(&[dirs[0].clone(), dir.join("none")]).map(|_| ());
+    assert!(missing.is_err_and(|e| e.to_string().starts_with("--compare: cannot read")));
+    let _ = std::fs::remove_dir_all(dir);
 }
 
 #[tokio::test]
