@@ -54,7 +54,10 @@ pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result
     let Rendered { prompt, mut ids, .. } = model.render(input).await?;
     generate::truncate(&mut ids, &generation, bounds);
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
-    let plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
+    let mut plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
+    if parse_tools {
+        plan.spare_calls(&model);
+    }
     let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
     (rules.start, rules.calls_before) = (start, calls_before);
     let began = Instant::now();

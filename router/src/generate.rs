@@ -207,6 +207,7 @@ impl Prompt<'_> {
             span: self.call.trace.span.clone(),
             reader: self.reading.reader(self.model),
             stops: plan.stops.clone(),
+            marker_stops: plan.marker_stops.clone(),
             min_tokens: plan.limits.min_tokens,
             stop_ids: plan.limits.stop_token_ids.clone(),
             named_stop_ids: plan.named_stop_ids.clone(),

@@ -1,5 +1,12 @@
 //! Stop strings over a stream of text. No character of a match is ever let out, however the text is cut into pieces.
 
+/// What a request names to end the output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    Token(u32),
+    Text(String),
+}
+
 /// Finds the first place at which any stop string ends; of several that end there, the longest counts.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
@@ -21,6 +28,10 @@ pub struct Scanned {
 impl StopStrings {
     pub fn new(stops: Vec<String>, include: bool) -> Self {
         StopStrings { stops, held: String::new(), include }
+    }
+
+    pub fn strings(&self) -> &[String] {
+        &self.stops
     }
 
     pub fn push(&mut self, text: &str) -> Scanned {

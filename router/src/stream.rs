@@ -10,7 +10,7 @@ use rein_proto::v1::{self, chat_event};
 use crate::{
     model::Model,
     steer::Drawn,
-    stop::{Scanned, StopStrings},
+    stop::{Scanned, Stop, StopStrings},
     tokenize::{self, Detokenizer},
 };
 use calls::CallSoFar;
@@ -39,6 +39,8 @@ pub struct Opening {
     pub span: tracing::Span,
     pub reader: Reader,
     pub stops: StopStrings,
+    /// Stops that are markers of calls, by marker: each ends the output behind the call that it is a part of.
+    pub marker_stops: Vec<(&'static str, Stop)>,
     /// Stop strings count only beyond so many tokens, as stop tokens do.
     pub min_tokens: u32,
     /// Ids that end the output, and of them those that the request named.
@@ -152,6 +154,9 @@ impl Transcript {
             stop_token: None,
             events: VecDeque::new(),
         };
+        if let Reader::Regions { parser, .. } = &mut transcript.opening.reader {
+            parser.watch(transcript.opening.marker_stops.iter().map(|(marker, _)| *marker).collect());
+        }
         if transcript.opening.resumed {
             transcript.resume();
         }
@@ -222,7 +227,24 @@ impl Transcript {
         }
         let flow = self.tell();
         self.reasoning_tokens += u32::from(self.in_reasoning);
-        flow
+        if flow == Flow::Ended { flow } else { self.stop_behind_call() }
+    }
+
+    /// Ends the output if a stop that is a marker of calls has come and its call is over.
+    fn stop_behind_call(&mut self) -> Flow {
+        let Reader::Regions { parser, .. } = &mut self.opening.reader else { return Flow::Continue };
+        let passed = parser.passed().filter(|_| self.completion_tokens > self.opening.min_tokens);
+        let stop = passed.and_then(|passed| self.opening.marker_stops.iter().find(|(marker, _)| *marker == passed));
+        match stop {
+            None => return Flow::Continue,
+            Some((_, Stop::Token(id))) => {
+                self.stop_reason = id.to_string();
+                self.stop_token = Some(*id);
+            }
+            Some((_, Stop::Text(text))) => self.stop_reason.clone_from(text),
+        }
+        self.finish(false);
+        Flow::Ended
     }
 
     /// The engine finished. Nothing may be pushed after this.
@@ -232,6 +254,9 @@ impl Transcript {
             read(&mut self.opening.reader, self.model.format, false, piece, &mut self.parsed);
         }
         if let Reader::Regions { parser, .. } = &mut self.opening.reader {
+            if length {
+                parser.cut();
+            }
             parser.finish(&mut self.parsed);
             cut = parser.awaits_call();
         }

@@ -38,6 +38,7 @@ impl Format {
                 Codec::Json | Codec::Object { .. } => "arguments are JSON",
                 Codec::Params(_) => "arguments are raw values: strings as they are, other types by the schema",
                 Codec::Python => "arguments are Python literals",
+                Codec::Code => "the argument is all that follows",
             });
             guarantees.push(if self.many { "several calls in a turn" } else { "one call in a turn" });
             match self.calls {

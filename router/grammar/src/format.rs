@@ -35,6 +35,8 @@ pub struct Format {
     pub end: &'static [Step],
     /// Empty: the format has no calls.
     pub call: &'static [Step],
+    /// Calls of tools that the model knows from its training and writes in a way of their own.
+    pub builtins: &'static [Builtin],
     /// After everything else, before the token that ends the turn.
     pub finish: &'static [Step],
     pub ids: Ids,
@@ -78,6 +80,14 @@ impl Wrap {
     pub(crate) fn is_needed(&self) -> bool {
         self.open.iter().chain(self.close).any(|s| matches!(s, Step::Tok(_)))
     }
+}
+
+/// How a model calls tools that it knows by name, where the request declares them.
+#[derive(Debug)]
+pub struct Builtin {
+    pub names: &'static [&'static str],
+    /// A special token first; without it in the vocabulary there are no such calls.
+    pub call: &'static [Step],
 }
 
 /// How text and calls share a turn.
@@ -141,6 +151,8 @@ pub enum Codec {
     Params(&'static [Step]),
     /// Python keyword arguments, `a="x", n=1`, up to the closing parenthesis.
     Python,
+    /// In a [`Builtin`] only: the rest of the output is the tool's one argument, a string.
+    Code,
 }
 
 /// A member of [`Codec::Object`]: the first key of each list is written, any is read.
@@ -222,6 +234,11 @@ impl Format {
     /// them (tokenizers mark such as `special: false`) hands them to the parser as bytes.
     pub fn is_marker(&self, text: &str) -> bool {
         self.all_steps().any(|s| marker(s) == Some(text))
+    }
+
+    /// The marker of the format's calls that `text` is.
+    pub fn call_marker(&self, text: &str) -> Option<&'static str> {
+        self.call_steps().filter_map(marker).find(|m| *m == text)
     }
 
     /// Whether markers of this format are spelled with `text` in them, as DeepSeek's with `｜DSML｜`.

@@ -1,8 +1,8 @@
 //! The table of formats: the only code that spells a marker.
 
-use crate::format::{Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Signs, Step, Wrap};
+use crate::format::{Builtin, Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Signs, Step, Wrap};
 use Calls::{AfterText, BeforeText, InsteadOfText};
-use Codec::{Json, Object, Params, Python};
+use Codec::{Code, Json, Object, Params, Python};
 use Markers::{Either, Special};
 use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type, Value};
 
@@ -38,6 +38,7 @@ const BASE: Format = Format {
     between: &[],
     end: &[],
     call: &[],
+    builtins: &[],
     finish: &[],
     ids: Ids::None,
     stops: &[],
@@ -492,6 +493,13 @@ static FORMATS: &[Format] = &[
         // Two calls are not theirs, but when they write two, then so.
         between: &[Lit("; ")],
         call: &[Args(PARAMETERS)],
+        builtins: &[
+            Builtin {
+                names: &["brave_search", "wolfram_alpha"],
+                call: &[Tok("<|python_tag|>"), Name, Lit(".call("), Args(Python), Lit(")")],
+            },
+            Builtin { names: &["code_interpreter", "ipython", "python"], call: &[Tok("<|python_tag|>"), Args(Code)] },
+        ],
         stops: &["<|eom_id|>", "<|eot_id|>"],
         signs: Signs {
             template: &["<|start_header_id|>", "\"parameters\""],

@@ -33,7 +33,9 @@ mod vocab;
 
 pub use describe::{Description, markdown};
 pub use event::Event;
-pub use format::{Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Region, Signs, Step, Wrap, spelled};
+pub use format::{
+    Builtin, Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Region, Signs, Step, Wrap, spelled,
+};
 pub use formats::{BARE, PLAIN, by_name, detect, formats};
 pub use grammars::{Compiled, Grammars};
 pub use load::FormatError;

@@ -261,6 +261,7 @@ impl FormatFile {
             between: steps(self.between),
             end: steps(self.end),
             call: steps(self.call),
+            builtins: &[],
             finish: steps(self.finish),
             ids: match self.ids {
                 IdsFile::None => Ids::None,

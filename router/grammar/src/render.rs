@@ -154,7 +154,8 @@ impl Pieces {
             };
             let (name, arguments) = (call.name.as_str(), call.arguments.as_str());
             let scope = Scope { name, arguments, id, index, ordinal: i + 1, ..Scope::default() };
-            self.steps(format.call, &scope);
+            let builtin = format.builtins.iter().find(|b| b.names.contains(&name));
+            self.steps(builtin.map_or(format.call, |b| b.call), &scope);
         }
         self.plain(format.end);
     }
@@ -202,6 +203,7 @@ impl Pieces {
                 }
             }
             Codec::Python => self.text(&python::keywords(&object(scope.arguments))),
+            Codec::Code => self.text(&raw(object(scope.arguments).values().next())),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     hash::{STRIDE, mix},
     job::{Generation, Truncation},
     model::{Bounds, Model},
-    stop::StopStrings,
+    stop::{Stop, StopStrings},
 };
 
 /// A request's generation with every default filled in, for one prompt.
@@ -24,6 +24,8 @@ pub struct Plan {
     pub(super) limits: internal::Limits,
     pub(super) named_stop_ids: Vec<u32>,
     pub(super) stops: StopStrings,
+    /// Stops that are markers of calls: see [`Plan::spare_calls`].
+    pub(super) marker_stops: Vec<(&'static str, Stop)>,
     pub(super) n: u32,
     pub(super) logprobs: Option<u32>,
     pub(super) prompt_logprobs: Option<u32>,
@@ -78,6 +80,7 @@ impl Plan {
             },
             named_stop_ids: asked.stop_token_ids.clone(),
             stops: StopStrings::new(asked.stop.clone(), asked.include_stop),
+            marker_stops: Vec::new(),
             n: generation.choices(),
             logprobs: generation.logprobs,
             prompt_logprobs: generation.prompt_logprobs,
@@ -90,6 +93,22 @@ impl Plan {
             vocab: bounds.vocab as usize,
             score_only,
         })
+    }
+
+    /// Where tools can be called: a stop that is a marker of the format's calls ends the answer behind the call that the
+    /// marker is a part of, and never inside it. The engine does not know such a stop.
+    pub fn spare_calls(&mut self, model: &Model) {
+        let eos = &model.text.stop_token_ids;
+        let token = |id: &&u32| !eos.contains(id);
+        let token = self.named_stop_ids.iter().filter(token).filter_map(|id| {
+            let marker = model.format.call_marker(model.text.tokenizer.special(*id)?)?;
+            Some((marker, Stop::Token(*id)))
+        });
+        let text = |text: &String| Some((model.format.call_marker(text)?, Stop::Text(text.clone())));
+        self.marker_stops = token.chain(self.stops.strings().iter().filter_map(text)).collect();
+        let spared = |id: &u32| self.marker_stops.iter().any(|(_, stop)| *stop == Stop::Token(*id));
+        self.limits.stop_token_ids.retain(|id| !spared(id));
+        self.limits.ignore_eos = self.limits.stop_token_ids.is_empty();
     }
 
     pub(super) fn start(&self, request_id: &str, choice: u32, prompt: &[u32], grammar: Option<&Grammar>) -> Start {

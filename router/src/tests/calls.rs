@@ -205,3 +205,51 @@ async fn a_choice_whose_client_leaves_is_cancelled() {
     edge.fake.open(0).await;
     assert_eq!(finished(&edge.get("/metrics").await.text), (2, vec![("cancelled".into(), 2)]));
 }
+
+/// A stop that is a marker of the format ends the answer behind the call that the marker is a part of.
+#[tokio::test]
+async fn a_stop_never_cuts_a_call() {
+    let script = [
+        bytes("ok").as_slice(),
+        &[SECTION],
+        &call("functions.f:0", "{\"a\": 1}"),
+        &call("functions.f:1", "{}"),
+        &[END_SECTION],
+        &bytes("more"),
+    ]
+    .concat();
+    for (stop, calls) in [(SECTION, 1), (CALL, 1), (ARGUMENTS, 1), (END_CALL, 1), (END_SECTION, 2)] {
+        let more = json!({"tools": tools(&["f"]), "stop_token_ids": [stop]});
+        let edge = Edge::new();
+        let body = edge.chat(&script, more.clone()).await.ok();
+        let choice = &body["choices"][0];
+        let told = choice["message"]["tool_calls"].as_array().map_or(0, Vec::len);
+        assert_eq!((told, &choice["message"]["content"]), (calls, &json!("ok")), "{stop}: {body}");
+        assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("tool_calls"), &json!(stop)));
+        assert_eq!(leftovers(&choice["message"]), (json!([]), vec![]), "{stop}: {body}");
+        assert_eq!(join(&edge.stream(&script, more).await), unfold(&body), "{stop}");
+        assert!(!edge.fake.starts()[0].limits.as_ref().unwrap().stop_token_ids.contains(&stop));
+        // Where nothing can be called it is a stop like any other.
+        let body = edge.chat(&script, json!({"stop_token_ids": [stop]})).await.ok();
+        assert_eq!(body["choices"][0]["stop_reason"], stop);
+    }
+    // Before `min_tokens` it does not count.
+    let more = json!({"tools": tools(&["f"]), "stop_token_ids": [END_CALL], "min_tokens": 40});
+    let body = Edge::new().chat(&script, more).await.ok();
+    assert_eq!(body["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 2, "{body}");
+}
+
+#[tokio::test]
+async fn a_stop_string_that_is_a_marker_ends_the_answer_behind_the_call() {
+    let edge = Edge::of(&format!("{{# <tool_call> arguments #}}{TEMPLATE}"), RouterConfig::default(), Fake::default());
+    let one = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\"}}\n</tool_call>";
+    let script = bytes(&format!("sure\n{one}\n{one}\nmore"));
+    for stop in ["<tool_call>", "</tool_call>"] {
+        let body = edge.chat(&script, json!({"tools": tools(&["f"]), "stop": stop})).await.ok();
+        let choice = &body["choices"][0];
+        assert_eq!(choice["message"]["tool_calls"].as_array().map_or(0, Vec::len), 1, "{body}");
+        assert_eq!((&choice["message"]["content"], &choice["stop_reason"]), (&json!("sure"), &json!(stop)), "{body}");
+    }
+    let body = edge.chat(&script, json!({"stop": "<tool_call>"})).await.ok();
+    assert_eq!(body["choices"][0]["message"]["content"], "sure\n");
+}

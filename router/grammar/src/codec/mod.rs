@@ -1,5 +1,6 @@
 //! How arguments are written: read as they grow, told as the text of one JSON object.
 
+pub(crate) mod code;
 pub(crate) mod json;
 pub(crate) mod object;
 pub(crate) mod params;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use crate::event::Event;
 use crate::parse::ToolDecl;
 
+pub(crate) use code::Code;
 pub(crate) use object::Object;
 pub(crate) use params::Params;
 pub(crate) use python::Python;
@@ -53,6 +55,7 @@ pub(crate) enum Body {
     Object(Object),
     Params(Params),
     Python(Python),
+    Code(Code),
 }
 
 impl Body {
@@ -61,7 +64,7 @@ impl Body {
         match self {
             Body::Object(b) => b.in_string(),
             Body::Python(b) => b.in_string(),
-            Body::Params(_) => false,
+            Body::Params(_) | Body::Code(_) => false,
         }
     }
 
@@ -69,7 +72,7 @@ impl Body {
     pub fn is_empty(&self) -> bool {
         match self {
             Body::Object(b) => b.is_empty(),
-            Body::Params(_) | Body::Python(_) => false,
+            Body::Params(_) | Body::Python(_) | Body::Code(_) => false,
         }
     }
 
@@ -78,6 +81,7 @@ impl Body {
         match self {
             Body::Object(body) => body.feed(b, out),
             Body::Python(body) => body.feed(b, out),
+            Body::Code(body) => body.feed(b),
             Body::Params(_) => Progress::Bad,
         }
     }
@@ -87,6 +91,7 @@ impl Body {
             Body::Object(b) => b.flush(out),
             Body::Python(b) => b.flush(out),
             Body::Params(b) => b.flush(out),
+            Body::Code(b) => b.flush(out),
         }
     }
 
@@ -96,6 +101,7 @@ impl Body {
             Body::Object(b) => b.end(end, out),
             Body::Python(b) => b.end(end, out),
             Body::Params(b) => b.end(end, out),
+            Body::Code(b) => b.end(end, out),
         }
     }
 }

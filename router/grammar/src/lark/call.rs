@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::count::Count;
 use super::marker::{Marking, Missing, Piece, join, lit};
 use super::{blanks, escape, literal};
-use crate::codec::python;
+use crate::codec::{code, python};
 use crate::format::{Codec, Ids, Markers, Member, Step};
 use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, local, quoted};
@@ -39,9 +39,36 @@ impl From<RuleError> for CallError {
 impl Caller<'_> {
     /// The pieces of a call of this tool.
     pub fn call(&self, work: &mut Work<'_>, tool: &Tool, enforced: Enforcement) -> Result<Vec<Piece>, CallError> {
-        let format = self.marking.format;
+        self.written(work, tool, enforced, self.marking.format.call)
+    }
+
+    /// The pieces of a call that this tool has of its own. None: it has none, or such a call could not hold to its schema.
+    pub fn builtin(
+        &self,
+        work: &mut Work<'_>,
+        tool: &Tool,
+        enforced: Enforcement,
+    ) -> Result<Option<Vec<Piece>>, CallError> {
+        let builtin = self.marking.format.builtins.iter().find(|b| b.names.contains(&tool.name.as_str()));
+        let Some(builtin) = builtin else { return Ok(None) };
+        let token = matches!(builtin.call, [Step::Tok(t), ..] if self.marking.vocab.special_id(t).is_some());
+        let code = builtin.call.contains(&Step::Args(Codec::Code));
+        let free = enforced != Enforcement::NamesAndArguments || takes_any_text(tool);
+        if !token || code && !free {
+            return Ok(None);
+        }
+        self.written(work, tool, enforced, builtin.call).map(Some)
+    }
+
+    fn written(
+        &self,
+        work: &mut Work<'_>,
+        tool: &Tool,
+        enforced: Enforcement,
+        steps: &'static [Step],
+    ) -> Result<Vec<Piece>, CallError> {
         let mut out = Vec::new();
-        for step in format.call {
+        for step in steps {
             match step {
                 Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
                 Step::Lit(l) => out.push(lit(l)),
@@ -142,6 +169,11 @@ impl Caller<'_> {
                 let rule = if names_only { compiler.any_arguments(&pattern) } else { compiler.arguments(&pattern)? };
                 out.push(Piece::Rule(rule));
             }
+            // What begins like another call is one.
+            Codec::Code => {
+                let other = r"[ \t\r\n]*(\{|[^ \t\r\n(]*\.call\()(?s:.*)";
+                out.push(Piece::Rule(compiler.work.writer.terminal(&format!("/(?s:.+)/ & ~/{other}/"))));
+            }
             Codec::Python => {
                 let rule = if names_only { compiler.any_keywords() } else { compiler.keywords(&python::keyword)? };
                 out.push(Piece::Rule(rule));
@@ -189,6 +221,29 @@ impl Caller<'_> {
         let rest = join(work.writer, &rest);
         Ok(Closer { lead, marker: spelled.then_some(*text), forbidden, rest, whole })
     }
+}
+
+/// Whether any string is the tool's one argument, so that the schema has nothing more to say.
+fn takes_any_text(tool: &Tool) -> bool {
+    let Some(schema) = tool.parameters.as_ref().and_then(Value::as_object) else { return false };
+    let Some(key) = code::key(tool.parameters.as_ref()) else { return false };
+    let text = |value: Option<&Value>| {
+        let value = value.and_then(Value::as_object);
+        value.is_some_and(|v| {
+            v.get("type") == Some(&json!("string"))
+                && v.keys().all(|k| matches!(k.as_str(), "type" | "description" | "title" | "default" | "examples"))
+        })
+    };
+    let known = |k: &String| {
+        matches!(
+            k.as_str(),
+            "type" | "properties" | "required" | "additionalProperties" | "description" | "title" | "$schema"
+        )
+    };
+    let only = |required: &Value| required.as_array().is_some_and(|all| all.iter().all(|name| *name == json!(key)));
+    schema.keys().all(known)
+        && schema.get("required").is_none_or(only)
+        && text(schema.get("properties").and_then(|properties| properties.get(&key)))
 }
 
 /// Whether a name can be written where the format writes names.

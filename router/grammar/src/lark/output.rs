@@ -331,16 +331,21 @@ impl Output<'_, '_> {
         } else {
             tail = format!("{tail} {}", self.finish);
         }
-        let mut calls = Vec::new();
+        let (mut calls, mut builtins) = (Vec::new(), Vec::new());
         for tool in rules.callable() {
             if !writable(&tool.name) {
                 let field = format!("tools[{}].function.name", tool.name);
                 return Err(RuleError::invalid(field, "a name is made of letters, digits, _, - and .").into());
             }
             calls.push(caller.call(self.work, tool, rules.enforced(tool))?);
+            builtins.extend(caller.builtin(self.work, tool, rules.enforced(tool))?);
         }
         self.share(&mut calls);
         let (mut whole, mut rest, mut next) = (Vec::new(), Vec::new(), Vec::new());
+        for pieces in builtins {
+            let blank = [Piece::Maybe(layout())];
+            whole.push(join(self.work.writer, &[&blank[..], &pieces[..]].concat()));
+        }
         let mut marker = None;
         for pieces in &calls {
             let w = &mut *self.work.writer;

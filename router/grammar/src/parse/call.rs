@@ -156,14 +156,33 @@ impl Parser {
         self.state = State::Body(Box::new(body));
     }
 
-    fn body(&self, name: Option<String>, id: Option<String>, header: &str, out: &mut Vec<Event>) -> Body {
+    /// The arguments alone, behind a name, where the format has both in one object.
+    pub(super) fn begin_arguments_of(&mut self, name: &str, out: &mut Vec<Event>) {
+        let call = self.call(Some(name.trim().to_owned()), None);
+        self.state = State::Body(Box::new(Body::Object(Object::new(call, Codec::Json, name))));
+        self.confirm(out);
+    }
+
+    /// A marker that follows a header came, but not the one before the header.
+    pub(super) fn names_call(&mut self, header: &str, out: &mut Vec<Event>) -> bool {
+        let named = self.read_header(&[(self.lex.name_mark, header.to_owned())]);
+        let Some(named) = named.filter(|n| n.junk.is_empty() && self.declares(&n.name)) else { return false };
+        self.begin_body(Some(named.name), named.id, &named.raw, out);
+        true
+    }
+
+    pub(super) fn call(&self, name: Option<String>, id: Option<String>) -> Call {
         let trust = match &self.trial {
             Some(trial) if trial.explicit => Trust::Letters,
             Some(_) => Trust::Name,
             None => Trust::Marker,
         };
         let tools = Arc::clone(&self.tools);
-        let call = Call { index: self.calls, name, id, tools, trust, started: false, delta: Vec::new() };
+        Call { index: self.calls, name, id, tools, trust, started: false, delta: Vec::new() }
+    }
+
+    fn body(&self, name: Option<String>, id: Option<String>, header: &str, out: &mut Vec<Event>) -> Body {
+        let call = self.call(name, id);
         match (self.format.codec(), self.lex.shape) {
             (Codec::Params(_), Some(shape)) => Body::Params(Params::new(call, shape, out)),
             (Codec::Python, _) => Body::Python(Python::new(call, header)),
@@ -323,6 +342,7 @@ impl Parser {
         if matches!(told.last(), Some(Event::ToolCallEnd { .. })) {
             self.calls += 1;
             self.announced = false;
+            self.broken = end == End::Broken;
         }
         out.append(&mut told);
         junk.push_str(rest);

@@ -5,17 +5,18 @@ use serde_json::Value;
 use super::{Cause, Parser, State, Trial, callable};
 use crate::codec::json::Fed;
 use crate::event::Event;
-use crate::format::{Calls, Codec, Member};
+use crate::format::{Calls, Codec, Markers, Member};
 use crate::header::is_plausible;
 use crate::marks::{Inline, Mark};
 use crate::scan::{FRAME, framed, text};
 
 /// Length of a name for an unannounced call.
-const LONGEST_NAME: usize = 256;
+pub(super) const LONGEST_NAME: usize = 256;
 
 impl Parser {
     pub(super) fn mark_in_gap(&mut self, mark: Mark, tok: &'static str, head: Option<&str>, out: &mut Vec<Event>) {
         self.announced = mark.enters_calls() && self.trial.is_none();
+        self.broken &= !mark.enters_calls();
         match mark {
             Mark::Begin => {
                 self.section = true;
@@ -52,7 +53,7 @@ impl Parser {
     }
 
     fn leave_section(&mut self) {
-        self.announced = false;
+        (self.announced, self.broken) = (false, false);
         (self.section, self.bracket, self.short) = (false, false, false);
         self.state = State::Prose;
         self.tried = true;
@@ -62,8 +63,14 @@ impl Parser {
     /// Text between calls. Returns how much of it was taken.
     pub(super) fn gap_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
         for (i, c) in s.char_indices() {
-            let State::Gap(junk) = &mut self.state else { return i };
             let next = i + c.len_utf8();
+            if let Some(taken) = self.builtin_text(c, out) {
+                if matches!(self.state, State::Gap(_)) {
+                    continue;
+                }
+                return i + taken;
+            }
+            let State::Gap(junk) = &mut self.state else { return i };
             let list = self.lex.closer.is_some() && self.bracket;
             if list && Some(c) == self.lex.closer {
                 let junk = std::mem::take(junk);
@@ -79,8 +86,16 @@ impl Parser {
             match self.lex.inline {
                 Some(Inline::Object) if c == '{' => {
                     let junk = std::mem::take(junk);
-                    self.malformed(&junk, out);
-                    self.begin_body(None, None, "", out);
+                    if self.trial.is_some() && !self.lex.without_layout(&junk).is_empty() {
+                        self.release(out);
+                        return i;
+                    }
+                    if self.trial.is_none() && self.declares(junk.trim()) {
+                        self.begin_arguments_of(&junk, out);
+                    } else {
+                        self.malformed(&junk, out);
+                        self.begin_body(None, None, "", out);
+                    }
                     return i;
                 }
                 // Some put several calls between one pair of markers.
@@ -119,7 +134,10 @@ impl Parser {
                 }
                 continue;
             }
-            if !layout && self.lex.open_ended && !self.bracket && self.lex.inline != Some(Inline::Name) {
+            // Behind a special token there is no text until a call has come.
+            let unanswered = self.announced && self.format.markers == Markers::Special;
+            let over = self.lex.open_ended && !self.bracket && !self.broken && !unanswered;
+            if !layout && over && self.lex.inline != Some(Inline::Name) {
                 let junk = std::mem::take(junk);
                 self.malformed(&junk, out);
                 self.leave_section();
@@ -160,7 +178,7 @@ impl Parser {
     /// Bodies of a format whose markers may mean nothing are on trial one by one.
     pub(super) fn doubt(&mut self, header: &str) {
         if self.lex.doubtful && self.trial.is_none() {
-            self.trial = Some(Trial { raw: header.to_owned(), explicit: self.lex.bare.is_none() });
+            self.trial = Some(Trial { raw: header.to_owned(), explicit: self.lex.bare.is_none(), marked: false });
         }
     }
 

@@ -14,6 +14,7 @@ impl Parser {
         let Some((name, _)) = framed(self.input.rest()) else { return };
         let name = name.to_owned();
         self.input.consume(n);
+        self.note(&name, false);
         if let Some(blocks) = &self.lex.blocks {
             if let Some(opener) = blocks.openers.iter().find(|o| **o == name).copied() {
                 let begins = blocks.phrases.iter().any(|p| p.opener == opener);

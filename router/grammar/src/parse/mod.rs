@@ -1,10 +1,12 @@
 //! The streaming parser: a state machine over the input buffer that consumes what it has understood, so that no byte is
 //! looked at more than a bounded number of times. All that it knows of a format is compiled from the table ([`Lexicon`]).
 
+mod builtin;
 mod call;
 mod gap;
 mod head;
 mod prose;
+mod rescue;
 mod see;
 
 use std::sync::Arc;
@@ -98,6 +100,8 @@ struct Trial {
     raw: String,
     /// A marker came.
     explicit: bool,
+    /// It came as a special token, which is never text: what follows is a call or malformed.
+    marked: bool,
 }
 
 #[derive(Debug)]
@@ -138,9 +142,26 @@ pub struct Parser {
     tried: bool,
     /// A marker announced a call, and nothing of it has come.
     announced: bool,
+    /// A call broke off, and what follows is the rest of it until something else begins.
+    broken: bool,
+    /// The output ends because of its length.
+    cut: bool,
+    /// Markers that the caller waits for, and the one that came: see [`Parser::passed`].
+    watched: Vec<&'static str>,
+    passed: Option<Passed>,
     /// Events that were there before this piece.
     told: usize,
     work: u64,
+}
+
+/// A watched marker that came.
+#[derive(Debug, Clone, Copy)]
+struct Passed {
+    marker: &'static str,
+    /// It closes a call or a section.
+    closes: bool,
+    /// Calls that were told before it.
+    calls: usize,
 }
 
 /// What ends a region of prose.
@@ -177,6 +198,10 @@ impl Parser {
             calls: 0,
             tried: false,
             announced: false,
+            broken: false,
+            cut: false,
+            watched: Vec::new(),
+            passed: None,
             told: 0,
             work: 0,
         }
@@ -217,7 +242,10 @@ impl Parser {
         match std::mem::replace(&mut self.state, State::Prose) {
             State::Prose | State::List(_) => {}
             State::Header(header) => self.recover(&header, End::Output, out),
-            State::Body(body) => self.end_body(*body, End::Output, "", out),
+            State::Body(body) => {
+                let whole = matches!(*body, Body::Code(_)) && !self.cut;
+                self.end_body(*body, if whole { End::Whole } else { End::Output }, "", out);
+            }
             gap @ State::Gap(_) => self.state = gap,
         }
         if self.trial.is_some() {
@@ -229,6 +257,38 @@ impl Parser {
                 self.flush_lead_in(out);
                 self.end_prose(Cause::Output, out);
             }
+        }
+    }
+
+    /// Says, before [`Parser::finish`], that the output does not end of itself: a call that only its end closes is not whole.
+    pub fn cut(&mut self) {
+        self.cut = true;
+    }
+
+    /// Waits for markers of calls: see [`Parser::passed`].
+    pub fn watch(&mut self, markers: Vec<&'static str>) {
+        self.watched = markers;
+    }
+
+    /// The watched marker that came first, once the call that it is a part of is over. It is told once.
+    pub fn passed(&mut self) -> Option<&'static str> {
+        let passed = self.passed?;
+        let open = self.head.is_some() || self.trial.is_some();
+        let over = match self.state {
+            State::Prose => true,
+            State::Gap(_) => passed.closes || self.calls > passed.calls,
+            State::Header(_) | State::Body(_) | State::List(_) => false,
+        };
+        if open || !over {
+            return None;
+        }
+        self.passed = None;
+        Some(passed.marker)
+    }
+
+    pub(super) fn note(&mut self, name: &str, closes: bool) {
+        if let (None, Some(marker)) = (self.passed, self.watched.iter().find(|w| **w == name)) {
+            self.passed = Some(Passed { marker, closes, calls: self.calls });
         }
     }
 
@@ -346,6 +406,7 @@ impl Parser {
     }
 
     fn take_mark(&mut self, mark: Mark, tok: &'static str, spelled: bool, head: Option<&str>, out: &mut Vec<Event>) {
+        self.note(tok, matches!(mark, Mark::Close | Mark::End));
         if let Some(unfinished) = self.head.take() {
             self.give_up_head(&unfinished, out);
         }
@@ -357,10 +418,13 @@ impl Parser {
             State::Header(_) => self.mark_in_header(mark, tok, head, out),
             State::Gap(_) if self.trial.is_some() && mark != Mark::Aside => {
                 self.release(out);
-                self.mark_in_prose(mark, tok, spelled, head, out);
+                self.take_mark(mark, tok, spelled, head, out);
             }
             State::Gap(junk) => {
                 let junk = std::mem::take(junk);
+                if mark == Mark::Argument && self.names_call(&junk, out) {
+                    return;
+                }
                 self.malformed(&junk, out);
                 if self.lex.doubtful && mark.enters_calls() {
                     self.state = State::Prose;
@@ -377,24 +441,38 @@ impl Parser {
     fn malformed(&mut self, junk: &str, out: &mut Vec<Event>) {
         if !self.lex.without_layout(junk).is_empty() {
             self.announced = false;
+            if self.rescue(junk, out) {
+                return;
+            }
             out.push(Event::Malformed(junk.to_owned()));
         }
     }
 
-    /// What looked like a call is text.
+    /// What looked like a call is text, or the rest of one that broke off.
     fn release(&mut self, out: &mut Vec<Event>) {
         if let Some(trial) = self.trial.take() {
+            if trial.marked || self.broken {
+                self.confirm_gap(out);
+                self.broken = true;
+                self.state = State::Gap(trial.raw);
+                return;
+            }
             self.state = State::Prose;
             (self.section, self.bracket) = (false, false);
             self.prose(&trial.raw, out);
         }
     }
 
+    /// Where text was open, it is over.
+    fn confirm_gap(&mut self, out: &mut Vec<Event>) {
+        self.tried = true;
+        self.end_prose(Cause::Call, out);
+    }
+
     /// What looked like a call is one.
     fn confirm(&mut self, out: &mut Vec<Event>) {
         if self.trial.take().is_some() {
-            self.tried = true;
-            self.end_prose(Cause::Call, out);
+            self.confirm_gap(out);
         }
     }
 }

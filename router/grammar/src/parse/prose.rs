@@ -41,7 +41,7 @@ impl Parser {
     }
 
     fn try_call(&mut self) {
-        self.trial = Some(Trial { raw: String::new(), explicit: false });
+        self.trial = Some(Trial { raw: String::new(), explicit: false, marked: false });
         self.state = State::Gap(String::new());
     }
 
@@ -95,7 +95,7 @@ impl Parser {
             (Mark::Begin | Mark::Open | Mark::Inner, region) => {
                 if self.lex.doubtful {
                     let raw = if spelled { tok.to_owned() } else { String::new() };
-                    self.trial = Some(Trial { raw, explicit: true });
+                    self.trial = Some(Trial { raw, explicit: true, marked: !spelled });
                 } else {
                     self.end_prose(Cause::Call, out);
                     self.reasoning_left_open |= region == Region::Reasoning;

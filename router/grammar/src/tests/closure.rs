@@ -163,7 +163,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
             let arguments = Value::Object(match format.codec() {
                 Codec::Json | Codec::Object { .. } => object(random, 0),
                 Codec::Params(_) => typed(random, &banned),
-                Codec::Python => typed(random, &[]),
+                Codec::Python | Codec::Code => typed(random, &[]),
             });
             let arguments = match random.below(3) {
                 0 => serde_json::to_string_pretty(&arguments).unwrap_or_default(),
@@ -187,7 +187,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
 fn canonical(format: &Format, arguments: &str) -> String {
     match format.codec() {
         Codec::Json | Codec::Object { .. } => arguments.to_owned(),
-        Codec::Params(_) | Codec::Python => {
+        Codec::Params(_) | Codec::Python | Codec::Code => {
             serde_json::from_str::<Value>(arguments).map(|v| v.to_string()).unwrap_or_else(|_| arguments.to_owned())
         }
     }

@@ -62,6 +62,8 @@ fn kimi() {
         // Arguments as a string, raw newlines in strings.
         ("«sb»«cb»functions.f:0«ab»\"{\\\"a\\\": 1}\"«ce»«se»", "C(f|functions.f:0|{\"a\": 1})"),
         ("«sb»«cb»functions.f:0«ab»{\"a\": \"x\ny\"}«ce»«se»", "C(f|functions.f:0|{\"a\": \"x\\ny\"})"),
+        // The marker before the header is missing.
+        ("«sb»search:2«ab»{}«ce»«se»", "C(search|functions.search:2|{})"),
         // Text inside the section is told, text after it is text.
         (
             "«sb»Let me see«cb»functions.f:0«ab»{}«ce» and «se» after",
@@ -188,6 +190,23 @@ fn hermes() {
         ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": x}}</tool_call>", "C?(f|-|{\"a\": )M(x}})"),
         ("<tool_call><function=f>\n</function></tool_call>", "M(<function=f>\n</function>)"),
         ("<tool_call></tool_call>", ""),
+        // JSON of another shape that can mean nothing else.
+        ("<tool_call>\n```json\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n```\n</tool_call>", "C(f|-|{\"a\":1})"),
+        (
+            "<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"search\", \"parameters\": {}}]</tool_call>",
+            "C(f|-|{})C(search|-|{})",
+        ),
+        (
+            "<tool_call>{\"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": \"{}\"}}</tool_call>",
+            "C(f|-|{})",
+        ),
+        ("<tool_call>{'name': 'f', 'arguments': {'a': True}}</tool_call>", "C(f|-|{\"a\":true})"),
+        ("<tool_call>[{\"name\": \"nobody\"}]</tool_call>", "M([{\"name\": \"nobody\"}])"),
+        ("<tool_call>[{\"name\": \"f\", \"why\": 1}]</tool_call>", "M([{\"name\": \"f\", \"why\": 1}])"),
+        (
+            "<tool_call>{'name': 'f', 'arguments': {'a': 12345678901234567890}}</tool_call>",
+            "M({'name': 'f', 'arguments': {'a': 12345678901234567890}})",
+        ),
         // Cut off.
         ("<tool_call>{\"name\": \"f", "M({\"name\": \"f)"),
         ("<tool_call>{\"name\": \"f\", \"argum", "C?(f|-|)"),

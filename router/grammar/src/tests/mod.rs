@@ -4,6 +4,7 @@ mod closure;
 mod detection;
 mod families;
 mod fuzz;
+mod heads;
 mod lenient;
 mod loading;
 mod mutation;

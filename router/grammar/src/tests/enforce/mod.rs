@@ -1,5 +1,6 @@
 //! The grammar against what the renderer writes, what the parser reads and what a JSON-Schema validator says.
 
+mod builtins;
 mod closure;
 mod exact;
 mod kimi;

@@ -1,0 +1,56 @@
+//! The rest of the output as a tool's one argument.
+
+use serde_json::Value;
+
+use super::json::push_escaped;
+use super::types::declared;
+use super::{Call, End, Progress};
+use crate::event::Event;
+
+/// What the argument is called where the schema does not tell.
+const KEY: &str = "code";
+
+/// The argument of a tool that takes one string. None: it takes others, too.
+pub(crate) fn key(parameters: Option<&Value>) -> Option<String> {
+    let names = declared(parameters);
+    match names.as_slice() {
+        [] => Some(KEY.to_owned()),
+        [only] => Some(only.clone()),
+        _ => names.into_iter().find(|name| name == KEY),
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Code {
+    call: Call,
+}
+
+impl Code {
+    pub fn new(mut call: Call, out: &mut Vec<Event>) -> Self {
+        let key = key(call.declared().and_then(|tool| tool.parameters.as_ref()));
+        call.start(out);
+        call.delta = format!("{{{}: \"", Value::from(key.as_deref().unwrap_or(KEY))).into_bytes();
+        Self { call }
+    }
+
+    pub fn feed(&mut self, b: u8) -> Progress {
+        if matches!(b, b'"' | b'\\') {
+            self.call.delta.push(b'\\');
+        }
+        push_escaped(&mut self.call.delta, b, true);
+        Progress::More
+    }
+
+    pub fn flush(&mut self, out: &mut Vec<Event>) {
+        self.call.flush(out);
+    }
+
+    pub fn end(mut self, end: End, out: &mut Vec<Event>) -> String {
+        let complete = end != End::Output;
+        if complete {
+            self.call.delta.extend_from_slice(b"\"}");
+        }
+        self.call.end(complete, out);
+        String::new()
+    }
+}

@@ -1,0 +1,101 @@
+//! Calls that are written as another format writes them: JSON where something else belongs.
+
+use serde_json::{Map, Value};
+
+use super::Parser;
+use crate::codec::json::{self, Json};
+use crate::codec::python;
+use crate::event::Event;
+
+const NAMES: [&str; 2] = ["name", "tool_name"];
+const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
+/// Longer numbers may not come through as they are.
+const EXACT_DIGITS: usize = 15;
+
+impl Parser {
+    /// Tells what is malformed as calls if it is JSON that names declared tools, and nothing else. False: it is not.
+    pub(super) fn rescue(&mut self, junk: &str, out: &mut Vec<Event>) -> bool {
+        self.work += junk.len() as u64;
+        let Some(calls) = self.calls_in(junk) else { return false };
+        for (name, arguments) in calls {
+            let index = self.calls;
+            self.calls += 1;
+            self.tried = true;
+            out.push(Event::ToolCallStart { index, id: None, name });
+            out.push(Event::ArgumentsDelta { index, text: arguments });
+            out.push(Event::ToolCallEnd { index, complete: true });
+        }
+        true
+    }
+
+    fn calls_in(&self, junk: &str) -> Option<Vec<(String, String)>> {
+        let text = fenced(junk.trim());
+        if !text.starts_with(['{', '[']) || self.tools.is_empty() || has_long_number(text) {
+            return None;
+        }
+        let value: Value = match serde_json::from_str(text) {
+            Ok(value) => value,
+            Err(_) => serde_json::from_str(&python::to_json(text)?).ok()?,
+        };
+        // A key that comes twice would be lost.
+        let exact = serde_json::to_string(&value).ok().filter(|_| keys_written(text).is_none_or(|n| n == keys(&value)));
+        let items = match exact.map(|_| value)? {
+            Value::Array(items) => items,
+            item => vec![item],
+        };
+        let calls: Option<Vec<_>> = items.iter().map(|item| self.call_of(item)).collect();
+        calls.filter(|calls| !calls.is_empty())
+    }
+
+    /// `{"name", "arguments"}`, or the same as `{"function": ...}`, and nothing that would be lost.
+    fn call_of(&self, item: &Value) -> Option<(String, String)> {
+        let item = item.as_object()?;
+        let outer = |key: &String| matches!(key.as_str(), "function" | "type" | "id");
+        let call = match item.get("function") {
+            Some(Value::Object(inner)) if item.keys().all(outer) => inner,
+            _ => item,
+        };
+        let find = |keys: [&str; 2]| keys.into_iter().find_map(|key| call.get(key));
+        let known = |key: &String| NAMES.contains(&key.as_str()) || ARGUMENTS.contains(&key.as_str());
+        let name = find(NAMES)?.as_str().filter(|name| self.declares(name))?;
+        let arguments = match find(ARGUMENTS) {
+            None => Value::Object(Map::new()).to_string(),
+            Some(object @ Value::Object(_)) => object.to_string(),
+            Some(Value::String(text)) => String::from_utf8(json::object(text.as_bytes())?).ok()?,
+            Some(_) => return None,
+        };
+        call.keys().all(known).then(|| (name.to_owned(), arguments))
+    }
+}
+
+/// The text without the fence of a code block.
+fn fenced(text: &str) -> &str {
+    let inner = text.strip_prefix("```").and_then(|rest| rest.strip_suffix("```"));
+    inner.map_or(text, |inner| inner.trim_start_matches(|c: char| c.is_ascii_alphanumeric()).trim())
+}
+
+fn has_long_number(text: &str) -> bool {
+    text.as_bytes().chunk_by(|a, b| a.is_ascii_digit() && b.is_ascii_digit()).any(|run| run.len() > EXACT_DIGITS)
+}
+
+fn keys(value: &Value) -> usize {
+    match value {
+        Value::Object(members) => members.len() + members.values().map(keys).sum::<usize>(),
+        Value::Array(items) => items.iter().map(keys).sum(),
+        _ => 0,
+    }
+}
+
+/// Keys in JSON text. None: it is none.
+fn keys_written(text: &str) -> Option<usize> {
+    let mut reader = Json::new();
+    let mut keys = 0;
+    for b in text.bytes() {
+        let inside = reader.in_key();
+        if reader.feed(b) == json::Fed::Bad {
+            return None;
+        }
+        keys += usize::from(inside && !reader.in_key());
+    }
+    Some(keys)
+}
