@@ -74,10 +74,11 @@ impl Listeners {
         let (closing, closed) = watch::channel(false);
         let http_server = tokio::spawn(serve_http(router.http(), http, http_tls, turned(closed.clone())));
         let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, turned(closed)));
+        // Whoever reads that it listens may stop it at once.
+        let mut stop = StopSignals::new()?;
         say::out(format_args!("rein: http listening on {scheme}://{http_address}"));
         say::out(format_args!("rein: grpc listening on {grpc_address}"));
 
-        let mut stop = StopSignals::new()?;
         let signal = stop.next().await;
         tracing::info!(signal, "draining: open requests finish, new ones are refused");
         let reason = tokio::select! {

@@ -1,6 +1,7 @@
 """What clients of other servers send, against a served model: beginnings of streams, restricted tokens, budgets, CORS, addresses."""
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 
@@ -42,6 +43,24 @@ def test_the_first_chunk_has_the_role_and_content(client):
                 else:
                     assert choice.delta.role is None
         assert len(seen) == n
+
+
+def test_a_stream_begins_before_its_prompt_is_computed():
+    # A prompt of some 20 tokens takes 2 s.
+    server = Server("--engine", "sim", "--sim-prefill-us", "100000")
+    try:
+        body = {"model": "demo", "messages": HELLO, "max_tokens": 2, "stream": True, "n": 2}
+        request = urllib.request.Request(server.http + "/v1/chat/completions", data=json.dumps(body).encode(), headers={"content-type": "application/json"})
+        began = time.monotonic()
+        with urllib.request.urlopen(request) as response:
+            assert response.readline() == b": admitted\n" and response.readline() == b"\n"
+            admitted = time.monotonic() - began
+            first = json.loads(response.readline().removeprefix(b"data: "))["choices"][0]["delta"]
+            content = time.monotonic() - began
+        assert first["role"] == "assistant" and "content" in first
+        assert admitted < content / 2, (admitted, content)
+    finally:
+        server.stop()
 
 
 def test_usage_with_every_chunk(client):
