@@ -131,7 +131,8 @@ where
     S: SideData + 'static,
 {
     let timeouts = (socket.read_timeout()?, socket.write_timeout()?);
-    let deadline = Instant::now() + HANDSHAKE_TIME;
+    // All of it takes no longer than one read may.
+    let deadline = Instant::now() + timeouts.0.map_or(HANDSHAKE_TIME, |limit| limit.min(HANDSHAKE_TIME));
     while connection.is_handshaking() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -232,3 +232,62 @@ fn a_silent_rank_has_failed_and_is_named() {
     assert_eq!(fates.map(|fate| fate.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
+
+/// Peers that stall in the handshake, or drip the bytes of one, keep no rank out, and their time is limited.
+#[test]
+fn handshakes_that_do_not_end_keep_no_rank_out() {
+    let listeners = [listen(&OURS.1), listen(&OURS.1)];
+    let connect = |_| TcpStream::connect(listeners[0].address()).expect("it listens");
+    let mut dripping: Vec<TcpStream> = (0..300).map(connect).collect();
+    let last = dripping.last().expect("300 of them").try_clone().expect("a socket");
+    let began = Instant::now();
+    let (stop, stopped) = sync_channel::<()>(1);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // A handshake record of 16 KiB that holds a client's hello of as many bytes.
+            let hello = [22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3];
+            for byte in hello.into_iter().chain(std::iter::repeat(0)) {
+                // Some have been hung up on.
+                dripping.iter_mut().for_each(|stream| drop(stream.write_all(&[byte])));
+                if stopped.recv_timeout(Duration::from_millis(500)).is_ok() {
+                    return;
+                }
+            }
+        });
+        let addresses = addresses([&listeners[0], &listeners[1]]);
+        let other = scope.spawn(|| listeners[1].join(&member(1, &addresses), PATIENCE));
+        listeners[0].join(&member(0, &addresses), PATIENCE).expect("both come");
+        other.join().expect("no panic").expect("both come");
+        last.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        // An alert may come before the end.
+        let ended = std::io::copy(&mut &last, &mut std::io::sink());
+        assert!(!matches!(&ended, Err(error) if error.kind() == ErrorKind::WouldBlock), "it is listened to for ever");
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        stop.send(()).expect("it drips");
+    });
+}
+
+#[test]
+fn a_probe_tells_why_a_worker_cannot_be_linked_with() {
+    const TIME: Duration = Duration::from_millis(500);
+    let (ours, theirs) = (listen(&OURS.1), Authority::new("theirs"));
+    let (_a, foreign) = theirs.peer("rein-peer");
+    let (foreign, same) = (listen(&foreign), listen(&OURS.1));
+    let plain = tcp::Listener::bind("127.0.0.1:0", rein_kernels::collective::tcp::plain()).expect("loopback");
+    for listener in [&ours, &foreign, &same, &plain] {
+        listener.introduce("w");
+    }
+    let probe = |from: &tcp::Listener, to: &tcp::Listener| {
+        from.probe(&to.address().to_string(), "w", TIME).map_err(|error| error.to_string())
+    };
+    assert_eq!((probe(&ours, &same), probe(&same, &ours)), (Ok(()), Ok(())));
+    for (from, to, why) in [
+        (&ours, &foreign, "UnknownIssuer"),
+        (&foreign, &ours, "UnknownIssuer"),
+        (&ours, &plain, "TLS handshake"),
+        (&plain, &ours, "TLS"),
+    ] {
+        let told = probe(from, to).expect_err("they do not know each other");
+        assert!(told.contains(why), "{told}");
+    }
+}

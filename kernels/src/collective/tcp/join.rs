@@ -1,33 +1,23 @@
 //! How the ranks of a group find each other: each listens for its life, and connects anew for each epoch.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet},
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use super::greet::{self, ACCEPTED, ELSEWHERE, EXPECTED, FOREIGN, Greetings, HERE, Hello, STALE};
 use super::{Secure, Side, Tcp, Wire};
 
-const MAGIC: &[u8; 5] = b"REIN3";
-/// Longest wait for each part of what a new connection says first, and for the answer.
-const HELLO: Duration = Duration::from_secs(2);
-/// New connections that may be about to say it. One more ends the oldest: a rank says it at once, and tries again.
-const GREETINGS: usize = 256;
-/// Between attempts to reach a peer.
-const RETRY: Duration = Duration::from_millis(20);
-/// Longest name of a group.
-const NAME: usize = 255;
-const ACCEPTED: u8 = 1;
-const STALE: u8 = 2;
-/// This process joins that group and waits for that rank. It hangs up on a rank that it does not wait for.
-const EXPECTED: u8 = 3;
-/// This process waits for that rank, but speaks another protocol.
-const FOREIGN: u8 = 4;
+/// Between attempts to reach a peer, and to accept one.
+pub(super) const RETRY: Duration = Duration::from_millis(20);
+/// Longest time for one attempt.
+const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// One rank's place in a group of one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,34 +46,51 @@ pub enum JoinError {
     Io(#[from] io::Error),
 }
 
+/// Why a worker's ranks could not be linked with.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error("cannot connect to {address}: {error}")]
+    Connect { address: String, error: io::Error },
+    #[error("the TLS handshake with {address} failed: {error}")]
+    Handshake { address: String, error: io::Error },
+    #[error("{address} accepts connections, but does not answer within {time:?}")]
+    Silent { address: String, time: Duration },
+    #[error("{address} ends the connection without an answer ({error}); do both sides use TLS, under one authority?")]
+    Refused { address: String, error: io::Error },
+    #[error("another worker listens at {address}; is --advertise right?")]
+    Elsewhere { address: String },
+    #[error("{address} answers with something that is not the protocol of ranks; do both sides use TLS?")]
+    Foreign { address: String },
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Place {
-    group: String,
-    epoch: u64,
-    from: usize,
-    to: usize,
-    size: usize,
-    pulse: bool,
-    protocol: u32,
+pub(super) struct Place {
+    pub group: String,
+    pub epoch: u64,
+    pub from: usize,
+    pub to: usize,
+    pub size: usize,
+    pub pulse: bool,
+    pub protocol: u32,
 }
 
 #[derive(Default)]
-struct Hall {
+pub(super) struct Hall {
     /// Peers for which a join waits here. Nobody else's connection is kept.
-    expected: HashSet<Place>,
-    waiting: HashMap<Place, Wire>,
+    pub expected: HashSet<Place>,
+    pub waiting: HashMap<Place, Wire>,
     /// By group, the lowest epoch that may still be joined.
     fences: HashMap<String, u64>,
+    /// Workers that are found here.
+    pub names: HashSet<String>,
 }
 
-struct Inner {
+pub(super) struct Inner {
     hall: Mutex<Hall>,
-    news: Condvar,
-    secure: Secure,
-    /// Connections that have not said who they are, oldest first, and how many there have been.
-    greeting: Mutex<VecDeque<(u64, TcpStream)>>,
-    greeted: AtomicU64,
-    closed: AtomicBool,
+    pub news: Condvar,
+    pub secure: Secure,
+    pub greetings: Greetings,
+    pub closed: AtomicBool,
 }
 
 /// Where a process is found by its peers.
@@ -93,34 +100,12 @@ pub struct Listener {
 }
 
 impl Inner {
-    fn hall(&self) -> MutexGuard<'_, Hall> {
+    pub fn hall(&self) -> MutexGuard<'_, Hall> {
         self.hall.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn greeting(&self) -> MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
-        self.greeting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn begin_greeting(&self, raw: &TcpStream) -> io::Result<u64> {
-        let id = self.greeted.fetch_add(1, Ordering::Relaxed);
-        let raw = raw.try_clone()?;
-        let mut greeting = self.greeting();
-        if greeting.len() >= GREETINGS
-            && let Some((_, oldest)) = greeting.pop_front()
-        {
-            // One that has hung up is cut already.
-            let _ = oldest.shutdown(Shutdown::Both);
-        }
-        greeting.push_back((id, raw));
-        Ok(id)
-    }
-
-    fn end_greeting(&self, id: u64) {
-        self.greeting().retain(|(known, _)| *known != id);
-    }
-
     /// Until something happens, but not longer than this.
-    fn pause(&self, time: Duration) {
+    pub fn pause(&self, time: Duration) {
         drop(self.news.wait_timeout(self.hall(), time));
     }
 }
@@ -142,7 +127,7 @@ impl Drop for Expecting<'_> {
 }
 
 impl Hall {
-    fn is_stale(&self, group: &str, epoch: u64) -> bool {
+    pub fn is_stale(&self, group: &str, epoch: u64) -> bool {
         self.fences.get(group).is_some_and(|&fence| epoch < fence)
     }
 }
@@ -155,13 +140,42 @@ impl Listener {
             hall: Mutex::default(),
             news: Condvar::new(),
             secure,
-            greeting: Mutex::default(),
-            greeted: AtomicU64::new(0),
+            greetings: Greetings::default(),
             closed: AtomicBool::new(false),
         });
-        let accepting = inner.clone();
-        std::thread::Builder::new().name("ranks".into()).spawn(move || accept(&listener, &accepting))?;
+        greet::start(listener, &inner)?;
         Ok(Listener { address, inner })
+    }
+
+    /// A worker of this name is found here: probes for it are answered.
+    pub fn introduce(&self, name: &str) {
+        self.inner.hall().names.insert(name.to_owned());
+    }
+
+    /// Whether ranks of this process can connect to those of the worker of this name, and it is found at this address.
+    pub fn probe(&self, address: &str, name: &str, patience: Duration) -> Result<(), ProbeError> {
+        let deadline = Instant::now() + patience;
+        let address = || address.to_owned();
+        let raw = dial(&address(), deadline).map_err(|error| ProbeError::Connect { address: address(), error })?;
+        let silent = |error: &io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        let secured = limit(&raw, deadline).and_then(|()| (self.inner.secure)(raw.try_clone()?, Side::Connects));
+        let mut stream = secured.map_err(|error| match silent(&error) {
+            true => ProbeError::Silent { address: address(), time: patience },
+            false => ProbeError::Handshake { address: address(), error },
+        })?;
+        let mut answer = [0];
+        let asked = limit(&raw, deadline).and_then(|()| {
+            stream.write_all(&Hello::Probe(name.to_owned()).bytes())?;
+            stream.flush()?;
+            stream.read_exact(&mut answer)
+        });
+        match (asked, answer) {
+            (Ok(()), [HERE]) => Ok(()),
+            (Ok(()), [ELSEWHERE]) => Err(ProbeError::Elsewhere { address: address() }),
+            (Ok(()), _) => Err(ProbeError::Foreign { address: address() }),
+            (Err(error), _) if silent(&error) => Err(ProbeError::Silent { address: address(), time: patience }),
+            (Err(error), _) => Err(ProbeError::Refused { address: address(), error }),
+        }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -220,6 +234,7 @@ impl Listener {
         let [data, pulses] = links;
         for wire in data.iter().chain(&pulses).flatten() {
             wire.raw.set_read_timeout(None)?;
+            wire.raw.set_write_timeout(None)?;
         }
         Ok(Tcp::new(*rank, data, pulses)?)
     }
@@ -256,15 +271,11 @@ impl Listener {
     fn reach(&self, address: &str, place: &Place, deadline: Instant) -> Result<Wire, JoinError> {
         loop {
             let left = self.time_left(place, deadline)?;
-            let connected = address.to_socket_addrs().and_then(|mut addresses| {
-                let address = addresses.next().ok_or_else(|| io::Error::other("the address names no host"))?;
-                TcpStream::connect_timeout(&address, left.min(HELLO))
-            });
-            let greeted = connected.and_then(|raw| {
-                raw.set_nodelay(true)?;
-                raw.set_read_timeout(Some(left.min(HELLO)))?;
+            let until = deadline.min(Instant::now() + ATTEMPT);
+            let greeted = dial(address, until).and_then(|raw| {
+                limit(&raw, until)?;
                 let mut stream = (self.inner.secure)(raw.try_clone()?, Side::Connects)?;
-                stream.write_all(&hello(place)).and_then(|()| stream.flush())?;
+                stream.write_all(&Hello::Join(place.clone()).bytes()).and_then(|()| stream.flush())?;
                 let mut answer = [0];
                 stream.read_exact(&mut answer)?;
                 Ok((Wire { stream, raw }, answer))
@@ -316,89 +327,33 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.inner.closed.store(true, Ordering::SeqCst);
+        self.inner.greetings.wake();
         // Wakes the thread that accepts; if it is past that, there is nothing to wake.
-        let _ = TcpStream::connect_timeout(&self.address, HELLO);
+        let _ = TcpStream::connect_timeout(&self.address, ATTEMPT);
     }
 }
 
-fn accept(listener: &TcpListener, inner: &Arc<Inner>) {
-    while !inner.closed.load(Ordering::SeqCst) {
-        let Ok((raw, _)) = listener.accept() else {
-            // Out of file descriptors, say: others may close theirs.
-            inner.pause(RETRY);
-            continue;
-        };
-        let Ok(id) = inner.begin_greeting(&raw) else { continue };
-        let greeting = inner.clone();
-        let greeted = std::thread::Builder::new().name("greeting".into()).spawn(move || {
-            // One that does not know the protocol is hung up on.
-            let _ = greet(raw, id, &greeting);
-            greeting.end_greeting(id);
-        });
-        if greeted.is_err() {
-            inner.end_greeting(id);
+/// Connects to the first of the host's addresses that accepts.
+fn dial(address: &str, deadline: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::other("the address names no host");
+    for address in address.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(raw) => return raw.set_nodelay(true).map(|()| raw),
+            Err(error) => last = error,
         }
     }
+    Err(last)
 }
 
-fn greet(raw: TcpStream, id: u64, inner: &Inner) -> io::Result<()> {
-    raw.set_nodelay(true)?;
-    raw.set_read_timeout(Some(HELLO))?;
-    raw.set_write_timeout(Some(HELLO))?;
-    let mut stream = (inner.secure)(raw.try_clone()?, Side::Accepts)?;
-    let place = read_hello(&mut *stream)?;
-    // From here on nobody cuts it in favour of another.
-    inner.end_greeting(id);
-    let mut hall = inner.hall();
-    if hall.is_stale(&place.group, place.epoch) {
-        drop(hall);
-        return stream.write_all(&[STALE]).and_then(|()| stream.flush());
+/// No call on this connection lasts beyond the deadline, nor a handshake.
+fn limit(raw: &TcpStream, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
     }
-    if !hall.expected.contains(&place) {
-        let foreign = hall.expected.iter().any(|known| Place { protocol: place.protocol, ..known.clone() } == place);
-        drop(hall);
-        return if foreign { stream.write_all(&[FOREIGN]).and_then(|()| stream.flush()) } else { Ok(()) };
-    }
-    // A byte has room in the connection's buffer: this does not wait.
-    stream.write_all(&[EXPECTED]).and_then(|()| stream.flush())?;
-    raw.set_read_timeout(None)?;
-    raw.set_write_timeout(None)?;
-    hall.waiting.insert(place, Wire { stream, raw });
-    inner.news.notify_all();
-    Ok(())
-}
-
-fn hello(place: &Place) -> Vec<u8> {
-    let mut out = MAGIC.to_vec();
-    let name = &place.group.as_bytes()[..place.group.len().min(NAME)];
-    out.extend_from_slice(&place.protocol.to_le_bytes());
-    out.push(u8::from(place.pulse));
-    out.extend_from_slice(&place.epoch.to_le_bytes());
-    for number in [place.from, place.to, place.size] {
-        out.extend_from_slice(&(number as u32).to_le_bytes());
-    }
-    out.push(name.len() as u8);
-    out.extend_from_slice(name);
-    out
-}
-
-fn read_hello(stream: &mut (impl Read + ?Sized)) -> io::Result<Place> {
-    fn take<const N: usize>(stream: &mut (impl Read + ?Sized)) -> io::Result<[u8; N]> {
-        let mut bytes = [0; N];
-        stream.read_exact(&mut bytes)?;
-        Ok(bytes)
-    }
-    if take::<5>(stream)? != *MAGIC {
-        return Err(io::Error::other("not a rank"));
-    }
-    let protocol = u32::from_le_bytes(take(stream)?);
-    let [pulse] = take::<1>(stream)?;
-    let epoch = u64::from_le_bytes(take(stream)?);
-    let mut number = || take::<4>(stream).map(|bytes| u32::from_le_bytes(bytes) as usize);
-    let (from, to, size) = (number()?, number()?, number()?);
-    let [len] = take::<1>(stream)?;
-    let mut name = vec![0; len.into()];
-    stream.read_exact(&mut name)?;
-    let group = String::from_utf8(name).map_err(io::Error::other)?;
-    Ok(Place { group, epoch, from, to, size, pulse: pulse != 0, protocol })
+    raw.set_read_timeout(Some(left)).and_then(|()| raw.set_write_timeout(Some(left)))
 }

@@ -3,6 +3,7 @@
 //! A rank that dies closes its connections, and its peers know at once. One that hangs, or whose network is cut, is known
 //! by its silence: beside the data, each pair has a connection on which both give a sign of life all the time.
 
+mod greet;
 mod join;
 mod pulse;
 #[cfg(test)]
@@ -20,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-pub use join::{JoinError, Listener, Member};
+pub use join::{JoinError, Listener, Member, ProbeError};
 
 use super::{AbortHandle, Collective};
 use crate::error::{Error, Result};
@@ -43,7 +44,7 @@ pub enum Side {
     Accepts,
 }
 
-/// Turns a fresh TCP connection into what data goes over.
+/// Turns a fresh TCP connection into what data goes over. That takes no longer than the connection's own time limit for reading.
 pub type Secure = Arc<dyn Fn(TcpStream, Side) -> io::Result<Box<dyn Stream>> + Send + Sync>;
 
 /// Plain TCP.

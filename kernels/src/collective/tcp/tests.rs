@@ -1,12 +1,12 @@
 //! What only links over TCP have to show. What all collectives promise is in `collective/tests.rs`.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
-use super::{Collective, JoinError, Listener, Member, Tcp, plain};
+use super::{Collective, JoinError, Listener, Member, ProbeError, Tcp, plain};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -240,5 +240,73 @@ fn ranks_of_two_protocols_are_not_linked_and_say_so_at_once() {
     assert!(began.elapsed() < PATIENCE);
     for rank in pair(&listeners, 2, &addresses) {
         assert_eq!(rank.expect("of one release").size(), 2);
+    }
+}
+
+/// However steadily its bytes come.
+#[test]
+fn a_hello_that_takes_too_long_is_ended() {
+    let listener = listen();
+    let mut slow = TcpStream::connect(listener.address()).expect("it listens");
+    slow.set_read_timeout(Some(Duration::from_millis(250))).expect("a socket");
+    let began = Instant::now();
+    for byte in invented_hello(1) {
+        // It may have been cut off just now.
+        let _ = slow.write_all(&[byte]);
+        match slow.read(&mut [0]) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Ok(0) | Err(_) => {
+                let ended = began.elapsed();
+                assert!(ended > Duration::from_secs(4) && ended < Duration::from_secs(10), "{ended:?}");
+                return;
+            }
+            Ok(_) => panic!("an answer to half a hello"),
+        }
+        assert!(began.elapsed() < PATIENCE, "it is listened to for ever");
+    }
+    panic!("all of a hello of 30 bytes was heard, four a second");
+}
+
+#[test]
+fn a_probe_tells_who_is_found_at_an_address_and_why_not() {
+    const TIME: Duration = Duration::from_millis(500);
+    let [here, there] = [listen(), listen()];
+    there.introduce("w1");
+    there.introduce("w2");
+    let address = there.address().to_string();
+    for name in ["w1", "w2"] {
+        here.probe(&address, name, TIME).expect("it is there");
+    }
+    let fails = |address: &str, name| here.probe(address, name, TIME).expect_err("it is not there");
+    assert!(matches!(fails(&address, "w3"), ProbeError::Elsewhere { .. }));
+    let silent = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = silent.local_addr().expect("bound").to_string();
+    let began = Instant::now();
+    assert!(matches!(fails(&address, "w1"), ProbeError::Silent { .. }));
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let foreign = std::thread::spawn(move || {
+        let mut answering = silent.incoming().skip(1).map(|stream| stream.expect("a client"));
+        let mut answer = |bytes: &[u8]| {
+            let mut client = answering.next().expect("a client");
+            let mut hello = [0; 5];
+            client.read_exact(&mut hello).and_then(|()| client.write_all(bytes)).expect("said");
+        };
+        answer(b"HTTP/1.1 400 Bad Request");
+        answer(b"");
+        drop(answer);
+        // Nobody listens from here on.
+    });
+    assert!(matches!(fails(&address, "w1"), ProbeError::Foreign { .. }));
+    assert!(matches!(fails(&address, "w1"), ProbeError::Refused { .. }));
+    foreign.join().expect("no panic");
+    for gone in [address.as_str(), "127.0.0.1:1", "no-such-host.invalid:1", "no address"] {
+        let error = fails(gone, "w1");
+        assert!(matches!(&error, ProbeError::Connect { .. }), "{error}");
+    }
+    // And ranks link as before.
+    let listeners = [here, there];
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
+    for rank in pair(&listeners, 1, &addresses) {
+        assert_eq!(rank.expect("both come").size(), 2);
     }
 }
