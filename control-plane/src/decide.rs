@@ -1,8 +1,10 @@
 //! What the active controller does: who is which rank of which group. A pure function of the cluster's records, the time
 //! and what it has seen before; nothing here waits or writes.
 
+mod blame;
 mod experts;
 mod pace;
+mod reform;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,6 +17,7 @@ use pace::Series;
 use crate::{
     limits,
     placement::{Placement, place},
+    reach::{Reach, needs_links},
     rebalance::Rebalance,
     records::{GroupRecord, Keys, Member, Seat, WorkerRecord, WorkerState, encode},
     store::{Condition, Revision, Transaction},
@@ -73,6 +76,14 @@ pub struct Controller {
     draining: BTreeMap<String, Duration>,
     /// Workers that say they are in a group that is not there, since when.
     orphans: BTreeMap<String, Duration>,
+    /// Workers, by incarnation, since when they have been there.
+    seen: BTreeMap<String, (u64, Duration)>,
+    /// Of each group: its members when it served last, by incarnation.
+    proven: BTreeMap<String, BTreeSet<(String, u64)>>,
+    /// Workers without which a group was put together anew because their ranks were missed.
+    blamed: BTreeMap<String, Series>,
+    /// Why a worker is given no seat, as the log has it.
+    told: BTreeMap<String, String>,
     /// When a group's layout of experts is to be judged again.
     judge: BTreeMap<String, Duration>,
     /// When to look again though nothing has changed.
@@ -80,16 +91,19 @@ pub struct Controller {
 }
 
 /// Workers that can be in one group: model, fingerprint, size of the group and protocol.
-type Sort = (String, String, usize, u32);
+pub(crate) type Sort = (String, String, usize, u32);
 
-fn sort(worker: &WorkerRecord) -> Sort {
+pub(crate) fn sort(worker: &WorkerRecord) -> Sort {
     (worker.model.clone(), worker.fingerprint.clone(), worker.group_size, worker.release.protocol)
 }
 
+/// Workers that can be given a seat, those that have been blamed last, and else in the order of their names.
+type Free<'a> = Vec<(&'a str, &'a Arc<WorkerRecord>)>;
+
 struct Round<'a> {
     view: &'a View,
-    /// By sort, in the order of their names.
-    free: BTreeMap<Sort, Vec<(&'a str, &'a Arc<WorkerRecord>)>>,
+    reach: Reach<'a>,
+    free: BTreeMap<Sort, Free<'a>>,
     epoch: u64,
     /// One group's layout of experts is judged in a round: it takes up to a second.
     judged: bool,
@@ -126,6 +140,10 @@ impl Controller {
             ended: BTreeMap::new(),
             draining: BTreeMap::new(),
             orphans: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            proven: BTreeMap::new(),
+            blamed: BTreeMap::new(),
+            told: BTreeMap::new(),
             judge: BTreeMap::new(),
             wake: None,
         }
@@ -147,10 +165,11 @@ impl Controller {
         self.began.get_or_insert(now);
         self.known.extend(view.workers.keys().cloned());
         self.remember(view, now);
-        let free = self.free(view, now);
+        let reach = Reach::new(view);
+        let free = self.free(view, &reach, now);
         // At least the time: so an epoch is a new one also where the store has forgotten those that there were.
         let epoch = view.last_epoch().max(self.epoch_base + now.as_millis() as u64);
-        let mut round = Round { view, free, epoch, judged: false, decisions: Vec::new() };
+        let mut round = Round { view, reach, free, epoch, judged: false, decisions: Vec::new() };
         for (id, group) in &view.groups {
             if let Some((record, revision)) = &group.placement {
                 self.tend(&mut round, id, group, record, *revision, now);
@@ -173,6 +192,23 @@ impl Controller {
         self.epochs.retain(|id, _| record(id).is_some());
         self.draining.retain(|id, _| record(id).is_some_and(|record| record.draining));
         self.judge.retain(|id, _| record(id).is_some());
+        self.proven.retain(|id, _| record(id).is_some());
+        self.blamed.retain(|_, blamed| now < blamed.calm());
+        self.seen.retain(|id, _| view.workers.contains_key(id));
+        for (id, worker) in &view.workers {
+            let seen = self.seen.entry(id.clone()).or_insert((worker.incarnation, now));
+            if seen.0 != worker.incarnation {
+                *seen = (worker.incarnation, now);
+            }
+            let heard = seen.1 + limits::PROBE_PATIENCE;
+            if needs_links(worker) && now < heard {
+                self.wake = Some(self.wake.map_or(heard, |wake| wake.min(heard)));
+            }
+        }
+        for (id, group) in view.groups.iter().filter(|(_, group)| group.serves()) {
+            let members = group.record().into_iter().flat_map(|record| &record.members);
+            self.proven.insert(id.clone(), members.map(|member| (member.worker.clone(), member.incarnation)).collect());
+        }
         for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
             let seen = || (record.epoch(), Series::begin(now), of(record));
             let (epoch, series, _) = self.epochs.entry(id.clone()).or_insert_with(seen);
@@ -205,9 +241,9 @@ impl Controller {
         now >= until
     }
 
-    /// Workers that can be given a seat.
-    fn free<'a>(&mut self, view: &'a View, now: Duration) -> BTreeMap<Sort, Vec<(&'a str, &'a Arc<WorkerRecord>)>> {
-        let mut free: BTreeMap<Sort, Vec<_>> = BTreeMap::new();
+    fn free<'a>(&mut self, view: &'a View, reach: &Reach, now: Duration) -> BTreeMap<Sort, Free<'a>> {
+        let mut free: BTreeMap<Sort, Free> = BTreeMap::new();
+        let told = std::mem::take(&mut self.told);
         let records = || view.groups.values().filter_map(Group::record);
         let taken: BTreeSet<&str> =
             records().flat_map(|record| record.members.iter().map(|member| member.worker.as_str())).collect();
@@ -224,9 +260,25 @@ impl Controller {
                 self.wake_at(since + limits::ORPHAN_TIME);
                 continue;
             }
-            free.entry(sort(worker)).or_default().push((id.as_str(), worker));
+            self.tell(&told, id, view, reach, now);
+            if !self.is_expired(worker, now) {
+                free.entry(sort(worker)).or_default().push((id.as_str(), worker));
+            }
+        }
+        for free in free.values_mut() {
+            free.sort_by_key(|(id, _)| self.blamed.contains_key(*id));
         }
         free
+    }
+
+    /// Whether its peers take its certificate no more.
+    fn is_expired(&mut self, worker: &WorkerRecord, now: Duration) -> bool {
+        let Some(expires) = worker.expires else { return false };
+        let at = Duration::from_secs(expires).saturating_sub(Duration::from_millis(self.epoch_base));
+        if now < at {
+            self.wake_at(at);
+        }
+        now >= at
     }
 
     /// One group: whether its members are there, and what is to be done if not.
@@ -240,7 +292,7 @@ impl Controller {
         now: Duration,
     ) {
         let view = round.view;
-        let mut lost = self.lost(view, group, record, now);
+        let mut lost = self.lost(round, id, group, record, now);
         let of_epoch = |trouble: &&crate::records::Trouble| trouble.epoch == record.epoch();
         let broken = group.trouble.values().find(of_epoch);
         let mut why = match (lost.first(), broken) {
@@ -257,9 +309,19 @@ impl Controller {
         let state = |member: &Member| view.workers.get(&member.worker).map(|worker| worker.state);
         let leaving: Vec<usize> =
             (0..record.members.len()).filter(|&i| state(&record.members[i]) == Some(WorkerState::Draining)).collect();
+        let expired = |controller: &mut Self, member: &Member| {
+            view.workers.get(&member.worker).is_some_and(|worker| controller.is_expired(worker, now))
+        };
+        let expired: BTreeSet<usize> =
+            (0..record.members.len()).filter(|&i| expired(self, &record.members[i])).collect();
+        let without = |out: &BTreeSet<usize>| -> Vec<Member> {
+            let members = record.members.iter().enumerate().filter(|(i, _)| !out.contains(i));
+            members.map(|(_, member)| member.clone()).collect()
+        };
         if change {
-            // They do not come along.
+            // They do not come along: they leave, or nobody would link with them again.
             lost.extend(&leaving);
+            lost.extend(&expired);
         } else if !leaving.is_empty() {
             if self.may_leave(round, id, group, record, now) {
                 why = format!("{} drains", record.members[leaving[0]].worker);
@@ -276,61 +338,34 @@ impl Controller {
         }
         let overloaded =
             |member: &Member| view.workers.get(&member.worker).is_some_and(|w| member.ranks.len() > w.ranks);
+        let settled = self.settled(now);
         if !change
+            && settled
+            && !expired.is_empty()
+            && !self.successors(round, record, &without(&expired), now).is_empty()
+        {
+            // Until somebody can take its ranks, it goes on over the connections that it has.
+            why = format!(
+                "the certificate of {} has expired",
+                record.members[expired.iter().next().copied().unwrap_or(0)].worker
+            );
+            lost.extend(&expired);
+            change = true;
+        }
+        if !change
+            && settled
             && record.members.iter().any(overloaded)
-            && self.settled(now)
-            && round.free.get(&of(record)).is_some_and(|free| !free.is_empty())
+            && !self.successors(round, record, &record.members, now).is_empty()
         {
             (why, change) = ("there are workers again for ranks that others stood in for".into(), true);
         }
         if change && now < due {
             self.wake_at(due);
         } else if change {
-            self.reform(round, id, record, at, &lost, &why);
+            self.reform(round, id, record, at, &lost, &why, now);
         } else if leaving.is_empty() && !record.draining {
             self.rebalance(round, id, group, record, at, now);
         }
-    }
-
-    /// Members that are not there any more.
-    fn lost(&mut self, view: &View, group: &Group, record: &GroupRecord, now: Duration) -> BTreeSet<usize> {
-        let mut lost = BTreeSet::new();
-        let here =
-            |member: &Member| view.workers.get(&member.worker).is_some_and(|w| w.incarnation == member.incarnation);
-        for (i, member) in record.members.iter().enumerate() {
-            if here(member) {
-                continue;
-            }
-            let replaced = view.workers.contains_key(&member.worker);
-            // A worker that the store does not hear, but its group does, goes on.
-            let heard = |other: usize| {
-                other != i
-                    && here(&record.members[other])
-                    && group.ready.get(&record.first_rank(other)).is_some_and(|ready| ready.epoch == record.epoch())
-            };
-            let witnessed = (0..record.members.len()).any(heard);
-            let unknown = !self.known.contains(&member.worker) && !self.settled(now);
-            if replaced || !(witnessed || unknown) {
-                lost.insert(i);
-            }
-        }
-        if !lost.is_empty() {
-            return lost;
-        }
-        let mut votes = vec![0usize; record.members.len()];
-        for (&rank, trouble) in group.trouble.iter().filter(|(_, trouble)| trouble.epoch == record.epoch()) {
-            let suspect = trouble.suspect.and_then(|suspect| record.member_of(suspect));
-            // A member that cannot load suspects itself.
-            if let (Some(by), Some(suspect)) = (record.member_of(rank), suspect)
-                && here(&record.members[by])
-            {
-                votes[suspect] += 1;
-            }
-        }
-        // Two that cannot hear each other suspect each other: one goes, the later one.
-        let most = (0..votes.len()).filter(|&i| votes[i] > 0).max_by_key(|&i| (votes[i], i));
-        lost.extend(most);
-        lost
     }
 
     /// Whether a member that wants to leave can: nobody needs it, or it has waited for long.
@@ -338,9 +373,11 @@ impl Controller {
         let mut others =
             round.view.groups.iter().filter(|(other, _)| *other != id).filter_map(|(_, g)| g.record().map(|r| (g, r)));
         let elsewhere = others.any(|(g, r)| r.model == record.model && !r.draining && g.serves());
-        let free: usize =
-            round.free.get(&of(record)).map_or(0, |free| free.iter().map(|(_, worker)| worker.ranks).sum());
-        let replaceable = free > 0;
+        let stays = |member: &&Member| {
+            round.view.workers.get(&member.worker).is_none_or(|worker| worker.state != WorkerState::Draining)
+        };
+        let others: Vec<Member> = record.members.iter().filter(stays).cloned().collect();
+        let replaceable = !self.successors(round, record, &others, now).is_empty();
         if !elsewhere && replaceable || !group.serves() {
             return true;
         }
@@ -360,106 +397,15 @@ impl Controller {
         true
     }
 
-    /// The group again without those that are lost: their ranks go to others, or to its own members as far as these have
-    /// room, or the group is over. There are as many ranks as before, so what is computed stays the same to the bit.
-    fn reform(
-        &mut self,
-        round: &mut Round,
-        id: &str,
-        record: &GroupRecord,
-        at: Revision,
-        lost: &BTreeSet<usize>,
-        why: &str,
-    ) {
-        let view = round.view;
-        let mut free = round.free.remove(&of(record)).unwrap_or_default();
-        let mut members: Vec<Member> = record
-            .members
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| !lost.contains(i))
-            .map(|(_, known)| known.clone())
-            .collect();
-        let mut open: Vec<usize> =
-            (0..record.group_size).filter(|rank| !members.iter().any(|member| member.ranks.contains(rank))).collect();
-        // Those who stand in for others give back what somebody can take. The others keep theirs, and so their weights.
-        let room: usize = free.iter().map(|(_, worker)| worker.ranks).sum();
-        for member in &mut members {
-            let regular = view.workers.get(&member.worker).map_or(0, |worker| worker.ranks);
-            while member.ranks.len() > regular.max(1) && open.len() < room {
-                open.extend(member.ranks.pop());
-            }
-        }
-        open.sort_unstable();
-        while !open.is_empty() && !free.is_empty() {
-            let (name, worker) = free.remove(0);
-            members.push(member(name, worker, open.drain(..open.len().min(worker.ranks)).collect()));
-        }
-        for rank in std::mem::take(&mut open) {
-            let most = |member: &Member| view.workers.get(&member.worker).map_or(0, |worker| worker.most_ranks);
-            let able = members.iter_mut().filter(|member| member.ranks.len() < most(member));
-            match able.min_by_key(|member| member.ranks.len()) {
-                Some(member) => {
-                    member.ranks.push(rank);
-                    member.ranks.sort_unstable();
-                }
-                None => open.push(rank),
-            }
-        }
-        let epoch = round.next_epoch();
-        // Experts stay where they are, and so the survivors' weights do.
-        let placement = open.is_empty().then(|| Placement { epoch, ..record.placement.clone() });
-        if placement.is_none() {
-            // Whoever was to take the lost ranks stays free.
-            let new = |member: &&Member| record.member(&member.worker, member.incarnation).is_none();
-            let again = members.iter().filter(new).filter_map(|member| view.workers.get_key_value(&member.worker));
-            free.extend(again.map(|(id, worker)| (id.as_str(), worker)));
-            members.clear();
-        }
-        members.sort_by(|a, b| a.ranks.cmp(&b.ranks));
-        round.free.insert(of(record), free);
-        let key = self.keys.placement(id);
-        let mut transaction = Transaction::default().when(Condition::At(key.clone(), at));
-        let stays = |worker: &str| members.iter().any(|member| member.worker == worker);
-        let gone: Vec<&Member> = record.members.iter().filter(|member| !stays(&member.worker)).collect();
-        let free_seat = encode(&Seat { group: None, epoch });
-        for member in &gone {
-            transaction = transaction.put(self.keys.seat(&member.worker), free_seat.clone(), None);
-        }
-        let (kind, why) = match placement {
-            Some(placement) => {
-                let same = |(worker, n): &(String, u64)| view.workers.get(worker).is_some_and(|w| w.incarnation == *n);
-                let mut out: Vec<(String, u64)> = record.out.iter().filter(|out| same(out)).cloned().collect();
-                out.extend(gone.iter().map(|member| (member.worker.clone(), member.incarnation)).filter(same));
-                let names: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
-                let why = format!("{id}: {why}; epoch {epoch} on {}", names.join(", "));
-                let seat = encode(&Seat { group: Some(id.to_owned()), epoch });
-                for member in &members {
-                    let at = self.keys.seat(&member.worker);
-                    if record.member(&member.worker, member.incarnation).is_none() {
-                        // As for a new group.
-                        transaction = transaction.when(view.unchanged(at.clone()));
-                    }
-                    transaction = transaction.put(at, seat.clone(), None);
-                }
-                let draining = false;
-                let record = GroupRecord { members, placement, draining, out, ..record.clone() };
-                transaction = transaction.put(key, encode(&record), None);
-                (Kind::Reform, why)
-            }
-            None => {
-                transaction = transaction.delete(key);
-                (Kind::Dissolve, format!("{id}: {why}; the others cannot hold all ranks, the group is over"))
-            }
-        };
-        round.decisions.push(Decision { kind, why, transaction });
-    }
-
     /// New groups of workers that have none.
     fn form(&mut self, round: &mut Round, now: Duration) {
-        let all_free = std::mem::take(&mut round.free);
+        let mut all_free = std::mem::take(&mut round.free);
         if all_free.values().all(Vec::is_empty) {
             return;
+        }
+        for free in all_free.values_mut() {
+            // Nor is one that can link with nobody a spare.
+            free.retain(|(id, _)| !round.reach.is_alone(id));
         }
         let groups = round.view.groups.values().filter_map(Group::record);
         let sorts: BTreeSet<Sort> = groups.map(|record| of(record)).collect();
@@ -474,16 +420,10 @@ impl Controller {
             let mut spares = if sorts.contains(&sort) { self.settings.spares } else { 0 };
             let (model, fingerprint, group_size, protocol) = sort;
             while free.len() > spares {
-                let (mut chosen, mut ranks) = (Vec::new(), 0);
-                for (i, (_, worker)) in free.iter().enumerate() {
-                    if ranks + worker.ranks <= group_size {
-                        chosen.push(i);
-                        ranks += worker.ranks;
-                    }
-                }
-                if ranks < group_size || free.len() < chosen.len() + spares {
+                let crews = (0..free.len()).map(|first| self.linked(round, &free, first, group_size, now));
+                let Some(chosen) = crews.flatten().next().filter(|chosen| free.len() >= chosen.len() + spares) else {
                     break;
-                }
+                };
                 let mut next = 0;
                 let seat = |&i: &usize| {
                     let (name, worker) = free[i];

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod memory;
 pub mod mirror;
 pub mod placement;
+pub mod reach;
 pub mod rebalance;
 pub mod records;
 mod retry;

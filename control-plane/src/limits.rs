@@ -34,6 +34,15 @@ pub const ORPHAN_TIME: Duration = Duration::from_secs(6);
 pub const REFORM_PAUSE: Duration = Duration::from_secs(1);
 /// ... up to this. After a calm time of twice the pause it is the shortest one again.
 pub const REFORM_PAUSE_LONGEST: Duration = Duration::from_secs(16);
+/// A worker that a group was put together anew without, because its ranks were missed, is given no seat that others can do
+/// without for so long; the pause doubles each time ...
+pub const BLAME_PAUSE: Duration = Duration::from_secs(10);
+/// ... up to this. After four times the pause, what has happened does not count any more.
+pub const BLAME_PAUSE_LONGEST: Duration = Duration::from_secs(300);
+/// Peers that a worker tries to link with.
+pub const PROBED: usize = 16;
+/// How long the controller waits to hear whether a new worker can link with its peers: longer than a worker tries.
+pub const PROBE_PATIENCE: Duration = Duration::from_secs(4);
 /// A member that leaves waits at least so long for routers to hear of it ...
 pub const DRAIN_QUIET: Duration = Duration::from_millis(500);
 /// ... and at most so long for sequences to finish; they go on elsewhere then.

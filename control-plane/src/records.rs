@@ -76,6 +76,11 @@ impl Keys {
         format!("{}controller", self.root)
     }
 
+    /// With which peers the worker can link. Leased by the worker.
+    pub fn links(&self, worker: &str) -> String {
+        format!("{}links/{worker}", self.root)
+    }
+
     /// A worker that is asked to leave. Written by `rein drain`, taken away by the worker.
     pub fn drain(&self, worker: &str) -> String {
         format!("{}drains/{worker}", self.root)
@@ -148,6 +153,9 @@ pub struct WorkerRecord {
     pub seat: Seat,
     #[serde(default, flatten)]
     pub release: Release,
+    /// When its peers take its certificate no more, in seconds since 1970; None: it has none, or none that ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<u64>,
 }
 
 /// A worker is asked to leave: as it was then, or since; not one that is started later.

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::de::DeserializeOwned;
 
 use crate::{
+    reach::LinkReport,
     records::{ExpertLoad, GroupRecord, Keys, Load, Ready, Release, RouterRecord, Seat, Trouble, WorkerRecord, decode},
     store::{Condition, Entry, Revision, Snapshot},
 };
@@ -16,6 +17,8 @@ pub struct View {
     pub seats: BTreeMap<String, Seat>,
     pub groups: BTreeMap<String, Group>,
     pub routers: BTreeMap<String, RouterRecord>,
+    /// By worker: with whom it can link.
+    pub links: BTreeMap<String, Arc<LinkReport>>,
     /// The active controller.
     pub controller: Option<String>,
     pub controller_release: Release,
@@ -96,6 +99,7 @@ impl View {
             ["workers", id] => set(&mut self.workers, id.to_owned(), read(key, entry).map(Arc::new)),
             ["seats", id] => set(&mut self.seats, id.to_owned(), read(key, entry)),
             ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
+            ["links", id] => set(&mut self.links, id.to_owned(), read(key, entry).map(Arc::new)),
             ["controller"] => {
                 // Its name, its lease, its protocol and its version.
                 let said = entry.map(|entry| String::from_utf8_lossy(&entry.value).into_owned()).unwrap_or_default();

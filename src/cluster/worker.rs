@@ -67,6 +67,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             state: WorkerState::Ready,
             seat: Seat::default(),
             release: super::release(),
+            expires: None,
         };
         let http = Bound::new(args.http.as_ref()).await?;
         let (leave, leaving) = watch::channel(false);

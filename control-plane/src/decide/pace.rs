@@ -11,18 +11,35 @@ pub struct Series {
     /// When the last one was seen.
     since: Duration,
     count: u32,
+    pace: Pace,
 }
+
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    first: Duration,
+    longest: Duration,
+    /// After so many pauses what has happened does not count any more.
+    calm: u32,
+}
+
+const REFORM: Pace = Pace { first: limits::REFORM_PAUSE, longest: limits::REFORM_PAUSE_LONGEST, calm: 2 };
+const BLAME: Pace = Pace { first: limits::BLAME_PAUSE, longest: limits::BLAME_PAUSE_LONGEST, calm: 4 };
 
 impl Series {
     /// A thing that is new at this time, and has not changed yet.
     pub fn begin(now: Duration) -> Self {
-        Series { since: now, count: 0 }
+        Series { since: now, count: 0, pace: REFORM }
     }
 
-    /// It has changed. After a time twice as long as the pause, it counts as the first change.
+    /// A worker that has not been blamed yet.
+    pub fn blameless(now: Duration) -> Self {
+        Series { since: now, count: 0, pace: BLAME }
+    }
+
+    /// It has changed. After a calm time, it counts as the first change.
     pub fn next(self, now: Duration) -> Self {
         let count = if now >= self.calm() { 1 } else { self.count.saturating_add(1) };
-        Series { since: now, count }
+        Series { since: now, count, ..self }
     }
 
     /// When the last change was seen.
@@ -33,7 +50,7 @@ impl Series {
     fn pause(self) -> Duration {
         match self.count {
             0 => Duration::ZERO,
-            count => limits::REFORM_PAUSE.saturating_mul(1 << (count - 1).min(16)).min(limits::REFORM_PAUSE_LONGEST),
+            count => self.pace.first.saturating_mul(1 << (count - 1).min(16)).min(self.pace.longest),
         }
     }
 
@@ -44,11 +61,11 @@ impl Series {
 
     /// As `due`, for a change that nobody's loss demands: it waits also after the beginning.
     pub fn due_later(self) -> Duration {
-        self.since + self.pause().max(limits::REFORM_PAUSE)
+        self.since + self.pause().max(self.pace.first)
     }
 
     /// When what has happened does not count any more.
     pub fn calm(self) -> Duration {
-        self.since + 2 * self.pause().max(limits::REFORM_PAUSE)
+        self.since + self.pace.calm * self.pause().max(self.pace.first)
     }
 }

@@ -4,6 +4,7 @@
 mod competing;
 mod layouts;
 mod pace;
+mod reach;
 mod releases;
 
 use std::{
@@ -39,6 +40,7 @@ struct Worker {
     /// From the store.
     cut: bool,
     record: WorkerRecord,
+    links: reach::Links,
     member: Option<Membership>,
     heard: Duration,
     /// What it has in the store, or would have.
@@ -79,6 +81,8 @@ struct Cluster {
     controller: Option<Controller>,
     view: View,
     now: Duration,
+    /// Workers as the store has them, at the beginning of this tick.
+    known: BTreeMap<String, WorkerRecord>,
     size: usize,
     /// Of each group.
     epochs: BTreeMap<String, u64>,
@@ -102,12 +106,14 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         state: WorkerState::Ready,
         seat: Seat::default(),
         release: Release::default(),
+        expires: None,
     };
     Worker {
         alive: true,
         stopped: false,
         cut: false,
         record,
+        links: reach::Links::default(),
         member: None,
         heard: Duration::ZERO,
         keys: BTreeMap::new(),
@@ -123,6 +129,7 @@ impl Cluster {
             controller: Some(Controller::new(keys.clone(), settings(spares), 0)),
             view: View::default(),
             now: Duration::ZERO,
+            known: BTreeMap::new(),
             size,
             epochs: BTreeMap::new(),
             decisions: 0,
@@ -162,6 +169,7 @@ impl Cluster {
 
     fn tick(&mut self) {
         self.now += TICK;
+        self.known = self.registered();
         let ids: Vec<String> = self.workers.keys().cloned().collect();
         for id in &ids {
             self.link(id);
@@ -170,7 +178,10 @@ impl Cluster {
         for id in &ids {
             let worker = &self.workers[id];
             if self.now > worker.heard + LEASE {
-                for key in worker.keys.keys().cloned().collect::<Vec<_>>() {
+                let is_own = |(key, value): &(&String, &Vec<u8>)| {
+                    self.store.entries.get(*key).is_some_and(|entry| entry.value == **value)
+                };
+                for key in worker.keys.iter().filter(is_own).map(|(key, _)| key.clone()).collect::<Vec<_>>() {
                     self.put(&key, None);
                 }
             }
@@ -190,7 +201,12 @@ impl Cluster {
                 let same = other_worker.member.as_ref().is_some_and(|theirs| {
                     (&theirs.group, theirs.record.epoch(), theirs.over) == (&member.group, member.record.epoch(), false)
                 });
-                runs(other_worker) && other_worker.record.incarnation == other.incarnation && same
+                // What is linked stays so.
+                let open = member.linked || me.links.open && other_worker.links.open;
+                (open || other.worker == id)
+                    && runs(other_worker)
+                    && other_worker.record.incarnation == other.incarnation
+                    && same
             })
         };
         let missing = member.record.members.iter().position(|other| with(other).is_none());
@@ -307,7 +323,8 @@ impl Cluster {
         worker.keys.insert(self.keys.worker(id), encode(&worker.record).to_vec());
         let leader = worker.member.as_ref().filter(|member| member.rank == 0 && member.linked && !member.over);
         let restored = leader.map(|member| (self.keys.placement(&member.group), member.record.clone()));
-        for (key, value) in worker.keys.clone() {
+        self.report(id);
+        for (key, value) in self.workers[id].keys.clone() {
             self.put(&key, Some(value));
         }
         if let Some((key, record)) = restored

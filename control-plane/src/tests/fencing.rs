@@ -105,6 +105,7 @@ async fn workers(store: &Memory, keys: &Keys, count: usize) {
             state: WorkerState::Ready,
             seat: Seat::default(),
             release: Release::default(),
+            expires: None,
         };
         let put = Transaction::default().put(keys.worker(&format!("w{i}")), encode(&record), None);
         store.commit(put).await.unwrap().unwrap();

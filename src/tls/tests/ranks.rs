@@ -242,6 +242,7 @@ fn handshakes_that_do_not_end_keep_no_rank_out() {
     let last = dripping.last().expect("300 of them").try_clone().expect("a socket");
     let began = Instant::now();
     let (stop, stopped) = sync_channel::<()>(1);
+    let addresses = addresses([&listeners[0], &listeners[1]]);
     std::thread::scope(|scope| {
         scope.spawn(move || {
             // A handshake record of 16 KiB that holds a client's hello of as many bytes.
@@ -254,7 +255,6 @@ fn handshakes_that_do_not_end_keep_no_rank_out() {
                 }
             }
         });
-        let addresses = addresses([&listeners[0], &listeners[1]]);
         let other = scope.spawn(|| listeners[1].join(&member(1, &addresses), PATIENCE));
         listeners[0].join(&member(0, &addresses), PATIENCE).expect("both come");
         other.join().expect("no panic").expect("both come");

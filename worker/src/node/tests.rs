@@ -138,6 +138,7 @@ impl Worker {
             state: WorkerState::Ready,
             seat: Seat::default(),
             release: Release::default(),
+            expires: None,
         };
         let options = NodeOptions {
             keys: keys.clone(),
