@@ -7,14 +7,15 @@ use std::time::Duration;
 use rein_grammar::Enforcement;
 use rein_router::keys::ApiKeys;
 use rein_router::reread::FileError;
-use rein_router::{Policy, Router, RouterConfig};
+use rein_router::{Policy, ProcessMetrics, Router, RouterConfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::args::{AdmissionArgs, EdgeArgs, EnforcementArg, MasksArg};
+use crate::cluster::Text;
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, serve_http, turned};
 use crate::say;
-use crate::tls::{self, ServerTls};
+use crate::tls::{self, Certificate, ServerTls};
 
 pub fn policy(args: &EdgeArgs) -> Result<Policy, Box<dyn Error>> {
     Ok(Policy {
@@ -41,6 +42,17 @@ pub fn config(args: &EdgeArgs) -> Result<RouterConfig, FileError> {
     })
 }
 
+/// Watches these certificates, and shows in `/metrics` how long they are valid.
+pub fn certificates(certificates: Vec<Certificate>) -> ProcessMetrics {
+    // What is watched beside is for workers.
+    drop(tls::watch(certificates.clone()));
+    ProcessMetrics::new(move || {
+        let mut text = Text::default();
+        text.certificates(&certificates);
+        text.0
+    })
+}
+
 /// Bound before anything is loaded: a taken port is told at once.
 pub struct Listeners {
     pub http: TcpListener,
@@ -57,6 +69,11 @@ impl Listeners {
             http: bind("--http", &args.http).await?,
             grpc: bind("--grpc", &args.grpc).await?,
         })
+    }
+
+    /// What public listeners show; both show the same.
+    pub fn certificate(&self) -> Option<Certificate> {
+        self.http_tls.as_ref().map(|tls| tls.certificate.clone())
     }
 
     /// Until a signal to stop. Then `leaving`, which drains the router, has its time, and `cut` runs where that is over.

@@ -10,7 +10,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use rein_router::textmodel::{Overrides, TextModel};
-use rein_router::{ModelEntry, Router};
+use rein_router::{ModelEntry, Router, RouterConfig};
 use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
@@ -44,8 +44,9 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             EngineKind::Sim => Box::new(sim(&args.engine, &text)),
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine));
+        let process_metrics = edge::certificates(listeners.certificate().into_iter().collect());
         let router = Router::new(
-            edge::config(&args.edge)?,
+            RouterConfig { process_metrics, ..edge::config(&args.edge)? },
             vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()), policy }],
         )?;
         // The engine's end after the router's: what is being answered may still have sequences to begin.

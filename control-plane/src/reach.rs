@@ -1,7 +1,10 @@
 //! Which workers of a model can link with which: what each has found when it tried, and what that means for seats. It does
 //! not know how links are tried, nor who has which seat.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    borrow::Borrow,
+    collections::{BTreeMap, HashMap},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -63,10 +66,10 @@ impl<'a> Circle<'a> {
 }
 
 /// The peers that a worker tries to link with: the nearest ones in its circle. Each of them tries this one, too.
-pub fn peers<'a>(id: &str, workers: &'a BTreeMap<String, WorkerRecord>) -> Vec<&'a str> {
-    let Some(own) = workers.get(id).filter(|own| needs_links(own)) else { return Vec::new() };
+pub fn peers<'a, W: Borrow<WorkerRecord>>(id: &str, workers: &'a BTreeMap<String, W>) -> Vec<&'a str> {
+    let Some(own) = workers.get(id).map(W::borrow).filter(|own| needs_links(own)) else { return Vec::new() };
     let same = sort(own);
-    let like = workers.iter().filter(|(_, worker)| sort(worker) == same);
+    let like = workers.iter().filter(|(_, worker)| sort((*worker).borrow()) == same);
     let circle = Circle::new(like.map(|(id, _)| id.as_str()).collect());
     circle.0.iter().position(|name| *name == id).map_or(Vec::new(), |place| circle.near(place))
 }

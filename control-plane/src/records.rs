@@ -23,6 +23,11 @@ impl Keys {
         &self.root
     }
 
+    /// Before the keys of all workers.
+    pub fn workers(&self) -> String {
+        format!("{}workers/", self.root)
+    }
+
     /// Leased by the worker.
     pub fn worker(&self, id: &str) -> String {
         format!("{}workers/{id}", self.root)

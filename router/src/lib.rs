@@ -93,6 +93,28 @@ pub struct RouterConfig {
     pub policy: RoutePolicy,
     /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None: never.
     pub hedge_after: Option<Duration>,
+    /// What `/metrics` shows beside the router's own.
+    pub process_metrics: ProcessMetrics,
+}
+
+/// Metrics of the process around a router, in the Prometheus text format.
+#[derive(Clone, Default)]
+pub struct ProcessMetrics(Option<Arc<dyn Fn() -> String + Send + Sync>>);
+
+impl ProcessMetrics {
+    pub fn new(write: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        ProcessMetrics(Some(Arc::new(write)))
+    }
+
+    fn write(&self) -> String {
+        self.0.as_ref().map_or_else(String::new, |write| write())
+    }
+}
+
+impl std::fmt::Debug for ProcessMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ProcessMetrics")
+    }
 }
 
 impl Default for RouterConfig {
@@ -108,6 +130,7 @@ impl Default for RouterConfig {
             allow_dropped_tools: false,
             policy: RoutePolicy::CacheAware,
             hedge_after: None,
+            process_metrics: ProcessMetrics::default(),
         }
     }
 }
@@ -300,6 +323,7 @@ impl Core {
         if let Some(keys) = &self.config.keys {
             keys.write_metrics(&mut report);
         }
+        report.push_str(&self.config.process_metrics.write());
         report
     }
 }

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use crate::args::listen::ListenAddr;
 use crate::listen::{CLOSE_TIME, bind, serve_http, turned};
 use crate::say;
+use crate::tls::Certificate;
 
 /// Where it comes from: asked at each request.
 pub struct Page {
@@ -86,6 +87,7 @@ fn began() -> u64 {
 }
 
 /// The Prometheus text format. Label values are names of the cluster, in which nothing needs an escape.
+#[derive(Default)]
 pub struct Text(pub String);
 
 pub struct Family<'a> {
@@ -102,6 +104,17 @@ impl Text {
         let help = "When this process began to serve, in seconds since 1970.";
         text.family("process_start_time_seconds", "gauge", help).sample(&[], began());
         text
+    }
+
+    pub fn certificates(&mut self, certificates: &[Certificate]) {
+        let left = |certificate: &Certificate| Some((certificate.usage, certificate.seconds_left()?));
+        let left: Vec<_> = certificates.iter().filter_map(left).collect();
+        if left.is_empty() {
+            return;
+        }
+        let help = "Seconds until a certificate of this process expires; negative: since it has.";
+        let mut family = self.family("rein_certificate_expiry_seconds", "gauge", help);
+        left.iter().for_each(|(usage, seconds)| family.sample(&[("usage", usage)], seconds));
     }
 
     pub fn family(&mut self, name: &str, kind: &str, help: &str) -> Family<'_> {

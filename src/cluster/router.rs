@@ -47,7 +47,8 @@ async fn refused(id: String, mut held: watch::Receiver<Held>) -> String {
 
 pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
-    let links = Links::new(Peers::open(&args.peer)?)?;
+    let peers = Peers::open(&args.peer)?;
+    let links = Links::new(peers.clone())?;
     let policy = edge::policy(&args.edge)?;
     if let Some(path) = &args.edge.chat_template {
         std::fs::read_to_string(path).map_err(|e| format!("--chat-template: cannot read {}: {e}", path.display()))?;
@@ -72,7 +73,10 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let id = id(&args.id, http.port())?;
         let dial: Dial = Arc::new(move |address| links.dial(address));
         let hedge_after = args.hedge_after.map(Duration::from_millis);
-        let router = Router::open(RouterConfig { policy: args.policy, hedge_after, ..edge::config(&args.edge)? })?;
+        let certificates = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
+        let process_metrics = edge::certificates(certificates);
+        let config = RouterConfig { policy: args.policy, hedge_after, process_metrics, ..edge::config(&args.edge)? };
+        let router = Router::open(config)?;
         let fleet = Fleet { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
         let following = {
             let router = router.clone();

@@ -2,7 +2,9 @@
 
 use std::error::Error;
 use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use rein_control_plane::reach::Reach;
 use rein_control_plane::rebalance::worst;
 use rein_control_plane::records::{Keys, Release, WorkerRecord, WorkerState};
 use rein_control_plane::view::Group;
@@ -60,6 +62,15 @@ pub fn state(group: &Group) -> &'static str {
     }
 }
 
+/// Why a worker would not be given a seat beside some of its peers, or by nobody; empty: nothing is known against it.
+fn against(reach: &Reach, id: &str, worker: &WorkerRecord) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    match worker.expires {
+        Some(expires) if expires <= now => "its certificate has expired".into(),
+        _ => reach.why(id),
+    }
+}
+
 /// What a worker is doing, in a word.
 pub fn worker_state(view: &View, id: &str, worker: &WorkerRecord) -> &'static str {
     let record = worker.seat.group.as_deref().and_then(|group| view.groups.get(group)?.record());
@@ -104,11 +115,17 @@ fn json(view: &View) -> Value {
             (id.clone(), value)
         })
         .collect();
+    let reach = Reach::new(view);
     let workers: serde_json::Map<String, Value> = view
         .workers
         .iter()
         .map(|(id, worker)| {
+            let faults = |inbound| -> serde_json::Map<String, Value> {
+                let faults = reach.faults(id).into_iter().filter(move |fault| fault.inbound == inbound);
+                faults.map(|fault| (fault.other.to_owned(), fault.why.into())).collect()
+            };
             let value = json!({
+                "missed_by": faults(true), "cannot_reach": faults(false), "certificate_expires": worker.expires,
                 "model": worker.model, "address": worker.address, "mesh": worker.mesh, "device": worker.device,
                 "state": worker.state, "ranks": worker.ranks, "group_size": worker.group_size,
                 "group": worker.seat.group, "epoch": worker.seat.epoch, "incarnation": worker.incarnation,
@@ -185,6 +202,13 @@ fn table(cluster: &str, view: &View) -> String {
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
+    let reach = Reach::new(view);
+    for (id, worker) in &view.workers {
+        let why = against(&reach, id, worker);
+        if !why.is_empty() {
+            out.push_str(&format!("{id}: {why}\n"));
+        }
+    }
     let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "VERSION", "PROTOCOL"])];
     for (id, router) in &view.routers {
         let state = if router.draining { "draining" } else { "serving" };

@@ -25,7 +25,7 @@ use super::{fingerprint, keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, turned};
 use crate::say;
-use crate::tls::{Peers, ServerTls};
+use crate::tls::{self, Certificate, Peers, ServerTls};
 use crate::{load, serve};
 
 pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
@@ -49,6 +49,9 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let failed = |e: std::io::Error| format!("--mesh: cannot listen on {mesh}: {e}");
         let addresses = mesh.resolve().await.map_err(failed)?;
         let listener = tcp::Listener::bind(addresses.as_slice(), secure).map_err(failed)?;
+        if peers.is_none() {
+            warn_if_open("--mesh", listener.address(), OPEN_MESH);
+        }
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let fingerprint::Fingerprints { whole, text } = fingerprint::of(&args, &work, &files)?;
         let record = WorkerRecord {
@@ -77,15 +80,17 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             (_, id) => Arc::new(Fan::new(store, &super::id(id, "replicas")?, keys.root())) as Arc<dyn Store>,
         };
         let tls = peers.as_ref().map(Peers::server);
+        let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).collect();
+        let expires = tls::watch(certificates.clone());
         let listener = Arc::new(listener);
-        let shared = Shared { args: &args, tls, keys, store, work, files, listener, record, leaving };
+        let shared = Shared { args: &args, tls, keys, store, work, files, listener, record, leaving, expires };
         let (mut workers, mut shown) = (JoinSet::new(), Vec::new());
         for replica in 0..args.replicas {
             let (worker, runs) = shared.worker(replica).await?;
             workers.spawn(runs);
             shown.push(worker);
         }
-        let http = http.open(page(shown))?;
+        let http = http.open(page(shown, certificates))?;
         let ended = async {
             while let Some(ended) = workers.join_next().await {
                 ended??;
@@ -116,6 +121,17 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     ran
 }
 
+const OPEN_GRPC: &str = "whoever reaches it can generate and read the model's text files";
+const OPEN_MESH: &str = "whoever reaches it, and knows a group, its epoch and a rank, can take that rank's place";
+
+/// Of a port without mutual TLS.
+fn warn_if_open(flag: &str, address: SocketAddr, who: &str) {
+    if !address.ip().is_loopback() {
+        let advice = "bind it to a private address, or set --peer-ca, --peer-cert and --peer-key";
+        tracing::warn!("{flag}: {address} is unencrypted and unauthenticated: {who}; {advice}");
+    }
+}
+
 /// Where others reach an address of this process.
 fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> {
     let host = match &args.advertise {
@@ -140,6 +156,7 @@ struct Shared<'a> {
     listener: Arc<tcp::Listener>,
     record: WorkerRecord,
     leaving: watch::Receiver<bool>,
+    expires: watch::Receiver<Option<u64>>,
 }
 
 impl Shared<'_> {
@@ -152,6 +169,9 @@ impl Shared<'_> {
         let listen = if replica == 0 { args.listen.clone() } else { args.listen.any_port() };
         let socket = bind("--listen", &listen).await?;
         let address = socket.local_addr()?;
+        if self.tls.is_none() && replica == 0 {
+            warn_if_open("--listen", address, OPEN_GRPC);
+        }
         let id = match (&args.id, args.replicas) {
             (Some(id), 2..) => Some(format!("{id}-{replica}")),
             (id, _) => id.clone(),
@@ -165,6 +185,7 @@ impl Shared<'_> {
             engine: serve::engine_options(&args.engine),
             step_deadline: Duration::from_secs_f64(args.step_deadline),
             lease: LEASE,
+            expires: self.expires.clone(),
         };
         let switch = Switch::default();
         let (closing, closed) = watch::channel(false);
@@ -200,12 +221,12 @@ struct Shown {
     readiness: Readiness,
 }
 
-fn page(workers: Vec<Shown>) -> Page {
+fn page(workers: Vec<Shown>, certificates: Vec<Certificate>) -> Page {
     let workers = Arc::new(workers);
     let shown = workers.clone();
     let metrics = move || {
         let of = |worker: &Shown| (worker.id.clone(), worker.readiness.verdict().ready, worker.switch.report());
-        metrics(&shown.iter().map(of).collect::<Vec<_>>())
+        metrics(&shown.iter().map(of).collect::<Vec<_>>(), &certificates)
     };
     // Of several: the first that is not ready, else the last.
     let ready = move || {
@@ -218,8 +239,9 @@ fn page(workers: Vec<Shown>) -> Page {
     Page { metrics: Box::new(metrics), ready: Box::new(ready) }
 }
 
-fn metrics(workers: &[(String, bool, WorkerReport)]) -> String {
+fn metrics(workers: &[(String, bool, WorkerReport)], certificates: &[Certificate]) -> String {
     let mut text = Text::of_process();
+    text.certificates(certificates);
     let help = "Whether the worker is of use now.";
     let mut family = text.family("rein_worker_ready", "gauge", help);
     for (id, ready, report) in workers {
@@ -284,6 +306,8 @@ fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn 
 mod tests {
     use rein_proto::internal::EngineStats;
 
+    use crate::tls::Validity;
+
     use super::*;
 
     #[test]
@@ -294,7 +318,8 @@ mod tests {
         let stats = EngineStats { steps: 2, ..EngineStats::default() };
         let leads = WorkerReport { standing: "leads", epoch: 7, engine: Some((stats, times.seen())), routers: 1 };
         let spare = WorkerReport { standing: "spare", epoch: 0, engine: None, routers: 0 };
-        let text = metrics(&[("w0".into(), true, leads), ("w1".into(), false, spare)]);
+        let certificate = Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: i64::MAX / 2 }));
+        let text = metrics(&[("w0".into(), true, leads), ("w1".into(), false, spare)], &[certificate]);
         super::super::page::assert_documented("Workers", &text);
         for line in [
             "rein_worker_ready{worker=\"w1\",standing=\"spare\"} 0",

@@ -11,11 +11,14 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 
-use super::HANDSHAKE_TIME;
+use super::{Certificate, HANDSHAKE_TIME};
 
 /// A listener's side of TLS. Clones share the certificates.
 #[derive(Clone)]
-pub struct ServerTls(Arc<dyn Fn() -> Arc<ServerConfig> + Send + Sync>);
+pub struct ServerTls {
+    config: Arc<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
+    pub certificate: Certificate,
+}
 
 /// An accepted connection.
 pub enum Socket {
@@ -25,13 +28,13 @@ pub enum Socket {
 
 impl ServerTls {
     /// `config` is asked for each connection.
-    pub fn new(config: impl Fn() -> Arc<ServerConfig> + Send + Sync + 'static) -> Self {
-        ServerTls(Arc::new(config))
+    pub fn new(config: impl Fn() -> Arc<ServerConfig> + Send + Sync + 'static, certificate: Certificate) -> Self {
+        ServerTls { config: Arc::new(config), certificate }
     }
 
     /// Shakes hands, within a time that no client can stretch.
     pub async fn accept(&self, socket: TcpStream) -> io::Result<Socket> {
-        let accepting = TlsAcceptor::from((self.0)()).accept(socket);
+        let accepting = TlsAcceptor::from((self.config)()).accept(socket);
         match tokio::time::timeout(HANDSHAKE_TIME, accepting).await {
             Ok(accepted) => accepted.map(|stream| Socket::Tls(Box::new(stream))),
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long")),
@@ -40,7 +43,7 @@ impl ServerTls {
 
     #[cfg(test)]
     pub fn config(&self) -> Arc<ServerConfig> {
-        (self.0)()
+        (self.config)()
     }
 }
 

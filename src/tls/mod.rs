@@ -3,6 +3,7 @@
 //! Certificates and keys are PEM files. They are read again when they change, so that rotation needs no restart:
 //! connections that are open go on, new ones see the new files.
 
+mod expiry;
 mod listen;
 mod peer;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
+pub use expiry::{Certificate, Validity, watch};
 pub use listen::{ServerTls, Socket};
 pub use peer::Peers;
 
@@ -73,18 +75,27 @@ impl TlsArgs {
     pub fn listener(&self, protocol: &'static [u8]) -> Result<Option<ServerTls>, TlsError> {
         let options = [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key)];
         let Some(sources) = all_or_none(options)? else { return Ok(None) };
-        let config = Reread::open(sources.into(), move |files| public(files, protocol))?;
-        Ok(Some(ServerTls::new(move || config.get())))
+        let shown = Arc::new(Reread::open(sources.into(), move |files| public(files, protocol))?);
+        let valid = shown.clone();
+        let certificate = Certificate::new("tls", "--tls-cert", move || valid.get().validity);
+        Ok(Some(ServerTls::new(move || shown.get().config.clone(), certificate)))
     }
 }
 
-fn public(files: &[Vec<u8>], protocol: &[u8]) -> Result<ServerConfig, Wrong> {
+/// What a public listener shows.
+struct Public {
+    config: Arc<ServerConfig>,
+    validity: Option<Validity>,
+}
+
+fn public(files: &[Vec<u8>], protocol: &[u8]) -> Result<Public, Wrong> {
     let (chain, key) = (certificates(files, 0)?, private_key(files, 1)?);
+    let validity = Validity::of(&chain);
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| Wrong::new(0, error))?.with_no_client_auth();
     let mut config = builder.with_single_cert(chain, key).map_err(|error| Wrong::new(1, error))?;
     config.alpn_protocols = vec![protocol.to_vec()];
-    Ok(config)
+    Ok(Public { config: Arc::new(config), validity })
 }
 
 /// Options that only make sense together.

@@ -19,20 +19,22 @@ use hyper_util::rt::TokioIo;
 use rein_kernels::collective::tcp::{Secure, Side, Stream};
 use rein_router::reread::{Reread, Wrong};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
-use tokio_rustls::rustls::client::{Resumption, verify_server_name};
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
+use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{
-    ClientConfig, ClientConnection, ConnectionCommon, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
-    ServerConnection, SideData, SignatureScheme,
+    CertificateError, ClientConfig, ClientConnection, ConnectionCommon, DigitallySignedStruct, DistinguishedName,
+    Error, ServerConfig, ServerConnection, SideData, SignatureScheme,
 };
 use tonic::transport::{Channel, Endpoint};
 
+use super::expiry::{self, Validity};
 use super::{
-    GRPC, HANDSHAKE_TIME, PeerArgs, ServerTls, TlsError, all_or_none, authorities, certificates, private_key, provider,
+    Certificate, GRPC, HANDSHAKE_TIME, PeerArgs, ServerTls, TlsError, all_or_none, authorities, certificates,
+    private_key, provider,
 };
 
 /// Names the protocol between ranks in a handshake, so that no gRPC connection can be led to a rank or the other way round.
@@ -48,7 +50,11 @@ pub struct Peers {
 pub(super) struct Configs {
     grpc: Pair,
     rank: Pair,
+    validity: Option<Validity>,
 }
+
+/// What time it is: a certificate is judged by it.
+pub(super) type Clock = fn() -> UnixTime;
 
 struct Pair {
     server: Arc<ServerConfig>,
@@ -58,6 +64,11 @@ struct Pair {
 impl Peers {
     /// None: these options do not ask for it.
     pub fn open(args: &PeerArgs) -> Result<Option<Self>, TlsError> {
+        Self::open_at(args, UnixTime::now)
+    }
+
+    /// `clock` is asked when this process judges its own certificate.
+    pub(super) fn open_at(args: &PeerArgs, clock: Clock) -> Result<Option<Self>, TlsError> {
         let options = [("--peer-ca", &args.peer_ca), ("--peer-cert", &args.peer_cert), ("--peer-key", &args.peer_key)];
         let Some(sources) = all_or_none(options)? else { return Ok(None) };
         let name = match ServerName::try_from(args.peer_name.clone()) {
@@ -65,14 +76,20 @@ impl Peers {
             _ => return Err(TlsError::PeerName(args.peer_name.clone())),
         };
         let expected = name.clone();
-        let configs = Reread::open(sources.into(), move |files| configs(files, &expected))?;
+        let configs = Reread::open(sources.into(), move |files| configs(files, &expected, clock()))?;
         Ok(Some(Peers { configs: Arc::new(configs), name }))
     }
 
     /// For a gRPC listener that serves peers only.
     pub fn server(&self) -> ServerTls {
         let configs = self.configs.clone();
-        ServerTls::new(move || configs.get().grpc.server.clone())
+        ServerTls::new(move || configs.get().grpc.server.clone(), self.certificate())
+    }
+
+    /// What this process shows its peers.
+    pub fn certificate(&self) -> Certificate {
+        let configs = self.configs.clone();
+        Certificate::new("peer", "--peer-cert", move || configs.get().validity)
     }
 
     /// A gRPC channel to a peer, which connects when it is used. The endpoint's address begins with `http://`: what is
@@ -223,17 +240,25 @@ where
     }
 }
 
-fn configs(files: &[Vec<u8>], name: &ServerName<'static>) -> Result<Configs, Wrong> {
+fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Result<Configs, Wrong> {
     const CA: usize = 0;
     const CERT: usize = 1;
     const KEY: usize = 2;
     let roots = Arc::new(authorities(files, CA)?);
     let (chain, key) = (certificates(files, CERT)?, private_key(files, KEY)?);
+    let validity = Validity::of(&chain);
     // A process that its own peers would refuse learns it here.
     let own = ParsedCertificate::try_from(&chain[0]).map_err(|error| Wrong::new(CERT, error))?;
     verify_server_name(&own, name).map_err(|error| Wrong::new(CERT, error))?;
 
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider()).build();
+    let as_server = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider()).build();
+    let as_server = as_server.map_err(|error| Wrong::new(CA, error))?;
+    let judged = as_server.verify_server_cert(&chain[0], &chain[1..], name, &[], now).map(drop);
+    let as_client =
+        |verifier: &Arc<dyn ClientCertVerifier>| verifier.verify_client_cert(&chain[0], &chain[1..], now).map(drop);
+    let judged = judged.and_then(|()| verifier.as_ref().map_or(Ok(()), as_client));
+    judged.map_err(|error| Wrong::new(CERT, refusal(&error)))?;
     let verifier = Named { signed: verifier.map_err(|error| Wrong::new(CA, error))?, name: name.clone() };
     let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let builder = builder.map_err(|error| Wrong::new(CERT, error))?.with_client_cert_verifier(Arc::new(verifier));
@@ -252,7 +277,33 @@ fn configs(files: &[Vec<u8>], name: &ServerName<'static>) -> Result<Configs, Wro
         client.alpn_protocols = vec![protocol.to_vec()];
         Pair { server: Arc::new(server), client: Arc::new(client) }
     };
-    Ok(Configs { grpc: pair(GRPC), rank: pair(RANK) })
+    Ok(Configs { grpc: pair(GRPC), rank: pair(RANK), validity })
+}
+
+/// Why the peers would refuse this process's own certificate.
+fn refusal(error: &Error) -> String {
+    let Error::InvalidCertificate(error) = error else { return error.to_string() };
+    let since_1970 = |time: &UnixTime| expiry::at(time.as_secs() as i64);
+    match error {
+        CertificateError::Expired => "the certificate has expired".into(),
+        CertificateError::ExpiredContext { not_after, .. } => {
+            format!("the certificate, or one of its chain, expired on {}", since_1970(not_after))
+        }
+        CertificateError::NotValidYet => "the certificate is not valid yet".into(),
+        CertificateError::NotValidYetContext { not_before, .. } => {
+            format!("the certificate, or one of its chain, is valid only from {} on", since_1970(not_before))
+        }
+        CertificateError::UnknownIssuer => {
+            "no authority in --peer-ca has signed the certificate, directly or by its chain".into()
+        }
+        CertificateError::BadSignature => {
+            "the certificate was not signed with the key of the authority in --peer-ca that it names".into()
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "the certificate's extended key usage must allow both serverAuth and clientAuth".into()
+        }
+        error => format!("the certificate is refused: {error}"),
+    }
 }
 
 /// A client is signed by the authority, and bears the name.

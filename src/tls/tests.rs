@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::pki_types::{ServerName, UnixTime};
 
 use super::*;
 
@@ -59,9 +59,16 @@ impl Authority {
         let (cert, key) = self.sign(&[name], change);
         let mut args = dir.peer_args(&self.pem, &cert, &key);
         args.peer_name = name.into();
-        let peers = Peers::open(&args).expect("right").expect("asked for");
+        // At any time at which it may: strangers do not judge themselves.
+        let clocks: [peer::Clock; 3] = [UnixTime::now, || years_since_1970(49), || years_since_1970(2031)];
+        let opened = clocks.into_iter().find_map(|clock| Peers::open_at(&args, clock).ok());
+        let peers = opened.expect("right").expect("asked for");
         (dir, peers)
     }
+}
+
+fn years_since_1970(years: u64) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_secs(years * 365 * 86_400 + years / 4 * 86_400))
 }
 
 /// A directory that goes with the test.
@@ -285,4 +292,57 @@ fn errors_name_the_option_and_the_file() {
     assert_eq!(said.as_deref(), Some("--tls-cert needs --tls-key beside it"));
     let tls = public(Some(dir.file("c.pem", &cert)), Some(dir.file("k.pem", &key))).expect("right").expect("asked");
     assert_eq!(tls.config().alpn_protocols, [HTTP]);
+}
+
+/// What its peers would refuse, it refuses itself.
+#[test]
+fn a_process_judges_its_own_certificate() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let dir = Dir::new();
+    let fails = |signer: &Authority, change: &dyn Fn(&mut CertificateParams)| {
+        let (cert, key) = signer.sign(&["rein-peer"], change);
+        let said = Peers::open(&dir.peer_args(&ours.pem, &cert, &key)).err().map(|error| error.to_string());
+        let said = said.unwrap_or_default();
+        assert!(said.is_empty() || said.starts_with("--peer-cert: ") && said.contains("cert.pem: "), "{said}");
+        said
+    };
+    assert_eq!(fails(&ours, &|_| {}), "");
+    assert_eq!(fails(&ours, &|params| params.extended_key_usages.clear()), "");
+    let over = |params: &mut CertificateParams| params.not_after = date_time_ymd(2020, 1, 1);
+    let early = |params: &mut CertificateParams| params.not_before = date_time_ymd(4000, 1, 1);
+    let server =
+        |params: &mut CertificateParams| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let client =
+        |params: &mut CertificateParams| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    let cases: [(&Authority, &dyn Fn(&mut CertificateParams), &str); 6] = [
+        (&theirs, &|_| {}, "no authority in --peer-ca has signed"),
+        (&Authority::new("ours"), &|_| {}, "not signed with the key"),
+        (&ours, &over, "expired on 2020-01-01 00:00:00 UTC"),
+        (&ours, &early, "valid only from 4000-01-01 00:00:00 UTC on"),
+        (&ours, &server, "serverAuth and clientAuth"),
+        (&ours, &client, "serverAuth and clientAuth"),
+    ];
+    for (signer, change, why) in cases {
+        let said = fails(signer, change);
+        assert!(said.contains(why), "{why}: {said}");
+    }
+}
+
+#[test]
+fn a_certificate_tells_when_it_expires_and_a_new_one_is_read() {
+    let ours = Authority::new("ours");
+    let (dir, peers) = ours.peer_with("rein-peer", |params| params.not_after = date_time_ymd(2040, 1, 1));
+    let certificate = peers.certificate();
+    let left = certificate.seconds_left().expect("it expires");
+    assert!(left > 0, "{left}");
+    let (cert, key) = ours.sign(&["rein-peer"], |params| params.not_after = date_time_ymd(2041, 1, 1));
+    dir.peer_args(&ours.pem, &cert, &key);
+    peers.configs.refresh();
+    let later = certificate.seconds_left().expect("it expires");
+    assert!((later - left - 366 * 86_400).abs() < 10, "{left} s, then {later} s");
+    // One that has expired is not taken up.
+    let (cert, key) = ours.sign(&["rein-peer"], |params| params.not_after = date_time_ymd(2020, 1, 1));
+    dir.peer_args(&ours.pem, &cert, &key);
+    peers.configs.refresh();
+    assert!(certificate.seconds_left().expect("it expires") > left);
 }

@@ -38,7 +38,7 @@ class Networks(Fleet):
         for command in (["addr", "add", f"{self.address(name)}/24", "dev", "eth0"], ["link", "set", "eth0", "up"], ["link", "set", "lo", "up"]):
             ip("-n", f"rein{n}", *command)
 
-    def spawn(self, name, command):
+    def spawn(self, name, command, **environment):
         self.namespace(name)
         if name == "etcd":
             here = self.address(name)
@@ -49,7 +49,7 @@ class Networks(Fleet):
             command = [*command, "--listen", f"{self.address(name)}:7000"]
         else:
             command = [part.replace("127.0.0.1", self.address(name)) for part in command]
-        super().spawn(name, ["ip", "netns", "exec", f"rein{self.numbers[name]}", *command])
+        super().spawn(name, ["ip", "netns", "exec", f"rein{self.numbers[name]}", *command], **environment)
 
     def host(self, router):
         return self.address(router)

@@ -1,6 +1,7 @@
 """Certificates of a cluster's processes, made as docs/security.md makes them."""
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -18,6 +19,34 @@ def authority(directory):
     run(directory, "openssl", "req", "-x509", *CURVE, "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
 
 
+AUTHORITY = """[ca]
+default_ca = here
+[here]
+database = index
+new_certs_dir = .
+certificate = ca.pem
+private_key = ca.key
+default_md = sha256
+unique_subject = no
+policy = any
+[any]
+commonName = supplied
+"""
+
+
+def signed_until(directory, file, until):
+    """FILE.pem and FILE.key, valid from a day before this time (seconds since 1970) to then. They replace older ones at once."""
+    run(directory, "openssl", "req", *CURVE, "-subj", "/CN=rein", "-keyout", f"{file}.key.new", "-out", f"{file}.csr")
+    (directory / f"{file}.ext").write_text("subjectAltName=DNS:rein-peer\nextendedKeyUsage=serverAuth,clientAuth\n")
+    (directory / "ca.cnf").write_text(AUTHORITY)
+    (directory / "index").touch()
+    times = [time.strftime("%Y%m%d%H%M%SZ", time.gmtime(at)) for at in (until - 86400, until)]
+    dates = ["-startdate", times[0], "-enddate", times[1], "-extfile", f"{file}.ext"]
+    run(directory, "openssl", "ca", "-batch", "-notext", "-rand_serial", "-config", "ca.cnf", *dates, "-in", f"{file}.csr", "-out", f"{file}.pem.new")
+    for kind in ("key", "pem"):
+        (directory / f"{file}.{kind}.new").rename(directory / f"{file}.{kind}")
+
+
 def signed(directory, file, name="rein-peer"):
     """FILE.pem and FILE.key, which bear this name."""
     run(directory, "openssl", "req", *CURVE, "-subj", "/CN=rein", "-keyout", f"{file}.key", "-out", f"{file}.csr")
@@ -30,5 +59,10 @@ def certificates(directory):
     """Those of one cluster, as its processes are told of them."""
     authority(directory)
     signed(directory, "peer")
-    names = {"CA": "ca.pem", "CERT": "peer.pem", "KEY": "peer.key"}
+    return named(directory, "peer")
+
+
+def named(directory, file):
+    """The environment of a process that shows FILE.pem."""
+    names = {"CA": "ca.pem", "CERT": f"{file}.pem", "KEY": f"{file}.key"}
     return {f"REIN_PEER_{name}": str(directory / file) for name, file in names.items()}

@@ -56,13 +56,14 @@ class Fleet:
         for name in ["c0", *self.ports, *(f"w{i}" for i in range(workers))]:
             self.start(name)
 
-    def environment(self):
+    def environment(self, **other):
+        """`other` is set instead; None: not at all."""
         ours = {"REIN_ETCD": self.etcd_url, "REIN_CLUSTER": "test", "REIN_LOG": "info"}
-        return {**os.environ, **ours, **self.more}
+        return {name: value for name, value in {**os.environ, **ours, **self.more, **other}.items() if value is not None}
 
-    def spawn(self, name, command):
+    def spawn(self, name, command, **environment):
         log = open(self.directory / f"{name}.log", "a")
-        self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment())
+        self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment(**environment))
 
     def start_etcd(self):
         data = ["--data-dir", str(self.directory / "etcd"), "--log-level", "error", "--unsafe-no-fsync"]
@@ -104,7 +105,7 @@ class Fleet:
         self.signal("etcd", signal.SIGKILL)
         shutil.rmtree(self.directory / "etcd")
 
-    def start(self, name):
+    def start(self, name, *arguments, **environment):
         if name.startswith("c"):
             command = ["controller", "--spares", str(self.spares)]
         elif name.startswith("r"):
@@ -113,7 +114,7 @@ class Fleet:
         else:
             command = ["worker", "--model", str(self.model), "--group-size", str(self.group_size), "--threads", "1"]
             command += ["--kv-memory", "32", *self.worker_args]
-        self.spawn(name, [BIN, *command, "--id", name])
+        self.spawn(name, [BIN, *command, "--id", name, *arguments], **environment)
 
     def signal(self, name, number):
         self.processes[name].send_signal(number)

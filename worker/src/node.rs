@@ -5,6 +5,7 @@ mod end;
 mod files;
 mod fitness;
 mod layout;
+mod probe;
 mod ready;
 mod seat;
 mod switch;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use rein_control_plane::reach::{LinkReport, needs_links};
 use rein_control_plane::records::{
     Drain, GroupRecord, Keys, Load, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
 };
@@ -28,6 +30,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 pub use files::Files;
 use fitness::Fitness;
 use layout::{Known, Relayout};
+use probe::Probing;
 pub use ready::{Readiness, Verdict};
 pub use seat::Work;
 use seat::{Links, Refused, Taken, Taking};
@@ -69,6 +72,15 @@ mod limits {
     pub const KNOCK: Duration = Duration::from_millis(300);
     /// How often a worker looks whether its checkpoint is as it was.
     pub const CHECKPOINT_LOOK: Duration = Duration::from_secs(5);
+    /// How long a worker tries to link with a peer ...
+    pub const PROBE_TIME: Duration = Duration::from_secs(2);
+    /// ... beyond which finding its host may take so long.
+    pub const PROBE_LATE: Duration = Duration::from_secs(1);
+    /// One that it can link with is tried again after this, another one after that.
+    pub const PROBE_AGAIN: Duration = Duration::from_secs(10);
+    pub const PROBE_RETRY: Duration = Duration::from_secs(2);
+    /// Letters of the reason that is reported.
+    pub const PROBE_WORDS: usize = 300;
     /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.
     pub const LEAVE_TIME: Duration = Duration::from_secs(40);
 }
@@ -81,6 +93,8 @@ pub struct NodeOptions {
     /// A step that takes longer has hung.
     pub step_deadline: Duration,
     pub lease: Duration,
+    /// When its peers take its certificate no more, in seconds since 1970. It may be replaced at any time.
+    pub expires: watch::Receiver<Option<u64>>,
 }
 
 /// A member's part in one epoch of its group.
@@ -134,6 +148,8 @@ struct Node {
 }
 
 enum News {
+    Links(LinkReport),
+    Expires,
     Seat(Seat),
     Taken(Result<Taken, Refused>),
     Ended(Abort),
@@ -189,6 +205,15 @@ pub async fn run(
         unfit: None,
         options,
     };
+    let mut expires = node.options.expires.clone();
+    node.record.expires = *expires.borrow_and_update();
+    let links = node.options.keys.links(&node.options.id);
+    let mut probing = needs_links(&node.record).then(|| {
+        // With the first word of this worker: it has tried nobody yet.
+        node.session.put(links.clone(), encode(&LinkReport::default()));
+        let NodeOptions { keys, id, .. } = &node.options;
+        Probing::start(node.store.clone(), keys, id, node.listener.clone())
+    });
     node.say();
     node.stand(false);
     let mut held = node.session.held();
@@ -212,6 +237,8 @@ pub async fn run(
                 Some(_) => News::Leave,
                 None => continue,
             },
+            report = tried(&mut probing) => News::Links(report),
+            Ok(()) = expires.changed() => News::Expires,
             changed = held.changed() => match changed {
                 Ok(()) => News::Held,
                 Err(_) => News::Tick,
@@ -220,6 +247,11 @@ pub async fn run(
             _ = tick.tick() => News::Tick,
         };
         match news {
+            News::Links(report) => node.session.put(links.clone(), encode(&report)),
+            News::Expires => {
+                node.record.expires = *expires.borrow_and_update();
+                node.say();
+            }
             News::Seat(seat) => node.sit(seat).await,
             News::Taken(taken) => node.taken(taken).await,
             News::Ended(abort) => node.trouble(abort.reason, abort.suspect).await,
@@ -264,6 +296,13 @@ pub async fn run(
 fn seat_of(view: &rein_control_plane::Snapshot, key: &str) -> Option<Seat> {
     let seat = decode(&view.entries.get(key)?.value);
     seat.inspect_err(|error| tracing::warn!(key, %error, "a seat that cannot be read")).ok()
+}
+
+async fn tried(probing: &mut Option<Probing>) -> LinkReport {
+    match probing {
+        Some(probing) => probing.changed().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn finished(taking: &mut Option<JoinHandle<Result<Taken, Refused>>>) -> Result<Taken, Refused> {

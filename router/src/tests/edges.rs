@@ -290,7 +290,10 @@ fn documented() -> Vec<Metric> {
 
 #[tokio::test]
 async fn the_operators_page_lists_what_is_written() {
-    let (_file, _, edge) = guarded("", RouterConfig::default(), Fake::default());
+    let expiry = "# TYPE rein_certificate_expiry_seconds gauge\nrein_certificate_expiry_seconds{usage=\"tls\"} 60\n";
+    let process_metrics = ProcessMetrics::new(|| expiry.into());
+    let config = RouterConfig { process_metrics, ..RouterConfig::default() };
+    let (_file, _, edge) = guarded("", config, Fake::default());
     ask(&edge, KEY, json!({})).await.ok();
     let (mut written, mut documented) = (written(&edge.get("/metrics").await.text), documented());
     assert!(written.len() > 45, "{written:?}");

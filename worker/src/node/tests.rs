@@ -147,6 +147,7 @@ impl Worker {
             engine: EngineOptions::default(),
             step_deadline,
             lease: Duration::from_secs(3),
+            expires: watch::channel(None).1,
         };
         let (leave, leaving) = watch::channel(false);
         let run = tokio::spawn(run(store.clone(), options, work, listener.clone(), switch.clone(), leaving));

@@ -1,0 +1,219 @@
+//! How long the certificates in use are still valid: for the log, for metrics, and for the cluster. It does not judge whether
+//! anybody trusts them.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use chrono::{DateTime, NaiveDateTime};
+use tokio::sync::watch;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+
+/// How often it is looked whether the files have changed, and how long they are still right.
+const LOOK: Duration = Duration::from_secs(5);
+/// A warning comes when only this part of a certificate's life is left, and again at each half of what was left then.
+const WARN_PART: i64 = 5;
+
+/// In seconds since 1970, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    pub from: i64,
+    pub until: i64,
+}
+
+impl Validity {
+    /// That of all certificates of a chain. None: one of them is not X.509 as RFC 5280 has it.
+    pub fn of(chain: &[CertificateDer]) -> Option<Self> {
+        let all = chain.iter().map(|certificate| validity(certificate)).collect::<Option<Vec<_>>>()?;
+        let (from, until) = (all.iter().map(|one| one.from).max()?, all.iter().map(|one| one.until).min()?);
+        Some(Validity { from, until })
+    }
+}
+
+/// A moment, for people.
+pub fn at(seconds: i64) -> String {
+    DateTime::from_timestamp(seconds, 0).map_or_else(|| seconds.to_string(), |at| at.format("%F %T UTC").to_string())
+}
+
+/// A certificate that this process shows.
+#[derive(Clone)]
+pub struct Certificate {
+    /// What it is for: `peer` or `tls`.
+    pub usage: &'static str,
+    pub flag: &'static str,
+    read: Arc<dyn Fn() -> Option<Validity> + Send + Sync>,
+}
+
+impl Certificate {
+    pub fn new(
+        usage: &'static str,
+        flag: &'static str,
+        read: impl Fn() -> Option<Validity> + Send + Sync + 'static,
+    ) -> Self {
+        Certificate { usage, flag, read: Arc::new(read) }
+    }
+
+    /// As its file says now.
+    pub fn validity(&self) -> Option<Validity> {
+        (self.read)()
+    }
+
+    /// Seconds until it expires; negative: since.
+    pub fn seconds_left(&self) -> Option<i64> {
+        self.validity().map(|validity| validity.until - now())
+    }
+
+    fn until(&self) -> Option<u64> {
+        self.validity().and_then(|validity| validity.until.try_into().ok())
+    }
+}
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64)
+}
+
+/// Logs that certificates are about to expire. What it returns says until when the first one is valid, as long as this process
+/// lasts.
+pub fn watch(certificates: Vec<Certificate>) -> watch::Receiver<Option<u64>> {
+    let first = certificates.first().cloned();
+    let until = move || first.as_ref().and_then(Certificate::until);
+    let (tell, told) = watch::channel(until());
+    tokio::spawn(async move {
+        let mut warnings: Vec<Warning> = certificates.into_iter().map(Warning::new).collect();
+        // Not until nobody is told: warnings are for people.
+        loop {
+            warnings.iter_mut().for_each(|warning| warning.look(now()));
+            let valid = until();
+            tell.send_if_modified(|told| std::mem::replace(told, valid) != valid);
+            tokio::time::sleep(LOOK).await;
+        }
+    });
+    told
+}
+
+struct Warning {
+    certificate: Certificate,
+    /// Of which a warning is due when less is left than this many seconds.
+    of: Option<(Validity, i64)>,
+}
+
+impl Warning {
+    fn new(certificate: Certificate) -> Self {
+        Warning { certificate, of: None }
+    }
+
+    fn look(&mut self, now: i64) {
+        let Some(validity) = self.certificate.validity() else { return };
+        let due = match self.of {
+            Some((known, due)) if known == validity => due,
+            _ => (validity.until - validity.from) / WARN_PART,
+        };
+        let (flag, left) = (self.certificate.flag, validity.until - now);
+        let told = left < due;
+        if told && left < 0 {
+            tracing::error!("{flag}: the certificate expired on {}: nobody accepts it any more", at(validity.until));
+        } else if told {
+            tracing::warn!("{flag}: the certificate expires on {}, in {left} s", at(validity.until));
+        }
+        let next = if left < 0 { i64::MIN } else { left / 2 };
+        self.of = Some((validity, if told { next } else { due }));
+    }
+}
+
+/// Tag, contents and what follows of the element at the beginning of some DER.
+fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (&tag, rest) = der.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    let (len, rest) = match first {
+        0..=0x7f => (usize::from(first), rest),
+        0x81..=0x84 => {
+            let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+            (bytes.iter().fold(0, |len, &byte| len << 8 | usize::from(byte)), rest)
+        }
+        _ => return None,
+    };
+    let (contents, rest) = rest.split_at_checked(len)?;
+    Some((tag, contents, rest))
+}
+
+const SEQUENCE: u8 = 0x30;
+const VERSION: u8 = 0xa0;
+const UTC_TIME: u8 = 0x17;
+const GENERALIZED_TIME: u8 = 0x18;
+
+/// Of a certificate: the fifth part of what is signed, after the serial number, the algorithm and the issuer (RFC 5280, 4.1).
+fn validity(der: &[u8]) -> Option<Validity> {
+    let sequence = |der| element(der).filter(|(tag, ..)| *tag == SEQUENCE).map(|(_, contents, _)| contents);
+    let mut part = sequence(sequence(der)?)?;
+    if let (VERSION, _, rest) = element(part)? {
+        part = rest;
+    }
+    for _ in 0..3 {
+        part = element(part)?.2;
+    }
+    let (tag, from, rest) = element(sequence(part)?)?;
+    let (until_tag, until, _) = element(rest)?;
+    Some(Validity { from: time(tag, from)?, until: time(until_tag, until)? })
+}
+
+fn time(tag: u8, text: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(text).ok()?;
+    let text = match tag {
+        // Years of two digits are those from 1950 to 2049.
+        UTC_TIME if text.get(..2)? < "50" => format!("20{text}"),
+        UTC_TIME => format!("19{text}"),
+        GENERALIZED_TIME => text.to_owned(),
+        _ => return None,
+    };
+    NaiveDateTime::parse_from_str(&text, "%Y%m%d%H%M%SZ").ok().map(|time| time.and_utc().timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+
+    use super::*;
+
+    fn certificate(from: (i32, u8), until: (i32, u8)) -> CertificateDer<'static> {
+        let mut params = CertificateParams::new(vec!["rein-peer".to_owned(); 40]).expect("names");
+        params.not_before = date_time_ymd(from.0, from.1, 1);
+        params.not_after = date_time_ymd(until.0, until.1, 1);
+        params.self_signed(&KeyPair::generate().expect("a key")).expect("signed").der().clone()
+    }
+
+    #[test]
+    fn a_chain_is_valid_as_long_as_each_of_its_certificates() {
+        let days = |year, month| i64::from((year - 1970) * 365 + (year - 1969) / 4 + 31 * (month - 1)) * 86_400;
+        let one = certificate((1999, 1), (2049, 1));
+        assert_eq!(Validity::of(&[one.clone()]), Some(Validity { from: days(1999, 1), until: days(2049, 1) }));
+        let far = Validity::of(&[certificate((2049, 2), (2099, 2))]).expect("X.509");
+        assert_eq!(
+            (far.from, at(far.from).as_str(), at(far.until).as_str()),
+            (days(2049, 2), "2049-02-01 00:00:00 UTC", "2099-02-01 00:00:00 UTC")
+        );
+        let chain = [one.clone(), certificate((2001, 1), (2020, 1))];
+        assert_eq!(Validity::of(&chain), Some(Validity { from: days(2001, 1), until: days(2020, 1) }));
+        assert_eq!(Validity::of(&[]), None);
+        for cut in 0..one.len().min(300) {
+            // What is cut off says nothing, and nothing panics.
+            assert_eq!(Validity::of(&[CertificateDer::from(one[..cut].to_vec())]), None);
+        }
+    }
+
+    #[test]
+    fn warnings_come_closer_and_closer_and_begin_anew_with_a_new_certificate() {
+        let mut warning =
+            Warning::new(Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: 1000 })));
+        let mut told = Vec::new();
+        for now in 0..1100 {
+            let before = warning.of.map(|(_, due)| due);
+            warning.look(now);
+            if before.is_some() && before != warning.of.map(|(_, due)| due) {
+                told.push(1000 - now);
+            }
+        }
+        assert_eq!(told, [199, 98, 48, 23, 10, 4, 1, -1]);
+        warning.certificate = Certificate::new("peer", "--peer-cert", || Some(Validity { from: 1000, until: 3000 }));
+        warning.look(1100);
+        assert_eq!(warning.of, Some((Validity { from: 1000, until: 3000 }, 400)));
+    }
+}

@@ -1,0 +1,144 @@
+"""Random faults that overlap, under load, for REIN_CHAOS_SECONDS (60). REIN_SEED replays the same faults, as far as time allows."""
+import json
+import os
+import random
+import threading
+import time
+
+from certificates import certificates, needs_openssl
+from faults import Faults, Sampler
+from fleet import Answer, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
+
+WORKERS = 5
+CLIENTS = 8
+REQUESTS = [request(i) for i in range(16)]
+# A request that waits for an engine waits so long; where a group was left for half of that, it has to be answered.
+WAIT = 10.0
+ENOUGH = 5.0
+ALLOWED = {"capacity_lost", "unavailable"}
+
+
+class Client(threading.Thread):
+    """Asks one thing after the other, of routers that are not being restarted."""
+
+    def __init__(self, test, seed):
+        super().__init__(daemon=True)
+        self.test, self.random = test, random.Random(seed)
+
+    def run(self):
+        while not self.test.over:
+            now = time.monotonic()
+            routers = [name for name in self.test.fleet.ports if not self.test.faults.spans.hit(name, now, now)]
+            if not routers:
+                time.sleep(0.05)
+                continue
+            number, router = self.random.randrange(len(REQUESTS)), self.random.choice(routers)
+            answer = Answer()
+            # One stream of a load, in this thread.
+            load = Load([], [])
+            try:
+                load.stream(*targets(self.test.fleet, router)[0], REQUESTS[number], answer)
+            except OSError as error:
+                answer.error, answer.cut = repr(error), True
+            self.test.judge(number, router, now, time.monotonic(), answer)
+
+
+class Test:
+    def __init__(self, fleet, faults, sampler, undisturbed):
+        self.fleet, self.faults, self.sampler, self.undisturbed = fleet, faults, sampler, undisturbed
+        self.over, self.lock = False, threading.Lock()
+        self.whole, self.failed, self.wrong, self.silence = 0, {}, [], 0.0
+
+    def judge(self, number, router, began, ended, answer):
+        whole = self.undisturbed[number]
+        with self.lock:
+            if answer.ok:
+                self.whole, self.silence = self.whole + 1, max(self.silence, answer.silence)
+                if answer.seen() != whole.seen():
+                    self.wrong.append(("altered", number, answer.seen(), whole.seen()))
+                return
+            if not answer.begins(whole):
+                self.wrong.append(("altered before it failed", number, answer.seen(), whole.seen()))
+            kind = self.failure(router, began, ended, answer)
+            if kind is None:
+                self.wrong.append((f"request {number} at {router} failed after {ended - began:.1f} s", answer.error, self.story(ended)))
+            else:
+                self.failed[kind] = self.failed.get(kind, 0) + 1
+
+    def failure(self, router, began, ended, answer):
+        """Why it may have failed; None: it may not."""
+        if self.faults.spans.hit(router, began, ended):
+            return "its router was restarted"
+        if code(answer.error) in ALLOWED and not self.group_was_left(ended):
+            return code(answer.error)
+        return None
+
+    def group_was_left(self, ended):
+        """For long enough without a break, in the time before."""
+        run, step = 0.0, 0.25
+        at = ended - WAIT
+        while at <= ended:
+            run = run + step if self.left(at) else 0.0
+            if run >= ENOUGH:
+                return True
+            at += step
+        return False
+
+    def left(self, at):
+        known = [sample for sample in list(self.sampler.samples) if sample[0] <= at]
+        if not known:
+            return True
+        since, groups = known[-1]
+        return any(not any(self.faults.spans.hit(worker, since, at) for worker in members) for members in groups)
+
+    def story(self, ended):
+        """What the time before looked like: when a group was left, and the samples."""
+        samples = [(round(at - ended, 2), [sorted(group) for group in groups]) for at, groups in self.sampler.samples if ended - 15 < at <= ended]
+        left = "".join("x" if self.left(ended - WAIT + i / 4) else "." for i in range(int(WAIT * 4) + 1))
+        return left, samples
+
+
+def code(error):
+    """Of an error in a stream, or of a status before it."""
+    if isinstance(error, dict):
+        return error.get("code")
+    text = str(error)
+    if not text.startswith("503 b"):
+        return None
+    try:
+        return json.loads(text[text.index("{") : text.rindex("}") + 1])["error"]["code"]
+    except (ValueError, KeyError):
+        return None
+
+
+@needs_openssl
+def test_random_faults(tmp_path):
+    seconds = float(os.environ.get("REIN_CHAOS_SECONDS", "60"))
+    seed = int(os.environ.get("REIN_SEED") or random.SystemRandom().randrange(1 << 32))
+    print(f"\nREIN_SEED={seed}, {seconds:.0f} s")
+    fleet = Fleet(tmp_path, workers=WORKERS, group_size=2, routers=2, more=certificates(tmp_path))
+    try:
+        fleet.whole(2)
+        undisturbed = undisturbed_answers(fleet, REQUESTS)
+        faults = Faults(fleet, random.Random(seed), [f"w{i}" for i in range(WORKERS)])
+        sampler = Sampler(fleet)
+        test = Test(fleet, faults, sampler, undisturbed)
+        clients = [Client(test, seed + i) for i in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        faults.run(seconds)
+        test.over = True
+        for client in clients:
+            client.join(timeout=300)
+            assert not client.is_alive(), "a request hangs"
+        sampler.close()
+        print(f"{sum(faults.counts.values())} faults: {faults.counts}")
+        print(f"{test.whole} answers as undisturbed, longest silence {test.silence:.1f} s; failed: {test.failed}")
+        print(f"bad spares that had a seat: {sorted(sampler.bad_seats) or 'none'}")
+        assert not test.wrong, "\n".join(map(str, test.wrong[:5]))
+        assert test.whole > seconds / 10, "hardly anything was answered"
+        # All faults are over: everything is whole again.
+        fleet.whole(2, timeout=120)
+        assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
+    finally:
+        fleet.close()
