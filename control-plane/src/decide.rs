@@ -78,9 +78,9 @@ pub struct Controller {
     orphans: BTreeMap<String, Duration>,
     /// Workers, by incarnation, since when they have been there.
     seen: BTreeMap<String, (u64, Duration)>,
-    /// Of each group: its members when it served last, by incarnation.
-    proven: BTreeMap<String, BTreeSet<(String, u64)>>,
-    /// Workers without which a group was put together anew because their ranks were missed.
+    /// Of each group: the epoch in which it served last, and its members then, by incarnation.
+    proven: BTreeMap<String, (u64, BTreeSet<(String, u64)>)>,
+    /// Workers without which a group was put together anew because their ranks did not come to it.
     blamed: BTreeMap<String, Series>,
     /// Why a worker is given no seat, as the log has it.
     told: BTreeMap<String, String>,
@@ -205,9 +205,12 @@ impl Controller {
                 self.wake = Some(self.wake.map_or(heard, |wake| wake.min(heard)));
             }
         }
-        for (id, group) in view.groups.iter().filter(|(_, group)| group.serves()) {
-            let members = group.record().into_iter().flat_map(|record| &record.members);
-            self.proven.insert(id.clone(), members.map(|member| (member.worker.clone(), member.incarnation)).collect());
+        let serving = |(id, group): (&'_ String, &'_ Group)| {
+            group.record().filter(|_| group.serves()).map(|r| (id.clone(), r.clone()))
+        };
+        for (id, record) in view.groups.iter().filter_map(serving) {
+            let members = record.members.iter().map(|member| (member.worker.clone(), member.incarnation)).collect();
+            self.proven.insert(id, (record.epoch(), members));
         }
         for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
             let seen = || (record.epoch(), Series::begin(now), of(record));

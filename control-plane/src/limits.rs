@@ -34,7 +34,7 @@ pub const ORPHAN_TIME: Duration = Duration::from_secs(6);
 pub const REFORM_PAUSE: Duration = Duration::from_secs(1);
 /// ... up to this. After a calm time of twice the pause it is the shortest one again.
 pub const REFORM_PAUSE_LONGEST: Duration = Duration::from_secs(16);
-/// A worker that a group was put together anew without, because its ranks were missed, is given no seat that others can do
+/// A worker that a group was put together anew without, because its ranks did not come to it, is given no seat that others can do
 /// without for so long; the pause doubles each time ...
 pub const BLAME_PAUSE: Duration = Duration::from_secs(10);
 /// ... up to this. After four times the pause, what has happened does not count any more.

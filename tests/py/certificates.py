@@ -23,6 +23,7 @@ AUTHORITY = """[ca]
 default_ca = here
 [here]
 database = index
+serial = serial
 new_certs_dir = .
 certificate = ca.pem
 private_key = ca.key
@@ -42,7 +43,7 @@ def signed_until(directory, file, until):
     (directory / "index").touch()
     times = [time.strftime("%Y%m%d%H%M%SZ", time.gmtime(at)) for at in (until - 86400, until)]
     dates = ["-startdate", times[0], "-enddate", times[1], "-extfile", f"{file}.ext"]
-    run(directory, "openssl", "ca", "-batch", "-notext", "-rand_serial", "-config", "ca.cnf", *dates, "-in", f"{file}.csr", "-out", f"{file}.pem.new")
+    run(directory, "openssl", "ca", "-batch", "-notext", "-create_serial", "-config", "ca.cnf", *dates, "-in", f"{file}.csr", "-out", f"{file}.pem.new")
     for kind in ("key", "pem"):
         (directory / f"{file}.{kind}.new").rename(directory / f"{file}.{kind}")
 

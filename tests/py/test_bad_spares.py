@@ -1,11 +1,13 @@
 """Spares that cannot be linked with: they come first in the order of names, and must stop nobody."""
 import contextlib
+import os
 import re
 import signal
 import socket
 import subprocess
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -30,17 +32,12 @@ def cluster(directory, **options):
         fleet.close()
 
 
-@pytest.fixture(scope="module")
-def over_tls(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tls")
-    with cluster(directory, more=certificates(directory)) as both:
-        yield both
+def over_tls(directory):
+    return cluster(directory, more=certificates(directory))
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    with cluster(tmp_path_factory.mktemp("plain")) as both:
-        yield both
+def plain(directory):
+    return cluster(directory)
 
 
 def of_another_authority(fleet):
@@ -124,11 +121,12 @@ def missed(fleet, spare, why):
 
     def told(status):
         faults = status["workers"].get(spare, {}).get("missed_by", {})
-        return set(faults) == {"w0", "w1"} and all(re.search(why, fault) for fault in faults.values())
+        return {"w0", "w1"} <= set(faults) and all(re.search(why, fault) for fault in faults.values())
 
     fleet.wait(f"why {spare} is given no seat", told, timeout=20)
     table = subprocess.run([BIN, "status"], env=fleet.environment(), capture_output=True, text=True, timeout=30).stdout
-    assert re.search(f"^{spare}: w0 cannot link with it: .*({why})", table, re.MULTILINE), table
+    assert re.search(f"^{spare}: .*w0 cannot link with it: .*({why})", table, re.MULTILINE), table
+    assert not re.search("^w[01]:", table, re.MULTILINE), table
     until("the controller says why", lambda: re.search(f"no seat .*{spare}.*({why})", plain_text(fleet.log("c0"))), 10)
 
 
@@ -156,51 +154,45 @@ def lose_a_rank(fleet, undisturbed, bad, good=None):
 
 
 KINDS = {
-    "of another authority": ("over_tls", of_another_authority, "UnknownIssuer"),
-    "without TLS": ("over_tls", without_tls, "TLS handshake"),
-    "with TLS where nobody has it": ("plain", with_tls_where_nobody_has_it, "do both sides use TLS"),
-    "at a wrong address": ("plain", at_a_wrong_address, "cannot connect to 127.0.0.3:"),
-    "at the address of another": ("plain", at_the_address_of_another, "another worker listens"),
-    "behind a firewall": ("plain", behind(drops), "cannot connect to .*timed out"),
-    "behind a firewall, over TLS": ("over_tls", behind(drops), "cannot connect to .*timed out"),
-    "that never answers": ("plain", behind(never_answers), "does not answer"),
-    "that never answers, over TLS": ("over_tls", behind(never_answers), "does not answer"),
-    "that hangs up": ("plain", behind(hangs_up), "without an answer"),
+    "of another authority": (over_tls, of_another_authority, "invalid peer certificate: BadSignature"),
+    "without TLS": (over_tls, without_tls, "TLS handshake"),
+    "with TLS where nobody has it": (plain, with_tls_where_nobody_has_it, "do both sides use TLS"),
+    "at a wrong address": (plain, at_a_wrong_address, "cannot connect to 127.0.0.3:"),
+    "at the address of another": (plain, at_the_address_of_another, "another worker listens"),
+    "behind a firewall": (plain, behind(drops), "cannot connect to .*timed out"),
+    "behind a firewall, over TLS": (over_tls, behind(drops), "cannot connect to .*timed out"),
+    "that never answers": (plain, behind(never_answers), "does not answer"),
+    "that never answers, over TLS": (over_tls, behind(never_answers), "does not answer"),
+    "that hangs up": (plain, behind(hangs_up), "without an answer"),
 }
 
 
 @needs_openssl
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_spare_stops_nobody(kind, request):
-    where, start, why = KINDS[kind]
-    fleet, undisturbed = request.getfixturevalue(where)
-    before = fleet.whole(1)
-    start(fleet)
-    missed(fleet, "a0", why)
-    lose_a_rank(fleet, undisturbed, "a0")
-    # And the group is whole again with the worker that comes back.
-    fleet.start("w1")
-    fleet.whole(1)
-    assert fleet.status()["groups"].keys() == before["groups"].keys()
-    fleet.kill("a0")
-    fleet.wait("the spare is gone", lambda status: "a0" not in status["workers"])
+def test_a_bad_spare_stops_nobody(kind, tmp_path):
+    over, start, why = KINDS[kind]
+    with over(tmp_path) as (fleet, undisturbed):
+        before = fleet.status()
+        start(fleet)
+        missed(fleet, "a0", why)
+        lose_a_rank(fleet, undisturbed, "a0")
+        # And the group is whole again with the worker that comes back.
+        fleet.start("w1")
+        fleet.whole(1)
+        assert fleet.status()["groups"].keys() == before["groups"].keys()
 
 
 @needs_openssl
-def test_a_good_spare_is_taken_before_bad_ones(over_tls):
-    fleet, undisturbed = over_tls
-    fleet.whole(1)
-    of_another_authority(fleet)
-    fleet.start("a1", "--advertise", "127.0.0.3")
-    fleet.start("z0")
-    missed(fleet, "a0", "UnknownIssuer")
-    fleet.wait("a1 is known", lambda status: len(status["workers"].get("a1", {}).get("missed_by", {})) >= 3, timeout=20)
-    fleet.wait("z0 is a spare", lambda status: len(status["workers"].get("z0", {}).get("missed_by", {"w0"})) == 2, timeout=20)
-    lose_a_rank(fleet, undisturbed, "a0", good="z0")
-    for name in ("a0", "a1"):
-        fleet.kill(name)
-    fleet.start("w1")
-    fleet.wait("w1 is a spare", lambda status: "w1" in status["workers"])
+def test_a_good_spare_is_taken_before_bad_ones(tmp_path):
+    with over_tls(tmp_path) as (fleet, undisturbed):
+        of_another_authority(fleet)
+        fleet.start("a1", "--advertise", "127.0.0.3")
+        fleet.start("z0")
+        missed(fleet, "a0", "BadSignature")
+        missed(fleet, "a1", "cannot connect to 127.0.0.3:")
+        z0 = lambda status: status["workers"].get("z0", {}).get("missed_by", {})
+        fleet.wait("z0 is a spare", lambda status: set(z0(status)) == {"a0"}, timeout=20)
+        lose_a_rank(fleet, undisturbed, "a0", good="z0")
 
 
 @needs_openssl
@@ -215,7 +207,7 @@ def test_a_process_that_its_peers_would_refuse_does_not_start(tmp_path):
     mixed = {**named(tmp_path, "peer"), "REIN_PEER_KEY": str(tmp_path / "other.key")}
     for environment, why in (
         (named(tmp_path, "expired"), "expired.pem: the certificate, or one of its chain, expired on "),
-        (strange, "peer.pem: no authority in --peer-ca has signed the certificate"),
+        (strange, "peer.pem: the certificate was not signed with the key of the authority in --peer-ca"),
         (named(tmp_path, "other"), "other.pem: .*another-name"),
         (mixed, "--peer-key: .*other.key: "),
     ):
@@ -225,8 +217,6 @@ def test_a_process_that_its_peers_would_refuse_does_not_start(tmp_path):
 
 
 def fleet_environment():
-    import os
-
     return {**os.environ, "REIN_ETCD": "127.0.0.1:9", "REIN_LOG": "warn"}
 
 
@@ -270,17 +260,20 @@ def test_a_worker_whose_certificate_expires_gives_way_and_comes_back_with_a_new_
 
 
 def expiry(port):
-    import urllib.request
-
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     return float(re.search(r'^rein_certificate_expiry_seconds\{usage="peer"\} (\S+)$', text, re.MULTILINE)[1])
 
 
-def test_a_worker_that_strangers_can_reach_says_so(plain):
-    fleet, _ = plain
-    fleet.start("x0", "--listen", "0.0.0.0:0", "--advertise", "127.0.0.1")
-    said = lambda: plain_text(fleet.log("x0"))
-    until("it listens", lambda: "listening on" in said(), 30)
-    assert "--listen: 0.0.0.0:0 is unencrypted and unauthenticated" in said() and "--mesh: 0.0.0.0:0 is" in said(), said()
-    fleet.kill("x0")
-    assert "unauthenticated" not in plain_text(fleet.log("w0"))
+def test_a_worker_that_strangers_can_reach_says_so(tmp_path):
+    fleet = Fleet(tmp_path, workers=0, group_size=2, routers=0)
+    try:
+        fleet.start("x0", "--listen", "0.0.0.0:0", "--advertise", "127.0.0.1")
+        fleet.start("x1")
+        said = {name: lambda name=name: plain_text(fleet.log(name)) for name in ("x0", "x1")}
+        for name in said:
+            until("it listens", lambda: "listening on" in said[name](), 30)
+        assert "--listen: 0.0.0.0:0 is unencrypted and unauthenticated" in said["x0"](), said["x0"]()
+        assert "--mesh: 0.0.0.0:0 is unencrypted and unauthenticated" in said["x0"](), said["x0"]()
+        assert "unauthenticated" not in said["x1"]()
+    finally:
+        fleet.close()

@@ -59,7 +59,7 @@ impl Controller {
         // not there when the group served last, or else the later one.
         let proven = self.proven.get(id);
         let is_proven = |member: &Member| {
-            proven.is_some_and(|proven| proven.contains(&(member.worker.clone(), member.incarnation)))
+            proven.is_some_and(|(_, proven)| proven.contains(&(member.worker.clone(), member.incarnation)))
         };
         let guilt = |&i: &usize| {
             let member = &record.members[i];

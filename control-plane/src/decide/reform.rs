@@ -44,7 +44,7 @@ impl Controller {
             // Their reports are news, and without them it is looked again when the time is over.
             Crew::Awaited => return,
         };
-        self.blame(view, record, lost, now);
+        self.blame(view, id, record, lost, now);
         let epoch = round.next_epoch();
         // Experts stay where they are, and so the survivors' weights do.
         let placement = (!members.is_empty()).then(|| Placement { epoch, ..record.placement.clone() });
@@ -89,8 +89,12 @@ impl Controller {
         round.decisions.push(Decision { kind, why, transaction });
     }
 
-    /// They were missed: others come first for a while.
-    fn blame(&mut self, view: &View, record: &GroupRecord, lost: &BTreeSet<usize>, now: Duration) {
+    /// They did not come to the group: others come first for a while. Not those that were lost after it had served: they may
+    /// have been started again.
+    fn blame(&mut self, view: &View, id: &str, record: &GroupRecord, lost: &BTreeSet<usize>, now: Duration) {
+        if self.proven.get(id).is_some_and(|(epoch, _)| *epoch == record.epoch()) {
+            return;
+        }
         for member in lost.iter().map(|&i| &record.members[i]) {
             let there = |worker: &Arc<WorkerRecord>| {
                 worker.incarnation == member.incarnation && worker.state == WorkerState::Ready

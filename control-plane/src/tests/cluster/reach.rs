@@ -208,6 +208,22 @@ fn a_member_whose_certificate_has_expired_is_replaced_if_somebody_can_take_its_p
     assert_eq!(cluster.full(), 1, "it has a new one");
 }
 
+/// It died, and its group had served: when it is back it is taken at once, however often that happens.
+#[test]
+fn a_worker_that_is_started_again_is_not_to_blame() {
+    let mut cluster = Cluster::new(2, 2, 0);
+    cluster.run(8.0);
+    for _ in 0..5 {
+        cluster.kill("w1");
+        cluster.run(2.0);
+        assert_eq!((cluster.serving(), cluster.full()), (1, 0));
+        cluster.restart("w1");
+        cluster.run(18.0);
+        assert_eq!(cluster.full(), 1);
+        cluster.run(40.0);
+    }
+}
+
 #[test]
 fn a_drain_waits_for_no_spare_that_is_of_no_use() {
     let mut cluster = Cluster::new(2, 2, 1);
