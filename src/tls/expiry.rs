@@ -184,7 +184,10 @@ mod tests {
     fn a_chain_is_valid_as_long_as_each_of_its_certificates() {
         let days = |year, month| i64::from((year - 1970) * 365 + (year - 1969) / 4 + 31 * (month - 1)) * 86_400;
         let one = certificate((1999, 1), (2049, 1));
-        assert_eq!(Validity::of(&[one.clone()]), Some(Validity { from: days(1999, 1), until: days(2049, 1) }));
+        assert_eq!(
+            Validity::of(std::slice::from_ref(&one)),
+            Some(Validity { from: days(1999, 1), until: days(2049, 1) })
+        );
         let far = Validity::of(&[certificate((2049, 2), (2099, 2))]).expect("X.509");
         assert_eq!(
             (far.from, at(far.from).as_str(), at(far.until).as_str()),

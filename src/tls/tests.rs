@@ -314,7 +314,8 @@ fn a_process_judges_its_own_certificate() {
         |params: &mut CertificateParams| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let client =
         |params: &mut CertificateParams| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    let cases: [(&Authority, &dyn Fn(&mut CertificateParams), &str); 6] = [
+    type Change<'a> = &'a dyn Fn(&mut CertificateParams);
+    let cases: [(&Authority, Change, &str); 6] = [
         (&theirs, &|_| {}, "no authority in --peer-ca has signed"),
         (&Authority::new("ours"), &|_| {}, "not signed with the key"),
         (&ours, &over, "expired on 2020-01-01 00:00:00 UTC"),

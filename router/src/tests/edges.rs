@@ -291,7 +291,7 @@ fn documented() -> Vec<Metric> {
 #[tokio::test]
 async fn the_operators_page_lists_what_is_written() {
     let expiry = "# TYPE rein_certificate_expiry_seconds gauge\nrein_certificate_expiry_seconds{usage=\"tls\"} 60\n";
-    let process_metrics = ProcessMetrics::new(|| expiry.into());
+    let process_metrics = crate::ProcessMetrics::new(|| expiry.into());
     let config = RouterConfig { process_metrics, ..RouterConfig::default() };
     let (_file, _, edge) = guarded("", config, Fake::default());
     ask(&edge, KEY, json!({})).await.ok();
