@@ -293,8 +293,7 @@ fn a_probe_tells_who_is_found_at_an_address_and_why_not() {
         };
         answer(b"HTTP/1.1 400 Bad Request");
         answer(b"");
-        drop(answer);
-        // Nobody listens from here on.
+        // It ends, and nobody listens from here on.
     });
     assert!(matches!(fails(&address, "w1"), ProbeError::Foreign { .. }));
     assert!(matches!(fails(&address, "w1"), ProbeError::Refused { .. }));
