@@ -17,6 +17,9 @@ pub(crate) use object::Object;
 pub(crate) use params::Params;
 pub(crate) use python::Python;
 
+/// What some formats write before a tool's name.
+const FOREIGN_PREFIX: &str = "functions.";
+
 /// What reading a byte led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -121,6 +124,13 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Some models write the prefix of another format's names.
+    pub fn set_name(&mut self, name: String) {
+        let declares = |name: &str| self.tools.iter().any(|tool| tool.name == name);
+        let bare = name.strip_prefix(FOREIGN_PREFIX).filter(|bare| !declares(&name) && declares(bare));
+        self.name = Some(bare.map(str::to_owned).unwrap_or(name));
+    }
+
     pub fn declared(&self) -> Option<&ToolDecl> {
         let name = self.name.as_deref()?;
         self.tools.iter().find(|t| t.name == name)

@@ -187,7 +187,7 @@ impl Object {
                 let name = json::string(&member[self.value_at.min(member.len())..]);
                 match name.filter(|n| !n.trim().is_empty()) {
                     Some(name) => {
-                        self.call.name = Some(name.trim().to_owned());
+                        self.call.set_name(name.trim().to_owned());
                         if self.call.trust == Trust::Name && !self.call.is_known() {
                             return false;
                         }

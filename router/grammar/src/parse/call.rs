@@ -178,7 +178,11 @@ impl Parser {
             None => Trust::Marker,
         };
         let tools = Arc::clone(&self.tools);
-        Call { index: self.calls, name, id, tools, trust, started: false, delta: Vec::new() }
+        let mut call = Call { index: self.calls, name: None, id, tools, trust, started: false, delta: Vec::new() };
+        if let Some(name) = name {
+            call.set_name(name);
+        }
+        call
     }
 
     fn body(&self, name: Option<String>, id: Option<String>, header: &str, out: &mut Vec<Event>) -> Body {

@@ -37,8 +37,13 @@ impl Parser {
                 self.head = Some(Head { opener: begins.then_some(opener), text, ..Head::default() });
                 return;
             }
+            // The words alone say what begins, where the marker before them is missing.
+            let end = blocks.ends.contains(&name.as_str());
+            if end && self.head.is_none() && !self.lead_in.trim().is_empty() {
+                self.head = Some(Head { text: std::mem::take(&mut self.lead_in), ..Head::default() });
+            }
             if let Some(head) = &mut self.head {
-                if blocks.ends.contains(&name.as_str()) {
+                if end {
                     if let Some(head) = self.head.take() {
                         self.end_head(&head, out);
                     }
@@ -47,6 +52,9 @@ impl Parser {
                 }
                 return;
             }
+        }
+        if let State::Header(parts) = &mut self.state {
+            parts.push(("", String::new()));
         }
         if let State::Body(body) = &mut self.state
             && let Body::Params(params) = &mut **body

@@ -4,7 +4,7 @@ use super::{Cause, List, Parser, State, Trial};
 use crate::codec::json::Json;
 use crate::event::Event;
 use crate::format::Region;
-use crate::marks::Mark;
+use crate::marks::{Mark, Phrase};
 
 /// Text between blocks that is kept because a head may begin with it.
 const LONGEST_LEAD_IN: usize = 256;
@@ -69,7 +69,11 @@ impl Parser {
         let Some(label) = self.lex.blocks.as_ref().and_then(|b| b.call()).and_then(|p| p.label()) else { return false };
         self.lead_in.push_str(s);
         let start = self.lead_in.trim_start();
-        let may_be = label.starts_with(start) && self.lead_in.len() < LONGEST_LEAD_IN || start.starts_with(label);
+        let word = start.trim_end();
+        let words = self.lex.blocks.iter().flat_map(|b| &b.phrases).flat_map(Phrase::words);
+        let begins = words.into_iter().any(|w| if word == start { w.starts_with(word) } else { w == word });
+        let may_be =
+            (label.starts_with(start) || begins) && self.lead_in.len() < LONGEST_LEAD_IN || start.starts_with(label);
         if !may_be {
             self.flush_lead_in(out);
         }

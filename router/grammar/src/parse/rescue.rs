@@ -30,12 +30,22 @@ impl Parser {
 
     fn calls_in(&self, junk: &str) -> Option<Vec<(String, String)>> {
         let text = fenced(junk.trim());
-        if !text.starts_with(['{', '[']) || self.tools.is_empty() || has_long_number(text) {
+        if self.tools.is_empty() || has_long_number(text) {
             return None;
         }
-        let value: Value = match serde_json::from_str(text) {
-            Ok(value) => value,
-            Err(_) => serde_json::from_str(&python::to_json(text)?).ok()?,
+        // The name alone, and its arguments.
+        let (name, arguments) = text.split_at(text.find('{')?);
+        if self.declares(name.trim()) {
+            let arguments = String::from_utf8(json::object(fenced(arguments.trim()).as_bytes())?).ok()?;
+            return Some(vec![(name.trim().to_owned(), arguments)]);
+        }
+        let read = |text: &str| -> Option<Value> {
+            let json = serde_json::from_str(text).ok();
+            json.or_else(|| serde_json::from_str(&python::to_json(text)?).ok())
+        };
+        let (text, value) = match read(text) {
+            Some(value) => (text, value),
+            None => (self.lex.without_layout(text), read(self.lex.without_layout(text))?),
         };
         // A key that comes twice would be lost.
         let exact = serde_json::to_string(&value).ok().filter(|_| keys_written(text).is_none_or(|n| n == keys(&value)));

@@ -153,6 +153,8 @@ fn glm() {
             r#"C(f|-|{"s": "</tool_call> in it"})"#,
         ),
         ("<tool_call>no name at all</tool_call>", "M(no name at all)"),
+        ("<tool_call>f{\"n\": 1}</tool_call>", r#"C(f|-|{"n": 1})"#),
+        ("<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1}}</tool_call>", r#"C(f|-|{"n":1})"#),
     ];
     check("glm45", &cases);
     check(
@@ -206,6 +208,7 @@ fn mistral() {
             r#"«[TOOL_CALLS]» [{"name": "f", "arguments": {"n": 1}}, {"name": "search"}]"#,
             r#"C(f|-|{"n":1})C(search|-|{})"#,
         ),
+        (r#"«[TOOL_CALLS]»f«[CALL_ID]»x1«[ARGS]»{"n": 1}"#, r#"M(x1)C(f|-|{"n": 1})"#),
         (r#"«[TOOL_CALLS]»f«[ARGS]»{"n": oops} more"#, r#"C?(f|-|{"n": )M(oops} more)"#),
     ];
     check("mistral_v13", &cases);
@@ -412,6 +415,10 @@ fn deepseek() {
         r#"R(Hm.)C(f|-|{"n": 1})C(f|-|{})"#,
     )];
     check_from("deepseek_v3_1", Region::Reasoning, &cases);
+    check(
+        "deepseek_v3_1",
+        &[("«<｜tool▁call▁begin｜>»functions.f«<｜tool▁sep｜>»{}«<｜tool▁call▁end｜>»", "C(f|-|{})")],
+    );
     let call = |open: &str, close: &str| {
         format!(
             "Hi.\n\n{open}<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" string=\"true\">5</｜DSML｜parameter>\n<｜DSML｜parameter name=\"n\" string=\"false\">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n{close}"

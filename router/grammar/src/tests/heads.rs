@@ -28,6 +28,11 @@ fn gpt_oss() {
         ("«<|channel|>»final«<|message|>»to=functions.f is text", "T(to=functions.f is text)"),
         ("plain", "T(plain)"),
         ("to do", "T(to do)"),
+        ("final answer", "T(final answer)"),
+        ("final", "T(final)"),
+        // The first marker is missing.
+        ("analysis«<|message|>»a«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b", "R(a)T(b)"),
+        ("final«<|message|>»b", "T(b)"),
         ("«<|channel|>»unknown«<|message|>»b", "M(unknown)T(b)"),
         (
             "«<|channel|>»commentary to=python code«<|message|>»print(1)«<|call|>»",
