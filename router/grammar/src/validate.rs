@@ -7,6 +7,7 @@ use jsonschema::{Draft, ValidationError, Validator};
 use serde_json::Value;
 
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
+use crate::schema::draft::{counting, named};
 
 /// The validators of a request's schemas, compiled when they are first needed.
 #[derive(Debug, Default)]
@@ -66,8 +67,9 @@ fn violation(error: &ValidationError<'_>) -> Violation {
 }
 
 fn build(schema: &Value) -> Result<Validator, String> {
-    let options = jsonschema::options().with_draft(draft(schema));
-    options.build(schema).map_err(|e| format!("at {}: {e}", e.instance_path()))
+    let draft = named(schema).unwrap_or(Draft::Draft202012);
+    let options = jsonschema::options().with_draft(draft).should_validate_formats(true);
+    options.build(&counting(schema)).map_err(|e| format!("at {}: {e}", e.instance_path()))
 }
 
 /// Without the patterns that the validator has no words for: one of them must not leave everything else unchecked.
@@ -133,21 +135,6 @@ impl Members {
     }
 }
 
-/// The draft that a schema names; without a name Draft 2020-12, or an older one if only that takes it.
-fn draft(schema: &Value) -> Draft {
-    match schema.get("$schema").and_then(Value::as_str) {
-        Some(name) if name.contains("draft-03") || name.contains("draft-04") => Draft::Draft4,
-        Some(name) if name.contains("draft-06") => Draft::Draft6,
-        Some(name) if name.contains("draft-07") => Draft::Draft7,
-        Some(name) if name.contains("2019-09") => Draft::Draft201909,
-        Some(_) => Draft::Draft202012,
-        None if jsonschema::draft202012::meta::is_valid(schema) => Draft::Draft202012,
-        None if jsonschema::draft7::meta::is_valid(schema) => Draft::Draft7,
-        None if jsonschema::draft4::meta::is_valid(schema) => Draft::Draft4,
-        None => Draft::Draft202012,
-    }
-}
-
 impl Validators {
     pub fn new(rules: &Rules) -> Self {
         let none = || serde_json::json!({"type": "object", "maxProperties": 0});
@@ -191,15 +178,12 @@ fn parse(text: &str) -> Result<Value, Violation> {
 
 /// Refuses schemas that are none, by the draft that they name.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
-    // Mostly no draft is named; then this answers both which it is and whether it is valid.
-    if schema.get("$schema").is_none() && jsonschema::draft202012::meta::is_valid(schema) {
-        return Ok(());
-    }
-    let result = match draft(schema) {
-        Draft::Draft4 => jsonschema::draft4::meta::validate(schema),
-        Draft::Draft6 => jsonschema::draft6::meta::validate(schema),
-        Draft::Draft7 => jsonschema::draft7::meta::validate(schema),
-        Draft::Draft201909 => jsonschema::draft201909::meta::validate(schema),
+    let schema = &*counting(schema);
+    let result = match named(schema) {
+        Some(Draft::Draft4) => jsonschema::draft4::meta::validate(schema),
+        Some(Draft::Draft6) => jsonschema::draft6::meta::validate(schema),
+        Some(Draft::Draft7) => jsonschema::draft7::meta::validate(schema),
+        Some(Draft::Draft201909) => jsonschema::draft201909::meta::validate(schema),
         _ => jsonschema::draft202012::meta::validate(schema),
     };
     result.map_err(|e| {

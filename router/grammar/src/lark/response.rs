@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::marker::Marking;
-use super::{layout, literal, some_blanks, tags};
+use super::{blanks, layout, literal, some_blanks, tags};
 use crate::limits::MAX_CLIENT_GRAMMAR_BYTES;
 use crate::rules::{Response, RuleError};
 use crate::schema::{Compiler, Dialect, Work, local};
@@ -47,6 +47,38 @@ pub(super) fn sized(field: &str, text: &str) -> Result<(), RuleError> {
         return Err(RuleError::TooLarge { field: field.into(), what: "its size in bytes", found, limit });
     }
     Ok(())
+}
+
+/// A document and one of the strings that end it, where a number before them might go on with their first letter. None: none
+/// might.
+pub(super) fn json_before(
+    work: &mut Work<'_>,
+    schema: &Value,
+    field: &str,
+    ends: &[String],
+) -> Result<Option<String>, RuleError> {
+    if !ends.iter().any(|end| end.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E'))) {
+        return Ok(None);
+    }
+    let root = local(schema);
+    let (numbers, others) = Compiler::new(work, &root, "", field.to_owned(), Dialect::Json).numbers_apart()?;
+    if numbers.is_empty() {
+        return Ok(None);
+    }
+    if numbers.iter().any(|number| number.starts_with('r')) {
+        let problem = "a multiple cannot stand before an end that begins with a digit, a point or an e";
+        return Err(RuleError::invalid(field, problem));
+    }
+    let ends = format!("({})", ends.iter().map(|end| literal(end)).collect::<Vec<_>>().join(" | "));
+    // One lexeme: only the whole tells where the number ends.
+    let mut all: Vec<String> =
+        numbers.iter().map(|number| work.writer.terminal(&format!("{number} /{}/ {ends}", blanks()))).collect();
+    if !others.is_empty() {
+        let blanks = work.writer.regex(&some_blanks());
+        all.push(format!("({}) {blanks}? {ends}", others.join(" | ")));
+    }
+    let lead = work.writer.regex(&layout());
+    Ok(Some(format!("{lead}? ({})", all.join(" | "))))
 }
 
 pub(super) fn json(work: &mut Work<'_>, schema: &Value, field: &str) -> Result<String, RuleError> {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::call::{CallError, Caller};
 use super::marker::{Marking, Missing, join};
-use super::response::{json, sized};
+use super::response::{json, json_before, sized};
 use super::{escape, literal};
 use crate::by_name;
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
@@ -173,8 +173,16 @@ impl Tags<'_, '_, '_> {
             // The second is what the style was before it was one.
             kind @ ("json_schema" | "qwen_xml_parameter") => {
                 let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
+                crate::schema::check(schema, &field)?;
+                crate::validate::check(schema, &field)?;
                 let plain = if kind == "json_schema" { "json" } else { "qwen_xml" };
-                Part::open(match node.get("style").map_or(Some(plain), Value::as_str) {
+                let style = node.get("style").map_or(Some(plain), Value::as_str);
+                if let (Some("json"), Until::Strings(ends)) = (style, until)
+                    && let Some(expression) = json_before(self.work, schema, &field, ends)?
+                {
+                    return Ok(Part { expression, closed: true });
+                }
+                Part::open(match style {
                     Some("json") => json(self.work, schema, &field)?,
                     style => self.styled(style, schema, field, path)?,
                 })
@@ -182,7 +190,14 @@ impl Tags<'_, '_, '_> {
             "regex" => {
                 self.none(node, path, "excludes")?;
                 let pattern = llguidance::regex_to_lark(string(node, path, "pattern")?, "");
-                Part::open(self.work.writer.regex(&pattern))
+                match until {
+                    // One lexeme: the text might go on with the first letter of what ends it.
+                    Until::Strings(_) => {
+                        let body = format!("/{pattern}/ {}", self.ends(until));
+                        Part { expression: self.work.writer.terminal(&body), closed: true }
+                    }
+                    _ => Part::open(self.work.writer.regex(&pattern)),
+                }
             }
             "grammar" => {
                 let name = format!("tag{}", self.work.writer.foreign.len());

@@ -1,5 +1,6 @@
 //! Schemas without combinators: references resolved, `allOf` merged, `anyOf` and `oneOf` spelled out.
 
+use jsonschema::Validator;
 use serde_json::{Value, json};
 
 use super::merge::{each, modern};
@@ -84,8 +85,7 @@ pub(super) fn values(flat: &Schema) -> Option<Vec<Value>> {
     if !all.is_empty() {
         rest.insert("allOf".into(), all.into());
     }
-    let rest = Value::Object(rest);
-    match jsonschema::draft202012::new(&rest) {
+    match jsonschema::draft202012::new(&Value::Object(rest)) {
         Ok(validator) => Some(listed.into_iter().filter(|v| validator.is_valid(v)).collect()),
         Err(_) => Some(listed),
     }
@@ -152,6 +152,17 @@ pub(super) fn types(flat: &Schema) -> Vec<&str> {
 }
 
 impl<'s> Compiler<'s, '_, '_> {
+    /// What judges values by a part of the schema. None: it refers to what is not defined for all.
+    pub(super) fn judge(&self, part: &Value) -> Option<Validator> {
+        let mut whole = json!({"allOf": [part]});
+        for shared in ["$defs", "definitions"] {
+            if let Some(definitions) = self.root.get(shared) {
+                whole[shared] = definitions.clone();
+            }
+        }
+        jsonschema::draft202012::new(&whole).ok()
+    }
+
     /// What a reference points at, with its path.
     pub(super) fn resolve(&self, reference: &str, path: &str) -> Result<(&'s Value, String), RuleError> {
         let unknown = || self.refuse(path, "$ref", &format!("{reference:?} is not a place in this schema"));
@@ -288,7 +299,7 @@ pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     validator.is_ok_and(|v| v.is_valid(&text.into()))
 }
 
-fn percent_decoded(pointer: &str) -> String {
+pub(super) fn percent_decoded(pointer: &str) -> String {
     let mut out = Vec::new();
     let mut rest = pointer.as_bytes();
     while let [first, after @ ..] = rest {

@@ -7,6 +7,7 @@
 
 mod apart;
 mod array;
+pub(crate) mod draft;
 mod flat;
 mod formats;
 mod free;
@@ -34,6 +35,7 @@ use crate::validate::accepts;
 pub(crate) use flat::matches;
 pub(crate) use params::{Closer, Pattern};
 pub(crate) use refs::local;
+use refs::mentions;
 pub(crate) use scalar::{Dialect, quoted};
 
 pub(crate) type Schema = Map<String, Value>;
@@ -94,6 +96,32 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             other => self.value(other, "")?,
         };
         rule.ok_or_else(|| self.refuse("", "type", "no value satisfies the schema"))
+    }
+
+    /// Expressions of the numbers that a whole document may be, and of all else.
+    pub fn numbers_apart(&mut self) -> Result<(Vec<String>, Vec<String>), RuleError> {
+        let flats = match self.root {
+            Value::Object(map) => self.flatten(map, "")?,
+            Value::Bool(true) => vec![Schema::new()],
+            _ => Vec::new(),
+        };
+        let (mut numbers, mut others) = (Vec::new(), Vec::new());
+        for mut flat in flats {
+            if let Some(values) = flat::values(&flat) {
+                let (some, rest): (Vec<_>, Vec<_>) = values.into_iter().partition(Value::is_number);
+                numbers.extend(self.constants(&some, "")?);
+                others.extend(self.constants(&rest, "")?);
+                continue;
+            }
+            let named: Vec<String> = self.types(&flat).into_iter().map(str::to_owned).collect();
+            let types = if named.is_empty() { negate::TYPES.map(str::to_owned).to_vec() } else { named };
+            for kind in types {
+                let into = if matches!(kind.as_str(), "number" | "integer") { &mut numbers } else { &mut others };
+                flat.insert("type".into(), kind.into());
+                into.extend(self.flat(&flat, "")?);
+            }
+        }
+        Ok((numbers, others))
     }
 
     /// The rule of a schema; none if nothing satisfies it.
@@ -183,7 +211,18 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
 
     /// A schema without combinators.
     fn flat(&mut self, flat: &Schema, path: &str) -> Result<Vec<String>, RuleError> {
-        if let Some(values) = flat::values(flat) {
+        if let Some(mut values) = flat::values(flat) {
+            let rest: Schema = flat
+                .iter()
+                .filter(|(k, _)| *k != "const" && *k != "enum")
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect();
+            if mentions(&Value::Object(rest.clone()), &["$ref"]) {
+                match self.judge(&Value::Object(rest)) {
+                    Some(judge) => values.retain(|value| judge.is_valid(value)),
+                    None => self.relax(path, "enum"),
+                }
+            }
             return self.constants(&values, path);
         }
         self.unsupported(flat, path);

@@ -75,14 +75,19 @@ impl Compiler<'_, '_, '_> {
         if min > members.len() && other.is_none() || required > max {
             return Ok(None);
         }
+        // A name that nobody declared may come twice, and counts once.
         let counted = other.is_none() || members.is_empty();
-        for (keyword, set) in [("minProperties", min > required), ("maxProperties", max < usize::MAX)] {
-            if set && !counted {
+        let (fewest, most) = (other.is_none() || (counted && min <= 1), counted);
+        for (keyword, set) in
+            [("minProperties", min > required && !fewest), ("maxProperties", max < usize::MAX && !most)]
+        {
+            if set {
                 self.relax(path, keyword);
             }
         }
         let (open, close, comma) = (self.open(), self.close(), self.comma());
-        let (min, max) = if counted { (min, max) } else { (0, usize::MAX) };
+        let min = if counted { min } else { 0 };
+        let max = if most { max } else { usize::MAX };
         let inner = self.sequence(members, Layout { comma, close, min, max, other });
         Ok(Some(self.w().rule(&format!("{open} {inner}"))))
     }
@@ -91,7 +96,11 @@ impl Compiler<'_, '_, '_> {
     fn members(&mut self, flat: &Schema, path: &str) -> Result<Option<Declared>, RuleError> {
         let colon = self.colon();
         let patterns = flat.get("patternProperties").and_then(Value::as_object);
-        let allowed = flat.get("propertyNames").and_then(|names| jsonschema::draft202012::new(names).ok());
+        let allowed = flat.get("propertyNames").map(|names| self.judge(names));
+        if matches!(allowed, Some(None)) {
+            self.relax(path, "propertyNames");
+        }
+        let allowed = allowed.flatten();
         let mut members = Vec::new();
         let mut names = Vec::new();
         for (name, schema, required) in declared(flat) {

@@ -15,8 +15,9 @@ const BEYOND: u128 = 100_000_000_000_000_000_000;
 const FRACTION: usize = 20;
 /// Up to this, floating point has every integer.
 pub(super) const EXACT_INTEGERS: u128 = 1 << f64::MANTISSA_DIGITS;
-/// Significant digits that floating point keeps apart.
+/// Significant digits that floating point keeps apart, and the least integer that has more.
 const EXACT: usize = 14;
+const FAR: u128 = 100_000_000_000_000;
 
 /// A decimal number that is not negative. The fraction has no zeros at its end.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,13 +103,29 @@ pub(super) fn between(low: Option<Bound>, high: Option<Bound>, whole: bool) -> R
     // The largest double, which some write for no bound at all, would be an expression of its 309 digits.
     let (low, high) = (low.filter(|b| !b.is_beyond()), high.filter(|b| !b.is_beyond()));
     let bounds = || [&low, &high].into_iter().flatten();
-    let digits = if whole || bounds().any(|b| b.size.whole > EXACT_INTEGERS) {
+    let rounded = bounds().any(|b| b.size.whole > EXACT_INTEGERS);
+    let digits = if whole || rounded {
         0
     } else {
         let widest = bounds().filter(|b| !b.inclusive).map(|b| b.size.whole.to_string().len()).max();
         widest.map_or(FRACTION, |whole| EXACT.saturating_sub(whole))
     };
     let mut parts = Vec::new();
+    if rounded && !whole {
+        // Far from what floating point rounds, a fraction may come.
+        let edge =
+            |negative| Bound { negative, size: Decimal { whole: FAR, fraction: String::new() }, inclusive: true };
+        let near = |bound: &Option<Bound>, edge: Bound, side| match bound {
+            Some(bound) if bound.compare(&edge) == side => bound.clone(),
+            _ => edge,
+        };
+        let (low, high) = (near(&low, edge(true), Ordering::Greater), near(&high, edge(false), Ordering::Less));
+        if low.compare(&high).is_lt()
+            && let Range::Numbers(near) = between(Some(low), Some(high), false)
+        {
+            parts.push(near);
+        }
+    }
     // Below zero, larger numbers have smaller digits.
     if low.as_ref().is_none_or(|b| b.negative) {
         let from = high.clone().filter(|b| b.negative || b.size == Decimal::ZERO);

@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use jsonschema::uri;
+use jsonschema::{Draft, uri};
 use serde_json::{Map, Value};
+
+use super::draft;
 
 /// Keywords that hold a schema, a list of them, or schemas by name.
 const ONE: &[&str] = &[
@@ -37,22 +39,29 @@ struct Places {
     lone: bool,
 }
 
-/// The schema with every reference that it can follow itself as `#` and a JSON pointer.
+/// The schema with the keywords that count, and every reference that it can follow itself as `#` and a JSON pointer.
 pub(crate) fn local(root: &Value) -> Cow<'_, Value> {
+    let counting = draft::counting(root);
+    match rewritten(&counting) {
+        Some(local) => Cow::Owned(local),
+        None => counting,
+    }
+}
+
+fn rewritten(root: &Value) -> Option<Value> {
     const TOLD: &[&str] = &["$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef", "$schema"];
     if !mentions(root, TOLD) {
-        return Cow::Borrowed(root);
+        return None;
     }
-    let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
-    let lone = ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|d| draft.contains(d));
+    let lone = draft::named(root).is_some_and(|draft| draft < Draft::Draft201909);
     let mut places = Places { lone, ..Places::default() };
     places.collect(root, ROOT, "");
     let mut local = root.clone();
     places.rewrite(&mut local, ROOT);
-    Cow::Owned(local)
+    Some(local)
 }
 
-fn mentions(value: &Value, keys: &[&str]) -> bool {
+pub(super) fn mentions(value: &Value, keys: &[&str]) -> bool {
     match value {
         Value::Object(map) => map.iter().any(|(k, v)| keys.contains(&k.as_str()) || mentions(v, keys)),
         Value::Array(items) => items.iter().any(|v| mentions(v, keys)),
@@ -157,7 +166,7 @@ impl Places {
 }
 
 /// The schemas directly below, with their pointers from here.
-fn below(map: &Map<String, Value>) -> Vec<(String, &Value)> {
+pub(super) fn below(map: &Map<String, Value>) -> Vec<(String, &Value)> {
     let mut all = Vec::new();
     for (keyword, value) in map {
         match value {

@@ -178,7 +178,10 @@ impl Compiler<'_, '_, '_> {
             Value::Number(n) => {
                 let whole = n.as_f64().filter(|f| n.is_f64() && f.fract() == 0.0 && f.abs() < 1e15);
                 let whole = whole.map(|f| format!("{f:.0}"));
-                std::iter::once(n.to_string()).chain(whole).collect()
+                let zero = (n.as_f64() == Some(0.0) && n.is_f64()).then(|| "0".to_owned());
+                let mut all: Vec<String> = std::iter::once(n.to_string()).chain(whole).chain(zero).collect();
+                all.dedup();
+                all
             }
             other => vec![other.to_string()],
         }

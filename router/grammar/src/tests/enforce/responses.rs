@@ -262,3 +262,48 @@ OKb"
         assert!(b.grammars.compile(&respond(bad)).is_err());
     }
 }
+
+/// What ends a tag may begin with what a number could go on with.
+#[test]
+fn an_end_ends_a_number() {
+    let b = Bench::new(crate::PLAIN, false);
+    let schemas = [
+        json!({"type": "number"}),
+        json!({"type": "integer"}),
+        json!({"type": "number", "minimum": 0}),
+        json!({"type": ["integer", "null", "array", "string"]}),
+        json!({"enum": [1, 2.5, "x"]}),
+        json!({}),
+    ];
+    let values = ["1", "25", "2.5", "1e5", "-3", "null", "[1]", "\"x\"", "1.5E+2 "];
+    for end in ["END", "e", "E5x", ".", ".5", "5", "00", "-", "\"", "}", "]", "+1", " end", "\n</x>"] {
+        for schema in &schemas {
+            let judge = crate::Judge::new(schema).expect("a schema");
+            let content = json!({"type": "json_schema", "json_schema": schema});
+            let tag = json!({"type": "tag", "begin": "BEG", "content": content, "end": end});
+            let followed = json!({"type": "sequence", "elements": [{"type": "const_string", "value": "BEG"}, content, {"type": "const_string", "value": end}]});
+            for format in [tag, followed] {
+                let rules =
+                    Rules { response: Some(Response::StructuralTag(json!({"format": format}))), ..Rules::default() };
+                for value in values {
+                    let json: serde_json::Value = serde_json::from_str(value).expect("JSON");
+                    let plain = !value.contains(['e', 'E', '.']);
+                    let valid = judge.violations(&json, 1).is_empty();
+                    let taken = b.takes(&rules, &format!("BEG{value}{end}"));
+                    assert!(if plain { taken == valid } else { valid || !taken }, "{schema}: BEG{value}{end}: {taken}");
+                    assert!(
+                        value.ends_with(end) || !b.takes(&rules, &format!("BEG{value}")),
+                        "{schema}: BEG{value} without {end}"
+                    );
+                }
+            }
+        }
+    }
+    let regex =
+        |end| json!({"type": "tag", "begin": "<", "content": {"type": "regex", "pattern": "[a-z]+"}, "end": end});
+    for (end, text) in [("end", "<blendend"), ("z", "<zzz"), (">", "<a>")] {
+        let rules =
+            Rules { response: Some(Response::StructuralTag(json!({"format": regex(end)}))), ..Rules::default() };
+        assert!(b.takes(&rules, text) && !b.takes(&rules, "<ab1"), "{text}");
+    }
+}
