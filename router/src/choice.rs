@@ -262,7 +262,7 @@ impl Drop for Choice {
         self.metrics.grammar.invalid_calls.fetch_add(invalid, Ordering::Relaxed);
         let model = &self.transcript.model;
         self.metrics.outcomes.calls(model.name(), model.format.name, report);
-        let invalid = u64::from(self.transcript.invalid_response);
+        let invalid = u64::from(self.transcript.invalid_response.is_some());
         self.metrics.grammar.invalid_responses.fetch_add(invalid, Ordering::Relaxed);
     }
 }

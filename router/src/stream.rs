@@ -6,6 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use rein_grammar::{Compiled, Event, Format, Parser, Piece, Region};
 use rein_proto::v1::{self, chat_event};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
     model::Model,
@@ -81,10 +82,10 @@ pub struct Transcript {
     /// Nothing more comes, and whether because of the length.
     over: bool,
     length: bool,
-    /// The text so far, where the grammar is laxer than the response's schema.
+    /// The text so far, where the finished response is held against a schema.
     response: Option<String>,
-    /// The finished text breaks the response's schema.
-    pub(crate) invalid_response: bool,
+    /// Where and why the finished text breaks the response's schema.
+    pub(crate) invalid_response: Option<String>,
     pub(crate) grammar_report: Option<v1::GrammarReport>,
     /// Of tokens that no event has reported yet.
     token_ids: Vec<u32>,
@@ -121,8 +122,7 @@ impl Transcript {
         }
         let in_reasoning = opening.start == Region::Reasoning;
         let next_offset = opening.echo.chars().count() as u32;
-        let lax = |grammar: &Compiled| grammar.relaxations().iter().any(|one| one.tool.is_empty());
-        let response = opening.grammar.as_ref().is_some_and(lax).then(String::new);
+        let response = opening.grammar.as_ref().is_some_and(Compiled::judges_response).then(String::new);
         let mut transcript = Transcript {
             model,
             opening,
@@ -139,7 +139,7 @@ impl Transcript {
             over: false,
             length: false,
             response,
-            invalid_response: false,
+            invalid_response: None,
             grammar_report: None,
             token_ids: Vec::new(),
             logprobs: Vec::new(),
@@ -279,12 +279,13 @@ impl Transcript {
     /// The schema has the last word on a whole response too, although it is out already.
     fn judge_response(&mut self, length: bool) {
         let (Some(text), Some(grammar)) = (&self.response, &self.opening.grammar) else { return };
-        if length || self.calls > 0 {
+        if length || self.stop_token.is_some() || self.begun_calls > 0 || !self.report.malformed.is_empty() {
             return;
         }
-        if let Err(violation) = grammar.validate_response(text) {
-            tracing::info!(parent: &self.opening.span, %violation, "a finished response breaks its schema");
-            self.invalid_response = true;
+        let quick = grammar.judges_quickly(None, text.len());
+        if let Err(violation) = aside(quick, || grammar.validate_response(text)) {
+            tracing::warn!(parent: &self.opening.span, %violation, "a finished response breaks its schema");
+            self.invalid_response = Some(violation.to_string());
         }
     }
 
@@ -395,6 +396,7 @@ impl Transcript {
             grammar: self.grammar_report.take(),
             malformed: self.report.malformed.clone(),
             incomplete_tool_calls: self.report.incomplete.clone(),
+            invalid_response: self.invalid_response.clone().unwrap_or_default(),
         };
         self.emit(chat_event::Event::Done(done));
     }
@@ -421,6 +423,12 @@ impl Transcript {
             event: Some(event),
         });
     }
+}
+
+/// Judges. What may take long leaves this thread's other tasks to another thread meanwhile.
+fn aside<T>(quick: bool, judge: impl FnOnce() -> T) -> T {
+    let several = |handle: Handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread;
+    if quick || !Handle::try_current().is_ok_and(several) { judge() } else { tokio::task::block_in_place(judge) }
 }
 
 /// Where the tokens of a prompt begin in its text. Tokens that the text does not spell, such as a begin-of-sequence,

@@ -262,6 +262,16 @@ impl Compiled {
         self.shared.validators.call(name, arguments)
     }
 
+    /// Whether a finished response is held against anything.
+    pub fn judges_response(&self) -> bool {
+        self.shared.validators.judges_response()
+    }
+
+    /// Whether so many bytes of a tool's arguments, or of the response, are judged in less than a millisecond.
+    pub fn judges_quickly(&self, tool: Option<&str>, bytes: usize) -> bool {
+        self.shared.validators.is_quick(tool, bytes)
+    }
+
     /// Validates a finished response.
     pub fn validate_response(&self, text: &str) -> Result<(), Violation> {
         self.shared.validators.response(text)

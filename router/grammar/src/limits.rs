@@ -16,6 +16,8 @@ pub const MAX_SCHEMA_NODES: usize = 20_000;
 pub const MAX_SCHEMA_WAYS: usize = 500;
 /// Bytes of a grammar, a regular expression or a list of choices that a client sends.
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
+/// Bytes of arguments or of a response that are judged where they end; more are judged off the asynchronous threads.
+pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
 /// Repetitions that a structural tag may ask for.
 pub const MAX_TAG_REPEAT: i64 = 1000;
 /// Bytes of the whole grammar handed to the compiler.

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use jsonschema::{Draft, ValidationError, Validator};
 use serde_json::Value;
 
+use crate::limits::MAX_QUICK_JUDGEMENT_BYTES;
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 use crate::schema::draft::{counting, named};
 
@@ -13,7 +14,14 @@ use crate::schema::draft::{counting, named};
 #[derive(Debug, Default)]
 pub struct Validators {
     tools: HashMap<String, Lazy>,
-    response: Option<Lazy>,
+    response: Option<Whole>,
+}
+
+/// What a whole response has to be.
+#[derive(Debug)]
+enum Whole {
+    Json(Lazy),
+    OneOf(Vec<String>),
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +38,11 @@ impl Lazy {
     /// None: the schema itself is broken, which the request was told when it was compiled.
     fn validator(&self) -> Option<&Validator> {
         self.validator.get_or_init(|| build_leniently(&self.schema).ok()).as_ref()
+    }
+
+    /// A judgement of so many bytes is a matter of less than a millisecond.
+    fn is_quick(&self, bytes: usize) -> bool {
+        bytes <= MAX_QUICK_JUDGEMENT_BYTES && self.validator.get().is_some()
     }
 
     fn check(&self, instance: &Value) -> Result<(), Violation> {
@@ -145,17 +158,36 @@ impl Validators {
         };
         let tools = rules.tools.iter().map(|t| (t.name.clone(), Lazy::new(schema(t)))).collect();
         let response = match &rules.response {
-            Some(Response::JsonSchema { schema, .. }) => Some(Lazy::new(schema.clone())),
-            _ => None,
+            Some(Response::JsonSchema { schema, .. }) => Some(Whole::Json(Lazy::new(schema.clone()))),
+            Some(Response::JsonObject) => Some(Whole::Json(Lazy::new(serde_json::json!({"type": "object"})))),
+            Some(Response::Choice(all)) => Some(Whole::OneOf(all.clone())),
+            Some(Response::Regex(_) | Response::Lark(_) | Response::StructuralTag(_)) | None => None,
         };
         Self { tools, response }
     }
 
-    /// A finished response against its schema, if it has one.
+    /// Whether a whole response is held against anything.
+    pub fn judges_response(&self) -> bool {
+        self.response.is_some()
+    }
+
+    /// Whether judging so many bytes may be done where others wait: the arguments of a tool, or the response.
+    pub fn is_quick(&self, tool: Option<&str>, bytes: usize) -> bool {
+        match (tool, &self.response) {
+            (Some(name), _) => self.tools.get(name).is_none_or(|tool| tool.is_quick(bytes)),
+            (None, Some(Whole::Json(schema))) => schema.is_quick(bytes),
+            (None, Some(Whole::OneOf(_)) | None) => true,
+        }
+    }
+
+    /// A finished response against its schema or its choices, if it has some.
     pub fn response(&self, text: &str) -> Result<(), Violation> {
         match &self.response {
-            Some(response) => response.check(&parse(text)?),
-            None => Ok(()),
+            Some(Whole::Json(schema)) => schema.check(&parse(text)?),
+            Some(Whole::OneOf(all)) if !all.iter().any(|one| one == text) => {
+                Err(Violation { path: String::new(), message: "it is none of the choices".into() })
+            }
+            Some(Whole::OneOf(_)) | None => Ok(()),
         }
     }
 

@@ -144,6 +144,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         stop_reason: choice_end.and_then(super::wire::stop_reason),
         token_ids: chunks.token_ids.then_some(event.token_ids.as_slice()),
         grammar: choice_end.and_then(|done| done.grammar.as_ref()).map(GrammarReport::from),
+        invalid_response: choice_end.map_or("", |done| &done.invalid_response),
     };
     let chunk = ChatChunk {
         id: &chunks.start.id,

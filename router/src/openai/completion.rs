@@ -92,6 +92,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         token_ids: chunks.token_ids.then_some(event.token_ids.as_slice()),
         prompt_token_ids: (!beginning.prompt_token_ids.is_empty()).then_some(&beginning.prompt_token_ids),
         prompt_logprobs: wire::prompt_logprobs(&beginning.prompt_logprobs),
+        invalid_response: choice_end.map_or("", |done| &done.invalid_response),
     };
     let chunk = CompletionBody {
         id: &chunks.start.id,

@@ -98,6 +98,7 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: Delivery, token_ids: bool
             stop_reason: wire::stop_reason(done),
             token_ids: token_ids.then_some(ids),
             grammar: done.grammar.as_ref().map(GrammarReport::from),
+            invalid_response: &done.invalid_response,
         }
     };
     let body = ChatBody {
@@ -130,6 +131,7 @@ pub fn completion_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
             token_ids: token_ids.then_some(ids),
             prompt_token_ids: (!start.prompt_token_ids.is_empty()).then_some(&start.prompt_token_ids),
             prompt_logprobs: wire::prompt_logprobs(&start.prompt_logprobs),
+            invalid_response: &done.invalid_response,
         }
     };
     let body = CompletionBody {

@@ -39,6 +39,9 @@ pub struct ChatChoice<'a> {
     pub token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<GrammarReport>,
+    /// Ours: where and why the finished answer breaks the response's schema.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub invalid_response: &'a str,
 }
 
 #[derive(Serialize, Default)]
@@ -104,6 +107,9 @@ pub struct ChatBodyChoice<'a> {
     pub token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<GrammarReport>,
+    /// Ours: where and why the finished answer breaks the response's schema.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub invalid_response: &'a str,
 }
 
 #[derive(Serialize)]
@@ -254,6 +260,8 @@ pub struct CompletionChoice<'a> {
     pub prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs<'a>>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub invalid_response: &'a str,
 }
 
 /// Parallel lists, one entry per token. Offsets are in characters of the choice's text.

@@ -2,7 +2,7 @@
 
 use rein_proto::v1::{self, chat_event};
 
-use super::{Flow, Transcript};
+use super::{Flow, Transcript, aside};
 
 /// The call that is being read.
 pub(super) struct CallSoFar {
@@ -114,7 +114,8 @@ impl Transcript {
             return if self.over { Outcome::Incomplete } else { Outcome::Malformed };
         }
         let Some(grammar) = &self.opening.grammar else { return Outcome::Valid };
-        match grammar.validate(&call.name, &call.arguments) {
+        let quick = grammar.judges_quickly(Some(&call.name), call.arguments.len());
+        match aside(quick, || grammar.validate(&call.name, &call.arguments)) {
             Ok(()) => Outcome::Valid,
             Err(violation) => {
                 let (span, name) = (&self.opening.span, &call.name);

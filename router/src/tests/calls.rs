@@ -253,3 +253,35 @@ async fn a_stop_string_that_is_a_marker_ends_the_answer_behind_the_call() {
     let body = edge.chat(&script, json!({"stop": "<tool_call>"})).await.ok();
     assert_eq!(body["choices"][0]["message"]["content"], "sure\n");
 }
+
+/// What a response's schema says beyond the grammar is judged at the end, and its breach told with it.
+#[tokio::test]
+async fn a_response_that_breaks_its_schema_says_so_in_its_last_event() {
+    let schema = json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true});
+    let more = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
+    for (text, broken) in [("[1, 2]", false), ("[1, 1]", true)] {
+        let edge = Edge::new();
+        let body = edge.chat(&bytes(text), more.clone()).await.ok();
+        let chunks = edge.stream(&bytes(text), more.clone()).await;
+        let last = &chunks.last().unwrap()["choices"][0];
+        for choice in [&body["choices"][0], last] {
+            assert_eq!(
+                choice.get("invalid_response").is_some_and(|why| why.as_str().unwrap().contains("unique")),
+                broken,
+                "{choice}"
+            );
+            assert_eq!(choice["finish_reason"], "stop");
+        }
+        let sample = metric(&edge.get("/metrics").await.text, "rein_grammar_invalid_responses_total");
+        assert_eq!(sample, Some(2 * u64::from(broken)));
+    }
+}
+
+/// A judgement that may take long, as the first by a schema, leaves the thread's other tasks to another thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_response_is_judged_beside_other_tasks() {
+    let schema = json!({"type": "array", "uniqueItems": true});
+    let more = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
+    let body = Edge::new().chat(&bytes("[1, 1]"), more).await.ok();
+    assert!(body["choices"][0]["invalid_response"].is_string(), "{body}");
+}

@@ -1,9 +1,12 @@
 //! Two schemas as one.
 
+use std::cmp::Ordering;
+
 use serde_json::{Value, json};
 
 use super::flat::{is_annotation, matches, values};
 use super::negate::{excluded, excludes_constants};
+use super::range::order;
 use super::{Compiler, Schema};
 
 impl Compiler<'_, '_, '_> {
@@ -82,10 +85,10 @@ impl Compiler<'_, '_, '_> {
                 }
                 "items" | "additionalProperties" | "propertyNames" => json!({"allOf": [ours, theirs]}),
                 "minimum" | "exclusiveMinimum" | "minLength" | "minItems" | "minProperties" => {
-                    if ours.as_f64() >= theirs.as_f64() { ours } else { theirs.clone() }
+                    if order(&ours, theirs) != Ordering::Less { ours } else { theirs.clone() }
                 }
                 "maximum" | "exclusiveMaximum" | "maxLength" | "maxItems" | "maxProperties" => {
-                    if ours.as_f64() <= theirs.as_f64() { ours } else { theirs.clone() }
+                    if order(&ours, theirs) != Ordering::Greater { ours } else { theirs.clone() }
                 }
                 "uniqueItems" => Value::Bool(true),
                 // Both have to hold: a list, as only merged schemas have it.

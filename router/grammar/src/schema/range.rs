@@ -77,6 +77,14 @@ impl Bound {
     }
 }
 
+/// How two numbers compare. What is no number equals everything.
+pub(super) fn order(a: &Value, b: &Value) -> Ordering {
+    match (Bound::new(a, true), Bound::new(b, true)) {
+        (Some(a), Some(b)) => a.compare(&b),
+        _ => Ordering::Equal,
+    }
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
     Above,
