@@ -1,5 +1,7 @@
 //! Structural tags: a tree of formats as xgrammar defines it and vLLM takes it, and the older list of structures.
 
+mod fields;
+
 use serde_json::{Value, json};
 
 use super::call::{CallError, Caller};
@@ -10,6 +12,7 @@ use crate::by_name;
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
 use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::Work;
+use fields::{flag, list, member, string, strings};
 
 const FIELD: &str = "structural_tag";
 /// Styles of a schema's object, and the format that writes arguments so.
@@ -567,38 +570,6 @@ fn known(node: &Value, path: &str, kind: &str) -> Result<(), RuleError> {
         Some((key, _)) => {
             let problem = format!("is not supported here; a {kind} has {}", fields.join(", "));
             Err(RuleError::invalid(format!("{path}.{key}"), problem))
-        }
-    }
-}
-
-fn member<'v>(node: &'v Value, path: &str, key: &str) -> Result<&'v Value, RuleError> {
-    node.get(key).ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is missing"))
-}
-
-fn string<'v>(node: &'v Value, path: &str, key: &str) -> Result<&'v str, RuleError> {
-    let text = member(node, path, key)?.as_str();
-    text.ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is a string"))
-}
-
-fn list<'v>(node: &'v Value, path: &str, key: &str) -> Result<&'v [Value], RuleError> {
-    match member(node, path, key)?.as_array() {
-        Some(all) if !all.is_empty() => Ok(all),
-        _ => Err(RuleError::invalid(format!("{path}.{key}"), "it is a list of at least one")),
-    }
-}
-
-fn strings(node: &Value, path: &str, key: &str) -> Result<Option<Vec<String>>, RuleError> {
-    let Some(value) = node.get(key).filter(|v| !v.is_null()) else { return Ok(None) };
-    let all: Option<Vec<String>> =
-        value.as_array().and_then(|all| all.iter().map(|v| v.as_str().map(str::to_owned)).collect());
-    all.map(Some).ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is a list of strings"))
-}
-
-fn flag(node: &Value, path: &str, key: &str, default: bool) -> Result<bool, RuleError> {
-    match node.get(key).filter(|v| !v.is_null()) {
-        None => Ok(default),
-        Some(value) => {
-            value.as_bool().ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is true or false"))
         }
     }
 }
