@@ -228,6 +228,9 @@ pub struct AdmissionArgs {
     /// Requests that may wait for their turn before others are refused with 429
     #[arg(long, env = "REIN_MAX_QUEUED", default_value_t = rein_router::limits::QUEUED, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub max_queued: u32,
+    /// Seconds after which a request ends whose client does not read its answer
+    #[arg(long, env = "REIN_CLIENT_STALL_TIMEOUT", default_value_t = rein_router::limits::CLIENT_STALL.as_secs(), value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub client_stall_timeout: u64,
 }
 
 /// Where traces go.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::args::{AdmissionArgs, EdgeArgs, EnforcementArg, MasksArg};
 use crate::cluster::Text;
-use crate::listen::{CLOSE_TIME, StopSignals, bind, serve_grpc, serve_http, turned};
+use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, serve_http, turned};
 use crate::say;
 use crate::tls::{self, Certificate, ServerTls};
 
@@ -30,13 +30,14 @@ pub fn policy(args: &EdgeArgs) -> Result<Policy, Box<dyn Error>> {
 }
 
 pub fn config(args: &EdgeArgs) -> Result<RouterConfig, FileError> {
-    let AdmissionArgs { api_keys, max_in_flight, max_queued } = &args.admission;
+    let AdmissionArgs { api_keys, max_in_flight, max_queued, client_stall_timeout } = &args.admission;
     Ok(RouterConfig {
         allow_control_tokens: args.allow_control_tokens,
         allow_dropped_tools: args.allow_dropped_tools,
         max_in_flight: *max_in_flight,
         max_queued: *max_queued,
         cors_origins: args.cors_origin.clone(),
+        client_stall: Duration::from_secs(*client_stall_timeout),
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
         ..RouterConfig::default()
     })
@@ -89,8 +90,10 @@ impl Listeners {
         let (http_address, grpc_address) = (http.local_addr()?, grpc.local_addr()?);
         // The listeners close when this turns true, after the drain.
         let (closing, closed) = watch::channel(false);
-        let http_server = tokio::spawn(serve_http(router.http(), http, http_tls, turned(closed.clone())));
-        let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, turned(closed)));
+        let stall = Stall::of(router);
+        let http_server =
+            tokio::spawn(serve_http(router.http(), http, http_tls, stall.clone(), turned(closed.clone())));
+        let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, stall, turned(closed)));
         // Whoever reads that it listens may stop it at once.
         let mut stop = StopSignals::new()?;
         say::out(format_args!("rein: http listening on {scheme}://{http_address}"));

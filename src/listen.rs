@@ -1,5 +1,7 @@
 //! Listeners of a process: connections are bounded, and open ones end before it does.
 
+mod connection;
+
 use std::error::Error;
 use std::future::Future;
 use std::io;
@@ -19,6 +21,8 @@ use tonic::service::Routes;
 
 use crate::args::listen::ListenAddr;
 use crate::tls::{ServerTls, Socket};
+use connection::Connection;
+pub use connection::Stall;
 
 /// Connections that may wait to be accepted, as far as the kernel allows (`net.core.somaxconn`): with tokio's 1,024 clients that
 /// come by the thousand are dropped, and in the end reset.
@@ -57,6 +61,8 @@ const EAFNOSUPPORT: i32 = 97;
 
 /// HTTP connections open at once.
 const HTTP_CONNECTIONS: usize = 16_384;
+/// Bytes of an answer that wait for the client, and of a request's head, on each of them.
+const HTTP_BUFFER: usize = 64 << 10;
 /// gRPC connections open at once ...
 const GRPC_CONNECTIONS: usize = 4_096;
 /// ... and requests open at once on one of them.
@@ -79,11 +85,12 @@ pub async fn serve_http(
     app: axum::Router,
     listener: TcpListener,
     tls: Option<ServerTls>,
+    stall: Stall,
     closed: impl Future<Output = ()>,
 ) -> Result<(), String> {
     let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME);
-    accept("http", listener, HTTP_CONNECTIONS, tls, closed, move |socket| {
+    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HTTP_BUFFER);
+    accept("http", listener, HTTP_CONNECTIONS, tls, stall, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
@@ -93,12 +100,13 @@ pub async fn serve_grpc(
     routes: Routes,
     listener: TcpListener,
     tls: Option<ServerTls>,
+    stall: Stall,
     closed: impl Future<Output = ()>,
 ) -> Result<(), String> {
     let app = routes.prepare().into_axum_router();
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.timer(TokioTimer::new()).keep_alive_interval(Some(GRPC_KEEP_ALIVE)).max_concurrent_streams(GRPC_STREAMS);
-    accept("grpc", listener, GRPC_CONNECTIONS, tls, closed, move |socket| {
+    accept("grpc", listener, GRPC_CONNECTIONS, tls, stall, closed, move |socket| {
         server.serve_connection(socket, TowerToHyperService::new(app.clone()))
     })
     .await
@@ -110,8 +118,9 @@ async fn accept<C>(
     listener: TcpListener,
     most: usize,
     tls: Option<ServerTls>,
+    stall: Stall,
     closed: impl Future<Output = ()>,
-    serve: impl Fn(TokioIo<Socket>) -> C + Send + Sync + 'static,
+    serve: impl Fn(TokioIo<Connection<Socket>>) -> C + Send + Sync + 'static,
 ) -> Result<(), String>
 where
     C: GracefulConnection<Error = hyper::Error> + Send + 'static,
@@ -142,11 +151,12 @@ where
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY");
         }
-        let (watcher, tls, serve) = (open.watcher(), tls.clone(), serve.clone());
+        let (watcher, tls, serve, stall) = (open.watcher(), tls.clone(), serve.clone(), stall.clone());
         tokio::spawn(async move {
             match Socket::accepted(socket, tls.as_ref()).await {
                 Ok(socket) => {
-                    if let Err(error) = watcher.watch(serve(TokioIo::new(socket))).await {
+                    let socket = TokioIo::new(Connection::new(socket, stall));
+                    if let Err(error) = watcher.watch(serve(socket)).await {
                         tracing::debug!(%error, surface, "connection");
                     }
                 }
@@ -187,7 +197,7 @@ mod tests {
         let address = listener.local_addr()?;
         let (closing, closed) = watch::channel(false);
         let app = axum::Router::new().route("/", axum::routing::get(async || "here"));
-        let server = tokio::spawn(accept("http", listener, 1, None, turned(closed), move |socket| {
+        let server = tokio::spawn(accept("http", listener, 1, None, Stall::default(), turned(closed), move |socket| {
             http1::Builder::new().serve_connection(socket, TowerToHyperService::new(app.clone()))
         }));
         let ask = async |socket: &mut TcpStream| {

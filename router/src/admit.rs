@@ -17,7 +17,12 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{error::Error, keys::InFlight, limits, metrics::Histogram};
+use crate::{
+    error::{Error, Kind},
+    keys::InFlight,
+    limits,
+    metrics::Histogram,
+};
 use line::{Line, Step, Ticket};
 
 pub struct Admission(Arc<Hall>);
@@ -46,7 +51,7 @@ pub struct Place(Seat);
 
 /// One request in flight, until dropped.
 pub struct Permit {
-    _seat: Seat,
+    seat: Seat,
     aborted: watch::Receiver<bool>,
 }
 
@@ -66,6 +71,14 @@ enum Stage {
 }
 
 impl Permit {
+    /// An engine's refusal, with the time after which requests that are here now will be done.
+    pub fn in_line(&self, error: Error) -> Error {
+        match error.kind {
+            Kind::Full => Error { retry_after: Some(retry_after(self.seat.hall.state().line.service())), ..error },
+            _ => error,
+        }
+    }
+
     /// Returns when the request has to end now. Cancel-safe.
     pub async fn aborted(&mut self) {
         raised(&mut self.aborted).await;
@@ -93,7 +106,7 @@ impl Place {
         }
         self.0.hall.waited.observe(began.elapsed());
         let aborted = self.0.hall.aborted.subscribe();
-        Ok(Permit { _seat: self.0, aborted })
+        Ok(Permit { seat: self.0, aborted })
     }
 }
 
@@ -279,7 +292,6 @@ mod tests {
     use rand::{Rng, SeedableRng, rngs::StdRng};
 
     use super::*;
-    use crate::error::Kind;
 
     const LONG: Duration = Duration::from_secs(3600);
 

@@ -49,6 +49,11 @@ impl Arrival {
         })
     }
 
+    /// By when the request has to be done.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
     /// Waits for the request's turn.
     pub async fn permit(self) -> Result<Permit, Error> {
         let priority = priority(self.caller.as_ref(), None);
@@ -67,6 +72,8 @@ impl Arrival {
             metrics: self.core.metrics.clone(),
             effort: self.core.effort.clone(),
             session: self.session.or_else(named),
+            held: None,
+            stall: self.core.config.client_stall,
             caller: self.caller,
         })
     }

@@ -8,11 +8,12 @@ use tokio::time::Instant;
 
 use crate::{
     conversation,
+    delivery::ChatEvents,
     error::Error,
-    generate::{self, Call, ChatEvents, Defaults, Grammar, Plan, Reading, Sequence},
+    generate::{self, Call, Defaults, Grammar, Plan, Reading, Sequence},
     history,
-    job::ChatJob,
-    model::Model,
+    job::{ChatJob, Generation},
+    model::{Bounds, Model, bound},
     template::RenderInput,
     textmodel::{ReasoningMarkers, Rendered},
 };
@@ -27,45 +28,68 @@ fn check(model: &Model, job: &ChatJob) -> Result<(), Error> {
     }
 }
 
-pub async fn render(model: &Arc<Model>, job: ChatJob) -> Result<Rendered, Error> {
-    check(model, &job)?;
-    model.render(Conversation::new(model, job).input).await
+pub async fn render(model: &Arc<Model>, job: ChatJob, deadline: Instant) -> Result<Rendered, Error> {
+    let bytes = job.bytes;
+    let render = move |model: &Model| {
+        check(model, &job)?;
+        model.render(&Conversation::new(model, job).input, bound(bytes, deadline, None))
+    };
+    model.prepare(bytes, deadline, render).await
+}
+
+/// What a job comes to before it is generated.
+struct Prepared {
+    generation: Generation,
+    rules: Rules,
+    prompt: Vec<u32>,
+    resumed: bool,
+    skip_special_tokens: bool,
+}
+
+impl Prepared {
+    fn new(model: &Model, mut job: ChatJob, bounds: Bounds, deadline: Instant) -> Result<Self, Error> {
+        check(model, &job)?;
+        job.generation.check_vocabulary(bounds.vocab)?;
+        let generation = std::mem::take(&mut job.generation);
+        let skip_special_tokens = !job.show_special_tokens;
+        let mut rules = Rules {
+            tools: job.declared_tools().into_iter().filter_map(tool).collect(),
+            choice: job.tool_choice.clone(),
+            parallel: job.parallel_tool_calls,
+            response: job.response.take(),
+            enforcement: model.enforcement,
+            ..Rules::default()
+        };
+        let bound = bound(job.bytes, deadline, generation.fits(bounds.context));
+        let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
+        let Rendered { prompt, mut ids, .. } = model.render(&input, bound)?;
+        generate::truncate(&mut ids, &generation, bounds);
+        let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
+        (rules.start, rules.calls_before) = (start, calls_before);
+        Ok(Prepared { generation, rules, prompt: ids, resumed: resumed.is_some(), skip_special_tokens })
+    }
 }
 
 /// The events, and what of the request's schemas is not enforced to the letter, in words.
-pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result<(ChatEvents, Vec<String>), Error> {
-    check(&model, &job)?;
-    let bounds = model.bounds().await?;
-    job.generation.check_vocabulary(bounds.vocab)?;
-    let generation = std::mem::take(&mut job.generation);
-    let tools: Vec<Tool> = job.declared_tools().into_iter().filter_map(tool).collect();
-    let declarations: Vec<ToolDecl> = tools.iter().map(declaration).collect();
-    let skip_special_tokens = !job.show_special_tokens;
-    let parse_tools = !tools.is_empty() && job.tool_choice != Choice::None;
-    let mut rules = Rules {
-        tools,
-        choice: job.tool_choice.clone(),
-        parallel: job.parallel_tool_calls,
-        response: job.response.take(),
-        enforcement: model.enforcement,
-        ..Rules::default()
-    };
-    let Conversation { input, calls_before, resumed } = Conversation::new(&model, job);
-    let Rendered { prompt, mut ids, .. } = model.render(input).await?;
-    generate::truncate(&mut ids, &generation, bounds);
+pub async fn generate(mut call: Call, model: Arc<Model>, job: ChatJob) -> Result<(ChatEvents, Vec<String>), Error> {
+    let (bounds, bytes, deadline) = (model.bounds().await?, job.bytes, call.deadline);
+    let prepare = move |model: &Model| Prepared::new(model, job, bounds, deadline);
+    let Prepared { generation, rules, prompt, resumed, skip_special_tokens } =
+        model.prepare(bytes, deadline, prepare).await?;
+    call.held = None;
+    let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
+    let parse_tools = !declarations.is_empty() && rules.choice != Choice::None;
+    let (start, calls_before) = (rules.start, rules.calls_before);
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
-    let mut plan = Plan::new(&generation, &model, bounds, ids.len(), DEFAULTS, seed)?;
+    let mut plan = Plan::new(&generation, &model, bounds, prompt.len(), DEFAULTS, seed)?;
     if parse_tools {
         plan.spare_calls(&model);
     }
-    let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
-    (rules.start, rules.calls_before) = (start, calls_before);
     let began = Instant::now();
     let compiled = model.compile(rules).await?;
     call.metrics.grammar.compile.observe(began.elapsed());
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
-    let resumed = resumed.is_some();
     let reading = Reading::Regions {
         start,
         resumed,
@@ -75,7 +99,7 @@ pub async fn generate(call: Call, model: Arc<Model>, mut job: ChatJob) -> Result
         skip_special_tokens,
         grammar,
     };
-    let events = generate::generate(call, model, reading, vec![Sequence { prompt: ids, echo: None, plan }]).await?;
+    let events = generate::generate(call, model, reading, vec![Sequence { prompt, echo: None, plan }]).await?;
     Ok((events, relaxed))
 }
 

@@ -6,8 +6,9 @@ use futures::StreamExt;
 use rein_proto::v1::{self, chat_event, complete_event};
 
 use crate::{
+    delivery::ChatEvents,
     error::Error,
-    generate::{self, Call, ChatEvents, Defaults, Grammar, Plan, Reading, Sequence},
+    generate::{self, Call, Defaults, Grammar, Plan, Reading, Sequence},
     job::{CompletionJob, Prompt, out_of_vocabulary},
     limits,
     model::Model,
@@ -16,7 +17,11 @@ use crate::{
 const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits::COMPLETION_TOKENS) };
 
 /// The events are a chat's without regions, reasoning and calls. With them, what of the schema is not enforced, in words.
-pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Result<(ChatEvents, Vec<String>), Error> {
+pub async fn generate(
+    mut call: Call,
+    model: Arc<Model>,
+    job: CompletionJob,
+) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;
     let bounds = model.bounds().await?;
     job.generation.check_vocabulary(bounds.vocab)?;
@@ -29,7 +34,12 @@ pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Resu
     let several = job.prompts.len() > 1;
     for (i, prompt) in job.prompts.into_iter().enumerate() {
         let (mut ids, mut text) = match prompt {
-            Prompt::Text(text) => (model.encode(text.clone(), job.add_special_tokens, "prompt").await?, Some(text)),
+            Prompt::Text(text) => {
+                let most = generation.fits(bounds.context);
+                let shown = job.echo.then(|| text.clone());
+                let ids = model.encode(text, job.add_special_tokens, "prompt", call.deadline, most).await?;
+                (ids, shown)
+            }
             Prompt::Ids(ids) => (ids, None),
         };
         if let Some((at, &id)) = ids.iter().enumerate().find(|&(_, &id)| id >= bounds.vocab) {
@@ -45,6 +55,7 @@ pub async fn generate(call: Call, model: Arc<Model>, job: CompletionJob) -> Resu
         let echo = job.echo.then(|| text.unwrap_or_else(|| model.decode(&ids)));
         sequences.push(Sequence { prompt: ids, echo, plan });
     }
+    call.held = None;
     let grammar = Grammar::new(model.compile_text(job.response).await?, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let reading = Reading::Plain { skip_special_tokens: job.skip_special_tokens, grammar };

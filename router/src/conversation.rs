@@ -19,6 +19,12 @@ pub fn check_messages(messages: &[Value]) -> Result<(), Error> {
         let message = format!("'messages' may have at most {} messages, got {}", limits::MESSAGES, messages.len());
         return Err(Error::invalid("messages", message));
     }
+    let calls = |message: &Value| message.get("tool_calls").and_then(Value::as_array).map_or(0, Vec::len);
+    let calls: usize = messages.iter().map(calls).sum();
+    if calls > limits::CALLS {
+        let message = format!("'messages' may have at most {} tool_calls in all, got {calls}", limits::CALLS);
+        return Err(Error::invalid("messages", message));
+    }
     for (i, message) in messages.iter().enumerate() {
         let at = format!("messages[{i}]");
         check_message(&at, message)?;

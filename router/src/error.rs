@@ -119,6 +119,12 @@ impl Error {
         }
     }
 
+    /// The client did not read its answer for this long.
+    pub fn client_stalled(time: Duration) -> Self {
+        let message = format!("the client has read nothing of its answer for {} seconds", time.as_secs_f64());
+        Error { code: Some("client_stalled"), ..Error::new(Kind::Deadline, message) }
+    }
+
     pub fn internal(message: impl Into<String>, cause: impl fmt::Display) -> Self {
         Error { code: Some("internal_error"), cause: Some(cause.to_string()), ..Error::new(Kind::Internal, message) }
     }
@@ -140,12 +146,22 @@ impl Error {
         }
     }
 
+    /// The message as clients see it: it may repeat what they sent, which may be long.
+    pub fn told(&self) -> &str {
+        clipped(&self.message)
+    }
+
+    /// The same of the field.
+    pub fn told_param(&self) -> Option<&str> {
+        self.param.as_deref().map(clipped)
+    }
+
     /// The OpenAI error body.
     pub fn body(&self) -> serde_json::Value {
         serde_json::json!({"error": {
-            "message": self.message,
+            "message": self.told(),
             "type": self.type_name(),
-            "param": self.param,
+            "param": self.told_param(),
             "code": self.code,
         }})
     }
@@ -179,6 +195,11 @@ impl Error {
             _ => Error::internal("the engine failed on this request", status),
         }
     }
+}
+
+fn clipped(text: &str) -> &str {
+    let end = (0..=limits::MESSAGE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    if text.len() <= limits::MESSAGE_BYTES { text } else { &text[..end] }
 }
 
 impl fmt::Display for Error {

@@ -4,24 +4,26 @@ mod plan;
 
 use std::{
     collections::VecDeque,
-    pin::Pin,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 use futures::{
-    Stream, StreamExt,
+    StreamExt,
     stream::{self, BoxStream, SelectAll},
 };
 use rein_grammar::{Compiled, Parser, ParserOptions, Region, Relaxation, ToolDecl};
 use rein_proto::v1::{self, chat_event};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span};
 
 use crate::{
     admit::Permit,
     choice::Choice,
+    delivery::{self, ChatEvents, Client},
     effort::Effort,
     error::Error,
+    intake::Held,
     keys::Caller,
     limits,
     metrics::Metrics,
@@ -35,9 +37,6 @@ use crate::{
 
 pub use plan::{Defaults, Plan, truncate};
 
-/// Exactly one terminal item: `Usage`, after each choice's `Done`, or an error. Dropping it frees all slots.
-pub type ChatEvents = Pin<Box<dyn Stream<Item = Result<v1::ChatEvent, Error>> + Send>>;
-
 /// What a surface knows of a request besides what is in it.
 pub struct Call {
     pub trace: Trace,
@@ -50,6 +49,10 @@ pub struct Call {
     pub caller: Option<Caller>,
     /// Requests of one session are best answered by one engine.
     pub session: Option<u64>,
+    /// What the request holds of the budget until it is tokens.
+    pub held: Option<Arc<Held>>,
+    /// How long the client may leave its answer unread.
+    pub stall: Duration,
 }
 
 /// How output is to be read.
@@ -124,7 +127,8 @@ pub struct Sequence {
 }
 
 /// Starts the first choice: an error here comes before any event. The other choices, and the prompt's logprobs, need the
-/// first choice's prompt computed; the stream waits for that.
+/// first choice's prompt computed; the stream waits for that. The events have exactly one terminal item: `Usage`, after each
+/// choice's `Done`, or an error.
 pub async fn generate(
     call: Call,
     model: Arc<Model>,
@@ -139,36 +143,42 @@ pub async fn generate(
     let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
     let choices = sequences.iter().map(|sequence| sequence.plan.n).sum();
     let mut unfinished = Unfinished::new(call.metrics.clone(), model.name(), choices);
+    let (client, attention) = watch::channel(Client::Reads);
     let first = match sequences.first() {
         Some(sequence) => {
-            let prompt = Prompt { call: &call, model: &model, reading: &reading, sequence };
-            Some(prompt.lease_and_open(0).await.inspect_err(|error| unfinished.failed(error))?)
+            let prompt = Prompt { call: &call, client: &attention, model: &model, reading: &reading, sequence };
+            let opened = prompt.lease_and_open(0).await.map_err(|error| call.permit.in_line(error));
+            Some(opened.inspect_err(|error| unfinished.failed(error))?)
         }
         None => None,
     };
+    let stall = call.stall;
     let mut running = Running::new(call, unfinished, usage);
     let opening = async move {
+        let mut gone = attention.clone();
         let opened = tokio::select! {
             biased;
             () = running.call.permit.when_aborted() => Err(Error::shutting_down()),
-            opened = open_all(&running.call, &model, &reading, &sequences, first) => opened,
+            () = delivery::becomes(&mut gone, Client::Gone) => Err(running.stalled()),
+            opened = open_all(&running.call, &attention, &model, &reading, &sequences, first) => opened,
         };
         let (starts, choices) = opened.inspect_err(|error| running.failed(error))?;
         let choices = choices.into_iter().map(|choice| {
             stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
         });
-        Ok(Merged { starts, choices: stream::select_all(choices), usage, n, running })
+        Ok(Merged { starts, choices: stream::select_all(choices), usage, n, client: gone, running })
     };
     let events = stream::once(opening).flat_map(|opened| match opened {
         Ok(merged) => stream::unfold(Some(merged), async |merged| merged?.next().await).boxed(),
         Err(error) => stream::once(std::future::ready(Err(error))).boxed(),
     });
-    Ok(events.boxed())
+    Ok(ChatEvents::new(events.boxed(), client, stall))
 }
 
 /// Every choice of every prompt, and how each begins.
 async fn open_all(
     call: &Call,
+    client: &watch::Receiver<Client>,
     model: &Arc<Model>,
     reading: &Reading,
     sequences: &[Sequence],
@@ -176,7 +186,7 @@ async fn open_all(
 ) -> Result<(VecDeque<v1::ChatEvent>, Vec<Choice>), Error> {
     let (mut starts, mut choices) = (VecDeque::new(), Vec::new());
     for sequence in sequences {
-        let prompt = Prompt { call, model, reading, sequence };
+        let prompt = Prompt { call, client, model, reading, sequence };
         let index = choices.len() as u32;
         let first = match first.take() {
             Some(first) => first,
@@ -190,6 +200,7 @@ async fn open_all(
 /// A prompt, of which `n` choices are generated.
 struct Prompt<'a> {
     call: &'a Call,
+    client: &'a watch::Receiver<Client>,
     model: &'a Arc<Model>,
     reading: &'a Reading,
     sequence: &'a Sequence,
@@ -247,6 +258,7 @@ impl Prompt<'_> {
             deadline: call.deadline,
             metrics: call.metrics.clone(),
             effort: call.effort.clone(),
+            client: self.client.clone(),
         };
         let spans = Spans { span: call.trace.span.clone(), queue };
         let engine = EngineStream::open(common, lease, start, spans).await?;
@@ -265,7 +277,7 @@ impl Prompt<'_> {
         choices: &mut Vec<Choice>,
     ) -> Result<(), Error> {
         let Sequence { prompt, echo, plan } = self.sequence;
-        let kind = first.engine().map(|engine| engine.lease().engine().kind.clone()).unwrap_or_default();
+        let kind = first.engine().map(|engine| engine.kind().clone()).unwrap_or_default();
         let system_fingerprint = self.model.system_fingerprint(&kind);
         let mut prompt_logprobs = Vec::new();
         if plan.n > 1 || plan.prompt_logprobs.is_some() || plan.score_only {
@@ -275,7 +287,7 @@ impl Prompt<'_> {
         }
         choices.push(first);
         for other in index + 1..index + plan.n {
-            let lease = choices[index as usize].engine().map(|engine| engine.lease().again());
+            let lease = choices[index as usize].engine().and_then(EngineStream::lease).map(Lease::again);
             choices.push(match lease {
                 Some(lease) => self.open(other, lease, self.call.trace.queue()).await?,
                 None => self.lease_and_open(other).await?,
@@ -312,6 +324,7 @@ struct Merged {
     usage: v1::Usage,
     /// Choices per prompt.
     n: u32,
+    client: watch::Receiver<Client>,
     running: Running,
 }
 
@@ -323,6 +336,7 @@ impl Merged {
         let next = tokio::select! {
             biased;
             () = self.running.call.permit.aborted() => Some(Err(Error::shutting_down())),
+            () = delivery::becomes(&mut self.client, Client::Gone) => Some(Err(self.running.stalled())),
             next = self.choices.next() => next,
         };
         match next {
@@ -368,6 +382,12 @@ impl Running {
     fn new(call: Call, unfinished: Unfinished, usage: v1::Usage) -> Self {
         call.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
         Running { call, unfinished, ended: false, finish: None, usage }
+    }
+
+    /// The client has not read for too long.
+    fn stalled(&self) -> Error {
+        self.call.metrics.stalled.fetch_add(1, Ordering::Relaxed);
+        Error::client_stalled(self.call.stall)
     }
 
     /// Its last item is an error.

@@ -1,18 +1,24 @@
 //! `rein.v1.Inference` over gRPC: requests in, the same typed events out, status codes.
 
+mod intake;
 pub(crate) mod request;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use crate::{
     BuildError, Core,
+    admit::Permit,
     arrival::{Arrival, SESSION},
     chat, complete,
+    delivery::Watch,
     error::{Error, Kind},
     gate,
+    generate::Call,
     http::{IGNORED_FIELDS, listed, seconds},
+    intake::Held,
     keys::Caller,
     limits,
+    model::Model,
     trace::Trace,
 };
 use axum::{
@@ -20,6 +26,8 @@ use axum::{
     middleware::{from_fn_with_state, map_response},
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
+use http_body_util::{BodyStream, StreamBody};
+use intake::Charged;
 use rein_proto::{
     DESCRIPTORS,
     v1::{
@@ -27,7 +35,7 @@ use rein_proto::{
         inference_server::{Inference, InferenceServer, SERVICE_NAME},
     },
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::{Code, Request, Response, Status, metadata::MetadataMap, service::Routes};
 use tonic_health::{
     ServingStatus,
@@ -52,11 +60,18 @@ pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, BuildEr
     };
     let health = Readiness { core: core.clone(), service: HealthService::from_health_reporter(health) };
     let gate = from_fn_with_state(core.clone(), gate::grpc);
+    let intake = from_fn_with_state(core.clone(), intake::intake);
     let routes = Routes::new(InferenceServer::new(Service { core }).max_decoding_message_size(limit))
         .add_service(HealthServer::new(health))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
-    Ok(routes.into_axum_router().layer(map_response(move |response| unreadable(response, limit))).layer(gate).into())
+    Ok(routes
+        .into_axum_router()
+        .layer(map_response(move |response| unreadable(response, limit)))
+        .layer(map_response(watched))
+        .layer(intake)
+        .layer(gate)
+        .into())
 }
 
 /// How the protobuf library begins what it says of bytes that are no such message, or hold a text that is not UTF-8.
@@ -72,6 +87,14 @@ async fn unreadable(response: http::Response<Body>, limit: usize) -> http::Respo
             status(&error).into_http()
         }
         _ => response,
+    }
+}
+
+/// What is sent of a stream's body is what its client reads; the library takes events from the stream ahead of that.
+async fn watched(mut response: http::Response<Body>) -> http::Response<Body> {
+    match response.extensions_mut().remove::<Option<Watch>>().flatten() {
+        Some(watch) => response.map(|body| Body::new(StreamBody::new(watch.over(BodyStream::new(body))))),
+        None => response,
     }
 }
 
@@ -162,15 +185,15 @@ impl Inference for Service {
         let trace = traced("chat", "chatcmpl", request.metadata());
         let answer = async {
             let arrival = self.arrival(&request)?;
-            let job = request::chat(request.into_inner())?;
-            let call = arrival.call(&trace, &job.generation).await?;
+            let (job, held) = self.read(request, arrival.deadline(), request::chat).await?;
+            let call = Call { held, ..arrival.call(&trace, &job.generation).await? };
             let model = self.core.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let ignored = job.unread(model.text.template.as_ref());
             let (events, relaxed) = chat::generate(call, model, job).await?;
             let span = trace.span.clone();
-            let events = events.map(move |event| event.map_err(|error| span.in_scope(|| status(&error)))).boxed();
-            Ok((events, Labels { relaxed, ignored }))
+            let status = move |event: Result<_, Error>| event.map_err(|error| span.in_scope(|| status(&error)));
+            Ok((events.watch(), events.map(status).boxed(), Labels { relaxed, ignored }))
         };
         let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.labelled(&trace, "chat", answer))
@@ -180,18 +203,14 @@ impl Inference for Service {
         let trace = traced("complete", "cmpl", request.metadata());
         let answer = async {
             let arrival = self.arrival(&request)?;
-            let job = request::complete(request.into_inner())?;
-            let call = arrival.call(&trace, &job.generation).await?;
+            let (job, held) = self.read(request, arrival.deadline(), |_, message| request::complete(message)).await?;
+            let call = Call { held, ..arrival.call(&trace, &job.generation).await? };
             let model = self.core.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let (events, relaxed) = complete::generate(call, model, job).await?;
             let span = trace.span.clone();
-            Ok((
-                complete::events(events)
-                    .map(move |event| event.map_err(|error| span.in_scope(|| status(&error))))
-                    .boxed(),
-                Labels { relaxed, ignored: Vec::new() },
-            ))
+            let status = move |event: Result<_, Error>| event.map_err(|error| span.in_scope(|| status(&error)));
+            Ok((events.watch(), complete::events(events).map(status).boxed(), Labels { relaxed, ignored: Vec::new() }))
         };
         let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.labelled(&trace, "complete", answer))
@@ -200,18 +219,28 @@ impl Inference for Service {
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
         let trace = traced("tokenize", "req", request.metadata());
         let answer = async {
-            let _permit = self.arrival(&request)?.permit().await?;
+            let (deadline, _permit) = self.admitted(&request).await?;
+            let charged = request.extensions().get::<Charged>().cloned();
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
             let model = self.core.model_or_only(Some(&model))?;
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
-                    model.encode(text, add_special_tokens.unwrap_or(true), "text").await?
+                    model.encode(text, add_special_tokens.unwrap_or(true), "text", deadline, None).await?
                 }
-                Some(v1::tokenize_request::Input::Chat(chat)) => chat::render(&model, request::chat(chat)?).await?.ids,
+                Some(v1::tokenize_request::Input::Chat(chat)) => {
+                    let bytes = charged.as_ref().map_or(0, |charged| charged.bytes);
+                    let read = move || request::chat(bytes, chat);
+                    let job = self.core.intake.parse(bytes, deadline, read).await?;
+                    chat::render(&model, job, deadline).await?.ids
+                }
                 None => return Err(Error::missing("input", "either 'text' or 'chat'")),
             };
-            let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
-            Ok(v1::TokenizeResponse { ids, tokens, max_context: model.bounds().await?.context })
+            let (count, max_context) = (ids.len(), model.bounds().await?.context);
+            let write = move |model: &Model| {
+                let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
+                Ok(v1::TokenizeResponse { ids, tokens, max_context })
+            };
+            model.prepare(count, deadline, write).await
         };
         let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish(Some(&trace), "tokenize", answer))
@@ -223,10 +252,13 @@ impl Inference for Service {
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
         let trace = traced("detokenize", "req", request.metadata());
         let answer = async {
-            let _permit = self.arrival(&request)?.permit().await?;
+            let (deadline, _permit) = self.admitted(&request).await?;
+            let _charged = request.extensions().get::<Charged>().cloned();
             let v1::DetokenizeRequest { model, ids } = request.into_inner();
             let model = self.core.model_or_only(Some(&model))?;
-            Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? })
+            let bytes = size_of_val(ids.as_slice());
+            let read = move |model: &Model| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
+            model.prepare(bytes, deadline, read).await
         };
         let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish(Some(&trace), "detokenize", answer))
@@ -235,10 +267,10 @@ impl Inference for Service {
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
         let trace = traced("render", "req", request.metadata());
         let answer = async {
-            let _permit = self.arrival(&request)?.permit().await?;
-            let job = request::chat(request.into_inner())?;
+            let (deadline, _permit) = self.admitted(&request).await?;
+            let (job, _held) = self.read(request, deadline, request::chat).await?;
             let model = self.core.model_or_only(job.model.as_deref())?;
-            let rendered = chat::render(&model, job).await?;
+            let rendered = chat::render(&model, job, deadline).await?;
             Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
         };
         let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
@@ -268,18 +300,38 @@ impl Service {
         Arrival::new(&self.core, request.extensions().get::<Caller>(), wanted, session)
     }
 
-    /// A stream, and in the metadata what of the request has no effect.
+    /// What `read` makes of the message, and what that holds of the budget.
+    async fn read<M: Send + 'static, J: Send + 'static>(
+        &self,
+        request: Request<M>,
+        deadline: Instant,
+        read: fn(usize, M) -> Result<J, Error>,
+    ) -> Result<(J, Option<Arc<Held>>), Error> {
+        let charged = request.extensions().get::<Charged>().cloned();
+        let (bytes, held) = charged.map_or((0, None), |charged| (charged.bytes, Some(charged.held)));
+        let message = request.into_inner();
+        Ok((self.core.intake.parse(bytes, deadline, move || read(bytes, message)).await?, held))
+    }
+
+    /// The deadline of a request, when its turn has come.
+    async fn admitted<T>(&self, request: &Request<T>) -> Result<(Instant, Permit), Error> {
+        let arrival = self.arrival(request)?;
+        Ok((arrival.deadline(), arrival.permit().await?))
+    }
+
+    /// A stream whose reader is watched, and in the metadata what of the request has no effect.
     fn labelled<T>(
         &self,
         trace: &Trace,
         endpoint: &'static str,
-        answer: Result<(T, Labels), Error>,
+        answer: Result<(Watch, T, Labels), Error>,
     ) -> Result<Response<T>, Status> {
-        let (answer, labels) = match answer {
-            Ok((events, labels)) => (Ok(events), labels),
-            Err(error) => (Err(error), Labels::default()),
+        let (answer, watch, labels) = match answer {
+            Ok((watch, events, labels)) => (Ok(events), Some(watch), labels),
+            Err(error) => (Err(error), None, Labels::default()),
         };
         let mut response = self.finish(Some(trace), endpoint, answer)?;
+        response.extensions_mut().insert(watch);
         for (name, value) in [(RELAXED, labels.relaxed.join("; ")), (IGNORED_FIELDS, listed(&labels.ignored))] {
             // What no header can hold is told by the surface that can.
             if let (false, Ok(value)) = (value.is_empty(), value.parse()) {
@@ -345,10 +397,10 @@ pub(crate) fn status(error: &Error) -> Status {
     if let Some(cause) = &error.cause {
         tracing::error!(cause, "{}", error.message);
     }
-    let mut status = Status::new(code(error.kind), error.message.as_str());
+    let mut status = Status::new(code(error.kind), error.told());
     let retry_after = error.retry_after.map(|after| seconds(after).to_string());
     for (name, value) in
-        [("rein-param", error.param.as_deref()), ("rein-code", error.code), ("retry-after", retry_after.as_deref())]
+        [("rein-param", error.told_param()), ("rein-code", error.code), ("retry-after", retry_after.as_deref())]
     {
         if let Some(value) = value.and_then(|value| value.parse().ok()) {
             status.metadata_mut().insert(name, value);

@@ -4,6 +4,8 @@ mod body;
 pub(crate) mod cors;
 mod sse;
 
+pub(crate) use body::collect;
+
 use std::{sync::Arc, time::Duration};
 
 use axum::{
@@ -17,6 +19,7 @@ use futures::StreamExt;
 use http::{HeaderValue, Method, StatusCode, Uri, header};
 use rein_proto::v1;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -24,13 +27,16 @@ use crate::{
     Core,
     arrival::{Arrival, SESSION},
     chat, complete,
+    delivery::ChatEvents,
     error::{Error, Kind},
     gate,
-    generate::ChatEvents,
+    generate::Call,
+    intake::Held,
+    job::ChatJob,
     keys::Caller,
     limits,
     model::Model,
-    openai::{self, Body, Chunks, TokenizeInput},
+    openai::{self, Chunks, Read, TokenizeInput},
     openapi,
     trace::Trace,
 };
@@ -78,10 +84,10 @@ type Shared = State<Arc<Core>>;
 async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let arrival = arrival(&core, &request)?;
-        let body = body::read(request, core.config.body_bytes).await?;
-        let openai::ChatRequest { mut job, delivery, mut ignored } = openai::chat(Body::parse(&body)?)?;
-        drop(body);
-        let call = arrival.call(&trace, &job.generation).await?;
+        let (Read { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, held) =
+            read(&core, request, arrival.deadline(), openai::chat).await?;
+        job.bytes = bytes;
+        let call = Call { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
         let model = core.model(job.model.as_deref())?.clone();
         ignored.extend(job.unread(model.text.template.as_ref()));
         trace.asks(model.name(), delivery.stream);
@@ -93,7 +99,7 @@ async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace
             let mut chunks = Chunks::new(delivery, token_ids);
             sse::response(trace.span.clone(), events, move |event| openai::encode_chat(&mut chunks, &event))
         } else {
-            json_bytes(openai::chat_body(collect(events).await?, delivery, token_ids))
+            json_bytes(openai::chat_body(all(events).await?, delivery, token_ids))
         };
         set_header(&mut response, RELAXED, &listed(&relaxed));
         Ok(labelled(response, &ignored))
@@ -104,10 +110,9 @@ async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace
 async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let arrival = arrival(&core, &request)?;
-        let body = body::read(request, core.config.body_bytes).await?;
-        let openai::CompletionRequest { mut job, delivery, ignored } = openai::completion(Body::parse(&body)?)?;
-        drop(body);
-        let call = arrival.call(&trace, &job.generation).await?;
+        let (Read { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, held) =
+            read(&core, request, arrival.deadline(), openai::completion).await?;
+        let call = Call { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
         let model = core.model(job.model.as_deref())?.clone();
         trace.asks(model.name(), delivery.stream);
         // The usage so far is counted in token ids, whoever else wants them.
@@ -118,7 +123,7 @@ async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, re
             let mut chunks = Chunks::new(delivery, token_ids);
             sse::response(trace.span.clone(), events, move |event| openai::encode_completion(&mut chunks, &event))
         } else {
-            json_bytes(openai::completion_body(collect(events).await?, token_ids))
+            json_bytes(openai::completion_body(all(events).await?, token_ids))
         };
         set_header(&mut response, RELAXED, &listed(&relaxed));
         Ok(labelled(response, &ignored))
@@ -128,63 +133,73 @@ async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, re
 
 async fn render(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let _permit = arrival(&core, &request)?.permit().await?;
-        let body = body::read(request, core.config.body_bytes).await?;
-        let openai::ChatRequest { job, mut ignored, .. } = openai::chat(Body::parse(&body)?)?;
+        let arrival = arrival(&core, &request)?;
+        let deadline = arrival.deadline();
+        let (Read { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _held) =
+            read(&core, request, deadline, openai::chat).await?;
+        let _permit = arrival.permit().await?;
+        job.bytes = bytes;
         let model = core.model_or_only(job.model.as_deref())?;
         ignored.extend(job.unread(model.text.template.as_ref()));
-        let rendered = chat::render(&model, job).await?;
-        let answer = json!({
-            "model": model.name(),
-            "prompt": rendered.prompt,
-            "count": rendered.ids.len(),
-            "token_ids": rendered.ids,
-        });
-        Ok(labelled(Json(answer).into_response(), &ignored))
+        let rendered = chat::render(&model, job, deadline).await?;
+        let write = move |model: &Model| Ok(openai::rendered(model.name(), &rendered));
+        let answer = model.prepare(bytes, deadline, write).await?;
+        Ok(labelled(json_bytes(answer), &ignored))
     };
     finish(&core, "render", core.admission.unless_aborted(answer).await)
 }
 
 async fn tokenize(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let _permit = arrival(&core, &request)?.permit().await?;
-        let body = body::read(request, core.config.body_bytes).await?;
-        let openai::Tokenize { input, model, return_token_strs, mut ignored } = openai::tokenize(Body::parse(&body)?)?;
+        let arrival = arrival(&core, &request)?;
+        let deadline = arrival.deadline();
+        let (Read { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _held) =
+            read(&core, request, deadline, openai::tokenize).await?;
+        let _permit = arrival.permit().await?;
         let model = core.model_or_only(model.as_deref())?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
-                model.encode(prompt, add_special_tokens, "prompt").await?
+                model.encode(prompt, add_special_tokens, "prompt", deadline, None).await?
             }
             TokenizeInput::Chat(job) => {
                 ignored.extend(job.unread(model.text.template.as_ref()));
-                chat::render(&model, *job).await?.ids
+                chat::render(&model, ChatJob { bytes, ..*job }, deadline).await?.ids
             }
         };
-        let texts = |ids: &[u32]| -> Vec<String> {
-            ids.iter().map(|&id| String::from_utf8_lossy(&model.token_bytes(id)).into_owned()).collect()
-        };
-        let answer = json!({
-            "count": ids.len(),
-            "max_model_len": model.bounds().await?.context,
-            "token_strs": return_token_strs.then(|| texts(&ids)),
-            "tokens": ids,
-        });
-        Ok(labelled(Json(answer).into_response(), &ignored))
+        let context = model.bounds().await?.context;
+        let write = move |model: &Model| Ok(openai::tokenized(model, &ids, context, return_token_strs));
+        let answer = model.prepare(bytes, deadline, write).await?;
+        Ok(labelled(json_bytes(answer), &ignored))
     };
     finish(&core, "tokenize", core.admission.unless_aborted(answer).await)
 }
 
 async fn detokenize(State(core): Shared, request: Request) -> Response {
     let answer = async {
-        let _permit = arrival(&core, &request)?.permit().await?;
-        let body = body::read(request, core.config.body_bytes).await?;
-        let openai::Detokenize { model, tokens, ignored } = openai::detokenize(Body::parse(&body)?)?;
+        let arrival = arrival(&core, &request)?;
+        let deadline = arrival.deadline();
+        let (Read { value: openai::Detokenize { model, tokens }, bytes, ignored }, _held) =
+            read(&core, request, deadline, openai::detokenize).await?;
+        let _permit = arrival.permit().await?;
         let model = core.model_or_only(model.as_deref())?;
-        let text = model.detokenize(&tokens)?;
-        let answer = json!({"prompt": String::from_utf8_lossy(&text)});
-        Ok(labelled(Json(answer).into_response(), &ignored))
+        let write = move |model: &Model| Ok(openai::detokenized(&model.detokenize(&tokens)?));
+        let answer = model.prepare(bytes, deadline, write).await?;
+        Ok(labelled(json_bytes(answer), &ignored))
     };
     finish(&core, "detokenize", core.admission.unless_aborted(answer).await)
+}
+
+/// Reads a request's body within the budget, and what `parse` makes of it.
+async fn read<T: Send + 'static>(
+    core: &Core,
+    request: Request,
+    deadline: Instant,
+    parse: fn(&[u8]) -> Result<Read<T>, Error>,
+) -> Result<(Read<T>, Held), Error> {
+    let (body, mut held) = body::read(request, core.config.body_bytes, core.intake.hold(), deadline).await?;
+    let read = core.intake.parse(body.len(), deadline, move || parse(&body)).await?;
+    held.charge(read.bytes, deadline).await?;
+    Ok((read, held))
 }
 
 /// A model as clients see it; its context is unknown while its engine does not answer.
@@ -268,7 +283,7 @@ fn timeout(text: &str) -> Option<Duration> {
     Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-async fn collect(mut events: ChatEvents) -> Result<Vec<v1::ChatEvent>, Error> {
+async fn all(mut events: ChatEvents) -> Result<Vec<v1::ChatEvent>, Error> {
     let mut all = Vec::new();
     while let Some(event) = events.next().await {
         all.push(event?);

@@ -85,17 +85,19 @@ pub struct ChatJob {
     /// Control tokens that are no markers are text.
     pub show_special_tokens: bool,
     pub generation: Generation,
+    /// About what its values take.
+    pub bytes: usize,
     /// For the template, instead of the fields above, where JSON numbers need more than 64 bits.
     pub exact: Option<Box<Exact>>,
 }
 
-/// See `template::lossless`.
+/// See `template::lossless`. None: the field has no such number.
 #[derive(Debug, Clone)]
 pub struct Exact {
-    pub messages: Vec<Value>,
-    pub tools: Vec<Value>,
+    pub messages: Option<Vec<Value>>,
+    pub tools: Option<Vec<Value>>,
     pub documents: Option<Vec<Value>>,
-    pub template_kwargs: Map<String, Value>,
+    pub template_kwargs: Option<Map<String, Value>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -236,7 +238,10 @@ impl ChatJob {
     pub fn use_exact(&mut self) {
         if let Some(exact) = self.exact.take() {
             let Exact { messages, tools, documents, template_kwargs } = *exact;
-            *self = ChatJob { messages, tools, documents, template_kwargs, ..std::mem::take(self) };
+            self.messages = messages.unwrap_or_else(|| std::mem::take(&mut self.messages));
+            self.tools = tools.unwrap_or_else(|| std::mem::take(&mut self.tools));
+            self.documents = documents.or_else(|| self.documents.take());
+            self.template_kwargs = template_kwargs.unwrap_or_else(|| std::mem::take(&mut self.template_kwargs));
         }
     }
 
@@ -285,6 +290,11 @@ impl CompletionJob {
 impl Generation {
     pub fn choices(&self) -> u32 {
         self.n.unwrap_or(1)
+    }
+
+    /// The most tokens that a prompt may have: those of the context, unless the prompt is cut to fit.
+    pub fn fits(&self, context: u32) -> Option<usize> {
+        self.truncate_prompt_tokens.is_none().then_some(context as usize)
     }
 
     pub fn max_tokens_param(&self) -> &'static str {

@@ -13,6 +13,7 @@ pub mod check;
 mod choice;
 mod complete;
 mod conversation;
+mod delivery;
 mod effort;
 pub mod error;
 mod gate;
@@ -22,12 +23,14 @@ mod guide;
 mod hash;
 mod history;
 mod http;
+mod intake;
 mod job;
 pub mod keys;
 pub mod limits;
 pub mod members;
 mod metrics;
 mod model;
+mod offload;
 mod openai;
 mod openapi;
 mod outcomes;
@@ -46,7 +49,7 @@ pub mod tokenize;
 mod trace;
 
 use std::{
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -56,6 +59,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use crate::{
     admit::Admission,
     effort::Effort,
+    intake::Intake,
     members::Fleet,
     metrics::{EngineReport, Metrics, PoolReport},
     model::Model,
@@ -83,6 +87,8 @@ pub struct RouterConfig {
     pub keys: Option<keys::ApiKeys>,
     /// Longest life of a request that brings no deadline of its own.
     pub request_time: Duration,
+    /// How long a client may leave its answer unread until the request ends.
+    pub client_stall: Duration,
     /// Bytes of a request body.
     pub body_bytes: usize,
     /// Control tokens that messages spell become control tokens. False: they stay text.
@@ -125,6 +131,7 @@ impl Default for RouterConfig {
             cors_origins: Vec::new(),
             keys: None,
             request_time: limits::REQUEST_TIME,
+            client_stall: limits::CLIENT_STALL,
             body_bytes: limits::BODY_BYTES,
             allow_control_tokens: false,
             allow_dropped_tools: false,
@@ -166,6 +173,7 @@ pub(crate) struct Core {
     config: RouterConfig,
     models: RwLock<Arc<Vec<Arc<Model>>>>,
     admission: Admission,
+    intake: Intake,
     effort: Arc<Effort>,
     metrics: Arc<Metrics>,
     health: HealthReporter,
@@ -201,6 +209,7 @@ impl Router {
         let core = Arc::new(Core {
             admission: Admission::new(config.max_in_flight, config.max_queued),
             effort: Arc::new(Effort::new(config.hedge_after)),
+            intake: Intake::new(config.body_bytes),
             config,
             models: RwLock::new(Arc::new(models)),
             metrics: Arc::default(),
@@ -242,6 +251,11 @@ impl Router {
     /// for `drain` is over.
     pub fn abort(&self) {
         self.core.admission.abort();
+    }
+
+    /// When a client that does not read counts as stalled, and where connections that are cut for it are counted.
+    pub fn client_stalls(&self) -> (Duration, Arc<AtomicU64>) {
+        (self.core.config.client_stall, self.core.metrics.connections_cut.clone())
     }
 
     /// Requests that are being answered.

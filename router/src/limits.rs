@@ -4,8 +4,16 @@ use std::time::Duration;
 
 /// Bytes of a request body (HTTP) or message (gRPC).
 pub const BODY_BYTES: usize = 32 << 20;
-/// Bytes of an oversized body that are read and thrown away so that the client sees the 413 and not a reset connection.
-pub const BODY_DISCARD_BYTES: u64 = 512 << 20;
+/// Fields of a body's object.
+pub const BODY_FIELDS: usize = 256;
+/// Bytes that the values of a body may take once they are built, besides as many as the body has.
+pub const VALUE_BYTES: usize = 32 << 20;
+/// Bytes of bodies and their values that are held for all requests together, if that is at least four bodies ...
+pub const HELD_BYTES: usize = 512 << 20;
+/// ... not counting so many of each request ...
+pub const FREE_BYTES: usize = 64 << 10;
+/// ... and how long a request waits for others to give some back.
+pub const HELD_WAIT: Duration = Duration::from_secs(5);
 /// Time in which a body has to arrive.
 pub const BODY_TIME: Duration = Duration::from_secs(60);
 /// Requests in flight per router, if the configuration does not say.
@@ -16,6 +24,12 @@ pub const QUEUED: u32 = 1024;
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// ... and at most.
 pub const RETRY_AFTER_MOST: Duration = Duration::from_secs(60);
+/// How long a client may leave a stream unread until its request ends, if the configuration does not say, ...
+pub const CLIENT_STALL: Duration = Duration::from_secs(60);
+/// ... and until its sequences give up their places on engines. They resume when it reads on.
+pub const STALL_GRACE: Duration = Duration::from_secs(5);
+/// Events of a stream that wait for such a client.
+pub const UNREAD_EVENTS: usize = 1_024;
 /// Longest life of a request that brings no deadline.
 pub const REQUEST_TIME: Duration = Duration::from_secs(3600);
 /// Longest wait for an engine's Info or Stats.
@@ -30,13 +44,19 @@ pub const STATS_TIME: Duration = Duration::from_secs(2);
 pub const HEALTH_TIME: Duration = Duration::from_secs(1);
 /// Silence on an SSE stream after which a comment is sent, so that proxies keep the connection.
 pub const SSE_SILENCE: Duration = Duration::from_secs(10);
-/// Bytes of text above which rendering and tokenizing leave the async threads.
-pub const INLINE_TEXT_BYTES: usize = 64 << 10;
-/// Texts rendered or tokenized at once off the async threads, per model; more wait for their turn.
-pub const TEXTS_OFF_THREAD: usize = 4;
+/// Bytes above which parsing, rendering and tokenizing leave the async threads.
+pub const INLINE_TEXT_BYTES: usize = 8 << 10;
+/// Threads for parsing, and for rendering and tokenizing of each model: half of the processors, within these bounds.
+pub const OFF_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
+/// Work on more bytes than this is large: half of those threads take it.
+pub const LARGE_WORK_BYTES: usize = 512 << 10;
+/// Bytes of text up to which a prompt's tokens are counted to the last, although they do not fit.
+pub const COUNTED_TEXT_BYTES: usize = 64 << 10;
 
-/// Messages of a conversation.
+/// Messages of a conversation ...
 pub const MESSAGES: usize = 16_384;
+/// ... and calls in all of them together.
+pub const CALLS: usize = 16_384;
 /// Tools of a request.
 pub const TOOLS: usize = 1_024;
 /// Bytes of a tool's name.
@@ -63,8 +83,12 @@ pub const CACHE_SALT_BYTES: usize = 256;
 pub const COMPLETION_TOKENS: u32 = 16;
 /// Bytes of a client's `x-request-id` that is sent back; a longer one is replaced.
 pub const REQUEST_ID_BYTES: usize = 128;
-/// Ignored fields, and relaxed schemas, named in a response header.
+/// Ignored fields, and relaxed schemas, named in a response header ...
 pub const HEADER_NAMES: usize = 32;
+/// ... and bytes of each of them.
+pub const HEADER_NAME_BYTES: usize = 128;
+/// Bytes of an error's message, and of the field that it names: what a client sent may be part of both.
+pub const MESSAGE_BYTES: usize = 2 << 10;
 
 /// Bytes of one message from an engine (prompt logprobs are the largest).
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;

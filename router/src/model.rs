@@ -6,7 +6,7 @@ use rand::{Rng, distr::Alphanumeric};
 use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, RuleError, Rules, Vocab};
 use rein_proto::{internal, v1};
 use ring::digest::{Digest, SHA256};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 use tracing::{Instrument, Span, info_span};
 
 use crate::{
@@ -15,10 +15,11 @@ use crate::{
     error::Error,
     job::out_of_vocabulary,
     limits,
+    offload::Workers,
     pool::Pool,
     template::{Reason, RenderInput, TemplateError},
     textmodel::{ControlTokens, ReasoningMarkers, Rendered, TextError, TextModel},
-    tokenize::{Encode, TokenizeError},
+    tokenize::{Bound, Encode, MAX_TEXT_BYTES, TokenizeError},
 };
 
 /// Random characters after `call_` in the id of a call whose format has no ids of its own.
@@ -46,7 +47,7 @@ pub struct Model {
     digest: Digest,
     /// What messages cannot bring about. None: the operator lets them.
     controls: Option<ControlTokens>,
-    off_thread: Arc<Semaphore>,
+    texts: Workers,
     compiling: Arc<Semaphore>,
 }
 
@@ -96,7 +97,7 @@ impl Model {
             pool: Arc::new(pool),
             created: now(),
             controls,
-            off_thread: Arc::new(Semaphore::new(limits::TEXTS_OFF_THREAD)),
+            texts: Workers::default(),
             compiling: Arc::new(Semaphore::new(limits::GRAMMARS_OFF_THREAD)),
         })
     }
@@ -116,19 +117,27 @@ impl Model {
         Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
     }
 
-    /// Renders and encodes a conversation. Large ones leave the async threads.
-    pub async fn render(self: &Arc<Self>, input: RenderInput) -> Result<Rendered, Error> {
-        let render = |model: &Model, input: &RenderInput| {
-            let rendered = match &model.controls {
-                Some(controls) => model.text.render_sanitized(input, controls),
-                None => model.text.render(input),
-            };
-            rendered.map_err(|error| text_error(error, "messages"))
+    /// Renders and encodes a conversation. A large one is for `prepare`.
+    pub fn render(&self, input: &RenderInput, bound: Bound) -> Result<Rendered, Error> {
+        let rendered = match &self.controls {
+            Some(controls) => self.text.render_sanitized_within(input, controls, bound),
+            None => self.text.render_within(input, bound),
         };
-        if approximate_bytes(&input) <= limits::INLINE_TEXT_BYTES {
-            return render(self, &input);
+        rendered.map_err(|error| text_error(error, "messages"))
+    }
+
+    /// Turns what has so many bytes into tokens: much of it off the async threads.
+    pub async fn prepare<T: Send + 'static>(
+        self: &Arc<Self>,
+        bytes: usize,
+        deadline: Instant,
+        work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        if bytes <= limits::INLINE_TEXT_BYTES {
+            return work(self);
         }
-        self.off_thread(move |model| render(model, &input)).await
+        let model = self.clone();
+        self.texts.run(bytes, deadline, move || work(&model)).await
     }
 
     /// Tokens of a text in which control tokens are spelled out. `param`: the field that holds it.
@@ -137,16 +146,16 @@ impl Model {
         text: String,
         add_special_tokens: bool,
         param: &'static str,
+        deadline: Instant,
+        most: Option<usize>,
     ) -> Result<Vec<u32>, Error> {
-        let encode = move |model: &Model, text: &str| {
+        let (bytes, bound) = (text.len(), bound(text.len(), deadline, most));
+        let encode = move |model: &Model| {
             let how = Encode { add_special_tokens, parse_special: true };
-            let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode(text, how));
+            let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode_within(&text, how, bound));
             ids.map_err(|error| text_error(TextError::Tokenize(error), param))
         };
-        if text.len() <= limits::INLINE_TEXT_BYTES {
-            return encode(self, &text);
-        }
-        self.off_thread(move |model| encode(model, &text)).await
+        self.prepare(bytes, deadline, encode).await
     }
 
     /// Tokens of a short text of the request in which control tokens are spelled out. `param`: the field that holds it.
@@ -181,13 +190,6 @@ impl Model {
     }
 
     /// The permit goes with the work, which goes on when its request is given up.
-    async fn off_thread<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
-        self.permitted(self.off_thread.clone(), work).await
-    }
-
     async fn permitted<T: Send + 'static>(
         self: &Arc<Self>,
         permits: Arc<Semaphore>,
@@ -228,10 +230,16 @@ impl Model {
     /// Bytes of tokens, control tokens spelled out; each has to be one of the tokenizer's.
     pub fn detokenize(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
         let tokenizer = &self.text.tokenizer;
-        match ids.iter().position(|&id| tokenizer.token_bytes(id).is_none()) {
-            Some(i) => Err(out_of_vocabulary(format!("tokens[{i}]"), ids[i], tokenizer.vocab_size() as u32)),
-            None => Ok(tokenizer.decode(ids)),
+        let mut bytes = 0;
+        for (i, &id) in ids.iter().enumerate() {
+            let out = || out_of_vocabulary(format!("tokens[{i}]"), id, tokenizer.vocab_size() as u32);
+            bytes += tokenizer.token_bytes(id).ok_or_else(out)?.len();
         }
+        if bytes > MAX_TEXT_BYTES {
+            let message = format!("'tokens' are a text of {bytes} bytes; the limit is {MAX_TEXT_BYTES}");
+            return Err(Error::invalid("tokens", message));
+        }
+        Ok(tokenizer.decode(ids))
     }
 
     /// Text of tokens, control tokens spelled out.
@@ -334,20 +342,17 @@ fn text_error(error: TextError, param: &str) -> Error {
         TextError::Tokenize(error @ TokenizeError::TooLong { .. }) => {
             Error { code: Some("context_length_exceeded"), ..Error::invalid(param, error.to_string()) }
         }
+        TextError::Tokenize(TokenizeError::TooMany { least, most }) => {
+            let message = format!("the prompt has at least {least} tokens, but this model's context is {most} tokens");
+            Error { code: Some("context_length_exceeded"), ..Error::invalid(param, message) }
+        }
+        TextError::Tokenize(TokenizeError::Late) => Error::deadline(),
         other => Error::internal("the text could not be turned into tokens", other),
     }
 }
 
-/// Enough of the size to tell a long conversation from a short one.
-fn approximate_bytes(input: &RenderInput) -> usize {
-    fn bytes(value: &serde_json::Value) -> usize {
-        match value {
-            serde_json::Value::String(text) => text.len(),
-            serde_json::Value::Array(items) => items.iter().map(bytes).sum(),
-            serde_json::Value::Object(map) => map.iter().map(|(key, value)| key.len() + bytes(value)).sum(),
-            _ => 8,
-        }
-    }
-    let lists = [Some(&input.messages), input.tools.as_ref(), input.documents.as_ref()];
-    lists.into_iter().flatten().flatten().map(bytes).sum()
+/// Of a text of so many bytes that may have `most` tokens. Of short ones all tokens are counted, to tell how many are too many.
+pub fn bound(bytes: usize, deadline: Instant, most: Option<usize>) -> Bound {
+    let bound = Bound::until(deadline);
+    most.filter(|_| bytes > limits::COUNTED_TEXT_BYTES).map_or(bound, |most| bound.tokens(most))
 }

@@ -1,5 +1,6 @@
 //! The router's end of a sequence: hears tokens, knows which of them count, and steers.
 
+mod course;
 mod hedge;
 
 use std::{
@@ -8,17 +9,15 @@ use std::{
 };
 
 use bytes::Bytes;
+use course::Course;
 use futures::FutureExt;
 use hedge::{Hedge, Turn};
 use rein_proto::{
-    internal::{
-        Admitted, Finish, FinishReason, FromEngine, Start, Steer, ToEngine, TokenLogprob, Tokens, from_engine,
-        to_engine,
-    },
+    internal::{Admitted, Finish, FinishReason, FromEngine, Start, ToEngine, TokenLogprob, from_engine, to_engine},
     trace,
 };
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,6 +26,7 @@ use tracing::{Instrument, Span};
 
 use crate::{
     breaker::Fault,
+    delivery::{Client, becomes},
     effort::{Counted, Effort},
     error::{Error, Kind},
     limits,
@@ -88,89 +88,13 @@ impl Steering {
     }
 }
 
-/// Which tokens of the engine count: pure bookkeeping of epoch and position.
-#[derive(Debug, Clone, Default)]
-struct Course {
-    epoch: u64,
-    accepted: Vec<u32>,
-    /// The mask under which the next token is drawn.
-    mask: Option<Bytes>,
-    /// Whether the engine, after that or at once, waits for a steer.
-    held: bool,
-    /// A steer was sent, and no token of its epoch has come.
-    unanswered: bool,
-}
-
-impl Course {
-    /// The tokens of this message that are new under the current epoch.
-    fn hear(&mut self, tokens: Tokens) -> Result<Vec<Drawn>, Error> {
-        if tokens.epoch < self.epoch {
-            return Ok(Vec::new());
-        }
-        let position = tokens.position as usize;
-        let known =
-            self.accepted.len().checked_sub(position).filter(|_| tokens.epoch == self.epoch).ok_or_else(|| {
-                let cause = format!(
-                    "tokens of epoch {} at {position}, but {} are known under epoch {}",
-                    tokens.epoch,
-                    self.accepted.len(),
-                    self.epoch
-                );
-                Error::internal("the engine's tokens came out of order", cause)
-            })?;
-        if !tokens.logprobs.is_empty() && tokens.logprobs.len() != tokens.ids.len() {
-            let cause = format!("{} ids with {} logprobs", tokens.ids.len(), tokens.logprobs.len());
-            return Err(Error::internal("the engine's logprobs do not match its tokens", cause));
-        }
-        let mut logprobs = tokens.logprobs.into_iter();
-        let drawn = tokens.ids.into_iter().map(|id| Drawn { id, logprob: logprobs.next() });
-        let drawn: Vec<Drawn> = drawn.skip(known).collect();
-        self.accepted.extend(drawn.iter().map(|drawn| drawn.id));
-        if !drawn.is_empty() {
-            (self.mask, self.unanswered) = (None, false);
-        }
-        Ok(drawn)
-    }
-
-    /// The same sequence from here on, for an engine that knows nothing of it, and what that one is to be told then.
-    fn resume(&mut self, start: &Start, admitted: bool) -> (Start, Option<Steering>) {
-        let steering = (self.unanswered && (self.mask.is_some() || self.held)).then(|| Steering {
-            keep: self.accepted.len(),
-            mask: self.mask.clone(),
-            hold: self.held,
-            ..Steering::default()
-        });
-        let start = Start {
-            resume: self.accepted.clone(),
-            hold: self.held || steering.is_some(),
-            prompt_logprobs: if admitted { -1 } else { start.prompt_logprobs },
-            ..start.clone()
-        };
-        self.epoch = 0;
-        (start, steering)
-    }
-
-    fn steer(&mut self, steering: Steering) -> Steer {
-        self.epoch += 1;
-        self.accepted.truncate(steering.keep);
-        let keep = self.accepted.len() as u32;
-        self.accepted.extend(&steering.append);
-        (self.mask, self.held, self.unanswered) = (steering.mask.clone(), steering.hold, true);
-        Steer {
-            epoch: self.epoch,
-            keep,
-            append: steering.append,
-            mask: steering.mask,
-            hold: steering.hold,
-            stop: steering.stop,
-        }
-    }
-}
-
 /// One sequence. Dropping it frees its slot. When its engine is lost, it goes on on another, from the tokens that count:
 /// what is drawn is a function of these, so that nobody can tell.
 pub struct EngineStream {
-    link: Link,
+    /// None: it has no engine, because its client does not read.
+    link: Option<Link>,
+    /// Of the engine that it has or had.
+    kind: Arc<str>,
     course: Course,
     common: Common,
     /// As it began.
@@ -195,6 +119,7 @@ pub struct Common {
     pub deadline: Instant,
     pub metrics: Arc<Metrics>,
     pub effort: Arc<Effort>,
+    pub client: watch::Receiver<Client>,
 }
 
 /// A sequence's present engine.
@@ -332,12 +257,30 @@ impl EngineStream {
         };
         queue.record("engine", &link.lease.engine().group);
         let (admitted, finished) = (false, false);
-        let _counted = counted;
-        Ok(EngineStream { link, course, common, start, hedge, answer, _counted, admitted, finished, resumes, span })
+        let (_counted, kind, link) = (counted, link.lease.engine().kind.clone(), Some(link));
+        Ok(EngineStream {
+            link,
+            kind,
+            course,
+            common,
+            start,
+            hedge,
+            answer,
+            _counted,
+            admitted,
+            finished,
+            resumes,
+            span,
+        })
     }
 
-    pub fn lease(&self) -> &Lease {
-        &self.link.lease
+    pub fn lease(&self) -> Option<&Lease> {
+        self.link.as_ref().map(|link| &link.lease)
+    }
+
+    /// Of the engine that it has or had.
+    pub fn kind(&self) -> &Arc<str> {
+        &self.kind
     }
 
     /// The generated tokens that count, resumed and appended ones included.
@@ -347,22 +290,35 @@ impl EngineStream {
 
     /// What the engine says next under the current epoch. Cancel-safe.
     pub async fn hear(&mut self) -> Result<Heard, Error> {
+        let mut client = self.common.client.clone();
         loop {
-            let (fault, error) = match self.hear_here().await {
+            if *client.borrow() == Client::Away {
+                self.leave();
+            }
+            if self.link.is_none() {
+                self.come_back(&mut client).await?;
+            }
+            let heard = tokio::select! {
+                biased;
+                () = becomes(&mut client, Client::Away) => continue,
+                heard = self.hear_here() => heard,
+            };
+            let (fault, error) = match heard {
                 Ok(Some(heard)) => return Ok(heard),
                 Ok(None) => continue,
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(fault, error)) => (fault, error),
                 Err(Failure::Unreached(error)) => (Some(Fault::Gone), error),
             };
-            if let Some(fault) = fault {
-                self.link.lease.failed(fault);
+            if let (Some(fault), Some(link)) = (fault, &mut self.link) {
+                link.lease.failed(fault);
             }
             match self.hedge.promote() {
                 Some((link, course)) => {
                     tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "the second engine has it");
                     self.common.effort.won();
-                    (self.link, self.course, self.finished) = (link, course, false);
+                    (self.kind, self.course, self.finished) = (link.lease.engine().kind.clone(), course, false);
+                    self.link = Some(link);
                 }
                 None => self.resume(error).await?,
             }
@@ -374,10 +330,11 @@ impl EngineStream {
         if let Some(answer) = self.answer.take() {
             return Ok(Some(answer));
         }
+        let Some(link) = &mut self.link else { return Ok(None) };
         loop {
             tokio::select! {
                 biased;
-                message = self.link.from.message() => {
+                message = link.from.message() => {
                     if let Ok(Some(FromEngine { kind: Some(kind) })) = &message
                         && !matches!(kind, from_engine::Kind::Finish(finish) if finish.reason() == FinishReason::Lost)
                     {
@@ -387,12 +344,13 @@ impl EngineStream {
                 }
                 turn = self.hedge.next() => match turn {
                     Turn::Due => {
-                        let engine = self.link.lease.engine();
+                        let engine = link.lease.engine();
                         self.hedge = Hedge::begin(&self.common, &self.start, &self.course, engine, &self.span);
                     }
                     Turn::Won(won) => {
                         self.common.effort.won();
-                        (self.link, self.course) = (won.link, won.course);
+                        (self.kind, self.course) = (won.link.lease.engine().kind.clone(), won.course);
+                        *link = won.link;
                         return Ok(Some(won.answer));
                     }
                 },
@@ -413,7 +371,9 @@ impl EngineStream {
         };
         Ok(match message.kind {
             Some(from_engine::Kind::Admitted(admitted)) => {
-                self.link.lease.succeeded();
+                if let Some(link) = &mut self.link {
+                    link.lease.succeeded();
+                }
                 let first = !std::mem::replace(&mut self.admitted, true);
                 first.then_some(Heard::Admitted(admitted))
             }
@@ -447,25 +407,50 @@ impl EngineStream {
             self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
             return Err(without_engine(lost));
         }
-        let reason = lost.cause.as_deref().unwrap_or(&lost.message);
-        let span = crate::trace::resume(&self.span, reason, accepted);
         self.resumes += 1;
-        let (resumed, steering) = self.course.resume(&self.start, self.admitted);
-        // What has drawn nothing yet may begin anywhere.
-        let kind = (accepted > self.start.resume.len()).then(|| self.link.lease.engine().kind.clone());
-        let opening = self.common.open(On::Any(kind.as_deref()), &resumed, &mut self.resumes, &span);
-        self.link = opening.instrument(span.clone()).await.map_err(|error| {
+        let reason = lost.cause.as_deref().unwrap_or(&lost.message);
+        self.reopen(reason).await.map_err(|error| {
             self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
             without_engine(error)
         })?;
-        let engine = self.link.lease.engine();
+        self.common.metrics.resumed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives up the engine's slot and blocks: nobody reads what it computes.
+    fn leave(&mut self) {
+        (self.hedge, self.answer) = (Hedge::Settled, None);
+        if self.link.take().is_some() {
+            let accepted = self.course.accepted.len();
+            tracing::info!(parent: &self.span, sequence = self.start.request_id, accepted, "parked: its client does not read");
+            self.common.metrics.parked.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for the client, and goes on.
+    async fn come_back(&mut self, client: &mut watch::Receiver<Client>) -> Result<(), Error> {
+        let back = timeout_at(self.common.deadline, becomes(client, Client::Reads)).await;
+        back.map_err(|_| Error::deadline())?;
+        self.reopen("its client reads again").await.map_err(without_engine)
+    }
+
+    /// Goes on where the tokens that count end, on whatever engine there is.
+    async fn reopen(&mut self, reason: &str) -> Result<(), Error> {
+        let accepted = self.course.accepted.len();
+        let span = crate::trace::resume(&self.span, reason, accepted);
+        let (resumed, steering) = self.course.resume(&self.start, self.admitted);
+        // What has drawn nothing yet may begin anywhere.
+        let kind = (accepted > self.start.resume.len()).then(|| self.kind.clone());
+        let opening = self.common.open(On::Any(kind.as_deref()), &resumed, &mut self.resumes, &span);
+        let link = opening.instrument(span.clone()).await?;
+        let engine = link.lease.engine();
         if kind.is_some_and(|kind| kind != engine.kind) {
             let why = "no engine of the kind that it had is left: from here on it may go on otherwise";
             tracing::warn!(parent: &self.span, sequence = self.start.request_id, engine = engine.group, "{why}");
         }
-        span.record("engine", &self.link.lease.engine().group);
-        self.common.metrics.resumed.fetch_add(1, Ordering::Relaxed);
-        self.finished = false;
+        span.record("engine", &engine.group);
+        (self.kind, self.finished) = (engine.kind.clone(), false);
+        self.link = Some(link);
         match steering {
             Some(steering) => self.steer(steering).await,
             None => Ok(()),
@@ -477,7 +462,9 @@ impl EngineStream {
         self.hedge.withdraw();
         let steer = self.course.steer(steering);
         self.finished = false;
-        let sent = self.link.to.send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
+        // Without an engine, the next one hears of it.
+        let Some(link) = &self.link else { return Ok(()) };
+        let sent = link.to.send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
         match timeout_at(self.common.deadline, sent).await {
             // An engine that hung up says why on its own stream.
             Ok(_) => Ok(()),
@@ -489,7 +476,9 @@ impl EngineStream {
     /// the stream does the same.
     pub fn stop(mut self, keep: usize) {
         let steer = self.course.steer(Steering::keep(keep).stop());
-        let _ = self.link.to.try_send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
+        if let Some(link) = &self.link {
+            let _ = link.to.try_send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
+        }
     }
 }
 

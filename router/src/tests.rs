@@ -11,6 +11,7 @@ pub(crate) mod fake;
 mod fields;
 mod grpc;
 mod guard;
+mod hostile;
 mod lifecycle;
 mod pool;
 mod random;

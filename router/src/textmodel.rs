@@ -13,7 +13,7 @@ use tracing::info_span;
 pub use sanitize::{ControlTokens, ReasoningMarkers};
 
 use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
-use crate::tokenize::{Encode, NAMED, TokenizeError, Tokenizer, read_json, token_text};
+use crate::tokenize::{Bound, Encode, NAMED, TokenizeError, Tokenizer, read_json, token_text};
 
 /// Hexadecimal digits of a commit.
 const COMMIT_DIGITS: usize = 40;
@@ -209,11 +209,17 @@ impl TextModel {
 
     /// Renders and encodes a conversation.
     pub fn render(&self, input: &RenderInput) -> Result<Rendered, TextError> {
+        self.render_within(input, Bound::default())
+    }
+
+    /// The same within a bound.
+    pub fn render_within(&self, input: &RenderInput, bound: Bound) -> Result<Rendered, TextError> {
         let prompt = info_span!("template").in_scope(|| {
             let prompt = self.chat_template()?.render(input)?;
             self.check_tools(input, &prompt).map(|()| prompt)
         })?;
-        let ids = info_span!("tokenize").in_scope(|| self.tokenizer.encode(&prompt, Encode::TEMPLATED))?;
+        let ids =
+            info_span!("tokenize").in_scope(|| self.tokenizer.encode_within(&prompt, Encode::TEMPLATED, bound))?;
         Ok(Rendered { prompt, ids })
     }
 

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::args::listen::ListenAddr;
-use crate::listen::{CLOSE_TIME, bind, serve_http, turned};
+use crate::listen::{CLOSE_TIME, Stall, bind, serve_http, turned};
 use crate::say;
 use crate::tls::Certificate;
 
@@ -43,7 +43,7 @@ impl Bound {
         let Some(socket) = self.0 else { return Ok(None) };
         say::out(format_args!("rein: http listening on http://{}", socket.local_addr()?));
         let (closing, closed) = watch::channel(false);
-        let server = tokio::spawn(serve_http(routes(page), socket, None, turned(closed)));
+        let server = tokio::spawn(serve_http(routes(page), socket, None, Stall::default(), turned(closed)));
         Ok(Some(Listening { closing, server }))
     }
 }

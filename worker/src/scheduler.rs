@@ -33,7 +33,7 @@ use crate::seq::{Seq, SeqId, Work};
 pub struct EngineOptions {
     /// Sequences computed at once.
     pub max_sequences: usize,
-    /// Sequences waiting for a slot.
+    /// Sequences that may be here beyond those computed at once.
     pub max_queue: usize,
     /// Tokens computed in one step, at least `max_sequences`.
     pub step_tokens: usize,
@@ -190,7 +190,8 @@ impl Scheduler {
     }
 
     fn start(&mut self, id: SeqId, start: Start) -> Result<(), Rejected> {
-        let waiting = self.waiting.len();
+        // Sequences take free slots at the next step only, so a burst between two steps finds them all in `waiting`.
+        let waiting = self.seqs.len().saturating_sub(self.options.max_sequences);
         if waiting >= self.options.max_queue {
             return Err(Rejected::QueueFull { waiting });
         }

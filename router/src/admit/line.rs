@@ -56,6 +56,11 @@ impl Line {
         self.waiting.len()
     }
 
+    /// Mean time for which one is served.
+    pub fn service(&self) -> Option<Duration> {
+        self.service
+    }
+
     pub fn served(&self) -> usize {
         self.served
     }
@@ -67,7 +72,8 @@ impl Line {
     /// Err: all is taken. To come back after this time, if that can be told.
     pub fn come(&mut self) -> Result<(), Option<Duration>> {
         if self.present() >= self.room + self.places {
-            return Err(self.wait(self.waiting.len()));
+            // Those that are still being read line up before whoever comes back.
+            return Err(self.wait(self.present().saturating_sub(self.room)));
         }
         self.coming += 1;
         Ok(())
@@ -287,5 +293,17 @@ mod tests {
         assert_eq!(line.done(Some(Duration::from_secs(3))), None);
         line.come().unwrap();
         assert_eq!(line.come(), Err(Some(Duration::from_secs(3))));
+    }
+
+    #[test]
+    fn a_burst_that_is_refused_is_told_how_long_the_line_is_though_nobody_has_lined_up() {
+        let start = Instant::now();
+        let mut line = Line::new(2, 8, start);
+        line.come().unwrap();
+        assert_eq!(line.line_up(0, start, start + FAR), Step::Go);
+        assert_eq!(line.done(Some(Duration::from_secs(4))), None);
+        (0..10).for_each(|_| line.come().unwrap());
+        // Two at a time, 4 s each, and eight of the ten will be waiting.
+        assert_eq!(line.come(), Err(Some(Duration::from_secs(18))));
     }
 }

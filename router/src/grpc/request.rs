@@ -5,12 +5,14 @@ use rein_proto::v1;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    error::{Error, Kind},
+    error::Error,
     job::{ChatJob, CompletionJob, Generation, Prompt, Truncation},
+    openai::reading,
     template::lossless,
 };
 
-pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
+/// `bytes`: of the message.
+pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
     let messages = request.messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
     let tools = request.tools.into_iter().enumerate().map(|(i, tool)| self::tool(&format!("tools[{i}]"), tool));
     Ok(ChatJob {
@@ -46,6 +48,7 @@ pub fn chat(request: v1::ChatRequest) -> Result<ChatJob, Error> {
             truncate_prompt_tokens: truncation(request.truncate_prompt_tokens)?,
         },
         show_special_tokens: request.skip_special_tokens == Some(false),
+        bytes,
         exact: None,
     })
 }
@@ -178,12 +181,9 @@ fn tool(at: &str, tool: v1::Tool) -> Result<Value, Error> {
 }
 
 fn object(at: &str, text: &str) -> Result<Map<String, Value>, Error> {
-    match lossless::from_str(text) {
-        Ok(Value::Object(map)) => Ok(map),
-        Ok(other) => Err(Error::wrong_type(at, "a JSON object as text", &other)),
-        Err(error) => {
-            let message = format!("'{at}' is not valid JSON: {error}");
-            Err(Error { code: Some("invalid_json"), param: Some(at.into()), ..Error::new(Kind::Invalid, message) })
-        }
+    let marked = lossless::marked(text);
+    match reading::document(at, marked.as_deref().unwrap_or(text))? {
+        Value::Object(map) => Ok(map),
+        other => Err(Error::wrong_type(at, "a JSON object as text", &other)),
     }
 }

@@ -8,31 +8,39 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     error::{Error, Kind},
+    intake::Held,
     limits,
 };
 
-pub async fn read(request: Request, limit: usize) -> Result<Bytes, Error> {
+/// The whole body, and what it holds of the budget. What is left of a body that is refused, the connection reads.
+pub async fn read(request: Request, limit: usize, mut held: Held, deadline: Instant) -> Result<(Bytes, Held), Error> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
-    let deadline = Instant::now() + limits::BODY_TIME;
     let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > limit as u64) {
-        // A client that waits for leave to send learns the answer first.
-        if !parts.headers.contains_key(header::EXPECT) {
-            discard(body, deadline).await;
-        }
         return Err(Error::body_too_large(announced, limit));
     }
-    match timeout_at(deadline, collect(body, limit, deadline)).await {
-        Ok(result) => result,
-        Err(_) => {
-            let message = format!("the body did not arrive within {} seconds", limits::BODY_TIME.as_secs());
-            Err(Error { code: Some("body_timeout"), ..Error::new(Kind::BodyTimeout, message) })
-        }
+    let body = match timeout_at(deadline, collect(body, limit, &mut held)).await {
+        Ok(body) => body?,
+        Err(_) => return Err(Error::deadline()),
+    };
+    if body.is_empty() {
+        let message = "the body is empty; a JSON object is expected";
+        return Err(Error { code: Some("invalid_json"), ..Error::new(Kind::Invalid, message) });
     }
+    Ok((body, held))
 }
 
-async fn collect(mut body: Body, limit: usize, deadline: Instant) -> Result<Bytes, Error> {
+/// All of a body, charged as it comes.
+pub async fn collect(body: Body, limit: usize, held: &mut Held) -> Result<Bytes, Error> {
+    let until = Instant::now() + limits::BODY_TIME;
+    timeout_at(until, all(body, limit, held, until)).await.unwrap_or_else(|_| {
+        let message = format!("the body did not arrive within {} seconds", limits::BODY_TIME.as_secs());
+        Err(Error { code: Some("body_timeout"), ..Error::new(Kind::BodyTimeout, message) })
+    })
+}
+
+async fn all(mut body: Body, limit: usize, held: &mut Held, until: Instant) -> Result<Bytes, Error> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
@@ -41,28 +49,12 @@ async fn collect(mut body: Body, limit: usize, deadline: Instant) -> Result<Byte
         })?;
         let Ok(data) = frame.into_data() else { continue };
         if all.len() + data.len() > limit {
-            drop(all);
-            discard(body, deadline).await;
             return Err(Error::body_too_large(None, limit));
         }
+        held.charge(all.len() + data.len(), until).await?;
         all.extend_from_slice(&data);
     }
-    if all.is_empty() {
-        let message = "the body is empty; a JSON object is expected";
-        return Err(Error { code: Some("invalid_json"), ..Error::new(Kind::Invalid, message) });
-    }
     Ok(all.freeze())
-}
-
-/// Reads on and keeps nothing: a client that is still sending would not see an answer on a closed connection.
-async fn discard(mut body: Body, deadline: Instant) {
-    let mut left = limits::BODY_DISCARD_BYTES;
-    while let Ok(Some(Ok(frame))) = timeout_at(deadline, body.frame()).await {
-        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
-        if left == 0 {
-            return;
-        }
-    }
 }
 
 /// JSON, or no word about it.

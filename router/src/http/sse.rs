@@ -13,7 +13,7 @@ use rein_proto::v1;
 use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
-use crate::{error::Error, generate::ChatEvents, limits};
+use crate::{delivery::ChatEvents, error::Error, limits};
 
 /// The first bytes of a stream, as soon as its request is admitted: clients and proxies see that it has begun.
 const ADMITTED: &[u8] = b": admitted\n\n";
@@ -28,6 +28,7 @@ impl<F: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static> Encode for F {
 
 #[allow(private_bounds)]
 pub fn response<E: Encode>(span: Span, events: ChatEvents, encode: E) -> Response {
+    let watch = events.watch();
     let writer = Writer { span, events, encode, begun: false, ended: false };
     let chunks = stream::unfold(writer, async |mut writer| {
         let chunk = writer.chunk().await?;
@@ -39,7 +40,7 @@ pub fn response<E: Encode>(span: Span, events: ChatEvents, encode: E) -> Respons
         // Proxies that buffer would hold tokens back.
         ("x-accel-buffering", "no"),
     ];
-    (headers, Body::from_stream(chunks)).into_response()
+    (headers, Body::from_stream(watch.over(chunks.boxed()))).into_response()
 }
 
 struct Writer<E> {

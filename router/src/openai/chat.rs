@@ -5,10 +5,10 @@ use rein_proto::v1::{self, chat_event::Event};
 use serde_json::Value;
 
 use super::{
-    Body, Delivery,
+    Delivery,
     chunks::Chunks,
     common, constraints,
-    fields::Fields,
+    fields::{Fields, Read},
     reasoning::{self, Reasoning},
     refused,
     wire::{
@@ -25,15 +25,14 @@ use crate::{
 pub struct ChatRequest {
     pub job: ChatJob,
     pub delivery: Delivery,
-    /// Fields that this server does not know.
-    pub ignored: Vec<String>,
 }
 
-pub fn chat(mut body: Body<'_>) -> Result<ChatRequest, Error> {
-    let mut fields = Fields::new(body.value.take())?;
-    let (mut job, delivery) = read(&mut fields)?;
-    job.exact = body.exact(&job);
-    Ok(ChatRequest { job, delivery, ignored: fields.ignored() })
+pub fn chat(body: &[u8]) -> Result<Read<ChatRequest>, Error> {
+    super::body(body)?.read(|fields| {
+        let (mut job, delivery) = read(fields)?;
+        job.exact = super::exact(fields);
+        Ok(ChatRequest { job, delivery })
+    })
 }
 
 pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
@@ -164,7 +163,8 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
 /// For tests of the documentation: every field that a request may have.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    let mut fields = Fields::new(body).unwrap();
+    let text = body.to_string();
+    let mut fields = Fields::of(&text).unwrap();
     read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
     fields.asked().to_vec()
 }

@@ -4,10 +4,10 @@ use rein_proto::v1::{self, chat_event::Event};
 use serde_json::Value;
 
 use super::{
-    Body, Delivery,
+    Delivery,
     chunks::Chunks,
     common, constraints,
-    fields::{self, Fields},
+    fields::{self, Fields, Read},
     refused,
     wire::{self, CompletionBody, CompletionChoice, CompletionLogprobs},
 };
@@ -20,14 +20,13 @@ use crate::{
 pub struct CompletionRequest {
     pub job: CompletionJob,
     pub delivery: Delivery,
-    /// Fields that this server does not know.
-    pub ignored: Vec<String>,
 }
 
-pub fn completion(body: Body<'_>) -> Result<CompletionRequest, Error> {
-    let mut fields = Fields::new(body.value)?;
-    let (job, delivery) = read(&mut fields)?;
-    Ok(CompletionRequest { job, delivery, ignored: fields.ignored() })
+pub fn completion(body: &[u8]) -> Result<Read<CompletionRequest>, Error> {
+    super::body(body)?.read(|fields| {
+        let (job, delivery) = read(fields)?;
+        Ok(CompletionRequest { job, delivery })
+    })
 }
 
 fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
@@ -39,7 +38,10 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
     }
     fields.refuse(refused::IN_COMPLETIONS)?;
     let response = constraints::response(fields)?;
-    let prompts = prompts(fields.take("prompt"))?;
+    let prompts = match fields.only_ids("prompt") {
+        Some(ids) => vec![Prompt::Ids(ids)],
+        None => prompts(fields.take("prompt"))?,
+    };
     let job = CompletionJob {
         model: fields.string("model")?,
         prompts,
@@ -110,7 +112,8 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
 /// For tests of the documentation: every field that a request may have.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
-    let mut fields = Fields::new(body).unwrap();
+    let text = body.to_string();
+    let mut fields = Fields::of(&text).unwrap();
     read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
     fields.asked().to_vec()
 }

@@ -4,7 +4,7 @@
 use rein_grammar::{Choice, Response};
 use serde_json::{Map, Value};
 
-use super::fields::Fields;
+use super::{fields::Fields, reading};
 use crate::error::Error;
 
 pub fn tool_choice(fields: &mut Fields) -> Result<Option<Choice>, Error> {
@@ -168,8 +168,7 @@ fn json(fields: &mut Fields, name: &'static str, expected: &str) -> Result<Optio
     let at = fields.at(name);
     let value = match fields.take(name) {
         Some(Value::String(text)) if text.is_empty() => return Ok(None),
-        Some(Value::String(text)) => serde_json::from_str(&text)
-            .map_err(|error| Error::invalid(&*at, format!("'{at}' is not valid JSON: {error}")))?,
+        Some(Value::String(text)) => reading::document(&at, &text)?,
         Some(value) => value,
         None => return Ok(None),
     };

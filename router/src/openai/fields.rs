@@ -4,34 +4,71 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::refused::Refused;
-use crate::{error::Error, job::Range, limits};
+use super::{
+    reading::{self, Allowance, RawFields},
+    refused::Refused,
+};
+use crate::{error::Error, job::Range, limits, template::lossless};
 
-pub struct Fields {
+pub struct Fields<'a> {
     /// Where the object lies in the request: empty, or a path that ends in a dot.
     path: String,
     map: Map<String, Value>,
+    /// The body's own fields, which are built when they are asked for, and what of them could not be.
+    raw: RawFields<'a>,
+    allowance: Allowance,
+    failed: Option<Error>,
     asked: Vec<&'static str>,
     /// Fields below this object that nobody asked for.
     below: Vec<String>,
 }
 
-impl Fields {
-    pub fn new(body: Value) -> Result<Self, Error> {
-        match body {
-            Value::Object(map) => Ok(Fields { path: String::new(), map, asked: Vec::new(), below: Vec::new() }),
-            other => {
-                let mut error = Error::wrong_type("body", "a JSON object", &other);
-                error.message = error.message.replace("'body'", "the body");
-                error.param = None;
-                Err(error)
-            }
-        }
+impl<'a> Fields<'a> {
+    /// The fields of a body.
+    pub fn of(text: &'a str) -> Result<Self, Error> {
+        let (raw, allowance) = (reading::fields(text)?, Allowance::of(text.len()));
+        Ok(Fields { raw, allowance, ..Fields::within("", Map::new()) })
     }
 
     /// An object that lies at this path, which ends in a dot.
     pub fn within(path: &str, map: Map<String, Value>) -> Self {
-        Fields { path: path.into(), map, asked: Vec::new(), below: Vec::new() }
+        Fields {
+            path: path.into(),
+            map,
+            raw: Vec::new(),
+            allowance: Allowance::of(0),
+            failed: None,
+            asked: Vec::new(),
+            below: Vec::new(),
+        }
+    }
+
+    /// Reads with `read`, unless a field that it asks for cannot be built.
+    pub fn read<T>(mut self, read: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<Read<T>, Error> {
+        let value = read(&mut self);
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => Ok(Read { value: value?, bytes: self.allowance.used(), ignored: self.ignored() }),
+        }
+    }
+
+    /// The text of a field of the body. Of fields of one name the last one counts.
+    fn raw(&self, name: &str) -> Option<&'a str> {
+        self.raw.iter().rev().find(|(field, _)| field == name).map(|(_, text)| *text)
+    }
+
+    /// Builds what `build` makes of the text of a field of the body.
+    fn build<T>(&mut self, name: &str, build: impl FnOnce(&str, &str, &Allowance) -> Result<T, Error>) -> Option<T> {
+        let text = self.raw(name)?;
+        build(name, text, &self.allowance).map_err(|error| self.failed.get_or_insert(error)).ok()
+    }
+
+    /// The same value as `take` gives, with numbers as they are spelled. None: there is no difference.
+    pub fn exact(&mut self, name: &str) -> Option<Value> {
+        self.build(name, |at, text, allowance| match lossless::marked(text) {
+            Some(marked) => reading::value(at, &marked, allowance).map(Some),
+            None => Ok(None),
+        })?
     }
 
     /// A field's path in the request.
@@ -41,11 +78,21 @@ impl Fields {
 
     /// The value, which is gone from here on. Null counts as absent.
     pub fn take(&mut self, name: &'static str) -> Option<Value> {
-        self.asked.push(name);
-        self.map.get_mut(name).map(Value::take).filter(|value| !value.is_null())
+        self.note(name);
+        let value = match self.map.get_mut(name) {
+            Some(value) => Some(value.take()),
+            None => self.build(name, reading::value),
+        };
+        value.filter(|value| !value.is_null())
     }
 
-    fn read<T>(
+    fn note(&mut self, name: &'static str) {
+        if !self.asked.contains(&name) {
+            self.asked.push(name);
+        }
+    }
+
+    fn convert<T>(
         &mut self,
         name: &'static str,
         expected: &str,
@@ -56,32 +103,32 @@ impl Fields {
     }
 
     pub fn bool(&mut self, name: &'static str) -> Result<Option<bool>, Error> {
-        self.read(name, "a boolean", |value| value.as_bool().ok_or(value))
+        self.convert(name, "a boolean", |value| value.as_bool().ok_or(value))
     }
 
     pub fn string(&mut self, name: &'static str) -> Result<Option<String>, Error> {
-        self.read(name, "a string", |value| match value {
+        self.convert(name, "a string", |value| match value {
             Value::String(text) => Ok(text),
             other => Err(other),
         })
     }
 
     pub fn array(&mut self, name: &'static str) -> Result<Option<Vec<Value>>, Error> {
-        self.read(name, "an array", |value| match value {
+        self.convert(name, "an array", |value| match value {
             Value::Array(items) => Ok(items),
             other => Err(other),
         })
     }
 
     pub fn object(&mut self, name: &'static str) -> Result<Option<Map<String, Value>>, Error> {
-        self.read(name, "an object", |value| match value {
+        self.convert(name, "an object", |value| match value {
             Value::Object(map) => Ok(map),
             other => Err(other),
         })
     }
 
     /// An object whose fields are asked for in turn.
-    pub fn fields(&mut self, name: &'static str) -> Result<Option<Fields>, Error> {
+    pub fn fields(&mut self, name: &'static str) -> Result<Option<Fields<'static>>, Error> {
         let path = format!("{}.", self.at(name));
         Ok(self.object(name)?.map(|map| Fields::within(&path, map)))
     }
@@ -113,7 +160,8 @@ impl Fields {
 
     /// A number of things; -1, as some APIs write it, is no limit.
     pub fn limit(&mut self, name: &'static str) -> Result<Option<u32>, Error> {
-        match self.map.get(name).and_then(integer) {
+        let given = self.map.get(name).and_then(integer).or_else(|| self.raw(name)?.parse().ok());
+        match given {
             Some(-1) => Ok(self.take(name).and(None)),
             _ => self.integer(name, 0..=u32::MAX),
         }
@@ -121,7 +169,7 @@ impl Fields {
 
     /// An integer of any size, cut to 64 bits.
     pub fn signed(&mut self, name: &'static str) -> Result<Option<i64>, Error> {
-        self.read(name, "an integer", |value| {
+        self.convert(name, "an integer", |value| {
             integer(&value).map(|number| number.clamp(i64::MIN.into(), i64::MAX.into()) as i64).ok_or(value)
         })
     }
@@ -136,8 +184,17 @@ impl Fields {
         }
     }
 
+    /// A list of token ids and nothing else, however long. What else the field may be, `take` gives.
+    pub fn only_ids(&mut self, name: &'static str) -> Option<Vec<u32>> {
+        self.note(name);
+        self.build(name, reading::ids)?
+    }
+
     /// A list of token ids.
     pub fn ids(&mut self, name: &'static str) -> Result<Option<Vec<u32>>, Error> {
+        if let Some(ids) = self.only_ids(name) {
+            return Ok(Some(ids));
+        }
         let at = self.at(name);
         self.array(name)?.map(|items| ids(&at, &items)).transpose()
     }
@@ -153,11 +210,15 @@ impl Fields {
     /// Refuses these fields, unless their values ask for nothing.
     pub fn refuse(&mut self, table: &[Refused]) -> Result<(), Error> {
         for Refused { name, neutral, why } in table {
-            if let Some(value) = self.map.get_mut(*name).map(Value::take)
-                && !neutral.allows(&value)
-            {
+            let value = match self.map.get_mut(*name) {
+                Some(value) => Some(value.take()),
+                None => self.build(name, reading::value),
+            };
+            if value.is_some_and(|value| !neutral.allows(&value)) {
                 return Err(Error::unsupported(self.at(name), why));
             }
+            // It asks for nothing, and nothing is said of it.
+            self.raw.retain(|(field, _)| field != name);
         }
         Ok(())
     }
@@ -168,15 +229,17 @@ impl Fields {
     }
 
     /// Remembers what nobody asked for in an object of this one, whose fields have been read.
-    pub fn remember(&mut self, object: Fields) {
+    pub fn remember(&mut self, object: Fields<'_>) {
         self.below.extend(object.ignored());
     }
 
     /// What nobody asked for.
-    pub fn ignored(self) -> Vec<String> {
-        let unknown = self.map.iter().filter(|(name, value)| !value.is_null() && !self.asked.contains(&name.as_str()));
-        unknown
-            .map(|(name, _)| format!("{}{name}", self.path))
+    fn ignored(self) -> Vec<String> {
+        let own = self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
+        let raw = self.raw.iter().filter(|(_, text)| *text != "null").map(|(name, _)| &**name);
+        own.chain(raw)
+            .filter(|name| !self.asked.contains(name))
+            .map(|name| format!("{}{}", self.path, clipped(name)))
             .chain(self.below.iter().cloned())
             .take(limits::HEADER_NAMES)
             .collect()
@@ -186,6 +249,21 @@ impl Fields {
     pub fn asked(&self) -> &[&'static str] {
         &self.asked
     }
+}
+
+/// What was read of a body.
+pub struct Read<T> {
+    pub value: T,
+    /// Bytes that its values take.
+    pub bytes: usize,
+    /// Fields that nobody asked for.
+    pub ignored: Vec<String>,
+}
+
+/// A name as a header can hold it.
+fn clipped(name: &str) -> &str {
+    let end = name.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= limits::HEADER_NAME_BYTES);
+    &name[..end.last().unwrap_or(0)]
 }
 
 /// A number in this range.

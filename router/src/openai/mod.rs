@@ -6,29 +6,30 @@ mod completion;
 pub(crate) mod constraints;
 pub(crate) mod fields;
 mod fold;
+pub(crate) mod reading;
 mod reasoning;
 mod refused;
 mod text;
 mod wire;
 
 use rein_proto::v1;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
     error::{Error, Kind},
-    job::{ChatJob, Exact, Generation, Truncation, range},
+    job::{Exact, Generation, Truncation, range},
     limits,
-    template::lossless,
 };
 use fields::Fields;
 
 pub use chat::{ChatRequest, chat, encode as encode_chat};
 pub use chunks::Chunks;
 pub use completion::{CompletionRequest, completion, encode as encode_completion};
+pub use fields::Read;
 pub use fold::{chat_body, completion_body};
 #[cfg(test)]
 pub(crate) use refused::{EVERYWHERE, IN_CHATS, IN_COMPLETIONS};
-pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, tokenize};
+pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
 pub use wire::{model, models};
 #[cfg(test)]
 pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion};
@@ -44,44 +45,28 @@ pub struct Delivery {
     pub hide_reasoning: bool,
 }
 
-/// A request body: JSON, and its text for what JSON values cannot hold.
-pub struct Body<'a> {
-    text: &'a str,
-    value: Value,
+/// The fields of a body. Says where a body is broken.
+fn body(bytes: &[u8]) -> Result<Fields<'_>, Error> {
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let message = format!("the body is not valid UTF-8: the byte at offset {} is wrong", error.valid_up_to());
+        Error { code: Some("invalid_utf8"), ..Error::new(Kind::Invalid, message) }
+    })?;
+    Fields::of(text)
 }
 
-impl<'a> Body<'a> {
-    /// Says where a body is broken.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
-        let text = std::str::from_utf8(bytes).map_err(|error| {
-            let message = format!("the body is not valid UTF-8: the byte at offset {} is wrong", error.valid_up_to());
-            Error { code: Some("invalid_utf8"), ..Error::new(Kind::Invalid, message) }
-        })?;
-        let value = serde_json::from_str(text).map_err(|error| {
-            let message = format!("the body is not valid JSON: {error}");
-            Error { code: Some("invalid_json"), ..Error::new(Kind::Invalid, message) }
-        })?;
-        Ok(Body { text, value })
-    }
-
-    /// Numbers of the conversation as they are spelled, if that makes a difference to a template.
-    fn exact(&self, job: &ChatJob) -> Option<Box<Exact>> {
-        let mut exact = lossless::from_str(self.text).ok()?;
-        let mut list = |name: &str| match exact.get_mut(name).map(Value::take) {
-            Some(Value::Array(items)) => Some(items),
-            _ => None,
-        };
-        let (messages, tools, documents) = (list("messages")?, list("tools").unwrap_or_default(), list("documents"));
-        let template_kwargs = match exact.get_mut("chat_template_kwargs").map(Value::take) {
-            Some(Value::Object(map)) => map,
-            _ => Map::new(),
-        };
-        let same = messages == job.messages
-            && tools == job.tools
-            && documents == job.documents
-            && template_kwargs == job.template_kwargs;
-        (!same).then(|| Box::new(Exact { messages, tools, documents, template_kwargs }))
-    }
+/// Numbers of the conversation as they are spelled, if that makes a difference to a template.
+fn exact(fields: &mut Fields) -> Option<Box<Exact>> {
+    let mut list = |name: &str| match fields.exact(name) {
+        Some(Value::Array(items)) => Some(items),
+        _ => None,
+    };
+    let (messages, tools, documents) = (list("messages"), list("tools"), list("documents"));
+    let template_kwargs = match fields.exact("chat_template_kwargs") {
+        Some(Value::Object(map)) => Some(map),
+        _ => None,
+    };
+    let same = messages.is_none() && tools.is_none() && documents.is_none() && template_kwargs.is_none();
+    (!same).then(|| Box::new(Exact { messages, tools, documents, template_kwargs }))
 }
 
 /// Whatever tells the requests of one user or task from others.

@@ -87,10 +87,10 @@ mod tests {
     use super::*;
 
     fn of(body: Value) -> Result<Reasoning, Error> {
-        let mut fields = Fields::new(body)?;
-        let reasoning = read(&mut fields)?;
-        assert_eq!(fields.ignored(), Vec::<String>::new());
-        Ok(reasoning)
+        let text = body.to_string();
+        let found = Fields::of(&text)?.read(|fields| read(fields))?;
+        assert_eq!(found.ignored, Vec::<String>::new());
+        Ok(found.value)
     }
 
     #[test]

@@ -1,5 +1,7 @@
 mod replay;
 
+use rein_proto::internal::Tokens;
+
 use super::*;
 
 fn tokens(epoch: u64, position: u32, ids: &[u32]) -> Tokens {
@@ -102,17 +104,18 @@ mod budget {
             deadline,
             metrics: Arc::default(),
             effort,
+            client: watch::channel(Client::Reads).1,
         }
     }
 
     async fn sequence(common: &Common) -> Result<(), Error> {
-        let Common { pool, session, deadline, metrics, effort } = common;
-        let (pool, session, deadline) = (pool.clone(), *session, *deadline);
+        let Common { pool, session, deadline, metrics, effort, client } = common;
+        let (pool, session, deadline, client) = (pool.clone(), *session, *deadline, client.clone());
         let limits = Some(Limits { max_tokens: 1, ..Limits::default() });
         let start = Start { limits, logprobs: -1, prompt_logprobs: -1, ..Start::default() };
         let wanted = Wanted { salt: "", tokens: &[], session, kind: None, refused: &[] };
         let lease = pool.lease(&wanted, deadline, deadline).await?;
-        let common = Common { pool, session, deadline, metrics: metrics.clone(), effort: effort.clone() };
+        let common = Common { pool, session, deadline, metrics: metrics.clone(), effort: effort.clone(), client };
         let spans = Spans { span: Span::none(), queue: Span::none() };
         let mut stream = EngineStream::open(common, lease, start, spans).await?;
         while !matches!(stream.hear().await?, Heard::Finish(_)) {}

@@ -11,7 +11,7 @@ const MARK: char = '\u{F0002}';
 
 /// Parses JSON text; see the module's words for what differs from `serde_json::from_str`.
 pub fn from_str(text: &str) -> serde_json::Result<Json> {
-    match mark_numbers(text) {
+    match marked(text) {
         Some(marked) => serde_json::from_str(&marked),
         None => serde_json::from_str(text),
     }
@@ -39,8 +39,8 @@ pub(super) fn is_integer(literal: &str) -> bool {
     literal.strip_prefix('-').unwrap_or(literal).bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Replaces floats and integers of 19 digits or more by marked strings; `None` when there are none.
-fn mark_numbers(text: &str) -> Option<String> {
+/// JSON text with floats and integers of 19 digits or more replaced by marked strings; `None` when there are none.
+pub fn marked(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut out = String::new();
     let (mut at, mut copied) = (0, 0);

@@ -15,7 +15,7 @@ use tracing::info_span;
 
 use super::{Rendered, TextError, TextModel};
 use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, Prepared, Reason, RenderInput, TemplateError};
-use crate::tokenize::{Encode, TokenizeError};
+use crate::tokenize::{Bound, Encode, TokenizeError};
 
 /// How a model spells the beginning and the end of its reasoning.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -220,6 +220,16 @@ impl Told {
 impl TextModel {
     /// Like `render`, but control tokens in messages, tools, documents and kwargs stay text.
     pub fn render_sanitized(&self, input: &RenderInput, controls: &ControlTokens) -> Result<Rendered, TextError> {
+        self.render_sanitized_within(input, controls, Bound::default())
+    }
+
+    /// The same within a bound.
+    pub fn render_sanitized_within(
+        &self,
+        input: &RenderInput,
+        controls: &ControlTokens,
+        bound: Bound,
+    ) -> Result<Rendered, TextError> {
         let (prompt, forged) = info_span!("template").in_scope(|| {
             let mut chat = self.chat_template()?.prepare(None, input)?;
             chat.drop_chars(&[OPEN, CLOSE]);
@@ -230,21 +240,21 @@ impl TextModel {
             Ok::<_, TextError>((prompt, forged))
         })?;
         let ids = info_span!("tokenize").in_scope(|| match forged.is_empty() {
-            true => self.tokenizer.encode(&prompt, Encode::TEMPLATED).map_err(TextError::from),
-            false => self.encode_around(&prompt, &forged),
+            true => self.tokenizer.encode_within(&prompt, Encode::TEMPLATED, bound).map_err(TextError::from),
+            false => self.encode_around(&prompt, &forged, bound),
         })?;
         Ok(Rendered { prompt, ids })
     }
 
     /// Encodes a prompt in which these tokens are text.
-    fn encode_around(&self, prompt: &str, forged: &[Range<usize>]) -> Result<Vec<u32>, TextError> {
+    fn encode_around(&self, prompt: &str, forged: &[Range<usize>], bound: Bound) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut done = 0;
         for token in forged {
-            self.encode_piece(&prompt[done..token.start], done == 0, Encode::TEMPLATED, &mut ids)?;
+            self.encode_piece(&prompt[done..token.start], done == 0, Encode::TEMPLATED, bound, &mut ids)?;
             let piece = &prompt[token.clone()];
             let from = ids.len();
-            self.encode_piece(piece, token.start == 0, Encode::TEXT, &mut ids)?;
+            self.encode_piece(piece, token.start == 0, Encode::TEXT, bound, &mut ids)?;
             if self.tokenizer.special_id(piece).is_some_and(|id| ids[from..].contains(&id)) {
                 return Err(TextError::Template(TemplateError {
                     reason: Reason::Input,
@@ -254,25 +264,34 @@ impl TextModel {
             }
             done = token.end;
         }
-        self.encode_piece(&prompt[done..], done == 0, Encode::TEMPLATED, &mut ids)?;
+        self.encode_piece(&prompt[done..], done == 0, Encode::TEMPLATED, bound, &mut ids)?;
         Ok(ids)
     }
 
     /// A piece from the middle of a prompt is encoded behind a newline, so that a tokenizer that puts a blank before a
     /// text does not do so here.
-    fn encode_piece(&self, piece: &str, first: bool, how: Encode, ids: &mut Vec<u32>) -> Result<(), TokenizeError> {
+    fn encode_piece(
+        &self,
+        piece: &str,
+        first: bool,
+        how: Encode,
+        bound: Bound,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TokenizeError> {
         if piece.is_empty() {
             return Ok(());
         }
+        let encode = |text: &str, before: usize| self.tokenizer.encode_within(text, how, bound.after(before));
         if first {
-            ids.extend(self.tokenizer.encode(piece, how)?);
+            ids.extend(encode(piece, ids.len())?);
             return Ok(());
         }
         let newline = self.tokenizer.encode("\n", Encode::TEMPLATED)?;
-        let behind = self.tokenizer.encode(&format!("\n{piece}"), how)?;
+        // The newline is none of the prompt's tokens.
+        let behind = encode(&format!("\n{piece}"), ids.len().saturating_sub(newline.len()))?;
         match behind.strip_prefix(newline.as_slice()) {
             Some(behind) => ids.extend(behind),
-            None => ids.extend(self.tokenizer.encode(piece, how)?),
+            None => ids.extend(encode(piece, ids.len())?),
         }
         Ok(())
     }

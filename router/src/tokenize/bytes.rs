@@ -171,6 +171,25 @@ impl Table {
         self.spans.len()
     }
 
+    /// Bytes of the longest token.
+    pub fn longest(&self) -> usize {
+        let used = self.spans.iter().filter(|(start, _)| *start != u32::MAX);
+        used.map(|(start, end)| (end - start) as usize).max().unwrap_or(0)
+    }
+
+    /// Whether every byte is a token, so that a text loses nothing.
+    pub fn has_all_bytes(&self, decoding: &Decoding) -> bool {
+        let mut seen = [false; 256];
+        for id in 0..self.spans.len() as u32 {
+            if let Some(&[byte]) = self.get(id)
+                && (decoding.byte_level || self.fallback.contains(&id))
+            {
+                seen[usize::from(byte)] = true;
+            }
+        }
+        seen.iter().all(|seen| *seen)
+    }
+
     pub fn get(&self, id: u32) -> Option<&[u8]> {
         let (start, end) = *self.spans.get(id as usize)?;
         (start != u32::MAX).then(|| &self.bytes[start as usize..end as usize])

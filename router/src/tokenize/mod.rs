@@ -1,5 +1,6 @@
 //! Tokenizers: text to ids as Python's `tokenizers` and `tiktoken` give them, and ids back to bytes, streaming.
 
+mod bound;
 mod bytes;
 mod kimi;
 mod load;
@@ -8,6 +9,7 @@ mod stream;
 mod tests;
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use std::sync::Arc;
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizer};
 use tokenizers::{AddedVocabulary, PreTokenizedString};
 
+pub use bound::Bound;
 pub(crate) use load::{NAMED, read_json, token_text};
 pub use stream::{Detokenizer, Piece};
 
@@ -37,6 +40,10 @@ pub enum TokenizeError {
     Unsupported { path: String, what: String },
     #[error("the text has {bytes} bytes; the limit is {MAX_TEXT_BYTES}")]
     TooLong { bytes: usize },
+    #[error("the text has at least {least} tokens; {most} would fit")]
+    TooMany { least: usize, most: usize },
+    #[error("the time for encoding the text is over")]
+    Late,
     #[error("the text cannot be encoded: {0}")]
     Encode(String),
 }
@@ -72,6 +79,8 @@ struct Inner {
     added: HashMap<u32, Added>,
     added_ids: HashMap<String, u32>,
     start: Start,
+    /// Bytes of text of which there is at least one token. None: there need not be any.
+    longest: Option<usize>,
 }
 
 struct Added {
@@ -101,6 +110,7 @@ impl Tokenizer {
             .collect();
         let added_ids = added.iter().map(|(id, token)| (token.text.clone(), *id)).collect();
         let table = Table::new(&tokenizer, &decoding, &added).map_err(unsupported)?;
+        let longest = bound::longest(&tokenizer, &table, &decoding);
         Ok(Tokenizer(Arc::new(Inner {
             tokenizer,
             no_added: AddedVocabulary::new(),
@@ -109,36 +119,62 @@ impl Tokenizer {
             added,
             added_ids,
             start: decoding.start,
+            longest,
         })))
     }
 
     /// Encodes a text.
     pub fn encode(&self, text: &str, how: Encode) -> Result<Vec<u32>, TokenizeError> {
+        self.encode_within(text, how, Bound::default())
+    }
+
+    /// Encodes a text, unless it has more tokens than it may have or takes longer than it may take.
+    pub fn encode_within(&self, text: &str, how: Encode, bound: Bound) -> Result<Vec<u32>, TokenizeError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(TokenizeError::TooLong { bytes: text.len() });
         }
+        bound.check(self.least_tokens(text.len()))?;
         if self.0.kimi_cuts && text.len() > kimi::MAX_RUN {
             let mut ids = Vec::new();
             for piece in kimi::cut(text) {
-                ids.extend(self.encode_whole(piece, how)?);
+                ids.extend(self.encode_whole(piece, how, bound.after(ids.len()))?);
             }
             return Ok(ids);
         }
-        self.encode_whole(text, how)
+        self.encode_whole(text, how, bound)
     }
 
-    fn encode_whole(&self, text: &str, how: Encode) -> Result<Vec<u32>, TokenizeError> {
-        let fail = |e: tokenizers::Error| TokenizeError::Encode(e.to_string());
+    /// A text of so many bytes has no fewer tokens.
+    fn least_tokens(&self, bytes: usize) -> usize {
+        self.0.longest.map_or(0, |longest| bytes.div_ceil(longest))
+    }
+
+    fn encode_whole(&self, text: &str, how: Encode, bound: Bound) -> Result<Vec<u32>, TokenizeError> {
+        let fail = |e: tokenizers::Error| match e.downcast::<TokenizeError>() {
+            Ok(own) => *own,
+            Err(other) => TokenizeError::Encode(other.to_string()),
+        };
         let tokenizer = &self.0.tokenizer;
-        if how.parse_special {
+        if how.parse_special && bound.is_none() {
             return Ok(tokenizer.encode_fast(text, how.add_special_tokens).map_err(fail)?.get_ids().to_vec());
         }
-        let mut pieces: PreTokenizedString = self.0.no_added.extract_and_normalize(tokenizer.get_normalizer(), text);
+        let added = if how.parse_special { tokenizer.get_added_vocabulary() } else { &self.0.no_added };
+        let mut pieces: PreTokenizedString = added.extract_and_normalize(tokenizer.get_normalizer(), text);
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces).map_err(fail)?;
         }
-        pieces.tokenize(|piece| tokenizer.get_model().tokenize(piece.get())).map_err(fail)?;
+        // Piece by piece in order, so that the count so far is one of the whole text.
+        let count = Cell::new(0);
+        let tokenize = |piece: &tokenizers::NormalizedString| {
+            let tokens = tokenizer.get_model().tokenize(piece.get())?;
+            count.set(count.get() + tokens.len());
+            bound.check(count.get())?;
+            Ok(tokens)
+        };
+        pieces.tokenize(tokenize).map_err(fail)?;
         let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(fail)?;
+        // Added tokens are no pieces.
+        bound.check(encoding.get_ids().len())?;
         Ok(tokenizer.post_process(encoding, None, how.add_special_tokens).map_err(fail)?.get_ids().to_vec())
     }
 

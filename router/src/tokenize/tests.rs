@@ -176,3 +176,44 @@ fn unsupported_tokenizers_are_refused_by_name() {
     refuse("wordpiece", &[("tokenizer.json", &wordpiece)], "decoder WordPiece");
     let _ = std::fs::remove_dir_all(root);
 }
+
+#[test]
+fn a_bound_changes_no_ids_and_ends_where_they_are_too_many() {
+    use std::time::{Duration, Instant};
+    let later = Instant::now() + Duration::from_secs(600);
+    for name in NAMES {
+        let tokenizer = load(name);
+        for case in cases(name) {
+            let text = case["text"].as_str().unwrap();
+            for (key, how) in [("ids", Encode::TEMPLATED), ("plain", Encode::TEXT)] {
+                let ids = ids(&case, key);
+                let within = |most: usize| tokenizer.encode_within(text, how, Bound::until(later).tokens(most));
+                assert_eq!(within(ids.len()).unwrap(), ids, "{name} {key} {text:?}");
+                assert!(tokenizer.least_tokens(text.len()) <= ids.len(), "{name} {key} {text:?}");
+                if let Some(fewer) = ids.len().checked_sub(1) {
+                    let error = within(fewer).unwrap_err();
+                    let least = match error {
+                        TokenizeError::TooMany { least, most } if most == fewer => least,
+                        other => panic!("{name} {key} {text:?}: {other}"),
+                    };
+                    assert!((fewer + 1..=ids.len()).contains(&least), "{name} {key} {text:?}");
+                    let late = tokenizer.encode_within(text, how, Bound::until(Instant::now()));
+                    assert!(matches!(late, Err(TokenizeError::Late)), "{name} {key} {text:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_text_is_refused_by_its_length_where_no_token_is_as_long() {
+    for name in ["byte_level", "byte_fallback", "kimi"] {
+        let tokenizer = load(name);
+        let text = "汉".repeat(1_000_000);
+        let began = std::time::Instant::now();
+        let error = tokenizer.encode_within(&text, Encode::TEMPLATED, Bound::default().tokens(4096)).unwrap_err();
+        assert!(matches!(error, TokenizeError::TooMany { most: 4096, .. }), "{name}: {error}");
+        // Encoding it takes seconds.
+        assert!(began.elapsed() < std::time::Duration::from_millis(100), "{name}: {:?}", began.elapsed());
+    }
+}

@@ -5,6 +5,7 @@
 //! more of them.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     pin::Pin,
     sync::{
@@ -326,6 +327,21 @@ async fn client(common: Common, sequence: &Sequence) -> (Vec<u32>, Result<(), Er
     (seen, ended)
 }
 
+/// A client that now and then does not read for a while.
+fn wavering(seed: u64) -> watch::Receiver<Client> {
+    let (client, watched) = watch::channel(Client::Reads);
+    let mut rng = StdRng::seed_from_u64(seed);
+    tokio::spawn(async move {
+        while !client.is_closed() {
+            sleep(Duration::from_millis(rng.random_range(1..100))).await;
+            client.send_replace(Client::Away);
+            sleep(Duration::from_millis(rng.random_range(0..30))).await;
+            client.send_replace(Client::Reads);
+        }
+    });
+    watched
+}
+
 async fn listen(common: Common, sequence: &Sequence, start: Start, seen: &mut Vec<u32>) -> Result<(), Error> {
     let wanted = Wanted { salt: "", tokens: &start.prompt, session: None, kind: None, refused: &[] };
     let lease = common.pool.lease(&wanted, common.deadline, common.deadline).await?;
@@ -382,6 +398,7 @@ struct Tally {
     late: u64,
     given_up: u64,
     won: u64,
+    parked: u64,
 }
 
 async fn play(seed: u64) -> Tally {
@@ -398,12 +415,17 @@ async fn play(seed: u64) -> Tally {
     let pool = Arc::new(Pool::open(policies[rng.random_range(0..policies.len())]));
     let hedge_after = rng.random::<bool>().then(|| Duration::from_micros(rng.random_range(0..20_000)));
     let (metrics, effort) = (Arc::<Metrics>::default(), Arc::new(Effort::new(hedge_after)));
+    let clients = Cell::new(0);
     let common = |deadline: Duration| Common {
         pool: pool.clone(),
         session: None,
         deadline: Instant::now() + deadline,
         metrics: metrics.clone(),
         effort: effort.clone(),
+        client: match clients.replace(clients.get() + 1) {
+            steady if steady % 3 > 0 => watch::channel(Client::Reads).1,
+            wavers => wavering(hash(seed, wavers)),
+        },
     };
     let sequence = |i: u64, rng: &mut StdRng| Sequence {
         name: format!("s{i}"),
@@ -481,6 +503,7 @@ async fn play(seed: u64) -> Tally {
         assert!(ended.is_ok() && seen == oracle(sequence), "{}: {ended:?}", sequence.name);
     }
     tally.resumed = metrics.resumed.load(Relaxed);
+    tally.parked = metrics.parked.load(Relaxed);
     let mut written = String::new();
     effort.write_metrics(&mut written);
     let won = written.lines().find_map(|line| line.strip_prefix("rein_hedges_won_total "));
@@ -507,9 +530,11 @@ fn whatever_engines_do_clients_get_the_same_tokens() {
         total.late += tally.late;
         total.given_up += tally.given_up;
         total.won += tally.won;
+        total.parked += tally.parked;
     }
     println!("{total:?}");
     // Else it would show little.
     assert!(alone || total.resumed > total.sequences / 4 && total.won > 0 && total.late > 0, "{total:?}");
+    assert!(alone || total.parked > total.sequences / 10, "{total:?}");
     assert!(alone || total.given_up < total.sequences / 10, "{total:?}");
 }

@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""What hostile loads cost a server: answers, time, memory, and how long GET /health takes meanwhile.
+
+    benches/hostile.py [--rein target/release/rein] [--model models/demo] [CASE ...]
+
+Starts a server on the sim engine for each case and prints one row of a Markdown table for it. Needs nothing but Python and
+Linux (/proc tells the memory). docs/benchmarks/hostile.md says what the cases are.
+"""
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+CHAT = "/v1/chat/completions"
+MIB = 1 << 20
+SMALL = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+
+class Server:
+    """`rein serve` on ports of the system's choice."""
+
+    def __init__(self, rein, model=REPOSITORY / "models/demo", *extra):
+        step = [] if "--sim-step-us" in extra else ["--sim-step-us", "2000"]
+        command = [rein, "serve", "--engine", "sim", "--model", str(model), "--served-name", "demo",
+                   "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *step, *extra]
+        environment = {**os.environ, "REIN_LOG": "error"}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        self.http, self.grpc = (self._announced(name) for name in ("http", "grpc"))
+        self.host, port = self.http.split("://")[1].rsplit(":", 1)
+        self.port = int(port)
+
+    def _announced(self, name):
+        line = self.process.stdout.readline().strip()
+        assert f"{name} listening on " in line, line
+        return line.split("listening on ")[1]
+
+    def memory(self, field):
+        """VmRSS, or VmHWM since `reset_peak`, in bytes."""
+        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(field))
+
+    def reset_peak(self):
+        pathlib.Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def post(self, path, body, timeout=120, **headers):
+        """Status, headers and text of an answer."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, body, {"content-type": "application/json", **headers})
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+        connection.close()
+        return answer.status, answer.headers, text
+
+    def get(self, path):
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
+        connection.request("GET", path)
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return text
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+class Health(threading.Thread):
+    """Asks for /health every few milliseconds, and keeps how long each answer took."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self.server, self.times, self.over = server, [], threading.Event()
+
+    def run(self):
+        connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=120)
+        while not self.over.is_set():
+            began = time.monotonic()
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            self.times.append(time.monotonic() - began)
+            self.over.wait(0.005)
+        connection.close()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.join()
+
+    def percentile(self, share):
+        return sorted(self.times)[min(len(self.times) - 1, int(len(self.times) * share))]
+
+
+def at_once(count, work):
+    """What `work(i)` gave for each i, or the error it raised; all at once."""
+    results, gate = [None] * count, threading.Barrier(count)
+
+    def one(i):
+        gate.wait()
+        try:
+            results[i] = work(i)
+        except OSError as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def load(server, path, bodies):
+    """Sends the bodies at once. Statuses, seconds, the 99th percentile of /health and the memory that it took beyond what was
+    there, in bytes."""
+    server.post(CHAT, SMALL)
+    server.reset_peak()
+    before = server.memory("VmRSS")
+    with Health(server) as health:
+        time.sleep(0.2)
+        began = time.monotonic()
+        answers = at_once(len(bodies), lambda i: server.post(path, bodies[i])[0])
+        seconds = time.monotonic() - began
+    return answers, seconds, health.percentile(0.99), server.memory("VmHWM") - before
+
+
+def repeated(before, item, after, size):
+    """A body of about `size` bytes."""
+    count = (size - len(before) - len(after)) // (len(item) + 1)
+    return b"".join([before, (item + b",") * count, item, after])
+
+
+def empty_lists(size):
+    return repeated(b'{"model":"demo","messages":[', b"[]", b"]}", size)
+
+
+def unknown_field(size):
+    return repeated(b'{"model":"demo","messages":[{"role":"user","content":"hi"}],"max_tokens":4,"x":[', b"[]", b"]}", size)
+
+
+def small_messages(size):
+    return repeated(b'{"model":"demo","messages":[', b'{"role":"user","content":"a"}', b"]}", size)
+
+
+def many_calls(count):
+    call = b'{"id":"a","type":"function","function":{"name":"f","arguments":"{}"}}'
+    size = (len(call) + 1) * count
+    return repeated(b'{"model":"demo","messages":[{"role":"user","content":"hi"},{"role":"assistant","tool_calls":[', call, b"]}]}", size)
+
+
+def han(characters):
+    """No two runs alike, so that no cache of words helps."""
+    text = "".join(chr(0x4E00 + (i * 7919 + i // 20_902) % 20_902) for i in range(characters))
+    return json.dumps({**SMALL, "messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()
+
+
+def stalled(server, count):
+    """Connections with a stream each that nobody reads."""
+    body = json.dumps({**SMALL, "stream": True, "max_tokens": 4000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}).encode()
+    request = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    sockets = []
+    for _ in range(count):
+        connection = socket.socket()
+        # Little fits in between.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((server.host, server.port))
+        connection.sendall(request + body)
+        sockets.append(connection)
+    return sockets
+
+
+def upload(server, path, body, context=None, **headers):
+    """As the simplest client does: all of the body, then the answer. Its status line, or the error that came instead."""
+    raw = socket.create_connection((server.host, server.port), timeout=60)
+    connection = context.wrap_socket(raw, server_hostname="localhost") if context else raw
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]
+    try:
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        answer = connection.recv(4096)
+        return answer.split(b"\r\n")[0].decode() or "closed without an answer"
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        connection.close()
+
+
+def told(answers):
+    counts = {}
+    for answer in answers:
+        name = type(answer).__name__ if isinstance(answer, OSError) else str(answer)
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
+
+
+def bodies(name, make, count=8, size=30 * MIB, path=CHAT):
+    def run(start):
+        server = start()
+        try:
+            sent = [make(size)] * count
+            answers, seconds, p99, memory = load(server, path, sent)
+            total = sum(map(len, sent))
+            return f"{told(answers)} in {seconds:.2f} s; /health p99 {p99 * 1e3:.0f} ms; {memory / MIB:.0f} MiB, {memory / total:.1f} x the bytes"
+        finally:
+            server.stop()
+    return name, run
+
+
+def stall_case(start):
+    server = start("--max-in-flight", "50", "--client-stall-timeout", "10") if start.stalls else start("--max-in-flight", "50")
+    sockets = []
+    try:
+        sockets = stalled(server, 50)
+        time.sleep(2)
+        began = time.monotonic()
+        try:
+            status, *_ = server.post(CHAT, SMALL, timeout=45)
+            return f"a small request: {status} after {time.monotonic() - began:.1f} s (stall time 10 s)"
+        except OSError as error:
+            return f"a small request: nothing for {time.monotonic() - began:.0f} s ({error})"
+    finally:
+        for connection in sockets:
+            connection.close()
+        server.stop()
+
+
+def burst_case(start):
+    # Steps long enough for most of the burst to come during one.
+    server = start("--max-in-flight", "4000", "--max-queue", "1000", "--max-sequences", "1500", "--sim-step-us", "500000")
+    try:
+        answers = at_once(2000, lambda _: server.post(CHAT, SMALL)[0])
+        return f"{told(answers)}; 1,500 slots and 1,000 places in the queue"
+    finally:
+        server.stop()
+
+
+def wrong_key_case(start):
+    tls = REPOSITORY / "tests/fixtures/tls"
+    with tempfile.TemporaryDirectory() as folder:
+        keys = pathlib.Path(folder) / "keys.toml"
+        keys.write_text(subprocess.run([start.rein, "key", "--name", "a"], capture_output=True, text=True, check=True).stdout)
+        server = start("--api-keys", str(keys), "--tls-cert", str(tls / "server.pem"), "--tls-key", str(tls / "server.key"))
+        try:
+            context = ssl.create_default_context(cafile=str(tls / "ca.pem"))
+            lines = [upload(server, CHAT, b"x" * (31 * MIB), context, authorization="Bearer sk-wrong") for _ in range(5)]
+            return told(lines)
+        finally:
+            server.stop()
+
+
+def small_context(run):
+    """A model whose context is 4,096 tokens."""
+    def wrapped(start):
+        return run(lambda *extra: start("--max-context", "4096", *extra))
+    return wrapped
+
+
+CASES = dict([
+    bodies("lists", empty_lists),
+    bodies("unknown", unknown_field),
+    bodies("messages", small_messages),
+    bodies("calls", lambda _: many_calls(200_000), count=4, size=0),
+    bodies("tokenize", lambda size: repeated(b'{"x":[', b"[]", b"]}", size), path="/tokenize"),
+    bodies("detokenize", lambda size: repeated(b'{"tokens":[', b"1", b"]}", size), path="/detokenize"),
+])
+CASES["han"] = small_context(bodies("han", lambda _: han(1_000_000), count=6, size=0)[1])
+CASES["stall"], CASES["burst"], CASES["key"] = stall_case, burst_case, wrong_key_case
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rein", default=str(REPOSITORY / "target/release/rein"))
+    parser.add_argument("--model", default=REPOSITORY / "models/demo")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
+    arguments = parser.parse_args()
+
+    def start(*extra):
+        return Server(arguments.rein, arguments.model, *extra)
+    start.rein = arguments.rein
+    usage = subprocess.run([arguments.rein, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    start.stalls = "--client-stall-timeout" in usage
+    print("| case | |\n|---|---|")
+    for name in arguments.cases or CASES:
+        print(f"| {name} | {CASES[name](start)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+//! Clients that do not read, and bodies that would cost more than they weigh.
+
+use futures::StreamExt;
+use serde_json::json;
+
+use super::{fake::Ending, *};
+use crate::limits;
+
+fn request(script: &[u32]) -> Request<Body> {
+    let body = chat_request(script, told(json!({"stream": true}))).to_string();
+    Request::post("/v1/chat/completions").body(body.into()).unwrap()
+}
+
+/// With logprobs a token is more than a few bytes, on the way from the engine too.
+fn told(mut more: Value) -> Value {
+    (more["logprobs"], more["top_logprobs"]) = (true.into(), 20.into());
+    more
+}
+
+/// More than goes out at once.
+fn long() -> Vec<u32> {
+    bytes(&"no end of text ".repeat(100))
+}
+
+async fn rest(mut body: axum::body::BodyDataStream, mut text: Vec<u8>) -> Vec<Value> {
+    while let Some(chunk) = body.next().await {
+        text.extend_from_slice(&chunk.unwrap());
+    }
+    let answer = Answer { status: StatusCode::OK, headers: HeaderMap::new(), text: String::from_utf8(text).unwrap() };
+    answer.payloads()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_pauses_gives_up_its_engine_and_loses_nothing() {
+    let edge = Edge::new();
+    let expected = join(&edge.stream(&long(), told(json!({}))).await);
+    let mut body = edge.send(request(&long())).await.into_body().into_data_stream();
+    let mut text = Vec::new();
+    for pauses in 1..=2 {
+        // The first chunk after a pause may be of events that came before it.
+        while text.is_empty() || edge.fake.starts().len() < 1 + pauses {
+            text.extend_from_slice(&body.next().await.unwrap().unwrap());
+        }
+        edge.fake.open(1).await;
+        tokio::time::sleep(2 * limits::STALL_GRACE).await;
+        edge.fake.open(0).await;
+        assert_eq!(edge.router.in_flight(), 1);
+        let metrics = edge.get("/metrics").await.text;
+        assert!(metrics.contains(&format!("rein_parked_total {pauses}\n")), "{metrics}");
+    }
+    assert_eq!(join(&rest(body, text).await), expected);
+    assert_eq!(edge.fake.starts().len(), 4);
+    assert!(!edge.fake.starts().last().unwrap().resume.is_empty());
+    let metrics = edge.get("/metrics").await.text;
+    for line in ["rein_stalled_total 0", "rein_abandoned_total 0", "rein_resumed_total 0"] {
+        assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_reads_on_loses_its_request() {
+    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    // One that has not read at all, one that stopped, one that reads what little comes.
+    let unread = edge.send(request(&long())).await.into_body().into_data_stream();
+    let mut stopped = edge.send(request(&long())).await.into_body().into_data_stream();
+    let first = stopped.next().await.unwrap().unwrap();
+    let mut reading = edge.send(request(&bytes("a"))).await.into_body().into_data_stream();
+    let reader = tokio::spawn(async move { while let Some(Ok(_)) = reading.next().await {} });
+    tokio::time::sleep(limits::CLIENT_STALL - limits::STALL_GRACE).await;
+    edge.fake.open(1).await;
+    assert_eq!(edge.router.in_flight(), 3);
+    tokio::time::sleep(2 * limits::STALL_GRACE).await;
+    assert_eq!(edge.router.in_flight(), 1);
+    let metrics = edge.get("/metrics").await.text;
+    assert!(metrics.contains("rein_stalled_total 2\n") && metrics.contains("rein_abandoned_total 0\n"), "{metrics}");
+    for (mut body, mut text) in [(unread, Vec::new()), (stopped, first.to_vec())] {
+        while let Some(chunk) = body.next().await {
+            text.extend_from_slice(&chunk.unwrap());
+        }
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(text.matches("event: error\n").count(), 1, "{text}");
+        assert!(text.contains("\"code\":\"client_stalled\"") && !text.contains("[DONE]"), "{text}");
+    }
+    reader.abort();
+    assert!(reader.await.unwrap_err().is_cancelled());
+    edge.fake.open(0).await;
+    assert_eq!(edge.router.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_is_heard_while_the_client_is_away() {
+    let config = RouterConfig { request_time: 3 * limits::STALL_GRACE, ..RouterConfig::default() };
+    let edge = Edge::with(config, Fake::ending(Ending::Hang));
+    let mut body = edge.send(request(&long())).await.into_body().into_data_stream();
+    let mut text = body.next().await.unwrap().unwrap().to_vec();
+    tokio::time::sleep(4 * limits::STALL_GRACE).await;
+    assert_eq!(edge.router.in_flight(), 0);
+    while let Some(chunk) = body.next().await {
+        text.extend_from_slice(&chunk.unwrap());
+    }
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains("deadline_exceeded") && text.matches("event: error\n").count() == 1, "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn grpc_streams_are_watched_too() {
+    use rein_proto::v1::{self, inference_client::InferenceClient};
+    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let mut client = InferenceClient::new(grpc::channel(&edge));
+    let request = v1::ChatRequest {
+        model: "bytes".into(),
+        messages: vec![v1::Message { role: "user".into(), content: Some("hi".into()), ..v1::Message::default() }],
+        script: long(),
+        top_logprobs: Some(20),
+        ..v1::ChatRequest::default()
+    };
+    let mut events = client.chat(request).await.unwrap().into_inner();
+    events.message().await.unwrap().unwrap();
+    tokio::time::sleep(limits::CLIENT_STALL + limits::STALL_GRACE).await;
+    edge.fake.open(0).await;
+    assert_eq!(edge.router.in_flight(), 0);
+    let status = loop {
+        match events.message().await {
+            Ok(event) => assert!(event.is_some(), "an end without an error"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(status.metadata().get("rein-code").unwrap(), "client_stalled");
+}
+
+/// An array of this item, about a MiB of it per `mib`.
+fn array(item: &str, mib: usize) -> String {
+    let count = (mib << 20) / (item.len() + 1);
+    format!("[{}{item}]", format!("{item},").repeat(count))
+}
+
+#[tokio::test]
+async fn values_are_bounded_by_the_memory_that_they_take() {
+    let edge = Edge::new();
+    for (path, field, item) in [
+        ("/v1/chat/completions", "messages", "[]"),
+        ("/v1/chat/completions", "messages", "{\"role\":\"user\",\"content\":\"\"}"),
+        ("/v1/chat/completions", "tools", "{}"),
+        ("/v1/chat/completions", "logit_bias", "1"),
+        ("/v1/chat/completions", "chat_template_kwargs", "[[]]"),
+        ("/v1/chat/completions/render", "messages", "0"),
+        ("/v1/completions", "prompt", "\"\""),
+        ("/v1/completions", "stop", "[{}]"),
+        ("/tokenize", "messages", "{\"\":0}"),
+        ("/detokenize", "tokens", "-1"),
+    ] {
+        let messages = match field {
+            "messages" => "",
+            _ => "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],",
+        };
+        let body = format!("{{\"model\":\"bytes\",{messages}\"{field}\":{}}}", array(item, 8));
+        let answer = edge.post_bytes(path, body).await;
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("too_many_values")), "{error}");
+        assert_eq!(error["param"], field);
+    }
+    // What nobody reads costs nothing, and what is built of a text within its length is no matter.
+    let unknown = format!("\"x\":{}", array("[]", 8));
+    let text = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}]", "x".repeat(1_000));
+    let body = format!("{{\"model\":\"bytes\",{unknown},{text},\"max_tokens\":1,\"script\":[97]}}");
+    let answer = edge.post_bytes("/v1/chat/completions", body).await;
+    answer.ok();
+    assert_eq!(answer.header("x-rein-ignored-fields"), "x");
+    // Of fields of one name the last one counts, as everywhere in JSON.
+    let twice = "{\"model\":\"nowhere\",\"messages\":0,\"model\":\"bytes\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
+    edge.post_bytes("/tokenize", twice).await.ok();
+    let many = format!("{{{}\"model\":\"bytes\"}}", "\"\":0,".repeat(1_000_000));
+    assert_eq!(edge.post_bytes("/tokenize", many).await.json()["error"]["code"], "too_many_fields");
+    let deep = format!("{{\"messages\":{}{}}}", "[".repeat(200), "]".repeat(200));
+    assert_eq!(edge.post_bytes("/tokenize", deep).await.json()["error"]["code"], "invalid_json");
+    let call = "{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}";
+    let calls = format!("[{}{call}]", format!("{call},").repeat(limits::CALLS));
+    let body = format!("{{\"messages\":[{{\"role\":\"assistant\",\"tool_calls\":{calls}}}]}}");
+    let error = edge.post_bytes("/tokenize", body).await.json()["error"].clone();
+    assert!(error["message"].as_str().unwrap().contains("at most 16384 tool_calls"), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_repeats_no_more_than_a_little_of_what_was_sent() {
+    let edge = Edge::new();
+    let long = "é".repeat(500_000);
+    for request in [
+        chat_request(&[], json!({"model": long})),
+        chat_request(&[], json!({"tool_choice": long})),
+        chat_request(&[], json!({"logit_bias": {long.clone(): 1}})),
+        chat_request(&[], json!({"messages": [{"role": long, "content": ""}]})),
+    ] {
+        let answer = edge.post("/v1/chat/completions", request).await;
+        assert!(answer.status.is_client_error() && answer.text.len() < 10_000, "{}", answer.text.len());
+    }
+    let mut request = chat_request(&bytes("a"), json!({}));
+    request[long] = 1.into();
+    let answer = edge.post("/v1/chat/completions", request).await;
+    answer.ok();
+    assert_eq!(answer.header("x-rein-ignored-fields"), "?".repeat(limits::HEADER_NAME_BYTES / 2));
+}
+
+#[tokio::test]
+async fn a_prompt_that_cannot_fit_is_refused_before_it_is_encoded() {
+    let edge = Edge::new();
+    let text = "汉".repeat(1_000_000);
+    for (path, request) in [
+        ("/v1/chat/completions", chat_request(&[], json!({"messages": [{"role": "user", "content": text}]}))),
+        ("/v1/completions", json!({"model": "bytes", "prompt": text})),
+    ] {
+        let error = edge.post(path, request).await.json()["error"].clone();
+        assert_eq!(error["code"], "context_length_exceeded");
+        // By the longest token of 28 bytes.
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("at least 10714") && message.contains("context is 2048 tokens"), "{message}");
+    }
+    // The endpoints that only tell tokens tell them all.
+    let told = edge.post("/tokenize", json!({"prompt": "汉".repeat(30_000)})).await.ok();
+    assert_eq!(told["count"], 90_000);
+}
+
+#[tokio::test]
+async fn a_message_of_many_values_is_refused_over_grpc() {
+    use rein_proto::v1::{self, inference_client::InferenceClient};
+    let edge = Edge::new();
+    let mut client = InferenceClient::new(grpc::channel(&edge));
+    let many = v1::ChatRequest {
+        model: "bytes".into(),
+        messages: vec![v1::Message::default(); 1_000_000],
+        ..v1::ChatRequest::default()
+    };
+    let status = client.chat(many).await.unwrap_err();
+    assert_eq!(status.metadata().get("rein-code").unwrap(), "too_many_values");
+    let parameters = format!("{{\"x\":{}}}", array("[]", 8));
+    let tool = v1::Tool { name: "f".into(), parameters_json: Some(parameters), ..v1::Tool::default() };
+    let message = v1::Message { role: "user".into(), content: Some("a".into()), ..v1::Message::default() };
+    let one =
+        |tools| v1::ChatRequest { model: "bytes".into(), messages: vec![message.clone()], tools, ..Default::default() };
+    let status = client.render(one(vec![tool])).await.unwrap_err();
+    assert_eq!(status.metadata().get("rein-code").unwrap(), "too_many_values");
+    assert_eq!(status.metadata().get("rein-param").unwrap(), "tools[0].parameters_json");
+    client.render(one(Vec::new())).await.unwrap();
+}

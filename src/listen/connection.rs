@@ -1,0 +1,215 @@
+//! A connection whose client is neither waited for without end nor cut off in the middle of what it sends.
+//!
+//! A write that makes no progress for the stall time ends the connection. A close lingers: what the client is still sending
+//! is read and dropped, because a socket that is closed with unread data is reset, and the client may then never see the
+//! answer, such as a 401 to a request whose body nobody read.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// How long a closed connection is read on at most, ...
+const LINGER_TIME: Duration = Duration::from_secs(60);
+/// ... for how long a silence, ...
+const LINGER_SILENCE: Duration = Duration::from_secs(1);
+/// ... and how many bytes.
+const LINGER_BYTES: usize = 512 << 20;
+/// Read at once while lingering.
+const LINGER_READ: usize = 16 << 10;
+
+/// When a client counts as stalled, and how many were cut off for it.
+#[derive(Clone)]
+pub struct Stall {
+    pub after: Duration,
+    pub cut: Arc<AtomicU64>,
+}
+
+impl Stall {
+    /// A stream's request ends before its connection does.
+    pub fn of(router: &rein_router::Router) -> Self {
+        let (stall, cut) = router.client_stalls();
+        Stall { after: stall + rein_router::limits::STALL_GRACE, cut }
+    }
+}
+
+impl Default for Stall {
+    fn default() -> Self {
+        Stall { after: rein_router::limits::CLIENT_STALL, cut: Arc::default() }
+    }
+}
+
+pub struct Connection<S> {
+    stream: S,
+    stall: Stall,
+    /// Set while a write waits for the client.
+    writing: Option<Pin<Box<Sleep>>>,
+    closing: Closing,
+}
+
+enum Closing {
+    Open,
+    /// Nothing more is written. Reads until the first of these times, and at most so many bytes.
+    Lingering {
+        silent: Pin<Box<Sleep>>,
+        until: Instant,
+        left: usize,
+    },
+    Closed,
+}
+
+impl<S> Connection<S> {
+    pub fn new(stream: S, stall: Stall) -> Self {
+        Connection { stream, stall, writing: None, closing: Closing::Open }
+    }
+
+    /// Whether the client has not read for too long, given what came of a write.
+    fn watched<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if write.is_ready() {
+            self.writing = None;
+            return write;
+        }
+        let after = self.stall.after;
+        let waiting = self.writing.get_or_insert_with(|| Box::pin(tokio::time::sleep(after)));
+        ready!(waiting.as_mut().poll(cx));
+        self.stall.cut.fetch_add(1, Ordering::Relaxed);
+        let message = format!("the client has read nothing for {} seconds", after.as_secs_f64());
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Connection<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.watched(cx, write)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.watched(cx, write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flush = Pin::new(&mut self.stream).poll_flush(cx);
+        self.watched(cx, flush)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        loop {
+            match &mut this.closing {
+                Closing::Open => {
+                    let shutdown = Pin::new(&mut this.stream).poll_shutdown(cx);
+                    ready!(this.watched(cx, shutdown))?;
+                    let now = Instant::now();
+                    let silent = Box::pin(sleep_until(now + LINGER_SILENCE));
+                    this.closing = Closing::Lingering { silent, until: now + LINGER_TIME, left: LINGER_BYTES };
+                }
+                Closing::Lingering { silent, until, left } => {
+                    let mut room = [0; LINGER_READ];
+                    let mut dropped = ReadBuf::new(&mut room);
+                    match Pin::new(&mut this.stream).poll_read(cx, &mut dropped) {
+                        Poll::Ready(Ok(())) if !dropped.filled().is_empty() => {
+                            *left = left.saturating_sub(dropped.filled().len());
+                            let now = Instant::now();
+                            silent.as_mut().reset((now + LINGER_SILENCE).min(*until));
+                            if *left == 0 || now >= *until {
+                                this.closing = Closing::Closed;
+                            }
+                        }
+                        // The client has closed its side, or is gone.
+                        Poll::Ready(_) => this.closing = Closing::Closed,
+                        Poll::Pending => {
+                            ready!(silent.as_mut().poll(cx));
+                            this.closing = Closing::Closed;
+                        }
+                    }
+                }
+                Closing::Closed => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    fn stall(seconds: u64) -> Stall {
+        Stall { after: Duration::from_secs(seconds), cut: Arc::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_nobody_reads_ends_and_one_that_is_read_slowly_does_not() {
+        let (mut client, server) = duplex(100);
+        let stall = stall(60);
+        let mut server = Connection::new(server, stall.clone());
+        let slow = tokio::spawn(async move {
+            let mut byte = [0; 10];
+            for _ in 0..20 {
+                tokio::time::sleep(Duration::from_secs(50)).await;
+                client.read_exact(&mut byte).await?;
+            }
+            Ok::<_, io::Error>(client)
+        });
+        server.write_all(&[7; 300]).await.unwrap();
+        let _client = slow.await.unwrap().unwrap();
+        let began = Instant::now();
+        let error = server.write_all(&[7; 300]).await.unwrap_err();
+        assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, stall.after));
+        assert_eq!(stall.cut.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_close_reads_what_is_still_coming() {
+        let (mut client, server) = duplex(100);
+        let mut server = Connection::new(server, stall(60));
+        server.write_all(b"401").await.unwrap();
+        let sending = tokio::spawn(async move {
+            client.write_all(&[7; 100_000]).await?;
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await?;
+            Ok::<_, io::Error>(answer)
+        });
+        server.shutdown().await.unwrap();
+        drop(server);
+        assert_eq!(sending.await.unwrap().unwrap(), b"401");
+        // A client that only keeps its side open is not waited for.
+        let (_client, server) = duplex(100);
+        let began = Instant::now();
+        Connection::new(server, stall(60)).shutdown().await.unwrap();
+        assert_eq!(began.elapsed(), LINGER_SILENCE);
+        // Nor is one that sends without end.
+        let (mut client, server) = duplex(100);
+        let sending = tokio::spawn(async move {
+            while client.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(LINGER_SILENCE / 2).await;
+            }
+        });
+        let began = Instant::now();
+        Connection::new(server, stall(60)).shutdown().await.unwrap();
+        assert!(began.elapsed() <= LINGER_TIME + LINGER_SILENCE, "{:?}", began.elapsed());
+        sending.await.unwrap();
+    }
+}

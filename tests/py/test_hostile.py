@@ -1,0 +1,89 @@
+"""Clients that mean harm: small versions of what benches/hostile.py measures, held to bounds."""
+import ssl
+import sys
+import time
+
+import pytest
+
+from conftest import BIN, REPOSITORY
+from test_security import CA, new_key
+
+sys.path.insert(0, str(REPOSITORY / "benches"))
+import hostile  # noqa: E402
+
+MIB = hostile.MIB
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = hostile.Server(BIN)
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("make, status", [(hostile.empty_lists, 400), (hostile.unknown_field, 200)])
+def test_bodies_of_many_values_stop_nobody_and_take_little_memory(server, make, status):
+    body = make(16 * MIB)
+    answers, _, p99, memory = hostile.load(server, hostile.CHAT, [body] * 8)
+    assert answers == [status] * 8
+    assert memory < 3 * 8 * len(body)
+    # 50 ms with a release build on an idle machine.
+    assert p99 < 0.5
+
+
+def test_bodies_that_together_are_too_large_are_refused_or_wait(server):
+    """One MiB more than a body may have is refused; all that may be there is served."""
+    status, _, text = server.post(hostile.CHAT, b"x" * (33 * MIB))
+    assert (status, "body_too_large" in text) == (413, True)
+    text = b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * (30 * MIB) + b'"}]}'
+    answers, *_ = hostile.load(server, hostile.CHAT, [text] * 8)
+    assert answers == [400] * 8
+
+
+def until(server, metric):
+    """Waits until /metrics has this line."""
+    end = time.monotonic() + 30
+    while metric not in server.get("/metrics").splitlines():
+        assert time.monotonic() < end, metric
+        time.sleep(0.05)
+
+
+def test_streams_that_nobody_reads_end_and_give_their_places_back():
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--max-in-flight", "2", "--client-stall-timeout", "2")
+    try:
+        sockets = hostile.stalled(server, 2)
+        until(server, "rein_requests_in_flight 2")
+        status, *_ = server.post(hostile.CHAT, hostile.SMALL, timeout=60)
+        assert status == 200
+        until(server, "rein_stalled_total 2")
+        for connection in sockets:
+            connection.close()
+    finally:
+        server.stop()
+
+
+def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(tmp_path):
+    keys = tmp_path / "keys.toml"
+    key, entry = new_key("--name", "a")
+    keys.write_text(entry)
+    tls = REPOSITORY / "tests/fixtures/tls"
+    body = b"x" * (31 * MIB)
+    for secure in (True, False):
+        extra = ["--tls-cert", str(tls / "server.pem"), "--tls-key", str(tls / "server.key")] if secure else []
+        server = hostile.Server(BIN, REPOSITORY / "models/demo", "--api-keys", str(keys), *extra)
+        context = ssl.create_default_context(cafile=CA) if secure else None
+        right = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        try:
+            for path, headers, size, expected in [
+                (hostile.CHAT, {"authorization": "Bearer sk-wrong"}, 31, "401 Unauthorized"),
+                ("/v1/nothing", right, 31, "404 Not Found"),
+                ("/v1/models", right, 31, "405 Method Not Allowed"),
+                (hostile.CHAT, {**right, "content-type": "text/plain"}, 31, "415 Unsupported Media Type"),
+                (hostile.CHAT, right, 33, "413 Payload Too Large"),
+                (hostile.CHAT, right, 31, "400 Bad Request"),
+            ]:
+                sent = body if size == 31 else body + b"x" * (2 * MIB)
+                answer = hostile.upload(server, path, sent, context, **headers)
+                assert answer == f"HTTP/1.1 {expected}", (secure, path, size)
+        finally:
+            server.stop()
