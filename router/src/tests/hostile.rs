@@ -150,8 +150,8 @@ async fn values_are_bounded_by_the_memory_that_they_take() {
         ("/detokenize", "tokens", "-1"),
     ] {
         let messages = match field {
-            "messages" => "",
-            _ => "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],",
+            "tools" | "logit_bias" | "chat_template_kwargs" => "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],",
+            _ => "",
         };
         let body = format!("{{\"model\":\"bytes\",{messages}\"{field}\":{}}}", array(item, 8));
         let answer = edge.post_bytes(path, body).await;
