@@ -17,6 +17,7 @@ use crate::executor::ExecutorError;
 use crate::sim::{Sim, SimOptions};
 
 mod abort;
+mod burst;
 mod events;
 mod releases;
 
@@ -517,21 +518,6 @@ async fn a_full_queue_and_a_draining_engine_refuse() {
     assert_eq!(held.rest().await.0, [10, EOS]);
     assert_eq!(waiting.rest().await.0, [20, EOS]);
     tokio::time::timeout(Duration::from_secs(20), drained).await.expect("drained").unwrap();
-}
-
-#[tokio::test]
-async fn a_burst_fills_slots_and_queue_before_it_is_refused() {
-    let options =
-        EngineOptions { max_sequences: 6, max_queue: 2, park_grace: Duration::MAX, ..EngineOptions::default() };
-    let service = engine(options);
-    // All at once: the engine takes them between two steps, before any of them has a slot.
-    let burst = (0..12).map(|_| open(&service, Start { hold: true, ..request(&[10]) }));
-    let (taken, refused): (Vec<_>, Vec<_>) =
-        futures::future::join_all(burst).await.into_iter().partition(Result::is_ok);
-    assert_eq!((taken.len(), refused.len()), (8, 4));
-    assert!(refused.into_iter().all(|one| one.err().expect("refused").code() == Code::ResourceExhausted));
-    drop(taken);
-    while open(&service, request(&[])).await.is_err() {}
 }
 
 #[tokio::test]
