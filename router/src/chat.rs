@@ -86,7 +86,7 @@ pub async fn generate(mut call: Call, model: Arc<Model>, job: ChatJob) -> Result
         plan.spare_calls(&model);
     }
     let began = Instant::now();
-    let compiled = model.compile(rules).await?;
+    let compiled = model.compile(rules, &call).await?;
     call.metrics.grammar.compile.observe(began.elapsed());
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());

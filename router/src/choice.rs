@@ -33,10 +33,22 @@ pub struct ThinkingBudget {
     pub close: Vec<u32>,
 }
 
+impl Guided {
+    /// Judges drawn tokens; none: before the first. At most `room` more fit.
+    fn judge(&mut self, drawn: Option<&[u32]>, room: usize) -> Result<Judgement, GuideError> {
+        match drawn {
+            Some(drawn) => self.guide.take(drawn, room),
+            None => self.guide.begin(room),
+        }
+    }
+}
+
 /// A transcript and the engine stream that feeds it. Dropping it frees the slot.
 pub struct Choice {
     transcript: Transcript,
     guided: Option<Guided>,
+    /// The guide is at work on another thread.
+    away: bool,
     /// None: ended.
     engine: Option<EngineStream>,
     metrics: Arc<Metrics>,
@@ -54,9 +66,10 @@ impl Choice {
         caller: Option<Caller>,
         began: Instant,
     ) -> Result<Self, Error> {
-        let mut choice = Choice { transcript, guided, engine: Some(engine), metrics, caller, began, last_token: None };
-        if let Some(Guided { guide, max_tokens, .. }) = &mut choice.guided {
-            let judgement = guide.begin(*max_tokens as usize);
+        let (engine, away) = (Some(engine), false);
+        let mut choice = Choice { transcript, guided, away, engine, metrics, caller, began, last_token: None };
+        if choice.guided.is_some() {
+            let judgement = choice.judge(None).await?;
             choice.follow(Vec::new(), judgement).await?;
             choice.end_reasoning(None).await?;
         }
@@ -136,17 +149,39 @@ impl Choice {
 
     /// Judges drawn tokens. Whether the engine was steered: it has drawn nothing after them that counts.
     async fn take(&mut self, drawn: Vec<Drawn>) -> Result<bool, Error> {
-        let room = self.room();
-        let judgement = match &mut self.guided {
-            None => Ok(Judgement { stand: drawn.len(), ..Judgement::default() }),
-            Some(Guided { guide, .. }) => {
-                let ids: Vec<u32> = drawn.iter().map(|drawn| drawn.id).collect();
-                guide.take(&ids, room)
-            }
-        };
-        let steered = judgement.as_ref().is_ok_and(|judgement| judgement.steering.is_some());
+        let ids = drawn.iter().map(|drawn| drawn.id).collect();
+        let judgement = self.judge(Some(ids)).await?;
+        let steered = judgement.steering.is_some();
         self.follow(drawn, judgement).await?;
         Ok(steered)
+    }
+
+    /// What stands of drawn tokens; none: before the first. A guide that was slow works off the async threads.
+    async fn judge(&mut self, drawn: Option<Vec<u32>>) -> Result<Judgement, Error> {
+        if self.away {
+            return Err(Error::internal("the grammar of this request failed", "its guide was lost"));
+        }
+        let room = self.room();
+        let Some(mut guided) = self.guided.take() else {
+            let stand = drawn.map_or(0, |drawn| drawn.len());
+            return Ok(Judgement { stand, ..Judgement::default() });
+        };
+        let judged = if guided.guide.is_slow() {
+            self.away = true;
+            let work = move || {
+                let judged = guided.judge(drawn.as_deref(), room);
+                (guided, judged)
+            };
+            let (guided, judged) = self.transcript.model.clone().match_slowly(work).await?;
+            self.away = false;
+            self.guided = Some(guided);
+            judged
+        } else {
+            let judged = guided.judge(drawn.as_deref(), room);
+            self.guided = Some(guided);
+            judged
+        };
+        judged.map_err(Error::from_guide)
     }
 
     /// How many more tokens there may be.
@@ -169,14 +204,14 @@ impl Choice {
         }
         match guide.force(close, room) {
             Ok(None) => Ok(false),
-            Ok(Some(judgement)) => self.follow(Vec::new(), Ok(judgement)).await.map(|()| true),
+            Ok(Some(judgement)) => self.follow(Vec::new(), judgement).await.map(|()| true),
             Err(error) => Err(Error::from_guide(error)),
         }
     }
 
     /// Tells what stands of the drawn tokens and what was forced after them, and steers.
-    async fn follow(&mut self, mut drawn: Vec<Drawn>, judgement: Result<Judgement, GuideError>) -> Result<(), Error> {
-        let Judgement { stand, forced, steering, ended } = judgement.map_err(Error::from_guide)?;
+    async fn follow(&mut self, mut drawn: Vec<Drawn>, judgement: Judgement) -> Result<(), Error> {
+        let Judgement { stand, forced, steering, ended } = judgement;
         drawn.truncate(stand);
         drawn.extend(forced.into_iter().map(|id| Drawn { id, logprob: None }));
         if !drawn.is_empty() {

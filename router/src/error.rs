@@ -169,6 +169,9 @@ impl Error {
     /// What a failed call to an engine means to the client.
     /// The request's own grammar hit a limit; nobody else's is touched.
     pub fn from_matcher(error: rein_grammar::MatcherError) -> Self {
+        if matches!(error, rein_grammar::MatcherError::Limit(_)) {
+            return Error { code: Some("grammar_limit_exceeded"), ..Error::new(Kind::Invalid, error.to_string()) };
+        }
         Error { code: Some("grammar_failed"), ..Error::internal("the grammar of this request failed", error) }
     }
 

@@ -262,7 +262,14 @@ impl Prompt<'_> {
         };
         let spans = Spans { span: call.trace.span.clone(), queue };
         let engine = EngineStream::open(common, lease, start, spans).await?;
-        let guided = plan.guided(grammar)?;
+        let guided = match grammar {
+            // Its matcher takes long to copy.
+            Some(grammar) if grammar.compiled.bytes() > limits::INLINE_MATCHER_BYTES => {
+                let (plan, grammar) = (plan.clone(), grammar.clone());
+                self.model.match_slowly(move || plan.guided(Some(&grammar))).await??
+            }
+            grammar => plan.guided(grammar)?,
+        };
         let (metrics, caller) = (call.metrics.clone(), call.caller.clone());
         Choice::open(self.transcript(index), engine, guided, metrics, caller, call.began).await
     }

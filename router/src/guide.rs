@@ -124,6 +124,8 @@ pub struct Guide {
     /// The engine waits for a steer.
     waiting: bool,
     stats: GuideStats,
+    /// The last judgement took so long that it held up whatever else the thread had to do.
+    slow: bool,
     refusals: Vec<Refusal>,
 }
 
@@ -144,12 +146,18 @@ impl Guide {
             always,
             waiting: always,
             stats: GuideStats::default(),
+            slow: false,
             refusals: Vec::new(),
         }
     }
 
     pub fn stats(&self) -> GuideStats {
         self.stats
+    }
+
+    /// Whether the next judgement is better made off the async threads. What it decides does not depend on it.
+    pub fn is_slow(&self) -> bool {
+        self.slow
     }
 
     /// The first refused tokens, at most [`limits::REFUSALS_TOLD`].
@@ -182,7 +190,9 @@ impl Guide {
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let began = Instant::now();
         let done = work(self);
-        self.stats.nanos += began.elapsed().as_nanos() as u64;
+        let took = began.elapsed();
+        self.stats.nanos += took.as_nanos() as u64;
+        self.slow = took > limits::INLINE_MATCH;
         done
     }
 

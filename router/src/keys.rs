@@ -18,7 +18,7 @@ use http::{HeaderMap, header};
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     error::{Error, Kind},
@@ -78,6 +78,16 @@ struct Usage {
     requests: AtomicU64,
     tokens: AtomicU64,
     limited: [AtomicU64; LIMITS.len()],
+    long_grammars: Turn,
+}
+
+/// One at a time.
+struct Turn(Arc<Semaphore>);
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
 }
 
 #[derive(Default)]
@@ -195,6 +205,11 @@ impl Caller {
     /// A request may ask for less urgency than its key has, not for more: else all would.
     pub fn priority(&self, asked: Option<i64>) -> i64 {
         asked.map_or(self.0.priority, |asked| asked.max(self.0.priority))
+    }
+
+    /// Grammars of this key that take long to compile have one turn together.
+    pub fn long_grammars(&self) -> Arc<Semaphore> {
+        self.0.usage.long_grammars.0.clone()
     }
 
     /// One more request, unless the key's rates forbid it.

@@ -11,6 +11,7 @@ pub mod breaker;
 mod chat;
 pub mod check;
 mod choice;
+mod compiling;
 mod complete;
 mod conversation;
 mod delivery;

@@ -159,5 +159,13 @@ pub const REFUSALS_IN_A_ROW: u32 = 8;
 pub const FORCED_TOKENS: usize = 3;
 /// Refused tokens that a response tells of.
 pub const REFUSALS_TOLD: usize = 64;
-/// Grammars that are compiled at once, per model; more wait for their turn.
-pub const GRAMMARS_OFF_THREAD: usize = 2;
+/// First attempts to compile a grammar, of some milliseconds each, at once, per model; more wait for their turn.
+pub const GRAMMARS_AT_FIRST: usize = 2;
+/// Grammars that take longer, compiled at once, per model.
+pub const LONG_GRAMMARS: usize = 1;
+/// Judging tokens for longer than this leaves the async threads from the next tokens of the same choice on ...
+pub const INLINE_MATCH: Duration = Duration::from_millis(2);
+/// ... and so does a grammar of more bytes, which each choice copies.
+pub const INLINE_MATCHER_BYTES: usize = 1 << 20;
+/// Choices whose slow grammars are matched at once, per model; more wait for their turn.
+pub const SLOW_MATCHES: usize = 2;

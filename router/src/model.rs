@@ -3,7 +3,7 @@
 use std::{collections::HashSet, fmt::Write, sync::Arc, time::SystemTime};
 
 use rand::{Rng, distr::Alphanumeric};
-use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, RuleError, Rules, Vocab};
+use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, Rules, Vocab};
 use rein_proto::{internal, v1};
 use ring::digest::{Digest, SHA256};
 use tokio::{sync::Semaphore, time::Instant};
@@ -12,7 +12,9 @@ use tracing::{Instrument, Span, info_span};
 use crate::{
     RouterConfig,
     check::check,
+    compiling::{Compiling, size},
     error::Error,
+    generate::Call,
     job::out_of_vocabulary,
     limits,
     offload::Workers,
@@ -48,15 +50,17 @@ pub struct Model {
     /// What messages cannot bring about. None: the operator lets them.
     controls: Option<ControlTokens>,
     texts: Workers,
-    compiling: Arc<Semaphore>,
+    compiling: Compiling,
+    /// Turns of grammars that are slow to match.
+    matching: Arc<Semaphore>,
 }
 
 /// Grammars over the model's vocabulary.
 struct Steering {
     /// Of a chat's turns, in the model's format.
-    turns: Grammars,
+    turns: Arc<Grammars>,
     /// Of plain completions.
-    texts: Grammars,
+    texts: Arc<Grammars>,
 }
 
 /// What the model and its engine together allow.
@@ -76,7 +80,10 @@ impl Model {
         }
         let grammars = vocabulary(&text, format).map(|vocab| {
             let vocab = Arc::new(vocab);
-            Steering { turns: Grammars::new(format, vocab.clone()), texts: Grammars::new(&grammar::BARE, vocab) }
+            Steering {
+                turns: Arc::new(Grammars::new(format, vocab.clone())),
+                texts: Arc::new(Grammars::new(&grammar::BARE, vocab)),
+            }
         });
         let controls = match config.allow_control_tokens {
             true => None,
@@ -98,7 +105,8 @@ impl Model {
             created: now(),
             controls,
             texts: Workers::default(),
-            compiling: Arc::new(Semaphore::new(limits::GRAMMARS_OFF_THREAD)),
+            compiling: Compiling::new(),
+            matching: Arc::new(Semaphore::new(limits::SLOW_MATCHES)),
         })
     }
 
@@ -165,28 +173,41 @@ impl Model {
     }
 
     /// The grammar of a turn under these rules; None: there is nothing to enforce.
-    pub async fn compile(self: &Arc<Self>, rules: Rules) -> Result<Option<Compiled>, Error> {
-        self.compiled(rules, |steering| &steering.turns).await
+    pub async fn compile(&self, rules: Rules, call: &Call) -> Result<Option<Compiled>, Error> {
+        self.compiled(rules, call, |steering| &steering.turns).await
     }
 
     /// The grammar of a text without turns, reasoning and calls.
-    pub async fn compile_text(self: &Arc<Self>, response: Option<Response>) -> Result<Option<Compiled>, Error> {
-        self.compiled(Rules { response, ..Rules::default() }, |steering| &steering.texts).await
+    pub async fn compile_text(&self, response: Option<Response>, call: &Call) -> Result<Option<Compiled>, Error> {
+        self.compiled(Rules { response, ..Rules::default() }, call, |steering| &steering.texts).await
     }
 
     async fn compiled(
-        self: &Arc<Self>,
+        &self,
         rules: Rules,
-        of: impl Fn(&Steering) -> &Grammars + Send + 'static,
+        call: &Call,
+        of: impl Fn(&Steering) -> &Arc<Grammars>,
     ) -> Result<Option<Compiled>, Error> {
         if !rules.binds() {
             return Ok(None);
         }
-        let compile = move |model: &Model| match &model.grammars {
-            Ok(steering) => of(steering).compile(&rules).map_err(rule_error),
-            Err(cause) => Err(Error::internal("this model's vocabulary cannot be steered", cause)),
+        let grammars = match &self.grammars {
+            Ok(steering) => of(steering),
+            Err(cause) => return Err(Error::internal("this model's vocabulary cannot be steered", cause)),
         };
-        Self::permitted(self, self.compiling.clone(), compile).instrument(info_span!("grammar")).await
+        let compiled = self.compiling.compile(grammars, rules, call.caller.as_ref(), call.deadline);
+        compiled.instrument(info_span!("grammar")).await
+    }
+
+    /// Work of a grammar that would hold up other requests on an async thread. It waits for its turn.
+    pub async fn match_slowly<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+        let failed = |cause: &dyn std::fmt::Display| Error::internal("the grammar of this request failed", cause);
+        let permit = self.matching.clone().acquire_owned().await.map_err(|closed| failed(&closed))?;
+        let work = move || {
+            let _permit = permit;
+            work()
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|panic| failed(&panic))
     }
 
     /// The permit goes with the work, which goes on when its request is given up.
@@ -306,16 +327,6 @@ fn vocabulary(text: &TextModel, format: &'static Format) -> Result<Vocab, String
         }
     };
     Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).map_err(|error| error.to_string())
-}
-
-fn rule_error(error: RuleError) -> Error {
-    let field = match &error {
-        RuleError::Invalid { field, .. }
-        | RuleError::Unenforceable { field, .. }
-        | RuleError::TooLarge { field, .. } => field,
-        RuleError::Format { field, .. } => *field,
-    };
-    Error { code: Some("unenforceable"), ..Error::invalid(field, error.to_string()) }
 }
 
 fn reasoning_markers(format: &Format) -> Option<ReasoningMarkers> {

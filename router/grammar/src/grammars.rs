@@ -1,17 +1,23 @@
 //! Grammars of requests, compiled and kept.
 
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::panic_utils::catch_unwind;
 
+use crate::budget::Budget;
+use crate::cache::{Cache, Key};
 use crate::format::{Codec, Format, Step};
-use crate::lark::{First, Written, count_prefix, read, write};
-use crate::limits::{MAX_CACHED_GRAMMARS, MAX_GRAMMAR_BYTES, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS};
+use crate::lark::{First, Written, count_prefix, is_costly_grammar, read, write};
+use crate::limits::{
+    MAX_CACHED_BYTES, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES,
+    MAX_TOOLS, MIN_LEXER_FUEL, TRIAL_TOKENS,
+};
 use crate::matcher::{Matcher, MatcherError};
-use crate::rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
+use crate::rules::{Cause, Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
 use crate::schema;
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
@@ -20,17 +26,9 @@ use crate::vocab::Vocab;
 pub struct Grammars {
     format: &'static Format,
     vocab: Arc<Vocab>,
-    cache: Mutex<Cache>,
+    cache: Cache<Arc<Shared>>,
     /// Two, so that the key of a grammar is 128 bits that nobody outside can aim at.
     hashers: [RandomState; 2],
-}
-
-type Key = [u64; 2];
-
-#[derive(Default)]
-struct Cache {
-    entries: HashMap<Key, (Arc<Shared>, u64)>,
-    clock: u64,
 }
 
 /// What requests with the same tools share.
@@ -43,7 +41,12 @@ struct Shared {
     lark: String,
     /// What opens a call, where one is demanded.
     opening: Vec<u32>,
+    /// About how much memory it takes.
+    bytes: usize,
 }
+
+/// Memory of a compiled grammar per byte of its text, about.
+const RULE_BYTES: usize = 20;
 
 /// The grammar of a request.
 #[derive(Clone)]
@@ -67,35 +70,46 @@ impl std::fmt::Debug for Grammars {
 impl Grammars {
     pub fn new(format: &'static Format, vocab: Arc<Vocab>) -> Self {
         let hashers = [RandomState::new(), RandomState::new()];
-        Self { format, vocab, cache: Mutex::default(), hashers }
+        Self { format, vocab, cache: Cache::new(MAX_CACHED_BYTES), hashers }
     }
 
     /// The grammar of a request; none where there is nothing to enforce.
     pub fn compile(&self, rules: &Rules) -> Result<Option<Compiled>, RuleError> {
-        if !rules.binds() {
-            return Ok(None);
+        match self.known(rules) {
+            Some(known) => Ok(known),
+            None => self.compile_within(rules, &mut Budget::default()).map(Some),
         }
-        if !self.format.has_calls() && rules.response.is_none() && !rules.must_call() {
-            // Tools that nobody can call: fine if nobody shall, and for the prompt's sake.
-            if rules.choice == Choice::None {
-                return Ok(None);
-            }
-        }
-        let key = self.key(rules);
-        let calls_before = rules.calls_before;
-        if let Some(shared) = self.cached(key) {
-            return Ok(Some(Compiled { shared, calls_before }));
-        }
-        check(rules)?;
-        let shared = Arc::new(self.build(rules)?);
-        self.keep(key, shared.clone());
-        Ok(Some(Compiled { shared, calls_before }))
     }
 
-    fn build(&self, rules: &Rules) -> Result<Shared, RuleError> {
+    /// What needs no compilation: a grammar that was compiled for an earlier request, or that there is nothing to enforce.
+    pub fn known(&self, rules: &Rules) -> Option<Option<Compiled>> {
+        if !self.binds(rules) {
+            return Some(None);
+        }
+        let shared = self.cache.get(self.key(rules))?;
+        Some(Some(Compiled { shared, calls_before: rules.calls_before }))
+    }
+
+    fn binds(&self, rules: &Rules) -> bool {
+        // Tools that nobody can call: fine if nobody shall, and for the prompt's sake.
+        let for_the_prompt =
+            !self.format.has_calls() && rules.response.is_none() && !rules.must_call() && rules.choice == Choice::None;
+        rules.binds() && !for_the_prompt
+    }
+
+    /// The grammar of a request that is not [known](Self::known), for at most so much work.
+    pub fn compile_within(&self, rules: &Rules, budget: &mut Budget) -> Result<Compiled, RuleError> {
+        budget.go_on()?;
+        check(rules)?;
+        let shared = Arc::new(self.build(rules, budget)?);
+        self.cache.keep(self.key(rules), shared.clone(), shared.bytes);
+        Ok(Compiled { shared, calls_before: rules.calls_before })
+    }
+
+    fn build(&self, rules: &Rules, budget: &mut Budget) -> Result<Shared, RuleError> {
         let mut loose = false;
         loop {
-            let written = match write(self.format, &self.vocab, rules, loose) {
+            let written = match write(self.format, &self.vocab, rules, loose, budget) {
                 Err(RuleError::TooLarge { .. }) if !loose => {
                     loose = true;
                     continue;
@@ -112,25 +126,19 @@ impl Grammars {
                     limit,
                 });
             }
-            match self.parser(&written) {
+            match self.parser(&written, budget).and_then(|fresh| self.tried(fresh, &written, rules)) {
                 Ok(fresh) => {
                     let Written { relaxations, first, lark, .. } = written;
                     let validators = Validators::new(rules);
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
-                    return Ok(Shared { fresh, relaxations, validators, first, lark, opening });
+                    let bytes = fresh.bytes() + RULE_BYTES * lark.len() + validators.bytes();
+                    return Ok(Shared { fresh, relaxations, validators, first, lark, opening, bytes });
                 }
-                Err(_) if !loose => loose = true,
-                Err(problem) => {
-                    let field = match &rules.response {
-                        None => "tools",
-                        Some(Response::Regex(_)) => "structured_outputs.regex",
-                        Some(Response::Choice(_)) => "structured_outputs.choice",
-                        Some(Response::Lark(_)) => "structured_outputs.grammar",
-                        Some(Response::StructuralTag(_)) => "structural_tag",
-                        Some(Response::JsonObject | Response::JsonSchema { .. }) => "response_format",
-                    };
-                    return Err(RuleError::invalid(field, problem));
-                }
+                Err(Refusal::Rule(error)) => return Err(error),
+                // The whole budget may show that it is not the client's fault.
+                Err(Refusal::Grammar(_)) if budget.gives_up() => return Err(RuleError::Unfinished),
+                Err(Refusal::Grammar(_)) if !loose => loose = true,
+                Err(Refusal::Grammar(problem)) => return Err(RuleError::invalid(field(rules), problem)),
             }
         }
     }
@@ -165,17 +173,43 @@ impl Grammars {
         ids
     }
 
-    fn parser(&self, written: &Written) -> Result<Matcher, String> {
+    fn parser(&self, written: &Written, budget: &mut Budget) -> Result<Matcher, Refusal> {
+        let fuel = budget.left().clamp(MIN_LEXER_FUEL, MAX_LEXER_FUEL);
         let factory = self.vocab.factory();
-        let read = if written.foreign.is_empty() { read(&written.lark, factory.limits()) } else { None };
-        let parser = match read {
-            Some(grammar) => factory.create_parser_from_init_default(grammar),
-            None => factory.create_parser(by_text(written)),
+        let limits = ParserLimits { initial_lexer_fuel: fuel, ..factory.limits().clone() };
+        let read = if written.foreign.is_empty() { read(&written.lark, &limits) } else { None };
+        let (grammar, lexer) = match read {
+            Some(read) => read,
+            None => {
+                written.foreign.iter().try_for_each(|(_, lark)| check_foreign(lark))?;
+                let init = GrammarInit::Serialized(by_text(written));
+                let env = factory.tok_env().clone();
+                catch_unwind(AssertUnwindSafe(|| init.to_internal(Some(env), limits.clone())))?
+            }
         };
-        let mut parser = parser.map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())?;
-        parser.start_without_prompt();
+        budget.spend(lexer.cost() + grammar.num_symbols() as u64)?;
+        let text = || written.foreign.iter().map(|(_, lark)| lark.as_str()).collect::<Vec<_>>().join("\n");
+        if !written.foreign.is_empty() && is_costly_grammar(lexer.regex_builder.clone().into_exprset(), &text()) {
+            return Err(Refusal::Grammar(TOO_AMBIGUOUS.into()));
+        }
+        let parser = self.vocab.parser(GrammarInit::Internal(grammar, lexer), limits)?;
+        budget.spend(parser.parser.lexer_stats().total_fuel_spent as u64)?;
         // A client's own grammar may name any token.
         Ok(Matcher::new(parser, self.vocab.clone(), written.foreign.is_empty()))
+    }
+
+    /// The matcher, if anything can be generated under it. A client's own grammar has to show that it gets on.
+    fn tried(&self, mut fresh: Matcher, written: &Written, rules: &Rules) -> Result<Matcher, Refusal> {
+        let foreign = !written.foreign.is_empty();
+        if let Some(problem) = fresh.emptiness(foreign) {
+            return Err(Refusal::Grammar(problem));
+        }
+        let own = matches!(rules.response, Some(Response::Regex(_) | Response::StructuralTag(_))) || foreign;
+        if own {
+            let trial = begun(fresh.clone(), written.first, 0).and_then(|mut trial| trial.walk(TRIAL_TOKENS));
+            trial.map_err(|error| Refusal::Grammar(error.to_string()))?;
+        }
+        Ok(fresh)
     }
 
     fn key(&self, rules: &Rules) -> Key {
@@ -193,26 +227,54 @@ impl Grammars {
         };
         self.hashers.each_ref().map(|state| state.hash_one(&text))
     }
+}
 
-    fn cached(&self, key: Key) -> Option<Arc<Shared>> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.clock += 1;
-        let now = cache.clock;
-        let (shared, used) = cache.entries.get_mut(&key)?;
-        *used = now;
-        Some(shared.clone())
+/// Why there is no parser.
+enum Refusal {
+    Rule(RuleError),
+    /// What llguidance says, or what was found out about the grammar.
+    Grammar(String),
+}
+
+impl From<RuleError> for Refusal {
+    fn from(error: RuleError) -> Self {
+        Self::Rule(error)
     }
+}
 
-    fn keep(&self, key: Key, shared: Arc<Shared>) {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.clock += 1;
-        let now = cache.clock;
-        if cache.entries.len() >= MAX_CACHED_GRAMMARS
-            && let Some(oldest) = cache.entries.iter().min_by_key(|(_, (_, used))| *used).map(|(k, _)| *k)
-        {
-            cache.entries.remove(&oldest);
-        }
-        cache.entries.insert(key, (shared, now));
+impl From<anyhow::Error> for Refusal {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Grammar(error.to_string().lines().next().unwrap_or_default().to_owned())
+    }
+}
+
+const TOO_AMBIGUOUS: &str =
+    "its conjunctions (&) cannot be compiled at a bounded cost: their parts can be read in too many ways";
+
+/// What llguidance would compile at any cost.
+fn check_foreign(lark: &str) -> Result<(), Refusal> {
+    if !lark.contains("%json") {
+        return Ok(());
+    }
+    let patterns = ["\"pattern\"", "\"format\"", "\"patternProperties\""].map(|key| lark.matches(key).count());
+    let combined = ["\"allOf\"", "\"$ref\""].iter().any(|key| lark.contains(key));
+    match combined && patterns.iter().sum::<usize>() > MAX_FOREIGN_PATTERNS {
+        true => Err(Refusal::Grammar(format!(
+            "a schema behind %json that combines schemas may have at most {MAX_FOREIGN_PATTERNS} patterns and formats"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// The request's field that a grammar is made of.
+fn field(rules: &Rules) -> &'static str {
+    match &rules.response {
+        None => "tools",
+        Some(Response::Regex(_)) => "structured_outputs.regex",
+        Some(Response::Choice(_)) => "structured_outputs.choice",
+        Some(Response::Lark(_)) => "structured_outputs.grammar",
+        Some(Response::StructuralTag(_)) => "structural_tag",
+        Some(Response::JsonObject | Response::JsonSchema { .. }) => "response_format",
     }
 }
 
@@ -230,21 +292,7 @@ fn by_text(written: &Written) -> TopLevelGrammar {
 impl Compiled {
     /// A matcher at the start of the output.
     pub fn matcher(&self) -> Result<Matcher, MatcherError> {
-        self.begun(self.shared.fresh.clone())
-    }
-
-    fn begun(&self, mut matcher: Matcher) -> Result<Matcher, MatcherError> {
-        let first = match self.shared.first {
-            First::Nothing => None,
-            First::Conversation => Some(self.calls_before),
-            First::Turn => Some(1),
-        };
-        if let Some(first) = first {
-            let prefix = count_prefix(first, &matcher.vocab().digits())
-                .ok_or_else(|| MatcherError::Limit(format!("the conversation has {first} calls already")))?;
-            matcher.begin(&prefix)?;
-        }
-        Ok(matcher)
+        begun(self.shared.fresh.clone(), self.shared.first, self.calls_before)
     }
 
     /// How a model that wants to end its turn, but has to call a tool, goes on. Empty: no call is demanded.
@@ -255,6 +303,11 @@ impl Compiled {
     /// What the grammar leaves to validation.
     pub fn relaxations(&self) -> &[Relaxation] {
         &self.shared.relaxations
+    }
+
+    /// About how much memory it takes, and a copy of its matcher at most.
+    pub fn bytes(&self) -> usize {
+        self.shared.bytes
     }
 
     /// Validates finished arguments.
@@ -283,6 +336,21 @@ impl Compiled {
     }
 }
 
+/// The matcher where the output starts.
+fn begun(mut matcher: Matcher, first: First, calls_before: usize) -> Result<Matcher, MatcherError> {
+    let first = match first {
+        First::Nothing => None,
+        First::Conversation => Some(calls_before),
+        First::Turn => Some(1),
+    };
+    if let Some(first) = first {
+        let prefix = count_prefix(first, &matcher.vocab().digits())
+            .ok_or_else(|| MatcherError::Limit(format!("the conversation has {first} calls already")))?;
+        matcher.begin(&prefix)?;
+    }
+    Ok(matcher)
+}
+
 /// A strict schema has to be enforced wholly.
 fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> {
     let strict_response = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
@@ -292,14 +360,19 @@ fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> 
     };
     match relaxations.iter().find(|r| strict(&r.tool)) {
         None => Ok(()),
-        Some(Relaxation { tool, path, keyword }) => Err(RuleError::Unenforceable {
+        Some(Relaxation { tool, path, keyword, cause }) => Err(RuleError::Unenforceable {
             field: match tool.as_str() {
                 "" => "response_format.json_schema.schema".into(),
                 name => format!("tools[{name}].function.parameters"),
             },
             path: if path.is_empty() { "the root".into() } else { path.clone() },
             keyword: keyword.clone(),
-            reason: "the schema is strict, and the grammar has no means for this keyword".into(),
+            reason: match cause {
+                Cause::NoMeans => "the schema is strict, and the grammar has no means for this keyword".into(),
+                Cause::Cost => "the schema is strict, and this part would take more work than one request may cause; \
+                                split it into simpler ones"
+                    .into(),
+            },
         }),
     }
 }
@@ -364,6 +437,7 @@ impl Grammars {
         let grammars = vec![GrammarWithLexer::from_lark(lark.clone())];
         let mut parser = factory.create_parser(TopLevelGrammar { grammars, max_tokens: None }).expect("a grammar");
         parser.start_without_prompt();
-        Some(compiled.begun(Matcher::new(parser, self.vocab.clone(), true)).expect("a matcher"))
+        let matcher = Matcher::new(parser, self.vocab.clone(), true);
+        Some(begun(matcher, compiled.shared.first, compiled.calls_before).expect("a matcher"))
     }
 }

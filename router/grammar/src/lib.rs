@@ -5,6 +5,8 @@
 //! (bytes, or a special token by its text) and appends typed [`Event`]s; concatenated, they do not depend on how the
 //! output was cut into pieces.
 
+mod budget;
+mod cache;
 mod codec;
 mod describe;
 #[cfg(test)]
@@ -28,9 +30,11 @@ mod scan;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod validate;
 mod vocab;
 
+pub use budget::{Budget, Cancel};
 pub use describe::{Description, markdown};
 pub use event::Event;
 pub use format::{
@@ -43,7 +47,7 @@ pub use matcher::{Matcher, MatcherError};
 pub use models::{Recommendation, recommendations};
 pub use parse::{Parser, ParserOptions, ToolDecl};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
-pub use rules::{Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
+pub use rules::{Cause, Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
 pub use scan::{OwnedPiece, Piece};
 pub use validate::Judge;
 pub use vocab::{Encoder, Vocab, VocabError};

@@ -12,6 +12,43 @@ pub const MAX_SCHEMAS_BYTES: usize = 2 << 20;
 pub const MAX_SCHEMA_DEPTH: usize = 64;
 /// Schema nodes compiled per request; references and combinations count each time they are spelled out.
 pub const MAX_SCHEMA_NODES: usize = 20_000;
+/// Steps of one compilation: about 0.3 s of a core. A step is a node of a schema that is copied or compared, or a unit of
+/// llguidance's fuel.
+pub const MAX_COMPILE_WORK: u64 = 3_000_000;
+/// Steps of a first attempt, of which every small schema has enough: about 20 ms.
+pub const MAX_FIRST_WORK: u64 = 200_000;
+/// Steps of combining the parts of one schema.
+pub const MAX_PART_WORK: u64 = 200_000;
+/// Steps of telling whether schemas exclude each other, or of saying the opposite of one.
+pub const MAX_COMPARISON_STEPS: u64 = 200_000;
+/// Members that objects which are told apart by their members may have together.
+pub const MAX_ROW_MEMBERS: usize = 4_500;
+/// Properties that come in the order of the schema; objects with more are any object.
+pub const MAX_IN_ORDER: usize = 2_200;
+/// Patterns of properties that are told apart; with more, a key may be any.
+pub const MAX_PATTERNS: usize = 16;
+/// How often the conjuncts of an expression may go on in more than one way at one place, multiplied, the most ambiguous of
+/// them left out. llguidance tries all combinations at once.
+pub const MAX_OVERLAP: u64 = 256;
+/// Fuel of llguidance that the lexer may take when it is built.
+pub const MAX_LEXER_FUEL: u64 = 1_000_000;
+/// The same however little of the budget is left.
+pub const MIN_LEXER_FUEL: u64 = 200_000;
+/// Fuel of llguidance for a mask, or for a few tokens without one: 10 to 30 ms.
+pub const MAX_STEP_FUEL: u64 = 200_000;
+/// Tokens that are accepted on the fuel of one step.
+pub const TOKENS_PER_STEP: u32 = 8;
+/// Tokens that are drawn from a client's own grammar before it is used.
+pub const TRIAL_TOKENS: usize = 8;
+/// Items that the parser may hold at one place.
+pub const MAX_ROW_ITEMS: usize = 5_000;
+/// Patterns and formats of JSON Schemas within a client's grammar.
+pub const MAX_FOREIGN_PATTERNS: usize = 4;
+/// Fuel of llguidance that 24 steps through texts that a string's constraints allow may take.
+pub const MAX_WALK_FUEL: u64 = 400_000;
+/// Fuel of llguidance that telling whether a string's constraints contradict each other may take. Every token of such a
+/// string costs about as much.
+pub const MAX_TEXT_FUEL: u64 = 20_000;
 /// Ways to satisfy one schema that are spelled out because what it combines cannot be kept apart.
 pub const MAX_SCHEMA_WAYS: usize = 500;
 /// Bytes of a grammar, a regular expression or a list of choices that a client sends.
@@ -26,8 +63,8 @@ pub const MAX_GRAMMAR_BYTES: usize = 4 << 20;
 pub const MAX_GRAMMAR_SYMBOLS: usize = 500_000;
 /// States of a grammar's lexer, about 1-2 KB each.
 pub const MAX_LEXER_STATES: usize = 100_000;
-/// Compiled grammars kept for later requests.
-pub const MAX_CACHED_GRAMMARS: usize = 128;
+/// Bytes of compiled grammars kept for later requests, per model.
+pub const MAX_CACHED_BYTES: usize = 256 << 20;
 /// Blanks between the tokens of JSON where a model may put them.
 pub const MAX_BLANKS: usize = 8;
 /// Indentation after a newline in JSON.

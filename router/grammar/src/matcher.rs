@@ -6,10 +6,12 @@ use std::sync::Arc;
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
 use llguidance::derivre::NextByte;
+use llguidance::earley::{BiasComputer, ParserRecognizer};
 use llguidance::panic_utils::catch_unwind;
-use llguidance::toktrie::{Recognizer, TokTrie};
+use llguidance::toktrie::{Recognizer, SimpleVob, TokTrie};
 
-use crate::limits::MAX_FORCED_TOKENS;
+use crate::limits::{MAX_FORCED_TOKENS, TOKENS_PER_STEP};
+use crate::trial;
 use crate::vocab::Vocab;
 
 /// The end of one request; no other request is affected.
@@ -17,6 +19,8 @@ use crate::vocab::Vocab;
 pub enum MatcherError {
     #[error("the output needs more grammar states than are allowed: {0}")]
     Limit(String),
+    #[error("the grammar comes to a dead end: nothing can follow what was generated")]
+    DeadEnd,
     #[error("the grammar failed: {0}")]
     Internal(String),
     #[error("the grammar refused {0} draws in a row at one place: none of its continuations can be drawn")]
@@ -29,6 +33,8 @@ pub struct Matcher {
     vocab: Arc<Vocab>,
     /// After its beginning the grammar names no token but added ones: others are their bytes.
     bytewise: bool,
+    /// Tokens since the parser was last given fuel.
+    unfueled: u32,
     /// A stop token was taken.
     ended: bool,
     /// What ended the request; nothing is asked of the parser after that.
@@ -38,9 +44,9 @@ pub struct Matcher {
 impl Clone for Matcher {
     fn clone(&self) -> Self {
         // Shared lexer states would let one request's failure end another.
-        let Self { parser, vocab, bytewise, ended, failed } = self;
+        let Self { parser, vocab, bytewise, unfueled, ended, failed } = self;
         let (parser, vocab, failed) = (parser.deep_clone(), vocab.clone(), failed.clone());
-        Self { parser, vocab, bytewise: *bytewise, ended: *ended, failed }
+        Self { parser, vocab, bytewise: *bytewise, unfueled: *unfueled, ended: *ended, failed }
     }
 }
 
@@ -52,7 +58,7 @@ impl std::fmt::Debug for Matcher {
 
 impl Matcher {
     pub(crate) fn new(parser: TokenParser, vocab: Arc<Vocab>, bytewise: bool) -> Self {
-        Self { parser, vocab, bytewise, ended: false, failed: None }
+        Self { parser, vocab, bytewise, unfueled: TOKENS_PER_STEP, ended: false, failed: None }
     }
 
     /// Takes the token if the grammar allows it; otherwise the state is as before. A stop token that the grammar names ends
@@ -68,7 +74,12 @@ impl Matcher {
         }
         let bytewise = self.bytewise && !stop;
         let vocab = self.vocab.clone();
+        self.unfueled += 1;
+        let refuel = self.unfueled > TOKENS_PER_STEP;
         let taken = self.ask(|parser| {
+            if refuel {
+                fuel(parser, &vocab);
+            }
             let bytes = vocab.trie().token(id);
             // Whether the grammar names this very token would cost as much as all of its bytes.
             let fits = match bytewise && is_text(bytes) && parser.parser.currently_forced_bytes().is_empty() {
@@ -88,6 +99,9 @@ impl Matcher {
             }
             Ok(true)
         })?;
+        if refuel {
+            self.unfueled = 0;
+        }
         if stop && !taken && self.names(id)? {
             self.ended = true;
             return Ok(true);
@@ -116,6 +130,28 @@ impl Matcher {
             parser.check_stop()?;
             Ok(())
         })
+    }
+
+    /// Takes so many tokens of those that its masks allow, or as many as there are.
+    pub(crate) fn walk(&mut self, tokens: usize) -> Result<(), MatcherError> {
+        /// Prime, so that the choice differs from token to token.
+        const STRIDE: usize = 7919;
+        for step in 1..=tokens {
+            if self.is_stopped() {
+                break;
+            }
+            let mask = self.mask()?;
+            let allowed = (0..self.vocab.size() as u32)
+                .filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1 && !self.vocab.is_stop(*id));
+            // Control tokens lead away from what a client's grammar says.
+            let (text, control): (Vec<u32>, Vec<u32>) = allowed.partition(|id| is_text(self.vocab.trie().token(*id)));
+            let ids = if text.is_empty() { control } else { text };
+            let Some(id) = ids.get(step * STRIDE % ids.len().max(1)) else { break };
+            if !self.accept(*id)? {
+                return Err(MatcherError::Internal(format!("token {id} was in the mask and then refused")));
+            }
+        }
+        Ok(())
     }
 
     /// The tokens that may come next, one bit per id, lowest bit first: `ceil(size / 8)` bytes.
@@ -179,6 +215,18 @@ impl Matcher {
         choice.unwrap_or(false)
     }
 
+    /// Why nothing can be generated; none if something can, or if that is plain: `anyway` to ask in any case.
+    pub(crate) fn emptiness(&mut self, anyway: bool) -> Option<String> {
+        self.ask(|parser| Ok(trial::emptiness(parser, anyway))).unwrap_or_else(|error| Some(error.to_string()))
+    }
+
+    /// About how much memory a copy takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let stats = self.parser.parser.lexer_stats();
+        // Each state has a set of lexemes, which the parser's own figure leaves out.
+        stats.num_bytes + stats.num_states * stats.num_regexps.div_ceil(8)
+    }
+
     /// Whether the turn may end here.
     pub fn may_stop(&mut self) -> bool {
         self.ended || self.at_end() || self.ask(|parser| Ok(parser.is_accepting())).unwrap_or(false)
@@ -214,6 +262,10 @@ impl Matcher {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default().to_owned();
             let limit = match self.parser.stop_reason() {
+                StopReason::NoExtension | StopReason::NoExtensionBias => {
+                    self.failed = Some(MatcherError::DeadEnd);
+                    return MatcherError::DeadEnd;
+                }
                 StopReason::LexerTooComplex | StopReason::ParserTooComplex => true,
                 _ => line.contains("Too many items") || line.contains("too complex"),
             };
@@ -248,6 +300,25 @@ fn fits(parser: &mut TokenParser, bytes: &[u8]) -> bool {
         lexer.trie_finished();
         fits
     })
+}
+
+/// Gives the lexer the fuel of one step, as the parser does before each mask and nowhere else: without it, tokens that are
+/// accepted without a mask would cost what they like at first, and later fail for want of fuel.
+fn fuel(parser: &mut TokenParser, vocab: &Vocab) {
+    struct Nothing<'v>(&'v TokTrie);
+
+    impl BiasComputer for Nothing<'_> {
+        fn compute_bias(&self, _: &mut ParserRecognizer<'_>, _: &[u8]) -> SimpleVob {
+            self.0.alloc_token_set()
+        }
+
+        fn trie(&self) -> &TokTrie {
+            self.0
+        }
+    }
+
+    // A mask of what follows some bytes is not kept.
+    parser.parser.compute_bias(&Nothing(vocab.trie()), &[0]);
 }
 
 fn set(mask: &mut [u8], ids: &[u32]) {

@@ -77,6 +77,9 @@ pub enum RuleError {
     Unenforceable { field: String, path: String, keyword: String, reason: String },
     #[error("{field}: {what} is {found}; the limit is {limit}")]
     TooLarge { field: String, what: &'static str, found: usize, limit: usize },
+    /// A first attempt took too long, or nobody waits any more.
+    #[error("the compilation was given up before its end")]
+    Unfinished,
     /// The model's format cannot do what is asked.
     #[error("{field}: {problem} (the model's tool format is {format})")]
     Format { field: &'static str, format: &'static str, problem: String },
@@ -96,6 +99,22 @@ pub struct Relaxation {
     /// JSON pointer to the schema that holds the keyword.
     pub path: String,
     pub keyword: String,
+    pub cause: Cause,
+}
+
+/// Why a part of a schema is not enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The grammar cannot say it.
+    NoMeans,
+    /// It would take too much work, when compiled or at each token.
+    Cost,
+}
+
+impl Relaxation {
+    pub(crate) fn names_same(&self, other: &Self) -> bool {
+        (&self.tool, &self.path, &self.keyword) == (&other.tool, &other.path, &other.keyword)
+    }
 }
 
 impl std::fmt::Display for Relaxation {

@@ -171,6 +171,17 @@ impl Validators {
         self.response.is_some()
     }
 
+    /// About how much memory they take, once all are compiled.
+    pub fn bytes(&self) -> usize {
+        /// Of a schema as a tree and as a validator, per byte of its text.
+        const TIMES: usize = 20;
+        let response = match &self.response {
+            Some(Whole::Json(schema)) => Some(schema),
+            _ => None,
+        };
+        self.tools.values().chain(response).map(|lazy| TIMES * lazy.schema.to_string().len()).sum()
+    }
+
     /// Whether judging so many bytes may be done where others wait: the arguments of a tool, or the response.
     pub fn is_quick(&self, tool: Option<&str>, bytes: usize) -> bool {
         match (tool, &self.response) {

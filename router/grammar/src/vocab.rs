@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use llguidance::ParserFactory;
+use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
+use llguidance::{Logger, ParserFactory, TokenParser};
 
-use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES};
+use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES, MAX_ROW_ITEMS, MAX_STEP_FUEL};
 
 /// Encodes text that stays text: no control token comes out of it.
 pub type Encoder = Box<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
@@ -27,6 +28,7 @@ pub enum VocabError {
 /// Built once per model.
 pub struct Vocab {
     factory: ParserFactory,
+    capabilities: InferenceCapabilities,
     special: HashMap<Box<str>, u32>,
     stops: Vec<u32>,
     size: usize,
@@ -80,15 +82,17 @@ impl Vocab {
             backtrack: false,
             fork: false,
         };
-        let mut factory =
-            ParserFactory::new(&env, capabilities, &SlicedBiasComputer::json_slices()).map_err(|e| index(&e))?;
+        let mut factory = ParserFactory::new(&env, capabilities.clone(), &SlicedBiasComputer::json_slices())
+            .map_err(|e| index(&e))?;
         factory.quiet();
         let limits = factory.limits_mut();
         limits.verbose_errors = false;
         limits.precompute_large_lexemes = false;
         limits.max_grammar_size = MAX_GRAMMAR_SYMBOLS;
         limits.max_lexer_states = MAX_LEXER_STATES;
-        Ok(Self { factory, special, stops: stop_ids.to_vec(), size })
+        limits.max_items_in_row = MAX_ROW_ITEMS;
+        limits.step_lexer_fuel = MAX_STEP_FUEL;
+        Ok(Self { factory, capabilities, special, stops: stop_ids.to_vec(), size })
     }
 
     /// The number of ids.
@@ -126,6 +130,16 @@ impl Vocab {
 
     pub(crate) fn factory(&self) -> &ParserFactory {
         &self.factory
+    }
+
+    /// A parser that is ready for output.
+    pub(crate) fn parser(&self, grammar: GrammarInit, limits: ParserLimits) -> anyhow::Result<TokenParser> {
+        let capabilities = self.capabilities.clone();
+        let parser = self.factory.create_parser_from_init_ext(grammar, Logger::new(0, 0), capabilities, limits);
+        parser.map(|mut parser| {
+            parser.start_without_prompt();
+            parser
+        })
     }
 
     pub(crate) fn trie(&self) -> &TokTrie {

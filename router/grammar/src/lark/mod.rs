@@ -4,6 +4,7 @@ mod call;
 mod count;
 mod marker;
 mod output;
+mod price;
 mod read;
 mod response;
 mod tags;
@@ -15,6 +16,7 @@ use crate::limits::{MAX_BLANKS, MAX_INDENT};
 
 pub(crate) use count::prefix as count_prefix;
 pub(crate) use output::{First, Written, write};
+pub(crate) use price::{Price, is_costly_grammar, is_empty, price};
 pub(crate) use read::read;
 
 /// With this each grammar begins: which tokens spell a text is the model's affair.

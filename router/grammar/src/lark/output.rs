@@ -4,6 +4,7 @@ use super::call::{CallError, Caller, writable};
 use super::count::Count;
 use super::marker::{Marking, Missing, Piece, join};
 use super::{HEADER, Writer, blanks, either, escape, layout, literal, response};
+use crate::budget::Budget;
 use crate::format::{Calls, Codec, Format, Ids, Region, Step};
 use crate::limits::MAX_BLANKS;
 use crate::rules::{Relaxation, Response, RuleError, Rules};
@@ -30,9 +31,15 @@ pub(crate) enum First {
 }
 
 /// Writes the grammar of a request.
-pub(crate) fn write(format: &'static Format, vocab: &Vocab, rules: &Rules, loose: bool) -> Result<Written, RuleError> {
+pub(crate) fn write(
+    format: &'static Format,
+    vocab: &Vocab,
+    rules: &Rules,
+    loose: bool,
+    budget: &mut Budget,
+) -> Result<Written, RuleError> {
     let mut writer = Writer::default();
-    let mut work = Work { writer: &mut writer, relaxations: Vec::new(), loose, nodes: 0 };
+    let mut work = Work { writer: &mut writer, relaxations: Vec::new(), loose, nodes: 0, budget };
     let marking = Marking { format, vocab };
     let first = output(&marking, &mut work, rules).map_err(|e| match e {
         CallError::Rule(e) => e,

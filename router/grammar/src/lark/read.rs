@@ -4,33 +4,40 @@
 
 use std::collections::HashMap;
 
-use llguidance::api::{GrammarInit, ParserLimits};
-use llguidance::derivre::{ExprRef, RegexAst};
+use llguidance::api::ParserLimits;
+use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::earley::lexerspec::{LexemeClass, LexemeIdx, LexerSpec};
 use llguidance::earley::{BitIdx, Grammar, ParamCond, ParamExpr, ParamRef, ParamValue, SymIdx, SymbolProps};
 
+use super::price::largest_count;
+
 /// The grammar; none if the text has more than is known here, or what llguidance refuses.
-pub(crate) fn read(lark: &str, limits: &ParserLimits) -> Option<GrammarInit> {
+pub(crate) fn read(lark: &str, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
     let rules = lark.strip_prefix(super::HEADER)?;
-    let definitions = rules.lines().map(definition).collect::<Option<HashMap<_, _>>>()?;
-    let mut spec = LexerSpec::new().ok()?;
-    let class = spec.setup_lexeme_class(RegexAst::NoMatch).ok()?;
-    spec.regex_builder.unicode(true).utf8(true);
-    spec.no_forcing = true;
-    let mut reader = Reader {
-        definitions,
-        grammar: Grammar::new(None),
-        spec,
-        class,
-        rules: HashMap::new(),
-        terminals: HashMap::new(),
-        symbols: HashMap::new(),
-        unread: Vec::new(),
-    };
+    let mut reader = Reader::new(rules.lines().map(definition).collect::<Option<_>>()?)?;
     reader.all()?;
     let Reader { grammar, spec, .. } = reader;
     let fits = spec.cost() <= limits.initial_lexer_fuel && grammar.num_symbols() <= limits.max_grammar_size;
-    fits.then_some(GrammarInit::Internal(grammar, spec))
+    fits.then_some((grammar, spec))
+}
+
+/// The body of a terminal that names no other: what it is made of, its conjuncts with the largest count in each, and the
+/// whole of it.
+pub(super) fn conjunction(body: &str) -> Option<(RegexBuilder, Vec<(ExprRef, u64)>, ExprRef)> {
+    let mut reader = Reader::new(HashMap::new())?;
+    let mut text = Text(body);
+    let mut conjuncts = Vec::new();
+    loop {
+        let before = text.0;
+        let one = reader.row(&mut text)?;
+        conjuncts.push((one, largest_count(&before[..before.len() - text.0.len()])));
+        if !text.takes("&") {
+            break;
+        }
+    }
+    let all = conjuncts.iter().map(|(one, _)| *one).collect();
+    let whole = text.peek().is_none().then(|| reader.combine(all, RegexAst::And))??;
+    Some((reader.spec.regex_builder, conjuncts, whole))
 }
 
 #[derive(Clone, Copy)]
@@ -64,6 +71,23 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    fn new(definitions: HashMap<&'a str, Definition<'a>>) -> Option<Self> {
+        let mut spec = LexerSpec::new().ok()?;
+        let class = spec.setup_lexeme_class(RegexAst::NoMatch).ok()?;
+        spec.regex_builder.unicode(true).utf8(true);
+        spec.no_forcing = true;
+        Some(Reader {
+            definitions,
+            grammar: Grammar::new(None),
+            spec,
+            class,
+            rules: HashMap::new(),
+            terminals: HashMap::new(),
+            symbols: HashMap::new(),
+            unread: Vec::new(),
+        })
+    }
+
     fn all(&mut self) -> Option<()> {
         // The first symbol is where the output starts.
         let start = self.rule("start")?;

@@ -2,18 +2,24 @@
 
 use serde_json::Value;
 
+use super::cost::size;
 use super::flat::{is_type, same, types, values};
 use super::{Compiler, Schema};
+use crate::limits::MAX_COMPARISON_STEPS;
+use crate::rules::RuleError;
 
 impl Compiler<'_, '_, '_> {
     /// Whether no value can satisfy two of the schemas, as far as types, constants and required properties tell.
-    pub(super) fn disjoint(&self, options: &[Value]) -> bool {
-        options.iter().enumerate().all(|(i, a)| options[i + 1..].iter().all(|b| self.apart(a, b, 0)))
+    pub(super) fn disjoint(&mut self, options: &[Value]) -> Result<bool, RuleError> {
+        self.steps.set(MAX_COMPARISON_STEPS);
+        let disjoint = options.iter().enumerate().all(|(i, a)| options[i + 1..].iter().all(|b| self.apart(a, b, 0)));
+        self.work.budget.spend(MAX_COMPARISON_STEPS - self.steps.get())?;
+        Ok(disjoint)
     }
 
     fn apart(&self, a: &Value, b: &Value, depth: usize) -> bool {
         const DEEP: usize = 8;
-        if depth > DEEP {
+        if depth > DEEP || !self.step(size(a) + size(b)) {
             return false;
         }
         let (a, b) = match (a, b) {

@@ -3,6 +3,7 @@
 use jsonschema::Validator;
 use serde_json::{Value, json};
 
+use super::cost::{size, size_of_map};
 use super::merge::{each, modern};
 use super::negate::excludes_constants;
 use super::{Compiler, Schema};
@@ -177,6 +178,7 @@ impl<'s> Compiler<'s, '_, '_> {
     /// The schema as a union of schemas without combinators.
     pub(super) fn flatten(&mut self, map: &Schema, path: &str) -> Result<Vec<Schema>, RuleError> {
         self.enter(path)?;
+        self.pay(size_of_map(map), path)?;
         let out = self.flatten_one(map.clone(), path)?;
         self.depth -= 1;
         Ok(out)
@@ -248,7 +250,7 @@ impl<'s> Compiler<'s, '_, '_> {
         }
         if let Some((keyword, options)) = ["anyOf", "oneOf"].into_iter().find_map(|k| Some((k, map.remove(k)?))) {
             let options = options.as_array().cloned().unwrap_or_default();
-            if keyword == "oneOf" && !self.disjoint(&options) {
+            if keyword == "oneOf" && !self.disjoint(&options)? {
                 self.relax(path, keyword);
             }
             return self.any_of(map, &options, &format!("{path}/{keyword}"));
@@ -269,6 +271,7 @@ impl<'s> Compiler<'s, '_, '_> {
         let mut all: Vec<Schema> = Vec::new();
         for (i, option) in options.iter().enumerate() {
             for one in self.combine(map.clone(), option, &format!("{path}/{i}"))? {
+                self.pay(all.len() as u64, path)?;
                 if !all.contains(&one) {
                     all.push(one);
                 }
@@ -282,6 +285,7 @@ impl<'s> Compiler<'s, '_, '_> {
     }
 
     fn combine(&mut self, base: Schema, other: &Value, path: &str) -> Result<Vec<Schema>, RuleError> {
+        self.pay(size(other), path)?;
         match other {
             Value::Bool(true) => self.flatten(&base, path),
             Value::Object(other) => match self.merge(base, other, path) {

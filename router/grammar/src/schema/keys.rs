@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use super::pattern::{Reading, found_in};
 use super::text::{Said, exclusive};
 use super::{Compiler, Dialect, Schema, flat};
-use crate::lark::{either, escape, literal};
+use crate::lark::{Price, either, escape, literal};
+use crate::limits::{MAX_PART_WORK, MAX_TEXT_FUEL};
 use crate::rules::RuleError;
 
 /// A JSON string that spells its text plainly: ASCII as itself or by the shortest escape, all else as itself or in
@@ -48,7 +49,7 @@ impl Compiler<'_, '_, '_> {
             None => vec![Schema::new()],
             Some(names) => {
                 let map = json!({"type": "string", "allOf": [names]});
-                map.as_object().map_or(Ok(Vec::new()), |map| self.flatten(map, path))?
+                map.as_object().map_or(Ok(Vec::new()), |map| self.ways(map, path))?
             }
         };
         let mut all = Vec::new();
@@ -62,7 +63,7 @@ impl Compiler<'_, '_, '_> {
                 all.extend(names);
                 continue;
             }
-            let Some(mut said) = self.texts(&flat, path) else { continue };
+            let Some(mut said) = self.texts(&flat, path)? else { continue };
             said.all.extend(patterns.all.iter().cloned());
             said.none.extend(patterns.none.iter().cloned());
             let excluded = super::negate::excluded(&flat);
@@ -73,8 +74,10 @@ impl Compiler<'_, '_, '_> {
                 continue;
             }
             let said = said.but(taken.iter().map(String::as_str)).but(excluded.iter().filter_map(Value::as_str));
-            if said.is_possible() != Some(false) {
-                all.push(self.quoted_text(&said));
+            match said.price(self.work.budget)? {
+                Price::Affordable => all.push(self.quoted_text(&said)),
+                Price::Empty => {}
+                Price::Costly => return Err(self.too_large(path, "the cost of its patterns", MAX_TEXT_FUEL as usize)),
             }
         }
         Ok(all)
@@ -98,15 +101,19 @@ impl Compiler<'_, '_, '_> {
             regexes.filter(|_| self.dialect == Dialect::Json && !self.work.loose || patterns.is_empty())
         else {
             self.relax(path, "patternProperties");
-            let (key, value) = (self.other_key(taken), self.any());
-            return Ok(Some(format!("{key} {colon} {value}")));
+            return Ok(Some(self.any_other(taken)));
         };
+        let end = self.work.budget.spent().saturating_add(MAX_PART_WORK);
         // Which patterns a key matches, and what its value has to be then.
         let mut ways: Vec<(Vec<usize>, Value)> =
             patterns.iter().enumerate().map(|(i, (_, schema))| (vec![i], (*schema).clone())).collect();
         for (i, (a, first)) in patterns.iter().enumerate() {
             for (j, (b, second)) in patterns.iter().enumerate().skip(i + 1) {
-                if !exclusive(a, b) {
+                if self.work.budget.spent() > end {
+                    self.relax_costly(path, "patternProperties");
+                    return Ok(Some(self.any_other(taken)));
+                }
+                if !exclusive(a, b, self.work.budget)? {
                     ways.push((vec![i, j], json!({"allOf": [first, second]})));
                 }
             }
@@ -117,7 +124,7 @@ impl Compiler<'_, '_, '_> {
         if *rest != Value::Bool(false) {
             ways.push((Vec::new(), rest.clone()));
         }
-        let mut all = Vec::new();
+        let (mut all, mut spent) = (Vec::new(), 0);
         for (which, schema) in &ways {
             let Some(value) = self.value(schema, path)? else { continue };
             let not = |i: &usize| {
@@ -131,11 +138,28 @@ impl Compiler<'_, '_, '_> {
                     said.none.push(wide.clone());
                 }
             }
-            for key in self.keys(names, &said, taken, path)? {
-                all.push(format!("{key} {colon} {value}"));
+            let before = self.work.budget.spent();
+            let keys = self.keys(names, &said, taken, path);
+            spent += self.work.budget.spent() - before;
+            match keys {
+                Ok(keys) if spent <= MAX_PART_WORK => {
+                    all.extend(keys.into_iter().map(|key| format!("{key} {colon} {value}")));
+                }
+                Ok(_) | Err(RuleError::TooLarge { .. }) => {
+                    let keyword = if patterns.is_empty() { "propertyNames" } else { "patternProperties" };
+                    self.relax_costly(path, keyword);
+                    return Ok(Some(self.any_other(taken)));
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok((!all.is_empty()).then(|| either(&all)))
+    }
+
+    /// A member of any other name and any value.
+    fn any_other(&mut self, taken: &[String]) -> String {
+        let (key, colon, value) = (self.other_key(taken), self.colon(), self.any());
+        format!("{key} {colon} {value}")
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod apart;
 mod array;
+mod cost;
 pub(crate) mod draft;
 mod flat;
 mod formats;
@@ -23,13 +24,15 @@ mod scalar;
 mod spelled;
 mod text;
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
+use crate::budget::Budget;
 use crate::lark::{Writer, either};
-use crate::limits::{MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES};
-use crate::rules::{Relaxation, RuleError};
+use crate::limits::{MAX_COMPILE_WORK, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES};
+use crate::rules::{Cause, Relaxation, RuleError};
 use crate::validate::accepts;
 
 pub(crate) use flat::matches;
@@ -48,6 +51,7 @@ pub(crate) struct Work<'w> {
     /// out, after that was too much.
     pub loose: bool,
     pub nodes: usize,
+    pub budget: &'w mut Budget,
 }
 
 /// Compiles one schema.
@@ -64,12 +68,27 @@ pub(crate) struct Compiler<'s, 'w, 'x> {
     /// Names that recursion used before they were defined.
     recursive: HashSet<String>,
     depth: usize,
+    /// How much of the budget is spent when the part that is being combined has had its share.
+    part_end: u64,
+    /// Steps left for telling schemas apart and for turning them into their opposite.
+    steps: Cell<u64>,
 }
 
 impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
     /// `root`: as [`local`] gives it.
     pub fn new(work: &'x mut Work<'w>, root: &'s Value, tool: &'s str, field: String, dialect: Dialect) -> Self {
-        Self { work, root, tool, field, dialect, memo: HashMap::new(), recursive: HashSet::new(), depth: 0 }
+        Self {
+            work,
+            root,
+            tool,
+            field,
+            dialect,
+            memo: HashMap::new(),
+            recursive: HashSet::new(),
+            depth: 0,
+            part_end: 0,
+            steps: Cell::new(0),
+        }
     }
 
     fn w(&mut self) -> &mut Writer {
@@ -133,7 +152,14 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             }
             return Ok(known.clone());
         }
-        self.enter(path)?;
+        match self.enter(path) {
+            Err(RuleError::TooLarge { .. }) => {
+                self.depth -= 1;
+                return Ok(Some(self.free_of(schema, path)));
+            }
+            entered => entered?,
+        }
+        self.work.budget.spend(cost::size(schema))?;
         let name = self.w().reserve();
         self.memo.insert(key.clone(), Some(name.clone()));
         let mut alternatives = self.alternatives(schema, path)?;
@@ -177,7 +203,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         }
         for keyword in ["anyOf", "oneOf"] {
             if let Some(options) = only(map, keyword).and_then(Value::as_array) {
-                if keyword == "oneOf" && !self.disjoint(options) {
+                if keyword == "oneOf" && !self.disjoint(options)? {
                     self.relax(path, keyword);
                 }
                 let mut all = Vec::new();
@@ -189,7 +215,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             }
         }
         let mut all = Vec::new();
-        for flat in self.flatten(map, path)? {
+        for flat in self.ways(map, path)? {
             all.extend(self.flat(&flat, path)?);
         }
         all.dedup();
@@ -240,7 +266,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             let rule = match kind {
                 "object" => self.object(flat, path)?,
                 "array" => self.array(flat, path)?,
-                "string" => self.string(flat, &banned, path),
+                "string" => self.string(flat, &banned, path)?,
                 "integer" | "number" => self.number(flat, kind, &banned, path),
                 "boolean" => self.boolean(&banned),
                 "null" => banned.is_empty().then(|| self.null()),
@@ -257,16 +283,21 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
     fn enter(&mut self, path: &str) -> Result<(), RuleError> {
         self.depth += 1;
         self.work.nodes += 1;
-        let field = || format!("{}{path}", self.field);
+        self.work.budget.spend(1)?;
         if self.depth > MAX_SCHEMA_DEPTH {
-            let (found, limit) = (self.depth, MAX_SCHEMA_DEPTH);
-            return Err(RuleError::TooLarge { field: field(), what: "the depth of the schema", found, limit });
+            return Err(self.too_large(path, "the depth of the schema", MAX_SCHEMA_DEPTH));
         }
         if self.work.nodes > MAX_SCHEMA_NODES {
-            let (found, limit) = (self.work.nodes, MAX_SCHEMA_NODES);
-            return Err(RuleError::TooLarge { field: field(), what: "the number of schema nodes", found, limit });
+            return Err(self.too_large(path, "the number of schema nodes", MAX_SCHEMA_NODES));
+        }
+        if self.work.budget.left() == 0 {
+            return Err(self.too_large(path, "the work of compiling the schemas", MAX_COMPILE_WORK as usize));
         }
         Ok(())
+    }
+
+    fn too_large(&self, path: &str, what: &'static str, limit: usize) -> RuleError {
+        RuleError::TooLarge { field: format!("{}{path}", self.field), what, found: limit.saturating_add(1), limit }
     }
 
     fn refuse(&self, path: &str, keyword: &str, reason: &str) -> RuleError {
@@ -279,8 +310,16 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
     }
 
     fn relax(&mut self, path: &str, keyword: &str) {
-        let relaxation = Relaxation { tool: self.tool.into(), path: path.into(), keyword: keyword.into() };
-        if !self.work.relaxations.contains(&relaxation) {
+        self.relaxed(path, keyword, Cause::NoMeans);
+    }
+
+    fn relax_costly(&mut self, path: &str, keyword: &str) {
+        self.relaxed(path, keyword, Cause::Cost);
+    }
+
+    fn relaxed(&mut self, path: &str, keyword: &str, cause: Cause) {
+        let relaxation = Relaxation { tool: self.tool.into(), path: path.into(), keyword: keyword.into(), cause };
+        if !self.work.relaxations.iter().any(|known| known.names_same(&relaxation)) {
             self.work.relaxations.push(relaxation);
         }
     }

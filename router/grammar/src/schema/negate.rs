@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::cost::size;
 use super::flat::is_annotation;
 use super::{Compiler, Schema};
-use crate::limits::MAX_SCHEMA_DEPTH;
+use crate::limits::{MAX_COMPARISON_STEPS, MAX_SCHEMA_DEPTH};
 
 pub(super) const TYPES: [&str; 6] = ["object", "array", "string", "number", "boolean", "null"];
 
@@ -25,11 +26,12 @@ pub(super) fn excluded(flat: &Schema) -> Vec<Value> {
 impl Compiler<'_, '_, '_> {
     /// A union of schemas that takes what this one refuses and nothing else; none if that cannot be said.
     pub(super) fn negated(&self, schema: &Value) -> Option<Vec<Value>> {
+        self.steps.set(MAX_COMPARISON_STEPS);
         self.negate(schema, 0)
     }
 
     fn negate(&self, schema: &Value, depth: usize) -> Option<Vec<Value>> {
-        if depth > MAX_SCHEMA_DEPTH {
+        if depth > MAX_SCHEMA_DEPTH || !self.step(1) {
             return None;
         }
         let map = match schema {
@@ -51,6 +53,9 @@ impl Compiler<'_, '_, '_> {
     fn negate_one(&self, map: &Schema, keyword: &str, value: &Value, depth: usize) -> Option<Vec<Value>> {
         let typed = |kind: &str, keyword: &str, value: Value| json!({"type": kind, keyword: value});
         let count = |by: i64| value.as_i64().map(|n| n + by);
+        if !self.step(size(value)) {
+            return None;
+        }
         Some(match keyword {
             "$ref" => {
                 let (target, _) = self.resolve(value.as_str()?, "").ok()?;

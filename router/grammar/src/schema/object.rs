@@ -1,12 +1,12 @@
 //! Objects. A rule's parameter holds one bit per property that has come (llguidance's parametric rules).
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::array::times;
 use super::flat::matches;
 use super::{Compiler, Schema};
 use crate::lark::blanks;
-use crate::limits::MAX_ANY_ORDER;
+use crate::limits::{MAX_ANY_ORDER, MAX_IN_ORDER, MAX_PATTERNS};
 use crate::rules::RuleError;
 
 /// The members of an object that its schema names, and all names that it uses.
@@ -58,7 +58,19 @@ impl Compiler<'_, '_, '_> {
     }
 
     pub(super) fn object(&mut self, flat: &Schema, path: &str) -> Result<Option<String>, RuleError> {
+        let patterns = |flat: &Schema| flat.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
+        if patterns(flat) > MAX_PATTERNS {
+            self.relax_costly(path, "patternProperties");
+            let mut flat = flat.clone();
+            flat.remove("patternProperties");
+            flat.insert("additionalProperties".into(), true.into());
+            return self.object(&flat, path);
+        }
         let Some((members, names)) = self.members(flat, path)? else { return Ok(None) };
+        if members.len() > MAX_IN_ORDER {
+            self.relax_costly(path, "properties");
+            return Ok(Some(self.any_object()));
+        }
         let required = members.iter().filter(|m| m.required).count();
         let (min, max) =
             (count(flat, "minProperties").unwrap_or(0), count(flat, "maxProperties").unwrap_or(usize::MAX));

@@ -142,7 +142,7 @@ impl Compiler<'_, '_, '_> {
         let root = self.root.as_object().unwrap_or(&nothing);
         let comma = if self.dialect == Dialect::Python { self.comma() } else { String::new() };
         let mut all = Vec::new();
-        for flat in self.flatten(root, "")? {
+        for flat in self.ways(root, "")? {
             self.unsupported(&flat, "");
             let types = flat::types(&flat);
             if !types.is_empty() && !types.contains(&"object") {
@@ -179,7 +179,7 @@ impl Compiler<'_, '_, '_> {
         let (mut texts, mut others): (Vec<Text>, Vec<(&str, String)>) = (Vec::new(), Vec::new());
         let flats = match schema {
             Value::Bool(false) => return Ok(None),
-            Value::Object(map) => self.flatten(map, &path)?,
+            Value::Object(map) => self.ways(map, &path)?,
             _ => vec![Schema::new()],
         };
         for flat in &flats {
@@ -205,7 +205,7 @@ impl Compiler<'_, '_, '_> {
             }
             for kind in types {
                 if kind == "string" {
-                    texts.extend(self.text(flat, &path));
+                    texts.extend(self.text(flat, &path)?);
                     continue;
                 }
                 let mut one = flat.clone();
@@ -249,9 +249,10 @@ impl Compiler<'_, '_, '_> {
     }
 
     /// What a string's schema says of its raw text; none: nothing satisfies it.
-    fn text(&mut self, flat: &Schema, path: &str) -> Option<Text> {
-        let said = self.texts(flat, path)?.but(negate::excluded(flat).iter().filter_map(Value::as_str));
-        Some(if said.is_free() { Text::Free } else { Text::Said(said) })
+    fn text(&mut self, flat: &Schema, path: &str) -> Result<Option<Text>, RuleError> {
+        let Some(said) = self.texts(flat, path)? else { return Ok(None) };
+        let said = said.but(negate::excluded(flat).iter().filter_map(Value::as_str));
+        Ok(Some(if said.is_free() { Text::Free } else { Text::Said(said) }))
     }
 
     /// A raw string and everything up to the next argument.

@@ -1,6 +1,5 @@
 //! What schemas say of the text of a string.
 
-use llguidance::derivre::{RegexAst, RegexBuilder};
 use regex_syntax::hir::Hir;
 
 use super::formats::{Format, format};
@@ -9,9 +8,9 @@ use super::object::count;
 use super::pattern::{Reading, found_in, literal, of_length, whole};
 use super::spelled::{Quotes, spelled};
 use super::{Compiler, Dialect, Schema};
-
-/// Work that telling whether there is a text may take.
-const FUEL: u64 = 10_000;
+use crate::budget::Budget;
+use crate::lark::{Price, is_empty, price};
+use crate::rules::RuleError;
 
 /// What a schema says of a text.
 #[derive(Default)]
@@ -37,19 +36,9 @@ impl Said {
         self.all.iter().all(takes) && !self.none.iter().any(takes)
     }
 
-    /// Whether there is such a text. None: that is hard to tell.
-    pub fn is_possible(&self) -> Option<bool> {
-        let mut builder = RegexBuilder::new();
-        let regexes = |texts: &[Hir]| texts.iter().map(|t| RegexAst::Regex(spelled(t, Quotes::Raw))).collect();
-        let mut parts: Vec<RegexAst> = regexes(&self.all);
-        if !self.none.is_empty() {
-            parts.push(RegexAst::Not(Box::new(RegexAst::Or(regexes(&self.none)))));
-        }
-        let both = builder.mk(&RegexAst::And(parts)).ok()?;
-        if builder.exprset().is_positive(both) {
-            return Some(true);
-        }
-        builder.into_regex_limited(both, FUEL).ok().map(|mut regex| !regex.always_empty())
+    /// What matching such a text costs, and whether there is one.
+    pub fn price(&self, budget: &mut Budget) -> Result<Price, RuleError> {
+        price(&self.expression(Quotes::Raw), budget)
     }
 
     /// An expression of terminals.
@@ -68,8 +57,9 @@ impl Said {
 }
 
 impl Compiler<'_, '_, '_> {
-    /// What a string's schema says of its text, as far as that can be said and is possible; none: nothing satisfies it.
-    pub(super) fn texts(&mut self, flat: &Schema, path: &str) -> Option<Said> {
+    /// What a string's schema says of its text, as far as that can be said and costs little to match; none: nothing
+    /// satisfies it.
+    pub(super) fn texts(&mut self, flat: &Schema, path: &str) -> Result<Option<Said>, RuleError> {
         let mut said = Said::default();
         let mut spoken = Vec::new();
         for keyword in ["minLength", "maxLength", "pattern", "format"] {
@@ -93,17 +83,21 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
-        if spoken.is_empty() {
-            return Some(said);
-        }
-        match said.is_possible() {
-            Some(true) => Some(said),
-            Some(false) => None,
-            None => {
-                spoken.into_iter().for_each(|keyword| self.relax(path, keyword));
-                Some(Said::default())
+        // Lengths cost most beside what else is said: they are left out first.
+        while !spoken.is_empty() {
+            match said.price(self.work.budget)? {
+                Price::Affordable => break,
+                Price::Empty => return Ok(None),
+                Price::Costly => {
+                    let sized = spoken.iter().rposition(|keyword| matches!(*keyword, "minLength" | "maxLength"));
+                    let at = sized.unwrap_or(spoken.len() - 1);
+                    said.all.remove(at);
+                    let keyword = spoken.remove(at);
+                    self.relax_costly(path, keyword);
+                }
             }
         }
+        Ok(Some(said))
     }
 
     /// A string of such a text, however it is spelled.
@@ -119,7 +113,8 @@ impl Compiler<'_, '_, '_> {
 }
 
 /// Whether no text matches both patterns. Not if that is hard to tell.
-pub(super) fn exclusive(a: &str, b: &str) -> bool {
+pub(super) fn exclusive(a: &str, b: &str, budget: &mut Budget) -> Result<bool, RuleError> {
     let all: Option<Vec<Hir>> = [a, b].map(|pattern| found_in(pattern, Reading::Wide)).into_iter().collect();
-    all.is_some_and(|all| Said { all, none: Vec::new() }.is_possible() == Some(false))
+    let both = all.map(|all| Said { all, none: Vec::new() }.expression(Quotes::Raw));
+    both.map_or(Ok(false), |both| is_empty(&both, budget))
 }

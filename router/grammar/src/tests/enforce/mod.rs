@@ -3,6 +3,7 @@
 mod builtins;
 mod closure;
 mod exact;
+mod hostile;
 mod kimi;
 mod read;
 mod responses;

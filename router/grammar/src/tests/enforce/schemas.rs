@@ -224,7 +224,6 @@ fn what_would_be_too_large_is_left_to_validation() {
 #[test]
 fn hopeless_schemas_are_refused() {
     let b = bench();
-    let deep = (0..200).fold(json!({"type": "integer"}), |inner, _| json!({"type": "array", "items": inner}));
     for schema in [
         json!([]),
         json!({"type": "nonsense"}),
@@ -232,7 +231,6 @@ fn hopeless_schemas_are_refused() {
         json!({"type": "object", "properties": {"a": false}, "required": ["a"]}),
         json!({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}),
         json!({"type": "object", "properties": {"a": {"description": "x".repeat(300 << 10)}}}),
-        json!({"type": "object", "properties": {"a": deep}}),
         json!({"type": "object", "properties": []}),
     ] {
         let shown: String = schema.to_string().chars().take(80).collect();

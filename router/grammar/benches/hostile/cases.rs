@@ -1,0 +1,162 @@
+//! Schemas and grammars that cost far more to compile or to match than their length suggests, shared by the benchmark
+//! and the test of budgets.
+
+use serde_json::{Map, Value, json};
+
+use super::{Response, Rules, Tool};
+
+/// What becomes of a case.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Outcome {
+    Enforced,
+    /// The part with this keyword is left to validation.
+    Relaxed(&'static str),
+    /// The error has these words.
+    Refused(&'static str),
+    /// It compiles, and a token ends the request with an error that names the limit.
+    Limited,
+}
+
+use Outcome::{Enforced, Refused, Relaxed};
+
+/// What a client could send.
+pub struct Case {
+    pub name: &'static str,
+    pub rules: Rules,
+    /// An output to match, if the grammar takes any.
+    pub text: String,
+    pub outcome: Outcome,
+}
+
+fn tool(schema: Value, strict: bool) -> Rules {
+    let tool = Tool { name: "f".into(), parameters: Some(schema), strict };
+    Rules { tools: vec![tool], parallel: true, ..Rules::default() }
+}
+
+fn response(response: Response) -> Rules {
+    Rules { response: Some(response), ..Rules::default() }
+}
+
+fn schema(schema: Value) -> Rules {
+    response(Response::JsonSchema { schema, strict: false })
+}
+
+fn lark(text: impl Into<String>) -> Rules {
+    response(Response::Lark(text.into()))
+}
+
+fn regex(text: impl Into<String>) -> Rules {
+    response(Response::Regex(text.into()))
+}
+
+fn object(members: impl Iterator<Item = (String, Value)>) -> Value {
+    Value::Object(members.collect::<Map<_, _>>())
+}
+
+/// Constraints that have to be spelled out against each other.
+fn dependencies() -> Value {
+    let name = |i: usize| format!("p{i}");
+    let depends = object(
+        (0..7)
+            .map(|i| (name(i), json!({"anyOf": [{"required": [name(i + 1)]}, {"not": {"required": [name(i + 2)]}}]}))),
+    );
+    json!({"type": "object", "properties": object((0..9).map(|i| (name(i), json!({"type": "string"})))), "dependentSchemas": depends})
+}
+
+fn patterns(n: usize) -> Value {
+    json!({"type": "object", "patternProperties": object((0..n).map(|i| (format!("^.*{i}.*$"), json!({"type": "integer"}))))})
+}
+
+fn two_ways(n: usize) -> Value {
+    let way = |i: usize| json!({"anyOf": [{"required": [format!("a{i}")]}, {"required": [format!("b{i}")]}]});
+    let names = (0..n).flat_map(|i| [format!("a{i}"), format!("b{i}")]);
+    json!({"type": "object", "properties": object(names.map(|name| (name, json!({"type": "string"})))), "allOf": (0..n).map(way).collect::<Vec<_>>()})
+}
+
+fn optional(n: usize) -> Value {
+    json!({"type": "object", "properties": object((0..n).map(|i| (format!("property_{i}"), json!({"type": "string"}))))})
+}
+
+/// Conjuncts whose first letters overlap in every way.
+fn overlapping(n: usize) -> String {
+    let class = |from: usize| -> String {
+        (0..8)
+            .map(|i| format!("[{}-z]{{1,{}}}x.*", char::from(b'a' + ((from + i) % 20) as u8), i + 2))
+            .collect::<Vec<_>>()
+            .join("|")
+    };
+    (0..n).map(|i| format!("/{}/", class(i))).collect::<Vec<_>>().join(" & ")
+}
+
+/// References of which each holds the next one twice.
+fn doubling() -> Value {
+    let one =
+        |i: usize| json!({"allOf": [{"$ref": format!("#/$defs/d{}", i + 1)}, {"$ref": format!("#/$defs/d{}", i + 1)}]});
+    let last = [("d30".to_owned(), json!({"required": ["a"]}))];
+    let all = (0..30).map(|i| (format!("d{i}"), one(i))).chain(last);
+    json!({"type": "object", "properties": {"a": {"type": "string"}}, "not": {"$ref": "#/$defs/d0"}, "$defs": object(all)})
+}
+
+/// Alternatives that are compared each with each, several levels down.
+fn compared(n: usize) -> Value {
+    let leaves: Vec<Value> = (0..n).map(|i| json!({"type": "number", "minimum": i})).collect();
+    let below: Vec<Value> = (0..n).map(|_| json!({"anyOf": leaves})).collect();
+    json!({"oneOf": [{"anyOf": below}, {"anyOf": below}]})
+}
+
+fn foreign_patterns(n: usize) -> String {
+    let all: Vec<Value> =
+        (0..n).map(|i| json!({"pattern": format!("[{}-z].*x", char::from(b'a' + i as u8))})).collect();
+    format!("start: %json {}", json!({"type": "string", "allOf": all}))
+}
+
+fn nested(n: usize) -> Value {
+    (0..n).fold(
+        json!({"type": "string"}),
+        |inner, _| json!({"anyOf": [inner.clone(), {"type": "array", "items": inner}]}),
+    )
+}
+
+pub fn all() -> Vec<Case> {
+    let words = "lorem ipsum dolor sit amet ".repeat(11);
+    let quoted = |text: &str| Value::from(text.trim()).to_string();
+    let string = |max: usize, pattern: &str| schema(json!({"type": "string", "maxLength": max, "pattern": pattern}));
+    let case = |name, rules, text: &str, outcome| Case { name, rules, text: text.to_owned(), outcome };
+    let nothing = "nothing can be generated";
+    let kinds = |n: usize| (0..n).map(|i| format!("k{i}: \"x\"\n")).collect::<String>();
+    let each = |n: usize| (0..n).map(|i| format!("\"k{i}\" k{i}")).collect::<Vec<_>>().join(" | ");
+    vec![
+        case("dependencies x anyOf x not", tool(dependencies(), false), r#"{"p0": "x"}"#, Relaxed("dependentSchemas")),
+        case("the same, strict", tool(dependencies(), true), "", Refused("dependentSchemas")),
+        case("100 patternProperties", tool(patterns(100), false), r#"{"p0": "x"}"#, Relaxed("patternProperties")),
+        case("100 patternProperties, strict", tool(patterns(100), true), "", Refused("patternProperties")),
+        case("12 patternProperties", schema(patterns(12)), r#"{"a1b": 1}"#, Relaxed("patternProperties")),
+        case("allOf of 8 x 2 ways", tool(two_ways(8), false), "", Enforced),
+        case("allOf of 16 x 2 ways", tool(two_ways(16), false), r#"{"a0": "x"}"#, Relaxed("allOf")),
+        case("2,000 optional properties", tool(optional(2000), false), r#"{"property_7": "x"}"#, Enforced),
+        case("4,000 optional properties", tool(optional(4000), false), r#"{"property_7": "x"}"#, Relaxed("properties")),
+        case("anyOf nested 11 deep", schema(nested(11)), "\"x\"", Enforced),
+        case("a not of references that double", tool(doubling(), false), "{}", Relaxed("not")),
+        case("oneOf of anyOf of anyOf", schema(compared(60)), "1", Relaxed("oneOf")),
+        case("words, counted twice", string(5000, r"^(\S+\s+){0,99}\S+$"), &quoted(&words), Relaxed("maxLength")),
+        case("words of any alphabet", string(200, r"^(\p{L}{1,50} )*\p{L}+$"), &quoted("lorem ipsum"), Enforced),
+        case("length of 100,000", schema(json!({"type": "string", "maxLength": 100_000})), &quoted(&words), Enforced),
+        case("length and repeats", string(20_000, "^([a-z ]*[a-z ]*)*$"), &quoted(&words), Enforced),
+        case("counted suffixes", regex("(.*a.{30})|(.*e.{31})|(.*o.{32})"), &words, Enforced),
+        case("a of 1,000,000 as a rule", lark("start: \"a\"{1000000}"), "", Refused("Too many items")),
+        case("a of 1,000,000 as an expression", lark("start: T\nT: /a{1000000}/"), "", Refused("too many expressions")),
+        case("nested repeats", regex("((((a{0,100}){0,100}){0,100}){0,100}){0,100}"), "aaaa", Enforced),
+        case("conjunction of 6", lark(format!("start: T\nT: {}", overlapping(6))), "", Refused("conjunctions")),
+        case("conjunction of 12", lark(format!("start: T\nT: {}", overlapping(12))), "", Refused("conjunctions")),
+        case("a schema with 9 patterns", lark(foreign_patterns(9)), "", Refused("%json")),
+        case("start: start", lark("start: start"), "", Refused(nothing)),
+        case("no character", regex(r"[^\s\S]"), "", Refused(nothing)),
+        case("a and not a", lark("start: T\nT: /a+/ & ~/a+/"), "", Refused(nothing)),
+        case("nothing after a", lark("start: \"a\" T\nT: /a+/ & ~/a+/"), "", Refused(nothing)),
+        case("no Lark", lark("start ::= \"a\""), "", Refused("structured_outputs.grammar")),
+        case("no expression", regex("(a"), "", Refused("structured_outputs.regex")),
+        case("an unknown rule", lark("start: other"), "", Refused("other")),
+        case("ambiguous", lark("start: a\na: a a | \"x\" | \"xx\" | a a a"), "xxxx", Enforced),
+        case("6,000 alternatives", lark(format!("start: {}\n{}", each(4000), kinds(4000))), "k1", Enforced),
+    ]
+}

@@ -1,0 +1,77 @@
+//! The work that compiling one grammar may take. It is counted in steps and not in time, so that a schema is judged in the
+//! same way on any machine. It knows no clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::limits::{MAX_COMPILE_WORK, MAX_FIRST_WORK};
+use crate::rules::RuleError;
+
+/// Tells a compilation that nobody waits for it any more. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What one compilation may spend. A step is a node of a schema that is copied or compared, or a unit of llguidance's fuel:
+/// about a tenth of a microsecond.
+#[derive(Debug)]
+pub struct Budget {
+    limit: u64,
+    spent: u64,
+    /// Give up at the end of the budget. Otherwise what is left of the schemas is relaxed then.
+    gives_up: bool,
+    cancel: Cancel,
+}
+
+impl Budget {
+    /// For a first attempt, which ends with [`RuleError::Unfinished`] when it takes longer than ordinary schemas do.
+    pub fn first_attempt(cancel: Cancel) -> Self {
+        Self { limit: MAX_FIRST_WORK, spent: 0, gives_up: true, cancel }
+    }
+
+    /// All that a request may have.
+    pub fn whole(cancel: Cancel) -> Self {
+        Self { limit: MAX_COMPILE_WORK, spent: 0, gives_up: false, cancel }
+    }
+
+    pub fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// Whether another attempt with the whole budget follows.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.gives_up
+    }
+
+    pub(crate) fn left(&self) -> u64 {
+        self.limit.saturating_sub(self.spent)
+    }
+
+    /// Fails where the compilation is to end at once; otherwise see [`Self::left`].
+    pub(crate) fn spend(&mut self, steps: u64) -> Result<(), RuleError> {
+        self.spent = self.spent.saturating_add(steps);
+        self.go_on()
+    }
+
+    pub(crate) fn go_on(&self) -> Result<(), RuleError> {
+        match self.cancel.is_cancelled() || (self.gives_up && self.left() == 0) {
+            true => Err(RuleError::Unfinished),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::whole(Cancel::default())
+    }
+}

@@ -1,0 +1,90 @@
+//! What costs far more than its length suggests compiles, is relaxed or is refused within a budget of steps, and no token
+//! of it is without a bound.
+
+use super::Bench;
+use crate::limits::{MAX_COMPILE_WORK, MAX_FIRST_WORK, MAX_PART_WORK};
+use crate::{Budget, Cancel, MatcherError, Response, RuleError, Rules, Tool, by_name};
+
+#[path = "../../../benches/hostile/cases.rs"]
+mod cases;
+
+use cases::{Case, Outcome};
+
+/// What a step that was begun within the budget may take beyond it.
+const BEYOND: u64 = MAX_PART_WORK + 1_000_000;
+
+fn outcome(bench: &Bench, case: &Case, budget: &mut Budget) -> Outcome {
+    let compiled = match bench.grammars.compile_within(&case.rules, budget) {
+        Ok(compiled) => compiled,
+        Err(error) => {
+            let Outcome::Refused(words) = case.outcome else { panic!("{}: {error}", case.name) };
+            assert!(error.to_string().contains(words), "{}: {error}", case.name);
+            return Outcome::Refused(words);
+        }
+    };
+    let mut text = case.text.clone();
+    if case.rules.response.is_none() {
+        text = format!(
+            "⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧functions.f:0⟦<|tool_call_argument_begin|>⟧{text}"
+        );
+    }
+    let mut matcher = compiled.matcher().expect("a matcher");
+    for id in bench.tokens.text(&text) {
+        let judged = matcher.mask().and_then(|_| matcher.accept(id));
+        match judged {
+            Ok(taken) => assert!(taken, "{}: {:?}", case.name, bench.tokens.show(&[id])),
+            Err(MatcherError::Limit(_)) => return Outcome::Limited,
+            Err(error) => panic!("{}: {error}", case.name),
+        }
+    }
+    match (compiled.relaxations(), case.outcome) {
+        ([], _) => Outcome::Enforced,
+        (all, Outcome::Relaxed(keyword)) if all.iter().any(|one| one.keyword == keyword) => case.outcome,
+        (all, _) => panic!("{}: {all:?}", case.name),
+    }
+}
+
+#[test]
+fn every_compilation_keeps_to_its_budget() {
+    let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
+    for case in cases::all() {
+        let mut budget = Budget::default();
+        assert_eq!(outcome(&bench, &case, &mut budget), case.outcome, "{}", case.name);
+        let spent = budget.spent();
+        assert!(spent < MAX_COMPILE_WORK + BEYOND, "{}: {spent} steps", case.name);
+    }
+}
+
+/// What a first attempt does not finish is left to another one, and gives the same grammar then.
+#[test]
+fn a_first_attempt_gives_up_early() {
+    let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
+    let mut unfinished = 0;
+    for case in cases::all() {
+        let mut first = Budget::first_attempt(Cancel::default());
+        match bench.grammars.compile_within(&case.rules, &mut first) {
+            Err(RuleError::Unfinished) => unfinished += 1,
+            Err(error) => assert!(matches!(case.outcome, Outcome::Refused(_)), "{}: {error}", case.name),
+            Ok(compiled) => {
+                let told = match case.outcome {
+                    Outcome::Relaxed(keyword) => compiled.relaxations().iter().any(|one| one.keyword == keyword),
+                    _ => compiled.relaxations().is_empty(),
+                };
+                assert!(told, "{}: {:?}", case.name, compiled.relaxations());
+            }
+        }
+        assert!(first.spent() < MAX_FIRST_WORK + BEYOND, "{}: {} steps", case.name, first.spent());
+    }
+    assert!(unfinished > 3, "{unfinished}");
+}
+
+#[test]
+fn nothing_is_compiled_for_nobody() {
+    let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
+    let cancel = Cancel::default();
+    cancel.cancel();
+    for case in cases::all() {
+        let compiled = bench.grammars.compile_within(&case.rules, &mut Budget::whole(cancel.clone()));
+        assert!(matches!(compiled, Err(RuleError::Unfinished)), "{}", case.name);
+    }
+}

@@ -1,0 +1,85 @@
+//! Whether a new parser can do what it is for, asked before a request relies on it.
+
+use llguidance::TokenParser;
+use llguidance::earley::lexerspec::LexemeClass;
+use llguidance::earley::{CGrammar, CSymIdx};
+
+/// Why nothing can ever be generated under the grammar; none if something can.
+///
+/// `anyway`: whether to ask also where every expression matches something. Only rules that clients write can need
+/// themselves then.
+pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool) -> Option<String> {
+    let matching = parser.parser.with_recognizer(|lexer| {
+        // The lexer leaves out what matches nothing.
+        let all = lexer.lexer().lexer_spec().all_lexemes();
+        let state = lexer.lexer_mut().start_state(&all);
+        let matching = lexer.lexer().possible_lexemes(state).clone();
+        // Our own grammars skip nothing.
+        let skip = lexer.lexer().lexer_spec().skip_id(LexemeClass::ROOT);
+        (all.iter().all(|lexeme| lexeme == skip || matching.contains(lexeme)), matching)
+    });
+    let (all, matching) = matching;
+    if all && !anyway {
+        return None;
+    }
+    let grammar = parser.parser.grammar();
+    let dead = !productive(grammar, |symbol| {
+        let data = grammar.sym_data(symbol);
+        data.lexeme.is_some_and(|lexeme| matching.contains(lexeme))
+    });
+    dead.then(|| {
+        "nothing can be generated under it: every way through it ends at a rule or an expression that matches nothing"
+            .into()
+    })
+}
+
+/// Whether the start symbol derives anything. Conditions of parametric rules count as fulfilled.
+fn productive(grammar: &CGrammar, terminal: impl Fn(CSymIdx) -> bool) -> bool {
+    // Symbols by index: whether they derive anything, and the rules that wait for them.
+    let mut known: Vec<Option<bool>> = Vec::new();
+    let mut waiting: Vec<Vec<usize>> = Vec::new();
+    // Rules: whose, and how many of their symbols are not known to derive anything.
+    let mut rules: Vec<(usize, usize)> = Vec::new();
+    let mut unseen = vec![grammar.start()];
+    let mut ready: Vec<usize> = Vec::new();
+    while let Some(symbol) = unseen.pop() {
+        let at = symbol.as_index();
+        if known.len() <= at {
+            known.resize(at + 1, None);
+            waiting.resize(at + 1, Vec::new());
+        }
+        if known[at].is_some() {
+            continue;
+        }
+        let data = grammar.sym_data(symbol);
+        let at_once = data.is_nullable || !data.cond_nullable.is_empty() || terminal(symbol);
+        known[at] = Some(at_once);
+        if at_once {
+            ready.push(at);
+        }
+        for rule in grammar.rules_of(symbol) {
+            let (parts, ..) = grammar.rule_rhs(*rule);
+            for part in parts {
+                let at = part.as_index();
+                if waiting.len() <= at {
+                    known.resize(at + 1, None);
+                    waiting.resize(at + 1, Vec::new());
+                }
+                waiting[at].push(rules.len());
+                unseen.push(*part);
+            }
+            rules.push((at, parts.len()));
+        }
+    }
+    while let Some(symbol) = ready.pop() {
+        for rule in std::mem::take(&mut waiting[symbol]) {
+            let (of, missing) = &mut rules[rule];
+            *missing -= 1;
+            if *missing == 0 && known[*of] != Some(true) {
+                known[*of] = Some(true);
+                ready.push(*of);
+            }
+        }
+    }
+    known[grammar.start().as_index()] == Some(true)
+}
