@@ -134,12 +134,7 @@ impl Compiler<'_, '_, '_> {
         Some(self.w().rule(&format!("%json {leaf}")))
     }
 
-    pub(super) fn string(
-        &mut self,
-        flat: &Schema,
-        banned: &[&Value],
-        path: &str,
-    ) -> Result<Option<String>, RuleError> {
+    pub(super) fn string(&mut self, flat: &Schema, banned: &[&Value], path: &str) -> Result<Option<String>, RuleError> {
         let Some(said) = self.texts(flat, path)? else { return Ok(None) };
         let said = said.but(banned.iter().filter_map(|v| v.as_str()));
         Ok(Some(if said.is_free() { self.any_string() } else { self.quoted_text(&said) }))

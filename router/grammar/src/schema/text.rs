@@ -41,6 +41,11 @@ impl Said {
         price(&self.expression(Quotes::Raw), budget)
     }
 
+    /// Whether there is no such text. Not if that is hard to tell.
+    pub fn is_empty(&self, budget: &mut Budget) -> Result<bool, RuleError> {
+        is_empty(&self.expression(Quotes::Raw), budget)
+    }
+
     /// An expression of terminals.
     pub fn expression(&self, quotes: Quotes) -> String {
         let regex = |texts: &Hir| format!("/{}/", spelled(texts, quotes));
@@ -115,6 +120,5 @@ impl Compiler<'_, '_, '_> {
 /// Whether no text matches both patterns. Not if that is hard to tell.
 pub(super) fn exclusive(a: &str, b: &str, budget: &mut Budget) -> Result<bool, RuleError> {
     let all: Option<Vec<Hir>> = [a, b].map(|pattern| found_in(pattern, Reading::Wide)).into_iter().collect();
-    let both = all.map(|all| Said { all, none: Vec::new() }.expression(Quotes::Raw));
-    both.map_or(Ok(false), |both| is_empty(&both, budget))
+    all.map_or(Ok(false), |all| Said { all, none: Vec::new() }.is_empty(budget))
 }
