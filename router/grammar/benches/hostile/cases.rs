@@ -13,8 +13,6 @@ pub enum Outcome {
     Relaxed(&'static str),
     /// The error has these words.
     Refused(&'static str),
-    /// It compiles, and a token ends the request with an error that names the limit.
-    Limited,
 }
 
 use Outcome::{Enforced, Refused, Relaxed};

@@ -75,12 +75,13 @@ fn main() {
             }
         }
         println!(
-            "{:<36} {:>9} {:>9} {:>9} {:>7}  {result}; {} ms in all",
+            "{:<36} {:>9} {:>9} {:>9} {:>7}  {result} (expected: {:?}); {} ms in all",
             case.name,
             show(compile),
             show(copy),
             show(worst),
             taken,
+            case.outcome,
             show(total)
         );
     }

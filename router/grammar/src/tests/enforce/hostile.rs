@@ -3,7 +3,7 @@
 
 use super::Bench;
 use crate::limits::{MAX_COMPILE_WORK, MAX_FIRST_WORK, MAX_PART_WORK};
-use crate::{Budget, Cancel, MatcherError, Response, RuleError, Rules, Tool, by_name};
+use crate::{Budget, Cancel, Response, RuleError, Rules, Tool, by_name};
 
 #[path = "../../../benches/hostile/cases.rs"]
 mod cases;
@@ -33,7 +33,6 @@ fn outcome(bench: &Bench, case: &Case, budget: &mut Budget) -> Outcome {
         let judged = matcher.mask().and_then(|_| matcher.accept(id));
         match judged {
             Ok(taken) => assert!(taken, "{}: {:?}", case.name, bench.tokens.show(&[id])),
-            Err(MatcherError::Limit(_)) => return Outcome::Limited,
             Err(error) => panic!("{}: {error}", case.name),
         }
     }
