@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use llguidance::derivre::raw::{DerivCache, ExprSet, RelevanceCache};
 use llguidance::derivre::{AlphabetInfo, ExprRef};
 
-use super::read::conjunction;
+use super::read::{Conjunction, conjunction};
 use crate::budget::Budget;
 use crate::limits::{MAX_OVERLAP, MAX_TEXT_FUEL, MAX_WALK_FUEL};
 use crate::rules::RuleError;
@@ -33,7 +33,7 @@ pub(crate) fn is_empty(body: &str, budget: &mut Budget) -> Result<bool, RuleErro
 }
 
 fn appraise(body: &str, budget: &mut Budget, walks: bool) -> Result<Price, RuleError> {
-    let Some((builder, conjuncts, whole)) = conjunction(body) else { return Ok(Price::Affordable) };
+    let Some(Conjunction { builder, conjuncts, whole }) = conjunction(body) else { return Ok(Price::Affordable) };
     if overlap(&mut builder.clone().into_exprset(), &conjuncts) > MAX_OVERLAP {
         return Ok(Price::Costly);
     }

@@ -21,9 +21,15 @@ pub(crate) fn read(lark: &str, limits: &ParserLimits) -> Option<(Grammar, LexerS
     fits.then_some((grammar, spec))
 }
 
-/// The body of a terminal that names no other: what it is made of, its conjuncts with the largest count in each, and the
-/// whole of it.
-pub(super) fn conjunction(body: &str) -> Option<(RegexBuilder, Vec<(ExprRef, u64)>, ExprRef)> {
+/// The body of a terminal that names no other.
+pub(super) struct Conjunction {
+    pub builder: RegexBuilder,
+    /// Each with the largest count of its repetitions.
+    pub conjuncts: Vec<(ExprRef, u64)>,
+    pub whole: ExprRef,
+}
+
+pub(super) fn conjunction(body: &str) -> Option<Conjunction> {
     let mut reader = Reader::new(HashMap::new())?;
     let mut text = Text(body);
     let mut conjuncts = Vec::new();
@@ -37,7 +43,7 @@ pub(super) fn conjunction(body: &str) -> Option<(RegexBuilder, Vec<(ExprRef, u64
     }
     let all = conjuncts.iter().map(|(one, _)| *one).collect();
     let whole = text.peek().is_none().then(|| reader.combine(all, RegexAst::And))??;
-    Some((reader.spec.regex_builder, conjuncts, whole))
+    Some(Conjunction { builder: reader.spec.regex_builder, conjuncts, whole })
 }
 
 #[derive(Clone, Copy)]
