@@ -120,7 +120,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
     /// Expressions of the numbers that a whole document may be, and of all else.
     pub fn numbers_apart(&mut self) -> Result<(Vec<String>, Vec<String>), RuleError> {
         let flats = match self.root {
-            Value::Object(map) => self.flatten(map, "")?,
+            Value::Object(map) => self.ways(map, "")?,
             Value::Bool(true) => vec![Schema::new()],
             _ => Vec::new(),
         };
