@@ -47,7 +47,7 @@ impl Compiling {
         deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
         let until_deadline = async {
-            let small = bytes(&rules) <= limits::INLINE_TEXT_BYTES;
+            let small = bytes(&rules) <= limits::SMALL_GRAMMAR_BYTES;
             let rules = Arc::new(rules);
             if small && let Some(known) = grammars.known(&rules) {
                 return Ok(known);
@@ -118,7 +118,7 @@ fn bytes(rules: &Rules) -> usize {
 }
 
 /// Bytes of the texts in a value, and some for each of the others.
-pub fn size(value: &Value) -> usize {
+fn size(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(size).sum(),

@@ -55,12 +55,8 @@ pub async fn generate(
         let echo = job.echo.then(|| text.unwrap_or_else(|| model.decode(&ids)));
         sequences.push(Sequence { prompt: ids, echo, plan });
     }
-<<<<<<< HEAD
     call.held = None;
-    let grammar = Grammar::new(model.compile_text(job.response).await?, &model);
-=======
     let grammar = Grammar::new(model.compile_text(job.response, &call).await?, &model);
->>>>>>> 51e66b7 (Grammars compile and match within budgets)
     let relaxed = Grammar::relaxed(grammar.as_ref());
     let reading = Reading::Plain { skip_special_tokens: job.skip_special_tokens, grammar };
     Ok((generate::generate(call, model, reading, sequences).await?, relaxed))

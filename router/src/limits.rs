@@ -159,6 +159,8 @@ pub const REFUSALS_IN_A_ROW: u32 = 8;
 pub const FORCED_TOKENS: usize = 3;
 /// Refused tokens that a response tells of.
 pub const REFUSALS_TOLD: usize = 64;
+/// Bytes of schemas and grammars of a request of which a first attempt is made.
+pub const SMALL_GRAMMAR_BYTES: usize = 64 << 10;
 /// First attempts to compile a grammar, of some milliseconds each, at once, per model; more wait for their turn.
 pub const GRAMMARS_AT_FIRST: usize = 2;
 /// Grammars that take longer, compiled at once, per model.

@@ -7,12 +7,12 @@ use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Res
 use rein_proto::{internal, v1};
 use ring::digest::{Digest, SHA256};
 use tokio::{sync::Semaphore, time::Instant};
-use tracing::{Instrument, Span, info_span};
+use tracing::{Instrument, info_span};
 
 use crate::{
     RouterConfig,
     check::check,
-    compiling::{Compiling, size},
+    compiling::Compiling,
     error::Error,
     generate::Call,
     job::out_of_vocabulary,
@@ -208,22 +208,6 @@ impl Model {
             work()
         };
         tokio::task::spawn_blocking(work).await.map_err(|panic| failed(&panic))
-    }
-
-    /// The permit goes with the work, which goes on when its request is given up.
-    async fn permitted<T: Send + 'static>(
-        self: &Arc<Self>,
-        permits: Arc<Semaphore>,
-        work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Error> {
-        let failed = |cause: &dyn std::fmt::Display| Error::internal("the request could not be prepared", cause);
-        let permit = permits.acquire_owned().await.map_err(|closed| failed(&closed))?;
-        let (model, span) = (self.clone(), Span::current());
-        let work = move || {
-            let _permit = permit;
-            span.in_scope(|| work(&model))
-        };
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| Err(failed(&panic)))
     }
 
     /// What a client may compare: with another fingerprint, a seed may draw other tokens. `kind`: the engine's.
