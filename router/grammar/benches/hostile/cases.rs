@@ -129,6 +129,7 @@ pub fn all() -> Vec<Case> {
         case("100 patternProperties", tool(patterns(100), false), r#"{"p0": "x"}"#, Relaxed("patternProperties")),
         case("100 patternProperties, strict", tool(patterns(100), true), "", Refused("patternProperties")),
         case("12 patternProperties", schema(patterns(12)), r#"{"a1b": 1}"#, Relaxed("patternProperties")),
+        case("3 patternProperties", schema(patterns(3)), r#"{"a1b": 1}"#, Relaxed("patternProperties")),
         case("allOf of 8 x 2 ways", tool(two_ways(8), false), "", Enforced),
         case("allOf of 16 x 2 ways", tool(two_ways(16), false), r#"{"a0": "x"}"#, Relaxed("allOf")),
         case("2,000 optional properties", tool(optional(2000), false), r#"{"property_7": "x"}"#, Enforced),

@@ -16,7 +16,7 @@ use crate::limits::{MAX_BLANKS, MAX_INDENT};
 
 pub(crate) use count::prefix as count_prefix;
 pub(crate) use output::{First, Written, write};
-pub(crate) use price::{Price, is_costly_grammar, is_empty, price};
+pub(crate) use price::{Price, is_costly_grammar, is_empty, price, price_to_compile};
 pub(crate) use read::read;
 
 /// With this each grammar begins: which tokens spell a text is the model's affair.

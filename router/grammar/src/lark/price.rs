@@ -27,9 +27,14 @@ pub(crate) fn price(body: &str, budget: &mut Budget) -> Result<Price, RuleError>
     appraise(body, budget, true)
 }
 
+/// The price without that of matching.
+pub(crate) fn price_to_compile(body: &str, budget: &mut Budget) -> Result<Price, RuleError> {
+    appraise(body, budget, false)
+}
+
 /// Whether nothing matches a terminal's body. Not if that is hard to tell.
 pub(crate) fn is_empty(body: &str, budget: &mut Budget) -> Result<bool, RuleError> {
-    Ok(appraise(body, budget, false)? == Price::Empty)
+    Ok(price_to_compile(body, budget)? == Price::Empty)
 }
 
 fn appraise(body: &str, budget: &mut Budget, walks: bool) -> Result<Price, RuleError> {

@@ -74,7 +74,7 @@ impl Compiler<'_, '_, '_> {
                 continue;
             }
             let said = said.but(taken.iter().map(String::as_str)).but(excluded.iter().filter_map(Value::as_str));
-            match said.price(self.work.budget)? {
+            match said.price_to_compile(self.work.budget)? {
                 Price::Affordable => all.push(self.quoted_text(&said)),
                 Price::Empty => {}
                 Price::Costly => return Err(self.too_large(path, "the cost of its patterns", MAX_TEXT_FUEL as usize)),
@@ -118,8 +118,10 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
+        // Keys that match three of them cannot be told; what is not exact is not worth its cost.
         if patterns.len() > 2 && ways.len() > patterns.len() + 1 {
-            self.relax(path, "patternProperties");
+            self.relax_costly(path, "patternProperties");
+            return Ok(Some(self.any_other(taken)));
         }
         if *rest != Value::Bool(false) {
             ways.push((Vec::new(), rest.clone()));

@@ -9,7 +9,7 @@ use super::pattern::{Reading, found_in, literal, of_length, whole};
 use super::spelled::{Quotes, spelled};
 use super::{Compiler, Dialect, Schema};
 use crate::budget::Budget;
-use crate::lark::{Price, is_empty, price};
+use crate::lark::{Price, is_empty, price, price_to_compile};
 use crate::rules::RuleError;
 
 /// What a schema says of a text.
@@ -39,6 +39,11 @@ impl Said {
     /// What matching such a text costs, and whether there is one.
     pub fn price(&self, budget: &mut Budget) -> Result<Price, RuleError> {
         price(&self.expression(Quotes::Raw), budget)
+    }
+
+    /// What compiling such a text costs; keys are short, so that what each token of them costs is left to its own bound.
+    pub fn price_to_compile(&self, budget: &mut Budget) -> Result<Price, RuleError> {
+        price_to_compile(&self.expression(Quotes::Raw), budget)
     }
 
     /// Whether there is no such text. Not if that is hard to tell.
