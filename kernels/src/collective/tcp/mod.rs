@@ -30,8 +30,9 @@ use crate::error::{Error, Result};
 const CHUNK: usize = 32 << 10;
 /// Sums of more bytes are shared out over the ranks, each adding up its part for all.
 const SHARED_SUM: usize = 64 << 10;
-/// How long a rank that lost a connection waits to hear which rank was the first to fail.
-const GRACE: Duration = Duration::from_millis(100);
+/// How long a rank that lost a connection waits to hear which rank was the first to fail. The pulse thread looks for that
+/// word every `pulse::INTERVAL`, and sees the end of a dead rank's connection then, too.
+const GRACE: Duration = Duration::from_millis(500);
 const HEADER: usize = 21;
 
 /// What a connection is made of: TCP itself, or TLS over it.
