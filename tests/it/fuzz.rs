@@ -31,8 +31,8 @@ const UNOPTIMISED_CPU_TIME: Duration = Duration::from_secs(8);
 const GROWTH: u64 = 96 << 10;
 /// A run of fewer requests does not fill the caches in its first half.
 const REQUESTS_FOR_GROWTH: u64 = 2000;
-/// Steps to a smaller request that fails, too.
-const SIMPLER: usize = 200;
+/// Time to look for a smaller request that fails, too.
+const SIMPLER: Duration = Duration::from_secs(30);
 
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name)
@@ -134,10 +134,8 @@ fn try_case(server: &Server, case: &Case) -> Result<u16, String> {
 fn fail(server: &Server, mut tree: impl ValueTree<Value = Case>, mut what: String) -> ! {
     let mut smallest = tree.current();
     let mut simpler = tree.simplify();
-    for _ in 0..SIMPLER {
-        if !simpler {
-            break;
-        }
+    let began = Instant::now();
+    while simpler && began.elapsed() < SIMPLER {
         let case = tree.current();
         simpler = match try_case(server, &case) {
             Ok(_) => tree.complicate(),
