@@ -213,6 +213,9 @@ impl Prompt<'_> {
             Reading::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
             Reading::Plain { .. } => (Region::Text, false, 0),
         };
+        let grammar = self.reading.grammar().map(|grammar| grammar.compiled.clone());
+        #[cfg(test)]
+        let grammar = self.model.judge.get().cloned().or(grammar);
         let opening = Opening {
             index,
             span: self.call.trace.span.clone(),
@@ -227,7 +230,7 @@ impl Prompt<'_> {
                 logprobs: plan.logprobs.is_some(),
                 grammar: plan.grammar_report,
             },
-            grammar: self.reading.grammar().map(|grammar| grammar.compiled.clone()),
+            grammar,
             start,
             resumed,
             calls_before,

@@ -137,7 +137,11 @@ impl GrammarMetrics {
             ("held_steps", "Steps that waited for a mask.", &self.held),
             ("masks", "Masks computed.", &self.masks),
             ("invalid_calls", "Finished calls that broke their schema; they are not delivered.", &self.invalid_calls),
-            ("invalid_responses", "Finished responses that broke their schema.", &self.invalid_responses),
+            (
+                "invalid_responses",
+                "Finished responses that broke their schema, choices or regular expression.",
+                &self.invalid_responses,
+            ),
         ] {
             let value = value.load(Ordering::Relaxed);
             let name = format!("rein_grammar_{name}_total");

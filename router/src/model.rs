@@ -53,6 +53,9 @@ pub struct Model {
     compiling: Compiling,
     /// Turns of grammars that are slow to match.
     matching: Arc<Semaphore>,
+    /// Judges what is finished in place of the request's own schemas: as if its grammar had a hole.
+    #[cfg(test)]
+    pub judge: std::sync::OnceLock<Compiled>,
 }
 
 /// Grammars over the model's vocabulary.
@@ -107,6 +110,8 @@ impl Model {
             texts: Workers::default(),
             compiling: Compiling::new(),
             matching: Arc::new(Semaphore::new(limits::SLOW_MATCHES)),
+            #[cfg(test)]
+            judge: std::sync::OnceLock::new(),
         })
     }
 

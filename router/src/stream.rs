@@ -82,9 +82,9 @@ pub struct Transcript {
     /// Nothing more comes, and whether because of the length.
     over: bool,
     length: bool,
-    /// The text so far, where the finished response is held against a schema.
+    /// The text so far, where the finished response is judged.
     response: Option<String>,
-    /// Where and why the finished text breaks the response's schema.
+    /// Where and why the finished response is not what was asked for.
     pub(crate) invalid_response: Option<String>,
     pub(crate) grammar_report: Option<v1::GrammarReport>,
     /// Of tokens that no event has reported yet.
@@ -268,7 +268,6 @@ impl Transcript {
             self.keep_cut("", false);
         }
         self.flush_stops();
-        self.judge_response(length);
         self.done(match (length, self.calls) {
             (true, _) => v1::FinishReason::Length,
             (false, 0) => v1::FinishReason::Stop,
@@ -276,15 +275,15 @@ impl Transcript {
         });
     }
 
-    /// The schema has the last word on a whole response too, although it is out already.
-    fn judge_response(&mut self, length: bool) {
+    /// A finished response is judged too, although it is out already.
+    fn judge_response(&mut self) {
         let (Some(text), Some(grammar)) = (&self.response, &self.opening.grammar) else { return };
-        if length || self.stop_token.is_some() || self.begun_calls > 0 || !self.report.malformed.is_empty() {
+        if self.begun_calls > 0 || !self.report.malformed.is_empty() {
             return;
         }
         let quick = grammar.judges_quickly(None, text.len());
         if let Err(violation) = aside(quick, || grammar.validate_response(text)) {
-            tracing::warn!(parent: &self.opening.span, %violation, "a finished response breaks its schema");
+            tracing::warn!(parent: &self.opening.span, %violation, "a finished response breaks what it was to obey");
             self.invalid_response = Some(violation.to_string());
         }
     }
@@ -385,6 +384,9 @@ impl Transcript {
 
     fn done(&mut self, reason: v1::FinishReason) {
         self.warn_of_calls(reason);
+        if reason != v1::FinishReason::Length {
+            self.judge_response();
+        }
         if !self.echoed && !self.opening.echo.is_empty() {
             self.emit(chat_event::Event::TextDelta(v1::Delta::default()));
         }

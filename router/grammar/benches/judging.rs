@@ -1,4 +1,8 @@
-//! What the last judgement of a finished call or response costs: `cargo bench -p rein-grammar --bench judging`.
+//! What the last judgement of a finished call or response costs, and what the grammar took for the same text. Times are the
+//! thread's own processor time: `cargo bench -p rein-grammar --bench judging`.
+
+#[path = "tokens/clock.rs"]
+mod clock;
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -7,7 +11,7 @@ use std::time::Instant;
 use rein_grammar::{Compiled, Grammars, PLAIN, Response, Rules, Vocab};
 use serde_json::{Value, json};
 
-/// Of a record with the kinds of members that tools have.
+/// Of records with the kinds of members that tools have.
 fn schema() -> Value {
     json!({"type": "array", "items": {"type": "object", "required": ["query", "kind"], "additionalProperties": false, "properties": {
         "query": {"type": "string", "pattern": "^[^\"]+$"},
@@ -18,32 +22,45 @@ fn schema() -> Value {
     }}})
 }
 
-fn compile() -> Compiled {
+/// Over a vocabulary of single bytes.
+fn compile(response: Response) -> Compiled {
     let bytes = (0..=255_u8).map(|byte| (vec![byte], false));
     let words = bytes.chain([(b"<|stop|>".to_vec(), true)]);
     let vocab = Vocab::new(words, &[256], None).expect("a vocabulary");
-    let response = Some(Response::JsonSchema { schema: schema(), strict: false });
-    let rules = Rules { response, ..Rules::default() };
+    let rules = Rules { response: Some(response), ..Rules::default() };
     Grammars::new(PLAIN, Arc::new(vocab)).compile(&rules).expect("a schema").expect("a grammar")
+}
+
+/// Microseconds of one run, the mean of enough of them.
+fn micros(runs: usize, mut run: impl FnMut()) -> f64 {
+    let began = clock::computed();
+    (0..runs).for_each(|_| run());
+    (clock::computed() - began) as f64 / runs as f64 / 1000.0
+}
+
+fn compare(name: &str, response: &Response, texts: &[String]) {
+    let compiled = compile(response.clone());
+    let began = Instant::now();
+    compiled.validate_response(&texts[0]).expect("valid");
+    println!("{name}: the first, which compiles the validator: {:?} by the clock", began.elapsed());
+    println!("{:>9} {:>12} {:>12} {:>9}", "bytes", "judge, us", "grammar, us", "judge, %");
+    for text in texts {
+        let runs = (4_000_000 / text.len()).min(2_000) + 1;
+        let judge = micros(runs, || black_box(compiled.validate_response(black_box(text))).expect("valid"));
+        let grammar = micros(runs / 20 + 1, || {
+            let mut matcher = compiled.matcher().expect("a matcher");
+            assert!(text.bytes().all(|byte| matcher.accept(u32::from(byte)) == Ok(true)));
+        });
+        println!("{:>9} {judge:>12.1} {grammar:>12.1} {:>9.2}", text.len(), 100.0 * judge / grammar);
+    }
 }
 
 fn main() {
     let record = json!({"query": "the weather in Paris", "kind": "b", "limit": 99, "since": "2026-01-31", "options": {"deep": false, "tags": ["warm", "dry"]}});
-    let text = |records: usize| Value::from(vec![record.clone(); records]).to_string();
-    let began = Instant::now();
-    compile().validate_response(&text(1)).expect("valid");
-    let with_compile = began.elapsed();
-    let compiled = compile();
-    let began = Instant::now();
-    compiled.validate_response(&text(1)).expect("valid");
-    println!("the first by a schema: {:?} (its compilation and this: {with_compile:?})", began.elapsed());
-    for records in [1, 8, 128, 2048, 8192] {
-        let text = text(records);
-        let repeat = 20_000 / records + 3;
-        let began = Instant::now();
-        for _ in 0..repeat {
-            black_box(compiled.validate_response(black_box(&text))).expect("valid");
-        }
-        println!("{:>8} bytes: {:?}", text.len(), began.elapsed() / repeat as u32);
-    }
+    let sizes = [1, 8, 128, 2048];
+    let records = sizes.map(|records| Value::from(vec![record.clone(); records]).to_string());
+    compare("json_schema", &Response::JsonSchema { schema: schema(), strict: false }, &records);
+    let lines = sizes.map(|lines| "2026-01-31 the weather in Paris\n".repeat(lines));
+    compare("regex", &Response::Regex(r"([0-9]{4}-[0-9]{2}-[0-9]{2} [a-zA-Z ]{1,60}\n)+".into()), &lines);
+    compare("regex, not kept", &Response::Regex(r"(\d{4}-\d\d-\d\d [\w ]{1,60}\n)+".into()), &lines);
 }

@@ -55,6 +55,10 @@ pub const MAX_SCHEMA_WAYS: usize = 500;
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 /// Bytes of arguments or of a response that are judged where they end; more are judged off the asynchronous threads.
 pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
+/// Bytes of a regular expression once it is compiled to judge a response. A larger one is left to the grammar.
+pub const MAX_JUDGED_REGEX_BYTES: usize = 16 << 20;
+/// And kept for later responses.
+pub const MAX_KEPT_REGEX_BYTES: usize = 256 << 10;
 /// Repetitions that a structural tag may ask for.
 pub const MAX_TAG_REPEAT: i64 = 1000;
 /// Bytes of the whole grammar handed to the compiler.

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use jsonschema::{Draft, ValidationError, Validator};
+use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use crate::limits::MAX_QUICK_JUDGEMENT_BYTES;
+use crate::limits::{MAX_JUDGED_REGEX_BYTES, MAX_KEPT_REGEX_BYTES, MAX_QUICK_JUDGEMENT_BYTES};
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 use crate::schema::draft::{counting, named};
 
@@ -22,6 +23,34 @@ pub struct Validators {
 enum Whole {
     Json(Lazy),
     OneOf(Vec<String>),
+    Matching(Pattern),
+}
+
+/// A regular expression for another engine than the grammar's.
+#[derive(Debug)]
+struct Pattern {
+    whole: String,
+    kept: OnceLock<Option<Regex>>,
+}
+
+impl Pattern {
+    fn new(regex: &str) -> Self {
+        Self { whole: format!(r"\A(?:{regex})\z"), kept: OnceLock::new() }
+    }
+
+    /// None: the engine cannot read it, or it takes more memory than this.
+    fn build(&self, most: usize) -> Option<Regex> {
+        RegexBuilder::new(&self.whole).size_limit(most).build().ok()
+    }
+
+    /// A large one is compiled for each judgement and not kept.
+    fn check(&self, text: &str) -> Result<(), Violation> {
+        let matches = match self.kept.get_or_init(|| self.build(MAX_KEPT_REGEX_BYTES)) {
+            Some(regex) => regex.is_match(text),
+            None => self.build(MAX_JUDGED_REGEX_BYTES).is_none_or(|regex| regex.is_match(text)),
+        };
+        matches.then_some(()).ok_or_else(|| of_all("it does not match the regular expression".into()))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +102,11 @@ impl Judge {
     pub fn violations(&self, instance: &Value, most: usize) -> Vec<Violation> {
         self.0.iter_errors(instance).take(most).map(|e| violation(&e)).collect()
     }
+}
+
+/// Not of one place.
+fn of_all(message: String) -> Violation {
+    Violation { path: String::new(), message }
 }
 
 fn violation(error: &ValidationError<'_>) -> Violation {
@@ -161,7 +195,9 @@ impl Validators {
             Some(Response::JsonSchema { schema, .. }) => Some(Whole::Json(Lazy::new(schema.clone()))),
             Some(Response::JsonObject) => Some(Whole::Json(Lazy::new(serde_json::json!({"type": "object"})))),
             Some(Response::Choice(all)) => Some(Whole::OneOf(all.clone())),
-            Some(Response::Regex(_) | Response::Lark(_) | Response::StructuralTag(_)) | None => None,
+            Some(Response::Regex(regex)) => Some(Whole::Matching(Pattern::new(regex))),
+            // Their only definition is the grammar.
+            Some(Response::Lark(_) | Response::StructuralTag(_)) | None => None,
         };
         Self { tools, response }
     }
@@ -175,11 +211,13 @@ impl Validators {
     pub fn bytes(&self) -> usize {
         /// Of a schema as a tree and as a validator, per byte of its text.
         const TIMES: usize = 20;
+        let schema = |lazy: &Lazy| TIMES * lazy.schema.to_string().len();
         let response = match &self.response {
-            Some(Whole::Json(schema)) => Some(schema),
-            _ => None,
+            Some(Whole::Json(lazy)) => schema(lazy),
+            Some(Whole::Matching(_)) => MAX_KEPT_REGEX_BYTES,
+            Some(Whole::OneOf(_)) | None => 0,
         };
-        self.tools.values().chain(response).map(|lazy| TIMES * lazy.schema.to_string().len()).sum()
+        response + self.tools.values().map(schema).sum::<usize>()
     }
 
     /// Whether judging so many bytes may be done where others wait: the arguments of a tool, or the response.
@@ -187,17 +225,20 @@ impl Validators {
         match (tool, &self.response) {
             (Some(name), _) => self.tools.get(name).is_none_or(|tool| tool.is_quick(bytes)),
             (None, Some(Whole::Json(schema))) => schema.is_quick(bytes),
+            // How long depends on the expression.
+            (None, Some(Whole::Matching(_))) => false,
             (None, Some(Whole::OneOf(_)) | None) => true,
         }
     }
 
-    /// A finished response against its schema or its choices, if it has some.
+    /// A finished response against its schema, its choices or its regular expression, if it has one of these.
     pub fn response(&self, text: &str) -> Result<(), Violation> {
         match &self.response {
             Some(Whole::Json(schema)) => schema.check(&parse(text)?),
             Some(Whole::OneOf(all)) if !all.iter().any(|one| one == text) => {
-                Err(Violation { path: String::new(), message: "it is none of the choices".into() })
+                Err(of_all("it is none of the choices".into()))
             }
+            Some(Whole::Matching(pattern)) => pattern.check(text),
             Some(Whole::OneOf(_)) | None => Ok(()),
         }
     }
@@ -205,18 +246,18 @@ impl Validators {
     /// Finished arguments against their tool's schema. A tool that is not declared violates everything.
     pub fn call(&self, name: &str, arguments: &str) -> Result<(), Violation> {
         let Some(tool) = self.tools.get(name) else {
-            return Err(Violation { path: String::new(), message: format!("no tool {name:?} is declared") });
+            return Err(of_all(format!("no tool {name:?} is declared")));
         };
         let value = parse(arguments)?;
         if !value.is_object() {
-            return Err(Violation { path: String::new(), message: "arguments are a JSON object".into() });
+            return Err(of_all("arguments are a JSON object".into()));
         }
         tool.check(&value)
     }
 }
 
 fn parse(text: &str) -> Result<Value, Violation> {
-    serde_json::from_str(text).map_err(|e| Violation { path: String::new(), message: format!("not JSON: {e}") })
+    serde_json::from_str(text).map_err(|e| of_all(format!("not JSON: {e}")))
 }
 
 /// Refuses schemas that are none, by the draft that they name.

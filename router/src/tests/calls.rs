@@ -1,5 +1,8 @@
 //! Calls that are not whole: what a client sees of them, what is counted, and that nothing is taken back.
 
+use std::sync::{Arc, Mutex};
+
+use rein_grammar::{self as grammar, Response, Rules};
 use rein_proto::v1::{self, chat_event::Event};
 
 use super::{
@@ -275,6 +278,152 @@ async fn a_response_that_breaks_its_schema_says_so_in_its_last_event() {
         let sample = metric(&edge.get("/metrics").await.text, "rein_grammar_invalid_responses_total");
         assert_eq!(sample, Some(2 * u64::from(broken)));
     }
+}
+
+/// Regular expressions and choices are judged by another engine than the grammar's. Nobody but the grammar says what its own
+/// texts are: an answer to a client's grammar is not judged.
+#[tokio::test]
+async fn a_response_that_breaks_its_expression_or_choices_says_so() {
+    for (asked, judge, judged) in [
+        (json!({"regex": "[ab]+"}), Response::Regex("a+".into()), true),
+        (json!({"guided_regex": "[ab]+"}), Response::Regex("a+".into()), true),
+        (json!({"guided_choice": ["a", "b"]}), Response::Choice(vec!["a".into()]), true),
+        (json!({"guided_grammar": "start: /[ab]+/"}), Response::Lark("start: \"a\"".into()), false),
+    ] {
+        for (text, broken) in [("a", false), ("b", judged)] {
+            let edge = Edge::new();
+            edge.judge_by(Rules { response: Some(judge.clone()), ..Rules::default() });
+            let body = edge.chat(&bytes(text), asked.clone()).await.ok();
+            let choice = &body["choices"][0];
+            assert_eq!((&choice["message"]["content"], choice["invalid_response"].is_string()), (&json!(text), broken));
+            let sample = metric(&edge.get("/metrics").await.text, "rein_grammar_invalid_responses_total");
+            assert_eq!(sample, Some(u64::from(broken)), "{asked}");
+        }
+    }
+}
+
+/// What is there is judged, whatever stop ended it.
+#[tokio::test]
+async fn a_response_that_a_stop_cuts_is_judged() {
+    let schema = json!({"type": "array", "items": {"type": "integer"}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
+    let comma = u32::from(b',');
+    for stop in [json!({"stop_token_ids": [comma]}), json!({"stop": ","})] {
+        for (asked, text, broken) in [
+            (json!({"response_format": format}), "[1, 2]", true),
+            (json!({"response_format": format}), "[1]", false),
+            (json!({"regex": "[0-9]+(, [0-9]+)*"}), "1, 2", false),
+            (json!({"regex": "([0-9]+, )*end"}), "1, end", true),
+            (json!({"guided_grammar": "start: /1, 2/"}), "1, 2", false),
+        ] {
+            let mut more = asked.clone();
+            more.as_object_mut().unwrap().extend(stop.as_object().unwrap().clone());
+            let script = [bytes(text).as_slice(), &[END]].concat();
+            let body = Edge::new().chat(&script, more).await.ok();
+            let choice = &body["choices"][0];
+            assert_eq!(choice["finish_reason"], "stop", "{body}");
+            assert_eq!(choice.get("stop_reason").is_some(), text.contains(','), "{body}");
+            assert_eq!(choice.get("invalid_response").is_some(), broken, "{asked} {stop}: {body}");
+        }
+    }
+}
+
+/// A call that the grammar let through and its schema refuses, although nothing was relaxed: what has been told of it is
+/// taken back, it is counted, and logged for whoever runs the router.
+#[tokio::test]
+async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
+    let schema = |max| json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": max}}});
+    let tool = |max| grammar::Tool { name: "f".into(), parameters: Some(schema(max)), strict: false };
+    let stricter = || Rules { tools: vec![tool(5)], ..Rules::default() };
+    let of = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": schema(9)}});
+    let script = [&[SECTION], call("functions.f:0", "{\"a\": 7}").as_slice(), &[END_SECTION]].concat();
+    let invalid = (json!([]), vec![("f".to_owned(), "{\"a\": 7}".to_owned())]);
+
+    let edge = Edge::new();
+    edge.judge_by(stricter());
+    let logs = Logs::default();
+    let guard = tracing::subscriber::set_default(logs.clone());
+    let answer = edge.chat(&script, json!({"tools": [of("f")]})).await;
+    assert!(!answer.headers.contains_key("x-rein-relaxed"));
+    let body = answer.ok();
+    drop(guard);
+    let choice = &body["choices"][0];
+    assert_eq!(leftovers(&choice["message"]), invalid, "{body}");
+    assert!(choice["message"].get("tool_calls").is_none_or(Value::is_null), "{body}");
+    assert_eq!(choice["finish_reason"], "stop", "{body}");
+    assert!(logs.said("a finished call breaks its schema"), "{logs:?}");
+
+    // A stream has told the call as it grew.
+    let chunks = edge.stream(&script, json!({"tools": [of("f")]})).await;
+    let told = &join(&chunks)[0]["calls"];
+    assert_eq!((told.as_array().unwrap().len(), &told[0]["arguments"]), (1, &json!("{\"a\": 7}")), "{chunks:?}");
+    let last = &chunks.last().unwrap()["choices"][0];
+    assert_eq!((leftovers(&last["delta"]), &last["finish_reason"]), (invalid, &json!("stop")), "{chunks:?}");
+    assert_eq!(last["delta"]["incomplete_tool_calls"][0]["id"], told[0]["id"], "{chunks:?}");
+
+    let tool = v1::Tool { name: "f".into(), parameters_json: Some(schema(9).to_string()), ..v1::Tool::default() };
+    let asked = v1::ChatRequest { tools: vec![tool], ..grpc_request(&script) };
+    let (mut complete, mut done) = (None, None);
+    for event in events(&edge, asked).await {
+        match event.event.unwrap() {
+            Event::ToolCallEnd(end) => complete = Some(end.complete),
+            Event::Done(last) => done = Some(last),
+            _ => {}
+        }
+    }
+    let done = done.unwrap();
+    assert_eq!((complete, done.finish_reason()), (Some(false), v1::FinishReason::Stop));
+    assert_eq!(done.incomplete_tool_calls[0].arguments, "{\"a\": 7}");
+
+    let metrics = edge.get("/metrics").await.text;
+    assert_eq!(metric(&metrics, "rein_grammar_invalid_calls_total"), Some(3));
+    for (outcome, count) in [("valid", 0), ("incomplete", 0), ("malformed", 0), ("invalid", 3)] {
+        let sample = format!("rein_tool_calls_total{{model=\"bytes\",outcome=\"{outcome}\"}}");
+        assert_eq!(metric(&metrics, &sample), Some(count), "{outcome}");
+    }
+}
+
+impl Edge {
+    /// Judges what is finished by other rules than the request's: as if its grammar had a hole.
+    fn judge_by(&self, rules: Rules) {
+        let words = (0..=255).map(|byte| (vec![byte], false)).chain([(b"<|im_end|>".to_vec(), true)]);
+        let vocab = Arc::new(grammar::Vocab::new(words, &[END], None).unwrap());
+        let compiled = grammar::Grammars::new(grammar::by_name("hermes").unwrap(), vocab).compile(&rules);
+        let model = self.router.core.named("bytes").unwrap();
+        assert!(model.judge.set(compiled.unwrap().unwrap()).is_ok());
+    }
+}
+
+/// What is logged on this thread.
+#[derive(Debug, Clone, Default)]
+struct Logs(Arc<Mutex<Vec<String>>>);
+
+impl Logs {
+    fn said(&self, text: &str) -> bool {
+        self.0.lock().unwrap().iter().any(|line| line.contains(text))
+    }
+}
+
+impl tracing::Subscriber for Logs {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
+        tracing::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().unwrap().push(format!("{event:?}"));
+    }
+
+    fn enter(&self, _: &tracing::Id) {}
+
+    fn exit(&self, _: &tracing::Id) {}
 }
 
 /// A judgement that may take long, as the first by a schema, leaves the thread's other tasks to another thread.

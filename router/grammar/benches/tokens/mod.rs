@@ -1,5 +1,8 @@
 //! Vocabularies for benchmarks: the demo model's, and Kimi's where its files are.
 
+mod clock;
+
+pub use clock::computed;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -106,10 +109,4 @@ fn base64(text: &str) -> Vec<u8> {
         }
     }
     out
-}
-
-/// Nanoseconds that this thread has computed, as against waited.
-pub fn computed() -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux's schedstat");
-    text.split(' ').next().and_then(|first| first.parse().ok()).expect("nanoseconds")
 }

@@ -142,6 +142,35 @@ fn unknown_fields_of_a_tag_are_refused_by_name() {
     }
 }
 
+/// A response to a regular expression is judged by another engine, which reads it as the grammar does: whole texts, anchored
+/// at both ends, and every quantifier as the grammar's reader has it.
+#[test]
+fn a_regex_is_judged_as_the_grammar_reads_it() {
+    let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
+    for (regex, texts) in [
+        ("a|bc", vec!["a", "bc", "ab", "c", "abc", ""]),
+        ("^a+$", vec!["a", "aa", "ba", "a\n"]),
+        ("a++a", vec!["a", "aa", "aaa"]),
+        ("(?i)k{2}", vec!["kK", "K\u{212a}", "k"]),
+        ("(?s).", vec!["\n", "é", "ab"]),
+        (".", vec!["\n", "\r", "é", "ab"]),
+        (r"\d", vec!["7", "٣", "x"]),
+        (r"[^/]/\/", vec!["a//", "///", "a/"]),
+        (r"\n?x", vec!["\nx", "x", " x"]),
+        // It is too large to be kept.
+        (r"[\w ]{1,60}x", vec!["a bx", "ab", "x"]),
+        (r"\p{Greek}+", vec!["αβ", "ab"]),
+        ("(?x) a b # and so on\n", vec!["ab", "a b"]),
+        ("x{2,}?y*?", vec!["xx", "xxy", "x"]),
+    ] {
+        let rules = respond(Response::Regex(regex.into()));
+        let compiled = b.compile(&rules);
+        for text in texts {
+            assert_eq!(compiled.validate_response(text).is_ok(), b.takes(&rules, text), "{regex:?} {text:?}");
+        }
+    }
+}
+
 #[test]
 fn structured_outputs() {
     let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
