@@ -166,13 +166,19 @@ impl Error {
         }})
     }
 
-    /// What a failed call to an engine means to the client.
-    /// The request's own grammar hit a limit; nobody else's is touched.
+    /// The request's own grammar ended it; no other request is affected.
     pub fn from_matcher(error: rein_grammar::MatcherError) -> Self {
-        if matches!(error, rein_grammar::MatcherError::Limit(_)) {
-            return Error { code: Some("grammar_limit_exceeded"), ..Error::new(Kind::Invalid, error.to_string()) };
-        }
-        Error { code: Some("grammar_failed"), ..Error::internal("the grammar of this request failed", error) }
+        use rein_grammar::MatcherError::{DeadEnd, Internal, Limit, NoProgress};
+        // What the client constrains the answer by exceeds a limit or contradicts itself.
+        let code = match error {
+            Limit(_) => "grammar_limit_exceeded",
+            DeadEnd => "grammar_dead_end",
+            Internal(_) | NoProgress(_) => {
+                let failed = Error::internal("the grammar of this request failed", error);
+                return Error { code: Some("grammar_failed"), ..failed };
+            }
+        };
+        Error { code: Some(code), ..Error::new(Kind::Invalid, error.to_string()) }
     }
 
     pub fn from_guide(error: GuideError) -> Self {
@@ -184,6 +190,7 @@ impl Error {
         }
     }
 
+    /// What a failed call to an engine means to the client.
     pub fn from_engine(status: &tonic::Status) -> Self {
         match status.code() {
             tonic::Code::ResourceExhausted => Error::full(format!("the engine is full: {}", status.message())),

@@ -301,6 +301,19 @@ fn refusals_at_one_place_are_bounded() {
     assert_eq!(refused, Some((bound, MatcherError::NoProgress(bound).into())));
 }
 
+#[test]
+fn what_a_grammar_allows_no_more_is_the_clients_error_and_a_defect_is_not() {
+    use crate::error::{Error, Kind};
+    let seen = |error| {
+        let error = Error::from_matcher(error);
+        (error.kind, error.code)
+    };
+    assert_eq!(seen(MatcherError::DeadEnd), (Kind::Invalid, Some("grammar_dead_end")));
+    assert_eq!(seen(MatcherError::Limit("x".into())), (Kind::Invalid, Some("grammar_limit_exceeded")));
+    assert_eq!(seen(MatcherError::Internal("x".into())), (Kind::Internal, Some("grammar_failed")));
+    assert_eq!(seen(MatcherError::NoProgress(8)), (Kind::Internal, Some("grammar_failed")));
+}
+
 fn byte(c: char) -> u32 {
     c as u32
 }
