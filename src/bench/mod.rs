@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use thiserror::Error;
 
-use crate::client::{ClientError, DEFAULT_URL, Endpoint};
+use crate::client::{ClientError, Dialect, Endpoint};
 use crate::progress;
 use report::Report;
 
@@ -46,9 +46,12 @@ impl EndpointKind {
                         --base-url http://host:8000/v1 --duration 30 --json result.json\n  rein bench --probe --model-dir models/demo"
 )]
 pub struct BenchOptions {
-    /// Endpoint, with its `/v1` [default: http://127.0.0.1:8000/v1]
+    /// Endpoint, with its `/v1` [default: http://127.0.0.1:8000/v1; gRPC: http://127.0.0.1:50051]
     #[arg(long, env = "REIN_BENCH_BASE_URL", value_name = "URL")]
     pub base_url: Option<String>,
+    /// How to speak to the endpoint
+    #[arg(long, value_enum, default_value_t = Dialect::Openai)]
+    pub dialect: Dialect,
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, env = "REIN_BENCH_MODEL", value_name = "NAME")]
     pub model: Option<String>,
@@ -187,9 +190,13 @@ pub async fn measure(options: &BenchOptions, report: &mut Report) -> Result<(), 
     if options.endpoint == EndpointKind::Completions && options.tools > 0 {
         return Err(BenchError::Option("--tools needs --endpoint chat".into()));
     }
-    let url = options.base_url.as_deref().unwrap_or(DEFAULT_URL);
+    if options.dialect == Dialect::Grpc && (options.endpoint != EndpointKind::Chat || !options.stream) {
+        return Err(BenchError::Option("--dialect grpc needs --endpoint chat and --stream true".into()));
+    }
+    let url = options.base_url.as_deref().unwrap_or(options.dialect.default_url());
     let timeout = Duration::from_secs_f64(options.timeout);
     let endpoint = Endpoint::new(url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;
+    let endpoint = endpoint.speak(options.dialect)?;
     let model = match &options.model {
         Some(model) => model.clone(),
         None => endpoint.first_model().await?,

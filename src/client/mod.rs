@@ -1,6 +1,7 @@
 //! A client of OpenAI endpoints: one connection that is kept, plain or TLS, and why a request has no answer.
 //! What an answer holds is read by those who ask.
 
+mod grpc;
 mod heard;
 mod sse;
 #[cfg(test)]
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
@@ -28,13 +30,41 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use heard::{Counting, Heard};
 
-pub const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
+const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
+const GRPC_URL: &str = "http://127.0.0.1:50051";
 /// Answers that are read whole: listings, errors, answers without streaming.
 const MAX_BODY_BYTES: usize = 64 << 20;
 /// As much of an error's text as is of use in a report.
 const MAX_ERROR_CHARS: usize = 300;
 
-pub type Response = http::Response<hyper::body::Incoming>;
+/// How an endpoint is spoken to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Dialect {
+    /// HTTP, as OpenAI has it
+    #[default]
+    Openai,
+    /// gRPC, `rein.v1.Inference`; answers are streamed
+    Grpc,
+}
+
+impl Dialect {
+    pub fn default_url(self) -> &'static str {
+        match self {
+            Dialect::Openai => DEFAULT_URL,
+            Dialect::Grpc => GRPC_URL,
+        }
+    }
+}
+
+/// An answer that has begun.
+pub enum Response {
+    Http(http::Response<Incoming>),
+    Grpc(grpc::Events),
+}
+
+/// A connection, plain or TLS.
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -59,6 +89,7 @@ pub struct Endpoint {
     headers: HeaderMap,
     timeout: Duration,
     tls: Option<Tls>,
+    dialect: Dialect,
 }
 
 #[derive(Debug, Clone)]
@@ -84,6 +115,8 @@ pub enum Failure {
     /// The stream ended before the answer did.
     Broken(String),
     BadResponse(String),
+    /// It cannot be sent in the dialect that was asked for.
+    BadRequest(String),
     Timeout,
 }
 
@@ -96,6 +129,7 @@ impl Failure {
             Failure::InStream(_) => "error_event".into(),
             Failure::Broken(_) => "broken_stream".into(),
             Failure::BadResponse(_) => "bad_response".into(),
+            Failure::BadRequest(_) => "bad_request".into(),
             Failure::Timeout => "timeout".into(),
         }
     }
@@ -110,6 +144,7 @@ impl std::fmt::Display for Failure {
             Failure::InStream(e) => write!(f, "error in the stream: {e}"),
             Failure::Broken(e) => write!(f, "the stream broke off: {e}"),
             Failure::BadResponse(e) => write!(f, "not an answer of this API: {e}"),
+            Failure::BadRequest(e) => write!(f, "the request cannot be sent over gRPC: {e}"),
             Failure::Timeout => write!(f, "timed out"),
         }
     }
@@ -161,7 +196,18 @@ impl Endpoint {
             headers,
             timeout,
             tls,
+            dialect: Dialect::default(),
         })
+    }
+
+    pub fn speak(mut self, dialect: Dialect) -> Result<Self, ClientError> {
+        if dialect == Dialect::Grpc && !self.prefix.is_empty() {
+            let message =
+                format!("a gRPC endpoint has no path, got {}; expected something like {GRPC_URL}", self.prefix);
+            return Err(ClientError::Url(message));
+        }
+        self.dialect = dialect;
+        Ok(self)
     }
 
     /// Sends this header, `name: value`, with each request.
@@ -178,16 +224,19 @@ impl Endpoint {
 
     async fn open(&self) -> Result<Open, Failure> {
         let refused = |e: &dyn std::fmt::Display| Failure::Connect(format!("{}: {e}", self.address));
-        let socket = TcpStream::connect(&self.address).await.map_err(|e| refused(&e))?;
-        socket.set_nodelay(true).map_err(|e| refused(&e))?;
-        let open = match &self.tls {
-            Some(tls) => {
-                let connector = TlsConnector::from(tls.config.clone());
-                open(connector.connect(tls.server.clone(), socket).await.map_err(|e| refused(&e))?).await
-            }
-            None => open(socket).await,
-        };
-        open.map_err(|e| refused(&e))
+        let socket = self.socket().await.map_err(|e| refused(&e))?;
+        open(socket).await.map_err(|e| refused(&e))
+    }
+
+    async fn socket(&self) -> std::io::Result<Box<dyn Io>> {
+        let socket = TcpStream::connect(&self.address).await?;
+        socket.set_nodelay(true)?;
+        let Some(tls) = &self.tls else { return Ok(Box::new(socket)) };
+        let mut config = tls.config.clone();
+        if self.dialect == Dialect::Grpc {
+            Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec()];
+        }
+        Ok(Box::new(TlsConnector::from(config).connect(tls.server.clone(), socket).await?))
     }
 
     /// The first model that the endpoint lists.
@@ -203,6 +252,11 @@ impl Endpoint {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = || format!("{scheme}://{}{}/models", self.address, self.prefix);
         let failed = |e: Failure| ClientError::Models { url: url(), reason: e.to_string() };
+        if self.dialect == Dialect::Grpc {
+            let first =
+                tokio::time::timeout(self.timeout, grpc::first_model(self)).await.unwrap_or(Err(Failure::Timeout));
+            return first.map_err(failed);
+        }
         let mut connection = Connection::new(self);
         let body = tokio::time::timeout(self.timeout, connection.get("/models"))
             .await
@@ -233,6 +287,8 @@ fn tls_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, ClientError> 
 pub struct Connection<'a> {
     endpoint: &'a Endpoint,
     open: Option<Open>,
+    /// Of the gRPC dialect; it opens its connections itself.
+    client: Option<grpc::Client>,
 }
 
 #[derive(Debug)]
@@ -246,7 +302,7 @@ struct Open {
 
 impl<'a> Connection<'a> {
     pub fn new(endpoint: &'a Endpoint) -> Self {
-        Self { endpoint, open: None }
+        Self { endpoint, open: None, client: None }
     }
 
     /// Sends one request body and has `read` read the answer, which is told when the request was sent.
@@ -258,7 +314,13 @@ impl<'a> Connection<'a> {
     ) -> Result<T, Failure> {
         let timeout = self.endpoint.timeout;
         let patiently = async {
-            let (response, start) = self.request(Method::POST, path, body).await?;
+            let (response, start) = match self.endpoint.dialect {
+                Dialect::Openai => {
+                    let (response, start) = self.request(Method::POST, path, body).await?;
+                    (Response::Http(response), start)
+                }
+                Dialect::Grpc => self.call(&body).await?,
+            };
             read(response, start).await
         };
         let result = tokio::time::timeout(timeout, patiently).await.unwrap_or(Err(Failure::Timeout));
@@ -269,12 +331,28 @@ impl<'a> Connection<'a> {
     }
 
     async fn get(&mut self, path: &str) -> Result<Bytes, Failure> {
-        collect(self.request(Method::GET, path, Bytes::new()).await?.0).await
+        collect_body(self.request(Method::GET, path, Bytes::new()).await?.0).await
+    }
+
+    async fn call(&mut self, body: &[u8]) -> Result<(Response, Instant), Failure> {
+        let client = match &mut self.client {
+            Some(client) => client,
+            None => self.client.insert(grpc::client(self.endpoint)?),
+        };
+        let request = grpc::request(self.endpoint, body)?;
+        let start = Instant::now();
+        let events = client.chat(request).await.map_err(|status| grpc::failure(&status))?;
+        Ok((Response::Grpc(events.into_inner()), start))
     }
 
     /// The answer, and when the request was sent. A server may close a connection that it kept, and a request can cross with
     /// that: one that was sent on such a connection and got no byte is sent once more, on a new one.
-    async fn request(&mut self, method: Method, path: &str, body: Bytes) -> Result<(Response, Instant), Failure> {
+    async fn request(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(http::Response<Incoming>, Instant), Failure> {
         loop {
             let open = self.connect().await?;
             let (used, heard) = (open.used, open.heard.bytes());
@@ -305,7 +383,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    async fn send(&mut self, method: Method, path: &str, body: Bytes) -> Result<Response, Failure> {
+    async fn send(&mut self, method: Method, path: &str, body: Bytes) -> Result<http::Response<Incoming>, Failure> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.endpoint.prefix))
@@ -320,7 +398,7 @@ impl<'a> Connection<'a> {
             return Ok(response);
         }
         let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|v| retry_after(v.to_str().ok()?));
-        let body = collect(response).await.unwrap_or_default();
+        let body = collect_body(response).await.unwrap_or_default();
         Err(Failure::Status { code, text: error_text(&body), retry_after })
     }
 }
@@ -345,8 +423,15 @@ fn retry_after(text: &str) -> Option<Duration> {
     Some((until.to_utc() - chrono::Utc::now()).to_std().unwrap_or_default())
 }
 
-/// The whole body of an answer.
+/// The whole body of an answer that is not streamed.
 pub async fn collect(response: Response) -> Result<Bytes, Failure> {
+    match response {
+        Response::Http(response) => collect_body(response).await,
+        Response::Grpc(_) => Err(Failure::BadResponse("over gRPC every answer is a stream".into())),
+    }
+}
+
+async fn collect_body(response: http::Response<Incoming>) -> Result<Bytes, Failure> {
     let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;
     body.map(|b| b.to_bytes()).map_err(|e| Failure::Broken(e.to_string()))
 }
@@ -358,6 +443,10 @@ pub async fn read_events(
     start: Instant,
     mut event: impl FnMut(&[u8], Duration),
 ) -> Result<bool, Failure> {
+    let response = match response {
+        Response::Http(response) => response,
+        Response::Grpc(events) => return grpc::read_events(events, start, event).await,
+    };
     let mut body = response.into_body();
     let mut events = sse::Events::default();
     let mut done = false;

@@ -110,7 +110,7 @@ fn passing(failure: &Failure) -> bool {
     match failure {
         Failure::Connect(_) | Failure::NoResponse(_) | Failure::Timeout => true,
         Failure::Status { code, .. } => matches!(code, 408 | 409 | 425 | 429 | 500..),
-        Failure::InStream(_) | Failure::Broken(_) | Failure::BadResponse(_) => false,
+        Failure::InStream(_) | Failure::Broken(_) | Failure::BadResponse(_) | Failure::BadRequest(_) => false,
     }
 }
 
@@ -148,7 +148,9 @@ fn answered(sample: &Sample, sent: &Map<String, Value>, mode: Mode, attempts: u3
 
 fn failed(sample: &Sample, mode: Mode, attempts: u32, latency: Duration, failure: &Failure) -> Record {
     let kind = match failure {
-        Failure::Connect(_) | Failure::NoResponse(_) | Failure::Status { .. } => Kind::HttpError,
+        Failure::Connect(_) | Failure::NoResponse(_) | Failure::Status { .. } | Failure::BadRequest(_) => {
+            Kind::HttpError
+        }
         Failure::InStream(_) | Failure::Broken(_) => Kind::BrokenStream,
         Failure::BadResponse(_) => Kind::BadResponse,
         Failure::Timeout => Kind::Timeout,

@@ -1,4 +1,4 @@
-//! `rein verify`: asks an OpenAI endpoint, ours or another, what a samples file holds, and judges its tool calls by the
+//! `rein verify`: asks an endpoint, ours or another, what a samples file holds, and judges its tool calls by the
 //! metrics of Moonshot's K2 Vendor Verifier; or makes such a file. docs/verify.md explains every figure.
 
 mod answer;
@@ -26,7 +26,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::client::{ClientError, DEFAULT_URL, Endpoint};
+use crate::client::{ClientError, Dialect, Endpoint};
 use crate::progress;
 use crate::say;
 use compare::Comparison;
@@ -64,9 +64,12 @@ impl StreamArg {
                         results.jsonl, summary.json and report.html. Exit code 3: below --min-schema-accuracy."
 )]
 pub struct VerifyOptions {
-    /// Endpoint, with its `/v1` [default: http://127.0.0.1:8000/v1]
+    /// Endpoint, with its `/v1` [default: http://127.0.0.1:8000/v1; gRPC: http://127.0.0.1:50051]
     #[arg(long, env = "REIN_VERIFY_BASE_URL", value_name = "URL")]
     pub base_url: Option<String>,
+    /// How to speak to the endpoint
+    #[arg(long, value_enum, default_value_t = Dialect::Openai)]
+    pub dialect: Dialect,
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, env = "REIN_VERIFY_MODEL", value_name = "NAME")]
     pub model: Option<String>,
@@ -82,8 +85,8 @@ pub struct VerifyOptions {
     /// Ask nobody: put the results of these runs (their --out directories) beside each other
     #[arg(long, value_name = "DIR", num_args = 2.., conflicts_with_all = ["samples", "reference", "generate"])]
     pub compare: Vec<PathBuf>,
-    /// How to ask
-    #[arg(long, value_enum, default_value_t = StreamArg::Both)]
+    /// How to ask; over gRPC every answer is a stream
+    #[arg(long, value_enum, default_value_t = StreamArg::Both, default_value_if("dialect", "grpc", "only"))]
     pub stream: StreamArg,
     /// Requests kept open at once
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -143,6 +146,8 @@ fn share(text: &str) -> Result<f64, String> {
 pub enum VerifyError {
     #[error(transparent)]
     Client(#[from] ClientError),
+    #[error("{0}")]
+    Option(String),
     #[error("{option}: cannot read {path}: {source}")]
     Read { option: &'static str, path: PathBuf, source: std::io::Error },
     #[error("--out: cannot write {path}: {source}")]
@@ -208,9 +213,15 @@ async fn verify(options: &VerifyOptions) -> Result<Summary, VerifyError> {
     // Files first: a wrong path should not cost a run.
     let samples = sample::load(options.samples.as_deref().unwrap_or(std::path::Path::new("-")))?;
     let reference = options.reference.as_deref().map(Reference::load).transpose()?;
-    let url = options.base_url.as_deref().unwrap_or(DEFAULT_URL);
+    if options.dialect == Dialect::Grpc && options.stream != StreamArg::Only {
+        return Err(VerifyError::Option(
+            "--stream must be `only` with --dialect grpc: every answer is a stream".into(),
+        ));
+    }
+    let url = options.base_url.as_deref().unwrap_or(options.dialect.default_url());
     let timeout = Duration::from_secs_f64(options.timeout);
-    let mut endpoint = Endpoint::new(url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;
+    let endpoint = Endpoint::new(url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;
+    let mut endpoint = endpoint.speak(options.dialect)?;
     for header in &options.header {
         endpoint.header(header)?;
     }

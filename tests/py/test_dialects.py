@@ -1,0 +1,73 @@
+"""`rein verify` and `rein bench` see the same endpoint over gRPC as over HTTP."""
+import json
+import subprocess
+
+import pytest
+
+from conftest import BIN, REPOSITORY, Server
+
+TLS = REPOSITORY / "tests/fixtures/tls"
+
+
+def rein(*arguments, code=0):
+    done = subprocess.run([BIN, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def results(directory):
+    """What came of each sample, without times and the ids that the server makes up."""
+    records = [json.loads(line) for line in (directory / "results.jsonl").read_text().splitlines()]
+    kept = ("sample", "status", "finish_reason", "content", "reasoning", "usage", "problems")
+    calls = lambda record: [(call["name"], call["arguments"]) for call in record.get("calls", [])]
+    return sorted((({name: record.get(name) for name in kept}, calls(record)) for record in records), key=lambda seen: seen[0]["sample"])
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    file = tmp_path_factory.mktemp("samples") / "samples.jsonl"
+    rein("verify", "--generate", 24, "--seed", 3, "--out", file)
+    return file
+
+
+def test_verify_sees_the_same_over_grpc(demo, samples, tmp_path):
+    common = ["verify", "--model", "demo", "--samples", samples, "--temperature", 0, "--max-tokens", 60, "--stream", "only"]
+    rein(*common, "--base-url", f"{demo.http}/v1", "--out", tmp_path / "http")
+    rein(*common, "--base-url", f"http://{demo.grpc}", "--dialect", "grpc", "--out", tmp_path / "grpc")
+    seen = results(tmp_path / "http")
+    assert len(seen) == 24 and any(calls for _, calls in seen) and any(not calls for _, calls in seen)
+    assert results(tmp_path / "grpc") == seen
+
+
+def test_bench_measures_over_grpc(sim):
+    common = ["bench", "--dialect", "grpc", "--base-url", f"http://{sim.grpc}", "--requests", 8, "--output-tokens", 16]
+    [level] = json.loads(rein(*common, "--tools", 2, "--concurrency", 2, "--json", "-"))["levels"]
+    assert (level["answered"], level["errors"], level["output_tokens"]) == (8, {}, 128)
+    # A step takes 2 ms, and 15 of them come after the first token.
+    assert level["ttft_ms"]["p50"] < level["e2e_ms"]["p50"] - 15
+    assert "cannot be sent over gRPC: unknown field `no_such_field`" in rein(*common, "--extra", '{"no_such_field": 1}', code=1)
+
+
+def test_the_other_interfaces_are_refused(sim, samples, tmp_path):
+    grpc = ["--dialect", "grpc", "--base-url", f"http://{sim.grpc}"]
+    assert "--endpoint chat" in rein("bench", *grpc, "--endpoint", "completions", code=1)
+    assert "--stream must be `only`" in rein("verify", *grpc, "--stream", "both", "--samples", samples, "--out", tmp_path, code=1)
+    assert "has no path" in rein("bench", "--dialect", "grpc", "--base-url", f"{sim.http}/v1", code=1)
+
+
+def test_an_answer_that_cannot_come_is_counted_by_its_status(sim):
+    common = ["bench", "--dialect", "grpc", "--requests", 2, "--warmup", 0, "--timeout", 20]
+    said = rein(*common, "--base-url", f"http://{sim.grpc}", "--model", "other", code=1)
+    assert "HTTP 404" in said and "other" in said
+    assert "cannot connect" in rein(*common, "--base-url", "http://127.0.0.1:1", "--model", "demo", code=1)
+
+
+def test_tls():
+    server = Server("--engine", "sim", "--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key"))
+    try:
+        url = f"https://localhost:{server.grpc.rsplit(':', 1)[1]}"
+        common = ["bench", "--dialect", "grpc", "--base-url", url, "--requests", 2, "--output-tokens", 4]
+        assert "answered" in rein(*common, "--ca-file", TLS / "ca.pem")
+        assert "certificate" in rein(*common, "--ca-file", TLS / "server.pem", code=1)
+    finally:
+        server.stop()
