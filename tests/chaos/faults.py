@@ -23,12 +23,15 @@ class Spans:
         self.spans, self.lock = {}, threading.Lock()
 
     def begin(self, name):
+        span = [time.monotonic(), float("inf")]
         with self.lock:
-            self.spans.setdefault(name, []).append([time.monotonic(), float("inf")])
+            self.spans.setdefault(name, []).append(span)
+        return span
 
-    def end(self, name, linger=0.0):
+    def end(self, name, linger=0.0, span=None):
+        """The last one that began, or this one: another may have begun since."""
         with self.lock:
-            self.spans[name][-1][1] = time.monotonic() + linger
+            (span or self.spans[name][-1])[1] = time.monotonic() + linger
 
     def hit(self, name, since, until):
         with self.lock:
@@ -191,17 +194,18 @@ class Faults:
         def end():
             self.again(name)
             # Until it is ready.
-            self.spans.begin(name)
-            threading.Thread(target=self.ready, args=(name, self.fleet.processes[name]), daemon=True).start()
+            span = self.spans.begin(name)
+            threading.Thread(target=self.ready, args=(name, self.fleet.processes[name], span), daemon=True).start()
 
         return name, self.random.uniform(0.2, 4), begin, end
 
-    def ready(self, name, process):
+    def ready(self, name, process, span):
         while process.poll() is None:
             with contextlib.suppress(OSError):
                 if self.fleet.get(name, "/ready") == 200:
-                    return self.spans.end(name)
+                    break
             time.sleep(0.05)
+        self.spans.end(name, span=span)
 
     def bad_spare(self):
         name = self.idle(["a0", "a1", "a2"])
