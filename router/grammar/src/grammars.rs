@@ -201,10 +201,10 @@ impl Grammars {
     /// The matcher, if anything can be generated under it. A client's own grammar has to show that it gets on.
     fn tried(&self, mut fresh: Matcher, written: &Written, rules: &Rules) -> Result<Matcher, Refusal> {
         let foreign = !written.foreign.is_empty();
-        if let Some(problem) = fresh.emptiness(foreign) {
+        let own = matches!(rules.response, Some(Response::Regex(_) | Response::StructuralTag(_))) || foreign;
+        if let Some(problem) = fresh.emptiness(foreign, own) {
             return Err(Refusal::Grammar(problem));
         }
-        let own = matches!(rules.response, Some(Response::Regex(_) | Response::StructuralTag(_))) || foreign;
         if own {
             let trial = begun(fresh.clone(), written.first, 0).and_then(|mut trial| trial.walk(TRIAL_TOKENS));
             trial.map_err(|error| Refusal::Grammar(error.to_string()))?;

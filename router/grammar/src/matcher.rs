@@ -215,9 +215,10 @@ impl Matcher {
         choice.unwrap_or(false)
     }
 
-    /// Why nothing can be generated; none if something can, or if that is plain: `anyway` to ask in any case.
-    pub(crate) fn emptiness(&mut self, anyway: bool) -> Option<String> {
-        self.ask(|parser| Ok(trial::emptiness(parser, anyway))).unwrap_or_else(|error| Some(error.to_string()))
+    /// Why nothing can be generated; none if something can, or if that is plain: `anyway` to ask in any case, `theirs` where clients
+    /// write expressions.
+    pub(crate) fn emptiness(&mut self, anyway: bool, theirs: bool) -> Option<String> {
+        self.ask(|parser| Ok(trial::emptiness(parser, anyway, theirs))).unwrap_or_else(|error| Some(error.to_string()))
     }
 
     /// About how much memory a copy takes.

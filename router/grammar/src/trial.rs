@@ -7,8 +7,11 @@ use llguidance::earley::{CGrammar, CSymIdx};
 /// Why nothing can ever be generated under the grammar; none if something can.
 ///
 /// `anyway`: whether to ask also where every expression matches something. Only rules that clients write can need
-/// themselves then.
-pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool) -> Option<String> {
+/// themselves then. `theirs`: the grammar has expressions that clients write.
+pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool, theirs: bool) -> Option<String> {
+    if theirs && ends_at_once(parser) {
+        return Some("one of its expressions matches only the empty text, or ends with it".into());
+    }
     let matching = parser.parser.with_recognizer(|lexer| {
         // The lexer leaves out what matches nothing.
         let all = lexer.lexer().lexer_spec().all_lexemes();
@@ -30,6 +33,18 @@ pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool) -> Option<String
     dead.then(|| {
         "nothing can be generated under it: every way through it ends at a rule or an expression that matches nothing"
             .into()
+    })
+}
+
+/// Whether an expression is over before its first byte. The lexer has no state for what comes after it.
+fn ends_at_once(parser: &mut TokenParser) -> bool {
+    parser.parser.with_recognizer(|lexer| {
+        let all = lexer.lexer().lexer_spec().all_lexemes();
+        all.iter().any(|lexeme| {
+            let mut alone = lexer.lexer().lexer_spec().alloc_lexeme_set();
+            alone.add(lexeme);
+            lexer.lexer_mut().start_state(&alone).has_lowest_match()
+        })
     })
 }
 

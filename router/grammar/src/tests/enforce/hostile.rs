@@ -87,3 +87,21 @@ fn nothing_is_compiled_for_nobody() {
         assert!(matches!(compiled, Err(RuleError::Unfinished)), "{}", case.name);
     }
 }
+
+/// The lexer stands still where an expression is over before its first byte.
+#[test]
+fn expressions_of_the_empty_text_are_refused_and_others_that_match_it_are_not() {
+    let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
+    let compiled = |response| {
+        let rules = Rules { response: Some(response), parallel: true, ..Rules::default() };
+        bench.grammars.compile_within(&rules, &mut Budget::default())
+    };
+    for regex in ["(?:)", "^$", "a{0}", "[^\\s\\S]*", "([^\\s\\S])?", "(a[^\\s\\S])*"] {
+        let error = compiled(Response::Regex(regex.into())).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains("only the empty text")), "{regex}: {error:?}");
+    }
+    for regex in ["a*", "(a|)", "a?[^\\s\\S]*", "[^\\s\\S]*b"] {
+        let mut matcher = compiled(Response::Regex(regex.into())).expect("it compiles").matcher().expect("a matcher");
+        matcher.mask().expect("a mask");
+    }
+}
