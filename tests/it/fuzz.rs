@@ -30,7 +30,7 @@ const UNOPTIMISED_CPU_TIME: Duration = Duration::from_secs(8);
 /// What the process may grow by after the first half of its requests, when its caches have been filled: KiB.
 const GROWTH: u64 = 96 << 10;
 /// A run of fewer requests does not fill the caches in its first half.
-const REQUESTS_FOR_GROWTH: u64 = 2000;
+const REQUESTS_FOR_GROWTH: u64 = 50_000;
 /// Time to look for a smaller request that fails, too.
 const SIMPLER: Duration = Duration::from_secs(30);
 
