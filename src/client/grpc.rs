@@ -59,12 +59,18 @@ pub fn failure(status: &Status) -> Failure {
         Code::DeadlineExceeded => 504,
         _ => 500,
     };
-    if code == 503 && std::error::Error::source(status).is_some() {
-        // It has not come from the server.
-        return Failure::Connect(text(status));
+    match is_own(status) {
+        true if code == 503 => return Failure::Connect(text(status)),
+        true => return Failure::NoResponse(text(status)),
+        false => {}
     }
     let retry_after = status.metadata().get("retry-after").and_then(|after| retry_after(after.to_str().ok()?));
     Failure::Status { code, text: text(status), retry_after }
+}
+
+/// Whether the status was made here, of a connection that broke, and has not come from the server.
+fn is_own(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
 }
 
 fn text(status: &Status) -> String {
@@ -77,17 +83,19 @@ pub async fn read_events(
     start: Instant,
     mut event: impl FnMut(&[u8], Duration),
 ) -> Result<bool, Failure> {
-    let mut begun = false;
+    let (mut begun, mut done) = (false, false);
     loop {
         match events.message().await {
             Ok(Some(message)) => {
                 let at = start.elapsed();
                 begun = true;
+                done |= matches!(message.event, Some(Event::Done(_)));
                 if let Some(chunk) = chunk(message) {
                     event(chunk.to_string().as_bytes(), at);
                 }
             }
-            Ok(None) => return Ok(true),
+            Ok(None) => return Ok(done),
+            Err(status) if begun && is_own(&status) => return Err(Failure::Broken(text(&status))),
             Err(status) if begun => return Err(Failure::InStream(text(&status))),
             Err(status) => return Err(failure(&status)),
         }

@@ -1,6 +1,9 @@
 """`rein verify` and `rein bench` see the same endpoint over gRPC as over HTTP."""
+import contextlib
 import json
+import socket
 import subprocess
+import threading
 
 import pytest
 
@@ -60,6 +63,37 @@ def test_an_answer_that_cannot_come_is_counted_by_its_status(sim):
     said = rein(*common, "--base-url", f"http://{sim.grpc}", "--model", "other", code=1)
     assert "HTTP 404" in said and "other" in said
     assert "cannot connect" in rein(*common, "--base-url", "http://127.0.0.1:1", "--model", "demo", code=1)
+
+
+def test_a_connection_that_breaks_is_no_answer(sim):
+    """Behind a relay that cuts after so many bytes of the answer."""
+    host, port = sim.grpc.rsplit(":", 1)
+
+    def relayed(limit):
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def pump(source, sink, left):
+            with contextlib.suppress(OSError):
+                while left > 0 and (data := source.recv(min(left, 4096))):
+                    sink.sendall(data)
+                    left -= len(data)
+            for end in (source, sink):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+        def serve():
+            while True:
+                client = listener.accept()[0]
+                server = socket.create_connection((host, int(port)))
+                threading.Thread(target=pump, args=(client, server, 1 << 30), daemon=True).start()
+                threading.Thread(target=pump, args=(server, client, limit), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    common = ["bench", "--dialect", "grpc", "--model", "demo", "--requests", 2, "--warmup", 0, "--output-tokens", 200, "--timeout", 20]
+    assert "the stream broke off" in rein(*common, "--base-url", relayed(1500), code=1)
+    assert "before an answer began" in rein(*common, "--base-url", relayed(1), code=1)
 
 
 def test_tls():

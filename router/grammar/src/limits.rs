@@ -38,6 +38,8 @@ pub const MIN_LEXER_FUEL: u64 = 200_000;
 pub const MAX_STEP_FUEL: u64 = 200_000;
 /// Tokens that are accepted on the fuel of one step.
 pub const TOKENS_PER_STEP: u32 = 8;
+/// Bytes of the shortest text that a client's regular expression may ask for: what is forced is computed in one piece.
+pub const MAX_SHORTEST_MATCH: usize = 16 << 10;
 /// Tokens that are drawn from a client's own grammar before it is used.
 pub const TRIAL_TOKENS: usize = 8;
 /// Items that the parser may hold at one place.

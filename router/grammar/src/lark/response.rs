@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::marker::Marking;
 use super::{blanks, layout, literal, some_blanks, tags};
-use crate::limits::MAX_CLIENT_GRAMMAR_BYTES;
+use crate::limits::{MAX_CLIENT_GRAMMAR_BYTES, MAX_SHORTEST_MATCH};
 use crate::rules::{Response, RuleError};
 use crate::schema::{Compiler, Dialect, Work, local};
 
@@ -18,6 +18,7 @@ pub(super) fn write(work: &mut Work<'_>, response: &Response, marking: &Marking<
         Response::JsonSchema { schema, .. } => json(work, schema, "response_format.json_schema.schema")?,
         Response::Regex(regex) => {
             sized("structured_outputs.regex", regex)?;
+            not_too_long("structured_outputs.regex", regex)?;
             let regex = llguidance::regex_to_lark(regex, "");
             work.writer.regex(&regex)
         }
@@ -45,6 +46,17 @@ pub(super) fn sized(field: &str, text: &str) -> Result<(), RuleError> {
     if text.len() > MAX_CLIENT_GRAMMAR_BYTES {
         let (found, limit) = (text.len(), MAX_CLIENT_GRAMMAR_BYTES);
         return Err(RuleError::TooLarge { field: field.into(), what: "its size in bytes", found, limit });
+    }
+    Ok(())
+}
+
+/// Refuses an expression that no short text matches.
+pub(super) fn not_too_long(field: &str, regex: &str) -> Result<(), RuleError> {
+    // One that this reader refuses is judged by llguidance's.
+    let shortest = regex_syntax::parse(regex).ok().and_then(|hir| hir.properties().minimum_len()).unwrap_or_default();
+    if shortest > MAX_SHORTEST_MATCH {
+        let what = "the length in bytes of its shortest match";
+        return Err(RuleError::TooLarge { field: field.into(), what, found: shortest, limit: MAX_SHORTEST_MATCH });
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::call::{CallError, Caller};
 use super::marker::{Marking, Missing, join};
-use super::response::{json, json_before, sized};
+use super::response::{json, json_before, not_too_long, sized};
 use super::{escape, literal};
 use crate::by_name;
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
@@ -192,7 +192,9 @@ impl Tags<'_, '_, '_> {
             }
             "regex" => {
                 self.none(node, path, "excludes")?;
-                let pattern = llguidance::regex_to_lark(string(node, path, "pattern")?, "");
+                let pattern = string(node, path, "pattern")?;
+                not_too_long(&format!("{path}.pattern"), pattern)?;
+                let pattern = llguidance::regex_to_lark(pattern, "");
                 match until {
                     // One lexeme: the text might go on with the first letter of what ends it.
                     Until::Strings(_) => {

@@ -105,3 +105,26 @@ fn expressions_of_the_empty_text_are_refused_and_others_that_match_it_are_not() 
         matcher.mask().expect("a mask");
     }
 }
+
+/// Whatever is forced is computed in one piece, however long it is.
+#[test]
+fn expressions_that_no_short_text_matches_are_refused() {
+    let tag = |regex: &str| {
+        let content = serde_json::json!({"type": "regex", "pattern": regex});
+        serde_json::json!({"type": "structural_tag", "format": content})
+    };
+    for format in ["kimi_k2", "llama_json"] {
+        let bench = Bench::new(by_name(format).expect("a format"), false);
+        let compiled = |response| {
+            let rules = Rules { response: Some(response), parallel: true, ..Rules::default() };
+            bench.grammars.compile_within(&rules, &mut Budget::default())
+        };
+        for regex in ["\\.{1000000}", "a{20000}b*", "(?:ab){9000}"] {
+            for response in [Response::Regex(regex.into()), Response::StructuralTag(tag(regex))] {
+                let error = compiled(response).err().map(|error| error.to_string());
+                assert!(error.as_ref().is_some_and(|error| error.contains("shortest match")), "{regex}: {error:?}");
+            }
+        }
+        assert!(compiled(Response::Regex("[0-9]{64}".into())).is_ok());
+    }
+}
