@@ -154,16 +154,16 @@ impl<'a> Reach<'a> {
 }
 
 impl Reach<'_> {
-    /// Why a worker cannot be seated beside some of its peers, in words; empty: nothing is known against it. What two cannot is
-    /// held against the one that more others miss.
-    pub fn why(&self, id: &str) -> String {
+    /// Why a worker cannot be seated beside some of its peers, a sentence for each failed attempt; empty: nothing is known
+    /// against it. Where two cannot link, the one that more peers miss is at fault.
+    pub fn why(&self, id: &str) -> Vec<String> {
         let missed = self.missed(id);
         let say = |fault: Fault| match fault.inbound {
             true => format!("{} cannot link with it: {}", fault.other, fault.why),
             false => format!("it cannot link with {}: {}", fault.other, fault.why),
         };
         let own = self.faults(id).into_iter().filter(|fault| self.missed(fault.other) <= missed);
-        own.map(say).collect::<Vec<_>>().join("; ")
+        own.map(say).collect()
     }
 }
 

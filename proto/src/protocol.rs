@@ -13,7 +13,8 @@
 /// Of this release. 0: releases from before there was a number.
 pub const NUMBER: u32 = 1;
 
-/// Whether a router and an engine, or whoever else only passes messages, of these numbers understand each other.
+/// Whether two processes of these numbers can exchange messages, such as a router and an engine. Ranks of one group need equal
+/// numbers.
 pub fn understands(one: u32, other: u32) -> bool {
     one.abs_diff(other) <= 1
 }

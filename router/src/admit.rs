@@ -84,7 +84,7 @@ impl Permit {
         raised(&mut self.aborted).await;
     }
 
-    /// The same, for whoever needs the permit meanwhile.
+    /// The same without borrowing the permit.
     pub fn when_aborted(&self) -> impl Future<Output = ()> + use<> {
         let mut aborted = self.aborted.clone();
         async move { raised(&mut aborted).await }

@@ -56,7 +56,7 @@ impl Outcomes {
         let reasons = every(&REASONS);
         let outcomes = every(&Outcome::ALL.map(Outcome::name));
         write(out, "rein_finished_total", "reason", "Choices by how they ended.", &self.finished, reasons);
-        write(out, "rein_tool_calls_total", "outcome", "Tool calls by what came of them.", &self.calls, outcomes);
+        write(out, "rein_tool_calls_total", "outcome", "Tool calls by outcome.", &self.calls, outcomes);
         let help = "Texts where a call belongs that could not be read as one.";
         write(out, "rein_malformed_total", "format", help, &self.malformed, models);
     }

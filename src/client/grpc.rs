@@ -59,10 +59,8 @@ pub fn failure(status: &Status) -> Failure {
         Code::DeadlineExceeded => 504,
         _ => 500,
     };
-    match is_own(status) {
-        true if code == 503 => return Failure::Connect(text(status)),
-        true => return Failure::NoResponse(text(status)),
-        false => {}
+    if is_own(status) {
+        return if code == 503 { Failure::Connect(text(status)) } else { Failure::NoResponse(text(status)) };
     }
     let retry_after = status.metadata().get("retry-after").and_then(|after| retry_after(after.to_str().ok()?));
     Failure::Status { code, text: text(status), retry_after }

@@ -67,7 +67,7 @@ fn against(reach: &Reach, id: &str, worker: &WorkerRecord) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     match worker.expires {
         Some(expires) if expires <= now => "its certificate has expired".into(),
-        _ => reach.why(id),
+        _ => reach.why(id).join("; "),
     }
 }
 

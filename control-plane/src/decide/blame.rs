@@ -69,7 +69,7 @@ impl Controller {
         lost
     }
 
-    /// Logs why a worker without a seat is given none, when that changes.
+    /// Logs why a worker without a seat is given none, when the first reason changes. `rein status` has them all.
     pub(super) fn tell(
         &mut self,
         told: &BTreeMap<String, String>,
@@ -79,17 +79,17 @@ impl Controller {
         now: Duration,
     ) {
         let expired = view.workers.get(id).is_some_and(|worker| self.is_expired(worker, now));
-        let why = if expired { "its certificate has expired".to_owned() } else { reach.why(id) };
-        match told.get(id) {
-            _ if why.is_empty() => {
-                if told.contains_key(id) {
-                    tracing::info!(worker = id, "it can link with its peers");
+        let all = if expired { vec!["its certificate has expired".to_owned()] } else { reach.why(id) };
+        let more = all.len().saturating_sub(1);
+        match (told.get(id), all.into_iter().next()) {
+            (None, None) => {}
+            (Some(_), None) => tracing::info!(worker = id, "it can link with its peers"),
+            (before, Some(why)) => {
+                if before != Some(&why) {
+                    tracing::warn!(worker = id, why, more, "no seat beside those with which it cannot link");
                 }
-                return;
+                self.told.insert(id.to_owned(), why);
             }
-            Some(before) if *before == why => {}
-            _ => tracing::warn!(worker = id, why, "no seat beside those with which it cannot link"),
         }
-        self.told.insert(id.to_owned(), why);
     }
 }

@@ -213,7 +213,8 @@ impl Controller {
         let is_open = |rank: &usize| !kept.iter().any(|member| member.ranks.contains(rank));
         let mut open: Vec<usize> = (0..record.group_size).filter(is_open).collect();
         let able = self.able(round, record, kept, false, now);
-        // Those who stand in for others give back what somebody can take. The others keep theirs, and so their weights.
+        // Members that hold ranks of lost workers give up those that a free worker can take. All others keep their ranks, so
+        // that their weights stay loaded.
         let room: usize = able.iter().map(|(_, worker)| worker.ranks).sum();
         for member in &mut members {
             let regular = worker(member).map_or(0, |worker| worker.ranks);

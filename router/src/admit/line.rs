@@ -72,7 +72,7 @@ impl Line {
     /// Err: all is taken. To come back after this time, if that can be told.
     pub fn come(&mut self) -> Result<(), Option<Duration>> {
         if self.present() >= self.room + self.places {
-            // Those that are still being read line up before whoever comes back.
+            // Requests whose bodies are still being read enter the queue before a client that retries.
             return Err(self.wait(self.present().saturating_sub(self.room)));
         }
         self.coming += 1;

@@ -165,7 +165,7 @@ fn a_member_with_which_no_spare_can_link_makes_room_for_them() {
     cluster.only_good();
 }
 
-/// It answers whoever asks, and never comes to a join.
+/// It answers probes and never joins a group.
 #[test]
 fn a_spare_that_never_joins_comes_after_others_and_ever_more_rarely() {
     let mut cluster = Cluster::new(3, 2, 1);

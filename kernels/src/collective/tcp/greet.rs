@@ -116,7 +116,7 @@ impl Greetings {
     }
 
     pub fn wake(&self) {
-        // Taken, so that whoever looks either sees what has changed or is woken.
+        // Locked first, so that a waiting thread either sees the change or is woken.
         drop(self.open());
         self.begun.notify_all();
     }
