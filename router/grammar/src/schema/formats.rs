@@ -1,9 +1,16 @@
 //! The `format`s of strings.
 
+use std::sync::OnceLock;
+
+use regex_syntax::hir::Hir;
+
+use super::pattern::whole;
+use super::spelled::{Quotes, spelled};
+
 /// What is known of a format.
 pub(super) enum Format {
-    /// A regular expression of the whole text.
-    Known(String),
+    /// The texts that have it.
+    Known(&'static FormatTexts),
     /// JSON Schema has it, and no regular expression is written here.
     Unsaid,
     /// It constrains nothing.
@@ -14,8 +21,53 @@ const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?([zZ
 const IPV4: &str = "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const POINTER: &str = "(/([^~/]|~[01])*)*";
 
+/// The texts of a format. They are parsed and spelled once per process, because many tools declare the same few formats.
+pub(super) struct FormatTexts {
+    pub texts: Hir,
+    spelled: [OnceLock<String>; Quotes::COUNT],
+}
+
+impl FormatTexts {
+    pub fn spelled(&self, quotes: Quotes) -> &str {
+        self.spelled[quotes as usize].get_or_init(|| spelled(&self.texts, quotes))
+    }
+}
+
+/// The formats that have a regular expression here.
+const KNOWN: [&str; 13] = [
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "hostname",
+    "email",
+    "uri",
+    "uri-reference",
+    "json-pointer",
+    "relative-json-pointer",
+];
+
 pub(super) fn format(name: &str) -> Format {
-    Format::Known(match name {
+    static TEXTS: [OnceLock<Option<FormatTexts>>; KNOWN.len()] = [const { OnceLock::new() }; KNOWN.len()];
+    match KNOWN.iter().position(|known| *known == name) {
+        Some(at) => {
+            let parsed = || whole(&regex(name)?).map(|texts| FormatTexts { texts, spelled: Default::default() });
+            TEXTS[at].get_or_init(parsed).as_ref().map_or(Format::Unsaid, Format::Known)
+        }
+        None if UNSAID.contains(&name) => Format::Unsaid,
+        None => Format::Unknown,
+    }
+}
+
+/// The formats of JSON Schema that have no regular expression here.
+const UNSAID: [&str; 6] = ["idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"];
+
+/// A regular expression of the whole text; none for an unknown name.
+fn regex(name: &str) -> Option<String> {
+    Some(match name {
         "date" => date(),
         "time" => TIME.to_owned(),
         "date-time" => format!("({})[tT]{TIME}", date()),
@@ -41,8 +93,7 @@ pub(super) fn format(name: &str) -> Format {
         }
         "json-pointer" => POINTER.to_owned(),
         "relative-json-pointer" => format!("(0|[1-9][0-9]{{0,8}})(#|{POINTER})"),
-        "idn-email" | "idn-hostname" | "iri" | "iri-reference" | "regex" | "uri-template" => return Format::Unsaid,
-        _ => return Format::Unknown,
+        _ => return None,
     })
 }
 
@@ -89,4 +140,20 @@ fn after_scheme(colon: &str) -> String {
     let more = format!("(/{letter}*)*");
     let tail = format!("([{plain}:@/?]|{encoded})*");
     format!("(//{authority}{more}|/({letter}+{more})?|{first}+{more})?(\\?{tail})?(#{tail})?")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+    use crate::lark::{Price, price};
+
+    #[test]
+    fn known_formats_are_affordable_and_have_texts() {
+        for name in KNOWN {
+            let Format::Known(texts) = format(name) else { panic!("{name}") };
+            let body = format!("/{}/", texts.spelled(Quotes::Raw));
+            assert_eq!(price(&body, &mut Budget::default()).expect("a price"), Price::Affordable, "{name}");
+        }
+    }
 }

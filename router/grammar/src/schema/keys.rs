@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::pattern::{Reading, found_in};
-use super::text::{Said, exclusive};
+use super::text::{Said, Texts, exclusive};
 use super::{Compiler, Dialect, Schema, flat};
 use crate::lark::{Price, either, escape, literal};
 use crate::limits::{MAX_PART_WORK, MAX_TEXT_FUEL};
@@ -135,7 +135,7 @@ impl Compiler<'_, '_, '_> {
             let mut said = Said::default();
             for (i, (narrow, wide)) in regexes.iter().enumerate() {
                 if which.contains(&i) {
-                    said.all.push(narrow.clone());
+                    said.all.push(Texts::Own(narrow.clone()));
                 } else if not(&i) {
                     said.none.push(wide.clone());
                 }

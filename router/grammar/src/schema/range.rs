@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use serde_json::Value;
 
 use super::pattern::whole;
-use super::text::Said;
+use super::text::{Said, Texts};
 use crate::lark::either;
 
 /// Digits before the point, and the least number that has more.
@@ -153,8 +153,13 @@ fn positive(low: Bound, high: Option<Bound>, digits: usize) -> Option<String> {
     let (above, mut below) = (beside(&low, Side::Above, digits), None);
     if let Some(high) = &high {
         let regex = beside(high, Side::Below, digits);
-        let both = [&above, &regex].map(|regex| whole(regex)).into_iter().collect::<Option<Vec<_>>>()?;
-        (!Said { all: both, none: Vec::new() }.is_empty(&mut Budget::default()).unwrap_or(false)).then_some(())?;
+        if first_integer(&low) > last_integer(high)? {
+            // No integer lies between the bounds: only a fraction may.
+            (digits > 0).then_some(())?;
+            let both = [&above, &regex].map(|regex| whole(regex).map(Texts::Own));
+            let both = both.into_iter().collect::<Option<Vec<_>>>()?;
+            (!Said { all: both, none: Vec::new() }.is_empty(&mut Budget::default()).unwrap_or(false)).then_some(())?;
+        }
         below = Some(regex);
     }
     let mut all = vec![match below {
@@ -173,6 +178,19 @@ fn positive(low: Bound, high: Option<Bound>, digits: usize) -> Option<String> {
         }
     }
     Some(either(&all))
+}
+
+/// The least integer that a bound which is not negative leaves above it.
+fn first_integer(low: &Bound) -> u128 {
+    low.size.whole + u128::from(!low.inclusive || !low.size.fraction.is_empty())
+}
+
+/// The largest integer that a bound which is not negative leaves below it; none if there is none.
+fn last_integer(high: &Bound) -> Option<u128> {
+    match high.inclusive || !high.size.fraction.is_empty() {
+        true => Some(high.size.whole),
+        false => high.size.whole.checked_sub(1),
+    }
 }
 
 /// What lies on this side of a bound that is not negative.

@@ -18,6 +18,10 @@ pub(super) enum Quotes {
     Single,
 }
 
+impl Quotes {
+    pub const COUNT: usize = Self::Single as usize + 1;
+}
+
 /// Escapes of one letter, and what they mean.
 const JSON_ESCAPES: &[(char, char)] =
     &[('"', '"'), ('\\', '\\'), ('/', '/'), ('b', '\u{8}'), ('f', '\u{c}'), ('n', '\n'), ('r', '\r'), ('t', '\t')];

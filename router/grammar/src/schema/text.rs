@@ -2,21 +2,52 @@
 
 use regex_syntax::hir::Hir;
 
-use super::formats::{Format, format};
+use super::formats::{Format, FormatTexts, format};
 use super::merge::each;
 use super::object::count;
-use super::pattern::{Reading, found_in, literal, of_length, whole};
+use super::pattern::{Reading, found_in, literal, of_length};
 use super::spelled::{Quotes, spelled};
 use super::{Compiler, Dialect, Schema};
 use crate::budget::Budget;
 use crate::lark::{Price, is_empty, price, price_to_compile};
 use crate::rules::RuleError;
 
+/// A set of texts.
+#[derive(Clone)]
+pub(super) enum Texts {
+    Own(Hir),
+    Format(&'static FormatTexts),
+}
+
+impl Texts {
+    fn takes_empty(&self) -> bool {
+        takes_empty(match self {
+            Self::Own(texts) => texts,
+            Self::Format(format) => &format.texts,
+        })
+    }
+
+    fn regex(&self, quotes: Quotes) -> String {
+        match self {
+            Self::Own(texts) => regex(texts, quotes),
+            Self::Format(format) => format!("/{}/", format.spelled(quotes)),
+        }
+    }
+}
+
+fn takes_empty(texts: &Hir) -> bool {
+    texts.properties().minimum_len() == Some(0)
+}
+
+fn regex(texts: &Hir, quotes: Quotes) -> String {
+    format!("/{}/", spelled(texts, quotes))
+}
+
 /// What a schema says of a text.
 #[derive(Default)]
 pub(super) struct Said {
     /// All of these hold it.
-    pub all: Vec<Hir>,
+    pub all: Vec<Texts>,
     /// None of these does.
     pub none: Vec<Hir>,
 }
@@ -32,12 +63,15 @@ impl Said {
     }
 
     pub fn takes_empty(&self) -> bool {
-        let takes = |texts: &Hir| texts.properties().minimum_len() == Some(0);
-        self.all.iter().all(takes) && !self.none.iter().any(takes)
+        self.all.iter().all(Texts::takes_empty) && !self.none.iter().any(takes_empty)
     }
 
     /// What matching such a text costs, and whether there is one.
     pub fn price(&self, budget: &mut Budget) -> Result<Price, RuleError> {
+        // A test holds that each format is affordable.
+        if matches!(self.all.as_slice(), [Texts::Format(_)]) && self.none.is_empty() {
+            return Ok(Price::Affordable);
+        }
         price(&self.expression(Quotes::Raw), budget)
     }
 
@@ -53,13 +87,12 @@ impl Said {
 
     /// An expression of terminals.
     pub fn expression(&self, quotes: Quotes) -> String {
-        let regex = |texts: &Hir| format!("/{}/", spelled(texts, quotes));
-        let mut all: Vec<String> = self.all.iter().map(regex).collect();
+        let mut all: Vec<String> = self.all.iter().map(|texts| texts.regex(quotes)).collect();
         if all.is_empty() {
-            all.push(regex(&of_length(0, None)));
+            all.push(regex(&of_length(0, None), quotes));
         }
         if !self.none.is_empty() {
-            let none: Vec<_> = self.none.iter().map(regex).collect();
+            let none: Vec<_> = self.none.iter().map(|texts| regex(texts, quotes)).collect();
             all.push(format!("~({})", none.join(" | ")));
         }
         all.join(" & ")
@@ -75,11 +108,11 @@ impl Compiler<'_, '_, '_> {
         for keyword in ["minLength", "maxLength", "pattern", "format"] {
             for value in flat.get(keyword).map(each).unwrap_or_default() {
                 let texts = match keyword {
-                    "minLength" => count(flat, keyword).map(|min| of_length(min, None)),
-                    "maxLength" => count(flat, keyword).map(|max| of_length(0, Some(max))),
-                    "pattern" => value.as_str().and_then(|pattern| found_in(pattern, Reading::Narrow)),
+                    "minLength" => count(flat, keyword).map(|min| Texts::Own(of_length(min, None))),
+                    "maxLength" => count(flat, keyword).map(|max| Texts::Own(of_length(0, Some(max)))),
+                    "pattern" => value.as_str().and_then(|one| found_in(one, Reading::Narrow)).map(Texts::Own),
                     _ => match value.as_str().map(format) {
-                        Some(Format::Known(regex)) => whole(&regex),
+                        Some(Format::Known(texts)) => Some(Texts::Format(texts)),
                         Some(Format::Unsaid) => None,
                         Some(Format::Unknown) | None => continue,
                     },
@@ -124,6 +157,7 @@ impl Compiler<'_, '_, '_> {
 
 /// Whether no text matches both patterns. Not if that is hard to tell.
 pub(super) fn exclusive(a: &str, b: &str, budget: &mut Budget) -> Result<bool, RuleError> {
-    let all: Option<Vec<Hir>> = [a, b].map(|pattern| found_in(pattern, Reading::Wide)).into_iter().collect();
+    let all: Option<Vec<_>> =
+        [a, b].map(|pattern| found_in(pattern, Reading::Wide).map(Texts::Own)).into_iter().collect();
     all.map_or(Ok(false), |all| Said { all, none: Vec::new() }.is_empty(budget))
 }
