@@ -57,7 +57,8 @@ class Sampler:
 
     def take(self, began, status):
         groups = {name: {rank["worker"] for rank in group["ranks"]} for name, group in status["groups"].items()}
-        self.bad_seats |= {worker for members in groups.values() for worker in members if worker.startswith("a")}
+        for name, members in groups.items():
+            self.bad_seats |= {(worker, status["groups"][name]["state"], *sorted(members)) for worker in members if worker.startswith("a")}
         serving = [groups[name] for name, group in status["groups"].items() if group["state"] == "serving"]
         self.samples.append((began, serving))
 

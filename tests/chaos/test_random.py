@@ -141,7 +141,7 @@ def test_random_faults(tmp_path):
         sampler.close()
         print(f"{sum(faults.counts.values())} faults: {faults.counts}")
         print(f"{test.whole} answers as undisturbed, longest silence {test.silence:.1f} s; failed: {test.failed}")
-        print(f"bad spares that had a seat: {sorted(sampler.bad_seats) or 'none'}")
+        print(f"bad spares that had a seat (worker, state of its group, members): {sorted(sampler.bad_seats) or 'none'}")
         assert not test.wrong, "\n".join(map(str, test.wrong[:5]))
         assert test.whole > seconds / 10, "hardly anything was answered"
         # All faults are over: everything is whole again.
