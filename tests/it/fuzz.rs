@@ -186,6 +186,8 @@ fn hostile_requests_get_whole_answers_at_bounded_cost() {
         let began = Instant::now();
         let time = Duration::from_secs(seconds) / SERVERS.len() as u32;
         let (mut requests, mut succeeded, mut middle) = (0u64, 0u64, None);
+        // MiB after each tenth of the time.
+        let mut grown = Vec::new();
         while began.elapsed() < time {
             let tree = cases.new_tree(&mut runner).expect("no strategy rejects");
             match try_case(&server, &tree.current()) {
@@ -193,13 +195,16 @@ fn hostile_requests_get_whole_answers_at_bounded_cost() {
                 Err(what) => fail(&server, tree, what),
             }
             requests += 1;
+            if began.elapsed() > time.mul_f64(0.1 * (grown.len() + 1) as f64) {
+                grown.push(memory(&server) >> 10);
+            }
             if middle.is_none() && began.elapsed() > time / 2 {
                 middle = Some(memory(&server));
             }
         }
         let (middle, end) = (middle.unwrap_or(u64::MAX), memory(&server));
         println!(
-            "{arguments:?}: {requests} requests in {time:?}, {succeeded} succeeded, memory {middle} KiB in the middle, {end} KiB at the end"
+            "{arguments:?}: {requests} requests in {time:?}, {succeeded} succeeded, memory {middle} KiB in the middle, {end} KiB at the end; MiB by tenths: {grown:?}"
         );
         assert!(succeeded > requests / 10, "only {succeeded} of {requests} requests got as far as an answer");
         assert!(
