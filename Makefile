@@ -30,7 +30,7 @@ lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-# Needs a served model for the second line; see docs/benchmarks/README.md.
+# Needs a served model for the second line; see docs/reference/bench.md.
 bench: setup
 	cargo build --release --locked --bin rein
 	target/release/rein bench --probe --model-dir $(MODEL)

@@ -506,7 +506,7 @@ pub struct FormatsArgs {
     /// As JSON
     #[arg(long, conflicts_with = "markdown")]
     pub json: bool,
-    /// As the page docs/formats.md
+    /// As the page docs/reference/formats.md
     #[arg(long)]
     pub markdown: bool,
 }

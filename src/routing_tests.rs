@@ -1,4 +1,4 @@
-//! What routing by cache must give, on the worker's own scheduler: the figures of docs/routing.md, from fixed seeds.
+//! What routing by cache must give, on the worker's own scheduler: the figures of docs/understand/routing.md, from fixed seeds.
 
 use rein_router::route::RoutePolicy;
 

@@ -1,5 +1,5 @@
 //! `rein verify`: asks an endpoint, ours or another, what a samples file holds, and judges its tool calls by the
-//! metrics of Moonshot's K2 Vendor Verifier; or makes such a file. docs/verify.md explains every figure.
+//! metrics of Moonshot's K2 Vendor Verifier; or makes such a file. docs/reference/verify.md explains every figure.
 
 mod answer;
 mod compare;
@@ -73,7 +73,7 @@ pub struct VerifyOptions {
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, env = "REIN_VERIFY_MODEL", value_name = "NAME")]
     pub model: Option<String>,
-    /// Samples, JSON lines: chat requests, the vendor verifier's or ours (docs/verify.md)
+    /// Samples, JSON lines: chat requests, the vendor verifier's or ours (docs/reference/verify.md)
     #[arg(long, value_name = "FILE", required_unless_present_any = ["generate", "compare"])]
     pub samples: Option<PathBuf>,
     /// Directory of the results or of the comparison; with --generate, the file of samples to write

@@ -1,4 +1,4 @@
-"""Certificates of a cluster's processes, made as docs/security.md makes them."""
+"""Certificates of a cluster's processes, made as docs/howto/secure.md makes them."""
 import shutil
 import subprocess
 import time

@@ -1,4 +1,4 @@
-//! The table for people: what `rein formats` prints and docs/formats.md holds.
+//! The table for people: what `rein formats` prints and docs/reference/formats.md holds.
 
 use serde_json::{Value, json};
 
@@ -104,7 +104,7 @@ impl Description {
     }
 }
 
-/// docs/formats.md: the prose of `formats.md` around the table.
+/// docs/reference/formats.md: the prose of `formats.md` around the table.
 pub fn markdown() -> String {
     let mut table = String::from("| format | other names | models | ids | guaranteed |\n|---|---|---|---|---|\n");
     let mut models = String::from("| model | format | recommended sampling | card and template |\n|---|---|---|---|\n");

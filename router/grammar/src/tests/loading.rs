@@ -3,9 +3,9 @@
 use super::{options, parse, short};
 use crate::{Call, Format, Region, RenderOptions, Turn, markdown, render};
 
-/// The example of docs/formats.md.
+/// The example of docs/howto/add-a-format.md.
 fn example() -> &'static str {
-    let page = include_str!("../formats.md");
+    let page = include_str!("../../../../docs/howto/add-a-format.md");
     page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap_or_default()
 }
 
@@ -55,6 +55,6 @@ fn errors_name_the_field() {
 
 #[test]
 fn the_page_is_made_from_the_table() {
-    let page = include_str!("../../../../docs/formats.md");
-    assert_eq!(page, markdown(), "docs/formats.md is not what the table says; write it with `rein formats --markdown`");
+    let page = include_str!("../../../../docs/reference/formats.md");
+    assert_eq!(page, markdown(), "docs/reference/formats.md is not what the table says; write it with `rein formats --markdown`");
 }
