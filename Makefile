@@ -47,4 +47,4 @@ setup-test:
 
 clean:
 	cargo clean
-	rm -rf .venv .tools
+	rm -rf .venv .tools .node

@@ -16,7 +16,7 @@ import sys
 DATA = pathlib.Path(__file__).resolve().parents[1] / "docs/benchmarks/data"
 PLOTS = DATA.parent / "plots"
 COLOURS = ["#3b76c4", "#d9822b", "#4a9d5b", "#8f63b8"]
-WIDTH, LABELS, VALUES = 760, 250, 70
+WIDTH, LABELS, VALUES = 860, 280, 70
 BAR, GAP, TOP = 15, 12, 64
 
 

@@ -70,3 +70,28 @@ if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
         || fail "the Python packages of tests/py/requirements.txt could not be installed; see pip's message above"
     echo "$sum" > $stamp
 fi
+
+# The Node clients of docs/howto/clients.md. The tests of those say that they were skipped where there is no npm.
+command -v npm >/dev/null || install nodejs npm || say "no npm: tests of Node clients are skipped"
+if command -v npm >/dev/null; then
+    stamp=.node/package.sum
+    sum=$(cksum < tests/node/package.json)
+    if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
+        say "installing Node packages into .node (tests/node/package.json)"
+        mkdir -p .node && cp tests/node/package.json .node/
+        npm install --prefix .node --no-audit --no-fund --loglevel=error >/dev/null \
+            || fail "the Node packages of tests/node/package.json could not be installed; see npm's message above"
+        echo "$sum" > $stamp
+    fi
+fi
+
+# grpcurl is a Go program that Debian does not package.
+if ! command -v grpcurl >/dev/null; then
+    if command -v go >/dev/null; then
+        say "installing grpcurl into .tools/bin"
+        GOBIN="$PWD/.tools/bin" go install github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3 2>/dev/null \
+            || say "grpcurl could not be installed: its test is skipped"
+    else
+        say "no Go: the test of grpcurl is skipped"
+    fi
+fi

@@ -1,0 +1,264 @@
+"""The docs against the program: code blocks run, names exist, generated pages and plots are current, links lead somewhere."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+
+import pytest
+
+from conftest import BIN, REPOSITORY, Server
+
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
+# Pages of which every command block runs, or says in a comment before it why not.
+RUN = [REPOSITORY / "README.md", *sorted((DOCS / "start").glob("*.md")), *sorted((DOCS / "howto").glob("*.md")), DOCS / "reference/grpc.md"]
+COMMANDS = ("sh", "python")
+MOST_NOT_RUN = 24
+# Written or rewritten elsewhere; each is checked once it is here.
+COMING = {"reference/cli.md", "reference/metrics.md", "glossary.md"}
+BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*?) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)\n *```", re.S)
+
+
+def name(page):
+    return str(page.relative_to(REPOSITORY))
+
+
+def blocks(page):
+    for match in BLOCK.finditer(page.read_text()):
+        yield match["language"], textwrap.dedent(match["code"]), match["note"] or ""
+
+
+def command_blocks(skipped):
+    """Those that run, or those that do not."""
+    for page in RUN:
+        for number, (language, code, note) in enumerate(blocks(page), 1):
+            if language in COMMANDS and note.startswith("not run:") == skipped and not note.startswith("client:"):
+                yield pytest.param(page, language, code, note, id=f"{name(page)}:{number}")
+
+
+def environment():
+    path = os.pathsep.join([str(pathlib.Path(BIN).resolve().parent), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "REIN_LOG": "warn"}
+
+
+def addressed(code, server):
+    """The code with the addresses of this server in place of the usual ones."""
+    return code.replace("http://127.0.0.1:8000", server.http).replace("127.0.0.1:50051", server.grpc)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A directory in which relative paths of the docs exist and files can be written."""
+    directory = tmp_path_factory.mktemp("clone")
+    (directory / "models").symlink_to(REPOSITORY / "models")
+    return directory
+
+
+@pytest.mark.parametrize("page, language, code, note", list(command_blocks(skipped=False)))
+def test_a_command_block_runs(page, language, code, note, demo, clone):
+    command = [sys.executable, "-c"] if language == "python" else ["bash", "-euo", "pipefail", "-c"]
+    done = subprocess.run([*command, addressed(code, demo)], cwd=clone, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+    assert '"error":{' not in done.stdout, done.stdout
+
+
+def test_blocks_that_do_not_run_say_why_and_are_few():
+    skipped = list(command_blocks(skipped=True))
+    for page, _, code, note in (one.values for one in skipped):
+        assert len(note.removeprefix("not run:").split()) >= 3, (name(page), code)
+    assert len(skipped) <= MOST_NOT_RUN, [one.id for one in skipped]
+
+
+def test_the_quick_start_gets_the_call_that_it_shows(demo, clone):
+    page = DOCS / "start/quickstart.md"
+    code = [code for language, code, _ in blocks(page) if language == "sh" and "get_weather" in code]
+    shown = next(json.loads(code) for language, code, _ in blocks(page) if language == "json")
+    answers = []
+    for block in code:
+        done = subprocess.run(["bash", "-c", addressed(block, demo)], capture_output=True, text=True, timeout=60, check=True)
+        answers.append(json.loads(done.stdout)["choices"][0])
+    assert answers[0]["finish_reason"] == "tool_calls" and answers[0]["message"]["tool_calls"] == [shown]
+    call = answers[1]["message"]["tool_calls"][0]["function"]
+    assert json.loads(call["arguments"])["city"] in ("Rome", "Oslo") and answers[1]["grammar"]["checked"] > 0
+
+
+def test_the_config_file_is_read(clone):
+    text = next(code for language, code, _ in blocks(DOCS / "reference/config-file.md") if language == "toml")
+    config = tomllib.loads(text)
+    path = clone / "rein.toml"
+    path.write_text(text)
+    server = Server("--config", str(path), model=REPOSITORY / config["model"])
+    server.stop()
+    path.write_text(text + "\nno-such-option = 1\n")
+    done = subprocess.run([BIN, "serve", "--config", str(path)], cwd=clone, capture_output=True, text=True)
+    assert done.returncode != 0 and "no-such-option" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["reference.py", "plot_benchmarks.py"])
+def test_generated_pages_and_plots_are_current(script):
+    done = subprocess.run([sys.executable, str(REPOSITORY / "scripts" / script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# --- Links
+
+def slug(heading):
+    heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
+    return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+
+
+def anchors(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    return {slug(line.lstrip("#")) for line in text.splitlines() if line.startswith("#")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"`[^`\n]*`", "", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() and str(target).removeprefix(f"{DOCS}/") in COMING:
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_the_index_lists_every_page():
+    index = (DOCS / "README.md").read_text()
+    inner = [DOCS / "benchmarks", DOCS / "decisions"]
+    missing = [name(page) for page in PAGES[1:] if page.parent not in inner and page.name not in ("README.md", "operations.md") and f"({page.relative_to(DOCS)})" not in index]
+    assert not missing
+
+
+# --- Names
+
+def sources(*folders, suffix=".rs"):
+    for folder in folders:
+        for path in sorted((REPOSITORY / folder).rglob(f"*{suffix}")):
+            parts = path.relative_to(REPOSITORY).parts
+            if "target" not in parts and not any("test" in part or part == "benches" for part in parts):
+                yield path.read_text()
+
+
+def first_cells(page, heading=None, until=None):
+    """Code spans in the first cell of each row of the page's tables."""
+    text = page.read_text()
+    if heading:
+        text = text.split(f"\n{heading}\n", 1)[1]
+        text = re.split(r"\n## ", text, maxsplit=1)[0] if until is None else text.split(until, 1)[0]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            yield from re.findall(r"`([^`]+)`", line.split("|")[1])
+
+
+def test_every_error_code_is_on_the_page_and_the_reverse():
+    code = "\n".join(re.sub(r"\n#\[cfg\(test\)\]\nmod \w+ \{.*", "", text, flags=re.S) for text in sources("router/src"))
+    written = set(re.findall(r'code: Some\(\s*"([a-z_]+)"', code)) | set(re.findall(r'=> "(grammar_[a-z_]+)"', code))
+    assert len(written) > 30, written
+    assert set(first_cells(DOCS / "reference/errors.md", "## Codes")) == written
+
+
+def test_every_log_message_on_the_page_is_in_the_code():
+    code = " ".join(" ".join(sources("router", "worker", "control-plane", "src", "proto", "kernels")).split())
+    gone = [message for message in first_cells(DOCS / "reference/log-messages.md") if message not in code]
+    assert not gone
+
+
+def test_every_architecture_is_on_the_page_and_the_reverse():
+    table = (REPOSITORY / "worker/src/model/arch/mod.rs").read_text()
+    written = set(re.findall(r'\bname: "(\w+)"', table))
+    listed = set(first_cells(DOCS / "reference/models.md", "## Architectures"))
+    assert listed == written
+    counted = f"{len(written)} "
+    assert f"only {counted}model architectures run" in " ".join((REPOSITORY / "README.md").read_text().split())
+    assert f"{counted}architectures run" in (DOCS / "start/what-rein-is.md").read_text()
+
+
+def test_the_number_of_formats_is_right():
+    formats = json.loads(subprocess.run([BIN, "formats", "--json"], capture_output=True, text=True, check=True).stdout)
+    number = sum(1 for one in formats if one["name"] != "plain")
+    for page in [REPOSITORY / "README.md", DOCS / "start/what-rein-is.md"]:
+        assert set(re.findall(r"(\d+) (?:tool-call )?formats", page.read_text())) == {str(number)}, page
+
+
+def options():
+    """Every option of every command, from the help texts."""
+    help_text = subprocess.run([BIN, "--help"], capture_output=True, text=True, check=True).stdout
+    commands = re.findall(r"^  ([a-z]+)  ", help_text, flags=re.M)
+    assert "serve" in commands and "verify" in commands
+    text = help_text + "".join(subprocess.run([BIN, one, "--help"], capture_output=True, text=True).stdout for one in commands)
+    return set(re.findall(r"--[a-z0-9-]+", text))
+
+
+# Options of other programs that the docs name: etcd, curl, cargo, pytest, pip, hf, grpcurl.
+FOREIGN = {"--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
+           "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check"}
+
+
+def test_every_option_that_the_docs_name_exists():
+    known, unknown = options() | FOREIGN, set()
+    for page in PAGES:
+        if page.name in ("cli.md", "glossary.md", "architecture.md"):
+            continue
+        text = page.read_text()
+        if page.name == "from-vllm.md":
+            # The second column is ours.
+            text = "\n".join(line.split("|")[2] for line in text.split("## Request fields")[0].splitlines() if line.startswith("|"))
+            text = text.replace("`--enable-auto-tool-choice --tool-call-parser kimi_k2`", "")
+        spans = re.findall(r"`([^`\n]+)`", text) + [code for language, code, _ in blocks(page) if language == "sh" and page.name != "from-vllm.md"]
+        named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", span)}
+        unknown |= {(name(page), option) for option in named - known}
+    assert not unknown
+
+
+def test_fields_that_vllm_has_are_as_the_page_says():
+    document = json.loads(next(REPOSITORY.glob("router/**/openapi.json")).read_text())["components"]["schemas"]
+    read = {field for one in ("ChatRequest", "CompletionRequest") for field in document[one]["properties"]}
+    refused = {field for one in ("ChatRequest", "CompletionRequest") for field in document[one]["x-refused-fields"]}
+    section = (DOCS / "howto/from-vllm.md").read_text().split("## Request fields")[1].split("\n## ")[0]
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if line.startswith("| `") and "in answers" not in cells[1]:
+            fields = set(re.findall(r"`(\w+)`", cells[1]))
+            assert fields <= (refused if cells[2].startswith("400") else read), line
+
+
+def test_metrics_that_the_docs_name_exist():
+    listed = set()
+    for page in [DOCS / "reference/metrics.md", DOCS / "operations.md"]:
+        if page.exists():
+            listed |= set(first_cells(page))
+    assert len(listed) > 45
+    used = {metric for page in PAGES for metric in re.findall(r"\brein_[a-z_]+(?=[`{\[ (])", page.read_text())}
+    used = {metric for metric in used if metric not in ("rein_proto", "rein_router")}
+    assert used <= listed, used - listed
+
+
+def test_memory_per_token_is_as_the_page_computes_it(tmp_path):
+    page = " ".join((DOCS / "howto/size-memory.md").read_text().split())
+    assert "the demo model needs 5 x (64 + 16) x 2 = 800 bytes per token" in page
+    done = subprocess.Popen([BIN, "serve", "--model", str(REPOSITORY / "models/demo"), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "REIN_LOG": "info"})
+    try:
+        while "grpc" not in done.stdout.readline():
+            assert done.poll() is None
+    finally:
+        done.terminate()
+        _, log = done.communicate(timeout=60)
+    assert "800 bytes per token" in log
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ("architecture.md", "operations.md")], ids=name)
+def test_prose_lines_are_at_most_120_columns(page):
+    text = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.S)
+    long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120 and not line.startswith("|")]
+    assert not long
