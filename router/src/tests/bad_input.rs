@@ -224,7 +224,7 @@ fn chat_rows() -> Vec<Row> {
         ("stream_options", json!({"continuous_usage_stats": true}), "stream_options", "when 'stream' is true"),
         ("thinking_token_budget", json!(-2), "thinking_token_budget", "at least 0, got -2"),
         ("reasoning", json!({"effort": "huge"}), "reasoning_effort", "one of none"),
-        ("typical_p", json!(0.9), "typical_p", "no engine here has this sampler"),
+        ("typical_p", json!(0.9), "typical_p", "this sampler is not supported"),
         ("n_predict", json!(5), "n_predict", "use 'max_tokens'"),
         ("structured_outputs", json!({"choice": []}), "structured_outputs.choice", "at least one"),
         ("structured_outputs", json!({"choice": [1]}), "structured_outputs.choice[0]", "a string"),
