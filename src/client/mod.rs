@@ -164,10 +164,12 @@ impl Endpoint {
         }
         let bad = |why: &str| ClientError::Url(format!("{url}: {why}"));
         let uri: Uri = url.parse().map_err(|e| bad(&format!("{e}; expected something like {DEFAULT_URL}")))?;
-        let secure = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(bad("must start with http:// or https://")),
+        let (secure, dialect) = match uri.scheme_str() {
+            Some("http") => (false, Dialect::Openai),
+            Some("https") => (true, Dialect::Openai),
+            Some("grpc") => (false, Dialect::Grpc),
+            Some("grpcs") => (true, Dialect::Grpc),
+            _ => return Err(bad("must start with http:// or https://, or with grpc:// or grpcs:// for gRPC")),
         };
         let host = uri.host().ok_or_else(|| bad("has no host"))?;
         let authority = uri.authority().map(|a| a.as_str().to_owned()).unwrap_or_default();
@@ -196,11 +198,15 @@ impl Endpoint {
             headers,
             timeout,
             tls,
-            dialect: Dialect::default(),
+            dialect,
         })
     }
 
+    /// Sets the dialect. URLs that begin with grpc:// or grpcs:// allow gRPC only.
     pub fn speak(mut self, dialect: Dialect) -> Result<Self, ClientError> {
+        if dialect == Dialect::Openai && self.dialect == Dialect::Grpc {
+            return Err(ClientError::Url("grpc:// and grpcs:// need --dialect grpc".into()));
+        }
         if dialect == Dialect::Grpc && !self.prefix.is_empty() {
             let message =
                 format!("a gRPC endpoint has no path, got {}; expected something like {GRPC_URL}", self.prefix);

@@ -1,4 +1,4 @@
-"""`rein verify` and `rein bench` see the same endpoint over gRPC as over HTTP."""
+"""`rein verify` and `rein bench` over gRPC give the results that they give over HTTP."""
 import contextlib
 import json
 import socket
@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from conftest import BIN, REPOSITORY, Server
+from test_security import new_key
 
 TLS = REPOSITORY / "tests/fixtures/tls"
 
@@ -48,7 +49,21 @@ def test_bench_measures_over_grpc(sim):
     assert (level["answered"], level["errors"], level["output_tokens"]) == (8, {}, 128)
     # A step takes 2 ms, and 15 of them come after the first token.
     assert level["ttft_ms"]["p50"] < level["e2e_ms"]["p50"] - 15
-    assert "cannot be sent over gRPC: unknown field `no_such_field`" in rein(*common, "--extra", '{"no_such_field": 1}', code=1)
+
+
+def test_extra_fields_are_sent_and_wrong_ones_named(sim):
+    common = ["bench", "--dialect", "grpc", "--base-url", f"grpc://{sim.grpc}", "--requests", 4, "--warmup", 0, "--output-tokens", 8, "--json", "-"]
+    extra = {"n": 2, "logit_bias": {"400": -1}, "logprobs": True, "top_logprobs": 2, "structured_outputs": {"regex": "[a-z]{400}"}}
+    [level] = json.loads(rein(*common, "--extra", json.dumps(extra)))["levels"]
+    # Two choices of eight tokens each.
+    assert (level["answered"], level["errors"], level["output_tokens"]) == (4, {}, 4 * 2 * 8)
+    for wrong, said in [
+        ({"no_such_field": 1}, "unknown field `no_such_field`"),
+        ({"temperature": "hot"}, "`temperature`: invalid type"),
+        ({"structured_outputs": {"choice": "a"}}, "`structured_outputs.choice`: invalid type"),
+    ]:
+        assert f"cannot be sent over gRPC: {said}" in rein(*common, "--extra", json.dumps(wrong), code=1)
+    assert "HTTP 400" in rein(*common, "--extra", '{"structured_outputs": {"regex": "("}}', code=1)
 
 
 def test_the_other_interfaces_are_refused(sim, samples, tmp_path):
@@ -56,6 +71,7 @@ def test_the_other_interfaces_are_refused(sim, samples, tmp_path):
     assert "--endpoint chat" in rein("bench", *grpc, "--endpoint", "completions", code=1)
     assert "--stream must be `only`" in rein("verify", *grpc, "--stream", "both", "--samples", samples, "--out", tmp_path, code=1)
     assert "has no path" in rein("bench", "--dialect", "grpc", "--base-url", f"{sim.http}/v1", code=1)
+    assert "need --dialect grpc" in rein("bench", "--base-url", f"grpc://{sim.grpc}", code=1)
 
 
 def test_an_answer_that_cannot_come_is_counted_by_its_status(sim):
@@ -96,12 +112,22 @@ def test_a_connection_that_breaks_is_no_answer(sim):
     assert "before an answer began" in rein(*common, "--base-url", relayed(1), code=1)
 
 
-def test_tls():
-    server = Server("--engine", "sim", "--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key"))
+def test_tls_and_api_keys(tmp_path):
+    key, entry = new_key("--name", "bench")
+    (tmp_path / "keys.toml").write_text(entry)
+    server = Server("--engine", "sim", "--api-keys", str(tmp_path / "keys.toml"),
+                    "--tls-cert", str(TLS / "server.pem"), "--tls-key", str(TLS / "server.key"))
     try:
-        url = f"https://localhost:{server.grpc.rsplit(':', 1)[1]}"
-        common = ["bench", "--dialect", "grpc", "--base-url", url, "--requests", 2, "--output-tokens", 4]
-        assert "answered" in rein(*common, "--ca-file", TLS / "ca.pem")
-        assert "certificate" in rein(*common, "--ca-file", TLS / "server.pem", code=1)
+        port = server.grpc.rsplit(":", 1)[1]
+        for scheme in ("https", "grpcs"):
+            common = ["bench", "--dialect", "grpc", "--base-url", f"{scheme}://localhost:{port}", "--requests", 2, "--output-tokens", 4]
+            trusting = [*common, "--ca-file", TLS / "ca.pem"]
+            # The first model is listed with the key, too.
+            assert "answered" in rein(*trusting, "--api-key", key)
+            assert "HTTP 401" in rein(*trusting, "--api-key", "sk-wrong", code=1)
+            assert "HTTP 401" in rein(*trusting, "--model", "demo", code=1)
+            assert "certificate" in rein(*common, "--ca-file", TLS / "server.pem", "--api-key", key, code=1)
+        plain = f"grpc://localhost:{port}"
+        assert "cannot list the models" in rein("bench", "--dialect", "grpc", "--base-url", plain, "--api-key", key, code=1)
     finally:
         server.stop()
