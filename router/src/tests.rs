@@ -10,6 +10,7 @@ mod edges;
 pub(crate) mod fake;
 mod fields;
 mod grpc;
+mod grpc_fields;
 mod guard;
 mod hostile;
 mod lifecycle;
@@ -108,6 +109,7 @@ fn entry(template: &str, fake: &Fake) -> ModelEntry {
     ModelEntry {
         text,
         engine: transport(EngineServer::new(fake.clone())),
+        kind: String::new(),
         policy: Policy { enforcement: Enforcement::Off, ..Policy::default() },
     }
 }

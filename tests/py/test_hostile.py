@@ -1,4 +1,6 @@
-"""Clients that mean harm: small versions of what benches/hostile.py measures, held to bounds."""
+"""Hostile clients: small versions of the loads in benches/hostile.py, with bounds on time and memory."""
+import json
+import socket
 import ssl
 import sys
 import time
@@ -87,3 +89,52 @@ def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(tmp_path):
                 assert answer == f"HTTP/1.1 {expected}", (secure, path, size)
         finally:
             server.stop()
+
+
+def begun(server, size, *more, path=hostile.CHAT, kind="application/json"):
+    """A connection that has sent the head of a request with a body of so many bytes, and none of the body."""
+    connection = socket.create_connection((server.host, server.port), timeout=60)
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-type: {kind}", f"content-length: {size}", *more]
+    connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n")
+    return connection
+
+
+def test_a_full_server_answers_before_a_large_body_has_arrived():
+    server = hostile.Server(BIN, REPOSITORY / "models/demo", "--max-in-flight", "1", "--max-queued", "0")
+    try:
+        endless = {**hostile.SMALL, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        body = json.dumps(endless).encode()
+        holder = begun(server, len(body))
+        holder.sendall(body)
+        until(server, "rein_requests_in_flight 1")
+        with begun(server, 31 * MIB) as connection:
+            connection.sendall(b"x" * MIB)
+            head = connection.recv(4096).decode()
+            assert head.startswith("HTTP/1.1 429 Too Many Requests\r\n") and "\r\nretry-after: " in head.lower(), head
+        # A client that sends all of the body before it reads sees the same.
+        for size in (1, 31):
+            answer = hostile.upload(server, hostile.CHAT, b"x" * (size * MIB), **{"content-type": "application/json"})
+            assert answer == "HTTP/1.1 429 Too Many Requests"
+        holder.close()
+        until(server, "rein_requests_in_flight 0")
+        assert server.post(hostile.CHAT, hostile.SMALL)[0] == 200
+    finally:
+        server.stop()
+
+
+def test_large_bodies_wait_for_100_continue(server):
+    text = b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * (30 * MIB) + b'"}]}'
+    with begun(server, len(text), "expect: 100-continue", "connection: close") as connection:
+        assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(text)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"context_length_exceeded" in answer, answer[:1000]
+    # What is refused by its head is refused at once, and the client never sends the body.
+    for size, path, kind, status in [
+        (33 * MIB, hostile.CHAT, "application/json", b"413"),
+        (30 * MIB, "/v1/nothing", "application/json", b"404"),
+        (30 * MIB, "/v1/models", "application/json", b"405"),
+        (30 * MIB, hostile.CHAT, "text/plain", b"415"),
+    ]:
+        with begun(server, size, "expect: 100-continue", path=path, kind=kind) as connection:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 " + status), (size, path)

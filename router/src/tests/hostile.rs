@@ -241,3 +241,29 @@ async fn a_message_of_many_values_is_refused_over_grpc() {
     assert_eq!(status.metadata().get("rein-param").unwrap(), "tools[0].parameters_json");
     client.render(one(Vec::new())).await.unwrap();
 }
+
+#[tokio::test]
+async fn an_output_that_needs_too_many_grammar_states_ends_its_request_alone() {
+    let edge = Edge::new();
+    // Each position adds an item for every place in every alternative.
+    let ways: Vec<String> = (2..=20).map(|parts| vec!["s"; parts].join(" ")).collect();
+    let grammar = format!("start: s\ns: \"a\" | {}", ways.join(" | "));
+    let more = json!({"structured_outputs": {"grammar": grammar}});
+    edge.chat(&bytes("aaaa"), more.clone()).await.ok();
+
+    let script = bytes(&"a".repeat(100));
+    let answer = edge.chat(&script, more.clone()).await;
+    let error = answer.json()["error"].clone();
+    assert_eq!((answer.status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("grammar_limit_exceeded")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("more grammar states than are allowed"), "{error}");
+
+    let mut request = chat_request(&script, more.clone());
+    request["stream"] = true.into();
+    let streamed = edge.post("/v1/chat/completions", request).await;
+    assert_eq!(streamed.status, StatusCode::OK, "the stream had begun");
+    assert_eq!(streamed.text.matches("event: error\n").count(), 1, "{}", streamed.text);
+    assert!(streamed.text.contains("\"code\":\"grammar_limit_exceeded\""), "{}", streamed.text);
+    assert!(!streamed.text.contains("[DONE]"), "{}", streamed.text);
+    edge.fake.open(0).await;
+    edge.chat(&bytes("aaaa"), more).await.ok();
+}
