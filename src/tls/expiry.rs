@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chrono::{DateTime, NaiveDateTime};
 use tokio::sync::watch;
-use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 
 /// How often it is looked whether the files have changed, and how long they are still right.
 const LOOK: Duration = Duration::from_secs(5);
@@ -26,6 +26,15 @@ impl Validity {
         let all = chain.iter().map(|certificate| validity(certificate)).collect::<Option<Vec<_>>>()?;
         let (from, until) = (all.iter().map(|one| one.from).max()?, all.iter().map(|one| one.until).min()?);
         Some(Validity { from, until })
+    }
+
+    /// Why no client accepts it at this time.
+    pub fn why_not(&self, now: UnixTime) -> Option<String> {
+        let now = now.as_secs() as i64;
+        if now > self.until {
+            return Some(format!("the certificate expired on {}; replace it with a valid one", at(self.until)));
+        }
+        (now < self.from).then(|| format!("the certificate is not valid before {}; check the clock", at(self.from)))
     }
 }
 

@@ -18,7 +18,7 @@ use rein_router::reread::{FileError, Reread, Source, Wrong};
 use thiserror::Error;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 pub use expiry::{Certificate, Validity, watch};
@@ -75,7 +75,7 @@ impl TlsArgs {
     pub fn listener(&self, protocol: &'static [u8]) -> Result<Option<ServerTls>, TlsError> {
         let options = [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key)];
         let Some(sources) = all_or_none(options)? else { return Ok(None) };
-        let shown = Arc::new(Reread::open(sources.into(), move |files| public(files, protocol))?);
+        let shown = Arc::new(Reread::open(sources.into(), move |files| public(files, protocol, UnixTime::now()))?);
         let valid = shown.clone();
         let certificate = Certificate::new("tls", "--tls-cert", move || valid.get().validity);
         Ok(Some(ServerTls::new(move || shown.get().config.clone(), certificate)))
@@ -88,9 +88,13 @@ struct Public {
     validity: Option<Validity>,
 }
 
-fn public(files: &[Vec<u8>], protocol: &[u8]) -> Result<Public, Wrong> {
+fn public(files: &[Vec<u8>], protocol: &[u8], now: UnixTime) -> Result<Public, Wrong> {
     let (chain, key) = (certificates(files, 0)?, private_key(files, 1)?);
     let validity = Validity::of(&chain);
+    // Only the first: clients may trust an issuer by another path than the chain that is sent.
+    if let Some(why) = Validity::of(&chain[..1]).and_then(|own| own.why_not(now)) {
+        return Err(Wrong::new(0, why));
+    }
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| Wrong::new(0, error))?.with_no_client_auth();
     let mut config = builder.with_single_cert(chain, key).map_err(|error| Wrong::new(1, error))?;

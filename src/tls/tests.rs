@@ -330,6 +330,30 @@ fn a_process_judges_its_own_certificate() {
 }
 
 #[test]
+fn a_public_certificate_must_be_valid_when_it_is_read() {
+    let (ours, dir) = (Authority::new("ours"), Dir::new());
+    let open = |chain: &[&str], key: &str| {
+        let (cert, key) = (dir.file("c.pem", &chain.concat()), dir.file("k.pem", key));
+        TlsArgs { tls_cert: Some(cert), tls_key: Some(key) }.listener(HTTP)
+    };
+    let over = |params: &mut CertificateParams| params.not_after = date_time_ymd(2020, 1, 1);
+    let early = |params: &mut CertificateParams| params.not_before = date_time_ymd(4000, 1, 1);
+    let (expired, expired_key) = ours.sign(&["localhost"], over);
+    let (future, future_key) = ours.sign(&["localhost"], early);
+    for (cert, key, why) in [
+        (&expired, &expired_key, "c.pem: the certificate expired on 2020-01-01 00:00:00 UTC; replace it"),
+        (&future, &future_key, "c.pem: the certificate is not valid before 4000-01-01 00:00:00 UTC"),
+    ] {
+        let said = open(&[cert], key).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(said.starts_with("--tls-cert: ") && said.contains(why), "{said}");
+    }
+    // Clients may trust an expired issuer by another path. The metric tells of it.
+    let (cert, key) = ours.sign(&["localhost"], |_| {});
+    let tls = open(&[&cert, &expired], &key).expect("right").expect("asked for");
+    assert!(tls.certificate.seconds_left().is_some_and(|left| left < 0));
+}
+
+#[test]
 fn a_certificate_tells_when_it_expires_and_a_new_one_is_read() {
     let ours = Authority::new("ours");
     let (dir, peers) = ours.peer_with("rein-peer", |params| params.not_after = date_time_ymd(2040, 1, 1));

@@ -10,6 +10,7 @@ import urllib.request
 import grpc
 import openai
 import pytest
+import certificates
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from conftest import BIN, REPOSITORY, Server
@@ -121,6 +122,37 @@ def test_a_new_certificate_is_shown_without_a_restart(guarded, tmp_path):
     while shown() == before:
         assert time.monotonic() < until, "still the old certificate"
         time.sleep(0.2)
+
+
+@certificates.needs_openssl
+def test_an_expired_certificate_is_refused_at_the_start(tmp_path):
+    certificates.authority(tmp_path)
+    certificates.signed_until(tmp_path, "server", time.time() - 3600)
+    command = [BIN, "serve", "--model", str(REPOSITORY / "models/demo"), "--engine", "sim", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
+    command += ["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0 and f"--tls-cert: {tmp_path}/server.pem: the certificate expired on " in ended.stderr, ended.stderr
+    assert "listening" not in ended.stdout
+
+
+@certificates.needs_openssl
+def test_a_certificate_that_expires_while_it_is_served_is_told(tmp_path):
+    certificates.authority(tmp_path)
+    certificates.signed_until(tmp_path, "server", time.time() + 12)
+    server = Server("--engine", "sim", "--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key"))
+    try:
+        def left():
+            metrics = urllib.request.urlopen(server.http + "/metrics", context=ssl._create_unverified_context()).read().decode()
+            return float(next(line for line in metrics.splitlines() if line.startswith("rein_certificate_expiry_seconds{")).split()[1])
+        assert left() > 0
+        until = time.monotonic() + 40
+        while left() >= 0:
+            assert time.monotonic() < until, "it does not expire"
+            time.sleep(0.5)
+        # It goes on serving those who do not check.
+        assert left() < 0
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("arguments, said", [
