@@ -14,7 +14,7 @@ use crate::format::{Codec, Format, Step};
 use crate::lark::{First, Written, count_prefix, is_costly_grammar, read, write};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES,
-    MAX_TOOLS, MIN_LEXER_FUEL, TRIAL_TOKENS,
+    MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
 use crate::rules::{Cause, Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
@@ -41,7 +41,7 @@ struct Shared {
     lark: String,
     /// What opens a call, where one is demanded.
     opening: Vec<u32>,
-    /// About how much memory it takes.
+    /// About how much memory it takes, without the regular expression that judges responses.
     bytes: usize,
 }
 
@@ -102,7 +102,7 @@ impl Grammars {
         budget.go_on()?;
         check(rules)?;
         let shared = Arc::new(self.build(rules, budget)?);
-        self.cache.keep(self.key(rules), shared.clone(), shared.bytes);
+        self.cache.keep(self.key(rules), shared.clone(), shared.bytes + shared.validators.regex_bytes());
         Ok(Compiled { shared, calls_before: rules.calls_before })
     }
 
@@ -130,6 +130,7 @@ impl Grammars {
                 Ok(fresh) => {
                     let Written { relaxations, first, lark, .. } = written;
                     let validators = Validators::new(rules);
+                    budget.spend((validators.regex_bytes() / REGEX_BYTES_PER_STEP) as u64)?;
                     let opening = if rules.must_call() { self.opening() } else { Vec::new() };
                     let bytes = fresh.bytes() + RULE_BYTES * lark.len() + validators.bytes();
                     return Ok(Shared { fresh, relaxations, validators, first, lark, opening, bytes });

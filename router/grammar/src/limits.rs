@@ -57,10 +57,11 @@ pub const MAX_SCHEMA_WAYS: usize = 500;
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 /// Bytes of arguments or of a response that are judged where they end; more are judged off the asynchronous threads.
 pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
-/// Bytes of a regular expression once it is compiled to judge a response. A larger one is left to the grammar.
-pub const MAX_JUDGED_REGEX_BYTES: usize = 16 << 20;
-/// And kept for later responses.
-pub const MAX_KEPT_REGEX_BYTES: usize = 256 << 10;
+/// Bytes that a regular expression may take once it is compiled to judge responses. The sizes are tried in turn; the one
+/// that suffices counts in [`MAX_CACHED_BYTES`]. A regular expression beyond the last is left to the grammar.
+pub const JUDGED_REGEX_SIZES: [usize; 4] = [256 << 10, 1 << 20, 4 << 20, 16 << 20];
+/// Bytes of a regular expression that compile in one step of the budget.
+pub const REGEX_BYTES_PER_STEP: usize = 16;
 /// Repetitions that a structural tag may ask for.
 pub const MAX_TAG_REPEAT: i64 = 1000;
 /// Bytes of the whole grammar handed to the compiler.

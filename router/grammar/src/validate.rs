@@ -7,11 +7,11 @@ use jsonschema::{Draft, ValidationError, Validator};
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use crate::limits::{MAX_JUDGED_REGEX_BYTES, MAX_KEPT_REGEX_BYTES, MAX_QUICK_JUDGEMENT_BYTES};
+use crate::limits::{JUDGED_REGEX_SIZES, MAX_QUICK_JUDGEMENT_BYTES};
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 use crate::schema::draft::{counting, named};
 
-/// The validators of a request's schemas, compiled when they are first needed.
+/// The validators of a request: of its schemas, compiled when they are first needed, and of its regular expression.
 #[derive(Debug, Default)]
 pub struct Validators {
     tools: HashMap<String, Lazy>,
@@ -26,29 +26,27 @@ enum Whole {
     Matching(Pattern),
 }
 
-/// A regular expression for another engine than the grammar's.
+/// A regular expression compiled for a second engine, which shares no code with the grammar's.
 #[derive(Debug)]
 struct Pattern {
-    whole: String,
-    kept: OnceLock<Option<Regex>>,
+    /// None: the engine cannot read it, or it takes more than the last of [`JUDGED_REGEX_SIZES`].
+    compiled: Option<Regex>,
+    /// Upper bound of its memory.
+    bytes: usize,
 }
 
 impl Pattern {
     fn new(regex: &str) -> Self {
-        Self { whole: format!(r"\A(?:{regex})\z"), kept: OnceLock::new() }
+        let whole = format!(r"\A(?:{regex})\z");
+        let sized = JUDGED_REGEX_SIZES.into_iter().find_map(|bytes| {
+            let compiled = RegexBuilder::new(&whole).size_limit(bytes).build().ok()?;
+            Some(Self { compiled: Some(compiled), bytes })
+        });
+        sized.unwrap_or(Self { compiled: None, bytes: 0 })
     }
 
-    /// None: the engine cannot read it, or it takes more memory than this.
-    fn build(&self, most: usize) -> Option<Regex> {
-        RegexBuilder::new(&self.whole).size_limit(most).build().ok()
-    }
-
-    /// A large one is compiled for each judgement and not kept.
     fn check(&self, text: &str) -> Result<(), Violation> {
-        let matches = match self.kept.get_or_init(|| self.build(MAX_KEPT_REGEX_BYTES)) {
-            Some(regex) => regex.is_match(text),
-            None => self.build(MAX_JUDGED_REGEX_BYTES).is_none_or(|regex| regex.is_match(text)),
-        };
+        let matches = self.compiled.as_ref().is_none_or(|regex| regex.is_match(text));
         matches.then_some(()).ok_or_else(|| of_all("it does not match the regular expression".into()))
     }
 }
@@ -207,15 +205,22 @@ impl Validators {
         self.response.is_some()
     }
 
-    /// About how much memory they take, once all are compiled.
+    /// About how much memory the compiled regular expression takes.
+    pub fn regex_bytes(&self) -> usize {
+        match &self.response {
+            Some(Whole::Matching(pattern)) => pattern.bytes,
+            _ => 0,
+        }
+    }
+
+    /// About how much memory the validators of schemas take, once all are compiled.
     pub fn bytes(&self) -> usize {
         /// Of a schema as a tree and as a validator, per byte of its text.
         const TIMES: usize = 20;
         let schema = |lazy: &Lazy| TIMES * lazy.schema.to_string().len();
         let response = match &self.response {
             Some(Whole::Json(lazy)) => schema(lazy),
-            Some(Whole::Matching(_)) => MAX_KEPT_REGEX_BYTES,
-            Some(Whole::OneOf(_)) | None => 0,
+            Some(Whole::Matching(_) | Whole::OneOf(_)) | None => 0,
         };
         response + self.tools.values().map(schema).sum::<usize>()
     }
@@ -279,4 +284,26 @@ pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
             reason: e.to_string(),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(regex: &str) -> Validators {
+        Validators::new(&Rules { response: Some(Response::Regex(regex.into())), ..Rules::default() })
+    }
+
+    #[test]
+    fn a_regex_is_compiled_once_and_charged_by_its_size() {
+        let [small, medium, ..] = JUDGED_REGEX_SIZES;
+        for (regex, bytes) in [("a+", small), (r"[\w ]{1,60}x", medium)] {
+            let validators = of(regex);
+            assert_eq!(validators.regex_bytes(), bytes, "{regex}");
+            assert!(validators.response("ax").is_err() == (regex == "a+") && validators.response("").is_err());
+        }
+        // A regular expression beyond all sizes judges nothing.
+        let huge = of(r"(\w{500}){500}");
+        assert_eq!((huge.regex_bytes(), huge.response("-")), (0, Ok(())));
+    }
 }
