@@ -2,7 +2,6 @@
 
 mod controller;
 mod drain;
-mod fingerprint;
 mod links;
 mod page;
 mod router;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rein_worker::checkpoint::LoadError;
 use rein_worker::node::Files;
-use rein_worker::rank::{Dtype, Group, ModelOptions, Quantize};
+use rein_worker::rank::{Dtype, Group, Model, ModelOptions, Quantize};
 
 use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
 
@@ -59,10 +59,15 @@ pub fn text_files(args: &WeightArgs) -> Result<Files, String> {
     Files::read(&args.model, timeout).map_err(|error| format!("--model: {error}"))
 }
 
-pub fn group(args: &ServeArgs) -> Result<Group, Box<dyn Error>> {
+/// Opens the checkpoint, without its weights.
+pub fn model(args: &ServeArgs) -> Result<Model, String> {
     let weights = &args.model.weights;
     let options = ModelOptions { tp: args.model.tp.into(), ..engine_options(weights, &args.engine) };
-    let group = with_bar(|progress| Group::load(&weights.model, &options, progress)).map_err(|e| flagged(e, "--tp"))?;
+    Model::open(&weights.model, &options).map_err(|error| flagged(error, "--tp"))
+}
+
+pub fn group(model: &Model) -> Result<Group, Box<dyn Error>> {
+    let group = with_bar(|progress| Group::of(model, progress)).map_err(|error| flagged(error, "--tp"))?;
     tracing::info!("{}", group.plan());
     Ok(group)
 }

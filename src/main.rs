@@ -8,6 +8,7 @@ mod client;
 mod cluster;
 mod config;
 mod edge;
+mod fingerprint;
 mod formats;
 mod key;
 mod listen;

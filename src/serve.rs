@@ -18,7 +18,7 @@ use rein_worker::sim::{Sim, SimOptions};
 use crate::args::{EngineArgs, EngineKind, ServeArgs};
 use crate::edge::{self, Listeners};
 use crate::listen::CLOSE_TIME;
-use crate::load;
+use crate::{fingerprint, load};
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let weights = &args.model.weights;
@@ -26,7 +26,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
         return Err("--engine sim loads no weights: --tp, --dtype, --quantize and --threads do not go with it".into());
     }
     let policy = edge::policy(&args.edge)?;
-    load::text_files(weights)?;
+    let files = load::text_files(weights)?;
     let text = TextModel::load(
         &weights.model,
         &Overrides {
@@ -39,15 +39,25 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listeners = Listeners::bind(&args.edge).await?;
-        let executor: Box<dyn Executor> = match args.engine.engine {
-            EngineKind::Cpu => Box::new(load::group(&args)?),
-            EngineKind::Sim => Box::new(sim(&args.engine, &text)),
+        let model = match args.engine.engine {
+            EngineKind::Cpu => Some(load::model(&args)?),
+            EngineKind::Sim => None,
+        };
+        let fingerprint = fingerprint::of(weights, &args.engine, args.model.tp.into(), model.as_ref(), &files)?;
+        let executor: Box<dyn Executor> = match model {
+            Some(model) => Box::new(load::group(&model)?),
+            None => Box::new(sim(&args.engine, &text)),
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine));
         let process_metrics = edge::certificates(listeners.certificate().into_iter().collect());
         let router = Router::new(
             RouterConfig { process_metrics, ..edge::config(&args.edge)? },
-            vec![ModelEntry { text, engine: rein_router::transport(engine.clone().into_server()), policy }],
+            vec![ModelEntry {
+                text,
+                engine: rein_router::transport(engine.clone().into_server()),
+                kind: fingerprint.whole,
+                policy,
+            }],
         )?;
         // The engine's end after the router's: what is being answered may still have sequences to begin.
         let leaving = async {

@@ -435,6 +435,8 @@ impl Controller {
                 };
                 let members: Vec<Member> = chosen.iter().map(seat).collect();
                 let text = chosen.first().map(|&i| free[i].1.text.clone()).unwrap_or_default();
+                // Members have the same checkpoint, but a directory may not name its revision.
+                let revision = chosen.iter().find_map(|&i| free[i].1.revision.clone());
                 for &i in chosen.iter().rev() {
                     free.remove(i);
                 }
@@ -458,6 +460,7 @@ impl Controller {
                     model: model.clone(),
                     fingerprint: fingerprint.clone(),
                     text,
+                    revision,
                     group_size,
                     members,
                     placement,

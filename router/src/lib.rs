@@ -147,6 +147,8 @@ impl Default for RouterConfig {
 pub struct ModelEntry {
     pub text: TextModel,
     pub engine: EngineTransport,
+    /// Engines of one kind give the same answers to the token; `system_fingerprint` depends on it.
+    pub kind: String,
     pub policy: Policy,
 }
 
@@ -182,11 +184,12 @@ pub(crate) struct Core {
 
 impl Router {
     pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
-        let mut groups: Vec<(TextModel, Policy, Vec<EngineTransport>)> = Vec::new();
+        let mut groups: Vec<(TextModel, Policy, Vec<(EngineTransport, String)>)> = Vec::new();
         for entry in entries {
+            let engine = (entry.engine, entry.kind);
             match groups.iter_mut().find(|(text, ..)| text.name == entry.text.name) {
-                Some((.., engines)) => engines.push(entry.engine),
-                None => groups.push((entry.text, entry.policy, vec![entry.engine])),
+                Some((.., engines)) => engines.push(engine),
+                None => groups.push((entry.text, entry.policy, vec![engine])),
             }
         }
         if groups.is_empty() {

@@ -141,6 +141,7 @@ fn serving(view: &View) -> BTreeMap<String, Vec<Group>> {
                 group: id.clone(),
                 epoch: record.epoch(),
                 kind: record.kind(),
+                revision: record.revision.clone(),
                 address: leader.address.clone(),
                 draining: record.draining,
             };
@@ -290,6 +291,7 @@ mod tests {
                 model: "m".into(),
                 fingerprint: "f".into(),
                 text: "t".into(),
+                revision: None,
                 group_size: 1,
                 members: vec![member],
                 placement: place(&shape, 1, 1).unwrap(),

@@ -56,6 +56,8 @@ pub struct Engine {
     pub epoch: u64,
     /// Engines of one kind give the same answers to the token.
     pub kind: Arc<str>,
+    /// The commit of its checkpoint's repository, if it is known.
+    revision: Option<String>,
     /// [`route::key`] of the group.
     key: u64,
     client: EngineClient<EngineTransport>,
@@ -88,14 +90,15 @@ pub struct Wanted<'a> {
 }
 
 impl Engine {
-    fn new(group: String, epoch: u64, kind: &str, transport: EngineTransport, routing: &Routing) -> Self {
+    fn new(listing: &Listing, transport: EngineTransport, routing: &Routing) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
-        let breaker = Mutex::new(Breaker::new(&group));
+        let breaker = Mutex::new(Breaker::new(&listing.group));
         Engine {
-            key: route::key(&group),
-            group,
-            epoch,
-            kind: kind.into(),
+            key: route::key(&listing.group),
+            group: listing.group.clone(),
+            epoch: listing.epoch,
+            kind: listing.kind.as_str().into(),
+            revision: listing.revision.clone(),
             client,
             open: Arc::default(),
             info: OnceCell::new(),
@@ -195,6 +198,8 @@ pub struct Listing {
     pub epoch: u64,
     /// [`Engine::kind`].
     pub kind: String,
+    /// The commit of its checkpoint's repository, if it is known.
+    pub revision: Option<String>,
     pub address: String,
     pub draining: bool,
 }
@@ -230,12 +235,16 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Of these engines and no others.
-    pub fn fixed(transports: Vec<EngineTransport>) -> Self {
+    /// Of these engines and no others. Each comes with its kind.
+    pub fn fixed(engines: Vec<(EngineTransport, String)>) -> Self {
         let pool = Pool { fixed: true, ..Pool::open(RoutePolicy::LeastLoad) };
-        let engine = |(i, transport): (usize, _)| Arc::new(Engine::new(i.to_string(), 1, "", transport, &pool.routing));
-        let listed = |engine| Listed { engine, standing: Standing::Serving };
-        let engines = transports.into_iter().enumerate().map(engine).map(listed).collect();
+        let listed = |(i, (transport, kind)): (usize, _)| {
+            let (group, address) = (i.to_string(), String::new());
+            let listing = Listing { group, epoch: 1, kind, revision: None, address, draining: false };
+            let engine = Arc::new(Engine::new(&listing, transport, &pool.routing));
+            Listed { engine, standing: Standing::Serving }
+        };
+        let engines = engines.into_iter().enumerate().map(listed).collect();
         Pool { engines: RwLock::new(Arc::new(engines)), ..pool }
     }
 
@@ -295,6 +304,14 @@ impl Pool {
         listed.iter().filter(|listed| listed.is_here()).map(|listed| &listed.engine.kind).collect::<HashSet<_>>().len()
     }
 
+    /// The revision of the engines that membership has. None: it is unknown, or they differ.
+    pub fn revision(&self) -> Option<String> {
+        let listed = self.listed();
+        let mut revisions = listed.iter().filter(|listed| listed.is_here()).map(|listed| &listed.engine.revision);
+        let first = revisions.next()?;
+        first.clone().filter(|_| revisions.all(|revision| revision == first))
+    }
+
     pub fn is_fixed(&self) -> bool {
         self.fixed
     }
@@ -317,8 +334,7 @@ impl Pool {
                 Some(listed) => listed.engine.clone(),
                 None => {
                     let Some(transport) = dial(&listing.address) else { continue };
-                    let (group, kind) = (listing.group.clone(), &listing.kind);
-                    let engine = Arc::new(Engine::new(group, listing.epoch, kind, transport, &self.routing));
+                    let engine = Arc::new(Engine::new(listing, transport, &self.routing));
                     engine.listen(listings.len());
                     engine
                 }

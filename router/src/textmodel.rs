@@ -256,8 +256,8 @@ impl TextModel {
     }
 }
 
-/// As in `models--ORG--NAME/snapshots/COMMIT`.
-fn revision(dir: &Path) -> Option<String> {
+/// The commit that a directory of the Hub's cache names, as in `models--ORG--NAME/snapshots/COMMIT`.
+pub fn revision(dir: &Path) -> Option<String> {
     let named = |dir: &Path| {
         let commit = dir.file_name()?.to_str()?;
         let is_commit =

@@ -11,7 +11,7 @@ use rein_control_plane::{Fan, Keys, ModelShape, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_proto::stats::{NUMBERS, Number};
-use rein_router::textmodel::{Overrides, TextModel};
+use rein_router::textmodel::{self, Overrides, TextModel};
 use rein_worker::executor::Executor;
 use rein_worker::metrics::STEP_SECONDS;
 use rein_worker::node::{self, Files, NodeOptions, Readiness, Switch, Work, WorkerReport};
@@ -21,12 +21,12 @@ use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 use super::page::{Bound, Page, Text};
-use super::{fingerprint, keys, store};
+use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, turned};
 use crate::say;
 use crate::tls::{self, Certificate, Peers, ServerTls};
-use crate::{load, serve};
+use crate::{fingerprint, load, serve};
 
 pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
@@ -53,11 +53,16 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             warn_if_open("--mesh", listener.address(), OPEN_MESH);
         }
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let fingerprint::Fingerprints { whole, text } = fingerprint::of(&args, &work, &files)?;
+        let model = match &work {
+            Work::Model(model) => Some(&**model),
+            Work::Sim(_) => None,
+        };
+        let fingerprint = fingerprint::of(&args.weights, &args.engine, ranks, model, &files)?;
         let record = WorkerRecord {
             model: name,
-            fingerprint: whole,
-            text,
+            fingerprint: fingerprint.whole,
+            text: fingerprint.text,
+            revision: textmodel::revision(&args.weights.model),
             address: String::new(),
             mesh: at(&args, listener.address())?,
             device: vec!["cpu"; ranks].join(","),

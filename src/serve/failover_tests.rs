@@ -50,7 +50,8 @@ fn fleet(lives: &[usize]) -> (axum::Router, Arc<AtomicUsize>) {
         let sim = Sim::new(SimOptions { vocab_size: text.vocab_size, seed: 3, ..SimOptions::default() });
         let mortal = Mortal { sim, steps, taken: taken.clone() };
         let engine = rein_worker::start(Box::new(mortal), EngineOptions::default());
-        ModelEntry { text, engine: rein_router::transport(engine.into_server()), policy: Policy::default() }
+        let engine = rein_router::transport(engine.into_server());
+        ModelEntry { text, engine, kind: String::new(), policy: Policy::default() }
     });
     let router = Router::new(RouterConfig::default(), entries.collect()).expect("a router");
     (router.http(), taken[0].clone())

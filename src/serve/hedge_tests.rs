@@ -44,7 +44,8 @@ fn fleet(hedge_after: Option<Duration>, still: bool) -> (Router, mpsc::SyncSende
         let sim = Sim::new(SimOptions { vocab_size: text.vocab_size, seed: 3, ..SimOptions::default() });
         let silent = Silent { sim, gate: gated.take() };
         let engine = rein_worker::start(Box::new(silent), EngineOptions::default());
-        ModelEntry { text, engine: rein_router::transport(engine.into_server()), policy: Policy::default() }
+        let engine = rein_router::transport(engine.into_server());
+        ModelEntry { text, engine, kind: String::new(), policy: Policy::default() }
     });
     let config = RouterConfig { hedge_after, ..RouterConfig::default() };
     (Router::new(config, entries.collect()).expect("a router"), gate)

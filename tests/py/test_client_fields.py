@@ -1,5 +1,6 @@
-"""What clients of other servers send, against a served model: beginnings of streams, restricted tokens, budgets, CORS, addresses."""
+"""Request fields and behaviour that clients of other servers expect: stream starts, restricted tokens, budgets, CORS, addresses."""
 import json
+import shutil
 import socket
 import time
 import urllib.error
@@ -9,7 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from conftest import Server
+from conftest import REPOSITORY, Server
 
 HELLO = [{"role": "user", "content": "hello"}]
 OPEN, CLOSE = 5118, 5119
@@ -111,6 +112,28 @@ def test_the_fingerprint_fits_the_public_schema(client):
     ChatCompletion.model_validate_json(answer.model_dump_json(), strict=True)
     assert answer.system_fingerprint.startswith("fp_")
     assert answer.system_fingerprint == client.completions.create(model="demo", prompt="a", max_tokens=1).system_fingerprint
+
+
+def test_the_fingerprint_changes_with_the_weights_and_their_types(tmp_path):
+    model = tmp_path / "demo"
+    shutil.copytree(REPOSITORY / "models/demo", model)
+
+    def fingerprint(*options):
+        server = Server(*options, model=model)
+        try:
+            return ask(client_of(server), max_tokens=1).system_fingerprint
+        finally:
+            server.stop()
+
+    first = fingerprint()
+    assert fingerprint() == first
+    assert fingerprint("--quantize", "int8") != first
+    weights = model / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    assert fingerprint() != first
+    weights.write_bytes(before)
+    assert fingerprint() == first
 
 
 @pytest.mark.parametrize("budget, more", [(5, {}), (0, {}), (3, {"guided_choice": ["yes"]})])

@@ -1,12 +1,14 @@
-"""What a router does beyond one attempt per request, and what it hands on, seen in a cluster of real processes."""
+"""Hedging, sessions and model listings of a router in a cluster of real processes."""
 import contextlib
 import http.client
 import itertools
 import json
+import shutil
 import signal
+import urllib.request
 
 import test_grpc
-from fleet import Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
+from fleet import DEMO, Fleet, Load, assert_unnoticed, request, targets, undisturbed_answers
 
 
 @contextlib.contextmanager
@@ -26,6 +28,20 @@ def post(fleet, body, headers=()):
         response = connection.getresponse()
         assert response.status == 200, response.read()
         return json.load(response)
+
+
+def test_models_tell_the_revision_of_the_workers_checkpoint(tmp_path):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    model = tmp_path / "hub/models--rein--demo/snapshots" / commit
+    shutil.copytree(DEMO, model)
+    fleet = Fleet(tmp_path, workers=1, group_size=1, routers=1, model=model, worker_args=["--served-name", "demo"])
+    try:
+        fleet.whole(1)
+        with urllib.request.urlopen(f"http://{fleet.host('r0')}:{fleet.ports['r0'][0]}/v1/models") as response:
+            [listed] = json.load(response)["data"]
+        assert (listed["id"], listed["revision"]) == ("demo", commit)
+    finally:
+        fleet.close()
 
 
 def test_a_silent_worker_is_hedged_before_it_counts_as_dead(tmp_path):

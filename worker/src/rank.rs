@@ -344,10 +344,15 @@ pub struct Group {
 }
 
 impl Group {
-    /// Loads a checkpoint directory over ranks that are threads of this process. `progress` is told (bytes read, bytes to
-    /// read) as it goes.
+    /// Loads a checkpoint directory over ranks that are threads of this process. `progress` gets (bytes read, bytes to
+    /// read).
     pub fn load(dir: &Path, options: &ModelOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
-        let model = Model::open(dir, options)?;
+        Self::of(&Model::open(dir, options)?, progress)
+    }
+
+    /// The same for a checkpoint that is open.
+    pub fn of(model: &Model, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
+        let options = &model.options;
         let placement = Arc::new(place(&model.shape(), options.tp, options.epoch)?);
         let links = collective::threads::group(options.tp).into_iter();
         let links = links.map(|link| Box::new(link) as Box<dyn Collective>).collect();

@@ -94,6 +94,7 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         model: "m".into(),
         fingerprint: "f".into(),
         text: "t".into(),
+        revision: None,
         address: format!("{id}:1"),
         mesh: format!("{id}:2"),
         device: "cpu".into(),

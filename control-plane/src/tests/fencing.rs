@@ -93,6 +93,7 @@ async fn workers(store: &Memory, keys: &Keys, count: usize) {
             model: "m".into(),
             fingerprint: "f".into(),
             text: "t".into(),
+            revision: None,
             address: format!("w{i}:1"),
             mesh: format!("w{i}:2"),
             device: "cpu".into(),

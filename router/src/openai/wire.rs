@@ -401,7 +401,7 @@ pub fn model(model: &Model, max_context: Option<u32>) -> Value {
         "owned_by": "rein",
         "max_model_len": max_context,
         "format": model.format.name,
-        "revision": model.text.revision,
+        "revision": model.text.revision.clone().or_else(|| model.pool.revision()),
     })
 }
 

@@ -96,7 +96,7 @@ mod budget {
     fn common(engines: &[&Fake], credit: bool) -> Common {
         let effort = Arc::new(Effort::new(None));
         while !credit && effort.retry(Instant::now()) {}
-        let engines = engines.iter().map(|&engine| transport(EngineServer::new(engine.clone())));
+        let engines = engines.iter().map(|&engine| (transport(EngineServer::new(engine.clone())), String::new()));
         let deadline = Instant::now() + limits::REQUEST_TIME;
         Common {
             pool: Arc::new(Pool::fixed(engines.collect())),

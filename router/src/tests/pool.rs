@@ -24,7 +24,8 @@ fn dial(address: &str) -> Option<EngineTransport> {
 }
 
 fn listing(group: &str, epoch: u64, address: &str) -> Listing {
-    Listing { group: group.into(), epoch, kind: "k".into(), address: address.into(), draining: false }
+    let (group, address) = (group.into(), address.into());
+    Listing { group, epoch, kind: "k".into(), revision: None, address, draining: false }
 }
 
 #[tokio::test(start_paused = true)]

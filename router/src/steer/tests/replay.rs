@@ -298,6 +298,7 @@ fn list(world: &Arc<World>, pool: &Pool, rng: &mut StdRng) {
         group: format!("g{group}"),
         epoch: epochs[group],
         kind: "k".into(),
+        revision: None,
         address: group.to_string(),
         draining: !world.calm() && rng.random_ratio(1, 5),
     };

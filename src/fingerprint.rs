@@ -1,40 +1,48 @@
-//! What must be the same for all workers of a group, in one number: what they compute with, and how. And of that, what
-//! routers read: the text files.
+//! Hashes of what decides the tokens that an engine draws: checkpoint, text files, types and settings. All workers of a
+//! group must have the same one.
 
 use rein_kernels::cpu::Isa;
 use rein_proto::protocol;
 use rein_worker::checkpoint::content_hash;
-use rein_worker::node::{Files, Work};
+use rein_worker::node::Files;
+use rein_worker::rank::Model;
 
-use crate::args::WorkerArgs;
+use crate::args::{EngineArgs, WeightArgs};
 
 pub struct Fingerprints {
     pub whole: String,
+    /// Of the text files alone, which routers read.
     pub text: String,
 }
 
-/// Of what the worker has read and holds open: what it loads later is checked against the same files.
-pub fn of(args: &WorkerArgs, work: &Work, files: &Files) -> Result<Fingerprints, String> {
+/// Hashes the files that the process has read or holds open. Weights that are loaded later are checked against the same
+/// files. `ranks`: in this process.
+pub fn of(
+    weights: &WeightArgs,
+    engine: &EngineArgs,
+    ranks: usize,
+    model: Option<&Model>,
+    files: &Files,
+) -> Result<Fingerprints, String> {
     let mut hash = Hash::default();
     for (path, bytes) in files.iter() {
         hash.add(path.as_bytes());
         hash.add(bytes);
     }
     let text = hash.end();
-    if let Work::Model(model) = work {
+    if let Some(model) = model {
         if files.get("config.json").map(content_hash) != Some(model.config_hash()) {
-            let what = "config.json was replaced while the worker started; start it again when nobody writes there";
-            return Err(format!("--model: {}: {what}", args.weights.model.display()));
+            let what = "config.json changed during startup; start again when the directory is no longer written to";
+            return Err(format!("--model: {}: {what}", weights.model.display()));
         }
         for (name, content) in model.hashes().map_err(|error| format!("--model: {error}"))? {
             hash.add(name.as_os_str().as_encoded_bytes());
             hash.add(&content.to_le_bytes());
         }
     }
-    let WorkerArgs { weights, engine, .. } = args;
     // Sums differ between instruction sets, and what a rank adds up must not depend on where an expert lies.
     let how = (weights.dtype, weights.quantize, engine.engine, engine.block_size, engine.max_context, Isa::detect());
-    hash.add(format!("{how:?} {} protocol {}", args.devices.len(), protocol::NUMBER).as_bytes());
+    hash.add(format!("{how:?} {} protocol {}", ranks, protocol::NUMBER).as_bytes());
     Ok(Fingerprints { whole: hash.end(), text })
 }
 
