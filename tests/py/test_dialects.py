@@ -58,7 +58,7 @@ def test_extra_fields_are_sent_and_wrong_ones_named(sim):
     # Two choices of eight tokens each.
     assert (level["answered"], level["errors"], level["output_tokens"]) == (4, {}, 4 * 2 * 8)
     for wrong, said in [
-        ({"no_such_field": 1}, "unknown field `no_such_field`"),
+        ({"no_such_field": 1}, "`no_such_field`: unknown field"),
         ({"temperature": "hot"}, "`temperature`: invalid type"),
         ({"structured_outputs": {"choice": "a"}}, "`structured_outputs.choice`: invalid type"),
     ]:

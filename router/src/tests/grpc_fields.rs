@@ -119,7 +119,10 @@ fn chat_rows() -> Vec<(&'static str, Set<v1::ChatRequest>, Value)> {
         ),
         (
             "response_format",
-            |r| r.response_format = constrained(Kind::StructuralTagJson("{\"format\": {\"type\": \"any_text\"}}".into())),
+            |r| {
+                r.response_format =
+                    constrained(Kind::StructuralTagJson("{\"format\": {\"type\": \"any_text\"}}".into()))
+            },
             json!({"structured_outputs": {"structural_tag": {"format": {"type": "any_text"}}}}),
         ),
     ]
@@ -231,19 +234,13 @@ fn every_completion_field_means_the_same_on_both_surfaces() {
 async fn wrong_values_are_refused_with_the_words_of_http() {
     let edge = Edge::new();
     for (set, more) in [
-        (
-            (|r| r.truncate_prompt_tokens = Some(0)) as Set<v1::ChatRequest>,
-            json!({"truncate_prompt_tokens": 0}),
-        ),
+        ((|r| r.truncate_prompt_tokens = Some(0)) as Set<v1::ChatRequest>, json!({"truncate_prompt_tokens": 0})),
         (|r| r.truncate_prompt_tokens = Some(-2), json!({"truncate_prompt_tokens": -2})),
         (|r| sampling(r).allowed_token_ids = vec![9999], json!({"allowed_token_ids": [9999]})),
         (|r| sampling(r).bad_words = vec![String::new()], json!({"bad_words": [""]})),
         (|r| of_limits(r).stop_token_ids = vec![9999], json!({"stop_token_ids": [9999]})),
         (|r| r.top_logprobs = Some(999), json!({"logprobs": true, "top_logprobs": 999})),
-        (
-            |r| r.response_format = constrained(Kind::Regex("(".into())),
-            json!({"structured_outputs": {"regex": "("}}),
-        ),
+        (|r| r.response_format = constrained(Kind::Regex("(".into())), json!({"structured_outputs": {"regex": "("}})),
         (
             |r| r.response_format = constrained(Kind::Lark("start: start".into())),
             json!({"structured_outputs": {"grammar": "start: start"}}),

@@ -231,9 +231,11 @@ pub fn chat(body: &[u8]) -> Result<v1::ChatRequest, String> {
 /// Reads the value of the field at this path. The error names the field within it that is wrong.
 fn read<T: DeserializeOwned>(at: &str, value: Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|error| {
-        let (path, what) = (error.path().to_string(), error.inner());
+        let (path, what) = (error.path().to_string(), error.inner().to_string());
+        // Without the list of all fields.
+        let what = what.split(", expected one of").next().unwrap_or_default();
         match (at, path.as_str()) {
-            ("", ".") => what.to_string(),
+            ("", ".") => what.to_owned(),
             (at, ".") => format!("`{at}`: {what}"),
             ("", path) => format!("`{path}`: {what}"),
             (at, path) => format!("`{at}.{path}`: {what}"),

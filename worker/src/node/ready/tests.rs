@@ -139,6 +139,7 @@ async fn a_follower_is_ready_while_all_ranks_are() {
         model: "m".into(),
         fingerprint: String::new(),
         text: String::new(),
+        revision: None,
         group_size: 2,
         members: vec![member(0), member(1)],
         placement: Placement { epoch: 5, layout: 0, ranks: vec![rank(0), rank(1)] },
