@@ -61,7 +61,7 @@ pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
 /// that suffices counts in [`MAX_CACHED_BYTES`]. A regular expression beyond the last is left to the grammar.
 pub const JUDGED_REGEX_SIZES: [usize; 4] = [256 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// Bytes of a regular expression that compile in one step of the budget.
-pub const REGEX_BYTES_PER_STEP: usize = 16;
+pub const REGEX_BYTES_PER_STEP: usize = 32;
 /// Repetitions that a structural tag may ask for.
 pub const MAX_TAG_REPEAT: i64 = 1000;
 /// Bytes of the whole grammar handed to the compiler.

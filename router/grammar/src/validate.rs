@@ -296,8 +296,8 @@ mod tests {
 
     #[test]
     fn a_regex_is_compiled_once_and_charged_by_its_size() {
-        let [small, medium, ..] = JUDGED_REGEX_SIZES;
-        for (regex, bytes) in [("a+", small), (r"[\w ]{1,60}x", medium)] {
+        let [small, _, large, _] = JUDGED_REGEX_SIZES;
+        for (regex, bytes) in [("a+", small), (r"[\w ]{1,60}x", large)] {
             let validators = of(regex);
             assert_eq!(validators.regex_bytes(), bytes, "{regex}");
             assert!(validators.response("ax").is_err() == (regex == "a+") && validators.response("").is_err());
