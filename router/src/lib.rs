@@ -184,7 +184,9 @@ pub(crate) struct Core {
 
 impl Router {
     pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
-        let mut groups: Vec<(TextModel, Policy, Vec<(EngineTransport, String)>)> = Vec::new();
+        /// Each with its kind.
+        type Engines = Vec<(EngineTransport, String)>;
+        let mut groups: Vec<(TextModel, Policy, Engines)> = Vec::new();
         for entry in entries {
             let engine = (entry.engine, entry.kind);
             match groups.iter_mut().find(|(text, ..)| text.name == entry.text.name) {
