@@ -1,3 +1,5 @@
+//! Compiles the protos, and their descriptors for gRPC reflection.
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     tonic_prost_build::configure()

@@ -1,4 +1,4 @@
-//! The commands of a cluster: they differ from `rein serve` in what links them, and in nothing else.
+//! The commands of a cluster. They differ from `rein serve` only in transport and store.
 
 mod controller;
 mod drain;
@@ -20,18 +20,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rein_control_plane::limits::STORE_SILENCE;
-use rein_control_plane::records::{Release, is_name};
+use rein_control_plane::records::{Release, is_valid_name};
 use rein_control_plane::{Etcd, EtcdError, EtcdOptions, EtcdTls, Keys, Store};
 use rein_proto::protocol;
 use tokio::task::JoinSet;
 
 use crate::args::ClusterArgs;
 
-const NAME: &str = "it has 1 to 63 letters, digits, '-', '_' and '.', and begins with a letter or digit";
+const NAME: &str = "must be 1 to 63 letters, digits, '-', '_' or '.', starting with a letter or digit";
 
 fn keys(args: &ClusterArgs) -> Result<Keys, Box<dyn Error>> {
     let cluster = &args.cluster;
-    Keys::new(cluster).ok_or_else(|| format!("--cluster: {cluster:?} is no name; {NAME}").into())
+    Keys::new(cluster).ok_or_else(|| format!("--cluster: {NAME}, got {cluster:?}").into())
 }
 
 fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
@@ -41,9 +41,10 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
             let text = text.map_err(|e| format!("--etcd-password-file: {}: {e}", file.display()))?;
             Some(text.trim_end_matches(['\r', '\n']).to_owned())
         }
-        (None, Some(_)) => Some(std::env::var("REIN_ETCD_PASSWORD").map_err(|_| {
-            "--etcd-user: its password is to be in REIN_ETCD_PASSWORD or in the file that --etcd-password-file names"
-        })?),
+        (None, Some(_)) => Some(
+            std::env::var("REIN_ETCD_PASSWORD")
+                .map_err(|_| "--etcd-user: set the password in REIN_ETCD_PASSWORD or with --etcd-password-file")?,
+        ),
         (None, None) => None,
     };
     let options = EtcdOptions {
@@ -57,25 +58,25 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
     };
     let plain = args.etcd.iter().find(|endpoint| endpoint.starts_with("http://"));
     if let (Some(endpoint), true) = (plain, args.etcd_ca.is_some() || args.etcd_cert.is_some()) {
-        return Err(format!("--etcd: {endpoint} is no TLS endpoint; --etcd-ca and --etcd-cert go with https://").into());
+        return Err(format!("--etcd: {endpoint} must begin with https:// when --etcd-ca or --etcd-cert is set").into());
     }
     let files = [("--etcd-ca", &args.etcd_ca), ("--etcd-cert", &args.etcd_cert), ("--etcd-key", &args.etcd_key)];
     let flag_of = |path: &Path| files.iter().find(|(_, file)| file.as_deref() == Some(path)).map_or("--etcd", |f| f.0);
     let etcd = Etcd::new(options).map_err(|error| match &error {
         EtcdError::Read { path, source } => format!("{}: cannot read {}: {source}", flag_of(path), path.display()),
-        EtcdError::NoEndpoint => "--etcd: no endpoint is named".to_owned(),
+        EtcdError::NoEndpoint => "--etcd: no endpoint given".to_owned(),
     })?;
     Ok(Arc::new(etcd))
 }
 
-/// etcd takes a connection on which it is only asked for signs of life for a broken one, and closes it; so a process that
-/// only watches reads something now and then, until what this returns is dropped.
+/// etcd closes connections that carry only keepalive pings. A process that only watches must therefore read something
+/// from time to time, until the result is dropped.
 fn keep_alive(store: Arc<dyn Store>, key: String) -> JoinSet<()> {
     let mut reading = JoinSet::new();
     reading.spawn(async move {
         loop {
             tokio::time::sleep(STORE_SILENCE / 2).await;
-            // Who watches tells what is wrong.
+            // The caller's watch reports errors.
             let _ = store.read(&key).await;
         }
     });
@@ -86,14 +87,14 @@ fn release() -> Release {
     Release { protocol: protocol::NUMBER, version: protocol::VERSION.into() }
 }
 
-/// The name that was given, or one of host and `what`.
+/// The given id, or one made of the host name and `what`.
 fn id(given: &Option<String>, what: impl std::fmt::Display) -> Result<String, Box<dyn Error>> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host: String = host.trim().chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
     let host = if host.is_empty() { "host" } else { &host };
     let id = given.clone().unwrap_or_else(|| format!("{host}-{what}"));
-    match is_name(&id) {
+    match is_valid_name(&id) {
         true => Ok(id),
-        false => Err(format!("--id: {id:?} is no name; {NAME}").into()),
+        false => Err(format!("--id: {NAME}, got {id:?}").into()),
     }
 }

@@ -4,8 +4,8 @@
 use rein_kernels::cpu::Isa;
 use rein_proto::protocol;
 use rein_worker::checkpoint::content_hash;
-use rein_worker::node::Files;
-use rein_worker::rank::Model;
+use rein_worker::node::TextFiles;
+use rein_worker::rank::ModelLoader;
 
 use crate::args::{EngineArgs, WeightArgs};
 
@@ -21,8 +21,8 @@ pub fn of(
     weights: &WeightArgs,
     engine: &EngineArgs,
     ranks: usize,
-    model: Option<&Model>,
-    files: &Files,
+    model: Option<&ModelLoader>,
+    files: &TextFiles,
 ) -> Result<Fingerprints, String> {
     let mut hash = Hash::default();
     for (path, bytes) in files.iter() {
@@ -40,13 +40,13 @@ pub fn of(
             hash.add(&content.to_le_bytes());
         }
     }
-    // Sums differ between instruction sets, and what a rank adds up must not depend on where an expert lies.
+    // Sums differ between instruction sets, and a result must not depend on where an expert is placed.
     let how = (weights.dtype, weights.quantize, engine.engine, engine.block_size, engine.max_context, Isa::detect());
     hash.add(format!("{how:?} {} protocol {}", ranks, protocol::NUMBER).as_bytes());
     Ok(Fingerprints { whole: hash.end(), text })
 }
 
-/// Of parts in their order: the same in every build.
+/// Hashes parts in order; the same in every build.
 #[derive(Default)]
 struct Hash(Vec<u8>);
 

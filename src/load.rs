@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rein_worker::checkpoint::LoadError;
-use rein_worker::node::Files;
-use rein_worker::rank::{Dtype, Group, Model, ModelOptions, Quantize};
+use rein_worker::node::TextFiles;
+use rein_worker::rank::{Dtype, RankGroup, ModelLoader, ModelOptions, Quantize};
 
 use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
 
@@ -54,20 +54,20 @@ pub fn flagged(error: LoadError, ranks: &str) -> String {
 }
 
 /// Reads the text files, so that whoever reads them next neither waits for a FIFO nor for a file system that hangs.
-pub fn text_files(args: &WeightArgs) -> Result<Files, String> {
+pub fn text_files(args: &WeightArgs) -> Result<TextFiles, String> {
     let timeout = Duration::from_secs_f64(args.read_timeout);
-    Files::read(&args.model, timeout).map_err(|error| format!("--model: {error}"))
+    TextFiles::read(&args.model, timeout).map_err(|error| format!("--model: {error}"))
 }
 
 /// Opens the checkpoint, without its weights.
-pub fn model(args: &ServeArgs) -> Result<Model, String> {
+pub fn model(args: &ServeArgs) -> Result<ModelLoader, String> {
     let weights = &args.model.weights;
     let options = ModelOptions { tp: args.model.tp.into(), ..engine_options(weights, &args.engine) };
-    Model::open(&weights.model, &options).map_err(|error| flagged(error, "--tp"))
+    ModelLoader::open(&weights.model, &options).map_err(|error| flagged(error, "--tp"))
 }
 
-pub fn group(model: &Model) -> Result<Group, Box<dyn Error>> {
-    let group = with_bar(|progress| Group::of(model, progress)).map_err(|error| flagged(error, "--tp"))?;
+pub fn group(model: &ModelLoader) -> Result<RankGroup, Box<dyn Error>> {
+    let group = with_bar(|progress| RankGroup::of(model, progress)).map_err(|error| flagged(error, "--tp"))?;
     tracing::info!("{}", group.plan());
     Ok(group)
 }

@@ -17,7 +17,7 @@ use rein_router::route::index::Seat;
 use rein_router::route::{RoutePolicy, Routing, Target, key};
 use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
-use rein_worker::scheduler::{Event, Output, Scheduler};
+use rein_worker::scheduler::{Output, Scheduler, SchedulerEvent};
 use rein_worker::sim::{Sim, SimOptions};
 
 pub const GROUPS: usize = 4;
@@ -352,7 +352,7 @@ impl<'a> Fleet<'a> {
             return;
         }
         for (seq, start) in group.starts.drain(..) {
-            group.scheduler.apply(Event::Start { seq, start: Box::new(start) }).expect("room in the queue");
+            group.scheduler.apply(SchedulerEvent::Start { seq, start: Box::new(start) }).expect("room in the queue");
         }
         let Some(step) = group.scheduler.schedule(Duration::from_micros(self.now)) else {
             assert!(group.scheduler.take_outputs().is_empty(), "a turn was refused");

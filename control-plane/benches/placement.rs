@@ -1,5 +1,5 @@
-//! What the controller makes of a drifting load at Kimi K2's size: how even ranks' work is, how much moves, how long the
-//! decision takes.
+//! Expert placement under a drifting load at the size of Kimi K2: balance of the ranks, number of moves, duration of a
+//! decision.
 //!
 //!     cargo bench -p rein-control-plane --bench placement
 

@@ -1,5 +1,7 @@
-//! The controller's process: of several one is active, and what that one decides it writes on the condition that it
-//! still is.
+//! The controller process. Several may run; one is elected, and each of its writes is conditional on still being the
+//! elected one.
+//!
+//! This module does not know what is decided, see [`crate::decide`].
 
 use std::{
     sync::Arc,
@@ -9,67 +11,74 @@ use std::{
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
-    decide::{Controller, Settings},
+    backoff::Backoff,
+    decide::{Controller, ControllerSettings},
     election::campaign,
     limits,
     mirror::Mirror,
     records::{Keys, Release},
-    retry::Backoff,
     session::Session,
+    stats::ControllerStats,
     store::{Snapshot, Store, StoreError},
-    tally::Tally,
-    view::View,
+    view::ClusterView,
 };
 
 #[derive(Debug, Clone)]
 pub struct ControllerOptions {
-    /// Among the controllers of the cluster.
+    /// Unique among the controllers of the cluster.
     pub id: String,
     pub release: Release,
-    pub settings: Settings,
-    /// What it does is told here.
-    pub tally: Arc<Tally>,
+    pub settings: ControllerSettings,
+    /// Filled in while the controller runs.
+    pub stats: Arc<ControllerStats>,
 }
 
-/// Stands for election, and decides while elected, until `left`: then another one can take over at once.
-pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions, left: impl Future<Output = ()>) {
+/// Stands for election and decides while elected. When `stop` completes, it gives up the leadership, so that another
+/// controller can take over at once.
+pub async fn run(store: Arc<dyn Store>, keys: Keys, options: ControllerOptions, stop: impl Future<Output = ()>) {
     let session = Session::new(store.clone(), &options.id, limits::LEASE);
     let mirror = Mirror::new(store.clone(), &options.id, keys.root());
-    options.tally.follows(&keys, &mirror);
+    options.stats.observe(&keys, &mirror);
     tokio::select! {
-        () = left => {}
-        () = reign(store, &keys, &options, &session, &mirror) => {}
+        () = stop => {}
+        () = run_elected(store, &keys, &options, &session, &mirror) => {}
     }
     session.leave().await;
 }
 
-async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, session: &Session, mirror: &Mirror) {
+async fn run_elected(
+    store: Arc<dyn Store>,
+    keys: &Keys,
+    options: &ControllerOptions,
+    session: &Session,
+    mirror: &Mirror,
+) {
     loop {
         let held = session.held();
         let leadership =
             campaign(store.clone(), mirror, &held, &keys.controller(), &options.id, &options.release).await;
-        options.tally.stands(true);
-        tracing::info!(id = options.id, "this controller is the active one");
+        options.stats.set_active(true);
+        tracing::info!(id = options.id, "this controller is active");
         let decide = async {
             let mut backoff = Backoff::new(&options.id);
             let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let mut controller = Controller::new(keys.clone(), options.settings, since_1970.as_millis() as u64);
-            let (mut view, mut mirror) = (View::default(), mirror.clone());
+            let (mut view, mut mirror) = (ClusterView::default(), mirror.clone());
             let began = Instant::now();
-            // What has been written and not been seen yet.
+            // The revision of the last write, which the mirror may not have seen yet.
             let mut written = 0;
             let mut snapshot: Arc<Snapshot> = mirror.read().await;
             let mut tried = false;
             loop {
                 if snapshot.revision < view.revision {
-                    // The store has begun anew.
+                    // The store was reset.
                     written = 0;
                 }
                 if snapshot.revision >= written {
                     let news = view.update(keys, &snapshot);
                     let now = began.elapsed();
                     let due = controller.wake().is_some_and(|wake| wake <= now);
-                    // Load changes all the time; it counts where somebody waits for sequences to end.
+                    // Load changes all the time. It matters only while a group drains.
                     let drains =
                         || view.groups.values().filter_map(|group| group.record()).any(|record| record.draining);
                     let decide = news || due || tried || drains();
@@ -81,15 +90,15 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
                         match store.commit(transaction).await {
                             Ok(Some(revision)) => {
                                 tracing::info!("{}", decision.why);
-                                options.tally.decided(decision.kind);
+                                options.stats.decided(decision.kind);
                                 written = revision;
                                 backoff.reset();
                             }
                             Ok(None) => tracing::debug!(decision.why, "overtaken"),
                             Err(error) => {
-                                tracing::warn!(decision.why, %error, "cannot be written");
+                                tracing::warn!(decision.why, %error, "cannot write the decision; trying again");
                                 if let StoreError::Unavailable(_) = error {
-                                    // The others would wait as long, one after the other, and be of an old view by then.
+                                    // The other writes would time out one after the other and be outdated by then.
                                     break;
                                 }
                             }
@@ -101,10 +110,10 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
                     biased;
                     _ = mirror.changed() => {}
                     () = wake_at(wake) => {}
-                    // What could not be written is tried again also if nothing changes.
+                    // Retries what could not be written, also if nothing changes.
                     () = backoff.wait(), if tried => {}
                 }
-                // A burst of changes is looked at once.
+                // Handles a burst of changes as one.
                 sleep(limits::BURST).await;
                 snapshot = mirror.read().await;
             }
@@ -113,8 +122,8 @@ async fn reign(store: Arc<dyn Store>, keys: &Keys, options: &ControllerOptions, 
             () = leadership.lost(mirror, &held) => {}
             () = decide => {}
         }
-        options.tally.stands(false);
-        tracing::warn!(id = options.id, "this controller is no longer the active one");
+        options.stats.set_active(false);
+        tracing::warn!(id = options.id, "this controller is no longer active");
     }
 }
 

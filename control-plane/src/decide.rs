@@ -1,10 +1,13 @@
-//! What the active controller does: who is which rank of which group. A pure function of the cluster's records, the time
-//! and what it has seen before; nothing here waits or writes.
+//! What the active controller decides: which worker holds which rank of which group. A pure function of the cluster's
+//! records, the time and what it has observed before.
+//!
+//! This module does no I/O and never waits.
 
-mod blame;
+mod cooldown;
 mod experts;
-mod pace;
+mod names;
 mod reform;
+mod suspects;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,113 +15,119 @@ use std::{
     time::Duration,
 };
 
-use pace::Series;
+use cooldown::Cooldown;
+use names::GroupNames;
 
 use crate::{
-    limits,
+    connectivity::{Connectivity, needs_links},
+    epoch, limits,
     placement::{Placement, place},
-    reach::{Reach, needs_links},
     rebalance::Rebalance,
-    records::{GroupRecord, Keys, Member, Seat, WorkerRecord, WorkerState, encode},
+    records::{GroupMember, GroupRecord, Keys, Seat, WorkerRecord, WorkerState, encode},
     store::{Condition, Revision, Transaction},
-    view::{Group, View},
+    view::{ClusterView, GroupState},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A new group.
+pub enum DecisionKind {
+    /// A new group is formed.
     Form,
-    /// A group's members anew.
+    /// The members of a group change.
     Reform,
-    /// A group is over.
+    /// A group ends.
     Dissolve,
-    /// A group takes no new sequences.
+    /// A group accepts no new sequences.
     Drain,
-    /// A group's experts lie elsewhere.
+    /// The experts of a group move between its ranks.
     Relayout,
-    /// Seats as the placements say.
+    /// Seats are corrected to match the placements.
     Seat,
 }
 
-/// One change, to be written as a whole.
+/// One change, written in one transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    pub kind: Kind,
+    pub kind: DecisionKind,
     pub why: String,
     pub transaction: Transaction,
 }
 
-/// What a controller is told to do.
+/// Policy of the controller, from its flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Settings {
-    /// Workers per model that are kept aside rather than made into one more group.
+pub struct ControllerSettings {
+    /// Workers per model that stay spare instead of forming one more group.
     pub spares: usize,
-    /// None: experts stay where they are.
+    /// None: experts are not moved.
     pub rebalance: Option<Rebalance>,
 }
 
-/// What an active controller remembers. A new one begins with nothing and gives everybody time to come back.
+/// What an active controller remembers. A new one starts empty and waits `limits::SETTLE` for workers to register
+/// again.
 #[derive(Debug)]
 pub struct Controller {
     keys: Keys,
-    settings: Settings,
-    /// Milliseconds since 1970 when `now` is zero.
+    settings: ControllerSettings,
+    /// Milliseconds since 1970 at the time `now` = 0.
     epoch_base: u64,
     began: Option<Duration>,
     revision: Revision,
-    /// Workers that have been seen: when one of these is gone, it is gone.
+    /// Workers that have been seen. If one of them is missing from the store, it is lost; one that was never seen may
+    /// still register.
     known: BTreeSet<String>,
-    /// Of each group: its epoch, how fast epochs follow each other, and of which sort it is.
-    epochs: BTreeMap<String, (u64, Series, Sort)>,
-    /// Groups that ended, by their sort.
-    ended: BTreeMap<Sort, Series>,
-    /// Since when a group drains.
+    /// Per group: its epoch, the cooldown of its changes, and the class of its workers.
+    epochs: BTreeMap<String, (u64, Cooldown, WorkerClass)>,
+    /// Cooldowns of groups that ended, by class.
+    ended: BTreeMap<WorkerClass, Cooldown>,
+    /// When a group began to drain.
     draining: BTreeMap<String, Duration>,
-    /// Workers that say they are in a group that is not there, since when.
+    /// When a worker first claimed to be in a group that the store does not have.
     orphans: BTreeMap<String, Duration>,
-    /// Workers, by incarnation, since when they have been there.
-    seen: BTreeMap<String, (u64, Duration)>,
-    /// Of each group: the epoch in which it served last, and its members then, by incarnation.
-    proven: BTreeMap<String, (u64, BTreeSet<(String, u64)>)>,
-    /// Workers without which a group was put together anew because their ranks did not come to it.
-    blamed: BTreeMap<String, Series>,
-    /// Why a worker is given no seat, as the log has it.
-    told: BTreeMap<String, String>,
-    /// When a group's layout of experts is to be judged again.
-    judge: BTreeMap<String, Duration>,
-    /// When to look again though nothing has changed.
+    /// When each incarnation of a worker was first seen.
+    first_seen: BTreeMap<String, (u64, Duration)>,
+    /// Per group: the last epoch in which it served, and its members then, by incarnation.
+    last_served: BTreeMap<String, (u64, BTreeSet<(String, u64)>)>,
+    /// Workers that were replaced because their ranks did not join the group.
+    blamed: BTreeMap<String, Cooldown>,
+    /// Per worker: the last logged reason why it gets no seat.
+    logged_refusals: BTreeMap<String, String>,
+    /// When to check the expert layout of a group next.
+    next_relayout: BTreeMap<String, Duration>,
+    names: GroupNames,
+    /// When to decide again if nothing changes before.
     wake: Option<Duration>,
 }
 
-/// Workers that can be in one group: model, fingerprint, size of the group and protocol.
-pub(crate) type Sort = (String, String, usize, u32);
+/// Workers of one class can form a group together: model, fingerprint, group size and protocol.
+pub(crate) type WorkerClass = (String, String, usize, u32);
 
-pub(crate) fn sort(worker: &WorkerRecord) -> Sort {
+pub(crate) fn class_of_worker(worker: &WorkerRecord) -> WorkerClass {
     (worker.model.clone(), worker.fingerprint.clone(), worker.group_size, worker.release.protocol)
 }
 
-/// Workers that can be given a seat, those that have been blamed last, and else in the order of their names.
+/// Workers that can be given a seat, ordered by name; blamed ones are last.
 type Free<'a> = Vec<(&'a str, &'a Arc<WorkerRecord>)>;
 
 struct Round<'a> {
-    view: &'a View,
-    reach: Reach<'a>,
-    free: BTreeMap<Sort, Free<'a>>,
-    epoch: u64,
-    /// One group's layout of experts is judged in a round: it takes up to a second.
-    judged: bool,
+    view: &'a ClusterView,
+    connectivity: Connectivity<'a>,
+    free: BTreeMap<WorkerClass, Free<'a>>,
+    /// The time part of the last epoch: at least now, and at least that of every known epoch.
+    epoch_time: u64,
+    /// Only one group's expert layout is computed in a round, because that takes up to a second.
+    relayout_checked: bool,
     decisions: Vec<Decision>,
 }
 
 impl Round<'_> {
-    fn next_epoch(&mut self) -> u64 {
-        self.epoch += 1;
-        self.epoch
+    /// A new epoch, higher than all others, with the number after that of `last`.
+    fn next_epoch(&mut self, last: u64) -> u64 {
+        self.epoch_time += 1;
+        epoch::new(self.epoch_time, epoch::number(last) + 1)
     }
 }
 
-fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> Member {
-    Member {
+fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> GroupMember {
+    GroupMember {
         worker: id.to_owned(),
         incarnation: worker.incarnation,
         address: worker.address.clone(),
@@ -128,7 +137,7 @@ fn member(id: &str, worker: &WorkerRecord, ranks: Vec<usize>) -> Member {
 }
 
 impl Controller {
-    pub fn new(keys: Keys, settings: Settings, epoch_base: u64) -> Self {
+    pub fn new(keys: Keys, settings: ControllerSettings, epoch_base: u64) -> Self {
         Controller {
             keys,
             settings,
@@ -140,63 +149,65 @@ impl Controller {
             ended: BTreeMap::new(),
             draining: BTreeMap::new(),
             orphans: BTreeMap::new(),
-            seen: BTreeMap::new(),
-            proven: BTreeMap::new(),
+            first_seen: BTreeMap::new(),
+            last_served: BTreeMap::new(),
             blamed: BTreeMap::new(),
-            told: BTreeMap::new(),
-            judge: BTreeMap::new(),
+            logged_refusals: BTreeMap::new(),
+            next_relayout: BTreeMap::new(),
+            names: GroupNames::default(),
             wake: None,
         }
     }
 
-    /// When `decide` has to be asked again at the latest.
+    /// When to call `decide` again if nothing changes before.
     pub fn wake(&self) -> Option<Duration> {
         self.wake
     }
 
-    /// What is to be changed now. The next question is for a view in which these changes are, or could not be made.
-    pub fn decide(&mut self, view: &View, now: Duration) -> Vec<Decision> {
+    /// The changes to make now. Call it again with a view in which these changes are visible, or could not be made.
+    pub fn decide(&mut self, view: &ClusterView, now: Duration) -> Vec<Decision> {
         if view.revision < self.revision {
-            tracing::warn!("the store has begun anew; everybody gets time to come back");
-            *self = Controller::new(self.keys.clone(), self.settings, self.epoch_base);
+            tracing::warn!("the store was reset; waiting for workers to register again");
+            let names = std::mem::take(&mut self.names);
+            *self = Controller { names, ..Controller::new(self.keys.clone(), self.settings, self.epoch_base) };
         }
         self.revision = view.revision;
         self.wake = None;
         self.began.get_or_insert(now);
         self.known.extend(view.workers.keys().cloned());
-        self.remember(view, now);
-        let reach = Reach::new(view);
-        let free = self.free(view, &reach, now);
-        // At least the time: so an epoch is a new one also where the store has forgotten those that there were.
-        let epoch = view.last_epoch().max(self.epoch_base + now.as_millis() as u64);
-        let mut round = Round { view, reach, free, epoch, judged: false, decisions: Vec::new() };
+        self.observe(view, now);
+        let connectivity = Connectivity::new(view);
+        let free = self.free_workers(view, &connectivity, now);
+        let epoch_time = epoch::time(view.last_epoch()).max(self.epoch_base + now.as_millis() as u64);
+        let mut round = Round { view, connectivity, free, epoch_time, relayout_checked: false, decisions: Vec::new() };
         for (id, group) in &view.groups {
             if let Some((record, revision)) = &group.placement {
-                self.tend(&mut round, id, group, record, *revision, now);
+                self.review_group(&mut round, id, group, record, *revision, now);
             }
         }
-        if self.settled(now) {
-            self.form(&mut round, now);
+        if self.has_settled(now) {
+            self.form_groups(&mut round, now);
         }
-        self.seat(&mut round, now);
+        self.repair_seats(&mut round, now);
         round.decisions
     }
 
-    fn remember(&mut self, view: &View, now: Duration) {
-        let record = |id: &String| view.groups.get(id).and_then(Group::record);
-        self.ended.retain(|_, ended| now < ended.calm());
-        for (_, (_, _, sort)) in self.epochs.iter().filter(|(id, _)| record(id).is_none()) {
-            let ended = self.ended.entry(sort.clone()).or_insert_with(|| Series::begin(now));
-            *ended = ended.next(now);
+    fn observe(&mut self, view: &ClusterView, now: Duration) {
+        let record = |id: &String| view.groups.get(id).and_then(GroupState::record);
+        self.names.observe(view);
+        self.ended.retain(|_, ended| now < ended.expires());
+        for (_, (_, _, class)) in self.epochs.iter().filter(|(id, _)| record(id).is_none()) {
+            let ended = self.ended.entry(class.clone()).or_insert_with(|| Cooldown::new(now));
+            *ended = ended.after_change(now);
         }
         self.epochs.retain(|id, _| record(id).is_some());
         self.draining.retain(|id, _| record(id).is_some_and(|record| record.draining));
-        self.judge.retain(|id, _| record(id).is_some());
-        self.proven.retain(|id, _| record(id).is_some());
-        self.blamed.retain(|_, blamed| now < blamed.calm());
-        self.seen.retain(|id, _| view.workers.contains_key(id));
+        self.next_relayout.retain(|id, _| record(id).is_some());
+        self.last_served.retain(|id, _| record(id).is_some());
+        self.blamed.retain(|_, blamed| now < blamed.expires());
+        self.first_seen.retain(|id, _| view.workers.contains_key(id));
         for (id, worker) in &view.workers {
-            let seen = self.seen.entry(id.clone()).or_insert((worker.incarnation, now));
+            let seen = self.first_seen.entry(id.clone()).or_insert((worker.incarnation, now));
             if seen.0 != worker.incarnation {
                 *seen = (worker.incarnation, now);
             }
@@ -205,18 +216,18 @@ impl Controller {
                 self.wake = Some(self.wake.map_or(heard, |wake| wake.min(heard)));
             }
         }
-        let serving = |(id, group): (&'_ String, &'_ Group)| {
+        let serving = |(id, group): (&'_ String, &'_ GroupState)| {
             group.record().filter(|_| group.serves()).map(|r| (id.clone(), r.clone()))
         };
         for (id, record) in view.groups.iter().filter_map(serving) {
             let members = record.members.iter().map(|member| (member.worker.clone(), member.incarnation)).collect();
-            self.proven.insert(id, (record.epoch(), members));
+            self.last_served.insert(id, (record.epoch(), members));
         }
         for (id, record) in view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?))) {
-            let seen = || (record.epoch(), Series::begin(now), of(record));
+            let seen = || (record.epoch(), Cooldown::new(now), class_of_group(record));
             let (epoch, series, _) = self.epochs.entry(id.clone()).or_insert_with(seen);
             if *epoch != record.epoch() {
-                (*epoch, *series) = (record.epoch(), series.next(now));
+                (*epoch, *series) = (record.epoch(), series.after_change(now));
             }
             if record.draining {
                 self.draining.entry(id.clone()).or_insert(now);
@@ -235,8 +246,8 @@ impl Controller {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    /// Whether whoever was there before has had time to say so.
-    fn settled(&mut self, now: Duration) -> bool {
+    /// Whether workers have had time to register since this controller became active.
+    fn has_settled(&mut self, now: Duration) -> bool {
         let until = self.began.unwrap_or(now) + limits::SETTLE;
         if now < until {
             self.wake_at(until);
@@ -244,10 +255,15 @@ impl Controller {
         now >= until
     }
 
-    fn free<'a>(&mut self, view: &'a View, reach: &Reach, now: Duration) -> BTreeMap<Sort, Free<'a>> {
-        let mut free: BTreeMap<Sort, Free> = BTreeMap::new();
-        let told = std::mem::take(&mut self.told);
-        let records = || view.groups.values().filter_map(Group::record);
+    fn free_workers<'a>(
+        &mut self,
+        view: &'a ClusterView,
+        connectivity: &Connectivity,
+        now: Duration,
+    ) -> BTreeMap<WorkerClass, Free<'a>> {
+        let mut free: BTreeMap<WorkerClass, Free> = BTreeMap::new();
+        let told = std::mem::take(&mut self.logged_refusals);
+        let records = || view.groups.values().filter_map(GroupState::record);
         let taken: BTreeSet<&str> =
             records().flat_map(|record| record.members.iter().map(|member| member.worker.as_str())).collect();
         let dismissed: BTreeSet<(&str, u64)> =
@@ -263,9 +279,9 @@ impl Controller {
                 self.wake_at(since + limits::ORPHAN_TIME);
                 continue;
             }
-            self.tell(&told, id, view, reach, now);
+            self.log_seat_refusal(&told, id, view, connectivity, now);
             if !self.is_expired(worker, now) {
-                free.entry(sort(worker)).or_default().push((id.as_str(), worker));
+                free.entry(class_of_worker(worker)).or_default().push((id.as_str(), worker));
             }
         }
         for free in free.values_mut() {
@@ -274,7 +290,7 @@ impl Controller {
         free
     }
 
-    /// Whether its peers take its certificate no more.
+    /// Whether its certificate has expired, so that peers refuse it.
     fn is_expired(&mut self, worker: &WorkerRecord, now: Duration) -> bool {
         let Some(expires) = worker.expires else { return false };
         let at = Duration::from_secs(expires).saturating_sub(Duration::from_millis(self.epoch_base));
@@ -284,12 +300,12 @@ impl Controller {
         now >= at
     }
 
-    /// One group: whether its members are there, and what is to be done if not.
-    fn tend(
+    /// Checks the members of one group and decides what to do if one is missing.
+    fn review_group(
         &mut self,
         round: &mut Round,
         id: &str,
-        group: &Group,
+        group: &GroupState,
         record: &Arc<GroupRecord>,
         at: Revision,
         now: Duration,
@@ -301,55 +317,58 @@ impl Controller {
         let mut why = match (lost.first(), broken) {
             (Some(&i), trouble) => {
                 let reason = trouble.map_or(String::new(), |trouble| format!(" ({})", trouble.reason));
-                format!("{} is lost{reason}", record.members[i].worker)
+                format!("lost worker {}{reason}", record.members[i].worker)
             }
             (None, Some(trouble)) => trouble.reason.clone(),
             (None, None) => String::new(),
         };
-        let series = self.epochs.get(id).map_or(Series::begin(now), |(_, series, _)| *series);
-        let due = if lost.is_empty() && broken.is_some() { series.due_later() } else { series.due() };
+        let series = self.epochs.get(id).map_or(Cooldown::new(now), |(_, series, _)| *series);
+        let due = if lost.is_empty() && broken.is_some() { series.due_unforced() } else { series.due() };
         let mut change = !lost.is_empty() || broken.is_some();
-        let state = |member: &Member| view.workers.get(&member.worker).map(|worker| worker.state);
+        let state = |member: &GroupMember| view.workers.get(&member.worker).map(|worker| worker.state);
         let leaving: Vec<usize> =
             (0..record.members.len()).filter(|&i| state(&record.members[i]) == Some(WorkerState::Draining)).collect();
-        let expired = |controller: &mut Self, member: &Member| {
+        let expired = |controller: &mut Self, member: &GroupMember| {
             view.workers.get(&member.worker).is_some_and(|worker| controller.is_expired(worker, now))
         };
         let expired: BTreeSet<usize> =
             (0..record.members.len()).filter(|&i| expired(self, &record.members[i])).collect();
-        let without = |out: &BTreeSet<usize>| -> Vec<Member> {
+        let without = |out: &BTreeSet<usize>| -> Vec<GroupMember> {
             let members = record.members.iter().enumerate().filter(|(i, _)| !out.contains(i));
             members.map(|(_, member)| member.clone()).collect()
         };
         if change {
-            // They do not come along: they leave, or nobody would link with them again.
+            // These members leave now too: they want to, or could not link again with an expired certificate.
             lost.extend(&leaving);
             lost.extend(&expired);
         } else if !leaving.is_empty() {
             if self.may_leave(round, id, group, record, now) {
-                why = format!("{} drains", record.members[leaving[0]].worker);
+                why = format!("worker {} is draining", record.members[leaving[0]].worker);
                 lost.extend(&leaving);
                 change = true;
             } else if !record.draining {
                 let flagged = GroupRecord { draining: true, ..(**record).clone() };
                 let key = self.keys.placement(id);
                 let transaction = Transaction::default().when(Condition::At(key.clone(), at));
-                let why = format!("{id}: {} drains; no new sequences", record.members[leaving[0]].worker);
+                let why = format!(
+                    "{id}: worker {} is draining; the group accepts no new sequences",
+                    record.members[leaving[0]].worker
+                );
                 let transaction = transaction.put(key, encode(&flagged), None);
-                round.decisions.push(Decision { kind: Kind::Drain, why, transaction });
+                round.decisions.push(Decision { kind: DecisionKind::Drain, why, transaction });
             }
         }
         let overloaded =
-            |member: &Member| view.workers.get(&member.worker).is_some_and(|w| member.ranks.len() > w.ranks);
-        let settled = self.settled(now);
+            |member: &GroupMember| view.workers.get(&member.worker).is_some_and(|w| member.ranks.len() > w.ranks);
+        let settled = self.has_settled(now);
         if !change
             && settled
             && !expired.is_empty()
-            && !self.successors(round, record, &without(&expired), now).is_empty()
+            && !self.replacements(round, record, &without(&expired), now).is_empty()
         {
-            // Until somebody can take its ranks, it goes on over the connections that it has.
+            // Until another worker can take its ranks, it keeps serving over its open connections.
             why = format!(
-                "the certificate of {} has expired",
+                "the certificate of worker {} has expired",
                 record.members[expired.iter().next().copied().unwrap_or(0)].worker
             );
             lost.extend(&expired);
@@ -358,9 +377,9 @@ impl Controller {
         if !change
             && settled
             && record.members.iter().any(overloaded)
-            && !self.successors(round, record, &record.members, now).is_empty()
+            && !self.replacements(round, record, &record.members, now).is_empty()
         {
-            (why, change) = ("there are workers again for ranks that others stood in for".into(), true);
+            (why, change) = ("free workers can relieve members that hold extra ranks".into(), true);
         }
         if change && now < due {
             self.wake_at(due);
@@ -371,16 +390,16 @@ impl Controller {
         }
     }
 
-    /// Whether a member that wants to leave can: nobody needs it, or it has waited for long.
-    fn may_leave(&mut self, round: &Round, id: &str, group: &Group, record: &GroupRecord, now: Duration) -> bool {
+    /// Whether a draining member may leave: another group or worker can replace it, or its time is over.
+    fn may_leave(&mut self, round: &Round, id: &str, group: &GroupState, record: &GroupRecord, now: Duration) -> bool {
         let mut others =
             round.view.groups.iter().filter(|(other, _)| *other != id).filter_map(|(_, g)| g.record().map(|r| (g, r)));
         let elsewhere = others.any(|(g, r)| r.model == record.model && !r.draining && g.serves());
-        let stays = |member: &&Member| {
+        let stays = |member: &&GroupMember| {
             round.view.workers.get(&member.worker).is_none_or(|worker| worker.state != WorkerState::Draining)
         };
-        let others: Vec<Member> = record.members.iter().filter(stays).cloned().collect();
-        let replaceable = !self.successors(round, record, &others, now).is_empty();
+        let others: Vec<GroupMember> = record.members.iter().filter(stays).cloned().collect();
+        let replaceable = !self.replacements(round, record, &others, now).is_empty();
         if !elsewhere && replaceable || !group.serves() {
             return true;
         }
@@ -400,28 +419,28 @@ impl Controller {
         true
     }
 
-    /// New groups of workers that have none.
-    fn form(&mut self, round: &mut Round, now: Duration) {
+    /// Forms groups from free workers.
+    fn form_groups(&mut self, round: &mut Round, now: Duration) {
         let mut all_free = std::mem::take(&mut round.free);
         if all_free.values().all(Vec::is_empty) {
             return;
         }
         for free in all_free.values_mut() {
-            // Nor is one that can link with nobody a spare.
-            free.retain(|(id, _)| !round.reach.is_alone(id));
+            // A worker that can link with no peer cannot serve as a spare either.
+            free.retain(|(id, _)| !round.connectivity.is_isolated(id));
         }
-        let groups = round.view.groups.values().filter_map(Group::record);
-        let sorts: BTreeSet<Sort> = groups.map(|record| of(record)).collect();
-        for (sort, mut free) in all_free {
-            if let Some(due) = self.ended.get(&sort).map(|ended| ended.due())
+        let groups = round.view.groups.values().filter_map(GroupState::record);
+        let classes: BTreeSet<WorkerClass> = groups.map(|record| class_of_group(record)).collect();
+        for (class, mut free) in all_free {
+            if let Some(due) = self.ended.get(&class).map(|ended| ended.due())
                 && now < due
             {
                 self.wake_at(due);
                 continue;
             }
-            // A spare is of use beside a group only.
-            let mut spares = if sorts.contains(&sort) { self.settings.spares } else { 0 };
-            let (model, fingerprint, group_size, protocol) = sort;
+            // Spares are kept only where there is a group that they can join.
+            let mut spares = if classes.contains(&class) { self.settings.spares } else { 0 };
+            let (model, fingerprint, group_size, protocol) = class;
             while free.len() > spares {
                 let crews = (0..free.len()).map(|first| self.linked(round, &free, first, group_size, now));
                 let Some(chosen) = crews.flatten().next().filter(|chosen| free.len() >= chosen.len() + spares) else {
@@ -433,27 +452,31 @@ impl Controller {
                     next += worker.ranks;
                     member(name, worker, (next - worker.ranks..next).collect())
                 };
-                let members: Vec<Member> = chosen.iter().map(seat).collect();
+                let members: Vec<GroupMember> = chosen.iter().map(seat).collect();
                 let text = chosen.first().map(|&i| free[i].1.text.clone()).unwrap_or_default();
                 // Members have the same checkpoint, but a directory may not name its revision.
                 let revision = chosen.iter().find_map(|&i| free[i].1.revision.clone());
                 for &i in chosen.iter().rev() {
                     free.remove(i);
                 }
-                let epoch = round.next_epoch();
-                let Some(placement) = placed(round.view, &members, group_size, epoch) else {
-                    tracing::warn!(model, group_size, "the model cannot be shared by so many ranks");
+                let epoch = round.next_epoch(0);
+                let Some(placement) = place_model(round.view, &members, group_size, epoch) else {
+                    tracing::warn!(
+                        model,
+                        group_size,
+                        "cannot place the model: its heads cannot be split over this number of ranks"
+                    );
                     break;
                 };
-                let id = format!("{}-{epoch}", plain(&model));
+                let id = self.names.next(&model);
                 let workers: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
-                let why = format!("{id}: new, epoch {epoch} on {}", workers.join(", "));
+                let why = format!("{id}: formed, epoch 1 on {}", workers.join(", "));
                 let key = self.keys.placement(&id);
                 let mut transaction = Transaction::default().when(Condition::Absent(key.clone()));
                 for worker in workers {
                     let seat = Seat { group: Some(id.clone()), epoch };
                     let at = self.keys.seat(worker);
-                    // A write whose answer was lost may have given it another one, or still do.
+                    // A write whose answer was lost may have assigned, or may still assign, another seat.
                     transaction = transaction.when(round.view.unchanged(at.clone())).put(at, encode(&seat), None);
                 }
                 let record = GroupRecord {
@@ -469,21 +492,21 @@ impl Controller {
                     protocol,
                 };
                 transaction = transaction.put(key, encode(&record), None);
-                round.decisions.push(Decision { kind: Kind::Form, why, transaction });
+                round.decisions.push(Decision { kind: DecisionKind::Form, why, transaction });
                 spares = self.settings.spares;
             }
         }
     }
 
-    /// Seats that do not say what the placements say: after a loss of data, or of a worker that is gone.
-    fn seat(&mut self, round: &mut Round, now: Duration) {
+    /// Corrects seats that differ from the placements, after the store lost data or a worker was lost.
+    fn repair_seats(&mut self, round: &mut Round, now: Duration) {
         let view = round.view;
         let mut wanted: BTreeMap<&str, Seat> = BTreeMap::new();
         for (id, worker) in &view.workers {
             if self.orphans.get(id).is_some_and(|&since| now >= since + limits::ORPHAN_TIME) {
                 wanted.insert(id, Seat { group: None, epoch: worker.seat.epoch });
             }
-            // It was not there when its group went on without it.
+            // Its group was reformed while this worker was away.
             let group = worker.seat.group.as_ref().and_then(|group| view.groups.get(group)?.record());
             if let Some(record) = group.filter(|record| record.epoch() > worker.seat.epoch) {
                 wanted.insert(id, Seat { group: None, epoch: record.epoch() });
@@ -511,31 +534,29 @@ impl Controller {
                 transaction = transaction.delete(self.keys.seat(worker));
             }
         }
-        // Groups that change in this round get their seats with it.
+        // Groups that change in this round write their seats themselves.
         if round.decisions.is_empty() && !transaction.writes.is_empty() {
-            round.decisions.push(Decision { kind: Kind::Seat, why: "seats as the placements say".into(), transaction });
+            round.decisions.push(Decision {
+                kind: DecisionKind::Seat,
+                why: "correcting seats to match the placements".into(),
+                transaction,
+            });
         }
     }
 }
 
-fn of(record: &GroupRecord) -> Sort {
+fn class_of_group(record: &GroupRecord) -> WorkerClass {
     (record.model.clone(), record.fingerprint.clone(), record.group_size, record.protocol)
 }
 
-/// Says it is in a group that is not there, or not yet of that epoch: the store has forgotten something.
-fn orphan(view: &View, worker: &WorkerRecord) -> bool {
-    let epoch = |group: &String| view.groups.get(group).and_then(Group::record).map(|record| record.epoch());
+/// Whether the worker claims a group, or an epoch of it, that the store does not have: the store has lost data.
+fn orphan(view: &ClusterView, worker: &WorkerRecord) -> bool {
+    let epoch = |group: &String| view.groups.get(group).and_then(GroupState::record).map(|record| record.epoch());
     worker.seat.group.as_ref().is_some_and(|group| epoch(group).is_none_or(|epoch| epoch < worker.seat.epoch))
 }
 
-/// The model over these members; None: it cannot be shared so.
-fn placed(view: &View, members: &[Member], ranks: usize, epoch: u64) -> Option<Placement> {
+/// Places the model on these members. None: its heads cannot be split over this number of ranks.
+fn place_model(view: &ClusterView, members: &[GroupMember], ranks: usize, epoch: u64) -> Option<Placement> {
     let shape = &members.iter().find_map(|member| view.workers.get(&member.worker))?.shape;
     place(shape, ranks, epoch).ok()
-}
-
-/// What of a model's name can be in that of a group; with an epoch behind it, no two groups ever have the same.
-fn plain(model: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
-    model.chars().map(plain).take(limits::GROUP_NAME).collect()
 }

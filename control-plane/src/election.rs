@@ -1,19 +1,20 @@
-//! Who of several is the active one: the holder of a key under its lease. Whatever the active one writes, it writes on
-//! the condition that it still is.
+//! Leader election: the holder of a leased key is the leader, and all its writes are conditional on that key.
+//!
+//! This module does not know what the leader does.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use crate::{
+    backoff::Backoff,
     mirror::Mirror,
     records::Release,
-    retry::Backoff,
-    session::Held,
+    session::SessionState,
     store::{Condition, LeaseId, Revision, Store, StoreError, Transaction},
 };
 
-/// Proof of having won.
+/// Proof of leadership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leadership {
     key: String,
@@ -22,13 +23,13 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// To be part of every transaction of the active one.
+    /// Must be part of every transaction of the leader.
     pub fn condition(&self) -> Condition {
         Condition::At(self.key.clone(), self.revision)
     }
 
-    /// Returns when the key is no longer held, or the lease is another one.
-    pub async fn lost(&self, mirror: &Mirror, held: &watch::Receiver<Held>) {
+    /// Returns when the key is no longer held, or the session has another lease.
+    pub async fn lost(&self, mirror: &Mirror, held: &watch::Receiver<SessionState>) {
         let (mut mirror, mut held) = (mirror.clone(), held.clone());
         let kept = |view: &crate::Snapshot| match view.entries.get(&self.key) {
             Some(entry) => entry.revision == self.revision,
@@ -48,18 +49,18 @@ impl Leadership {
     }
 }
 
-/// Never returns once the session is over: so is then whatever waits here, as soon as its caller notices.
-async fn news(held: &mut watch::Receiver<Held>) {
+/// Never returns once the session has ended. The caller then ends as well.
+async fn news(held: &mut watch::Receiver<SessionState>) {
     if held.changed().await.is_err() {
         std::future::pending().await
     }
 }
 
-/// Waits until nobody holds `key`, and takes it under the session's lease. `mirror` must see the key.
+/// Waits until nobody holds `key`, then takes it under the session's lease. `mirror` must cover the key.
 pub async fn campaign(
     store: Arc<dyn Store>,
     mirror: &Mirror,
-    held: &watch::Receiver<Held>,
+    held: &watch::Receiver<SessionState>,
     key: &str,
     candidate: &str,
     release: &Release,
@@ -74,7 +75,7 @@ pub async fn campaign(
         let ballot = format!("{candidate} {} {} {}", lease.0, release.protocol, release.version);
         if let Some(entry) = mirror.read().await.entries.get(key) {
             if entry.value == ballot.as_bytes() {
-                // A write of ours whose answer was lost.
+                // Our own write, whose answer was lost.
                 return Leadership { key: key.to_owned(), lease, revision: entry.revision };
             }
             tokio::select! {
@@ -87,9 +88,9 @@ pub async fn campaign(
         let transaction = Transaction::default().when(Condition::Absent(key.to_owned())).put(key, ballot, Some(lease));
         match store.commit(transaction).await {
             Ok(Some(revision)) => return Leadership { key: key.to_owned(), lease, revision },
-            // Somebody was faster.
+            // Another candidate was faster.
             Ok(None) | Err(StoreError::LeaseLost) => {}
-            Err(error) => backoff.failed("cannot stand for election", &error),
+            Err(error) => backoff.failed("cannot write the candidacy", &error),
         }
         backoff.wait().await;
     }

@@ -1,4 +1,6 @@
-//! The store of a fleet: etcd over its v3 API.
+//! The store of a cluster: etcd over its v3 API.
+//!
+//! This module does not know what the keys mean.
 
 use std::{
     collections::HashMap,
@@ -22,10 +24,12 @@ use tokio::{
 
 use crate::{
     limits,
-    store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
+    store::{
+        ChangeStream, Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Write,
+    },
 };
 
-/// gRPC codes after which the same call would fail again.
+/// gRPC codes for which a retry is useless.
 const FINAL: [tonic::Code; 5] = [
     tonic::Code::InvalidArgument,
     tonic::Code::FailedPrecondition,
@@ -36,7 +40,7 @@ const FINAL: [tonic::Code; 5] = [
 
 #[derive(Debug, Clone, Default)]
 pub struct EtcdOptions {
-    /// As `host:port` or with a scheme; https, or any of `tls`, makes the connection a TLS one.
+    /// As `host:port` or with a scheme. `https`, or any field of `tls`, turns TLS on.
     pub endpoints: Vec<String>,
     pub user: Option<(String, String)>,
     pub tls: EtcdTls,
@@ -45,17 +49,17 @@ pub struct EtcdOptions {
 /// PEM files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EtcdTls {
-    /// Whose signature the servers' certificates must bear.
+    /// The CA that signs the servers' certificates.
     pub ca: Option<PathBuf>,
-    /// This client's certificate and key.
+    /// The client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name that the servers' certificates must have, where it is not the endpoint's.
+    /// The name in the servers' certificates, if it is not the endpoint's host.
     pub name: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    #[error("etcd: no endpoint is named")]
+    #[error("--etcd: no endpoint given")]
     NoEndpoint,
     #[error("etcd: cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
@@ -65,10 +69,10 @@ pub struct Etcd {
     options: EtcdOptions,
     connect: ConnectOptions,
     calls: Semaphore,
-    /// Made at the first call: with a user, etcd has to be there for it.
+    /// Created at the first call: authentication needs a reachable etcd.
     client: OnceCell<Client>,
-    /// By lease. One stream for each renewal would make etcd answer on streams that are closed, and a connection that
-    /// has seen a thousand such answers is closed as a whole (h2's `max_local_error_reset_streams`).
+    /// One renewal stream per lease. With a stream per renewal, etcd would answer on closed streams, and h2 closes a
+    /// connection after a thousand such answers (`max_local_error_reset_streams`).
     renewals: Mutex<HashMap<LeaseId, Renewal>>,
 }
 
@@ -76,7 +80,7 @@ pub struct Etcd {
 struct Renewal {
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
-    /// A lease that was not renewed until then is no more.
+    /// The lease has expired if it was not renewed by then.
     until: Instant,
 }
 
@@ -122,13 +126,13 @@ impl Etcd {
         self.renewals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call of a connected client that ends in time.
+    /// Calls a connected client, within `limits::STORE_CALL`.
     async fn call<T, F>(&self, call: impl FnOnce(Client) -> F + Send) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, Error>> + Send,
     {
         self.within(async {
-            // It is never closed.
+            // The semaphore is never closed.
             let _turn = self.calls.acquire().await.ok();
             call(self.client().await?).await
         })
@@ -137,13 +141,13 @@ impl Etcd {
 
     async fn within<T>(&self, call: impl Future<Output = Result<T, Error>> + Send) -> Result<T, StoreError> {
         let answer = timeout(limits::STORE_CALL, call).await;
-        answer.map_err(|_| StoreError::Unavailable("it does not answer".into()))?.map_err(read_error)
+        answer.map_err(|_| StoreError::Unavailable("no answer in time".into()))?.map_err(read_error)
     }
 }
 
 fn read_error(error: Error) -> StoreError {
     match error {
-        // What etcd says of a lease that has expired, to a write and to a renewal.
+        // How etcd reports an expired lease, for a write and for a renewal.
         Error::GRpcStatus(status) if status.code() == tonic::Code::NotFound => StoreError::LeaseLost,
         Error::LeaseKeepAliveError(why) if why.contains("not found") => StoreError::LeaseLost,
         Error::GRpcStatus(status) if FINAL.contains(&status.code()) => StoreError::Refused(status.message().to_owned()),
@@ -177,12 +181,12 @@ fn changes(response: &WatchResponse) -> Result<Option<Changes>, StoreError> {
             (key, (kind == EventType::Put).then_some(entry))
         })
         .collect();
-    // The header's revision is the store's, which may be ahead of what is told here.
+    // The revision in the header is the store's, which may be ahead of these events.
     let revision = events().map(|(pair, _)| pair.mod_revision()).max().unwrap_or(0) as Revision;
     Ok((!keys.is_empty()).then_some(Changes { revision, keys }))
 }
 
-/// What etcd says next. It may be silent for long; a connection that is broken ends by its keepalive.
+/// The next changes. A watch may be silent for long; keepalive ends a broken connection.
 async fn next(mut watch: WatchStream) -> Option<(Result<Changes, StoreError>, Option<WatchStream>)> {
     loop {
         let heard = match watch.message().await {
@@ -198,11 +202,11 @@ async fn next(mut watch: WatchStream) -> Option<(Result<Changes, StoreError>, Op
     }
 }
 
-/// On the lease's stream if it has one. A stream on which anything went wrong is not used again.
+/// Uses the lease's stream if there is one. After an error, a stream is dropped.
 async fn renew(mut etcd: Client, lease: LeaseId, known: Option<Renewal>, asked: Instant) -> Result<Renewal, Error> {
     let lost = || Error::LeaseKeepAliveError("lease not found".to_owned());
     let Some(mut renewal) = known else {
-        // It has been renewed once when there is a stream. How long it lives is told with the next renewal.
+        // Opening the stream renewed the lease once. The next renewal tells the TTL.
         let (keeper, answers) = etcd.lease_keep_alive(lease.0).await?;
         return Ok(Renewal { keeper, answers, until: asked + limits::RENEWAL_FIRST });
     };
@@ -223,7 +227,7 @@ impl Store for Etcd {
         Ok(Snapshot { revision, entries: answer.kvs().iter().map(entry).collect() })
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
         let options = WatchOptions::new().with_prefix().with_start_revision(after as i64 + 1);
         let watch = self.call(|mut etcd| async move { etcd.watch(prefix, Some(options)).await }).await?;
         Ok(Box::pin(stream::unfold(Some(watch), |watch| async { next(watch?).await })))
@@ -258,7 +262,7 @@ impl Store for Etcd {
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         let seconds = ttl.as_secs_f64().ceil().max(1.0) as i64;
         let answer = self.call(|mut etcd| async move { etcd.lease_grant(seconds, None).await }).await?;
-        // Those of leases that were given up without a word.
+        // Drops the streams of leases that were abandoned.
         let now = Instant::now();
         self.renewals().retain(|_, renewal| renewal.until > now);
         Ok(LeaseId(answer.id()))
@@ -267,7 +271,7 @@ impl Store for Etcd {
     async fn renew(&self, lease: LeaseId) -> Result<(), StoreError> {
         let known = self.renewals().remove(&lease);
         let asked = Instant::now();
-        // Out of turn: nothing is worth a lost lease.
+        // Bypasses the call limit: losing a lease is worse than exceeding it.
         let renewal = self.within(async { renew(self.client().await?, lease, known, asked).await }).await?;
         self.renewals().insert(lease, renewal);
         Ok(())

@@ -1,47 +1,48 @@
-//! Where a layer's experts lie: every expert on some rank, hot ones on several, so that all ranks have as much to do.
-//! A pure function of loads, room and what was before; little moves when little has changed.
+//! The expert layout of one layer: every expert on at least one rank, hot experts on several, so that all ranks have
+//! the same load. A pure function of load, room and the previous layout; small changes of load move few experts.
+//!
+//! This module does not know groups, epochs or workers.
 
-/// The experts of each rank, for one layer.
-pub type Layout = Vec<Vec<u32>>;
+/// For each rank, its experts in one layer.
+pub type ExpertLayout = Vec<Vec<u32>>;
 
-/// Copies are redistributed only where a copy that is added takes more load off than a copy that is taken away puts on, by
-/// this factor.
+/// A copy moves to another expert only if that takes off this factor more load than it adds elsewhere.
 const WORTH_A_COPY: f64 = 1.15;
-/// Experts are exchanged while the busiest rank has more than this times the mean.
+/// Experts are exchanged while the busiest rank has more than this times the mean load.
 const GOOD_ENOUGH: f64 = 1.05;
-/// Exchanges per layer.
+/// Limit of exchanges per layer.
 const EXCHANGES: usize = 512;
 
-/// Load of each rank; an expert's is shared evenly by its copies.
-pub fn rank_loads(load: &[f64], layout: &Layout) -> Vec<f64> {
+/// The load of each rank; the copies of an expert share its load evenly.
+pub fn rank_loads(load: &[f64], layout: &ExpertLayout) -> Vec<f64> {
     let copies = count(load.len(), layout);
     let of = |expert: &u32| load[*expert as usize] / copies[*expert as usize].max(1) as f64;
     layout.iter().map(|experts| experts.iter().map(of).sum()).collect()
 }
 
-/// The busiest rank's load over the mean.
-pub fn imbalance(load: &[f64], layout: &Layout) -> f64 {
+/// The load of the busiest rank over the mean.
+pub fn imbalance(load: &[f64], layout: &ExpertLayout) -> f64 {
     let loads = rank_loads(load, layout);
     let sum: f64 = loads.iter().sum();
     let max = loads.iter().copied().fold(0.0, f64::max);
     if sum > 0.0 { max * loads.len() as f64 / sum } else { 1.0 }
 }
 
-/// Copies of each rank that `after` has and `before` has not: what it must load.
-pub fn moved(before: &Layout, after: &Layout) -> Vec<usize> {
+/// For each rank, the number of experts that `after` adds: what it must load.
+pub fn moved(before: &ExpertLayout, after: &ExpertLayout) -> Vec<usize> {
     let new = |(before, after): (&Vec<u32>, &Vec<u32>)| after.iter().filter(|expert| !before.contains(expert)).count();
     before.iter().zip(after).map(new).collect()
 }
 
-fn count(experts: usize, layout: &Layout) -> Vec<usize> {
+fn count(experts: usize, layout: &ExpertLayout) -> Vec<usize> {
     let mut copies = vec![0; experts];
     layout.iter().flatten().for_each(|&expert| copies[expert as usize] += 1);
     copies
 }
 
-/// `load[e]`: how much expert e is used; `room[r]`: how many experts rank r holds at most; `before`: the layout that is to
-/// be changed as little as need be. None: there is not room for all experts.
-pub fn spread(load: &[f64], room: &[usize], before: Option<&Layout>) -> Option<Layout> {
+/// `load[e]` is the use of expert e, `room[r]` the number of experts that rank r can hold, `before` the layout to
+/// change as little as possible. None: there is not enough room for all experts.
+pub fn spread(load: &[f64], room: &[usize], before: Option<&ExpertLayout>) -> Option<ExpertLayout> {
     let room: Vec<usize> = room.iter().map(|&room| room.min(load.len())).collect();
     if room.iter().sum::<usize>() < load.len() {
         return None;
@@ -58,16 +59,16 @@ pub fn spread(load: &[f64], room: &[usize], before: Option<&Layout>) -> Option<L
 struct Layer<'a> {
     load: &'a [f64],
     room: &'a [usize],
-    layout: Layout,
-    /// Wanted, of each expert.
+    layout: ExpertLayout,
+    /// The number of copies wanted per expert.
     copies: Vec<usize>,
-    /// Of each rank, under `copies`.
+    /// The load of each rank under `copies`.
     busy: Vec<f64>,
 }
 
 impl<'a> Layer<'a> {
-    fn new(load: &'a [f64], room: &'a [usize], before: Option<&Layout>) -> Self {
-        let mut layout: Layout = vec![Vec::new(); room.len()];
+    fn new(load: &'a [f64], room: &'a [usize], before: Option<&ExpertLayout>) -> Self {
+        let mut layout: ExpertLayout = vec![Vec::new(); room.len()];
         for (rank, experts) in before.into_iter().flatten().enumerate().take(room.len()) {
             for &expert in experts {
                 let known = (expert as usize) < load.len() && !layout[rank].contains(&expert);
@@ -80,19 +81,20 @@ impl<'a> Layer<'a> {
         Layer { load, room, layout, copies, busy: Vec::new() }
     }
 
-    /// One copy's load.
+    /// The load of one copy.
     fn share(&self, expert: usize) -> f64 {
         self.load[expert] / self.copies[expert].max(1) as f64
     }
 
-    /// Decides how many copies each expert gets: all room is used, by those that need it most.
+    /// Decides the number of copies per expert: all room is used, by the experts with the highest load.
     fn share_out(&mut self) {
         self.copies.iter_mut().for_each(|copies| *copies = (*copies).max(1));
         let room: usize = self.room.iter().sum();
         let ranks = self.room.iter().filter(|&&room| room > 0).count();
         let mut used: usize = self.copies.iter().sum();
         let experts = 0..self.load.len();
-        // The expert whose copies have most to do, and the one that could best spare a copy, with what its others would have.
+        // The expert with the most load per copy, and the one that can best spare a copy, with the load per copy that
+        // it would then have.
         let needy = |copies: &[usize]| {
             let all = experts.clone().filter(|&e| copies[e] < ranks).map(|e| (e, self.load[e] / copies[e] as f64));
             all.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
@@ -142,7 +144,7 @@ impl<'a> Layer<'a> {
         self.busy[rank] -= self.share(expert);
     }
 
-    /// Makes the layout have the copies that are wanted.
+    /// Changes the layout until every expert has its number of copies.
     fn place(&mut self) -> Option<()> {
         self.weigh();
         let mut held = count(self.load.len(), &self.layout);
@@ -168,7 +170,7 @@ impl<'a> Layer<'a> {
                 self.add(rank, expert);
                 continue;
             }
-            // All room that is left is where the expert is already: somebody else moves there, if anybody can.
+            // Every rank with room holds the expert already: move another expert out of some rank.
             let to = idle(self, ranks.clone().filter(|&rank| open(self, rank)).collect())?;
             let moving = ranks
                 .filter(|&rank| !self.holds(rank, expert))
@@ -181,7 +183,7 @@ impl<'a> Layer<'a> {
                     self.add(to, other);
                     self.add(from, expert);
                 }
-                // One copy more than there are ranks for it.
+                // There are more copies than ranks that could hold them.
                 None => {
                     self.copies[expert] -= 1;
                     self.weigh();
@@ -191,7 +193,7 @@ impl<'a> Layer<'a> {
         Some(())
     }
 
-    /// Takes load off the busiest rank, by the best exchange with any other, as long as that helps.
+    /// Takes load off the busiest rank by the best exchange with another rank, as long as that helps.
     fn exchange(&mut self) {
         let mean = self.busy.iter().sum::<f64>() / self.busy.len().max(1) as f64;
         for _ in 0..EXCHANGES {

@@ -1,23 +1,26 @@
-//! Who is there and who holds which weights: a store, membership over it, and placement as a pure function.
-//! An epoch fences every change.
+//! Cluster membership and expert placement: a store (memory or etcd), what processes register in it, and who computes
+//! what as a pure function of that. Every change carries an epoch that fences older ones.
+//!
+//! This crate must not know the router, the worker or the kernels.
 
+mod backoff;
+pub mod connectivity;
 pub mod controller;
 pub mod decide;
 pub mod election;
+pub mod epoch;
 pub mod etcd;
 pub mod experts;
-pub mod fan;
 pub mod limits;
 pub mod memory;
 pub mod mirror;
 pub mod placement;
-pub mod reach;
 pub mod rebalance;
 pub mod records;
-mod retry;
 pub mod session;
+pub mod shared_store;
+mod stats;
 pub mod store;
-mod tally;
 #[cfg(test)]
 mod tests;
 pub mod view;
@@ -25,12 +28,12 @@ pub mod view;
 pub use controller::ControllerOptions;
 pub use election::{Leadership, campaign};
 pub use etcd::{Etcd, EtcdError, EtcdOptions, EtcdTls};
-pub use fan::Fan;
 pub use memory::Memory;
 pub use mirror::Mirror;
 pub use placement::{ModelShape, Placement, RankPlacement, place};
 pub use records::Keys;
-pub use session::{Held, Rival, Session};
+pub use session::{NameHolder, Session, SessionState};
+pub use shared_store::SharedStore;
+pub use stats::ControllerStats;
 pub use store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction};
-pub use tally::Tally;
-pub use view::View;
+pub use view::ClusterView;

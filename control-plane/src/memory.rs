@@ -1,4 +1,6 @@
-//! The store of a single process, and of tests: all in memory, on tokio's clock.
+//! The store of a single process and of tests: in memory, on tokio's clock.
+//!
+//! This module does not know what the keys mean.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -13,7 +15,7 @@ use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 
 use crate::{
     limits,
-    store::{Changes, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Watch, Write},
+    store::{ChangeStream, Changes, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Write},
 };
 
 #[derive(Debug, Clone, Default)]
@@ -25,7 +27,7 @@ struct State {
     entries: BTreeMap<String, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     next_lease: i64,
-    /// The changes after `forgotten`.
+    /// The changes after revision `forgotten`.
     history: VecDeque<Changes>,
     forgotten: Revision,
     news: broadcast::Sender<Changes>,
@@ -84,7 +86,7 @@ impl State {
         if self.history.len() > limits::MEMORY_HISTORY {
             self.compact(self.history[0].revision);
         }
-        // Nobody may be watching.
+        // There may be no watcher.
         let _ = self.news.send(changes);
     }
 
@@ -111,7 +113,7 @@ impl State {
 }
 
 impl Memory {
-    /// The state without the leases whose time is over.
+    /// The state, after dropping expired leases.
     fn state(&self) -> MutexGuard<'_, State> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -120,18 +122,18 @@ impl Memory {
         state
     }
 
-    /// Forgets how things came to be as they were at `revision`, as an etcd does that is compacted.
+    /// Forgets the changes up to `revision`, like an etcd compaction.
     pub fn compact(&self, revision: Revision) {
         self.state().compact(revision);
     }
 
-    /// Loses everything, as an etcd does whose disk is gone.
+    /// Loses all data, like an etcd whose disk was lost.
     pub fn lose_everything(&self) {
         let mut state = self.state();
         *state = State { next_lease: state.next_lease, ..State::default() };
     }
 
-    /// Ends the lease when nobody has renewed it, so that watchers hear of it without anybody's call.
+    /// Ends the lease when it expires, so that watchers see it without another call.
     fn expire(&self, lease: LeaseId) {
         let store = Arc::downgrade(&self.0);
         tokio::spawn(async move {
@@ -159,15 +161,16 @@ impl Store for Memory {
         Ok(Snapshot { revision: state.revision, entries })
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
         let state = self.state();
         if after < state.forgotten {
             return Err(StoreError::Compacted(after));
         }
         let past: Vec<Changes> = state.history.iter().filter(|changes| changes.revision > after).cloned().collect();
         let news = BroadcastStream::new(state.news.subscribe()).map(|changes| {
-            changes
-                .map_err(|BroadcastStreamRecvError::Lagged(_)| StoreError::Unavailable("the watch fell behind".into()))
+            changes.map_err(|BroadcastStreamRecvError::Lagged(_)| {
+                StoreError::Unavailable("the watcher is too slow".into())
+            })
         });
         let all = futures::stream::iter(past).map(Ok).chain(news);
         let prefix = prefix.to_owned();

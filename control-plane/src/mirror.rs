@@ -1,4 +1,6 @@
-//! The last known state of all keys under a prefix. A store that cannot be reached changes nothing in it.
+//! A local copy of all keys under a prefix. While the store is unreachable, the last known state stays.
+//!
+//! This module does not know what the keys mean.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -6,11 +8,11 @@ use futures::StreamExt;
 use tokio::{sync::watch, task::AbortHandle};
 
 use crate::{
-    retry::Backoff,
-    store::{Snapshot, Store, StoreError, Watch},
+    backoff::Backoff,
+    store::{ChangeStream, Snapshot, Store, StoreError},
 };
 
-/// Follows until the last clone is dropped.
+/// Follows the store until the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Mirror {
     view: watch::Receiver<Arc<Snapshot>>,
@@ -27,7 +29,7 @@ impl Drop for Following {
 }
 
 impl Mirror {
-    /// Empty at revision 0 until the store has been read. Who follows decides when it tries again, not to be in step.
+    /// Empty at revision 0 until the store has been read. `who` seeds the retry jitter.
     pub fn new(store: Arc<dyn Store>, who: &str, prefix: impl Into<String>) -> Self {
         let (sender, view) = watch::channel(Arc::new(Snapshot::default()));
         let task = tokio::spawn(follow(store, Backoff::new(who), prefix.into(), sender));
@@ -38,16 +40,16 @@ impl Mirror {
         self.view.borrow().clone()
     }
 
-    /// The next state that has not been returned by this clone's `changed` before.
+    /// Waits for a state that this clone's `changed` has not returned before.
     pub async fn changed(&mut self) -> Arc<Snapshot> {
         match self.view.changed().await {
             Ok(()) => self.view.borrow_and_update().clone(),
-            // The task ends with the last clone only.
+            // The task ends only with the last clone.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// Once the store has been read.
+    /// Waits until the store has been read.
     pub async fn read(&mut self) -> Arc<Snapshot> {
         loop {
             let view = self.view.borrow_and_update().clone();
@@ -59,16 +61,16 @@ impl Mirror {
     }
 }
 
-/// All keys under a prefix, and every change from there on.
+/// All keys under a prefix, and a stream of every later change.
 ///
-/// They are read again once the watch is there: a store that begins anew between a read and the watch counts its
-/// revisions from the start, and the watch would wait for one that is far away. After that, losing everything ends it.
-pub(crate) async fn sight(store: &dyn Store, prefix: &str) -> Result<(Snapshot, Watch), StoreError> {
+/// The keys are read again once the watch exists. If the store was reset between the read and the watch, its revisions
+/// start over, and the watch would wait for a far revision. After that point, a reset ends the watch.
+pub(crate) async fn read_and_watch(store: &dyn Store, prefix: &str) -> Result<(Snapshot, ChangeStream), StoreError> {
     let before = store.read(prefix).await?.revision;
     let changes = store.watch(prefix, before).await?;
     let snapshot = store.read(prefix).await?;
     if snapshot.revision < before {
-        return Err(StoreError::Unavailable("it began anew while it was read".into()));
+        return Err(StoreError::Unavailable("the store was reset during the read".into()));
     }
     let known = snapshot.revision;
     let later = changes.filter(move |changes| {
@@ -81,14 +83,14 @@ pub(crate) async fn sight(store: &dyn Store, prefix: &str) -> Result<(Snapshot, 
 async fn follow(store: Arc<dyn Store>, mut backoff: Backoff, prefix: String, view: watch::Sender<Arc<Snapshot>>) {
     loop {
         let error = watch_once(&*store, &prefix, &view, &mut backoff).await;
-        backoff.failed("lost sight of the store; the last known state stays", &error);
+        backoff.failed("lost the watch of the store; keeping the last known state", &error);
         backoff.wait().await;
     }
 }
 
-/// Reads all and watches from there: the watch that broke is not taken up at its revision, whether the store still keeps the
-/// changes since then or not. A store that has begun anew may count that revision again, of other changes, so it would have to
-/// be read anyway; and nothing is lost that a mirror promises, which is what there is now and not each change on the way.
+/// Reads everything, then watches. A broken watch is not resumed at its revision: a store that was reset may reuse
+/// revisions for other changes, so a read is needed anyway. A mirror promises the current state, not each change on the
+/// way.
 async fn watch_once(
     store: &dyn Store,
     prefix: &str,
@@ -96,9 +98,9 @@ async fn watch_once(
     backoff: &mut Backoff,
 ) -> StoreError {
     let mut session = async || -> Result<Infallible, StoreError> {
-        let (snapshot, mut changes) = sight(store, prefix).await?;
+        let (snapshot, mut changes) = read_and_watch(store, prefix).await?;
         backoff.reset();
-        // Also if it looks as before: what came and went meanwhile is news for who put it.
+        // Published even if it looks the same: keys may have been deleted and put again meanwhile.
         view.send_replace(Arc::new(snapshot));
         while let Some(changes) = changes.next().await {
             let changes = changes?;

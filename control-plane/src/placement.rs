@@ -1,13 +1,18 @@
+//! Tensor-parallel placement: which rank of a group holds which heads and experts.
+//!
+//! This module does not know workers.
+
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What placement needs to know of a model.
+/// The properties of a model that placement depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
     pub attention_heads: usize,
-    /// Equal to `attention_heads` where heads do not share keys (MLA shares its latent over all heads: then it is replicated).
+    /// Equal to `attention_heads` where heads do not share keys. (MLA shares its latent over all heads, so it is
+    /// replicated.)
     pub kv_heads: usize,
     /// Routed experts per layer; 0 for a dense layer.
     pub experts: Vec<usize>,
@@ -17,7 +22,7 @@ pub struct ModelShape {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub epoch: u64,
-    /// Number of the layout of experts: 0 as the group was made, later never used before. Within an epoch only that changes.
+    /// Number of the expert layout: 0 at first, later values are never reused. The layout may change within an epoch.
     pub layout: u64,
     pub ranks: Vec<RankPlacement>,
 }
@@ -27,9 +32,9 @@ pub struct RankPlacement {
     pub rank: usize,
     /// Attention heads of this rank.
     pub heads: Range<usize>,
-    /// Key/value heads of this rank; where there are fewer than ranks, several ranks hold the same one.
+    /// Key/value heads of this rank. With fewer key/value heads than ranks, several ranks hold the same head.
     pub kv_heads: Range<usize>,
-    /// Per layer, the ids of the experts of this rank.
+    /// Per layer, the ids of this rank's experts.
     pub experts: Vec<Vec<u32>>,
 }
 
@@ -37,9 +42,11 @@ pub struct RankPlacement {
 pub enum PlacementError {
     #[error("tensor parallel size must be at least 1")]
     NoRanks,
-    #[error("{heads} attention heads cannot be shared evenly by {ranks} ranks; choose a size that divides {heads}")]
+    #[error("cannot split {heads} attention heads evenly over {ranks} ranks; choose a size that divides {heads}")]
     Heads { heads: usize, ranks: usize },
-    #[error("{kv_heads} key/value heads neither divide into nor are divided by {ranks} ranks")]
+    #[error(
+        "cannot split {kv_heads} key/value heads over {ranks} ranks; choose a size that divides {kv_heads} or is a multiple of it"
+    )]
     KvHeads { kv_heads: usize, ranks: usize },
 }
 
@@ -74,42 +81,10 @@ pub fn place(shape: &ModelShape, ranks: usize, epoch: u64) -> Result<Placement, 
     Ok(Placement { epoch, layout: 0, ranks })
 }
 
-/// The `rank`th of `ranks` contiguous shares of 0..n, as even as can be.
+/// The `rank`th of `ranks` contiguous, nearly equal shares of 0..n.
 pub fn share(n: usize, ranks: usize, rank: usize) -> Range<usize> {
     n * rank / ranks..n * (rank + 1) / ranks
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shape(heads: usize, kv_heads: usize) -> ModelShape {
-        ModelShape { attention_heads: heads, kv_heads, experts: vec![0, 10] }
-    }
-
-    #[test]
-    fn every_head_and_expert_has_one_rank() {
-        for ranks in [1, 2, 4, 8] {
-            let p = place(&shape(8, 8), ranks, 7).expect("fits");
-            let heads: Vec<usize> = p.ranks.iter().flat_map(|r| r.heads.clone()).collect();
-            assert_eq!(heads, (0..8).collect::<Vec<_>>());
-            let experts: Vec<u32> = p.ranks.iter().flat_map(|r| r.experts[1].clone()).collect();
-            assert_eq!(experts, (0..10).collect::<Vec<_>>());
-            assert_eq!(p.epoch, 7);
-        }
-    }
-
-    #[test]
-    fn few_kv_heads_are_held_by_the_ranks_whose_queries_need_them() {
-        let p = place(&shape(8, 2), 4, 1).expect("fits");
-        let kv: Vec<_> = p.ranks.iter().map(|r| r.kv_heads.clone()).collect();
-        assert_eq!(kv, [0..1, 0..1, 1..2, 1..2]);
-    }
-
-    #[test]
-    fn what_cannot_be_shared_is_refused() {
-        assert_eq!(place(&shape(8, 8), 0, 1), Err(PlacementError::NoRanks));
-        assert_eq!(place(&shape(8, 8), 3, 1), Err(PlacementError::Heads { heads: 8, ranks: 3 }));
-        assert_eq!(place(&shape(12, 3), 2, 1), Err(PlacementError::KvHeads { kv_heads: 3, ranks: 2 }));
-    }
-}
+mod tests;

@@ -1,4 +1,6 @@
-//! What lies under `/rein/<cluster>/`: the keys, and their values as JSON.
+//! The keys under `/rein/<cluster>/`, and their values as JSON.
+//!
+//! This module does not know who reads or writes them.
 
 use std::borrow::Borrow;
 
@@ -7,23 +9,23 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::placement::{ModelShape, Placement, RankPlacement};
 
-/// Where a cluster's keys are.
+/// The keys of one cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
     root: String,
 }
 
 impl Keys {
-    /// None: it is no name, see [`is_name`].
+    /// None: invalid name, see [`is_valid_name`].
     pub fn new(cluster: &str) -> Option<Self> {
-        is_name(cluster).then(|| Keys { root: format!("/rein/{cluster}/") })
+        is_valid_name(cluster).then(|| Keys { root: format!("/rein/{cluster}/") })
     }
 
     pub fn root(&self) -> &str {
         &self.root
     }
 
-    /// Before the keys of all workers.
+    /// Prefix of the keys of all workers.
     pub fn workers(&self) -> String {
         format!("{}workers/", self.root)
     }
@@ -33,7 +35,7 @@ impl Keys {
         format!("{}workers/{id}", self.root)
     }
 
-    /// What a worker is to do. Written by the controller, with the group's placement.
+    /// What a worker is to do. The controller writes it together with the group's placement.
     pub fn seat(&self, worker: &str) -> String {
         format!("{}seats/{worker}", self.root)
     }
@@ -42,7 +44,7 @@ impl Keys {
         format!("{}groups/", self.root)
     }
 
-    /// Before all keys of a group.
+    /// Prefix of all keys of a group.
     pub fn group(&self, group: &str) -> String {
         format!("{}groups/{group}/", self.root)
     }
@@ -51,22 +53,22 @@ impl Keys {
         format!("{}groups/{group}/placement", self.root)
     }
 
-    /// Leased by the worker of that rank; there while the group's links are whole.
+    /// Leased by the worker of that rank. Present while its links in the group are up.
     pub fn ready(&self, group: &str, rank: usize) -> String {
         format!("{}groups/{group}/ready/{rank}", self.root)
     }
 
-    /// Leased by the worker of that rank; why it left its group's present epoch.
+    /// Leased by the worker of that rank: why it left the current epoch of its group.
     pub fn trouble(&self, group: &str, rank: usize) -> String {
         format!("{}groups/{group}/trouble/{rank}", self.root)
     }
 
-    /// Leased by the leader. It changes often, and those who follow groups need it not.
+    /// Leased by the leader. Not under `groups/`, because it changes often and followers of groups do not need it.
     pub fn load(&self, group: &str) -> String {
         format!("{}loads/{group}", self.root)
     }
 
-    /// How much each expert of a group is used. Leased by the leader. It is large; otherwise as `load`.
+    /// How much each expert of a group is used. Leased by the leader. Not under `groups/`, because it is large.
     pub fn experts(&self, group: &str) -> String {
         format!("{}experts/{group}", self.root)
     }
@@ -81,29 +83,29 @@ impl Keys {
         format!("{}controller", self.root)
     }
 
-    /// With which peers the worker can link. Leased by the worker.
+    /// The peers with which the worker can link. Leased by the worker.
     pub fn links(&self, worker: &str) -> String {
         format!("{}links/{worker}", self.root)
     }
 
-    /// A worker that is asked to leave. Written by `rein drain`, taken away by the worker.
+    /// A request that the worker leaves. `rein drain` writes it, the worker deletes it.
     pub fn drain(&self, worker: &str) -> String {
         format!("{}drains/{worker}", self.root)
     }
 }
 
-/// Longest name of a cluster, worker or router.
+/// Length limit for the name of a cluster, worker or router.
 const NAME_BYTES: usize = 63;
 
 /// 1 to 63 letters, digits, `-`, `_` and `.`; the first is a letter or digit.
-pub fn is_name(name: &str) -> bool {
+pub fn is_valid_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     name.len() <= NAME_BYTES && name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(allowed)
 }
 
 /// The store's value of a record.
 pub fn encode(record: &impl Serialize) -> Bytes {
-    // Records are structs of strings and numbers, which JSON can always say.
+    // Records are structs of strings and numbers, which JSON can always encode.
     serde_json::to_vec(record).unwrap_or_default().into()
 }
 
@@ -119,78 +121,78 @@ pub enum WorkerState {
     Draining,
 }
 
-/// What a process is of. Records from before there was a number say nothing: protocol 0.
+/// The release of a process. Records of releases without a protocol number have protocol 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Release {
-    /// What it speaks: see `protocol.rs` of the protocol's crate.
+    /// The wire protocol: see `protocol.rs` in the `proto` crate.
     #[serde(default)]
     pub protocol: u32,
     #[serde(default)]
     pub version: String,
 }
 
-/// A worker process.
+/// A registered worker process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerRecord {
     pub model: String,
-    /// Of what must be the same for all workers of a group: checkpoint, types, block size, text files.
+    /// Hash of what must be equal for all workers of a group: checkpoint, types, block size, text files.
     pub fingerprint: String,
-    /// Of the text files alone: what a router reads and writes tokens with.
+    /// Hash of the text files alone, which routers tokenize and render with.
     pub text: String,
     /// The commit of the checkpoint's repository, if its directory names one. Older releases neither write nor read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// `host:port` of its gRPC services.
     pub address: String,
-    /// `host:port` at which other ranks link with its own.
+    /// `host:port` at which other ranks link with its ranks.
     pub mesh: String,
     pub device: String,
     pub shape: ModelShape,
-    /// Ranks that this process is to hold, all in one group: one for each device.
+    /// Ranks of this process, all in one group: one per device.
     pub ranks: usize,
-    /// Ranks that it could hold in place of lost workers, as far as its memory goes.
+    /// Ranks that fit in its memory if it has to take over those of lost workers.
     pub most_ranks: usize,
     /// Ranks of a group.
     pub group_size: usize,
-    /// Copies of experts that each of its ranks has room for, in each layer, beyond an even share of all.
+    /// Experts per layer and rank that fit in memory beyond an even share.
     pub redundant_experts: usize,
-    /// Another one after each start, and after each time that the worker had to leave a group that went on without it.
+    /// Changes with each start, and each time the worker had to leave a group that continued without it.
     pub incarnation: u64,
     pub state: WorkerState,
     /// The seat it has taken.
     pub seat: Seat,
     #[serde(default, flatten)]
     pub release: Release,
-    /// When its peers take its certificate no more, in seconds since 1970; None: it has none, or none that ends.
+    /// When its certificate expires, in seconds since 1970. None: it has no certificate, or one that never expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<u64>,
 }
 
-/// A worker is asked to leave: as it was then, or since; not one that is started later.
+/// A request that a worker leaves. It applies to this incarnation and later ones of the process, not to a later start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drain {
     pub incarnation: u64,
 }
 
-/// What a worker is to do.
+/// What a worker is to do: a place in a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
-    /// None: nothing, a spare.
+    /// None: it is a spare.
     pub group: Option<String>,
     pub epoch: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct GroupMember {
     pub worker: String,
     pub incarnation: u64,
     pub address: String,
     pub mesh: String,
-    /// Ascending. A member that stands in for a lost one has more than it has devices.
+    /// Ascending. A member that took over ranks of a lost one has more ranks than devices.
     pub ranks: Vec<usize>,
 }
 
-/// Who is which rank of a group, and what each holds.
+/// Which worker holds which rank of a group, and what each rank loads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupRecord {
     pub model: String,
@@ -200,13 +202,13 @@ pub struct GroupRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     pub group_size: usize,
-    pub members: Vec<Member>,
+    pub members: Vec<GroupMember>,
     pub placement: Placement,
-    /// A member wants to leave: no new sequences.
+    /// A member wants to leave: the group accepts no new sequences.
     pub draining: bool,
-    /// Workers, by incarnation, that were members and have not said since that they know.
+    /// Former members, by incarnation, that have not acknowledged yet that they are out.
     pub out: Vec<(String, u64)>,
-    /// That all members speak.
+    /// The wire protocol of all members.
     #[serde(default)]
     pub protocol: u32,
 }
@@ -216,17 +218,17 @@ impl GroupRecord {
         self.placement.epoch
     }
 
-    /// Groups of one kind give the same answers to the token.
+    /// Groups of the same kind give the same tokens for the same request.
     pub fn kind(&self) -> String {
         format!("{} x {}, protocol {}", self.fingerprint, self.group_size, self.protocol)
     }
 
     /// The member that holds rank 0.
-    pub fn leader(&self) -> Option<&Member> {
+    pub fn leader(&self) -> Option<&GroupMember> {
         self.member_of(0).map(|member| &self.members[member])
     }
 
-    /// Under which a member is ready or in trouble.
+    /// The rank under which a member reports that it is ready or in trouble.
     pub fn first_rank(&self, member: usize) -> usize {
         self.members[member].ranks.first().copied().unwrap_or(usize::MAX)
     }
@@ -241,8 +243,8 @@ impl GroupRecord {
         self.members.iter().position(|member| member.worker == worker && member.incarnation == incarnation)
     }
 
-    /// Whether all members have loaded and are linked in this epoch, with this layout of experts if one is asked for. `said`
-    /// is what there is under a member's first rank.
+    /// Whether all members have loaded and linked in this epoch, and have loaded this expert layout if one is given.
+    /// `said` returns what is stored under a member's first rank.
     pub fn is_ready<R: Borrow<Ready>>(&self, layout: Option<u64>, said: impl Fn(usize) -> Option<R>) -> bool {
         let is_so = |ready: &Ready| ready.epoch == self.epoch() && layout.is_none_or(|layout| layout == ready.layout);
         let ready = |member| said(self.first_rank(member)).is_some_and(|ready| is_so(ready.borrow()));
@@ -253,32 +255,32 @@ impl GroupRecord {
         self.members[member].ranks.iter().filter_map(|&rank| self.placement.ranks.get(rank))
     }
 
-    /// Where each rank links.
+    /// For each rank, the address at which it accepts links.
     pub fn mesh(&self) -> Vec<String> {
         let of = |rank| self.member_of(rank).map_or(String::new(), |member| self.members[member].mesh.clone());
         (0..self.placement.ranks.len()).map(of).collect()
     }
 }
 
-/// A rank has loaded what the placement of this epoch says, and is linked with all others.
+/// A rank has loaded its part of this epoch's placement and is linked with all others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     pub epoch: u64,
-    /// The layout of experts that it has loaded last.
+    /// The expert layout that it loaded last.
     pub layout: u64,
     pub worker: String,
 }
 
-/// A rank's group of this epoch is over.
+/// Why this epoch of a group has ended for a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
     pub epoch: u64,
-    /// The rank that failed, where it is known.
+    /// The rank that failed, if known.
     pub suspect: Option<usize>,
     pub reason: String,
 }
 
-/// What a group has to do, as its leader says.
+/// The load of a group, as its leader reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
     pub epoch: u64,
@@ -294,7 +296,7 @@ pub struct ExpertLoad {
     pub epoch: u64,
     /// The layout in use.
     pub layout: u64,
-    /// By layer (none in dense ones) and expert: rows, where older ones count less.
+    /// Rows by layer (empty for dense layers) and expert; older rows count less.
     pub rows: Vec<Vec<u32>>,
 }
 

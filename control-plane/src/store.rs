@@ -1,4 +1,6 @@
-//! The store under the control plane: keys with leases, conditional writes and watches. Two kinds: `Memory` and `Etcd`.
+//! The interface to the store: keys with leases, conditional writes and watches. `Memory` and `Etcd` implement it.
+//!
+//! This module does not know what the keys mean.
 
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
@@ -7,7 +9,7 @@ use bytes::Bytes;
 use futures::Stream;
 use thiserror::Error;
 
-/// Counts the store's writes. A key's revision is that of the write that put it.
+/// Counts the store's writes. The revision of a key is that of its last write.
 pub type Revision = u64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,18 +19,18 @@ pub struct LeaseId(pub i64);
 pub struct Entry {
     pub value: Bytes,
     pub revision: Revision,
-    /// The key goes with it.
+    /// The key is deleted when this lease expires.
     pub lease: Option<LeaseId>,
 }
 
-/// All keys under a prefix, as they were at one revision.
+/// All keys under a prefix at one revision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     pub revision: Revision,
     pub entries: BTreeMap<String, Entry>,
 }
 
-/// What one or more writes changed; None: the key is gone.
+/// The changes of one or more writes. None: the key was deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes {
     pub revision: Revision,
@@ -47,7 +49,7 @@ impl Snapshot {
     }
 }
 
-/// What must hold for a transaction to be carried out.
+/// What must hold for a transaction to be executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
     Absent(String),
@@ -57,7 +59,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// Where this is what its key has now.
+    /// Whether it holds, where `now` is the current entry of its key.
     pub fn holds(&self, now: Option<&Entry>) -> bool {
         match self {
             Condition::Absent(_) => now.is_none(),
@@ -87,7 +89,7 @@ impl Write {
     }
 }
 
-/// Writes that happen all together, and only if all conditions hold.
+/// Writes that take effect together, and only if all conditions hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
     pub conditions: Vec<Condition>,
@@ -113,32 +115,32 @@ impl Transaction {
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StoreError {
-    /// Whether a write took place is then unknown. Trying again may help.
-    #[error("the store cannot be reached: {0}")]
+    /// It is unknown whether a write took effect. A retry may help.
+    #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    #[error("the changes after revision {0} are no longer kept")]
+    #[error("the store no longer keeps the changes after revision {0}")]
     Compacted(Revision),
     #[error("the lease has expired")]
     LeaseLost,
-    /// Trying again does not help: credentials, permissions, a request the store does not take.
-    #[error("the store refused: {0}")]
+    /// A retry does not help: bad credentials, missing permissions, or an invalid request.
+    #[error("the store rejected the request: {0}")]
     Refused(String),
 }
 
-/// Ends when the store cannot be heard any more, for example after an error.
-pub type Watch = Pin<Box<dyn Stream<Item = Result<Changes, StoreError>> + Send>>;
+/// Ends when the store can no longer be watched, for example after an error.
+pub type ChangeStream = Pin<Box<dyn Stream<Item = Result<Changes, StoreError>> + Send>>;
 
 /// Every call returns within `limits::STORE_CALL`.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
     async fn read(&self, prefix: &str) -> Result<Snapshot, StoreError>;
     /// Every change of a key under the prefix after a revision, in order.
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError>;
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError>;
     /// None: a condition did not hold, and nothing was written.
     async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError>;
-    /// A lease that expires, and its keys with it, when it has not been renewed for `ttl` (at least a second).
+    /// A lease that expires, with its keys, when it has not been renewed for `ttl` (at least a second).
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
     async fn renew(&self, lease: LeaseId) -> Result<(), StoreError>;
-    /// Expires it now. One that is gone already is no error.
+    /// Expires the lease now. It is no error if the lease does not exist.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 }

@@ -1,36 +1,38 @@
-//! The cluster as its keys say, typed. Only what has changed is read again.
+//! The typed view of the cluster's keys. Only changed keys are decoded again.
+//!
+//! This module does not decide anything.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde::de::DeserializeOwned;
 
 use crate::{
-    reach::LinkReport,
+    connectivity::LinkReport,
     records::{ExpertLoad, GroupRecord, Keys, Load, Ready, Release, RouterRecord, Seat, Trouble, WorkerRecord, decode},
     store::{Condition, Entry, Revision, Snapshot},
 };
 
 #[derive(Debug, Clone, Default)]
-pub struct View {
+pub struct ClusterView {
     pub revision: Revision,
     pub workers: BTreeMap<String, Arc<WorkerRecord>>,
     pub seats: BTreeMap<String, Seat>,
-    pub groups: BTreeMap<String, Group>,
+    pub groups: BTreeMap<String, GroupState>,
     pub routers: BTreeMap<String, RouterRecord>,
-    /// By worker: with whom it can link.
+    /// By worker: the peers with which it can link.
     pub links: BTreeMap<String, Arc<LinkReport>>,
     /// The active controller.
     pub controller: Option<String>,
     pub controller_release: Release,
     /// Workers that are asked to leave.
     pub drains: Vec<String>,
-    /// Of each key that was read.
+    /// The revision of each key that was read.
     seen: BTreeMap<String, Revision>,
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Group {
-    /// With the revision of its key. None: what is left of a group, or comes before it.
+pub struct GroupState {
+    /// With the revision of its key. None: only other keys of the group exist.
     pub placement: Option<(Arc<GroupRecord>, Revision)>,
     pub ready: BTreeMap<usize, Ready>,
     pub trouble: BTreeMap<usize, Trouble>,
@@ -38,17 +40,17 @@ pub struct Group {
     pub experts: Option<Arc<ExpertLoad>>,
 }
 
-impl Group {
+impl GroupState {
     pub fn record(&self) -> Option<&Arc<GroupRecord>> {
         self.placement.as_ref().map(|(record, _)| record)
     }
 
-    /// All ranks of the present epoch have loaded and are linked.
+    /// All ranks have loaded and linked in the current epoch.
     pub fn serves(&self) -> bool {
         self.record().is_some_and(|record| record.is_ready(None, |rank| self.ready.get(&rank)))
     }
 
-    /// All ranks have loaded the layout of experts that the placement says, and steps are of it.
+    /// All ranks have loaded the placement's expert layout, and steps use it.
     pub fn laid_out(&self) -> bool {
         let Some(record) = self.record() else { return false };
         let layout = record.placement.layout;
@@ -62,15 +64,14 @@ impl Group {
     }
 }
 
-impl View {
-    pub fn read(keys: &Keys, snapshot: &Snapshot) -> View {
-        let mut view = View::default();
+impl ClusterView {
+    pub fn read(keys: &Keys, snapshot: &Snapshot) -> ClusterView {
+        let mut view = ClusterView::default();
         view.update(keys, snapshot);
         view
     }
 
-    /// Becomes what the snapshot says. Values that cannot be read are as if they were not there. False: nothing is new but
-    /// how busy groups are.
+    /// Updates to the snapshot. Values that cannot be decoded count as missing. False: only loads have changed.
     pub fn update(&mut self, keys: &Keys, snapshot: &Snapshot) -> bool {
         self.revision = snapshot.revision;
         let mut news = false;
@@ -101,7 +102,7 @@ impl View {
             ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
             ["links", id] => set(&mut self.links, id.to_owned(), read(key, entry).map(Arc::new)),
             ["controller"] => {
-                // Its name, its lease, its protocol and its version.
+                // Id, lease, protocol and version.
                 let said = entry.map(|entry| String::from_utf8_lossy(&entry.value).into_owned()).unwrap_or_default();
                 let part = |i| said.split(' ').nth(i).filter(|part| !part.is_empty()).map(str::to_owned);
                 self.controller = part(0);
@@ -132,7 +133,7 @@ impl View {
         }
     }
 
-    /// That the key is as this view has it.
+    /// The condition that the key is as in this view.
     pub fn unchanged(&self, key: String) -> Condition {
         match self.seen.get(&key) {
             Some(&revision) => Condition::At(key, revision),
@@ -140,10 +141,13 @@ impl View {
         }
     }
 
-    /// The highest epoch, or number of a layout, that anybody knows of.
+    /// The highest epoch or layout number that is known.
     pub fn last_epoch(&self) -> u64 {
-        let groups =
-            self.groups.values().filter_map(Group::record).map(|record| record.epoch().max(record.placement.layout));
+        let groups = self
+            .groups
+            .values()
+            .filter_map(GroupState::record)
+            .map(|record| record.epoch().max(record.placement.layout));
         let seats = self.seats.values().map(|seat| seat.epoch);
         let workers = self.workers.values().map(|worker| worker.seat.epoch);
         groups.chain(seats).chain(workers).max().unwrap_or(0)
@@ -160,7 +164,7 @@ fn set<K: Ord, T>(map: &mut BTreeMap<K, T>, key: K, value: Option<T>) {
 fn read<T: DeserializeOwned>(key: &str, entry: Option<&Entry>) -> Option<T> {
     let read = |entry: &Entry| {
         let record = decode(&entry.value);
-        record.inspect_err(|error| tracing::warn!(key, %error, "a record that cannot be read")).ok()
+        record.inspect_err(|error| tracing::warn!(key, %error, "ignoring a record that cannot be decoded")).ok()
     };
     entry.and_then(read)
 }

@@ -1,11 +1,11 @@
-//! Speed of the CPU ops against what the machine can do.
+//! Speed of the CPU ops, compared with the machine's limits.
 //!
 //! `cargo run --release -p rein-kernels --example ops -- [threads] [products|model|all] [cpu-time]`
 //!
-//! `cpu-time` counts the process's processor time instead of the wall's: for one thread on a machine that others use.
+//! `cpu-time` measures the process's processor time instead of wall time: for one thread on a shared machine.
 //!
-//! Memory bandwidth is probed before and after, because it is what small batches are bound by. `model` runs the ops of a
-//! 0.68 B-parameter DeepSeek-V3-style decoder (hidden 1024, 12 layers, 64 experts of 256, top-8, vocabulary 32,256) with
+//! Memory bandwidth is measured before and after, because it limits small batches. `model` runs the ops of a 0.68
+//! B-parameter DeepSeek-V3-style decoder (hidden 1024, 12 layers, 64 experts of 256, top-8, vocabulary 32,256) with
 //! random weights.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use half::bf16;
 use rein_kernels::collective::threads::group;
-use rein_kernels::cpu::{Cache, Cpu, Experts, Linear, Tensor};
+use rein_kernels::cpu::{Cpu, Experts, KvCache, Linear, Tensor};
 use rein_kernels::probe::memory_bandwidth;
 use rein_kernels::*;
 
@@ -35,7 +35,7 @@ fn main() {
     bandwidth(threads);
 }
 
-/// Prints the memory bandwidth; by processor time that of one thread's plain loop.
+/// Prints the memory bandwidth. With processor time, that of a plain loop in one thread.
 fn bandwidth(threads: usize) {
     if !CPU_TIME.load(Relaxed) {
         return println!("{:.1} GB/s read", memory_bandwidth(threads, 0.5));
@@ -68,7 +68,7 @@ impl Numbers {
 
 static CPU_TIME: AtomicBool = AtomicBool::new(false);
 
-/// Seconds on the clock in use.
+/// Seconds of the clock in use.
 fn now() -> f64 {
     if CPU_TIME.load(Relaxed) {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -80,7 +80,7 @@ fn now() -> f64 {
     START.get_or_init(Instant::now).elapsed().as_secs_f64()
 }
 
-/// Median seconds of a call, over about a second.
+/// Median seconds of a call, measured for about a second.
 fn seconds(mut f: impl FnMut()) -> f64 {
     f();
     let mut times = Vec::new();
@@ -132,11 +132,11 @@ struct Layer {
     kv_a: Linear,
     kv_b: Linear,
     o: Linear,
-    /// gate, up, down: the dense layer's or the shared expert's.
+    /// gate, up, down of the dense layer or the shared expert.
     mlp: [Linear; 3],
     router: Option<Linear>,
     experts: Option<Experts>,
-    cache: Cache,
+    cache: KvCache,
 }
 
 fn model(cpu: &Cpu, precision: Precision) {

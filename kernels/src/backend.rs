@@ -1,15 +1,16 @@
-//! The inference-level ops that model code is written over. Model code knows no tile size; kernels know no model.
+//! The inference-level ops that model code is written over. Model code does not know tile sizes; kernels do not know
+//! models.
 //!
-//! Shapes are row-major. `rows` is the number of tokens in the step (all sequences of the batch, flattened).
-//! Every op of the CPU backend is batch-invariant: a row's result does not depend on which rows stand beside it,
-//! on how a prompt was cut into chunks, or on how much of its prefix came from the cache.
+//! Shapes are row-major. `rows` is the number of tokens in the step (all sequences of the batch, flattened). Every op
+//! of the CPU backend is batch-invariant: a row's result does not depend on the other rows of the batch, on how a
+//! prompt was split into chunks, or on how much of its prefix came from the cache.
 
 use half::bf16;
 
 use crate::collective::Collective;
 use crate::error::Result;
 
-/// A row-major host matrix as the checkpoint loader hands it over: already cut to this rank's shard, dequantized.
+/// A row-major host matrix from the checkpoint loader: dequantized, and only this rank's shard.
 #[derive(Debug, Clone)]
 pub struct HostMatrix {
     pub rows: usize,
@@ -23,18 +24,18 @@ pub enum HostData {
     Bf16(Vec<bf16>),
 }
 
-/// How a weight is kept and multiplied. Accumulation is always f32.
+/// How a weight is stored and multiplied. Accumulation is always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
     /// f32 weights, f32 activations.
     F32,
-    /// bf16 weights; activations are rounded to bf16 at the entry of each product.
+    /// bf16 weights; activations are rounded to bf16 at the start of each product.
     Bf16,
     /// int8 weights with one f32 scale per group of inputs, quantized at load.
     Int8,
 }
 
-/// The rows of one sequence in a step, and where its KV entries live.
+/// The rows of one sequence in a step, and where its KV entries are.
 #[derive(Debug, Clone)]
 pub struct Span {
     /// First row of this sequence in the step's tensors.
@@ -53,12 +54,12 @@ pub struct RopeSpec {
     pub head_dim: usize,
     pub offset: usize,
     pub dims: usize,
-    /// Pairs are (2i, 2i+1) instead of (i, i + dims/2). The result keeps the half-split order, as
-    /// transformers' DeepSeek does (q and k are permuted alike, so scores do not change).
+    /// Pairs are (2i, 2i+1) instead of (i, i + dims/2). The result keeps the half-split order, as in transformers'
+    /// DeepSeek (q and k are permuted alike, so scores do not change).
     pub interleaved: bool,
-    /// Inverse frequencies, dims/2 of them, scaling (llama3, YaRN, ...) already applied.
+    /// dims/2 inverse frequencies, with scaling (llama3, YaRN, ...) already applied.
     pub inv_freq: Vec<f64>,
-    /// Multiplies cos and sin (YaRN's attention factor); 1 otherwise.
+    /// Factor of cos and sin (YaRN's attention factor); 1 otherwise.
     pub magnitude: f32,
 }
 
@@ -68,11 +69,11 @@ pub struct GqaSpec {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub scale: f32,
-    /// Only the last `window` positions are seen, the query's own included.
+    /// Only the last `window` positions are visible, including the query's own.
     pub window: Option<usize>,
 }
 
-/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). The cache holds per position the normed latent and the
+/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). Per position, the cache holds the normed latent and the
 /// rotated shared key: `kv_rank + rope_dim` numbers, not expanded heads.
 #[derive(Debug, Clone, Copy)]
 pub struct MlaSpec {
@@ -94,7 +95,7 @@ pub enum Scoring {
 pub struct RouteSpec {
     pub top_k: usize,
     pub scoring: Scoring,
-    /// Group-limited routing (DeepSeek-V3): experts stand in `n_group` groups, of which the `topk_group` best by the sum
+    /// Group-limited routing (DeepSeek-V3): experts are in `n_group` groups, of which the `topk_group` best by the sum
     /// of their two best biased scores are eligible. 1 and 1: off.
     pub n_group: usize,
     pub topk_group: usize,
@@ -103,7 +104,7 @@ pub struct RouteSpec {
     pub scaling: f32,
 }
 
-/// For each row `top_k` experts (global ids) with their weights.
+/// For each row, `top_k` experts (global ids) with their weights.
 #[derive(Debug, Clone)]
 pub struct Routes {
     pub top_k: usize,
@@ -119,7 +120,7 @@ pub struct ExpertWeights {
     pub down: HostMatrix,
 }
 
-/// One device with its place among the ranks. `Tensor` is an activation matrix in f32.
+/// One device of one rank. `Tensor` is an activation matrix in f32.
 pub trait Backend: Send + 'static {
     type Tensor: Send;
     type Vector: Send + Sync;
@@ -134,13 +135,14 @@ pub trait Backend: Send + 'static {
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Self::Linear>;
     /// A lookup table [vocab, hidden].
     fn embedding(&self, table: HostMatrix, precision: Precision) -> Result<Self::Embedding>;
-    /// The experts that live on this rank, taken one by one so that only one is held twice.
+    /// The experts of this rank, taken one by one so that only one is in memory twice.
     fn experts(
         &self,
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<Self::Experts>;
-    /// The experts `ids`, of those that are held or else of `fresh` (also by another backend of this kind and device).
+    /// The experts `ids`, from `held` or else from `fresh` (which another backend of this kind and device may have
+    /// made).
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
     /// Paged KV of one layer: `width_k` and `width_v` f32 or bf16 numbers per position (MLA: latent and rotary key).
     fn cache(
@@ -169,7 +171,7 @@ pub trait Backend: Send + 'static {
     /// silu(gate) * up
     fn silu_mul(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
 
-    // Norms: `weight.len()` columns at a time, so that a q/k norm is the same op with weight [head_dim].
+    // Norms apply to `weight.len()` columns at a time, so a q/k norm is the same op with weight [head_dim].
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
 
     // Products.
@@ -202,19 +204,19 @@ pub trait Backend: Send + 'static {
         spans: &[Span],
         spec: &MlaSpec,
     ) -> Self::Tensor;
-    /// kv_b_proj in the layout `mla_attention` wants.
+    /// kv_b_proj in the layout that `mla_attention` needs.
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Self::Linear>;
 
     // Mixture of experts.
-    /// Scores [rows, experts] (before softmax or sigmoid). `bias` takes part in the choice, not in the weights.
+    /// Scores [rows, experts] (before softmax or sigmoid). `bias` affects the choice, not the weights.
     fn moe_route(&self, scores: &Self::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Routes;
     /// Sum over each row's routes of weight * down(silu(gate(x)) * up(x)), over the experts of this rank only.
     fn moe_experts(&self, x: &Self::Tensor, routes: &Routes, experts: &Self::Experts) -> Self::Tensor;
-    /// The same for some of the routes, by their place, one by one: a row for each.
+    /// The same for some of the routes, given by index: one row per route.
     fn moe_parts(&self, x: &Self::Tensor, routes: &Routes, picks: &[u32], experts: &Self::Experts) -> Self::Tensor;
-    /// Adds up over ranks what `moe_parts` gave on each for the routes that it computes, and their partial sums `shared`
-    /// [rows, hidden] (given by all ranks or by none). `dispatch` has the rank of each route. A row's parts are added in
-    /// the order of their experts, so that the sum does not depend on who computed which, and all ranks hold the same bits.
+    /// Adds the results of `moe_parts` over the ranks that computed them, and the partial sums `shared` [rows, hidden]
+    /// (given by all ranks or by none). `dispatch` has the rank of each route. A row's parts are added in the order of
+    /// their experts, so the sum does not depend on which rank computed what, and all ranks get the same bits.
     fn moe_combine(
         &self,
         parts: &Self::Tensor,
@@ -224,13 +226,13 @@ pub trait Backend: Send + 'static {
     ) -> Result<Self::Tensor>;
 
     // Ranks.
-    /// From now on the ranks are linked by these.
+    /// Links this rank with the ranks of another group.
     fn relink(&mut self, collective: Box<dyn Collective>);
     fn collective(&self) -> &dyn Collective;
     fn rank(&self) -> usize;
     fn ranks(&self) -> usize;
-    /// Sum over ranks, in rank order on every rank, so that all hold the same bits.
+    /// Sum over ranks, in rank order on every rank, so that all get the same bits.
     fn all_reduce(&self, x: &mut Self::Tensor) -> Result<()>;
-    /// The ranks' columns side by side, in rank order.
+    /// Concatenates the ranks' columns in rank order.
     fn all_gather_cols(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
 }

@@ -1,19 +1,20 @@
-//! The one metric by which results of an op are compared with another implementation's.
+//! The single metric for comparing an op's results with another implementation's.
 
 use std::fmt;
 
-/// How far `got` is from `want`.
+/// The distance of `got` from `want`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Difference {
-    /// Largest |got - want|, relative to the root mean square of `want`. Infinite where NaN meets a number.
+    /// The largest |got - want|, relative to the root mean square of `want`. Infinite where a NaN is compared with a
+    /// number.
     pub max: f64,
-    /// Place of that largest difference.
+    /// Index of that difference.
     pub at: usize,
     /// 1 - cosine of the angle between the two.
     pub angle: f64,
 }
 
-/// Compares two results of the same length; lengths that differ are infinitely far apart.
+/// Compares two results; different lengths are infinitely far apart.
 pub fn difference(got: &[f32], want: &[f32]) -> Difference {
     if got.len() != want.len() {
         return Difference { max: f64::INFINITY, at: got.len().min(want.len()), angle: 1.0 };
@@ -57,20 +58,4 @@ impl fmt::Display for Difference {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_metric() {
-        let want = [3.0, -4.0, 0.0, 0.0];
-        assert_eq!(difference(&want, &want).max, 0.0);
-        assert!(difference(&want, &want).within(1e-12));
-        let d = difference(&[3.0, -4.0, 0.25, 0.0], &want);
-        assert!((d.max - 0.1).abs() < 1e-12 && d.at == 2 && d.angle > 0.0);
-        assert!(!difference(&[f32::NAN, -4.0, 0.0, 0.0], &want).within(1e9));
-        assert!(difference(&[f32::NAN, 1.0], &[f32::NAN, 1.0]).within(0.0));
-        assert!(!difference(&[1.0], &[1.0, 2.0]).within(1e9));
-        assert!(difference(&[0.0; 3], &[0.0; 3]).within(0.0));
-        assert!(!difference(&[1e-3; 3], &[0.0; 3]).within(0.5));
-    }
-}
+mod tests;

@@ -1,15 +1,17 @@
+//! Errors of ops and collectives. This module does not know sequences.
+
 use thiserror::Error;
 
 #[derive(Debug, Error)]
-pub enum Error {
-    /// The caller's arguments do not fit the op.
+pub enum KernelError {
+    /// The arguments do not fit the op.
     #[error("{op}: {what}")]
     Shape { op: &'static str, what: String },
-    /// A rank went away or called `abort`; every blocked rank gets this.
+    /// A rank was lost or called `abort`; every blocked rank gets this.
     #[error("collective aborted: {0}")]
     Aborted(String),
     #[error("out of memory: {0}")]
     OutOfMemory(String),
 }
 
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, KernelError>;

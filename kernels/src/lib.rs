@@ -1,5 +1,5 @@
-//! Inference-level ops behind one trait, and the collectives that link ranks.
-//! No tokio, no protobuf, no model names.
+//! Inference-level ops behind one trait, and the collectives that link ranks. This crate must not know tokio, protobuf
+//! or model names.
 
 pub mod backend;
 pub mod collective;
@@ -12,4 +12,4 @@ pub mod reference;
 pub mod sample;
 
 pub use backend::*;
-pub use error::{Error, Result};
+pub use error::{KernelError, Result};

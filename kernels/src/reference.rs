@@ -1,4 +1,4 @@
-//! The ops as plain loops in f64: what every backend is compared with. Slow by design.
+//! The ops as plain loops in f64, with which every backend is compared. Slow by design.
 
 use crate::backend::{GqaSpec, MlaSpec, RopeSpec};
 
@@ -52,7 +52,7 @@ pub fn rope(x: &mut [f32], cols: usize, spec: &RopeSpec, positions: &[u32]) {
     }
 }
 
-/// Softmax of the scores, and the mean of the values under it.
+/// The mean of the values, weighted by the softmax of the scores.
 fn attend(scores: &[f64], value: impl Fn(usize) -> Vec<f64>) -> Vec<f64> {
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();

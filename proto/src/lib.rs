@@ -1,4 +1,5 @@
-//! Rein's messages and services. `v1` is the public API, `internal` what routers, workers and ranks say to each other.
+//! Rein's messages and services. `v1` is the public API, `internal` the protocol between routers, workers and ranks.
+//! This crate does no I/O.
 
 pub mod block_hash;
 
@@ -14,5 +15,5 @@ pub mod protocol;
 pub mod stats;
 pub mod trace;
 
-/// The file descriptors of every message here, for gRPC reflection.
+/// The file descriptors of all messages, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

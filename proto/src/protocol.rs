@@ -1,25 +1,27 @@
-//! The number of the protocol that the processes of a cluster speak. It tells releases apart where that matters:
-//! - Ranks of one group are of one number: the controller seats no others together, and the mesh links no others.
-//! - A router and an engine talk to each other if their numbers differ by at most one. The newer side speaks the older one's
+//! The protocol number of a cluster's processes, which separates releases where they are incompatible:
+//! - All ranks of a group have the same number: the controller groups only workers with equal numbers, and ranks link
+//!   only with equal numbers.
+//! - A router and an engine communicate if their numbers differ by at most one. The newer side uses the older one's
 //!   protocol.
 //!
-//! Raise [`NUMBER`] by one, once per release at most, when a change
-//! - of `ranks.proto`, of the mesh or of a collective keeps ranks of the last release from working with this one's,
-//! - of the model code or the kernels changes a bit of what ranks compute, so that a sequence would go on differently, or
-//! - of `engine.proto`, or of a record in the store, means something else to the last release than to this one.
+//! Raise [`NUMBER`] by one, at most once per release, when a change
+//! - of `ranks.proto`, of the links between ranks or of a collective makes ranks of two releases incompatible,
+//! - of the model code or the kernels changes a bit of the results, so that a resumed sequence would continue
+//!   differently, or
+//! - of `engine.proto`, or of a record in the store, has another meaning for the last release.
 //!
-//! Of the last two kinds, the release that raises it must still understand the number before.
+//! In the last two cases, the new release must still support the number before.
 
-/// Of this release. 0: releases from before there was a number.
+/// The number of this release. 0: releases without protocol numbers.
 pub const NUMBER: u32 = 1;
 
-/// Whether two processes of these numbers can exchange messages, such as a router and an engine. Ranks of one group need equal
-/// numbers.
+/// Whether processes with these numbers can exchange messages, such as a router and an engine. Ranks of one group need
+/// equal numbers.
 pub fn understands(one: u32, other: u32) -> bool {
     one.abs_diff(other) <= 1
 }
 
-/// What a process says of the other that it does not understand.
+/// The error for a process whose protocol is not supported.
 pub fn refusal(who: &str, number: u32, version: &str) -> String {
     let version = if version.is_empty() { "unknown version" } else { version };
     format!(
@@ -28,19 +30,8 @@ pub fn refusal(who: &str, number: u32, version: &str) -> String {
     )
 }
 
-/// The release that this process is of.
+/// The release of this process.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_understand_each_other_in_both_directions() {
-        for (one, other, expected) in
-            [(1, 1, true), (1, 0, true), (0, 1, true), (1, 2, true), (1, 3, false), (3, 1, false)]
-        {
-            assert_eq!(understands(one, other), expected, "{one} and {other}");
-        }
-    }
-}
+mod tests;

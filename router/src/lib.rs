@@ -330,7 +330,7 @@ impl Core {
         for model in self.models().iter() {
             let all = model.pool.stats().await;
             engines.extend(all.into_iter().map(|(engine, stats)| {
-                let (engine, epoch) = (engine.group.clone(), engine.epoch);
+                let (engine, epoch) = (engine.group.clone(), rein_control_plane::epoch::number(engine.epoch));
                 EngineReport { model: model.name().into(), engine, epoch, stats }
             }));
             let (standings, kinds) = (model.pool.standings(), model.pool.kinds());

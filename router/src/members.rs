@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use rein_control_plane::{Keys, Mirror, Store, View, records::GroupRecord};
+use rein_control_plane::{ClusterView, Keys, Mirror, Store, records::GroupRecord};
 use rein_proto::{
     internal::{TextFilesRequest, worker_client::WorkerClient},
     protocol,
@@ -62,7 +62,7 @@ enum FilesError {
 pub(crate) async fn follow(core: Arc<Core>, fleet: Fleet) {
     let fleet = Arc::new(fleet);
     let mut mirror = Mirror::new(fleet.store.clone(), &fleet.id, fleet.keys.groups());
-    let mut view = View::default();
+    let mut view = ClusterView::default();
     let mut fetching: BTreeMap<String, ()> = BTreeMap::new();
     let (done, mut fetched) = mpsc::channel::<(String, Option<(Model, String)>)>(1);
     // By model: of its text files, as they were fetched; and the kinds of its groups, as far as they have been told.
@@ -110,7 +110,7 @@ pub(crate) async fn follow(core: Arc<Core>, fleet: Fleet) {
         }
         for model in core.models().iter().filter(|model| !model.pool.is_fixed()) {
             let groups = serving.get(model.name()).map_or(&[][..], Vec::as_slice);
-            let ours = |group: &&Group| {
+            let ours = |group: &&ServingGroup| {
                 let known = texts.get(model.name()).filter(|_| !fleet.texts.contains_key(model.name()));
                 known.is_none_or(|known| group.text == *known)
             };
@@ -125,14 +125,14 @@ pub(crate) async fn follow(core: Arc<Core>, fleet: Fleet) {
 }
 
 /// A group that serves, and of which text files.
-struct Group {
+struct ServingGroup {
     listing: Listing,
     text: String,
 }
 
 /// By model.
-fn serving(view: &View) -> BTreeMap<String, Vec<Group>> {
-    let mut models: BTreeMap<String, Vec<Group>> = BTreeMap::new();
+fn serving(view: &ClusterView) -> BTreeMap<String, Vec<ServingGroup>> {
+    let mut models: BTreeMap<String, Vec<ServingGroup>> = BTreeMap::new();
     for (id, group) in view.groups.iter().filter(|(_, group)| group.serves()) {
         if let Some(record) = group.record().filter(|record| is_understood(record))
             && let Some(leader) = record.leader()
@@ -145,7 +145,7 @@ fn serving(view: &View) -> BTreeMap<String, Vec<Group>> {
                 address: leader.address.clone(),
                 draining: record.draining,
             };
-            let group = Group { listing, text: record.text.clone() };
+            let group = ServingGroup { listing, text: record.text.clone() };
             models.entry(record.model.clone()).or_default().push(group);
         }
     }
@@ -157,7 +157,7 @@ fn is_understood(record: &GroupRecord) -> bool {
 }
 
 /// Groups of releases that this one does not understand get no sequences. Each is logged once.
-fn tell_foreign(view: &View, told: &mut BTreeSet<String>) {
+fn tell_foreign(view: &ClusterView, told: &mut BTreeSet<String>) {
     let records = view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?)));
     let foreign: BTreeMap<&String, u32> =
         records.filter(|(_, record)| !is_understood(record)).map(|(id, record)| (id, record.protocol)).collect();
@@ -170,7 +170,7 @@ fn tell_foreign(view: &View, told: &mut BTreeSet<String>) {
 }
 
 /// A model that is served in several ways is logged, once for each set of them.
-fn tell_kinds(model: &str, groups: &[Group], told: &mut BTreeMap<String, BTreeSet<String>>) {
+fn tell_kinds(model: &str, groups: &[ServingGroup], told: &mut BTreeMap<String, BTreeSet<String>>) {
     let kinds: BTreeSet<String> = groups.iter().map(|group| group.listing.kind.clone()).collect();
     let texts: BTreeSet<&str> = groups.iter().map(|group| group.text.as_str()).collect();
     if told.get(model) == Some(&kinds) {
@@ -263,7 +263,7 @@ async fn download(fleet: &Fleet, address: &str) -> Result<BTreeMap<PathBuf, Vec<
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use rein_control_plane::records::{Member, Ready, encode};
+    use rein_control_plane::records::{GroupMember, Ready, encode};
     use rein_control_plane::{ModelShape, Snapshot, place};
 
     use super::*;
@@ -280,7 +280,7 @@ mod tests {
         let shape = ModelShape { attention_heads: 1, kv_heads: 1, experts: Vec::new() };
         let numbers = [protocol::NUMBER - 1, protocol::NUMBER, protocol::NUMBER + 1, protocol::NUMBER + 2];
         for (i, number) in numbers.into_iter().enumerate() {
-            let member = Member {
+            let member = GroupMember {
                 worker: "w".into(),
                 incarnation: 1,
                 address: format!("w{i}:1"),
@@ -302,7 +302,7 @@ mod tests {
             put(keys.placement(&format!("g{i}")), encode(&record));
             put(keys.ready(&format!("g{i}"), 0), encode(&Ready { epoch: 1, layout: 0, worker: "w".into() }));
         }
-        let view = View::read(&keys, &snapshot);
+        let view = ClusterView::read(&keys, &snapshot);
         let groups: Vec<String> = serving(&view)["m"].iter().map(|group| group.listing.group.clone()).collect();
         assert_eq!(groups, ["g0", "g1", "g2"]);
         let mut told = BTreeSet::new();

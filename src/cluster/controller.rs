@@ -1,15 +1,15 @@
-//! `rein controller`.
+//! The command `rein controller`: runs a controller and its metrics page. It does not decide.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rein_control_plane::decide::Settings;
+use rein_control_plane::decide::ControllerSettings;
 use rein_control_plane::rebalance::Rebalance;
-use rein_control_plane::{ControllerOptions, Tally, View, controller};
+use rein_control_plane::{ClusterView, ControllerOptions, ControllerStats, controller};
 
-use super::page::{Bound, Page, Text};
+use super::page::{MetricsSocket, StatusPage, Text};
 use super::status::{state, worker_state};
 use super::{id, keys, store};
 use crate::args::ControllerArgs;
@@ -20,35 +20,35 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let every = Duration::from_secs(args.rebalance_every);
     let rebalance = (!every.is_zero()).then_some(Rebalance { above: args.rebalance_above, every });
-    let settings = Settings { spares: args.spares, rebalance };
-    let tally = Arc::new(Tally::default());
+    let settings = ControllerSettings { spares: args.spares, rebalance };
+    let stats = Arc::new(ControllerStats::default());
     let options = ControllerOptions {
         id: id(&args.id, std::process::id())?,
         release: super::release(),
         settings,
-        tally: tally.clone(),
+        stats: stats.clone(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let mut stop = StopSignals::new()?;
-        let http = Bound::new(args.http.as_ref()).await?;
-        let page = Page {
+        let http = MetricsSocket::new(args.http.as_ref()).await?;
+        let page = StatusPage {
             metrics: Box::new({
-                let tally = tally.clone();
-                move || metrics(&tally)
+                let stats = stats.clone();
+                move || metrics(&stats)
             }),
-            // One that stands by is ready: the other may go.
-            ready: Box::new(move || match (tally.view(|_| ()), tally.active()) {
-                (None, _) => Err("the store has not been read"),
+            // A standby is ready too, so that a rolling update can continue.
+            ready: Box::new(move || match (stats.view(|_| ()), stats.active()) {
+                (None, _) => Err("the store has not been read yet"),
                 (Some(()), true) => Ok("active"),
-                (Some(()), false) => Ok("standing by"),
+                (Some(()), false) => Ok("standby"),
             }),
         };
         let http = http.open(page)?;
         say::out(format_args!("rein: controller {} of cluster {}", options.id, args.cluster.cluster));
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let mut running = tokio::spawn(controller::run(store, keys, options, async {
-            // The sender is kept until then.
+            // The sender lives until then.
             let _ = left.await;
         }));
         tokio::select! {
@@ -69,33 +69,33 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
 const GROUPS: [&str; 4] = ["serving", "loading", "broken", "draining"];
 const WORKERS: [&str; 3] = ["seated", "spare", "draining"];
 
-fn metrics(tally: &Tally) -> String {
+fn metrics(stats: &ControllerStats) -> String {
     let mut text = Text::of_process();
-    let help = "Whether this controller is the one that decides.";
-    text.family("rein_controller_active", "gauge", help).sample(&[], u8::from(tally.active()));
+    let help = "Whether this controller is the elected one.";
+    text.family("rein_controller_active", "gauge", help).sample(&[], u8::from(stats.active()));
     let help = "Changes that this controller has made to the cluster, by kind.";
     let mut family = text.family("rein_controller_decisions_total", "counter", help);
-    for (kind, count) in tally.decisions() {
+    for (kind, count) in stats.decisions() {
         family.sample(&[("kind", kind)], count);
     }
-    let (groups, workers, routers) = tally.view(seen).unwrap_or_default();
+    let (groups, workers, routers) = stats.view(seen).unwrap_or_default();
     for (name, help, states, seen) in [
-        ("rein_controller_groups", "Groups by what they do.", &GROUPS[..], groups),
-        ("rein_controller_workers", "Workers by what they do.", &WORKERS[..], workers),
+        ("rein_controller_groups", "Groups by state.", &GROUPS[..], groups),
+        ("rein_controller_workers", "Workers by state.", &WORKERS[..], workers),
     ] {
         let mut family = text.family(name, "gauge", help);
         for state in states {
             family.sample(&[("state", state)], seen.get(state).copied().unwrap_or(0));
         }
     }
-    text.family("rein_controller_routers", "gauge", "Routers that are there.").sample(&[], routers);
+    text.family("rein_controller_routers", "gauge", "Registered routers.").sample(&[], routers);
     text.0
 }
 
 type Counts = BTreeMap<&'static str, usize>;
 
-/// Groups and workers by state, and how many routers.
-fn seen(view: &View) -> (Counts, Counts, usize) {
+/// Counts of groups and workers by state, and of routers.
+fn seen(view: &ClusterView) -> (Counts, Counts, usize) {
     let (mut groups, mut workers) = (Counts::new(), Counts::new());
     for group in view.groups.values() {
         *groups.entry(state(group)).or_default() += 1;
@@ -107,11 +107,4 @@ fn seen(view: &View) -> (Counts, Counts, usize) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_operators_page_lists_what_is_written() {
-        super::super::page::assert_documented("Controllers", &metrics(&Tally::default()));
-    }
-}
+mod tests;

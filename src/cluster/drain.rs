@@ -1,4 +1,4 @@
-//! `rein drain`.
+//! The command `rein drain`: asks a worker to leave and waits for it. It does not know how a worker leaves.
 
 use std::error::Error;
 
@@ -19,10 +19,10 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
         let Some(entry) = snapshot.entries.get(&key) else {
             let cluster = &args.cluster.cluster;
             return Err(
-                format!("cluster {cluster} has no worker {:?}; `rein status` shows those it has", args.worker).into()
+                format!("cluster {cluster} has no worker {:?}; `rein status` lists its workers", args.worker).into()
             );
         };
-        // Who cannot be read may be asked all the same.
+        // A worker whose record cannot be decoded can be asked too.
         let incarnation = decode::<WorkerRecord>(&entry.value).map_or(u64::MAX, |record| record.incarnation);
         let asked = encode(&Drain { incarnation });
         store.commit(Transaction::default().put(keys.drain(&args.worker), asked, None)).await?;
@@ -36,11 +36,14 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
         while there(&view) {
             view = mirror.changed().await;
         }
-        // A worker that leaves takes the request away first.
+        // A worker deletes the request before it leaves.
         let asked = keys.drain(&args.worker);
         match store.read(&asked).await?.entries.contains_key(&asked) {
             false => say::out(format_args!("rein: {} has left", args.worker)),
-            true => say::out(format_args!("rein: {} is gone: it was killed, hangs, or cannot reach etcd", args.worker)),
+            true => say::out(format_args!(
+                "rein: {} is gone without having drained: it was killed, hung, or lost its connection to etcd",
+                args.worker
+            )),
         }
         Ok(())
     })

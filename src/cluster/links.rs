@@ -1,5 +1,5 @@
-//! The threads that keep a router's connections to its workers. Requests never run there: however many of them wait for a
-//! thread of theirs, the answer to a ping is read when it comes, and a worker counts as gone only when it is silent.
+//! The threads that hold a router's connections to its workers. Requests never run on them, so a ping is answered
+//! however many requests wait for a thread, and only a silent worker counts as lost.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -12,18 +12,18 @@ use tonic::transport::Endpoint;
 
 use crate::tls::Peers;
 
-/// Longest wait for a connection to a worker.
+/// Time limit for connecting to a worker.
 const CONNECT: Duration = Duration::from_secs(1);
-/// A worker's connection is asked for a sign of life so often ...
+/// Interval of keepalive pings ...
 const ALIVE: Duration = Duration::from_millis(400);
-/// ... and is broken when none has come for so long after that.
+/// ... and the time after which a connection without an answer is broken.
 const SILENT: Duration = Duration::from_millis(800);
-/// One such thread for so many cores. It frames and unframes messages and does nothing else with them.
+/// One such thread per this many cores. It only encodes and decodes HTTP/2 frames.
 const CORES: usize = 8;
 
-/// Its connections end with it.
-pub struct Links {
-    /// None: it is being dropped.
+/// Its connections close when it is dropped.
+pub struct WorkerLinks {
+    /// None while it is being dropped.
     runtime: Option<Runtime>,
     peers: Option<Peers>,
 }
@@ -37,18 +37,18 @@ impl Executor<Pin<Box<dyn Future<Output = ()> + Send>>> for Spawn {
     }
 }
 
-impl Links {
+impl WorkerLinks {
     pub fn new(peers: Option<Peers>) -> Result<Self, Box<dyn Error>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(cores.div_ceil(CORES)).thread_name("links").enable_all();
-        Ok(Links { runtime: Some(builder.build()?), peers })
+        Ok(WorkerLinks { runtime: Some(builder.build()?), peers })
     }
 
-    /// Reaches the gRPC services at an address, as soon as somebody calls.
+    /// A lazy connection to the gRPC services at an address.
     pub fn dial(&self, address: &str) -> Option<EngineTransport> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
-        let endpoint = endpoint.inspect_err(|error| tracing::error!(address, %error, "no address")).ok()?;
+        let endpoint = endpoint.inspect_err(|error| tracing::error!(address, %error, "invalid worker address")).ok()?;
         let endpoint = endpoint
             .executor(Spawn(self.runtime.as_ref()?.handle().clone()))
             .connect_timeout(CONNECT)
@@ -56,8 +56,8 @@ impl Links {
             .http2_keep_alive_interval(ALIVE)
             .keep_alive_timeout(SILENT)
             .keep_alive_while_idle(true)
-            // What a worker still says of a sequence that was given up is no offence, however often it happens: without
-            // this the thousandth time would end the connection with all its sequences.
+            // A worker's messages for sequences that were already cancelled are no protocol errors: with the default
+            // limit, the thousandth one would close the connection with all its sequences.
             .http2_max_local_error_reset_streams(None);
         Some(rein_router::transport(match &self.peers {
             Some(peers) => peers.channel(&endpoint),
@@ -66,9 +66,9 @@ impl Links {
     }
 }
 
-impl Drop for Links {
+impl Drop for WorkerLinks {
     fn drop(&mut self) {
-        // It may be dropped where nothing may block.
+        // It may be dropped where blocking is not allowed.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

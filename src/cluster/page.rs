@@ -1,4 +1,5 @@
-//! What a process without clients shows to operators: /metrics, /health and /ready, plain and without keys.
+//! The HTTP page of a process without clients: /metrics, /health and /ready, plain and without keys. It does not know
+//! what is measured.
 
 use std::error::Error;
 use std::fmt::Write;
@@ -20,26 +21,26 @@ use crate::listen::{CLOSE_TIME, Stall, bind, serve_http, turned};
 use crate::say;
 use crate::tls::Certificate;
 
-/// Where it comes from: asked at each request.
-pub struct Page {
+/// The page's contents, computed at each request.
+pub struct StatusPage {
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
-    /// Whether, and why.
+    /// Whether the process is ready, and why.
     pub ready: Box<dyn Fn() -> Result<&'static str, &'static str> + Send + Sync>,
 }
 
-/// Bound before anything is told to be ready: a taken port is told at once.
-pub struct Bound(Option<TcpListener>);
+/// The socket, bound before the process reports that it is ready, so that a taken port is reported at once.
+pub struct MetricsSocket(Option<TcpListener>);
 
-impl Bound {
+impl MetricsSocket {
     pub async fn new(address: Option<&ListenAddr>) -> Result<Self, Box<dyn Error>> {
         began();
         match address {
-            Some(address) => Ok(Bound(Some(bind("--http", address).await?))),
-            None => Ok(Bound(None)),
+            Some(address) => Ok(MetricsSocket(Some(bind("--http", address).await?))),
+            None => Ok(MetricsSocket(None)),
         }
     }
 
-    pub fn open(self, page: Page) -> Result<Option<Listening>, Box<dyn Error>> {
+    pub fn open(self, page: StatusPage) -> Result<Option<Listening>, Box<dyn Error>> {
         let Some(socket) = self.0 else { return Ok(None) };
         say::out(format_args!("rein: http listening on http://{}", socket.local_addr()?));
         let (closing, closed) = watch::channel(false);
@@ -56,12 +57,12 @@ pub struct Listening {
 impl Listening {
     pub async fn close(self) {
         self.closing.send_replace(true);
-        // What is still open is cut when the process ends.
+        // Open connections are closed when the process ends.
         let _ = timeout(CLOSE_TIME, self.server).await;
     }
 }
 
-fn routes(page: Page) -> axum::Router {
+fn routes(page: StatusPage) -> axum::Router {
     axum::Router::new()
         .route("/health", get(async || Json(json!({"status": "ok"}))))
         .route("/ready", get(ready))
@@ -69,24 +70,24 @@ fn routes(page: Page) -> axum::Router {
         .with_state(Arc::new(page))
 }
 
-async fn ready(State(page): State<Arc<Page>>) -> Response {
+async fn ready(State(page): State<Arc<StatusPage>>) -> Response {
     match (page.ready)() {
         Ok(why) => Json(json!({"status": "ready", "why": why})).into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": "not ready", "why": why}))).into_response(),
     }
 }
 
-async fn metrics(State(page): State<Arc<Page>>) -> Response {
+async fn metrics(State(page): State<Arc<StatusPage>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], (page.metrics)()).into_response()
 }
 
-/// When this was asked first, in seconds since 1970.
+/// The time of the first call, in seconds since 1970.
 fn began() -> u64 {
     static BEGAN: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     *BEGAN.get_or_init(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
-/// The Prometheus text format. Label values are names of the cluster, in which nothing needs an escape.
+/// The Prometheus text format. Label values are names in the cluster, which need no escapes.
 #[derive(Default)]
 pub struct Text(pub String);
 
@@ -96,12 +97,12 @@ pub struct Family<'a> {
 }
 
 impl Text {
-    /// What every process says of itself.
+    /// The metrics that every process has.
     pub fn of_process() -> Self {
         let mut text = Text(String::new());
         let help = "Always 1; the version is a label.";
         text.family("rein_build_info", "gauge", help).sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
-        let help = "When this process began to serve, in seconds since 1970.";
+        let help = "Start time of this process, in seconds since 1970.";
         text.family("process_start_time_seconds", "gauge", help).sample(&[], began());
         text
     }
@@ -112,7 +113,7 @@ impl Text {
         if left.is_empty() {
             return;
         }
-        let help = "Seconds until a certificate of this process expires; negative: since it has.";
+        let help = "Seconds until a certificate of this process expires; negative if it has expired.";
         let mut family = self.family("rein_certificate_expiry_seconds", "gauge", help);
         left.iter().for_each(|(usage, seconds)| family.sample(&[("usage", usage)], seconds));
     }
@@ -130,7 +131,7 @@ impl Family<'_> {
         let _ = writeln!(self.out, "{}{labels} {value}", self.name);
     }
 
-    /// Of a worker; `buckets` hold what is within their ends and beyond those before.
+    /// A histogram of one worker; `buckets` are counts per bucket, not cumulative.
     pub fn histogram(&mut self, worker: &str, ends: &[f64], buckets: &[u64], count: u64, time: Duration) {
         let name = &self.name;
         let mut below = 0;
@@ -144,7 +145,7 @@ impl Family<'_> {
     }
 }
 
-/// That a section of docs/operations.md lists exactly these metrics, with their types and labels.
+/// Checks that a section of docs/operations.md lists exactly these metrics, with their types and labels.
 #[cfg(test)]
 pub fn assert_documented(section: &str, written: &str) {
     let page = include_str!("../../docs/operations.md");
@@ -166,7 +167,7 @@ pub fn assert_documented(section: &str, written: &str) {
         let labels = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0.to_owned())).collect();
         Some((name.to_owned(), kind.to_owned(), labels))
     });
-    // What every process has is said once, for routers.
+    // Metrics of every process are listed once, for routers.
     let own = |(name, ..): &(String, String, Vec<String>)| name.starts_with("rein_") && name != "rein_build_info";
     let (mut documented, mut declared) = (documented.collect::<Vec<_>>(), declared.filter(own).collect::<Vec<_>>());
     documented.sort();

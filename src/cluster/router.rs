@@ -1,4 +1,4 @@
-//! `rein router`.
+//! The command `rein router`: runs a router in a cluster. It does not route.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -6,33 +6,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rein_control_plane::records::{RouterRecord, decode, encode};
-use rein_control_plane::{Held, Session, limits::LEASE};
+use rein_control_plane::{Session, SessionState, limits::LEASE};
 use rein_router::members::{Dial, Fleet};
 use rein_router::textmodel::Overrides;
 use rein_router::{Router, RouterConfig};
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 
-use super::links::Links;
+use super::links::WorkerLinks;
 use super::{id, keys, store};
 use crate::args::RouterArgs;
 use crate::edge::{self, Listeners};
 use crate::listen::CLOSE_TIME;
 use crate::tls::Peers;
 
-/// How often the router tells the cluster what it has to do.
-const TELL: Duration = Duration::from_secs(2);
+/// How often the router publishes its record.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Returns when another router has this one's id from the start. Later that ends nobody's requests: it is only logged.
-async fn refused(id: String, mut held: watch::Receiver<Held>) -> String {
+/// Returns if another router holds this one's id from the start. Later a conflict is only logged, so that open requests
+/// are not lost.
+async fn id_conflict(id: String, mut held: watch::Receiver<SessionState>) -> String {
     let (mut begun, mut told) = (false, false);
     loop {
         let now = held.borrow_and_update().clone();
-        begun = begun || now.carried_out > 0;
-        if let Some(value) = now.is_taken(LEASE) {
+        begun = begun || now.applied > 0;
+        if let Some(value) = now.name_taken_by(LEASE) {
             let address =
                 decode::<RouterRecord>(value).map_or_else(|_| "an unknown address".into(), |record| record.http);
-            let why = format!("--id: the cluster has a router {id} already, at {address}; each needs an id of its own");
+            let why = format!("--id: router id {id} is in use at {address}; choose a unique id");
             if !begun {
                 return why;
             }
@@ -40,15 +41,15 @@ async fn refused(id: String, mut held: watch::Receiver<Held>) -> String {
                 tracing::error!("{why}");
             }
         }
-        // How long it has been taken is not told.
-        let _ = timeout(TELL, held.changed()).await;
+        // The duration for which the id has been held changes without an event.
+        let _ = timeout(PUBLISH_INTERVAL, held.changed()).await;
     }
 }
 
 pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
-    let links = Links::new(peers.clone())?;
+    let links = WorkerLinks::new(peers.clone())?;
     let policy = edge::policy(&args.edge)?;
     if let Some(path) = &args.edge.chat_template {
         std::fs::read_to_string(path).map_err(|e| format!("--chat-template: cannot read {}: {e}", path.display()))?;
@@ -57,13 +58,13 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let mut texts = HashMap::new();
     for dir in &args.model {
         let whole = dir.canonicalize().map_err(|e| format!("--model: {}: {e}", dir.display()))?;
-        let name = whole.file_name().ok_or_else(|| format!("--model: {} has no name", dir.display()))?;
+        let name = whole.file_name().ok_or_else(|| format!("--model: {} has no directory name", dir.display()))?;
         if !whole.join("config.json").is_file() {
-            return Err(format!("--model: {} has no config.json: it is no model's directory", dir.display()).into());
+            return Err(format!("--model: {} is not a model directory: config.json is missing", dir.display()).into());
         }
         let name = name.to_string_lossy().into_owned();
         if texts.insert(name.clone(), whole).is_some() {
-            return Err(format!("--model: two directories are named {name}").into());
+            return Err(format!("--model: two directories have the name {name}; names must be unique").into());
         }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -83,7 +84,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             tokio::spawn(async move { router.follow(fleet).await })
         };
         let session = Arc::new(Session::named(store, &id, LEASE, keys.router(&id)));
-        let refused = refused(id.clone(), session.held());
+        let conflict = id_conflict(id.clone(), session.held());
         let tell = {
             let (router, session, key) = (router.clone(), session.clone(), keys.router(&id));
             move |draining| {
@@ -96,7 +97,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let telling = {
             let tell = tell.clone();
             tokio::spawn(async move {
-                let mut ticks = interval(TELL);
+                let mut ticks = interval(PUBLISH_INTERVAL);
                 loop {
                     ticks.tick().await;
                     tell(false);
@@ -111,12 +112,12 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let drain = Duration::from_secs(args.edge.drain_seconds);
         let served = tokio::select! {
             served = listeners.serve(&router, drain, leaving, std::future::ready(())) => served,
-            why = refused => Err(why.into()),
+            why = conflict => Err(why.into()),
         };
         following.abort();
         telling.abort();
         drop(tell);
-        // Nobody else holds it now, but for a task that has not noticed yet: then the keys expire.
+        // No other handle is left, except in a task that has not ended yet; then the keys expire.
         if let Ok(session) = Arc::try_unwrap(session) {
             let _ = tokio::time::timeout(CLOSE_TIME, session.leave()).await;
         }

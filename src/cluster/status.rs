@@ -1,14 +1,16 @@
-//! `rein status`.
+//! The command `rein status`: shows the cluster as a table or as JSON. It changes nothing.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rein_control_plane::reach::Reach;
+use rein_control_plane::connectivity::Connectivity;
+use rein_control_plane::epoch;
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{Keys, Release, WorkerRecord, WorkerState};
-use rein_control_plane::view::Group;
-use rein_control_plane::{Mirror, View};
+use rein_control_plane::records::{Keys, Load, Release, Trouble, WorkerRecord, WorkerState};
+use rein_control_plane::view::GroupState;
+use rein_control_plane::{ClusterView, Mirror};
 use serde_json::{Value, json};
 
 use super::{keep_alive, keys, store};
@@ -18,7 +20,7 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let show = |view: &View| match args.json {
+        let show = |view: &ClusterView| match args.json {
             true => format!("{}\n", json(view)),
             false => table(&args.cluster.cluster, view),
         };
@@ -28,10 +30,10 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
             if snapshot.entries.is_empty() {
                 let cluster = &args.cluster.cluster;
                 return Err(
-                    format!("--cluster: etcd knows nothing of a cluster {cluster}: no process of it is there").into()
+                    format!("--cluster: etcd has no cluster {cluster}: none of its processes is running").into()
                 );
             }
-            out.write_all(show(&View::read(&keys, &snapshot)).as_bytes())?;
+            out.write_all(show(&ClusterView::read(&keys, &snapshot)).as_bytes())?;
             return Ok(());
         }
         let _alive = keep_alive(store.clone(), keys.controller());
@@ -39,7 +41,7 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
         let mut snapshot = mirror.read().await;
         loop {
             let shown = show(&read(&keys, &snapshot));
-            // Home, and erase what was there: a table that stays in its place.
+            // Moves the cursor home and clears the screen.
             let before = if args.json { "" } else { "\x1b[H\x1b[2J" };
             out.write_all(format!("{before}{shown}").as_bytes()).and_then(|()| out.flush())?;
             snapshot = mirror.changed().await;
@@ -47,12 +49,12 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
     })
 }
 
-fn read(keys: &Keys, snapshot: &rein_control_plane::Snapshot) -> View {
-    View::read(keys, snapshot)
+fn read(keys: &Keys, snapshot: &rein_control_plane::Snapshot) -> ClusterView {
+    ClusterView::read(keys, snapshot)
 }
 
-/// What a group is doing, in a word.
-pub fn state(group: &Group) -> &'static str {
+/// The state of a group.
+pub fn state(group: &GroupState) -> &'static str {
     match group.record() {
         None => "over",
         Some(record) if group.trouble.values().any(|trouble| trouble.epoch == record.epoch()) => "broken",
@@ -62,17 +64,17 @@ pub fn state(group: &Group) -> &'static str {
     }
 }
 
-/// Why a worker would not be given a seat beside some of its peers, or by nobody; empty: nothing is known against it.
-fn against(reach: &Reach, id: &str, worker: &WorkerRecord) -> String {
+/// Why a worker would get no seat, or no seat with some of its peers. Empty: there is no reason.
+fn seat_refusal(connectivity: &Connectivity, id: &str, worker: &WorkerRecord) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     match worker.expires {
         Some(expires) if expires <= now => "its certificate has expired".into(),
-        _ => reach.why(id).join("; "),
+        _ => connectivity.why(id).join("; "),
     }
 }
 
-/// What a worker is doing, in a word.
-pub fn worker_state(view: &View, id: &str, worker: &WorkerRecord) -> &'static str {
+/// The state of a worker.
+pub fn worker_state(view: &ClusterView, id: &str, worker: &WorkerRecord) -> &'static str {
     let record = worker.seat.group.as_deref().and_then(|group| view.groups.get(group)?.record());
     match (worker.state, record.and_then(|record| record.member(id, worker.incarnation))) {
         (WorkerState::Draining, _) => "draining",
@@ -81,7 +83,7 @@ pub fn worker_state(view: &View, id: &str, worker: &WorkerRecord) -> &'static st
     }
 }
 
-fn json(view: &View) -> Value {
+fn json(view: &ClusterView) -> Value {
     let groups: serde_json::Map<String, Value> = view
         .groups
         .iter()
@@ -103,32 +105,32 @@ fn json(view: &View) -> Value {
             let value = json!({
                 "state": state(group),
                 "model": record.map(|record| record.model.clone()),
-                "epoch": record.map(|record| record.epoch()),
+                "epoch": record.map(|record| epoch::number(record.epoch())),
                 "protocol": record.map(|record| record.protocol),
                 "group_size": record.map(|record| record.group_size),
                 "ranks": ranks,
-                "load": group.load,
-                "layout": record.map(|record| record.placement.layout),
+                "load": group.load.as_ref().map(|load| Load { epoch: epoch::number(load.epoch), ..load.clone() }),
+                "layout": record.map(|record| epoch::number(record.placement.layout)),
                 "experts": experts(group),
-                "trouble": group.trouble,
+                "trouble": trouble(group),
             });
             (id.clone(), value)
         })
         .collect();
-    let reach = Reach::new(view);
+    let connectivity = Connectivity::new(view);
     let workers: serde_json::Map<String, Value> = view
         .workers
         .iter()
         .map(|(id, worker)| {
             let faults = |inbound| -> serde_json::Map<String, Value> {
-                let faults = reach.faults(id).into_iter().filter(move |fault| fault.inbound == inbound);
+                let faults = connectivity.faults(id).into_iter().filter(move |fault| fault.inbound == inbound);
                 faults.map(|fault| (fault.other.to_owned(), fault.why.into())).collect()
             };
             let value = json!({
                 "missed_by": faults(true), "cannot_reach": faults(false), "certificate_expires": worker.expires,
                 "model": worker.model, "address": worker.address, "mesh": worker.mesh, "device": worker.device,
                 "state": worker.state, "ranks": worker.ranks, "group_size": worker.group_size,
-                "group": worker.seat.group, "epoch": worker.seat.epoch, "incarnation": worker.incarnation,
+                "group": worker.seat.group, "epoch": epoch::number(worker.seat.epoch), "incarnation": worker.incarnation,
                 "version": worker.release.version, "protocol": worker.release.protocol,
             });
             (id.clone(), value)
@@ -138,15 +140,21 @@ fn json(view: &View) -> Value {
     json!({"controller": view.controller, "controller_release": release, "routers": view.routers, "groups": groups, "workers": workers, "draining": view.drains})
 }
 
-/// Which layout of experts is in use, and how even it makes the ranks' work; None: nothing has been counted.
-fn experts(group: &Group) -> Option<Value> {
-    let (record, load) = (group.record()?, group.experts.as_ref()?);
-    // Of another layout, or model, the rows say nothing.
-    let same = load.epoch == record.epoch() && load.layout == record.placement.layout;
-    Some(json!({"layout": load.layout, "imbalance": same.then(|| worst(&record.placement, &load.rows))}))
+/// Why ranks left an epoch, by rank.
+fn trouble(group: &GroupState) -> BTreeMap<usize, Trouble> {
+    let shown = |trouble: &Trouble| Trouble { epoch: epoch::number(trouble.epoch), ..trouble.clone() };
+    group.trouble.iter().map(|(&rank, trouble)| (rank, shown(trouble))).collect()
 }
 
-fn table(cluster: &str, view: &View) -> String {
+/// The expert layout in use and its imbalance. None: nothing has been counted.
+fn experts(group: &GroupState) -> Option<Value> {
+    let (record, load) = (group.record()?, group.experts.as_ref()?);
+    // Counts of another layout or epoch do not apply.
+    let same = load.epoch == record.epoch() && load.layout == record.placement.layout;
+    Some(json!({"layout": epoch::number(load.layout), "imbalance": same.then(|| worst(&record.placement, &load.rows))}))
+}
+
+fn table(cluster: &str, view: &ClusterView) -> String {
     let controller = match &view.controller {
         Some(id) => format!(
             "{id} (version {}, protocol {})",
@@ -163,7 +171,7 @@ fn table(cluster: &str, view: &View) -> String {
         let load = group.load.clone().unwrap_or_default();
         let kv = (100 * load.used_blocks).checked_div(load.total_blocks).unwrap_or(0);
         let ranks = record.group_size.to_string();
-        let (epoch, workers) = (record.epoch().to_string(), record.members.len().to_string());
+        let (epoch, workers) = (epoch::number(record.epoch()).to_string(), record.members.len().to_string());
         let (running, waiting) = (load.running.to_string(), load.waiting.to_string());
         rows.push(row([
             id,
@@ -202,9 +210,9 @@ fn table(cluster: &str, view: &View) -> String {
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
-    let reach = Reach::new(view);
+    let connectivity = Connectivity::new(view);
     for (id, worker) in &view.workers {
-        let why = against(&reach, id, worker);
+        let why = seat_refusal(&connectivity, id, worker);
         if !why.is_empty() {
             out.push_str(&format!("{id}: {why}\n"));
         }

@@ -1,26 +1,27 @@
-//! `rein worker`.
+//! The command `rein worker`: runs one worker, or several simulated ones. It does not compute.
 
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rein_control_plane::epoch;
 use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
-use rein_control_plane::{Fan, Keys, ModelShape, Store};
+use rein_control_plane::{Keys, ModelShape, SharedStore, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_proto::stats::{NUMBERS, Number};
 use rein_router::textmodel::{self, Overrides, TextModel};
 use rein_worker::executor::Executor;
 use rein_worker::metrics::STEP_SECONDS;
-use rein_worker::node::{self, Files, NodeOptions, Readiness, Switch, Work, WorkerReport};
-use rein_worker::rank::{Model, ModelOptions};
+use rein_worker::node::{self, EngineSwitch, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
+use rein_worker::rank::{ModelLoader, ModelOptions};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::page::{Bound, Page, Text};
+use super::page::{MetricsSocket, StatusPage, Text};
 use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, turned};
@@ -33,12 +34,13 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let peers = Peers::open(&args.peer)?;
     let (ranks, group_size) = (args.devices.len(), usize::from(args.group_size));
     if !group_size.is_multiple_of(ranks) {
-        return Err(
-            format!("--group-size: {group_size} ranks cannot be made of workers with {ranks} devices each").into()
-        );
+        return Err(format!(
+            "--group-size: must be a multiple of {ranks}, the number of devices of this worker, got {group_size}"
+        )
+        .into());
     }
     if args.replicas > 1 && args.engine.engine != EngineKind::Sim {
-        return Err("--replicas is for --engine sim: workers of a real model are processes of their own".into());
+        return Err("--replicas: needs --engine sim; start one process per worker of a real model".into());
     }
     let files = load::text_files(&args.weights)?;
     let (work, shape, most_ranks, name) = work(&args)?;
@@ -48,7 +50,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let secure = peers.as_ref().map_or_else(tcp::plain, Peers::secure);
         let failed = |e: std::io::Error| format!("--mesh: cannot listen on {mesh}: {e}");
         let addresses = mesh.resolve().await.map_err(failed)?;
-        let listener = tcp::Listener::bind(addresses.as_slice(), secure).map_err(failed)?;
+        let listener = tcp::RankListener::bind(addresses.as_slice(), secure).map_err(failed)?;
         if peers.is_none() {
             warn_if_open("--mesh", listener.address(), OPEN_MESH);
         }
@@ -77,12 +79,12 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             release: super::release(),
             expires: None,
         };
-        let http = Bound::new(args.http.as_ref()).await?;
+        let http = MetricsSocket::new(args.http.as_ref()).await?;
         let (leave, leaving) = watch::channel(false);
-        // Each of many workers has its own keys in sight: for etcd they are one.
+        // Many workers in one process share one connection to etcd.
         let store = match (args.replicas, &args.id) {
             (..2, _) => store,
-            (_, id) => Arc::new(Fan::new(store, &super::id(id, "replicas")?, keys.root())) as Arc<dyn Store>,
+            (_, id) => Arc::new(SharedStore::new(store, &super::id(id, "replicas")?, keys.root())) as Arc<dyn Store>,
         };
         let tls = peers.as_ref().map(Peers::server);
         let certificates: Vec<Certificate> = peers.iter().map(Peers::certificate).collect();
@@ -107,11 +109,11 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         tokio::select! {
             ended = &mut ended => ended?,
             signal = stop.next() => {
-                tracing::info!(signal, "leaving: open sequences finish or go on elsewhere");
+                tracing::info!(signal, "draining: open sequences finish, or resume on another engine");
                 leave.send_replace(true);
                 tokio::select! {
                     ended = &mut ended => ended?,
-                    _ = stop.next() => tracing::warn!("told twice: leaving at once"),
+                    _ = stop.next() => tracing::warn!("second signal: stopping at once"),
                 }
             }
         }
@@ -121,15 +123,15 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         say::out("rein: stopped");
         Ok(())
     });
-    // What hangs does not keep the process.
+    // Hung threads do not keep the process alive.
     runtime.shutdown_timeout(CLOSE_TIME);
     ran
 }
 
-const OPEN_GRPC: &str = "whoever reaches it can generate and read the model's text files";
-const OPEN_MESH: &str = "whoever reaches it, and knows a group, its epoch and a rank, can take that rank's place";
+const OPEN_GRPC: &str = "anyone who can reach it can generate and read the model's text files";
+const OPEN_MESH: &str = "anyone who can reach it and knows a group, its epoch and a rank can impersonate that rank";
 
-/// Of a port without mutual TLS.
+/// Warns about a port without mutual TLS.
 fn warn_if_open(flag: &str, address: SocketAddr, who: &str) {
     if !address.ip().is_loopback() {
         let advice = "bind it to a private address, or set --peer-ca, --peer-cert and --peer-key";
@@ -137,12 +139,15 @@ fn warn_if_open(flag: &str, address: SocketAddr, who: &str) {
     }
 }
 
-/// Where others reach an address of this process.
+/// The address at which other processes reach this one.
 fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> {
     let host = match &args.advertise {
         Some(host) => host.clone(),
         None if address.ip().is_unspecified() => {
-            return Err("--advertise: others cannot reach 0.0.0.0; name this machine's host or address".into());
+            return Err(
+                "--advertise: required when listening on all interfaces; give this machine's host name or address"
+                    .into(),
+            );
         }
         None => address.ip().to_string(),
     };
@@ -150,22 +155,22 @@ fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> 
     Ok(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }
 
-/// What the workers of a process have in common.
+/// What the workers of a process share.
 struct Shared<'a> {
     args: &'a WorkerArgs,
     tls: Option<ServerTls>,
     keys: Keys,
     store: Arc<dyn Store>,
-    work: Work,
-    files: Files,
-    listener: Arc<tcp::Listener>,
+    work: Workload,
+    files: TextFiles,
+    listener: Arc<tcp::RankListener>,
     record: WorkerRecord,
     leaving: watch::Receiver<bool>,
     expires: watch::Receiver<Option<u64>>,
 }
 
 impl Shared<'_> {
-    /// A worker on a port of its own, and the future that runs it.
+    /// Binds a worker's own port. Returns the worker and the future that runs it.
     async fn worker(
         &self,
         replica: u16,
@@ -192,7 +197,7 @@ impl Shared<'_> {
             lease: LEASE,
             expires: self.expires.clone(),
         };
-        let switch = Switch::default();
+        let switch = EngineSwitch::default();
         let (closing, closed) = watch::channel(false);
         let files = WorkerServer::new(self.files.clone());
         let readiness = Readiness::of(self.store.clone(), self.keys.clone(), &id, switch.clone());
@@ -204,13 +209,13 @@ impl Shared<'_> {
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());
         let runs = async move {
-            // It judges while somebody holds it.
+            // Readiness is updated while this handle lives.
             let _readiness = readiness;
             let ran = node::run(store, options, work, listener, switch, leaving).await;
             closing.send_replace(true);
             let closed = match tokio::time::timeout(CLOSE_TIME, server).await {
                 Ok(served) => served.map_err(|panic| panic.to_string())?,
-                // Its connections are cut when the process ends.
+                // Its connections are closed when the process ends.
                 Err(_) => Ok(()),
             };
             ran.map_err(|error| error.to_string()).and(closed)
@@ -219,21 +224,21 @@ impl Shared<'_> {
     }
 }
 
-/// What a worker shows to operators.
+/// What a worker's page shows.
 struct Shown {
     id: String,
-    switch: Switch,
+    switch: EngineSwitch,
     readiness: Readiness,
 }
 
-fn page(workers: Vec<Shown>, certificates: Vec<Certificate>) -> Page {
+fn page(workers: Vec<Shown>, certificates: Vec<Certificate>) -> StatusPage {
     let workers = Arc::new(workers);
     let shown = workers.clone();
     let metrics = move || {
         let of = |worker: &Shown| (worker.id.clone(), worker.readiness.verdict().ready, worker.switch.report());
         metrics(&shown.iter().map(of).collect::<Vec<_>>(), &certificates)
     };
-    // Of several: the first that is not ready, else the last.
+    // With several workers: the first one that is not ready, otherwise the last.
     let ready = move || {
         let verdict = |worker: &Shown| match worker.readiness.verdict() {
             verdict if verdict.ready => Ok(verdict.why),
@@ -241,22 +246,23 @@ fn page(workers: Vec<Shown>, certificates: Vec<Certificate>) -> Page {
         };
         workers.iter().try_fold("", |_, worker| verdict(worker))
     };
-    Page { metrics: Box::new(metrics), ready: Box::new(ready) }
+    StatusPage { metrics: Box::new(metrics), ready: Box::new(ready) }
 }
 
 fn metrics(workers: &[(String, bool, WorkerReport)], certificates: &[Certificate]) -> String {
     let mut text = Text::of_process();
     text.certificates(certificates);
-    let help = "Whether the worker is of use now.";
+    let help = "Whether the worker is ready.";
     let mut family = text.family("rein_worker_ready", "gauge", help);
     for (id, ready, report) in workers {
         family.sample(&[("worker", id), ("standing", report.standing)], u8::from(*ready));
     }
     let mut family = text.family("rein_worker_epoch", "gauge", "Epoch of the worker's last seat; 0: none yet.");
     for (id, _, report) in workers {
-        family.sample(&[("worker", id)], report.epoch);
+        family.sample(&[("worker", id)], epoch::number(report.epoch));
     }
-    let mut family = text.family("rein_worker_routers", "gauge", "Routers that follow the engine it leads with.");
+    let mut family =
+        text.family("rein_worker_routers", "gauge", "Routers connected to the engine that the worker leads.");
     for (id, _, report) in workers {
         family.sample(&[("worker", id)], report.routers);
     }
@@ -267,30 +273,30 @@ fn metrics(workers: &[(String, bool, WorkerReport)], certificates: &[Certificate
             family.sample(&[("worker", id)], read(stats));
         }
     }
-    let mut family = text.family("rein_worker_step_seconds", "histogram", "From the start of a step to its end.");
+    let mut family = text.family("rein_worker_step_seconds", "histogram", "Duration of a step.");
     for (id, (_, times)) in engines() {
         family.histogram(id, &STEP_SECONDS, &times.buckets, times.count, times.time);
     }
     text.0
 }
 
-/// What executes steps, the model's shape, the ranks that there is room for, and the served name.
-fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn Error>> {
+/// The executor, the model's shape, the number of ranks that fit, and the served name.
+fn work(args: &WorkerArgs) -> Result<(Workload, ModelShape, usize, String), Box<dyn Error>> {
     let dir = &args.weights.model;
     match args.engine.engine {
         EngineKind::Cpu => {
             let options = load::engine_options(&args.weights, &args.engine);
             let flagged = |error| load::flagged(error, "--group-size");
             let options = ModelOptions { redundant_experts: args.redundant_experts.into(), ..options };
-            let model = Model::open(dir, &options).map_err(flagged)?;
+            let model = ModelLoader::open(dir, &options).map_err(flagged)?;
             let (shape, group_size) = (model.shape(), usize::from(args.group_size));
             let most = model.most_ranks(args.devices.len(), group_size).map_err(flagged)?;
             let name = args.engine.served_name.clone().unwrap_or_else(|| model.name());
-            Ok((Work::Model(Arc::new(model)), shape, most, name))
+            Ok((Workload::Model(Arc::new(model)), shape, most, name))
         }
         EngineKind::Sim => {
             if !args.weights.is_default() || args.group_size != 1 || args.redundant_experts != 0 {
-                let what = "--dtype, --quantize, --threads, --group-size and --redundant-experts do not go with it";
+                let what = "remove --dtype, --quantize, --threads, --group-size and --redundant-experts";
                 return Err(format!("--engine sim loads no weights and has one rank: {what}").into());
             }
             let overrides = Overrides {
@@ -302,39 +308,10 @@ fn work(args: &WorkerArgs) -> Result<(Work, ModelShape, usize, String), Box<dyn 
             let (name, engine) = (text.name.clone(), args.engine.clone());
             let make = move || Box::new(serve::sim(&engine, &text)) as Box<dyn Executor>;
             let shape = ModelShape { attention_heads: 1, kv_heads: 1, experts: Vec::new() };
-            Ok((Work::Sim(Arc::new(make)), shape, 1, name))
+            Ok((Workload::Sim(Arc::new(make)), shape, 1, name))
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use rein_proto::internal::EngineStats;
-
-    use crate::tls::Validity;
-
-    use super::*;
-
-    #[test]
-    fn the_operators_page_lists_what_is_written() {
-        let times = rein_worker::metrics::StepTimes::default();
-        times.observe(Duration::from_millis(3));
-        times.observe(Duration::from_secs(100));
-        let stats = EngineStats { steps: 2, ..EngineStats::default() };
-        let leads = WorkerReport { standing: "leads", epoch: 7, engine: Some((stats, times.seen())), routers: 1 };
-        let spare = WorkerReport { standing: "spare", epoch: 0, engine: None, routers: 0 };
-        let certificate = Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: i64::MAX / 2 }));
-        let text = metrics(&[("w0".into(), true, leads), ("w1".into(), false, spare)], &[certificate]);
-        super::super::page::assert_documented("Workers", &text);
-        for line in [
-            "rein_worker_ready{worker=\"w1\",standing=\"spare\"} 0",
-            "rein_worker_steps_total{worker=\"w0\"} 2",
-            "rein_worker_step_seconds_bucket{worker=\"w0\",le=\"0.0025\"} 0",
-            "rein_worker_step_seconds_bucket{worker=\"w0\",le=\"60\"} 1",
-            "rein_worker_step_seconds_bucket{worker=\"w0\",le=\"+Inf\"} 2",
-            "rein_worker_step_seconds_sum{worker=\"w0\"} 100.003",
-        ] {
-            assert!(text.lines().any(|written| written == line), "{line} in {text}");
-        }
-    }
-}
+mod tests;

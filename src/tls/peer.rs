@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use rein_kernels::collective::tcp::{Secure, Side, Stream};
+use rein_kernels::collective::tcp::{ConnectionSide, Secure, Stream};
 use rein_router::reread::{Reread, Wrong};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
@@ -123,11 +123,11 @@ impl Peers {
         Arc::new(move |socket, side| {
             let rank = &peers.configs.get().rank;
             match side {
-                Side::Connects => {
+                ConnectionSide::Connects => {
                     let connection = ClientConnection::new(rank.client.clone(), peers.name.clone());
                     shake_hands(connection.map_err(io::Error::other)?, socket)
                 }
-                Side::Accepts => {
+                ConnectionSide::Accepts => {
                     let connection = ServerConnection::new(rank.server.clone());
                     shake_hands(connection.map_err(io::Error::other)?, socket)
                 }

@@ -127,7 +127,7 @@ fn what_a_cluster_cannot_use_is_named_by_its_flag() {
         (&worker, &["--otlp-endpoint", "here"], "--otlp-endpoint"),
         (&worker, &["--served-name", ""], "--served-name"),
         (&worker, &["--step-deadline", "1e300"], "--step-deadline"),
-        (&worker, &["--redundant-experts", "100"], "--redundant-experts: a layer of this model has"),
+        (&worker, &["--redundant-experts", "100"], "--redundant-experts: must be below"),
         (&worker, &["--group-size", "3"], "--group-size: "),
         (&worker, &["--max-context", "100000000"], "--max-context: "),
         (&["worker", "--model", "/nowhere"], &[], "--model: /nowhere"),

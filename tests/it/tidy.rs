@@ -1,5 +1,8 @@
 //! Style as a test: what clippy cannot see.
 
+mod names;
+mod prose;
+
 use std::path::{Path, PathBuf};
 
 const MAX_LINES: usize = 600;

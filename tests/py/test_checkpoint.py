@@ -103,9 +103,9 @@ def test_a_lost_rank_is_never_loaded_from_other_bytes(change, undisturbed, tmp_p
         flowing(load)
         change(fleet.model / WEIGHTS, others())
         fleet.kill(victim)
-        ended(fleet, spare, WEIGHTS, "the checkpoint cannot be read any more")
+        ended(fleet, spare, WEIGHTS, "the checkpoint has changed or cannot be read")
         # The other one is to stand in for the lost rank then, and has to read as well.
-        ended(fleet, survivor, WEIGHTS, "the checkpoint cannot be read any more")
+        ended(fleet, survivor, WEIGHTS, "the checkpoint has changed or cannot be read")
         assert all(answer.begins(whole) for answer, whole in zip(load.answers, undisturbed))
         # The streams wait for what they began with.
         (tmp_path / "again").mkdir()
@@ -147,7 +147,7 @@ def test_experts_never_move_out_of_other_bytes(undisturbed, tmp_path):
             time.sleep(0.05)
         # Whoever was not the first is to stand in, and has to read as well.
         for worker in ("w0", "w1"):
-            ended(fleet, worker, WEIGHTS, "the checkpoint cannot be read any more")
+            ended(fleet, worker, WEIGHTS, "the checkpoint has changed or cannot be read")
         (tmp_path / "again").mkdir()
         fleet.model = copy(tmp_path / "again", "demo")
         for worker in ("w0", "w1"):

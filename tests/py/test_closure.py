@@ -77,9 +77,9 @@ def close(format, folder, asked, encode):
             continue  # such tools are refused
         if any("raw values" in g for g in format["guarantees"]) and any(marker in json.dumps(arguments) for marker in format["markers"]):
             continue  # a raw value cannot hold the marker that ends it
-        calls = [{"name": name, "arguments": arguments}] * (rng.choice([1, 1, 2]) if "several calls in a turn" in format["guarantees"] else 1)
+        calls = [{"name": name, "arguments": arguments}] * (rng.choice([1, 1, 2]) if "several calls per turn" in format["guarantees"] else 1)
         content = rng.choice(TEXTS)
-        if "nothing announces a call: only declared names count" in format["guarantees"]:
+        if "no marker begins a call: only declared names count" in format["guarantees"]:
             content = content.lstrip("{")  # would have to be a call
         turns.append({"content": content, "tool_calls": calls if i % 5 else [], "tools": tools})
         schema = next(t["function"].get("parameters") or {} for t in tools if t["function"]["name"] == name)

@@ -32,11 +32,11 @@ def test_an_id_is_one_workers_own(fleet):
     worker = ["worker", "--model", str(DEMO), "--kv-memory", "32", "--threads", "1", "--id", "w0"]
     code, said = ended(fleet, worker)
     address = before["workers"]["w0"]["address"]
-    assert code == 1 and f"--id: the cluster has a worker w0 already, at {address}" in said, said
+    assert code == 1 and f"--id: worker id w0 is in use at {address}" in said, said
     assert time.monotonic() - begun > 6, "longer than a dead one's record stays"
     http, grpc = free_ports(2)
     code, said = ended(fleet, ["router", "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}", "--id", "r0"])
-    assert code == 1 and "--id: the cluster has a router r0 already" in said, said
+    assert code == 1 and "--id: router id r0 is in use" in said, said
     after = fleet.status()
     assert after["workers"] == before["workers"]
     # One that died leaves its id to the next.

@@ -141,7 +141,7 @@ def test_devices_that_cannot_make_the_group_are_refused(fleet):
     command = [BIN, "worker", "--model", str(fleet.model), "--group-size", "3", "--devices", "cpu,cpu"]
     done = subprocess.run(command, env=fleet.environment(), capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
-    assert "--group-size: 3 ranks cannot be made of workers with 2 devices each" in done.stderr
+    assert "--group-size: must be a multiple of 2, the number of devices of this worker, got 3" in done.stderr
 
 
 def children(pid):

@@ -60,7 +60,7 @@ def test_ready_means_of_use(fleet):
     fleet.etcdctl("put", "/rein/test/routers/nobody", json.dumps(nobody))
     until("not ready without a router", lambda: health(fleet, leader, ENGINE) == NOT_SERVING)
     ready, why = get(fleet, leader, "/ready")
-    assert ready == 503 and json.loads(why)["why"] == "it leads, and no router follows yet"
+    assert ready == 503 and json.loads(why)["why"] == "leader, but no router is connected yet"
     assert health(fleet, follower) == SERVING and health(fleet, spare) == SERVING
     # One that follows: that is enough.
     fleet.ports["r0"] = tuple(free_ports(2))

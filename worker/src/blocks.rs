@@ -1,10 +1,11 @@
 //! Paged KV blocks and the prefix cache.
 //!
-//! A block is free, referenced by block tables, or cached: full, unreferenced, and kept for the next sequence with the
-//! same prefix until it is the least recently used and room is needed. A full block is registered under its whole past
-//! (the registered block before it, or the salt for the first) and its own tokens. Keys are compared, not only hashed,
-//! so that no collision can hand a sequence someone else's prompt. For routers, which cannot see the keys, each
-//! registered block also has a content hash (`block_hash`), and while somebody listens its coming and going is recorded.
+//! A block is free, referenced by block tables, or cached: full, unreferenced, and kept for a later sequence with the
+//! same prefix until it is the least recently used one and room is needed. A full block is registered under its whole
+//! past (the registered block before it, or the salt for the first block) and its own tokens. Keys are compared, not
+//! only hashed, so that no collision can hand a sequence another one's prompt. Routers cannot see the keys, so each
+//! registered block also has a content hash (`block_hash`), and while there is a listener, registrations and evictions
+//! are recorded. This module does not know sequences.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use rein_proto::block_hash;
 
 pub type BlockId = u32;
 
-/// What stands before a block's tokens.
+/// The past of a block.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Parent {
-    /// Nothing; sequences share only under equal salts.
+    /// No past; sequences share blocks only under equal salts.
     Root(Arc<str>),
-    /// The content with this number. Numbers are never used again. The hash is that of its block.
+    /// The content with this number. Numbers are never reused. The hash is that of its block.
     After { content: u64, hash: u64 },
 }
 
-/// A block with this content hash was registered, or is no longer.
+/// A block with this content hash was registered or unregistered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockChange {
     pub hash: u64,
@@ -52,27 +53,27 @@ impl Registered {
 struct Block {
     refs: u32,
     registered: Option<Registered>,
-    /// Its place among the cached blocks while unreferenced.
+    /// Its position among the cached blocks while it is unreferenced.
     stamp: u64,
 }
 
 #[derive(Debug)]
-pub struct Blocks {
+pub struct BlockPool {
     block_size: usize,
     caches: bool,
     blocks: Vec<Block>,
     free: Vec<BlockId>,
     index: HashMap<Arc<Key>, BlockId>,
-    /// Registered and unreferenced, the oldest first.
+    /// Registered and unreferenced blocks, oldest first.
     cached: BTreeMap<u64, BlockId>,
     next_content: u64,
     next_stamp: u64,
-    /// Since the last `take_changes`; nothing is recorded for nobody.
+    /// Changes since the last `take_changes`. None: there is no listener.
     changes: Option<Vec<BlockChange>>,
 }
 
-impl Blocks {
-    /// Without `caches` no block is to be registered.
+impl BlockPool {
+    /// `caches`: whether blocks are registered at all.
     pub fn new(count: usize, block_size: usize, caches: bool) -> Self {
         assert!(block_size > 0, "a KV block holds at least one token");
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -89,7 +90,7 @@ impl Blocks {
         }
     }
 
-    /// Record changes from now on, or no longer.
+    /// Starts or stops recording changes.
     pub fn listen(&mut self, on: bool) {
         self.changes = on.then(Vec::new);
     }
@@ -98,13 +99,13 @@ impl Blocks {
         self.changes.is_some()
     }
 
-    /// To be called after each round while listening: what is not taken is kept.
+    /// Must be called after each round while recording: changes accumulate.
     pub fn take_changes(&mut self) -> Vec<BlockChange> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// The content hashes of all registered blocks. One comes twice where a block stayed behind when its parent was
-    /// taken back, and its content was computed again after a new parent.
+    /// The content hashes of all registered blocks. A hash occurs twice if a block stayed when its parent was
+    /// unregistered, and the same content was computed again after a new parent.
     pub fn hashes(&self) -> impl Iterator<Item = u64> {
         self.blocks.iter().filter_map(|block| Some(block.registered.as_ref()?.hash))
     }
@@ -121,7 +122,7 @@ impl Blocks {
         self.blocks.len()
     }
 
-    /// Blocks that `allocate` can still give out.
+    /// BlockPool that `allocate` can still return.
     pub fn available(&self) -> usize {
         self.free.len() + self.cached.len()
     }
@@ -131,7 +132,7 @@ impl Blocks {
         self.total() - self.available()
     }
 
-    /// The longest registered prefix of `tokens`, in whole blocks. Nothing is referenced by this.
+    /// The longest registered prefix of `tokens`, in whole blocks. Does not reference them.
     pub fn lookup(&self, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
         let mut parent = Parent::Root(salt.clone());
         let mut found = Vec::new();
@@ -145,12 +146,12 @@ impl Blocks {
         found
     }
 
-    /// How many of these blocks are unreferenced, so that taking them makes fewer blocks available.
+    /// The number of these blocks that are unreferenced: referencing them reduces the available blocks.
     pub fn unreferenced(&self, blocks: &[BlockId]) -> usize {
         blocks.iter().filter(|&&block| self.blocks[block as usize].refs == 0).count()
     }
 
-    /// A block of one's own, its contents undefined.
+    /// A block for one sequence, with undefined contents.
     pub fn allocate(&mut self) -> Option<BlockId> {
         let block = match self.free.pop() {
             Some(block) => block,
@@ -172,7 +173,7 @@ impl Blocks {
         state.refs += 1;
     }
 
-    /// Give one reference back. Tables are released from their end, so that a block is evicted before its parent.
+    /// Releases one reference. Tables must be released from their end, so that a block is evicted before its parent.
     pub fn release(&mut self, block: BlockId) {
         let state = &mut self.blocks[block as usize];
         debug_assert!(state.refs > 0, "block {block} is released twice");
@@ -189,7 +190,7 @@ impl Blocks {
         }
     }
 
-    /// Enter a full, computed block. Where the same content is registered already, the reference moves to that block.
+    /// Registers a full, computed block. If the same content is registered already, the reference moves to that block.
     pub fn register(&mut self, block: BlockId, parent: Parent, tokens: &[u32]) -> BlockId {
         debug_assert_eq!(tokens.len(), self.block_size);
         let before = match &parent {
@@ -212,12 +213,12 @@ impl Blocks {
         block
     }
 
-    /// The parent of what follows this block, if it is registered.
+    /// The parent for what follows this block, if it is registered.
     pub fn content(&self, block: BlockId) -> Option<Parent> {
         self.blocks[block as usize].registered.as_ref().map(Registered::as_parent)
     }
 
-    /// Make a registered block writable again. False: others read it, and the caller needs a block of its own.
+    /// Makes a registered block writable again. False: others read it, and the caller needs a fresh block.
     pub fn reclaim(&mut self, block: BlockId) -> bool {
         let exclusive = self.blocks[block as usize].refs == 1;
         if exclusive {
@@ -239,13 +240,13 @@ impl Blocks {
         }
     }
 
-    /// Nobody else may read this block: one reference, not registered.
+    /// Whether only one sequence uses this block: one reference, not registered.
     pub fn writable(&self, block: BlockId) -> bool {
         let state = &self.blocks[block as usize];
         state.refs == 1 && state.registered.is_none()
     }
 
-    /// Compares the books with the block tables of all sequences, each given with its number of registered blocks and
+    /// Checks the bookkeeping against the block tables of all sequences, each with its number of registered blocks and
     /// its tokens.
     pub fn check<'a>(&self, tables: impl Iterator<Item = (&'a [BlockId], usize, &'a [u32])>) -> Result<(), String> {
         let mut refs = vec![0u32; self.total()];
@@ -313,91 +314,4 @@ impl Blocks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn fill(blocks: &mut Blocks, salt: &Arc<str>, tokens: &[u32]) -> Vec<BlockId> {
-        let mut parent = Parent::Root(salt.clone());
-        let mut table = Vec::new();
-        for chunk in tokens.chunks_exact(blocks.block_size()) {
-            let fresh = blocks.allocate().expect("room");
-            let block = blocks.register(fresh, parent, chunk);
-            parent = blocks.content(block).expect("registered");
-            table.push(block);
-        }
-        table
-    }
-
-    fn release(blocks: &mut Blocks, table: &[BlockId]) {
-        table.iter().rev().for_each(|&block| blocks.release(block));
-    }
-
-    #[test]
-    fn a_prefix_is_found_only_under_its_salt_and_its_whole_past() {
-        let mut blocks = Blocks::new(8, 2, true);
-        let (salt, other): (Arc<str>, Arc<str>) = ("".into(), "tenant".into());
-        let table = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
-        assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4, 5]), table);
-        assert_eq!(blocks.lookup(&salt, &[1, 2, 9, 9]), table[..1]);
-        assert!(blocks.lookup(&salt, &[3, 4]).is_empty());
-        assert!(blocks.lookup(&other, &[1, 2, 3, 4]).is_empty());
-    }
-
-    #[test]
-    fn equal_contents_end_up_in_one_block() {
-        let mut blocks = Blocks::new(4, 2, true);
-        let salt: Arc<str> = "".into();
-        let first = fill(&mut blocks, &salt, &[1, 2]);
-        assert_eq!(fill(&mut blocks, &salt, &[1, 2]), first);
-        assert_eq!(blocks.used(), 1);
-        assert!(!blocks.reclaim(first[0]));
-        blocks.release(first[0]);
-        assert!(blocks.reclaim(first[0]));
-        assert!(blocks.writable(first[0]));
-    }
-
-    #[test]
-    fn the_least_recently_used_goes_first_and_leaves_before_their_parents() {
-        let mut blocks = Blocks::new(4, 2, true);
-        let salt: Arc<str> = "".into();
-        let old = fill(&mut blocks, &salt, &[1, 2, 3, 4]);
-        release(&mut blocks, &old);
-        let new = fill(&mut blocks, &salt, &[5, 6, 7, 8]);
-        release(&mut blocks, &new);
-        assert_eq!(blocks.available(), 4);
-        assert_eq!(blocks.allocate(), Some(old[1]));
-        assert_eq!(blocks.lookup(&salt, &[1, 2, 3, 4]), old[..1]);
-        blocks.retain(new[0]);
-        assert_eq!(blocks.allocate(), Some(old[0]));
-        assert_eq!(blocks.allocate(), Some(new[1]));
-        assert_eq!(blocks.allocate(), None);
-    }
-
-    #[test]
-    fn what_comes_and_goes_is_recorded_under_the_hash_that_routers_compute() {
-        let mut blocks = Blocks::new(3, 2, true);
-        let salt: Arc<str> = "tenant".into();
-        let tokens = [1, 2, 3, 4, 5, 6];
-        let table = fill(&mut blocks, &salt, &tokens[..2]);
-        assert!(blocks.take_changes().is_empty(), "nobody listened");
-        blocks.listen(true);
-        let hashes: Vec<u64> = block_hash::chain("tenant", &tokens, 2).collect();
-        assert_eq!(blocks.hashes().collect::<Vec<_>>(), hashes[..1]);
-        release(&mut blocks, &table);
-        let table = fill(&mut blocks, &salt, &tokens);
-        release(&mut blocks, &table);
-        let stored = |hash| BlockChange { hash, stored: true };
-        assert_eq!(blocks.take_changes(), [stored(hashes[0]), stored(hashes[1]), stored(hashes[2])][1..]);
-        // The last is evicted, the first is taken back.
-        let evicted = blocks.allocate().expect("room");
-        blocks.retain(table[0]);
-        assert!(blocks.reclaim(table[0]));
-        let removed = |hash| BlockChange { hash, stored: false };
-        assert_eq!(blocks.take_changes(), [removed(hashes[2]), removed(hashes[0])]);
-        assert_eq!((evicted, blocks.hashes().collect::<Vec<_>>()), (table[2], vec![hashes[1]]));
-        blocks.listen(false);
-        blocks.release(evicted);
-        fill(&mut blocks, &salt, &tokens[..2]);
-        assert!(!blocks.listening() && blocks.take_changes().is_empty());
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
-//! The engine thread: it owns scheduler and executor, and everything else reaches it over one bounded queue.
+//! The engine thread. It owns the scheduler and the executor; all other threads reach it over one bounded queue.
 //!
-//! `schedule` -> execute -> `commit`, and between rounds the commands that have come. With nothing to do it sleeps on
-//! the queue. It never waits for a router: a sequence whose router does not read is paused instead.
+//! A round is `schedule`, execute, `commit`; between rounds it handles queued commands. Without work it sleeps on the
+//! queue. It never waits for a router: a sequence whose router does not read is paused. This module does not know gRPC.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,20 +15,20 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::Span;
 
 use crate::error::Rejected;
+use crate::events::EventSource;
 use crate::executor::{Executor, ExecutorError};
-use crate::feed::Source;
 use crate::limits::{COMMAND_QUEUE, OUTPUT_BACKLOG, OUTPUT_HEADROOM};
-use crate::metrics::{Metrics, StepTimes};
-use crate::scheduler::{EngineOptions, Event, Output, Scheduler};
+use crate::metrics::{EngineMetrics, StepTimes};
+use crate::scheduler::{EngineOptions, Output, Scheduler, SchedulerEvent};
 use crate::seq::SeqId;
 use crate::trace::Stages;
 
-pub enum Command {
+pub enum EngineCommand {
     Start {
         start: Box<Start>,
         outputs: mpsc::Sender<FromEngine>,
         room: RoomWanted,
-        /// The sequence's.
+        /// The sequence's span.
         span: Span,
         reply: oneshot::Sender<Result<SeqId, Rejected>>,
     },
@@ -45,55 +45,60 @@ pub enum Command {
     Cancel {
         seq: SeqId,
     },
-    /// A router that was slow has read on.
+    /// A slow router has read from its queue.
     Room,
-    /// Somebody listens to the feed; answer when it is filled.
+    /// A listener has subscribed; answer when the feed is filled.
     Listen {
         ready: oneshot::Sender<()>,
     },
-    /// Take no new sequences; answer when the last is gone.
+    /// Accept no new sequences; answer when the last one has ended.
     Drain {
         done: oneshot::Sender<()>,
     },
-    /// Take no new sequences and end the open ones; answer when that is said to all.
+    /// Accept no new sequences and end the open ones; answer when all routers have been told.
     Abort {
         done: oneshot::Sender<()>,
     },
 }
 
-/// Set by the engine when a sequence waits for room in its output queue. Whoever reads the queue looks at it after each
-/// read, and wakes the engine.
+/// Set by the engine when a sequence waits for room in its output queue. The reader of the queue checks it after each
+/// read and wakes the engine.
 #[derive(Debug, Clone, Default)]
 pub struct RoomWanted(Arc<AtomicBool>);
 
 impl RoomWanted {
     fn ask(&self) {
         self.0.store(true, Ordering::SeqCst);
-        // Either the engine sees the room that the reader makes, or the reader sees the question.
+        // Either the engine sees the room that the reader makes, or the reader sees this flag.
         fence(Ordering::SeqCst);
     }
 
-    /// Called after a read that left `capacity` places: true if the engine must be woken.
+    /// Called after a read that left room for `capacity` messages. True if the engine must be woken.
     pub fn answer(&self, capacity: usize) -> bool {
         fence(Ordering::SeqCst);
         capacity >= OUTPUT_HEADROOM && self.0.load(Ordering::SeqCst) && self.0.swap(false, Ordering::SeqCst)
     }
 }
 
-/// How the engine is, for whoever watches from outside.
+/// The state of the engine, readable from other threads.
 #[derive(Debug)]
-pub struct Vitals {
-    /// Why the executor cannot execute any more.
+pub struct EngineHealth {
+    /// Why the executor can no longer execute.
     pub lost: OnceLock<String>,
     started: Instant,
-    /// When the present step began: microseconds after `started`, and one; 0: no step.
+    /// When the current step began: microseconds after `started`, plus one. 0: no step is running.
     since: AtomicU64,
     pub times: StepTimes,
 }
 
-impl Vitals {
+impl EngineHealth {
     pub fn new() -> Self {
-        Vitals { lost: OnceLock::new(), started: Instant::now(), since: AtomicU64::new(0), times: StepTimes::default() }
+        EngineHealth {
+            lost: OnceLock::new(),
+            started: Instant::now(),
+            since: AtomicU64::new(0),
+            times: StepTimes::default(),
+        }
     }
 
     fn begins(&self) {
@@ -107,26 +112,26 @@ impl Vitals {
         self.since.store(0, Ordering::Relaxed);
     }
 
-    /// For how long the present step has been running.
+    /// How long the current step has been running.
     pub fn step_time(&self) -> Option<Duration> {
         let since = Duration::from_micros(self.since.load(Ordering::Relaxed).checked_sub(1)?);
         Some(self.started.elapsed().saturating_sub(since))
     }
 }
 
-/// The way back to one router.
-struct Port {
+/// The output of one sequence to its router.
+struct OutputPort {
     outputs: mpsc::Sender<FromEngine>,
     room: RoomWanted,
-    /// What does not fit into the queue.
+    /// Messages that do not fit into the queue.
     backlog: VecDeque<FromEngine>,
     paused: bool,
-    /// The sequence is gone; the backlog is still to be sent.
+    /// The sequence has ended; the backlog is still to be sent.
     last: bool,
     stages: Stages,
 }
 
-impl Port {
+impl OutputPort {
     fn send(&mut self, message: FromEngine) {
         self.backlog.push_back(message);
         self.flush();
@@ -157,35 +162,34 @@ impl Port {
     }
 }
 
-pub struct Engine {
+pub struct EngineThread {
     scheduler: Scheduler,
-    /// None once it is of no more use: what it holds is free then, also if a router keeps its stream open.
+    /// None once the executor is lost. Its memory is then free even if a router keeps its stream open.
     executor: Option<Box<dyn Executor>>,
     epoch: u64,
-    vitals: Arc<Vitals>,
-    commands: mpsc::Receiver<Command>,
-    metrics: Arc<Metrics>,
-    feed: Source,
+    vitals: Arc<EngineHealth>,
+    commands: mpsc::Receiver<EngineCommand>,
+    metrics: Arc<EngineMetrics>,
+    feed: EventSource,
     runtime: tokio::runtime::Runtime,
     started: Instant,
-    ports: BTreeMap<SeqId, Port>,
-    /// Traced sequences of which no step has computed anything.
+    ports: BTreeMap<SeqId, OutputPort>,
+    /// Traced sequences for which no step has run yet.
     queued: BTreeSet<SeqId>,
     next_seq: SeqId,
     drains: Vec<oneshot::Sender<()>>,
     draining: bool,
 }
 
-impl Engine {
-    /// `runtime` only waits for commands with a
-    /// timeout.
+impl EngineThread {
+    /// `runtime` is used only to wait for commands with a timeout.
     pub fn new(
         executor: Box<dyn Executor>,
         options: EngineOptions,
-        commands: mpsc::Receiver<Command>,
-        metrics: Arc<Metrics>,
-        feed: Source,
-        vitals: Arc<Vitals>,
+        commands: mpsc::Receiver<EngineCommand>,
+        metrics: Arc<EngineMetrics>,
+        feed: EventSource,
+        vitals: Arc<EngineHealth>,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
         let scheduler = Scheduler::new(&executor.shape(), options);
@@ -208,10 +212,10 @@ impl Engine {
         }
     }
 
-    /// Until all handles are gone.
+    /// Runs until all handles are dropped.
     pub fn run(mut self) {
         while self.take_commands() {
-            self.tend_ports();
+            self.update_ports();
             let step = self.scheduler.schedule(self.started.elapsed());
             let idle = step.is_none();
             if let Some(mut step) = step {
@@ -225,7 +229,7 @@ impl Engine {
             self.deliver();
             if self.scheduler.is_empty() && self.ports.is_empty() {
                 for done in self.drains.drain(..) {
-                    // Whoever asked may have gone.
+                    // The caller may have given up.
                     let _ = done.send(());
                 }
             }
@@ -235,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// False when nobody is left to send any.
+    /// False if there are no senders any more.
     fn take_commands(&mut self) -> bool {
         for _ in 0..COMMAND_QUEUE {
             match self.commands.try_recv() {
@@ -247,7 +251,7 @@ impl Engine {
         true
     }
 
-    /// Sleep until a command comes or the scheduler wants to be asked again.
+    /// Sleeps until there is a command or the scheduler is due.
     fn wait(&mut self) -> bool {
         let until = self.scheduler.wake_at().map(|at| at.saturating_sub(self.started.elapsed()));
         let commands = &mut self.commands;
@@ -265,9 +269,9 @@ impl Engine {
         true
     }
 
-    fn command(&mut self, command: Command) {
+    fn command(&mut self, command: EngineCommand) {
         match command {
-            Command::Start { start, outputs, room, span, reply } => {
+            EngineCommand::Start { start, outputs, room, span, reply } => {
                 let answer = self.start(start, outputs, room, span);
                 let started = answer.as_ref().ok().copied();
                 if reply.send(answer).is_err()
@@ -276,26 +280,26 @@ impl Engine {
                     self.cancel(seq);
                 }
             }
-            Command::Steer { seq, steer } => self.apply(Event::Steer { seq, steer }),
-            Command::Fail { seq, error } => self.apply(Event::Fail { seq, error }),
-            Command::Cancel { seq } => self.cancel(seq),
-            // The ports are looked at before each step.
-            Command::Room => {}
-            Command::Listen { ready } => {
+            EngineCommand::Steer { seq, steer } => self.apply(SchedulerEvent::Steer { seq, steer }),
+            EngineCommand::Fail { seq, error } => self.apply(SchedulerEvent::Fail { seq, error }),
+            EngineCommand::Cancel { seq } => self.cancel(seq),
+            // The ports are checked before each step.
+            EngineCommand::Room => {}
+            EngineCommand::Listen { ready } => {
                 self.feed.fill(&mut self.scheduler);
-                // Whoever asked may have gone; the next round finds out.
+                // The caller may have given up; the next round notices.
                 let _ = ready.send(());
             }
-            Command::Drain { done } => {
+            EngineCommand::Drain { done } => {
                 self.draining = true;
                 self.drains.push(done);
             }
-            Command::Abort { done } => {
+            EngineCommand::Abort { done } => {
                 self.draining = true;
                 self.scheduler.fail_all("the engine is shutting down");
                 self.deliver();
                 self.executor = None;
-                // Whoever asked may have gone.
+                // The caller may have given up.
                 let _ = done.send(());
             }
         }
@@ -317,24 +321,25 @@ impl Engine {
         }
         let seq = self.next_seq;
         self.next_seq += 1;
-        self.scheduler.apply(Event::Start { seq, start })?;
+        self.scheduler.apply(SchedulerEvent::Start { seq, start })?;
         let stages = Stages::new(span);
         if stages.traced() {
             self.queued.insert(seq);
         }
-        self.ports.insert(seq, Port { outputs, room, backlog: VecDeque::new(), paused: false, last: false, stages });
+        self.ports
+            .insert(seq, OutputPort { outputs, room, backlog: VecDeque::new(), paused: false, last: false, stages });
         Ok(seq)
     }
 
-    /// An event that cannot be rejected.
-    fn apply(&mut self, event: Event) {
+    /// Applies an event that cannot be rejected.
+    fn apply(&mut self, event: SchedulerEvent) {
         if let Err(rejected) = self.scheduler.apply(event) {
             tracing::error!(%rejected, "an event other than Start was rejected");
         }
     }
 
     fn cancel(&mut self, seq: SeqId) {
-        self.apply(Event::Cancel { seq });
+        self.apply(SchedulerEvent::Cancel { seq });
         self.close(seq);
     }
 
@@ -356,8 +361,8 @@ impl Engine {
         }
     }
 
-    /// Cancel what nobody reads any more, pause what is not read now.
-    fn tend_ports(&mut self) {
+    /// Cancels sequences whose routers are gone and pauses those whose routers do not read.
+    fn update_ports(&mut self) {
         let mut gone = Vec::new();
         let mut events = Vec::new();
         for (&seq, port) in &mut self.ports {
@@ -374,7 +379,7 @@ impl Engine {
                 gone.push(seq);
             } else if full != port.paused {
                 port.paused = full;
-                events.push(if full { Event::Pause { seq } } else { Event::Resume { seq } });
+                events.push(if full { SchedulerEvent::Pause { seq } } else { SchedulerEvent::Resume { seq } });
             }
         }
         gone.into_iter().for_each(|seq| self.cancel(seq));
@@ -389,7 +394,7 @@ impl Engine {
                 match &error {
                     ExecutorError::Step(_) => self.scheduler.fail(&error.to_string()),
                     ExecutorError::Lost(_) => {
-                        // Set before the sequences end, so that whoever sees one end sees the reason too.
+                        // Set before the sequences end, so that every observer of an end sees the reason.
                         let _ = self.vitals.lost.set(error.to_string());
                         self.feed.close(&error.to_string());
                         self.scheduler.fail_all(&error.to_string());
@@ -400,10 +405,10 @@ impl Engine {
         }
     }
 
-    /// After a panic the executor's state is unknown, so it is lost.
+    /// After a panic the state of the executor is unknown, so it counts as lost.
     fn try_execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
         let Some(executor) = &mut self.executor else {
-            return Err(ExecutorError::Lost("it has been given up".into()));
+            return Err(ExecutorError::Lost("the executor was abandoned".into()));
         };
         self.vitals.begins();
         let result = catch_unwind(AssertUnwindSafe(|| executor.execute(step)));

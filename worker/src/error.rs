@@ -1,4 +1,4 @@
-//! What can be wrong with a request, in words that name the field and what would be right.
+//! Request errors. Each names the field and the valid values.
 
 /// A Start, or another request, that no engine of this shape can serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -11,22 +11,22 @@ pub struct InvalidStart {
 /// A Steer that breaks the protocol. It ends its own sequence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SteerError {
-    #[error("steer.epoch: {epoch} does not follow {current}; epochs count up")]
+    #[error("steer.epoch: must be above {current}, got {epoch}")]
     Epoch { epoch: u64, current: u64 },
-    #[error("steer.keep: {keep} exceeds the {generated} generated tokens")]
+    #[error("steer.keep: must be at most {generated}, the number of generated tokens, got {keep}")]
     Keep { keep: u32, generated: usize },
-    #[error("steer.append: token {token} is outside the vocabulary of {vocab_size}")]
+    #[error("steer.append: tokens must be below the vocabulary size {vocab_size}, got {token}")]
     Append { token: u32, vocab_size: usize },
-    #[error("steer.mask: {len} bytes; a vocabulary of {vocab_size} takes {want}")]
+    #[error("steer.mask: must have {want} bytes for a vocabulary of {vocab_size}, got {len}")]
     Mask { len: usize, want: usize, vocab_size: usize },
 }
 
-/// Why a valid Start is not taken now.
+/// Why a valid Start is not accepted now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Rejected {
-    #[error("{waiting} sequences are waiting already; try again later")]
+    #[error("the queue is full with {waiting} waiting sequences; retry later")]
     QueueFull { waiting: usize },
-    #[error("the engine is draining and takes no new sequences")]
+    #[error("the engine is draining and accepts no new sequences")]
     Draining,
     #[error("the engine cannot execute: {0}")]
     Lost(String),

@@ -1,15 +1,16 @@
-//! What executes a step: the model over its ranks, or the simulator.
+//! The interface to what executes steps: the model over its ranks, or the simulator. It does not know sequences beyond
+//! the rows of a step.
 
 use rein_proto::internal::{Step, StepResult};
 
-/// What the scheduler must know about an executor. Fixed for its life.
+/// Properties of an executor that the scheduler needs. Constant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecutorShape {
-    /// Name shown to clients.
+    /// The model's name for clients.
     pub model: String,
     /// Token ids are 0..vocab_size; masks have one bit for each.
     pub vocab_size: usize,
-    /// Longest prompt + generated, in tokens.
+    /// Limit of prompt and generated tokens together.
     pub max_context: usize,
     /// KV blocks. Block ids are 0..blocks.
     pub blocks: usize,
@@ -21,20 +22,20 @@ pub struct ExecutorShape {
     pub ranks: usize,
 }
 
-/// Executes steps one after the other. It decides nothing: which rows run, and where their KV entries lie, is in the step.
+/// Executes steps one after the other. It decides nothing: the step says which rows run and where their KV entries are.
 ///
-/// For each row, in order of the step:
-/// - `step.dropped` comes first: stashed logits of these sequences are forgotten (unknown ids are no error).
-/// - `tokens` at positions `start..` are computed and their KV entries written to the blocks of the table; only blocks
+/// For each row, in the order of the step:
+/// - First, stashed logits of the sequences in `step.dropped` are forgotten. Unknown ids are no error.
+/// - `tokens` at positions `start..` are computed and their KV entries written to the blocks of the table. Only blocks
 ///   that hold these positions are written. All earlier positions are read.
 /// - `AFTER_STASH` keeps the logits of the last token until a row of this sequence draws from them or they are dropped.
-/// - `AFTER_DRAW` samples from the logits of the last token or, when `tokens` is empty, from the stash, which that uses up.
+/// - `AFTER_DRAW` samples from the logits of the last token. If `tokens` is empty, it uses up the stash instead.
 ///
 /// The result has one entry per row that drew or scored, in the order of the step. A draw is a pure function of the
-/// logits and `Draw`; `empty_mask` says that bans and mask left no token.
+/// logits and `Draw`; `empty_mask` means that bans and mask left no token.
 pub trait Executor: Send {
     fn shape(&self) -> ExecutorShape;
-    /// Of the placement it executes for. The engine stamps steps with it.
+    /// The epoch of its placement. The engine puts it into every step.
     fn epoch(&self) -> u64 {
         1
     }
@@ -43,10 +44,10 @@ pub trait Executor: Send {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExecutorError {
-    /// This step failed; the sequences in it end, and later steps of others may succeed.
+    /// This step failed: its sequences end. Later steps may succeed.
     #[error("the step failed: {0}")]
     Step(String),
-    /// The executor cannot execute another step.
+    /// The executor can no longer execute.
     #[error("the executor is lost: {0}")]
     Lost(String),
 }

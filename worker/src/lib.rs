@@ -1,13 +1,14 @@
-//! Rein's engine: a pure scheduler over paged KV blocks, the thread that drives it, and what executes its steps.
+//! Rein's engine: a pure scheduler over paged KV blocks, the thread that drives it, and the executors of its steps.
 //!
-//! `start` turns an [`executor::Executor`] into an [`EngineService`], the gRPC service of engine.proto.
+//! `start` turns an [`executor::Executor`] into an [`EngineService`], the gRPC service of engine.proto. This crate
+//! knows token ids; it must not know text, tools or grammars.
 
 pub mod blocks;
 pub mod checkpoint;
 mod engine;
 pub mod error;
+mod events;
 pub mod executor;
-mod feed;
 pub mod limits;
 pub mod metrics;
 pub mod model;

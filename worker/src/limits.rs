@@ -1,53 +1,55 @@
-//! Every bound of the engine, by name.
+//! Named limits of the engine.
 
 use std::time::Duration;
 
-/// Commands on their way to the engine thread. A full queue delays the sender.
+/// Commands queued for the engine thread. A full queue delays the sender.
 pub const COMMAND_QUEUE: usize = 1024;
-/// Messages to one router that it has not read. A sequence whose queue is nearly full is paused.
+/// Messages queued for one router. A sequence whose queue is nearly full is paused.
 pub const OUTPUT_QUEUE: usize = 64;
-/// A step emits at most Admitted, Tokens and Finish for a sequence; one more for a Steer that finishes it.
+/// Messages that a step emits at most for a sequence: Admitted, Tokens and Finish, and one for a Steer that finishes
+/// it.
 pub const OUTPUT_HEADROOM: usize = 4;
-/// Messages kept for a router that steers on without reading. Beyond it the sequence is cancelled.
+/// Messages kept for a router that sends Steers without reading. Beyond this the sequence is cancelled.
 pub const OUTPUT_BACKLOG: usize = 64;
 
-/// Sequences computed at once, unless configured.
+/// Default number of sequences computed at once.
 pub const MAX_SEQUENCES: usize = 64;
-/// Sequences waiting for a slot before RESOURCE_EXHAUSTED, unless configured.
+/// Default number of sequences that wait for a slot; beyond it, RESOURCE_EXHAUSTED.
 pub const MAX_QUEUE: usize = 1024;
-/// Tokens computed in one step, unless configured. Long prompts are cut to this, so that streams keep flowing.
+/// Default number of tokens computed in one step. Longer prompts are split, so that other streams keep going.
 pub const STEP_TOKENS: usize = 512;
 
-/// A row that waits for its router this long may lose its slot and its blocks to a sequence that could use them.
+/// A row that waits for its router this long may lose its slot and its blocks to another sequence.
 pub const PARK_GRACE: Duration = Duration::from_millis(50);
-/// With more than total / RESERVE_DIVISOR blocks left a sequence joins others; the rest is for those to grow.
+/// A sequence is admitted beside others only if more than total / RESERVE_DIVISOR blocks stay free for those to grow.
 pub const RESERVE_DIVISOR: usize = 100;
 
-/// One message, either way: prompts and prompt logprobs of the longest contexts.
+/// Size of one message in either direction: prompts and prompt logprobs of the longest contexts.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
 pub const MAX_REQUEST_ID_BYTES: usize = 256;
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
 pub const MAX_LOGIT_BIAS: usize = 4096;
 pub const MAX_STOP_TOKENS: usize = 512;
-/// Alternatives with their logprobs, per token.
+/// Alternatives with logprobs per token.
 pub const MAX_LOGPROBS: i32 = 20;
 
-/// Routers that listen to one engine's events at once.
+/// Routers that listen to the events of one engine.
 pub const EVENT_LISTENERS: usize = 256;
-/// Changes of the prefix cache that are kept for listeners, if the cache is not smaller. One that misses more is sent all.
+/// Changes of the prefix cache kept for listeners, or the size of the cache if that is smaller. A listener that misses
+/// more gets a snapshot.
 pub const EVENT_LOG: usize = 65_536;
 /// Hashes in one part of a snapshot.
 pub const EVENT_PART: usize = 32_768;
-/// The shortest time between two messages that a listener may ask for ...
+/// The shortest interval between two messages that a listener may ask for ...
 pub const EVENT_INTERVAL: Duration = Duration::from_millis(50);
-/// ... and the longest: so often it hears of an engine in which nothing happens.
+/// ... and the longest, at which it hears of an idle engine.
 pub const EVENT_SILENCE: Duration = Duration::from_secs(1);
 
-/// A read of the checkpoint that returns nothing for so long has stalled, unless configured.
+/// Default time after which a read of the checkpoint that returns nothing counts as stalled.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often it is looked whether one has.
+/// How often stalled reads are looked for.
 pub const STALL_LOOK: Duration = Duration::from_millis(250);
-/// Checkpoints of at most so many bytes are hashed as a whole when a worker starts, of larger ones parts of each file.
+/// Checkpoints up to this size are hashed completely when a worker starts; of larger ones, parts of each file.
 pub const HASHED_WHOLE: u64 = 4 << 30;
-/// Text files of a model together.
+/// Total size of a model's text files.
 pub const TEXT_BYTES: u64 = 512 << 20;

@@ -1,4 +1,4 @@
-//! The engine's counters, readable while a step runs.
+//! The engine's counters, readable while a step runs. This module does not know how they are shown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,13 +7,13 @@ use rein_proto::internal::EngineStats;
 
 macro_rules! metrics {
     ($($name:ident: $kind:ty),* $(,)?) => {
-        /// What `Stats` reports, written by the engine thread after each round.
+        /// The counters that `Stats` reports. The engine thread writes them after each round.
         #[derive(Debug, Default)]
-        pub struct Metrics {
+        pub struct EngineMetrics {
             $($name: AtomicU64,)*
         }
 
-        impl Metrics {
+        impl EngineMetrics {
             pub fn publish(&self, stats: &EngineStats) {
                 $(self.$name.store(stats.$name.into(), Ordering::Relaxed);)*
             }
@@ -41,11 +41,11 @@ metrics! {
     cancelled: u64,
 }
 
-/// Seconds; the upper ends of the buckets of [`StepTimes`].
+/// Upper bounds of the buckets of [`StepTimes`], in seconds.
 pub const STEP_SECONDS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 
-/// How long steps took, written by the engine thread.
+/// Durations of steps. The engine thread writes them.
 #[derive(Debug, Default)]
 pub struct StepTimes {
     buckets: [AtomicU64; STEP_SECONDS.len()],
@@ -53,10 +53,10 @@ pub struct StepTimes {
     micros: AtomicU64,
 }
 
-/// [`StepTimes`] at a moment.
+/// A reading of [`StepTimes`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepTimesSeen {
-    /// Steps per end of [`STEP_SECONDS`]; those that took longer are in none.
+    /// Steps per bucket of [`STEP_SECONDS`]; longer steps are in none.
     pub buckets: [u64; STEP_SECONDS.len()],
     pub count: u64,
     pub time: Duration,

@@ -1,14 +1,16 @@
-//! A worker process in a cluster: it says that it is there, takes the seat it is given, and leaves it when its group is
-//! over. What it is told comes from the store; what it knows last counts while the store is silent.
+//! A worker process in a cluster: it registers, takes the seat that the controller assigns, and leaves it when its
+//! group ends. Its instructions come from the store; while the store is unreachable, the last known ones stay valid.
+//!
+//! This module does not decide which seat a worker gets, and does not compute.
 
-mod end;
+mod checkpoint_watch;
+mod expert_layout;
 mod files;
-mod fitness;
-mod layout;
 mod probe;
-mod ready;
+mod readiness;
 mod seat;
 mod switch;
+mod teardown;
 #[cfg(test)]
 mod tests;
 
@@ -16,25 +18,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use rein_control_plane::reach::{LinkReport, needs_links};
+use rein_control_plane::connectivity::{LinkReport, needs_links};
+use rein_control_plane::epoch;
 use rein_control_plane::records::{
     Drain, GroupRecord, Keys, Load, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
 };
-use rein_control_plane::{Condition, Mirror, Rival, Session, Store, StoreError, Transaction};
-use rein_kernels::collective::tcp::{Abort, Listener};
+use rein_control_plane::{Condition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
+use rein_kernels::collective::tcp::{Abort, RankListener};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-pub use files::Files;
-use fitness::Fitness;
-use layout::{Known, Relayout};
+use checkpoint_watch::CheckpointWatch;
+use expert_layout::{ExpertMigration, StoredRecord};
+pub use files::TextFiles;
 use probe::Probing;
-pub use ready::{Readiness, Verdict};
-pub use seat::Work;
-use seat::{Links, Refused, Taken, Taking};
-pub use switch::{Switch, WorkerReport};
+pub use readiness::{Readiness, ReadinessVerdict};
+pub use seat::Workload;
+use seat::{GroupLinks, SeatError, SeatTask, TakenSeat};
+pub use switch::{EngineSwitch, WorkerReport};
 
 use crate::rank::Resident;
 use crate::scheduler::EngineOptions;
@@ -43,45 +46,45 @@ use crate::service::EngineService;
 mod limits {
     use std::time::Duration;
 
-    /// How long the ranks of a group wait for each other.
+    /// Time limit for the ranks of a group to link with each other.
     pub const JOIN_TIME: Duration = Duration::from_secs(10);
-    /// How often a thread that waits for the end of a group looks whether anybody still wants to know.
+    /// How often the thread that waits for the end of a group checks whether its caller is still there.
     pub const LOOK: Duration = Duration::from_secs(1);
-    /// How often a leader looks at its engine.
+    /// How often a leader checks its engine.
     pub const TICK: Duration = Duration::from_millis(500);
-    /// How often it tells its load while that changes; that there is none, or some, it tells at once.
-    pub const TELL: Duration = Duration::from_secs(5);
-    /// An engine that has not ended its sequences by then is given up. Whoever leaves waits no longer for anything that may
-    /// hang.
+    /// How often a leader publishes its load while it changes. Becoming idle or busy is published at once.
+    pub const LOAD_INTERVAL: Duration = Duration::from_secs(5);
+    /// Time for an engine to end its sequences. After that it is abandoned; a leaving worker waits no longer for
+    /// anything that may hang.
     pub const ENGINE_END: Duration = Duration::from_secs(2);
-    /// Ranks whose weights come home; no process holds more.
-    pub const HOMES: usize = 64;
-    /// A worker that could not load waits before it offers itself again, from the first to the second.
-    pub const PENANCE_FIRST: Duration = Duration::from_secs(1);
-    pub const PENANCE_LONGEST: Duration = Duration::from_secs(60);
-    /// How often a leader looks how much experts are used.
+    /// Ranks whose weights can be returned; no process holds more.
+    pub const RETURNED_WEIGHTS: usize = 64;
+    /// A worker that could not load is unavailable for a while: from the first to the second.
+    pub const LOAD_RETRY_FIRST: Duration = Duration::from_secs(1);
+    pub const LOAD_RETRY_LONGEST: Duration = Duration::from_secs(60);
+    /// How often a leader checks the use of experts.
     pub const EXPERTS_LOOK: Duration = Duration::from_secs(5);
-    /// It tells when the imbalance has changed by this, and otherwise so often.
+    /// It publishes the use when the imbalance has changed by this, and otherwise this often.
     pub const EXPERTS_CHANGE: f64 = 0.05;
-    pub const EXPERTS_TELL: Duration = Duration::from_secs(60);
-    /// What was counted so long ago counts half.
+    pub const EXPERTS_INTERVAL: Duration = Duration::from_secs(60);
+    /// After this time a count has half its weight.
     pub const EXPERTS_HALF_LIFE: Duration = Duration::from_secs(15);
-    /// A layout of experts that could not be loaded is tried again after this.
+    /// Pause before loading an expert layout again that could not be loaded.
     pub const LAYOUT_RETRY: Duration = Duration::from_secs(10);
-    /// Longest wait for the one who has this worker's id to take, or refuse, a connection.
-    pub const KNOCK: Duration = Duration::from_millis(300);
-    /// How often a worker looks whether its checkpoint is as it was.
+    /// Time for the process that holds this worker's id to accept or refuse a connection.
+    pub const NAME_HOLDER_TIME: Duration = Duration::from_millis(300);
+    /// How often a worker checks that its checkpoint is unchanged.
     pub const CHECKPOINT_LOOK: Duration = Duration::from_secs(5);
-    /// How long a worker tries to link with a peer ...
+    /// Time limit of a probe of a peer ...
     pub const PROBE_TIME: Duration = Duration::from_secs(2);
-    /// ... beyond which finding its host may take so long.
+    /// ... plus this for resolving its host name.
     pub const PROBE_LATE: Duration = Duration::from_secs(1);
-    /// One that it can link with is tried again after this, another one after that.
+    /// Pause before probing a reachable peer again, and an unreachable one.
     pub const PROBE_AGAIN: Duration = Duration::from_secs(10);
     pub const PROBE_RETRY: Duration = Duration::from_secs(2);
-    /// Letters of the reason that is reported.
+    /// Character limit of a reported reason.
     pub const PROBE_WORDS: usize = 300;
-    /// A worker that leaves waits for its group to do without it, beyond what the controller gives to open sequences.
+    /// How long a leaving worker waits for its group to replace it: longer than the controller gives open sequences.
     pub const LEAVE_TIME: Duration = Duration::from_secs(40);
 }
 
@@ -90,34 +93,34 @@ pub struct NodeOptions {
     pub id: String,
     pub record: WorkerRecord,
     pub engine: EngineOptions,
-    /// A step that takes longer has hung.
+    /// A step that takes longer counts as hung.
     pub step_deadline: Duration,
     pub lease: Duration,
-    /// When its peers take its certificate no more, in seconds since 1970. It may be replaced at any time.
+    /// When its certificate expires, in seconds since 1970. A renewal may change it at any time.
     pub expires: watch::Receiver<Option<u64>>,
 }
 
-/// A member's part in one epoch of its group.
+/// This worker's membership in one epoch of its group.
 struct Membership {
     group: String,
     record: Arc<GroupRecord>,
     /// The first of its ranks.
     rank: usize,
-    /// How many it holds.
+    /// The number of its ranks.
     ranks: usize,
-    links: Arc<Links>,
+    links: Arc<GroupLinks>,
     engine: Option<EngineService>,
-    taken: Option<Taken>,
-    relayout: Option<Relayout>,
-    /// The group as the store has it. Not followed by ranks that have nothing to learn from it.
+    taken: Option<TakenSeat>,
+    migration: Option<ExpertMigration>,
+    /// The group's keys. Followed only by a leader, and by ranks with experts.
     mirror: Option<Mirror>,
-    known: Known,
-    /// The load that the cluster knows, since when.
+    known: StoredRecord,
+    /// The load published last, and when.
     told: Option<(Instant, Load)>,
 }
 
 impl Membership {
-    /// Says that this member is linked and has loaded what its record says.
+    /// Publishes that this member is linked and has loaded its part of the placement.
     fn ready(&self, session: &Session, keys: &Keys, worker: &str) {
         let (epoch, layout) = (self.record.epoch(), self.record.placement.layout);
         session.put(keys.ready(&self.group, self.rank), encode(&Ready { epoch, layout, worker: worker.to_owned() }));
@@ -129,56 +132,56 @@ struct Node {
     options: NodeOptions,
     session: Session,
     record: WorkerRecord,
-    work: Work,
-    listener: Arc<Listener>,
-    switch: Switch,
+    work: Workload,
+    listener: Arc<RankListener>,
+    switch: EngineSwitch,
     now: Option<Membership>,
-    taking: Option<JoinHandle<Result<Taken, Refused>>>,
+    taking: Option<JoinHandle<Result<TakenSeat, SeatError>>>,
     ended: Option<oneshot::Receiver<Abort>>,
-    homes: (Sender<Resident>, Receiver<Resident>),
-    penance: Duration,
-    /// Until then nobody is told that this worker is free.
-    quiet: Option<Instant>,
-    /// A seat whose placement could not be read.
+    returned_weights: (Sender<Resident>, Receiver<Resident>),
+    load_retry: Duration,
+    /// Until then this worker does not offer itself for a seat.
+    unavailable_until: Option<Instant>,
+    /// A seat whose placement could not be read yet.
     pending: Option<Seat>,
     leave: watch::Receiver<bool>,
-    fitness: Fitness,
+    checkpoint_watch: CheckpointWatch,
     /// Why this process has to end.
-    unfit: Option<NodeError>,
+    fatal: Option<NodeError>,
 }
 
-enum News {
+enum NodeEvent {
     Links(LinkReport),
     Expires,
     Seat(Seat),
-    Taken(Result<Taken, Refused>),
+    TakenSeat(Result<TakenSeat, SeatError>),
     Ended(Abort),
-    Held,
+    SessionState,
     Tick,
     Leave,
-    /// Asked to leave was an older worker of this id, which did not live to do it.
+    /// The request to leave was for an earlier process with this id.
     Outlived,
 }
 
-/// Why a worker ends that was not asked to.
+/// Why a worker ends without having been asked to.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum NodeError {
-    #[error("--id: the cluster has a worker {id} already, at {address}; each needs an id of its own")]
+    #[error("--id: worker id {id} is in use at {address}; choose a unique id")]
     Displaced { id: String, address: String },
-    #[error("this process can compute no more and has to be started again: {0}")]
+    #[error("a rank is stuck and this process must be restarted: {0}")]
     Stuck(String),
-    /// Weights that it would load now are not, or may not be, those of its fingerprint.
-    #[error("the checkpoint cannot be read any more: {0}")]
+    /// The weights to load now are not, or may not be, those of its fingerprint.
+    #[error("the checkpoint has changed or cannot be read: {0}")]
     Checkpoint(String),
 }
 
-/// Until `leave` turns true and the group can do without this worker.
+/// Runs until `leave` becomes true and the group can do without this worker.
 pub async fn run(
     store: Arc<dyn Store>,
     options: NodeOptions,
-    work: Work,
-    listener: Arc<Listener>,
-    switch: Switch,
+    work: Workload,
+    listener: Arc<RankListener>,
+    switch: EngineSwitch,
     mut leave: watch::Receiver<bool>,
 ) -> Result<(), NodeError> {
     let session = Session::named(store.clone(), &options.id, options.lease, options.keys.worker(&options.id));
@@ -196,26 +199,26 @@ pub async fn run(
         now: None,
         taking: None,
         ended: None,
-        homes: bounded(limits::HOMES),
-        penance: limits::PENANCE_FIRST,
-        quiet: None,
+        returned_weights: bounded(limits::RETURNED_WEIGHTS),
+        load_retry: limits::LOAD_RETRY_FIRST,
+        unavailable_until: None,
         pending: None,
         leave: leave.clone(),
-        fitness: Fitness::default(),
-        unfit: None,
+        checkpoint_watch: CheckpointWatch::default(),
+        fatal: None,
         options,
     };
     let mut expires = node.options.expires.clone();
     node.record.expires = *expires.borrow_and_update();
     let links = node.options.keys.links(&node.options.id);
     let mut probing = needs_links(&node.record).then(|| {
-        // With the first word of this worker: it has tried nobody yet.
+        // Part of the first registration: no peer has been probed yet.
         node.session.put(links.clone(), encode(&LinkReport::default()));
         let NodeOptions { keys, id, .. } = &node.options;
         Probing::start(node.store.clone(), keys, id, node.listener.clone())
     });
-    node.say();
-    node.stand(false);
+    node.publish_record();
+    node.publish_standing(false);
     let mut held = node.session.held();
     let mut tick = interval(limits::TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -223,70 +226,70 @@ pub async fn run(
     loop {
         let news = tokio::select! {
             biased;
-            taken = finished(&mut node.taking) => News::Taken(taken),
-            abort = told(&mut node.ended) => News::Ended(abort),
+            taken = finished(&mut node.taking) => NodeEvent::TakenSeat(taken),
+            abort = group_aborted(&mut node.ended) => NodeEvent::Ended(abort),
             view = seats.changed() => match seat_of(&view, &seat_key) {
-                Some(seat) => News::Seat(seat),
+                Some(seat) => NodeEvent::Seat(seat),
                 None => continue,
             },
             view = drains.changed(), if leaving.is_none() => match view.entries.get(&drain_key) {
-                // A request that cannot be read is one all the same.
+                // A request that cannot be decoded counts.
                 Some(entry) if decode(&entry.value).is_ok_and(|Drain { incarnation }| incarnation < started) => {
-                    News::Outlived
+                    NodeEvent::Outlived
                 }
-                Some(_) => News::Leave,
+                Some(_) => NodeEvent::Leave,
                 None => continue,
             },
-            report = tried(&mut probing) => News::Links(report),
-            Ok(()) = expires.changed() => News::Expires,
+            report = probe_report(&mut probing) => NodeEvent::Links(report),
+            Ok(()) = expires.changed() => NodeEvent::Expires,
             changed = held.changed() => match changed {
-                Ok(()) => News::Held,
-                Err(_) => News::Tick,
+                Ok(()) => NodeEvent::SessionState,
+                Err(_) => NodeEvent::Tick,
             },
-            _ = leave.wait_for(|leave| *leave), if leaving.is_none() => News::Leave,
-            _ = tick.tick() => News::Tick,
+            _ = leave.wait_for(|leave| *leave), if leaving.is_none() => NodeEvent::Leave,
+            _ = tick.tick() => NodeEvent::Tick,
         };
         match news {
-            News::Links(report) => node.session.put(links.clone(), encode(&report)),
-            News::Expires => {
+            NodeEvent::Links(report) => node.session.put(links.clone(), encode(&report)),
+            NodeEvent::Expires => {
                 node.record.expires = *expires.borrow_and_update();
-                node.say();
+                node.publish_record();
             }
-            News::Seat(seat) => node.sit(seat).await,
-            News::Taken(taken) => node.taken(taken).await,
-            News::Ended(abort) => node.trouble(abort.reason, abort.suspect).await,
-            News::Held => {
-                let taken = held.borrow_and_update().taken.clone();
+            NodeEvent::Seat(seat) => node.take_seat(seat).await,
+            NodeEvent::TakenSeat(taken) => node.taken(taken).await,
+            NodeEvent::Ended(abort) => node.trouble(abort.reason, abort.suspect).await,
+            NodeEvent::SessionState => {
+                let taken = held.borrow_and_update().name_holder.clone();
                 if let Some(taken) = taken {
-                    node.knock(&taken).await;
+                    node.check_name_holder(&taken).await;
                 }
             }
-            News::Tick => node.tick().await,
-            News::Outlived => {
-                tracing::info!("a request to leave is older than this worker");
+            NodeEvent::Tick => node.tick().await,
+            NodeEvent::Outlived => {
+                tracing::info!("ignoring a drain request for an earlier process with this id");
                 node.forget_drain().await;
             }
-            News::Leave => {
+            NodeEvent::Leave => {
                 leaving = Some(Instant::now());
                 node.record.state = WorkerState::Draining;
-                node.say();
+                node.publish_record();
             }
         }
-        node.stand(leaving.is_some());
+        node.publish_standing(leaving.is_some());
         let asked = leaving.is_some() || *node.leave.borrow();
         let over = leaving.is_some_and(|since| {
             let patience = since.elapsed() > limits::LEAVE_TIME;
             node.now.is_none() && node.taking.is_none() || patience
         });
-        if over || asked && node.unfit.is_some() {
-            node.stand_up("the worker leaves").await;
+        if over || asked && node.fatal.is_some() {
+            node.leave_seat("the worker is leaving").await;
             node.forget_drain().await;
             node.session.leave().await;
             return Ok(());
         }
-        if let Some(error) = node.displaced().or(node.unfit.clone()) {
+        if let Some(error) = node.displaced().or(node.fatal.clone()) {
             tracing::error!("{error}");
-            node.stand_up(&error.to_string()).await;
+            node.leave_seat(&error.to_string()).await;
             node.session.leave().await;
             return Err(error);
         }
@@ -295,24 +298,24 @@ pub async fn run(
 
 fn seat_of(view: &rein_control_plane::Snapshot, key: &str) -> Option<Seat> {
     let seat = decode(&view.entries.get(key)?.value);
-    seat.inspect_err(|error| tracing::warn!(key, %error, "a seat that cannot be read")).ok()
+    seat.inspect_err(|error| tracing::warn!(key, %error, "ignoring a seat that cannot be decoded")).ok()
 }
 
-async fn tried(probing: &mut Option<Probing>) -> LinkReport {
+async fn probe_report(probing: &mut Option<Probing>) -> LinkReport {
     match probing {
         Some(probing) => probing.changed().await,
         None => std::future::pending().await,
     }
 }
 
-async fn finished(taking: &mut Option<JoinHandle<Result<Taken, Refused>>>) -> Result<Taken, Refused> {
+async fn finished(taking: &mut Option<JoinHandle<Result<TakenSeat, SeatError>>>) -> Result<TakenSeat, SeatError> {
     let Some(handle) = taking else { return std::future::pending().await };
     let taken = handle.await;
     *taking = None;
-    taken.unwrap_or_else(|panic| Err(Refused::because(format!("taking the seat failed: {panic}"), None)))
+    taken.unwrap_or_else(|panic| Err(SeatError::because(format!("taking the seat panicked: {panic}"), None)))
 }
 
-async fn told(ended: &mut Option<oneshot::Receiver<Abort>>) -> Abort {
+async fn group_aborted(ended: &mut Option<oneshot::Receiver<Abort>>) -> Abort {
     let Some(receiver) = ended else { return std::future::pending().await };
     let told = receiver.await;
     *ended = None;
@@ -323,88 +326,92 @@ async fn told(ended: &mut Option<oneshot::Receiver<Abort>>) -> Abort {
 }
 
 impl Node {
-    /// The worker's record as it is now.
-    fn say(&self) {
+    /// Publishes the worker's record.
+    fn publish_record(&self) {
         self.session.put(self.options.keys.worker(&self.options.id), encode(&self.record));
     }
 
     async fn forget_drain(&self) {
         let gone = Transaction::default().delete(self.options.keys.drain(&self.options.id));
         if let Err(error) = self.store.commit(gone).await {
-            tracing::warn!(%error, "the request to leave stays in the store");
+            tracing::warn!(%error, "cannot delete the drain request");
         }
     }
 
-    /// Whether anybody is left where the one was who has this id: a worker that was killed and started again need not wait
-    /// for its own old lease.
-    async fn knock(&self, taken: &Rival) {
+    /// Checks whether the process that holds this worker's id is gone. A restarted worker then need not wait for the
+    /// lease of its predecessor.
+    async fn check_name_holder(&self, taken: &NameHolder) {
         let Ok(record) = decode::<WorkerRecord>(&taken.value) else { return };
         let gone = record.address == self.record.address || {
-            let answer = timeout(limits::KNOCK, TcpStream::connect(&record.address)).await;
+            let answer = timeout(limits::NAME_HOLDER_TIME, TcpStream::connect(&record.address)).await;
             matches!(answer, Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused)
         };
         if gone {
-            tracing::info!(address = record.address, "the one before with this id is gone");
+            tracing::info!(address = record.address, "the previous process with this id is gone; taking over its id");
             self.session.replace(taken);
         }
     }
 
-    /// Another one has been here with this id for longer than a dead one could be.
+    /// Whether another process has held this id for longer than the lease of a dead one could last.
     fn displaced(&self) -> Option<NodeError> {
         let held = self.session.held();
         let held = held.borrow();
-        let record = decode::<WorkerRecord>(held.is_taken(self.options.lease)?);
+        let record = decode::<WorkerRecord>(held.name_taken_by(self.options.lease)?);
         let address = record.map_or_else(|_| "an unknown address".to_owned(), |record| record.address);
         Some(NodeError::Displaced { id: self.options.id.clone(), address })
     }
 
-    /// Takes a seat that is newer than the present one.
-    async fn sit(&mut self, seat: Seat) {
+    /// Takes a seat that is newer than the current one.
+    async fn take_seat(&mut self, seat: Seat) {
         self.pending = None;
         if seat.epoch <= self.record.seat.epoch && (seat.group.is_some() || self.record.seat.group.is_none()) {
             return;
         }
-        self.stand_up(&format!("epoch {} follows", seat.epoch)).await;
-        if self.unfit.is_some() {
+        self.leave_seat(&format!("replaced by epoch {}", epoch::number(seat.epoch))).await;
+        if self.fatal.is_some() {
             return;
         }
         let Some(group) = seat.group.clone() else {
-            tracing::info!(epoch = seat.epoch, "without a seat: a spare");
+            tracing::info!(epoch = epoch::number(seat.epoch), "no seat: this worker is a spare");
             self.record.seat = seat;
-            // Whoever counted on the member that this was, counts no more.
+            // The former member must not count as present.
             self.record.incarnation += 1;
-            if self.quiet.is_none() {
-                self.say();
+            if self.unavailable_until.is_none() {
+                self.publish_record();
             }
             return;
         };
         let record = match self.placement(&group).await {
-            // Of another epoch: there is a newer seat, too, or there will be.
+            // A placement of another epoch: a newer seat is there or will follow.
             Ok(record) => match record.filter(|record| record.epoch() == seat.epoch) {
                 Some(record) => Arc::new(record),
                 None => return,
             },
             Err(error) => {
-                tracing::warn!(group, %error, "cannot read the placement; trying again");
+                tracing::warn!(group, %error, "cannot read the placement; retrying");
                 self.pending = Some(seat);
                 return;
             }
         };
         let Some(member) = record.member(&self.options.id, self.record.incarnation) else {
-            return tracing::warn!(group, seat.epoch, "a seat for a member that this worker no longer is");
+            return tracing::warn!(
+                group,
+                epoch = epoch::number(seat.epoch),
+                "ignoring a seat: the group's record does not list this worker"
+            );
         };
-        tracing::info!(group, seat.epoch, rank = record.first_rank(member), "taking a seat");
+        tracing::info!(group, epoch = epoch::number(seat.epoch), rank = record.first_rank(member), "taking a seat");
         self.record.seat = seat;
-        let links = Arc::new(Links::default());
-        let residents = self.homes.1.try_iter().collect();
-        let taking = Taking {
+        let links = Arc::new(GroupLinks::default());
+        let residents = self.returned_weights.1.try_iter().collect();
+        let taking = SeatTask {
             work: self.work.clone(),
             group: group.clone(),
             record: record.clone(),
             member,
             listener: self.listener.clone(),
             residents,
-            home: self.homes.0.clone(),
+            home: self.returned_weights.0.clone(),
             links: links.clone(),
             options: self.options.engine.clone(),
         };
@@ -418,12 +425,12 @@ impl Node {
             links,
             engine: None,
             taken: None,
-            relayout: None,
+            migration: None,
             mirror: None,
-            known: Known::default(),
+            known: StoredRecord::default(),
             told: None,
         });
-        self.say();
+        self.publish_record();
     }
 
     async fn placement(&self, group: &str) -> Result<Option<GroupRecord>, StoreError> {
@@ -431,95 +438,95 @@ impl Node {
         let snapshot = self.store.read(&key).await?;
         let record = snapshot.entries.get(&key).map(|entry| decode(&entry.value));
         Ok(record.and_then(|record| {
-            record.inspect_err(|error| tracing::error!(group, %error, "a placement that cannot be read")).ok()
+            record.inspect_err(|error| tracing::error!(group, %error, "cannot decode the placement")).ok()
         }))
     }
 
-    async fn taken(&mut self, taken: Result<Taken, Refused>) {
+    async fn taken(&mut self, taken: Result<TakenSeat, SeatError>) {
         let Some(now) = &mut self.now else { return };
         match taken {
             Ok(mut taken) => {
                 now.engine = taken.engine.take();
                 let layout = now.record.placement.layout;
-                now.relayout = taken.layouts.take().map(|layouts| Relayout::new(layouts, layout));
+                now.migration = taken.layouts.take().map(|layouts| ExpertMigration::new(layouts, layout));
                 now.taken = Some(taken);
-                self.penance = limits::PENANCE_FIRST;
-                let epoch = now.record.epoch();
-                tracing::info!(group = now.group, epoch, rank = now.rank, "seated");
+                self.load_retry = limits::LOAD_RETRY_FIRST;
+                let epoch = epoch::number(now.record.epoch());
+                tracing::info!(group = now.group, epoch, rank = now.rank, "seat taken: loaded and linked");
                 self.switch.set(now.engine.clone());
                 let keys = &self.options.keys;
                 now.ready(&self.session, keys, &self.options.id);
                 self.session.remove(&keys.trouble(&now.group, now.rank));
-                if now.rank == 0 || now.relayout.is_some() {
+                if now.rank == 0 || now.migration.is_some() {
                     let prefix = keys.group(&now.group);
                     now.mirror = Some(Mirror::new(self.store.clone(), &self.options.id, prefix));
                 }
                 self.ended = now.links.watch();
-                self.say();
+                self.publish_record();
             }
-            Err(Refused { reason, suspect, is_final }) => {
+            Err(SeatError { reason, suspect, is_final }) => {
                 if is_final {
-                    self.unfit = Some(NodeError::Checkpoint(reason.clone()));
+                    self.fatal = Some(NodeError::Checkpoint(reason.clone()));
                 } else if suspect == Some(now.rank) {
-                    // Not to be given the same seat again and again.
-                    tracing::warn!(wait = ?self.penance, "not available for a while");
-                    self.quiet = Some(Instant::now() + self.penance);
-                    self.penance = (self.penance * 2).min(limits::PENANCE_LONGEST);
+                    // The controller would assign the same seat again and again.
+                    tracing::warn!(wait = ?self.load_retry, "cannot load; unavailable for a while");
+                    self.unavailable_until = Some(Instant::now() + self.load_retry);
+                    self.load_retry = (self.load_retry * 2).min(limits::LOAD_RETRY_LONGEST);
                 }
                 self.trouble(reason, suspect).await;
             }
         }
     }
 
-    /// Follows the group's layout of experts.
-    async fn lay_out(&mut self) {
+    /// Follows the group's expert layout.
+    async fn follow_expert_layout(&mut self) {
         let Some(now) = &mut self.now else { return };
-        let (Some(relayout), Some(mirror)) = (&mut now.relayout, &now.mirror) else { return };
+        let (Some(migration), Some(mirror)) = (&mut now.migration, &now.mirror) else { return };
         let (keys, view) = (&self.options.keys, mirror.view());
         now.known.read(&view, &keys.placement(&now.group));
         let epoch = now.record.epoch();
         let Some(record) = now.known.record.clone().filter(|record| record.epoch() == epoch) else { return };
-        match relayout.follow(&record.placement).await {
+        match migration.follow(&record.placement).await {
             Ok(Some(placement)) => {
                 now.record = Arc::new(GroupRecord { placement: (*placement).clone(), ..(*record).clone() });
                 now.ready(&self.session, keys, &self.options.id);
             }
             Ok(None) => {}
             Err(error) => {
-                self.unfit = Some(NodeError::Checkpoint(error.to_string()));
+                self.fatal = Some(NodeError::Checkpoint(error.to_string()));
                 return;
             }
         }
-        let Some(relayout) = now.relayout.as_mut().filter(|_| now.rank == 0) else { return };
-        relayout.lead(&view, keys, &now.group, &record);
-        if let Some(load) = relayout.usage(&now.record) {
+        let Some(migration) = now.migration.as_mut().filter(|_| now.rank == 0) else { return };
+        migration.lead(&view, keys, &now.group, &record);
+        if let Some(load) = migration.usage(&now.record) {
             self.session.put(keys.experts(&now.group), encode(&load));
         }
     }
 
     async fn tick(&mut self) {
-        if self.quiet.is_some_and(|until| Instant::now() > until) {
-            self.quiet = None;
-            self.say();
+        if self.unavailable_until.is_some_and(|until| Instant::now() > until) {
+            self.unavailable_until = None;
+            self.publish_record();
         }
         if let Some(seat) = self.pending.take() {
-            self.sit(seat).await;
+            self.take_seat(seat).await;
         }
-        self.look_after_checkpoint().await;
-        self.lay_out().await;
+        self.check_checkpoint().await;
+        self.follow_expert_layout().await;
         let Some(now) = &mut self.now else { return };
         let Some(engine) = now.engine.clone() else { return };
         if let Some(why) = engine.lost().map(str::to_owned) {
-            // The links, where there are any, know whose fault it was.
+            // With links to other processes, the links know which rank failed.
             if now.ranks == now.record.placement.ranks.len() {
                 return self.trouble(why, None).await;
             }
             return;
         }
         if let Some(time) = engine.step_time().filter(|&time| time > self.options.step_deadline) {
-            let why = format!("a step has taken {time:.1?}");
+            let why = format!("a step is running for {time:.1?}, longer than --step-deadline");
             if now.links.give_up(&why) {
-                // Whoever watches the links hears of it, as all other ranks do.
+                // The task that watches the links is told, as all other ranks are.
                 return;
             }
             let rank = now.rank;
@@ -535,8 +542,10 @@ impl Node {
             total_blocks: stats.total_blocks,
         };
         let idle = |load: &Load| load.running + load.waiting == 0;
-        let fresh =
-            now.told.as_ref().is_some_and(|(at, told)| at.elapsed() < limits::TELL && idle(told) == idle(&load));
+        let fresh = now
+            .told
+            .as_ref()
+            .is_some_and(|(at, told)| at.elapsed() < limits::LOAD_INTERVAL && idle(told) == idle(&load));
         if !fresh {
             self.session.put(self.options.keys.load(&now.group), encode(&load));
             now.told = Some((Instant::now(), load));
@@ -549,9 +558,9 @@ impl Node {
             let condition = at.map_or(Condition::Absent(key.clone()), |at| Condition::At(key.clone(), at));
             let back = Transaction::default().when(condition);
             match self.store.commit(back.put(key, encode(&*now.record), None)).await {
-                Ok(Some(_)) => tracing::warn!(group = now.group, "the store had forgotten the placement"),
+                Ok(Some(_)) => tracing::warn!(group = now.group, "the store had lost the placement; restored it"),
                 Ok(None) => {}
-                Err(error) => tracing::warn!(%error, "cannot put the placement back"),
+                Err(error) => tracing::warn!(%error, "cannot restore the placement"),
             }
         }
     }

@@ -1,6 +1,6 @@
-//! The ranks of a group that live in this process: one thread with one device each. Whether the others are threads of
-//! this process or of others is up to the collective that links them. The leader (rank 0) shares each step with all
-//! ranks, every rank executes it, the leader answers.
+//! The ranks of a group in this process: one thread with one device each. The collective hides whether the other ranks
+//! are threads of this process or of others. The leader (rank 0) shares each step with all ranks; every rank executes
+//! it; the leader returns the result. This module does not know sequences, the store or gRPC.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use rein_control_plane::epoch::number;
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
 use rein_kernels::Result as KernelResult;
 use rein_kernels::collective::{self, Collective};
@@ -26,16 +27,16 @@ mod memory;
 mod open;
 mod thread;
 
-use layout::Inbox;
+use layout::LayoutInbox;
 pub use layout::Layouts;
 pub use memory::KvPlan;
 use open::Checkpoint;
-use thread::{Desk, Job, Report};
+use thread::{LeaderQueues, RankJob, RankReport};
 
-/// What numbers are computed and kept in.
+/// The types for computing and for the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dtype {
-    /// The checkpoint's, where f16 becomes f32 and quantized weights become bf16.
+    /// The checkpoint's type; f16 becomes f32 and quantized weights become bf16.
     #[default]
     Auto,
     F32,
@@ -46,7 +47,7 @@ pub enum Dtype {
 pub enum Quantize {
     #[default]
     None,
-    /// int8 weights with a scale per group of inputs, made at load.
+    /// int8 weights with a scale per group of inputs, quantized at load.
     Int8,
 }
 
@@ -56,23 +57,25 @@ pub struct ModelOptions {
     pub quantize: Quantize,
     /// Tensor parallel ranks.
     pub tp: usize,
-    /// Threads of this process's ranks together. None: one per core.
+    /// Threads of all ranks of this process together. None: one per core.
     pub threads: Option<usize>,
-    /// KV blocks. None: as many as `kv_memory` holds.
+    /// KV blocks. None: as many as fit in `kv_memory`.
     pub kv_blocks: Option<usize>,
-    /// Bytes for the KV cache of this process's ranks together. None: a quarter of the memory that the weights leave free.
+    /// Bytes for the KV cache of all ranks of this process together. None: a quarter of the memory that the weights
+    /// leave free.
     pub kv_memory: Option<usize>,
     /// Tokens per KV block.
     pub block_size: usize,
-    /// Longest prompt + generated. None: what the model allows, or what the KV cache holds if that is less.
+    /// Limit of prompt and generated tokens together. None: the model's limit, or what the KV cache holds if that is
+    /// less.
     pub max_context: Option<usize>,
-    /// Sequences computed at once, as in `EngineOptions`. The KV cache is no larger than so many full contexts.
+    /// Sequences computed at once, as in `EngineOptions`. The KV cache holds at most this many full contexts.
     pub max_sequences: usize,
-    /// Experts of each layer that a rank leaves room for, beyond those that it loads.
+    /// Experts per layer and rank that fit beyond those of the placement.
     pub redundant_experts: usize,
-    /// Of the placement; steps of another epoch are refused.
+    /// The epoch of the placement. Steps of another epoch are rejected.
     pub epoch: u64,
-    /// A read of the checkpoint that returns nothing for so long has stalled, and loading ends with an error.
+    /// A read of the checkpoint that returns nothing for this long counts as stalled, and loading fails.
     pub read_timeout: Duration,
 }
 
@@ -95,11 +98,11 @@ impl Default for ModelOptions {
     }
 }
 
-/// Reports of ranks on their way to the loading thread.
+/// Reports of ranks queued for the loading thread.
 const REPORT_QUEUE: usize = 64;
 
-/// A checkpoint that is open, for any rank of any placement.
-pub struct Model {
+/// An open checkpoint, which can load any rank of any placement.
+pub struct ModelLoader {
     dir: PathBuf,
     options: ModelOptions,
     checkpoint: Arc<Checkpoint>,
@@ -108,11 +111,11 @@ pub struct Model {
 /// A rank's weights, which outlive its group.
 pub struct Resident {
     network: Network<Cpu>,
-    /// Of the group; what a rank holds depends on it.
+    /// The size of the group, on which a rank's weights depend.
     ranks: usize,
 }
 
-/// The ranks of a group that have been seated in this process.
+/// The ranks of a group in this process, loaded and linked.
 pub struct Seated {
     pub plan: KvPlan,
     // Dropped before the ranks are joined: the leader's thread ends with it.
@@ -123,7 +126,7 @@ pub struct Seated {
     layouts: Arc<Layouts>,
 }
 
-/// Joined when dropped. Those that do not lead end with their group's links.
+/// Joined when dropped. Followers end with their group's links.
 struct Ranks(Vec<JoinHandle<()>>);
 
 struct Leader {
@@ -131,7 +134,7 @@ struct Leader {
     results: Receiver<KernelResult<StepResult>>,
 }
 
-impl Model {
+impl ModelLoader {
     pub fn open(dir: &Path, options: &ModelOptions) -> Result<Self, LoadError> {
         if options.block_size == 0 {
             return Err(LoadError::Option { option: "block_size", what: "must be at least 1".into() });
@@ -141,17 +144,19 @@ impl Model {
             let (dir, options, reads) = (dir.to_owned(), options.clone(), reads.clone());
             move || open::open(&dir, &options, &reads)
         })?;
-        // Said now, not only once the model is loaded.
+        // Reported now rather than once the model is loaded.
         memory::context(&checkpoint.spec, options)?;
         let most = checkpoint.spec.shape().experts.into_iter().max().unwrap_or(0);
         if options.redundant_experts > most {
-            let what = format!("a layer of this model has {most} experts, of which no rank holds two copies");
+            let what = format!(
+                "must be below {most}, the number of experts in a layer: a rank never holds two copies of an expert"
+            );
             return Err(LoadError::Option { option: "redundant_experts", what });
         }
-        Ok(Model { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(checkpoint) })
+        Ok(ModelLoader { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(checkpoint) })
     }
 
-    /// The directory's own name, for clients.
+    /// The name of the directory, for clients.
     pub fn name(&self) -> String {
         let whole = self.dir.canonicalize().unwrap_or_else(|_| self.dir.clone());
         whole.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
@@ -161,18 +166,18 @@ impl Model {
         self.checkpoint.spec.shape()
     }
 
-    /// Of config.json, as it was read.
+    /// The hash of config.json as it was read.
     pub fn config_hash(&self) -> u64 {
         self.checkpoint.config
     }
 
-    /// Of each file of weights its name and a hash of what is in it. What is loaded later is held to it.
+    /// The name of each weights file and a hash of its contents. Files that are loaded later must match it.
     pub fn hashes(&self) -> Result<Vec<(PathBuf, u64)>, LoadError> {
         let checkpoint = self.checkpoint.clone();
         self.checkpoint.reads.watch(move || checkpoint.weights.hashes())
     }
 
-    /// Bytes of the largest rank's weights in a group of so many.
+    /// Bytes of the largest rank's weights in a group of this size.
     pub fn bytes_per_rank(&self, ranks: usize) -> Result<usize, LoadError> {
         let Checkpoint { spec, precisions, .. } = &*self.checkpoint;
         let placement = place(&spec.shape(), ranks, 1)?;
@@ -180,20 +185,21 @@ impl Model {
         Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks) + copies).max().unwrap_or(0))
     }
 
-    /// That the files of weights look as they did when they were opened. It may hang, and counts as no read then.
+    /// Checks that the weights files look as they did when they were opened. It may hang without counting as a stalled
+    /// read.
     pub fn unwritten(&self) -> Result<(), LoadError> {
         self.checkpoint.weights.unwritten()
     }
 
-    /// How many ranks of a group of `group_size` this machine's free memory has room for, in one process; at least `here`,
-    /// since whether those fit is seen when they are loaded.
+    /// How many ranks of a group of `group_size` fit in this machine's free memory in one process; at least `here`,
+    /// because loading checks those.
     pub fn most_ranks(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
         let bytes = self.bytes_per_rank(group_size)?.max(1);
         Ok((memory::free_memory() / 2 / bytes).clamp(here, group_size.max(here)))
     }
 
-    /// Seats the ranks whose links these are. `residents` are used where they hold what is wanted, and the ranks' weights
-    /// go to `home` when their group is over. Returns when all ranks of the group, wherever they are, have loaded.
+    /// Loads and starts the ranks of these links. Uses `residents` that hold the wanted weights; the ranks return their
+    /// weights to `home` when their group ends. Returns when all ranks of the group, in all processes, have loaded.
     pub fn seat(
         &self,
         placement: &Arc<Placement>,
@@ -207,7 +213,7 @@ impl Model {
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
         let mut found: Vec<Option<Resident>> =
             mine.iter().map(|rank| Resident::take(&mut residents, rank, size)).collect();
-        // What is of no use makes room.
+        // Residents that do not fit free their memory.
         drop(residents);
         let to_load = || mine.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(rank, _)| *rank);
         let plan = KvPlan::new(spec, &mine, to_load(), size, *precisions, &self.options)?;
@@ -215,12 +221,13 @@ impl Model {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (self.options.threads.unwrap_or(cores) / links.len().max(1)).max(1);
         let (report, reports) = bounded(REPORT_QUEUE);
-        // Before the channels: on an early return they go first, and the leader's thread, which waits for steps, ends.
+        // Declared before the channels: on an early return the channels are dropped first, and the leader's thread,
+        // which waits for steps, ends.
         let mut ranks = Ranks(Vec::new());
         let (steps_in, steps) = bounded(1);
         let (results_out, results) = bounded(1);
         let (count, mut leads) = (links.len(), false);
-        let desk = Desk {
+        let desk = LeaderQueues {
             steps,
             results: results_out,
             used: Arc::new(AtomicU64::new(placement.layout)),
@@ -229,9 +236,9 @@ impl Model {
         let mut inboxes = Vec::new();
         for ((link, rank), resident) in links.into_iter().zip(mine.iter()).zip(&mut found) {
             leads |= rank.rank == 0;
-            let inbox = Arc::new(Inbox::default());
+            let inbox = Arc::new(LayoutInbox::default());
             inboxes.push((rank.rank, inbox.clone()));
-            let job = Job {
+            let job = RankJob {
                 checkpoint: self.checkpoint.clone(),
                 placement: placement.clone(),
                 rank: rank.rank,
@@ -250,7 +257,7 @@ impl Model {
             ranks.0.push(thread);
         }
         drop(report);
-        let Desk { used, counts, .. } = desk;
+        let LeaderQueues { used, counts, .. } = desk;
         let layouts = Arc::new(Layouts {
             checkpoint: self.checkpoint.clone(),
             ranks: inboxes,
@@ -261,7 +268,7 @@ impl Model {
         });
         let blocks = await_loaded(reports, count, total, reads, progress).inspect_err(|error| {
             if matches!(error, LoadError::Stalled { .. }) {
-                // Whoever hangs cannot be joined.
+                // A hung rank cannot be joined.
                 ranks.0.clear();
             }
         })?;
@@ -282,7 +289,7 @@ impl Model {
 
 impl Resident {
     fn take(residents: &mut Vec<Resident>, rank: &RankPlacement, ranks: usize) -> Option<Resident> {
-        // Experts may lie elsewhere by now; those that it lacks are loaded.
+        // Experts may have moved; the missing ones are loaded.
         let holds = |resident: &Resident| {
             let known = resident.network.rank();
             let same = (known.rank, &known.heads, &known.kv_heads) == (rank.rank, &rank.heads, &rank.kv_heads);
@@ -293,11 +300,11 @@ impl Resident {
 }
 
 impl Seated {
-    /// What executes steps, if the leader is here. Dropping it ends the group.
-    pub fn executor(self) -> Option<Group> {
+    /// The executor, if the leader is in this process. Dropping it ends the group.
+    pub fn executor(self) -> Option<RankGroup> {
         let Seated { plan, ranks, leader, shape, epoch, layouts } = self;
         let wanted = layouts.wanted.clone();
-        leader.map(|leader| Group {
+        leader.map(|leader| RankGroup {
             shape,
             epoch,
             wanted,
@@ -313,7 +320,7 @@ impl Seated {
         &self.layouts
     }
 
-    /// Whether the leader is here.
+    /// Whether the leader is in this process.
     pub fn leads(&self) -> bool {
         self.leader.is_some()
     }
@@ -322,59 +329,59 @@ impl Seated {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for thread in self.0.drain(..) {
-            // A rank that panicked has said so on its own.
+            // A rank that panicked has logged it.
             let _ = thread.join();
         }
     }
 }
 
-/// The model over its ranks, as the leader has it.
-pub struct Group {
+/// The model over its ranks, as the leader executes it.
+pub struct RankGroup {
     shape: ExecutorShape,
     epoch: u64,
-    /// The layout of the steps to come.
+    /// The expert layout of the next steps.
     wanted: Arc<AtomicU64>,
     plan: KvPlan,
     // As in `Seated`.
     leader: Leader,
     _ranks: Ranks,
-    /// Sequences of which the leader holds logits.
+    /// Sequences whose logits the leader holds.
     stashed: HashSet<u64>,
     lost: Option<String>,
 }
 
-impl Group {
+impl RankGroup {
     /// Loads a checkpoint directory over ranks that are threads of this process. `progress` gets (bytes read, bytes to
     /// read).
     pub fn load(dir: &Path, options: &ModelOptions, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
-        Self::of(&Model::open(dir, options)?, progress)
+        Self::of(&ModelLoader::open(dir, options)?, progress)
     }
 
     /// The same for a checkpoint that is open.
-    pub fn of(model: &Model, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
+    pub fn of(model: &ModelLoader, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, LoadError> {
         let options = &model.options;
         let placement = Arc::new(place(&model.shape(), options.tp, options.epoch)?);
         let links = collective::threads::group(options.tp).into_iter();
         let links = links.map(|link| Box::new(link) as Box<dyn Collective>).collect();
         let seated = model.seat(&placement, links, Vec::new(), None, progress)?;
-        seated.executor().ok_or_else(|| LoadError::Rank { rank: 0, what: "was not seated".into() })
+        seated.executor().ok_or_else(|| LoadError::Rank { rank: 0, what: "was not started".into() })
     }
 
     pub fn plan(&self) -> &KvPlan {
         &self.plan
     }
 
-    /// Whether a step can be executed, before any rank sees it.
+    /// Checks a step before any rank sees it.
     fn check(&self, step: &Step) -> Result<(), String> {
         if step.epoch != self.epoch {
-            return Err(format!("it is of epoch {}, the placement of epoch {}", step.epoch, self.epoch));
+            return Err(format!("step of epoch {}, placement of epoch {}", number(step.epoch), number(self.epoch)));
         }
         let shape = &self.shape;
         for row in &step.rows {
             check_row(row, shape.vocab_size, shape.max_context, shape.blocks, shape.block_size)?;
             let dropped = || step.dropped.contains(&row.seq);
             if row.tokens.is_empty() && (!self.stashed.contains(&row.seq) || dropped()) {
-                return Err(format!("sequence {}: there are no logits to draw from", row.seq));
+                return Err(format!("sequence {}: no stashed logits to draw from", row.seq));
             }
         }
         Ok(())
@@ -388,7 +395,7 @@ impl Group {
     }
 }
 
-impl Executor for Group {
+impl Executor for RankGroup {
     fn shape(&self) -> ExecutorShape {
         self.shape.clone()
     }
@@ -419,10 +426,10 @@ impl Executor for Group {
     }
 }
 
-/// Takes the reports' queue with it, so that ranks which go on after a failure do not wait for a reader. Returns the KV
-/// blocks that the ranks agreed on.
+/// Owns the report queue, so that ranks which continue after a failure do not wait for a reader. Returns the KV blocks
+/// that the ranks agreed on.
 fn await_loaded(
-    reports: Receiver<Report>,
+    reports: Receiver<RankReport>,
     ranks: usize,
     total: u64,
     reads: &Reads,
@@ -432,15 +439,16 @@ fn await_loaded(
     let mut failure: Option<LoadError> = None;
     while waiting > 0 {
         match reports.recv_timeout(STALL_LOOK) {
-            Ok(Report::Read(bytes)) => {
+            Ok(RankReport::Read(bytes)) => {
                 read += bytes;
                 progress(read.min(total), total);
             }
-            Ok(Report::Loaded(Ok(blocks))) => (agreed, waiting) = (blocks, waiting - 1),
-            Ok(Report::Loaded(Err(error))) => {
+            Ok(RankReport::Loaded(Ok(blocks))) => (agreed, waiting) = (blocks, waiting - 1),
+            Ok(RankReport::Loaded(Err(error))) => {
                 waiting -= 1;
-                // The first cause is not to be hidden behind the ranks that it aborted.
-                let aborted = |error: &LoadError| matches!(error, LoadError::Kernel(rein_kernels::Error::Aborted(_)));
+                // Reports the first cause rather than the ranks that were aborted because of it.
+                let aborted =
+                    |error: &LoadError| matches!(error, LoadError::Kernel(rein_kernels::KernelError::Aborted(_)));
                 if failure.as_ref().is_none_or(|known| aborted(known) && !aborted(&error)) {
                     failure = Some(error);
                 }
@@ -458,7 +466,7 @@ fn await_loaded(
     Ok(agreed)
 }
 
-/// The longest sequence that a checkpoint directory and `options` allow, before its weights are looked at.
+/// The context limit of a checkpoint directory and `options`, before its weights are opened.
 pub(crate) fn max_context(dir: &Path, options: &ModelOptions) -> Result<usize, LoadError> {
     let text = read_config(dir, &Reads::new(options.read_timeout))?;
     memory::context(&model::build(&parse_config(dir, &text)?)?, options)

@@ -1,4 +1,4 @@
-//! Checks requests before the engine sees them.
+//! Validates requests before they reach the engine. It does not know the engine's state.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use crate::executor::ExecutorShape;
 use crate::limits;
 use crate::scheduler::context_limit;
 
-/// Every field is in its range, for an engine of this shape.
+/// Checks that every field is in range for an engine of this shape.
 pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
     let (len, context) = (start.prompt.len() + start.resume.len(), context_limit(shape));
     short("request_id", &start.request_id, limits::MAX_REQUEST_ID_BYTES)?;
-    require("prompt", !start.prompt.is_empty(), || "empty; at least one token is needed".into())?;
-    // A held prompt may be scored and nothing drawn after it.
-    let drawn = if start.hold { "" } else { " including at least one generated" };
+    require("prompt", !start.prompt.is_empty(), || "must have at least one token".into())?;
+    // A held prompt may be scored without drawing a token after it.
+    let drawn = if start.hold { "" } else { ", including at least one generated token" };
     require("prompt", start.prompt.len() < context + usize::from(start.hold), || {
-        format!("{} tokens; the engine holds {context}{drawn}", start.prompt.len())
+        format!("{} tokens; the limit is {context} tokens{drawn}", start.prompt.len())
     })?;
-    require("resume", len <= context, || format!("{len} tokens with the prompt; the engine holds {context}"))?;
+    require("resume", len <= context, || format!("{len} tokens including the prompt; the limit is {context} tokens"))?;
     vocabulary("prompt", &start.prompt, shape)?;
     vocabulary("resume", &start.resume, shape)?;
     let sampling = start.sampling.as_ref().ok_or_else(|| missing("sampling"))?;
@@ -31,12 +31,14 @@ pub fn check(start: &Start, shape: &ExecutorShape) -> Result<(), InvalidStart> {
         let max = limits::MAX_LOGPROBS;
         require(field, (-1..=max).contains(&count), || format!("{count}; must be -1 (none) or 0 to {max}"))?;
     }
-    require("script", start.script.is_empty() || shape.kind == "sim", || "only the sim engine takes a script".into())?;
+    require("script", start.script.is_empty() || shape.kind == "sim", || {
+        "only the sim engine supports a script".into()
+    })?;
     require("script", start.script.len() <= context, || format!("longer than the context of {context} tokens"))?;
     vocabulary("script", &start.script, shape)
 }
 
-/// How often a listener wants to hear.
+/// The interval at which a listener wants messages.
 pub fn interval(request: &EventsRequest) -> Result<Duration, InvalidStart> {
     let interval = Duration::from_millis(request.interval_ms.into());
     let (least, most) = (limits::EVENT_INTERVAL, limits::EVENT_SILENCE);
@@ -84,7 +86,7 @@ fn require(field: &'static str, ok: bool, problem: impl FnOnce() -> String) -> R
 }
 
 fn missing(field: &'static str) -> InvalidStart {
-    InvalidStart { field, problem: "missing; every field is set explicitly".into() }
+    InvalidStart { field, problem: "missing; every field must be set".into() }
 }
 
 fn short(field: &'static str, value: &str, max: usize) -> Result<(), InvalidStart> {

@@ -1,8 +1,8 @@
-//! Which tokens each step computes, for which sequences, in which KV blocks.
+//! Decides which tokens each step computes, for which sequences, in which KV blocks.
 //!
-//! A pure function of its state, the events applied to it and the `now` it is told: no clock, no I/O, no threads. The
-//! same events give the same steps. One round is `schedule` -> (the executor executes) -> `commit` or `fail`; events
-//! are applied between rounds.
+//! A pure function of its state, the events applied to it and the time `now`: no clock, no I/O, no threads. The same
+//! events give the same steps. A round is `schedule`, execution, then `commit` or `fail`; events are applied between
+//! rounds.
 //!
 //! Invariants: blocks that others may read are never written; a sequence that waits for its router takes part in no
 //! step; the oldest sequence that can run is in every step that computes tokens, whatever must be preempted for it.
@@ -23,23 +23,23 @@ use rein_proto::internal::{
     TokenLogprob, Tokens, from_engine,
 };
 
-use crate::blocks::Blocks;
+use crate::blocks::BlockPool;
 use crate::error::Rejected;
 use crate::executor::ExecutorShape;
 use crate::limits;
-use crate::seq::{Seq, SeqId, Work};
+use crate::seq::{NextWork, Seq, SeqId};
 
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
     /// Sequences computed at once.
     pub max_sequences: usize,
-    /// Sequences that may be here beyond those computed at once.
+    /// Sequences that may wait beyond those computed at once.
     pub max_queue: usize,
     /// Tokens computed in one step, at least `max_sequences`.
     pub step_tokens: usize,
     /// How long a sequence may wait for its router before others may take its slot and blocks.
     pub park_grace: Duration,
-    /// Share the KV blocks of equal prefixes.
+    /// Shares the KV blocks of equal prefixes.
     pub prefix_cache: bool,
 }
 
@@ -56,7 +56,7 @@ impl Default for EngineOptions {
 }
 
 #[derive(Debug)]
-pub enum Event {
+pub enum SchedulerEvent {
     Start {
         seq: SeqId,
         start: Box<Start>,
@@ -74,7 +74,7 @@ pub enum Event {
         seq: SeqId,
         error: String,
     },
-    /// The router does not read what it gets.
+    /// The router does not read its messages.
     Pause {
         seq: SeqId,
     },
@@ -88,15 +88,15 @@ pub enum Event {
 pub struct Output {
     pub seq: SeqId,
     pub message: FromEngine,
-    /// The sequence is gone; nothing follows.
+    /// The sequence has ended; no message follows.
     pub last: bool,
 }
 
-/// A row of the step in flight.
+/// A row of the current step.
 #[derive(Debug, Clone, Copy)]
 struct Planned {
     seq: SeqId,
-    /// Tokens to compute; 0: draw from the stash.
+    /// Number of tokens to compute. 0: draw from the stash.
     count: usize,
     after: After,
     scored: bool,
@@ -106,23 +106,23 @@ struct Planned {
 pub struct Scheduler {
     options: EngineOptions,
     vocab_size: usize,
-    /// Longest prompt + generated: the model's limit, or what all blocks together hold.
+    /// Limit of prompt and generated tokens: the model's limit, or what all blocks together hold.
     context: usize,
-    blocks: Blocks,
+    blocks: BlockPool,
     seqs: BTreeMap<SeqId, Seq>,
-    /// With a slot.
+    /// Sequences with a slot.
     running: BTreeSet<SeqId>,
-    /// Without. In order of arrival, so a preempted sequence stands before those that never ran.
+    /// Sequences without a slot, in order of arrival: a preempted sequence precedes those that never ran.
     waiting: BTreeSet<SeqId>,
     planned: Vec<Planned>,
-    /// Stashes the executor still holds for nobody.
+    /// Sequences that ended and whose stashes the executor still holds.
     dropped: Vec<u64>,
     outputs: Vec<Output>,
     wake_at: Option<Duration>,
     stats: EngineStats,
 }
 
-/// Longest prompt + generated that an executor of this shape can serve.
+/// Limit of prompt and generated tokens that an executor of this shape can serve.
 pub fn context_limit(shape: &ExecutorShape) -> usize {
     shape.max_context.min(shape.blocks * shape.block_size)
 }
@@ -132,7 +132,7 @@ impl Scheduler {
         options.max_sequences = options.max_sequences.max(1);
         options.step_tokens = options.step_tokens.max(options.max_sequences);
         Self {
-            blocks: Blocks::new(shape.blocks, shape.block_size, options.prefix_cache),
+            blocks: BlockPool::new(shape.blocks, shape.block_size, options.prefix_cache),
             options,
             vocab_size: shape.vocab_size,
             context: context_limit(shape),
@@ -156,7 +156,7 @@ impl Scheduler {
         std::mem::take(&mut self.outputs)
     }
 
-    /// With nothing scheduled and no event, the time at which `schedule` would do something new.
+    /// If nothing is scheduled and no event comes, the time at which `schedule` would do something new.
     pub fn wake_at(&self) -> Option<Duration> {
         self.wake_at
     }
@@ -171,26 +171,26 @@ impl Scheduler {
         }
     }
 
-    /// Only a Start can be rejected. Events of sequences that are gone change nothing.
-    pub fn apply(&mut self, event: Event) -> Result<(), Rejected> {
+    /// Only a Start can be rejected. Events for sequences that have ended are ignored.
+    pub fn apply(&mut self, event: SchedulerEvent) -> Result<(), Rejected> {
         debug_assert!(self.planned.is_empty(), "events are applied between rounds");
         match event {
-            Event::Start { seq, start } => return self.start(seq, *start),
-            Event::Steer { seq, steer } => self.steer(seq, steer),
-            Event::Cancel { seq } => {
+            SchedulerEvent::Start { seq, start } => return self.start(seq, *start),
+            SchedulerEvent::Steer { seq, steer } => self.steer(seq, steer),
+            SchedulerEvent::Cancel { seq } => {
                 if self.remove(seq) {
                     self.stats.cancelled += 1;
                 }
             }
-            Event::Fail { seq, error } => self.finish(seq, FinishReason::Error, error),
-            Event::Pause { seq } => self.set_paused(seq, true),
-            Event::Resume { seq } => self.set_paused(seq, false),
+            SchedulerEvent::Fail { seq, error } => self.finish(seq, FinishReason::Error, error),
+            SchedulerEvent::Pause { seq } => self.set_paused(seq, true),
+            SchedulerEvent::Resume { seq } => self.set_paused(seq, false),
         }
         Ok(())
     }
 
     fn start(&mut self, id: SeqId, start: Start) -> Result<(), Rejected> {
-        // Sequences take free slots at the next step only, so a burst between two steps finds them all in `waiting`.
+        // Slots are assigned at the next step, so a burst between two steps finds all sequences in `waiting`.
         let waiting = self.seqs.len().saturating_sub(self.options.max_sequences);
         if waiting >= self.options.max_queue {
             return Err(Rejected::QueueFull { waiting });
@@ -202,9 +202,9 @@ impl Scheduler {
         self.waiting.insert(id);
         if len > self.context {
             let context = self.context;
-            self.finish(id, FinishReason::Error, format!("prompt: {len} tokens; the engine has room for {context}"));
+            self.finish(id, FinishReason::Error, format!("prompt: {len} tokens; the limit is {context} tokens"));
         } else if full || (len == self.context && !held) {
-            // One that is held draws nothing before a Steer, which ends it; until then its prompt can be scored.
+            // A held sequence draws nothing before a Steer, which ends it; until then its prompt can be scored.
             self.finish(id, FinishReason::Length, String::new());
         }
         Ok(())
@@ -237,15 +237,16 @@ impl Scheduler {
         }
     }
 
-    /// The next step, or nothing to do before an event or `wake_at`. Its rows compute tokens, or all of them draw from
-    /// stashes. Its epoch is left to the caller.
+    /// The next step. None: nothing to do before an event or `wake_at`. Its rows either compute tokens, or all of them
+    /// draw from stashes. The caller sets its epoch.
     pub fn schedule(&mut self, now: Duration) -> Option<Step> {
         debug_assert!(self.planned.is_empty(), "the step before was committed");
-        // What is drawn from a stash goes forward with the others in the step after this one, which computes nothing, so
-        // a held row loses no step; and its router finds the next mask while that step runs.
+        // Draws from stashes take a step of their own, which computes nothing. The drawn tokens are computed with the
+        // others in the next step, so a held row loses no step, and its router finds the next mask while that step
+        // runs.
         let running: Vec<SeqId> = self.running.iter().copied().collect();
         for &id in &running {
-            if let Some(seq) = self.seqs.get_mut(&id).filter(|seq| seq.work() == Work::Draw) {
+            if let Some(seq) = self.seqs.get_mut(&id).filter(|seq| seq.work() == NextWork::Draw) {
                 seq.parked_since = None;
                 self.plan(id, 0);
             }
@@ -258,11 +259,11 @@ impl Scheduler {
         let mut prefill = Vec::new();
         for id in running {
             if !self.running.contains(&id) {
-                // Preempted for a row above.
+                // Preempted for an earlier row.
                 continue;
             }
             let Some(seq) = self.seqs.get_mut(&id) else { continue };
-            if seq.work() == Work::Parked {
+            if seq.work() == NextWork::Parked {
                 seq.parked_since.get_or_insert(now);
                 continue;
             }
@@ -272,13 +273,13 @@ impl Scheduler {
                 seq.rewind(seq.computed - 1, &mut self.blocks);
             }
             match seq.work() {
-                Work::Parked | Work::Draw => {}
-                Work::Compute(1) => preempted |= self.plan_tokens(id, 1, &mut budget),
-                Work::Compute(_) => prefill.push(id),
+                NextWork::Parked | NextWork::Draw => {}
+                NextWork::Compute(1) => preempted |= self.plan_tokens(id, 1, &mut budget),
+                NextWork::Compute(_) => prefill.push(id),
             }
         }
         for id in prefill {
-            if let Some(Work::Compute(count)) = self.running.get(&id).and(self.seqs.get(&id)).map(Seq::work) {
+            if let Some(NextWork::Compute(count)) = self.running.get(&id).and(self.seqs.get(&id)).map(Seq::work) {
                 preempted |= self.plan_tokens(id, count, &mut budget);
             }
         }
@@ -289,7 +290,7 @@ impl Scheduler {
         self.step()
     }
 
-    /// Plan up to `count` tokens of a running sequence, with blocks for them. True if others had to make room.
+    /// Plans up to `count` tokens of a running sequence, with blocks for them. True if other sequences were preempted.
     fn plan_tokens(&mut self, id: SeqId, count: usize, budget: &mut usize) -> bool {
         let mut preempted = false;
         let Some(seq) = self.running.get(&id).and(self.seqs.get(&id)) else { return false };
@@ -310,7 +311,7 @@ impl Scheduler {
                 self.preempt(victim);
                 preempted = true;
             } else {
-                // Older sequences hold the rest; they go on and will free some.
+                // Older sequences hold the other blocks; they continue and will free some.
                 return preempted;
             }
         }
@@ -330,11 +331,12 @@ impl Scheduler {
         self.planned.push(Planned { seq: id, count, after, scored });
     }
 
-    /// Who gives its blocks to `id`: of those who wait for their router the last to arrive, else the last of all.
+    /// The sequence that gives its blocks to `id`: the last to arrive of those that wait for their router, else the
+    /// last to arrive.
     fn victim(&self, id: SeqId) -> Option<SeqId> {
         let holders = || self.running.iter().rev().filter(|&&other| other != id && !self.seqs[&other].table.is_empty());
         holders()
-            .find(|&other| self.seqs[other].work() == Work::Parked)
+            .find(|&other| self.seqs[other].work() == NextWork::Parked)
             .or_else(|| holders().next().filter(|&&other| other > id))
             .copied()
     }
@@ -355,7 +357,7 @@ impl Scheduler {
         self.stats.preemptions += 1;
     }
 
-    /// Give slots and blocks to waiting sequences, in order of arrival.
+    /// Gives slots and blocks to waiting sequences, in order of arrival.
     fn admit(&mut self, budget: &mut usize, now: Duration) {
         while *budget > 0 {
             let Some(id) = self.waiting.iter().copied().find(|id| !self.seqs[id].is_parked()) else { return };
@@ -365,7 +367,7 @@ impl Scheduler {
                 self.plan_tokens(id, usize::MAX, budget);
                 continue;
             }
-            // Nobody stands behind a router that does not answer.
+            // A sequence whose router does not answer must not block others.
             let grace = self.options.park_grace;
             let parked = || {
                 self.running
@@ -381,7 +383,8 @@ impl Scheduler {
         }
     }
 
-    /// Blocks for all tokens of a waiting sequence, the longest cached prefix among them. False: there is no room.
+    /// Allocates blocks for all tokens of a waiting sequence, including its longest cached prefix. False: there is no
+    /// room.
     fn seat(&mut self, id: SeqId) -> bool {
         let size = self.blocks.block_size();
         let reserve = match self.running.is_empty() {
@@ -395,7 +398,7 @@ impl Scheduler {
         let want = seq.tokens.len().div_ceil(size);
         let prefix = match seq.scoring() {
             true => Vec::new(),
-            // The last token is computed in any case: its logits are needed.
+            // The last token is always computed: its logits are needed.
             false => self.blocks.lookup(&seq.salt, &seq.tokens[..seq.tokens.len() - 1]),
         };
         let fresh = want - prefix.len();
@@ -439,11 +442,11 @@ impl Scheduler {
         }
     }
 
-    /// The step was executed.
+    /// Applies the result of the step.
     pub fn commit(&mut self, result: StepResult) {
         let expected = self.planned.iter().filter(|row| row.after == After::Draw || row.scored).map(|row| row.seq);
         if !expected.eq(result.rows.iter().map(|row| row.seq)) {
-            return self.fail("the executor answered for other rows than it was given");
+            return self.fail("the executor returned results for other rows than it was given");
         }
         let mut results = result.rows.into_iter();
         for planned in std::mem::take(&mut self.planned) {
@@ -458,7 +461,7 @@ impl Scheduler {
     fn commit_row(&mut self, planned: Planned, result: RowResult) {
         let id = planned.seq;
         let Some(seq) = self.seqs.get_mut(&id) else { return };
-        // Scores stand for tokens 1..=computed; tokens that moved to a fresh block were scored again.
+        // Scores cover tokens 1..=computed; tokens that moved to a fresh block were scored again.
         seq.scores.truncate(seq.computed);
         seq.advance(planned.count, &mut self.blocks);
         if !seq.admitted || planned.count > 1 {
@@ -491,7 +494,7 @@ impl Scheduler {
         let token = match result.token {
             Some(token) if !result.empty_mask => token,
             _ => {
-                let error = format!("no token is left to draw at position {position}: mask and bans exclude all");
+                let error = format!("no token can be drawn at position {position}: mask and bans exclude all tokens");
                 return self.finish(id, FinishReason::Error, error);
             }
         };
@@ -513,14 +516,14 @@ impl Scheduler {
         }
     }
 
-    /// The step failed: its sequences end, the others go on.
+    /// The step failed: its sequences end, the others continue.
     pub fn fail(&mut self, error: &str) {
         for planned in std::mem::take(&mut self.planned) {
             self.finish(planned.seq, FinishReason::Error, error.to_owned());
         }
     }
 
-    /// Every sequence ends.
+    /// Ends every sequence.
     pub fn fail_all(&mut self, error: &str) {
         self.planned.clear();
         for id in self.seqs.keys().copied().collect::<Vec<_>>() {
@@ -528,7 +531,7 @@ impl Scheduler {
         }
     }
 
-    /// Say that the sequence ends. Unless that is only a proposal, it is gone.
+    /// Reports the end of the sequence. Unless that is only a proposal, the sequence is removed.
     fn finish(&mut self, id: SeqId, reason: FinishReason, error: String) {
         let Some(seq) = self.seqs.get_mut(&id) else { return };
         let last = !(seq.proposes && matches!(reason, FinishReason::Stop | FinishReason::Length));
@@ -552,7 +555,7 @@ impl Scheduler {
         true
     }
 
-    /// Compares block tables, reference counts and caches; between rounds and before a step is executed.
+    /// Checks block tables, reference counts and caches; between rounds and before a step is executed.
     pub fn check(&self) -> Result<(), String> {
         let size = self.blocks.block_size();
         for (id, seq) in &self.seqs {
@@ -578,7 +581,7 @@ impl Scheduler {
     }
 }
 
-/// A scored row ends with the prompt at the latest, because scores belong to prompt tokens only.
+/// A scored row ends at the end of the prompt, because scores belong to prompt tokens only.
 fn cut(seq: &Seq, count: usize) -> usize {
     let missing = seq.tokens.len() - seq.computed;
     let count = count.min(missing);

@@ -1,4 +1,4 @@
-//! Teacher forcing: what a model thinks of given tokens. The way to compare two implementations.
+//! Teacher forcing: the log probabilities of given tokens, to compare implementations. It does not know text.
 
 use std::path::Path;
 
@@ -8,20 +8,20 @@ use thiserror::Error;
 
 use crate::checkpoint::LoadError;
 use crate::executor::{Executor, ExecutorError};
-use crate::rank::{self, Group, ModelOptions};
+use crate::rank::{self, ModelOptions, RankGroup};
 
 /// Alternatives per position.
 const TOP: i32 = 5;
-/// Tokens per forward.
+/// Tokens per forward pass.
 const CHUNK: usize = 256;
 
 /// The output of `rein score`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoreOutput {
     pub tokens: Vec<u32>,
-    /// Natural logarithm of each token's probability given those before it; null for the first.
+    /// The natural logarithm of each token's probability given the tokens before it; null for the first.
     pub logprobs: Vec<Option<f32>>,
-    /// For each token the most likely ones to follow it: `top[i]` and `logprobs[i + 1]` are of one distribution.
+    /// For each token, the most likely tokens after it: `top[i]` and `logprobs[i + 1]` belong to the same distribution.
     pub top: Vec<Vec<Scored>>,
 }
 
@@ -41,13 +41,13 @@ pub enum ScoreError {
     Tokens(String),
 }
 
-/// Scores tokens with a checkpoint directory. `options`' KV cache is sized for the tokens, which must not be more than
-/// `options.max_context` or else the model's.
+/// Scores tokens with a checkpoint directory. The KV cache is sized for the tokens. Their number is limited by
+/// `options.max_context`, or by the model's context.
 pub fn score(dir: &Path, options: &ModelOptions, tokens: &[u32]) -> Result<ScoreOutput, ScoreError> {
     score_with_progress(dir, options, tokens, &mut |_, _| ())
 }
 
-/// As `score`; `progress` is told (bytes read, bytes to read) of the weights as they load.
+/// As `score`; `progress` receives (bytes read, bytes to read) while the weights load.
 pub fn score_with_progress(
     dir: &Path,
     options: &ModelOptions,
@@ -55,28 +55,28 @@ pub fn score_with_progress(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<ScoreOutput, ScoreError> {
     if tokens.is_empty() {
-        return Err(ScoreError::Tokens("at least one is needed".into()));
+        return Err(ScoreError::Tokens("at least one token is required".into()));
     }
     let most = rank::max_context(dir, options)?;
     if tokens.len() > most {
         let limit = options.max_context.map_or("the model's max_position_embeddings", |_| "max_context");
-        return Err(ScoreError::Tokens(format!("{} are more than {limit}, {most}", tokens.len())));
+        return Err(ScoreError::Tokens(format!("{} tokens; {limit} is {most}", tokens.len())));
     }
     let blocks = tokens.len().div_ceil(options.block_size.max(1));
     let options = ModelOptions { kv_blocks: Some(blocks), max_context: None, ..options.clone() };
-    let mut group = Group::load(dir, &options, progress)?;
+    let mut group = RankGroup::load(dir, &options, progress)?;
     score_with(&mut group, tokens)
 }
 
-/// Scores tokens with what is loaded already.
+/// Scores tokens with a loaded executor.
 pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOutput, ScoreError> {
     let shape = executor.shape();
     if tokens.len() > shape.max_context {
-        return Err(ScoreError::Tokens(format!("{} are more than the context of {}", tokens.len(), shape.max_context)));
+        return Err(ScoreError::Tokens(format!("{} tokens; the context is {}", tokens.len(), shape.max_context)));
     }
     if let Some((i, token)) = tokens.iter().enumerate().find(|&(_, &t)| t as usize >= shape.vocab_size) {
         let vocab = shape.vocab_size;
-        return Err(ScoreError::Tokens(format!("tokens[{i}] = {token} is not below the vocabulary size, {vocab}")));
+        return Err(ScoreError::Tokens(format!("tokens[{i}] must be below the vocabulary size {vocab}, got {token}")));
     }
     let mut output = ScoreOutput { tokens: tokens.to_vec(), logprobs: vec![None], top: Vec::new() };
     for (i, chunk) in tokens.chunks(CHUNK).enumerate() {
@@ -90,7 +90,7 @@ pub fn score_with(executor: &mut dyn Executor, tokens: &[u32]) -> Result<ScoreOu
             after: After::Nothing.into(),
             draw: None,
             score: TOP,
-            // Behind the last token any will do: only its alternatives are of interest.
+            // Any token will do after the last one: only its alternatives are used.
             next: Some(tokens.get(end).copied().unwrap_or(0)),
         };
         let step = Step { epoch: executor.epoch(), id: i as u64, rows: vec![row], ..Step::default() };

@@ -1,4 +1,4 @@
-//! One sequence: its tokens, what the router asked of it, and the KV blocks that hold its past.
+//! One sequence: its tokens, its router's Steers, and the KV blocks of its past. It does not know other sequences.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rein_proto::internal::{Draw, Limits, Sampling, Start, Steer, TokenLogprob};
 
-use crate::blocks::{BlockId, Blocks, Parent};
+use crate::blocks::{BlockId, BlockPool, Parent};
 use crate::error::SteerError;
 
 /// Number of a sequence within its engine, counting up in order of arrival.
@@ -14,7 +14,7 @@ pub type SeqId = u64;
 
 /// What a sequence could do in the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum NextWork {
     /// Nothing until its router steers or reads.
     Parked,
     /// Draw from the stashed logits.
@@ -37,27 +37,27 @@ pub struct Seq {
     script: Vec<u32>,
 
     pub epoch: u64,
-    /// The mask of one generated position.
+    /// The mask for one generated position.
     mask: Option<(usize, Bytes)>,
     /// Generated positions from here on are not sampled before the next Steer.
     barrier: Option<usize>,
-    /// A finish was proposed; only a Steer revives the sequence.
+    /// A finish was proposed; only a Steer resumes the sequence.
     pub proposed: bool,
-    /// Its router does not read; nothing may be emitted.
+    /// Its router does not read, so nothing may be emitted.
     pub paused: bool,
 
     pub table: Vec<BlockId>,
-    /// Leading blocks of the table that are registered, and so never written.
+    /// Number of leading blocks that are registered and therefore never written.
     pub registered: usize,
-    /// KV entries of tokens[..computed] are in the table's blocks.
+    /// The table's blocks hold the KV entries of tokens[..computed].
     pub computed: usize,
     /// The executor holds the logits that follow the last token.
     pub stashed: bool,
 
-    /// Admitted was sent.
+    /// The Admitted message was sent.
     pub admitted: bool,
     pub cached_tokens: usize,
-    /// Logprobs of tokens[1..=scores.len()], when asked for.
+    /// Logprobs of tokens[1..=scores.len()], if requested.
     pub scores: Vec<TokenLogprob>,
     pub preempted: bool,
     pub parked_since: Option<Duration>,
@@ -103,29 +103,29 @@ impl Seq {
         self.limits.max_tokens as usize
     }
 
-    /// The next position may be sampled.
+    /// Whether the next position may be sampled.
     pub fn may_draw(&self) -> bool {
         self.barrier.is_none_or(|barrier| self.generated() < barrier)
     }
 
-    /// Prompt logprobs are still to be computed, so no part of the prompt may come from the cache.
+    /// Whether prompt logprobs are still to be computed. Then no part of the prompt may come from the cache.
     pub fn scoring(&self) -> bool {
         self.prompt_logprobs >= 0 && !self.admitted
     }
 
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> NextWork {
         if self.paused || self.proposed {
-            return Work::Parked;
+            return NextWork::Parked;
         }
         match self.tokens.len() - self.computed {
-            0 if !self.stashed => Work::Compute(1),
-            0 if self.may_draw() => Work::Draw,
-            0 => Work::Parked,
-            missing => Work::Compute(missing),
+            0 if !self.stashed => NextWork::Compute(1),
+            0 if self.may_draw() => NextWork::Draw,
+            0 => NextWork::Parked,
+            missing => NextWork::Compute(missing),
         }
     }
 
-    /// It would wait for its router even if it had a slot.
+    /// Whether it would wait for its router even with a slot.
     pub fn is_parked(&self) -> bool {
         self.paused || self.proposed || (self.preempted && !self.may_draw())
     }
@@ -134,7 +134,7 @@ impl Seq {
         !self.limits.ignore_eos && self.limits.stop_token_ids.contains(&token)
     }
 
-    /// Check all of a Steer before anything changes.
+    /// Checks a whole Steer before anything changes.
     pub fn check(&self, steer: &Steer, vocab_size: usize) -> Result<(), SteerError> {
         let generated = self.generated();
         if steer.epoch <= self.epoch {
@@ -153,9 +153,9 @@ impl Seq {
         }
     }
 
-    /// Apply a checked Steer. Appended tokens beyond `room` positions of the sequence are dropped.
-    /// Returns how many generated tokens were rewound.
-    pub fn steer(&mut self, steer: Steer, room: usize, blocks: &mut Blocks) -> usize {
+    /// Applies a checked Steer. Appended tokens beyond `room` positions are dropped. Returns the number of generated
+    /// tokens that were rewound.
+    pub fn steer(&mut self, steer: Steer, room: usize, blocks: &mut BlockPool) -> usize {
         let rewound = self.generated() - steer.keep as usize;
         self.epoch = steer.epoch;
         self.proposed = false;
@@ -171,9 +171,9 @@ impl Seq {
         rewound
     }
 
-    /// Forget KV entries from position `computed` on, so that they can be written again. A registered block that would
-    /// be written is taken back if nobody else reads it; otherwise its tokens move to a fresh block later.
-    pub fn rewind(&mut self, computed: usize, blocks: &mut Blocks) {
+    /// Forgets KV entries from position `computed` on, so that they can be written again. A registered block to be
+    /// written is unregistered if no other sequence reads it; otherwise its tokens move to a fresh block later.
+    pub fn rewind(&mut self, computed: usize, blocks: &mut BlockPool) {
         let size = blocks.block_size();
         self.truncate_table(self.tokens.len().div_ceil(size), blocks);
         if computed >= self.computed {
@@ -191,7 +191,7 @@ impl Seq {
         }
     }
 
-    fn truncate_table(&mut self, len: usize, blocks: &mut Blocks) {
+    fn truncate_table(&mut self, len: usize, blocks: &mut BlockPool) {
         while self.table.len() > len {
             if let Some(block) = self.table.pop() {
                 blocks.release(block);
@@ -200,14 +200,14 @@ impl Seq {
         self.registered = self.registered.min(self.table.len());
     }
 
-    /// Give every block back. The tokens stay.
-    pub fn release(&mut self, blocks: &mut Blocks) {
+    /// Releases all blocks. The tokens stay.
+    pub fn release(&mut self, blocks: &mut BlockPool) {
         self.truncate_table(0, blocks);
         self.computed = 0;
     }
 
-    /// `count` more tokens are computed: register the blocks that are full now.
-    pub fn advance(&mut self, count: usize, blocks: &mut Blocks) {
+    /// Records that `count` more tokens are computed, and registers the blocks that are now full.
+    pub fn advance(&mut self, count: usize, blocks: &mut BlockPool) {
         self.computed += count;
         let size = blocks.block_size();
         while blocks.caches() && (self.registered + 1) * size <= self.computed {
@@ -224,14 +224,14 @@ impl Seq {
         }
     }
 
-    /// How to draw the next token.
+    /// The parameters of the next draw.
     pub fn draw(&self) -> Draw {
         let position = self.generated();
         let mask = self.mask.as_ref().filter(|(at, _)| *at == position).map(|(_, mask)| mask.clone());
         let mut banned: &[u32] = &[];
         if position < self.limits.min_tokens as usize && !self.limits.ignore_eos {
             banned = &self.limits.stop_token_ids;
-            // A grammar that can only end here outranks min_tokens.
+            // A grammar that can only end here takes precedence over min_tokens.
             if mask.as_ref().is_some_and(|mask| allows_only(mask, banned)) {
                 banned = &[];
             }
@@ -255,7 +255,7 @@ impl Seq {
         }
     }
 
-    /// Append a drawn token.
+    /// Appends a drawn token.
     pub fn push(&mut self, token: u32) {
         self.tokens.push(token);
         self.mask = None;
@@ -263,7 +263,7 @@ impl Seq {
     }
 }
 
-/// The mask has no bit outside `tokens`.
+/// Whether the mask has no bit outside `tokens`.
 fn allows_only(mask: &[u8], tokens: &[u32]) -> bool {
     mask.iter().enumerate().all(|(index, &byte)| {
         byte == 0 || (0..8).filter(|bit| byte >> bit & 1 == 1).all(|bit| tokens.contains(&(index as u32 * 8 + bit)))
@@ -271,41 +271,4 @@ fn allows_only(mask: &[u8], tokens: &[u32]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn seq(sampling: Sampling, limits: Limits) -> Seq {
-        let (sampling, limits) = (Some(sampling), Some(limits));
-        Seq::new(Start { prompt: vec![1, 2, 3], resume: vec![4, 5], sampling, limits, logprobs: 3, ..Start::default() })
-    }
-
-    fn neutral() -> Sampling {
-        Sampling { repetition_penalty: 1.0, ..Sampling::default() }
-    }
-
-    #[test]
-    fn histories_travel_only_with_the_penalty_that_needs_them() {
-        let plain = seq(neutral(), Limits::default()).draw();
-        assert_eq!((plain.position, plain.logprobs), (2, 3));
-        assert!(plain.prompt.is_empty() && plain.generated.is_empty());
-        let presence = seq(Sampling { presence_penalty: 0.5, ..neutral() }, Limits::default()).draw();
-        assert_eq!((&presence.prompt[..], &presence.generated[..]), (&[][..], &[4, 5][..]));
-        let repetition = seq(Sampling { repetition_penalty: 1.1, ..neutral() }, Limits::default()).draw();
-        assert_eq!((&repetition.prompt[..], &repetition.generated[..]), (&[1, 2, 3][..], &[4, 5][..]));
-    }
-
-    #[test]
-    fn stop_tokens_are_banned_before_min_tokens_unless_the_mask_leaves_only_them() {
-        let limits = Limits { max_tokens: 9, min_tokens: 3, stop_token_ids: vec![7], ignore_eos: false };
-        let mut seq = seq(neutral(), limits);
-        let mut blocks = Blocks::new(4, 4, true);
-        assert_eq!(seq.draw().banned, [7]);
-        let steer = |epoch, keep, bits: u8| Steer { epoch, keep, mask: Some(vec![bits].into()), ..Steer::default() };
-        seq.steer(steer(1, 2, 0b1000_0001), 100, &mut blocks);
-        assert_eq!(seq.draw().banned, [7]);
-        seq.steer(steer(2, 2, 0b1000_0000), 100, &mut blocks);
-        assert!(seq.draw().banned.is_empty());
-        seq.push(7);
-        assert_eq!((seq.draw().mask, seq.draw().banned), (None, vec![]));
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! The gRPC service of engine.proto, in front of the engine thread.
+//! The gRPC service of engine.proto. It knows messages and statuses, and must not know scheduling.
 
 #[cfg(test)]
 mod tests;
@@ -25,21 +25,21 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Span;
 
-use crate::engine::{Command, Engine, RoomWanted, Vitals};
+use crate::engine::{EngineCommand, EngineHealth, EngineThread, RoomWanted};
 use crate::error::Rejected;
+use crate::events::{self, EventFeed};
 use crate::executor::{Executor, ExecutorShape};
-use crate::feed::{self, Feed};
 use crate::limits;
-use crate::metrics::{Metrics, StepTimesSeen};
+use crate::metrics::{EngineMetrics, StepTimesSeen};
 use crate::request;
 use crate::scheduler::{EngineOptions, context_limit};
 use crate::seq::SeqId;
 use crate::trace;
 
-/// A handle on an engine. The engine stops when the last handle and the last stream are gone.
+/// A handle to an engine. The engine stops when the last handle and the last stream are dropped.
 #[derive(Debug, Clone)]
 pub struct EngineService {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<EngineCommand>,
     shared: Arc<Shared>,
 }
 
@@ -47,16 +47,16 @@ pub struct EngineService {
 struct Shared {
     shape: ExecutorShape,
     options: EngineOptions,
-    metrics: Arc<Metrics>,
-    feed: Arc<Feed>,
+    metrics: Arc<EngineMetrics>,
+    feed: Arc<EventFeed>,
     draining: AtomicBool,
-    vitals: Arc<Vitals>,
-    /// Nobody waits for the engine thread any more.
+    vitals: Arc<EngineHealth>,
+    /// The engine thread has been abandoned.
     given_up: watch::Sender<bool>,
 }
 
 impl Shared {
-    /// Whatever waits for the engine ends then. As long as this is there, so is the sender.
+    /// Completes when the engine is abandoned. It keeps the sender alive.
     fn given_up(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut given_up = self.given_up.subscribe();
         async move { drop(given_up.wait_for(|given_up| *given_up).await) }
@@ -68,16 +68,16 @@ impl Shared {
     }
 }
 
-/// Start the engine thread over `executor`.
+/// Starts the engine thread over `executor`.
 ///
 /// # Panics
-/// If the operating system gives no thread.
+/// If the operating system cannot start a thread.
 pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineService {
     let (commands, queue) = mpsc::channel(limits::COMMAND_QUEUE);
-    let metrics = Arc::new(Metrics::default());
+    let metrics = Arc::new(EngineMetrics::default());
     let shape = executor.shape();
-    let vitals = Arc::new(Vitals::new());
-    let (source, feed) = feed::new(&shape);
+    let vitals = Arc::new(EngineHealth::new());
+    let (source, feed) = events::new(&shape);
     let shared = Shared {
         shape,
         options: options.clone(),
@@ -90,16 +90,16 @@ pub fn start(executor: Box<dyn Executor>, options: EngineOptions) -> EngineServi
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
-        .unwrap_or_else(|error| panic!("no runtime for the engine thread: {error}"));
+        .unwrap_or_else(|error| panic!("cannot create a runtime for the engine thread: {error}"));
     std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || Engine::new(executor, options, queue, metrics, source, vitals, runtime).run())
-        .unwrap_or_else(|error| panic!("no thread for the engine: {error}"));
+        .spawn(move || EngineThread::new(executor, options, queue, metrics, source, vitals, runtime).run())
+        .unwrap_or_else(|error| panic!("cannot start the engine thread: {error}"));
     EngineService { commands, shared: Arc::new(shared) }
 }
 
 impl EngineService {
-    /// With the message limits that long contexts need.
+    /// Sets the message limits that long contexts need.
     pub fn into_server(self) -> EngineServer<Self> {
         EngineServer::new(self)
             .max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
@@ -128,29 +128,29 @@ impl EngineService {
         self.shared.metrics.snapshot()
     }
 
-    /// Take no new sequences from now on, and wait until the open ones are done.
+    /// Accepts no new sequences from now on, and waits until the open ones have ended.
     pub async fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
         let (done, drained) = oneshot::channel();
-        if self.commands.send(Command::Drain { done }).await.is_ok() {
-            // An engine that is gone has nothing left to drain.
+        if self.commands.send(EngineCommand::Drain { done }).await.is_ok() {
+            // A stopped engine has nothing to drain.
             let _ = drained.await;
         }
     }
 
-    /// End every open sequence with a Finish ERROR and take no new ones. Returns when all routers have been told, which
-    /// is after the step that runs now.
+    /// Ends every open sequence with Finish ERROR and accepts no new ones. Returns after the current step, when all
+    /// routers have been told.
     pub async fn abort(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
         let (done, aborted) = oneshot::channel();
-        if self.commands.send(Command::Abort { done }).await.is_ok() {
-            // An engine that is gone has no sequences left.
+        if self.commands.send(EngineCommand::Abort { done }).await.is_ok() {
+            // A stopped engine has no sequences.
             let _ = aborted.await;
         }
     }
 
-    /// The engine is in a step that does not end. All streams end now, with the status of an executor that is lost, so that
-    /// their routers go on elsewhere; what the step holds is free when it ends after all.
+    /// Abandons an engine whose step does not end. All streams end with the status of a lost executor, so that their
+    /// routers resume elsewhere. The memory of the step is freed if it ends later.
     pub fn give_up(&self, why: &str) {
         // The first reason stays.
         let _ = self.shared.vitals.lost.set(why.to_owned());
@@ -159,22 +159,22 @@ impl EngineService {
         self.shared.given_up.send_replace(true);
     }
 
-    /// Why the executor cannot execute any more, if so. Nothing brings it back.
+    /// Why the executor can no longer execute. It does not recover.
     pub fn lost(&self) -> Option<&str> {
         self.shared.vitals.lost.get().map(String::as_str)
     }
 
-    /// Routers that hear its events.
+    /// Number of routers that listen to its events.
     pub fn listeners(&self) -> usize {
         self.shared.feed.listeners()
     }
 
-    /// How long steps took.
+    /// Durations of steps.
     pub fn step_times(&self) -> StepTimesSeen {
         self.shared.vitals.times.seen()
     }
 
-    /// For how long the present step has been running.
+    /// How long the current step has been running.
     pub fn step_time(&self) -> Option<Duration> {
         self.shared.vitals.step_time()
     }
@@ -183,7 +183,7 @@ impl EngineService {
         self.lost().map_or(Ok(()), |_| Err(self.shared.lost()))
     }
 
-    /// What the engine thread answers, unless it is given up.
+    /// Waits for an answer of the engine thread, unless the engine is abandoned.
     async fn answered<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         tokio::select! {
             biased;
@@ -196,7 +196,7 @@ impl EngineService {
         let (outputs, messages) = mpsc::channel(limits::OUTPUT_QUEUE);
         let (reply, answer) = oneshot::channel();
         let room = RoomWanted::default();
-        let command = Command::Start { start, outputs, room: room.clone(), span, reply };
+        let command = EngineCommand::Start { start, outputs, room: room.clone(), span, reply };
         self.commands.send(command).await.map_err(|_| stopped())?;
         let seq = answer.await.map_err(|_| stopped())?.map_err(rejected)?;
         Ok((seq, Open { messages, room }))
@@ -212,7 +212,7 @@ fn stopped() -> Status {
     Status::unavailable("the engine has stopped")
 }
 
-/// A router of a release that this one does not understand gets nothing.
+/// Rejects a router whose protocol this release does not support.
 fn understood(number: u32, version: &str) -> Result<(), Status> {
     let refused = || Status::failed_precondition(protocol::refusal("the router", number, version));
     if protocol::understands(number, protocol::NUMBER) { Ok(()) } else { Err(refused()) }
@@ -237,7 +237,7 @@ impl engine_server::Engine for EngineService {
         let opening = async {
             let first = inbound.message().await?;
             let Some(to_engine::Kind::Start(start)) = first.and_then(|message| message.kind) else {
-                return Err(Status::invalid_argument("the first message must be start"));
+                return Err(Status::invalid_argument("the first message must be a start"));
             };
             trace::describe(&span, &start);
             understood(start.protocol, &start.version)?;
@@ -285,7 +285,7 @@ impl engine_server::Engine for EngineService {
         let listener = self.shared.feed.listen(interval)?;
         let (ready, filled) = oneshot::channel();
         let asked = async {
-            self.commands.send(Command::Listen { ready }).await.map_err(|_| stopped())?;
+            self.commands.send(EngineCommand::Listen { ready }).await.map_err(|_| stopped())?;
             filled.await.map_err(|_| stopped())
         };
         self.answered(asked).await?;
@@ -293,15 +293,15 @@ impl engine_server::Engine for EngineService {
     }
 }
 
-/// Carries Steers to the engine until the request side ends, which frees the slot.
-async fn pump(mut inbound: Streaming<ToEngine>, seq: SeqId, commands: mpsc::Sender<Command>) {
+/// Forwards Steers to the engine until the request side ends, which frees the slot.
+async fn pump(mut inbound: Streaming<ToEngine>, seq: SeqId, commands: mpsc::Sender<EngineCommand>) {
     loop {
         let command = match inbound.message().await {
-            Ok(Some(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) })) => Command::Steer { seq, steer },
-            Ok(Some(_)) => Command::Fail { seq, error: "after start only steer may follow".into() },
-            Ok(None) | Err(_) => Command::Cancel { seq },
+            Ok(Some(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) })) => EngineCommand::Steer { seq, steer },
+            Ok(Some(_)) => EngineCommand::Fail { seq, error: "only a steer may follow the start".into() },
+            Ok(None) | Err(_) => EngineCommand::Cancel { seq },
         };
-        let last = !matches!(command, Command::Steer { .. });
+        let last = !matches!(command, EngineCommand::Steer { .. });
         if commands.send(command).await.is_err() || last {
             return;
         }
@@ -313,7 +313,7 @@ pub struct Outputs {
     seq: SeqId,
     messages: mpsc::Receiver<FromEngine>,
     room: RoomWanted,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<EngineCommand>,
     pump: AbortHandle,
     deadline: Option<Pin<Box<Sleep>>>,
     given_up: BoxFuture<'static, ()>,
@@ -344,8 +344,8 @@ impl Stream for Outputs {
             },
             Poll::Ready(Some(message)) => {
                 if self.room.answer(self.messages.capacity()) {
-                    // If the queue is full, the engine is about to look at all sequences anyway.
-                    let _ = self.commands.try_send(Command::Room);
+                    // If the queue is full, the engine will check all sequences anyway.
+                    let _ = self.commands.try_send(EngineCommand::Room);
                 }
                 self.finished = matches!(message.kind, Some(from_engine::Kind::Finish(_)));
                 Poll::Ready(Some(Ok(message)))
@@ -354,7 +354,7 @@ impl Stream for Outputs {
                 self.end();
                 match self.finished {
                     true => Poll::Ready(None),
-                    false => Poll::Ready(Some(Err(Status::cancelled("the sequence was given up before it finished")))),
+                    false => Poll::Ready(Some(Err(Status::cancelled("the sequence was dropped before it finished")))),
                 }
             }
         }
@@ -366,8 +366,8 @@ impl Outputs {
         if !std::mem::replace(&mut self.ended, true) {
             self.pump.abort();
             self.messages.close();
-            // Only to wake an idle engine: it frees every sequence whose messages nobody reads.
-            let _ = self.commands.try_send(Command::Cancel { seq: self.seq });
+            // Only wakes an idle engine: it frees every sequence whose messages nobody reads.
+            let _ = self.commands.try_send(EngineCommand::Cancel { seq: self.seq });
         }
     }
 }
@@ -383,7 +383,7 @@ fn too_late() -> Status {
 }
 
 /// From the `grpc-timeout` header: up to eight digits and a unit. The transport's own timeout covers only the response
-/// head, and in process there is no transport.
+/// head, and in-process calls have no transport.
 fn deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Status> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let parse = || {
@@ -400,6 +400,8 @@ fn deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Status> {
             _ => return None,
         })
     };
-    let timeout = parse().ok_or_else(|| Status::invalid_argument("grpc-timeout: not digits and one of H M S m u n"))?;
+    let timeout = parse().ok_or_else(|| {
+        Status::invalid_argument("grpc-timeout: must be up to 8 digits and one of the units H M S m u n")
+    })?;
     Ok(Instant::now().checked_add(timeout))
 }

@@ -1,8 +1,8 @@
 //! An executor without weights: step times from a cost model, tokens from a script or a seed.
 //!
-//! Seeded tokens are a hash of the seed and all tokens before them, so that, like a real model's, they do not depend on
-//! what else is in the batch, on chunks, on the prefix cache or on preemption. To know the tokens before, the simulator
-//! keeps per KV slot a hash of the prefix that ends there, as a model keeps keys and values.
+//! A seeded token is a hash of the seed and all tokens before it. Like a real model's token, it does not depend on the
+//! batch, on prompt chunks, on the prefix cache or on preemption. To know the earlier tokens, the simulator keeps a
+//! hash of the prefix per KV slot, as a model keeps keys and values. It does not know the scheduler.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,13 +13,14 @@ use crate::executor::{Executor, ExecutorError, ExecutorShape};
 
 #[derive(Debug, Clone)]
 pub struct SimOptions {
-    /// Name shown to clients.
+    /// The model's name for clients.
     pub model: String,
     pub vocab_size: usize,
     pub max_context: usize,
     pub blocks: usize,
     pub block_size: usize,
-    /// A step that computes tokens takes this long, plus what they cost. All zero: no waiting.
+    /// Duration of a step that computes tokens, before the cost of the tokens. If all costs are zero, steps do not
+    /// wait.
     pub step_base_us: u64,
     pub per_prefill_token_us: u64,
     pub per_decode_row_us: u64,
@@ -45,7 +46,7 @@ impl Default for SimOptions {
 #[derive(Debug)]
 pub struct Sim {
     options: SimOptions,
-    /// Per KV slot the hash of the tokens up to and with it.
+    /// Per KV slot, the hash of all tokens up to and including its own.
     slots: Vec<u64>,
     stashed: HashMap<u64, u64>,
 }
@@ -56,7 +57,7 @@ impl Sim {
     }
 
     fn cost(&self, step: &Step) -> Duration {
-        // Drawing alone reads no weights.
+        // A step that only draws reads no weights.
         let forward = step.rows.iter().any(|row| !row.tokens.is_empty());
         let mut us = if forward { self.options.step_base_us } else { 0 };
         for row in &step.rows {
@@ -77,7 +78,7 @@ impl Sim {
         }
     }
 
-    /// Hash of the tokens up to and with the row's last.
+    /// The hash of all tokens up to the row's last.
     fn forward(&mut self, row: &Row, scores: &mut Vec<TokenLogprob>) -> Result<u64, ExecutorError> {
         let mut state = match (row.start as usize).checked_sub(1) {
             None => mix(self.options.seed, u64::MAX),
@@ -96,7 +97,7 @@ impl Sim {
         Ok(state)
     }
 
-    /// A flat distribution.
+    /// From a flat distribution.
     fn logprob(&self, token: u32, alternatives: i32) -> TokenLogprob {
         let logprob = -(self.options.vocab_size as f32).ln();
         let count = (alternatives.max(0) as usize).min(self.options.vocab_size);
@@ -153,7 +154,7 @@ impl Executor for Sim {
             let state = match row.tokens.is_empty() {
                 false => self.forward(row, &mut scores)?,
                 true => self.stashed.remove(&row.seq).ok_or_else(|| {
-                    ExecutorError::Step(format!("sequence {} draws from a stash that is not there", row.seq))
+                    ExecutorError::Step(format!("sequence {} draws from a stash that does not exist", row.seq))
                 })?,
             };
             if row.after() == After::Stash {
@@ -175,7 +176,7 @@ impl Executor for Sim {
     }
 }
 
-// The device's time is what is simulated here; there is no event to wait for.
+// The wait simulates the device's time; there is no event to wait for.
 #[allow(clippy::disallowed_methods)]
 fn wait_until(until: Instant) {
     let left = until.saturating_duration_since(Instant::now());
@@ -184,7 +185,7 @@ fn wait_until(until: Instant) {
     }
 }
 
-/// One round of splitmix64 over both.
+/// One round of splitmix64 over both values.
 fn mix(state: u64, value: u64) -> u64 {
     let mut z = (state ^ value.wrapping_mul(0xD6E8_FEB8_6659_FD93)).wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -193,64 +194,4 @@ fn mix(state: u64, value: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(seq: u64, tokens: &[u32], start: u32, draw: Option<Draw>) -> Row {
-        let after = if draw.is_some() { After::Draw } else { After::Stash };
-        let blocks = vec![seq as u32 * 2, seq as u32 * 2 + 1];
-        Row { seq, tokens: tokens.to_vec(), start, blocks, after: after.into(), draw, score: -1, next: None }
-    }
-
-    fn step(rows: Vec<Row>) -> Step {
-        Step { rows, ..Step::default() }
-    }
-
-    fn draw() -> Option<Draw> {
-        Some(Draw { logprobs: -1, ..Draw::default() })
-    }
-
-    #[test]
-    fn tokens_depend_on_the_past_and_on_nothing_else() {
-        let mut sim = Sim::new(SimOptions::default());
-        let mut token = |rows| sim.execute(&step(rows)).expect("executed").rows.pop().and_then(|row| row.token);
-        let whole = token(vec![row(0, &[1, 2, 3], 0, draw())]);
-        assert!(whole.is_some());
-        // In two chunks, beside another sequence.
-        let other = token(vec![row(1, &[1, 2], 0, None), row(2, &[9], 0, draw())]);
-        assert_eq!(token(vec![row(2, &[9], 0, draw())]), other);
-        assert_eq!(token(vec![row(1, &[3], 2, draw())]), whole);
-        assert_ne!(token(vec![row(1, &[4], 2, draw())]), whole);
-        assert_eq!(token(vec![row(1, &[3], 2, None)]), None);
-        assert_eq!(token(vec![row(1, &[], 3, draw())]), whole);
-        let error = sim.execute(&step(vec![row(1, &[], 3, draw())])).expect_err("the stash is used up");
-        assert!(error.to_string().contains("stash"), "{error}");
-    }
-
-    #[test]
-    fn a_step_takes_what_its_rows_cost() {
-        let costs =
-            SimOptions { step_base_us: 100, per_prefill_token_us: 10, per_decode_row_us: 1, ..Default::default() };
-        let sim = Sim::new(costs.clone());
-        let rows = vec![row(0, &[1; 20], 0, None), row(1, &[1], 5, draw()), row(2, &[], 5, draw())];
-        assert_eq!(sim.cost(&step(rows)), Duration::from_micros(100 + 200 + 1));
-        assert_eq!(sim.cost(&step(vec![row(2, &[], 5, draw())])), Duration::ZERO, "what was computed before");
-        let mut slow = Sim::new(SimOptions { step_base_us: 3000, ..costs });
-        let begin = Instant::now();
-        slow.execute(&step(vec![row(0, &[1], 0, draw())])).expect("executed");
-        assert!(begin.elapsed() >= Duration::from_millis(3));
-    }
-
-    #[test]
-    fn scripts_bans_masks_and_biases_are_honoured() {
-        let sim = Sim::new(SimOptions { vocab_size: 16, ..SimOptions::default() });
-        let sample = |draw: Draw| sim.sample(5, &draw);
-        assert_eq!(sample(Draw { scripted: Some(3), ..Draw::default() }), Some(3));
-        let mask = Some(vec![0b0001_0000, 0].into());
-        assert_eq!(sample(Draw { scripted: Some(3), mask: mask.clone(), ..Draw::default() }), Some(4));
-        assert_eq!(sample(Draw { mask, banned: vec![4], ..Draw::default() }), None);
-        let bias = vec![rein_proto::internal::LogitBias { token: 9, bias: 100.0 }];
-        let sampling = Some(rein_proto::internal::Sampling { logit_bias: bias, ..Default::default() });
-        assert_eq!(sample(Draw { sampling, ..Draw::default() }), Some(9));
-    }
-}
+mod tests;

@@ -1,12 +1,12 @@
-//! A sequence in traces and logs: one span while the engine has it, and a child for each stage. The engine thread opens and
-//! closes them at the events that it sees anyway; a token costs nothing.
+//! Traces and logs of a sequence: one span while the engine has it, with a child for each stage. The engine thread
+//! opens and closes them at events that it handles anyway; tokens cost nothing. It does not know the scheduler.
 
 use rein_proto::internal::{FinishReason, FromEngine, Start, from_engine};
 use rein_proto::trace;
 use tonic::metadata::MetadataMap;
 use tracing::{Span, field::Empty, info_span};
 
-/// Part of the span that the caller names.
+/// The part of the span that the caller names.
 pub fn sequence(metadata: &MetadataMap) -> Span {
     let span = info_span!(
         parent: None,
@@ -31,7 +31,7 @@ pub fn describe(span: &Span, start: &Start) {
     span.record("resumed_tokens", start.resume.len());
 }
 
-/// Dropped, it ends the sequence's spans.
+/// Ends the sequence's spans when dropped.
 #[derive(Debug)]
 pub struct Stages {
     sequence: Span,
@@ -45,17 +45,17 @@ impl Stages {
         Stages { sequence, stage }
     }
 
-    /// Whether anybody wants to know when the sequence leaves the queue.
+    /// Whether the end of the queueing stage must be recorded.
     pub fn traced(&self) -> bool {
         !self.stage.is_disabled()
     }
 
-    /// It has a slot, and its prompt is being computed.
+    /// The sequence has a slot, and its prompt is being computed.
     pub fn begins(&mut self) {
         self.turn(|sequence| info_span!(parent: sequence, "prefill"));
     }
 
-    /// One stage ends before the next begins.
+    /// Ends one stage before the next begins.
     fn turn(&mut self, next: impl FnOnce(&Span) -> Span) {
         self.stage = Span::none();
         self.stage = next(&self.sequence);
@@ -83,7 +83,7 @@ impl Stages {
 
 impl Drop for Stages {
     fn drop(&mut self) {
-        tracing::debug!(parent: &self.sequence, "the sequence is over");
+        tracing::debug!(parent: &self.sequence, "the sequence ended");
     }
 }
 

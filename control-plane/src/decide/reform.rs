@@ -1,29 +1,31 @@
-//! A group's members anew: who stays, and who takes the ranks of those that are lost.
+//! Reforms a group: chooses the members that stay and the workers that take the ranks of lost ones.
+//!
+//! This module does not know why a member is lost.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use super::{Controller, Decision, Free, Kind, Round, member, of, pace::Series};
+use super::{Controller, Decision, DecisionKind, Free, Round, class_of_group, cooldown::Cooldown, member};
 use crate::{
-    limits,
+    connectivity::Link,
+    epoch, limits,
     placement::Placement,
-    reach::Link,
-    records::{GroupRecord, Member, Seat, WorkerRecord, WorkerState, encode},
+    records::{GroupMember, GroupRecord, Seat, WorkerRecord, WorkerState, encode},
     store::{Condition, Revision, Transaction},
-    view::View,
+    view::ClusterView,
 };
 
-/// Who is to hold a group's ranks.
-enum Crew {
-    Whole(Vec<Member>),
-    /// There are not enough that can link with each other.
-    None,
-    /// Workers that have just come may do.
-    Awaited,
+/// The members for all ranks of a group.
+enum Members {
+    Complete(Vec<GroupMember>),
+    /// Too few workers can link with each other.
+    Insufficient,
+    /// New workers may do, once their probes are reported.
+    AwaitingProbes,
 }
 
 impl Controller {
-    /// The group again without those that are lost: their ranks go to others, or to its own members as far as these have
-    /// room, or the group is over. There are as many ranks as before, so what is computed stays the same to the bit.
+    /// Reforms the group without the lost members. Their ranks go to free workers, or to other members that have room;
+    /// otherwise the group ends. The number of ranks stays the same, so results stay bit-identical.
     #[expect(clippy::too_many_arguments)]
     pub(super) fn reform(
         &mut self,
@@ -38,24 +40,24 @@ impl Controller {
         let view = round.view;
         let survivors = record.members.iter().enumerate().filter(|(i, _)| !lost.contains(i));
         let survivors = survivors.map(|(_, member)| member.clone()).collect();
-        let mut members = match self.crew(round, record, survivors, now) {
-            Crew::Whole(members) => members,
-            Crew::None => Vec::new(),
-            // Their reports are news, and without them it is looked again when the time is over.
-            Crew::Awaited => return,
+        let mut members = match self.choose_members(round, record, survivors, now) {
+            Members::Complete(members) => members,
+            Members::Insufficient => Vec::new(),
+            // Decides again when probes are reported, or when their time is over.
+            Members::AwaitingProbes => return,
         };
         self.blame(view, id, record, lost, now);
-        let epoch = round.next_epoch();
-        // Experts stay where they are, and so the survivors' weights do.
+        let epoch = round.next_epoch(record.epoch());
+        // Experts stay in place, so that survivors keep their loaded weights.
         let placement = (!members.is_empty()).then(|| Placement { epoch, ..record.placement.clone() });
         members.sort_by(|a, b| a.ranks.cmp(&b.ranks));
-        if let Some(free) = round.free.get_mut(&of(record)) {
+        if let Some(free) = round.free.get_mut(&class_of_group(record)) {
             free.retain(|(id, _)| !members.iter().any(|member| member.worker == *id));
         }
         let key = self.keys.placement(id);
         let mut transaction = Transaction::default().when(Condition::At(key.clone(), at));
         let stays = |worker: &str| members.iter().any(|member| member.worker == worker);
-        let gone: Vec<&Member> = record.members.iter().filter(|member| !stays(&member.worker)).collect();
+        let gone: Vec<&GroupMember> = record.members.iter().filter(|member| !stays(&member.worker)).collect();
         let free_seat = encode(&Seat { group: None, epoch });
         for member in &gone {
             transaction = transaction.put(self.keys.seat(&member.worker), free_seat.clone(), None);
@@ -66,12 +68,12 @@ impl Controller {
                 let mut out: Vec<(String, u64)> = record.out.iter().filter(|out| same(out)).cloned().collect();
                 out.extend(gone.iter().map(|member| (member.worker.clone(), member.incarnation)).filter(same));
                 let names: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
-                let why = format!("{id}: {why}; epoch {epoch} on {}", names.join(", "));
+                let why = format!("{id}: {why}; epoch {} on {}", epoch::number(epoch), names.join(", "));
                 let seat = encode(&Seat { group: Some(id.to_owned()), epoch });
                 for member in &members {
                     let at = self.keys.seat(&member.worker);
                     if record.member(&member.worker, member.incarnation).is_none() {
-                        // As for a new group.
+                        // As in `form_groups`: the seat must be as this view has it.
                         transaction = transaction.when(view.unchanged(at.clone()));
                     }
                     transaction = transaction.put(at, seat.clone(), None);
@@ -79,20 +81,20 @@ impl Controller {
                 let draining = false;
                 let record = GroupRecord { members, placement, draining, out, ..record.clone() };
                 transaction = transaction.put(key, encode(&record), None);
-                (Kind::Reform, why)
+                (DecisionKind::Reform, why)
             }
             None => {
                 transaction = transaction.delete(key);
-                (Kind::Dissolve, format!("{id}: {why}; the others cannot hold all ranks, the group is over"))
+                (DecisionKind::Dissolve, format!("{id}: {why}; not enough workers for all ranks, the group ends"))
             }
         };
         round.decisions.push(Decision { kind, why, transaction });
     }
 
-    /// They did not come to the group: others come first for a while. Not those that were lost after it had served: they may
-    /// have been started again.
-    fn blame(&mut self, view: &View, id: &str, record: &GroupRecord, lost: &BTreeSet<usize>, now: Duration) {
-        if self.proven.get(id).is_some_and(|(epoch, _)| *epoch == record.epoch()) {
+    /// Prefers other workers for a while over members whose ranks did not join. Members that were lost after the group
+    /// had served are not blamed: they may have been restarted.
+    fn blame(&mut self, view: &ClusterView, id: &str, record: &GroupRecord, lost: &BTreeSet<usize>, now: Duration) {
+        if self.last_served.get(id).is_some_and(|(epoch, _)| *epoch == record.epoch()) {
             return;
         }
         for member in lost.iter().map(|&i| &record.members[i]) {
@@ -101,22 +103,22 @@ impl Controller {
             };
             let worker = view.workers.get(&member.worker);
             if worker.is_some_and(there) && !worker.is_some_and(|worker| self.is_expired(worker, now)) {
-                let blamed = self.blamed.entry(member.worker.clone()).or_insert(Series::blameless(now));
-                *blamed = blamed.next(now);
+                let blamed = self.blamed.entry(member.worker.clone()).or_insert(Cooldown::for_blame(now));
+                *blamed = blamed.after_change(now);
             }
         }
     }
 
-    /// Whether two workers can link, as far as is known. What has not been reported in time is taken for open.
+    /// Whether two workers can link, as far as is known. Links not reported in time count as open.
     fn link(&self, round: &Round, a: &str, b: &str, now: Duration) -> Link {
-        let is_new = |id| self.seen.get(id).is_some_and(|(_, since)| now < *since + limits::PROBE_PATIENCE);
-        match round.reach.link(a, b) {
+        let is_new = |id| self.first_seen.get(id).is_some_and(|(_, since)| now < *since + limits::PROBE_PATIENCE);
+        match round.connectivity.link(a, b) {
             Link::Unknown if !(is_new(a) || is_new(b)) => Link::Open,
             link => link,
         }
     }
 
-    /// The first workers from `first` on that can all link with each other and make up a group.
+    /// The first workers from `first` on that can all link with each other and fill a group.
     pub(super) fn linked(
         &self,
         round: &Round,
@@ -136,18 +138,17 @@ impl Controller {
         (ranks == size).then_some(chosen)
     }
 
-    /// Free workers that can link with these members and with each other. `blamed`: those that a group can do better without
-    /// for now, instead of all others.
-    fn able<'a>(
+    /// Free workers that can link with these members and with each other: either the blamed ones or the others.
+    fn linkable<'a>(
         &self,
         round: &Round<'a>,
         record: &GroupRecord,
-        members: &[Member],
+        members: &[GroupMember],
         blamed: bool,
         now: Duration,
     ) -> Free<'a> {
         let mut able = Free::new();
-        for &(id, worker) in round.free.get(&of(record)).into_iter().flatten() {
+        for &(id, worker) in round.free.get(&class_of_group(record)).into_iter().flatten() {
             let is_blamed = self.blamed.get(id).is_some_and(|series| now < series.due());
             let names = members.iter().map(|member| member.worker.as_str()).chain(able.iter().map(|(id, _)| *id));
             if is_blamed == blamed && names.into_iter().all(|other| self.link(round, id, other, now) == Link::Open) {
@@ -158,29 +159,37 @@ impl Controller {
     }
 
     /// Free workers that may take seats beside these members.
-    pub(super) fn successors<'a>(
+    pub(super) fn replacements<'a>(
         &mut self,
         round: &Round<'a>,
         record: &GroupRecord,
-        members: &[Member],
+        members: &[GroupMember],
         now: Duration,
     ) -> Free<'a> {
-        let blamed = round.free.get(&of(record)).into_iter().flatten().filter_map(|(id, _)| self.blamed.get(*id));
+        let blamed =
+            round.free.get(&class_of_group(record)).into_iter().flatten().filter_map(|(id, _)| self.blamed.get(*id));
         let due = blamed.map(|series| series.due()).filter(|due| now < *due).min();
         due.into_iter().for_each(|due| self.wake_at(due));
-        self.able(round, record, members, false, now)
+        self.linkable(round, record, members, false, now)
     }
 
-    /// Survivors keep their ranks as far as they can link with each other; others take the rest.
-    fn crew(&mut self, round: &Round, record: &GroupRecord, mut kept: Vec<Member>, now: Duration) -> Crew {
-        let names = |members: &[Member]| members.iter().map(|member| member.worker.clone()).collect::<Vec<_>>();
-        while let Some(worst) = self.most_missed(round, &kept, &names(&kept)) {
+    /// Survivors keep their ranks as far as they can link with each other. Free workers take the other ranks.
+    fn choose_members(
+        &mut self,
+        round: &Round,
+        record: &GroupRecord,
+        mut kept: Vec<GroupMember>,
+        now: Duration,
+    ) -> Members {
+        let names = |members: &[GroupMember]| members.iter().map(|member| member.worker.clone()).collect::<Vec<_>>();
+        while let Some(worst) = self.least_reachable(round, &kept, &names(&kept)) {
             kept.remove(worst);
         }
-        let free: Vec<&str> = round.free.get(&of(record)).into_iter().flatten().map(|(id, _)| *id).collect();
+        let free: Vec<&str> =
+            round.free.get(&class_of_group(record)).into_iter().flatten().map(|(id, _)| *id).collect();
         loop {
-            if let Some(members) = self.fill(round, record, &kept, now) {
-                return Crew::Whole(members);
+            if let Some(members) = self.assign_ranks(round, record, &kept, now) {
+                return Members::Complete(members);
             }
             let awaited = |id: &str| {
                 let mut links = kept.iter().map(|member| self.link(round, id, &member.worker, now)).peekable();
@@ -188,33 +197,40 @@ impl Controller {
                 links.contains(&Link::Unknown) && !links.contains(&Link::Cut)
             };
             if free.iter().any(|id| awaited(id)) {
-                return Crew::Awaited;
+                return Members::AwaitingProbes;
             }
-            // Whoever is missed by most makes room for those.
+            // Drops the member that the fewest workers can link with.
             let among: Vec<String> = free.iter().map(|id| (*id).to_owned()).chain(names(&kept)).collect();
-            match self.most_missed(round, &kept, &among) {
+            match self.least_reachable(round, &kept, &among) {
                 Some(worst) => kept.remove(worst),
-                None => return Crew::None,
+                None => return Members::Insufficient,
             };
         }
     }
 
-    /// The member with which most of these cannot link.
-    fn most_missed(&self, round: &Round, members: &[Member], among: &[String]) -> Option<usize> {
-        let cut = |id: &str| among.iter().filter(|other| round.reach.link(id, other) == Link::Cut).count();
-        let missed = |&i: &usize| (cut(&members[i].worker), round.reach.missed(&members[i].worker), i);
+    /// The member with which most of `among` cannot link.
+    fn least_reachable(&self, round: &Round, members: &[GroupMember], among: &[String]) -> Option<usize> {
+        let cut = |id: &str| among.iter().filter(|other| round.connectivity.link(id, other) == Link::Cut).count();
+        let missed =
+            |&i: &usize| (cut(&members[i].worker), round.connectivity.unreachable_peers(&members[i].worker), i);
         (0..members.len()).filter(|&i| cut(&members[i].worker) > 0).max_by_key(missed)
     }
 
-    /// All ranks have somebody, and these members keep theirs. None: there are not enough workers.
-    fn fill(&self, round: &Round, record: &GroupRecord, kept: &[Member], now: Duration) -> Option<Vec<Member>> {
-        let worker = |member: &Member| round.view.workers.get(&member.worker);
+    /// Assigns all ranks; these members keep theirs. None: there are too few workers.
+    fn assign_ranks(
+        &self,
+        round: &Round,
+        record: &GroupRecord,
+        kept: &[GroupMember],
+        now: Duration,
+    ) -> Option<Vec<GroupMember>> {
+        let worker = |member: &GroupMember| round.view.workers.get(&member.worker);
         let mut members = kept.to_vec();
         let is_open = |rank: &usize| !kept.iter().any(|member| member.ranks.contains(rank));
         let mut open: Vec<usize> = (0..record.group_size).filter(is_open).collect();
-        let able = self.able(round, record, kept, false, now);
-        // Members that hold ranks of lost workers give up those that a free worker can take. All others keep their ranks, so
-        // that their weights stay loaded.
+        let able = self.linkable(round, record, kept, false, now);
+        // Members that hold ranks of lost workers hand over those that a free worker can take. The others keep their
+        // ranks and loaded weights.
         let room: usize = able.iter().map(|(_, worker)| worker.ranks).sum();
         for member in &mut members {
             let regular = worker(member).map_or(0, |worker| worker.ranks);
@@ -225,7 +241,7 @@ impl Controller {
         open.sort_unstable();
         seat(&mut members, &mut open, able);
         for rank in std::mem::take(&mut open) {
-            let most = |member: &Member| worker(member).map_or(0, |worker| worker.most_ranks);
+            let most = |member: &GroupMember| worker(member).map_or(0, |worker| worker.most_ranks);
             let able = members.iter_mut().filter(|member| member.ranks.len() < most(member));
             match able.min_by_key(|member| member.ranks.len()) {
                 Some(member) => {
@@ -235,14 +251,14 @@ impl Controller {
                 None => open.push(rank),
             }
         }
-        let blamed = self.able(round, record, &members, true, now);
+        let blamed = self.linkable(round, record, &members, true, now);
         seat(&mut members, &mut open, blamed);
         open.is_empty().then_some(members)
     }
 }
 
-/// Open ranks to workers that can take them.
-fn seat(members: &mut Vec<Member>, open: &mut Vec<usize>, able: Free) {
+/// Assigns open ranks to workers that have room.
+fn seat(members: &mut Vec<GroupMember>, open: &mut Vec<usize>, able: Free) {
     for (id, worker) in able {
         if open.is_empty() {
             return;

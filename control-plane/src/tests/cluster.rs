@@ -1,10 +1,10 @@
-//! The controller against simulated workers that die, hang, are cut off, come back and leave, over a store that may
-//! forget everything. Each run is a function of its seed.
+//! The controller with simulated workers that die, hang, lose connections, return and leave, and a store that may lose
+//! all data. Each run is a function of its seed.
 
 mod competing;
+mod connectivity;
+mod cooldown;
 mod layouts;
-mod pace;
-mod reach;
 mod releases;
 
 use std::{
@@ -17,8 +17,8 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::seeds;
 use crate::{
-    Keys, ModelShape, Placement, Snapshot, View,
-    decide::{Controller, Settings},
+    ClusterView, Keys, ModelShape, Placement, Snapshot,
+    decide::{Controller, ControllerSettings},
     rebalance::Rebalance,
     records::{ExpertLoad, GroupRecord, Load, Ready, Release, Seat, Trouble, WorkerRecord, WorkerState, encode},
     store::{Condition, Entry, Transaction, Write},
@@ -30,20 +30,20 @@ const SILENCE: Duration = Duration::from_millis(1200);
 const JOIN: Duration = Duration::from_secs(10);
 const EXPERTS: usize = 8;
 
-fn settings(spares: usize) -> Settings {
-    Settings { spares, rebalance: Some(Rebalance { above: 1.1, every: Duration::from_secs(5) }) }
+fn settings(spares: usize) -> ControllerSettings {
+    ControllerSettings { spares, rebalance: Some(Rebalance { above: 1.1, every: Duration::from_secs(5) }) }
 }
 
 struct Worker {
     alive: bool,
     stopped: bool,
-    /// From the store.
+    /// It cannot reach the store.
     cut: bool,
     record: WorkerRecord,
-    links: reach::Links,
+    links: connectivity::Links,
     member: Option<Membership>,
     heard: Duration,
-    /// What it has in the store, or would have.
+    /// The keys that it has in the store, or would have.
     keys: BTreeMap<String, Vec<u8>>,
 }
 
@@ -54,10 +54,10 @@ struct Membership {
     since: Duration,
     linked: bool,
     over: bool,
-    /// Layouts that it could compute with, by number.
+    /// Layouts that it has loaded, by number.
     loaded: BTreeMap<u64, Placement>,
     loading: Option<(Duration, Arc<GroupRecord>)>,
-    /// The leader's word to all.
+    /// The layout that the leader uses.
     used: u64,
 }
 
@@ -68,7 +68,7 @@ impl Membership {
         Membership { group, record, rank, since, linked: false, over: false, loaded, loading: None, used }
     }
 
-    /// The number of the layout that it has loaded last.
+    /// The number of the layout that it loaded last.
     fn layout(&self) -> u64 {
         self.record.placement.layout
     }
@@ -79,12 +79,12 @@ struct Cluster {
     store: Snapshot,
     workers: BTreeMap<String, Worker>,
     controller: Option<Controller>,
-    view: View,
+    view: ClusterView,
     now: Duration,
-    /// Workers as the store has them, at the beginning of this tick.
+    /// Workers in the store at the beginning of this tick.
     known: BTreeMap<String, WorkerRecord>,
     size: usize,
-    /// Of each group.
+    /// The last epoch of each group.
     epochs: BTreeMap<String, u64>,
     decisions: usize,
 }
@@ -114,7 +114,7 @@ fn worker(id: &str, size: usize, incarnation: u64) -> Worker {
         stopped: false,
         cut: false,
         record,
-        links: reach::Links::default(),
+        links: connectivity::Links::default(),
         member: None,
         heard: Duration::ZERO,
         keys: BTreeMap::new(),
@@ -128,7 +128,7 @@ impl Cluster {
             store: Snapshot::default(),
             workers: (0..workers).map(|i| (format!("w{i}"), worker(&format!("w{i}"), size, 1))).collect(),
             controller: Some(Controller::new(keys.clone(), settings(spares), 0)),
-            view: View::default(),
+            view: ClusterView::default(),
             now: Duration::ZERO,
             known: BTreeMap::new(),
             size,
@@ -191,18 +191,18 @@ impl Cluster {
         self.check();
     }
 
-    /// What the ranks of a group see of each other.
+    /// What the ranks of a group notice of each other.
     fn link(&mut self, id: &str) {
         let now = self.now;
         let runs = |worker: &Worker| worker.alive && !worker.stopped;
         let Some(me) = self.workers.get(id).filter(|me| runs(me)) else { return };
         let Some(member) = me.member.as_ref().filter(|member| !member.over) else { return };
-        let with = |other: &crate::records::Member| {
+        let with = |other: &crate::records::GroupMember| {
             self.workers.get(&other.worker).filter(|other_worker| {
                 let same = other_worker.member.as_ref().is_some_and(|theirs| {
                     (&theirs.group, theirs.record.epoch(), theirs.over) == (&member.group, member.record.epoch(), false)
                 });
-                // What is linked stays so.
+                // An established link stays.
                 let open = member.linked || me.links.open && other_worker.links.open;
                 (open || other.worker == id)
                     && runs(other_worker)
@@ -211,7 +211,7 @@ impl Cluster {
             })
         };
         let missing = member.record.members.iter().position(|other| with(other).is_none());
-        // The first word on how it ended is everybody's.
+        // All members get the first report of why the group ended.
         let told = member.record.members.iter().find_map(|other| {
             let other = self.workers.get(&other.worker).filter(|other| runs(other))?;
             let theirs = other.member.as_ref().filter(|theirs| theirs.over && theirs.linked)?;
@@ -247,7 +247,9 @@ impl Cluster {
             let load = Load { epoch, ..Load::default() };
             if member.rank == 0 {
                 me.keys.insert(self.keys.load(&member.group), encode(&load).to_vec());
-                let hot = |expert: usize| 100 + 4000 / (1 + (expert as u32 + 3 * epoch as u32) % EXPERTS as u32);
+                let hot = |expert: usize| {
+                    100 + 4000 / (1 + (expert as u32 + 3 * crate::epoch::number(epoch) as u32) % EXPERTS as u32)
+                };
                 let rows = vec![Vec::new(), (0..EXPERTS).map(hot).collect()];
                 let load = ExpertLoad { epoch, layout: member.used, rows };
                 me.keys.insert(self.keys.experts(&member.group), encode(&load).to_vec());
@@ -256,7 +258,7 @@ impl Cluster {
         }
     }
 
-    /// A worker that reaches the store says what it has to, and does what it is told.
+    /// A worker that reaches the store publishes its keys and follows its seat.
     fn hear(&mut self, id: &str) {
         let now = self.now;
         let worker = self.workers.get_mut(id).expect("known");
@@ -355,12 +357,12 @@ impl Cluster {
         self.store.entries.iter().filter_map(read).collect()
     }
 
-    /// Who is in which group, of which epoch.
-    fn seating(&self) -> BTreeMap<String, (u64, Vec<crate::records::Member>)> {
+    /// Epoch and members of each group.
+    fn seating(&self) -> BTreeMap<String, (u64, Vec<crate::records::GroupMember>)> {
         self.placements().into_iter().map(|(id, record)| (id, (record.epoch(), record.members))).collect()
     }
 
-    /// What holds at any time.
+    /// Invariants of every state.
     fn check(&mut self) {
         self.layouts_agree();
         let placements = self.placements();
@@ -373,8 +375,8 @@ impl Cluster {
         let mut epochs: Vec<u64> = placements.values().map(GroupRecord::epoch).collect();
         epochs.sort_unstable();
         epochs.dedup();
-        assert_eq!(epochs.len(), placements.len(), "two groups are of one epoch");
-        // One that is over may be put back as it was by a leader that has heard of nothing.
+        assert_eq!(epochs.len(), placements.len(), "two groups have the same epoch");
+        // A leader that has not noticed the end of its group may restore its record.
         self.epochs.retain(|id, _| placements.contains_key(id));
         for (id, record) in &placements {
             let mut ranks: Vec<usize> = record.members.iter().flat_map(|member| member.ranks.clone()).collect();
@@ -393,19 +395,19 @@ impl Cluster {
             let before = self.epochs.insert(id.clone(), record.epoch());
             assert!(
                 before.is_none_or(|before| before <= record.epoch()),
-                "the epoch of {id} went back from {before:?} to {}",
+                "the epoch of {id} went from {before:?} back to {}",
                 record.epoch()
             );
         }
     }
 
     fn serving(&self) -> usize {
-        let view = View::read(&self.keys, &self.store);
+        let view = ClusterView::read(&self.keys, &self.store);
         view.groups.values().filter(|group| group.serves()).count()
     }
 
     fn full(&self) -> usize {
-        let view = View::read(&self.keys, &self.store);
+        let view = ClusterView::read(&self.keys, &self.store);
         let full = |record: &GroupRecord| record.members.len() == self.size;
         view.groups.values().filter(|group| group.serves() && group.record().is_some_and(|record| full(record))).count()
     }
@@ -422,7 +424,7 @@ impl Cluster {
     }
 }
 
-/// Whatever has happened: once it is over, all who are there serve, and nothing moves any more.
+/// After any sequence of faults, once they are over, all workers serve and nothing changes any more.
 fn all_serve_in_the_end(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let size = rng.random_range(1..=4);
@@ -442,7 +444,7 @@ fn all_serve_in_the_end(seed: u64) {
             11 => worker.cut = false,
             12 => worker.record.state = WorkerState::Draining,
             13 => {
-                // The store forgets, and counts from the beginning.
+                // The store loses its data and restarts its revisions.
                 cluster.store = Snapshot { revision: 1, ..Snapshot::default() };
             }
             14 => cluster.controller = None,
@@ -458,12 +460,12 @@ fn all_serve_in_the_end(seed: u64) {
     }
     cluster.controller.get_or_insert(Controller::new(cluster.keys.clone(), settings(spares), 0));
     cluster.run(90.0);
-    // A first group is made of all that there are, if need be.
+    // The first group may use all workers, without leaving spares.
     let possible = |groups: &usize| *groups <= 1 || groups * size + spares <= count;
     let expected = (0..=count / size).rev().find(possible).expect("0");
-    // Spares that fill up a broken group may have made one more.
+    // Spares that replaced lost members may have allowed one more group.
     let most = count / size;
-    let state = || View::read(&cluster.keys, &cluster.store);
+    let state = || ClusterView::read(&cluster.keys, &cluster.store);
     assert!(
         (expected..=most).contains(&cluster.full()),
         "{} of {expected} groups of {size}, {count} workers: {:#?}",
@@ -473,16 +475,16 @@ fn all_serve_in_the_end(seed: u64) {
     assert!(cluster.serving() >= cluster.full());
     let before = cluster.decisions;
     cluster.run(30.0);
-    assert_eq!(cluster.decisions, before, "the controller does not come to rest");
+    assert_eq!(cluster.decisions, before, "the controller does not stop deciding");
 }
 
 #[test]
-fn whatever_happens_all_serve_in_the_end() {
+fn all_workers_serve_after_any_faults() {
     seeds(120, all_serve_in_the_end);
 }
 
 #[test]
-fn a_lost_rank_is_replaced_by_a_spare_and_the_others_keep_theirs() {
+fn a_spare_replaces_a_lost_rank_and_the_others_keep_theirs() {
     let mut cluster = Cluster::new(5, 4, 1);
     cluster.run(8.0);
     assert_eq!(cluster.full(), 1);
@@ -499,7 +501,7 @@ fn a_lost_rank_is_replaced_by_a_spare_and_the_others_keep_theirs() {
 }
 
 #[test]
-fn without_a_spare_another_member_stands_in() {
+fn without_a_spare_another_member_takes_the_lost_rank() {
     let mut cluster = Cluster::new(4, 4, 0);
     cluster.run(8.0);
     cluster.workers.get_mut("w3").expect("known").stopped = true;
@@ -511,7 +513,7 @@ fn without_a_spare_another_member_stands_in() {
 }
 
 #[test]
-fn a_worker_that_only_the_store_does_not_hear_stays_where_it_is() {
+fn a_worker_that_only_loses_the_store_keeps_its_seat() {
     let mut cluster = Cluster::new(2, 2, 0);
     cluster.run(8.0);
     let before = cluster.seating();
@@ -524,7 +526,7 @@ fn a_worker_that_only_the_store_does_not_hear_stays_where_it_is() {
 }
 
 #[test]
-fn a_store_that_forgets_is_told_and_nobody_has_to_move() {
+fn a_store_that_lost_its_data_is_restored_and_no_seat_changes() {
     let mut cluster = Cluster::new(6, 2, 0);
     cluster.run(8.0);
     let before = cluster.seating();
@@ -553,7 +555,7 @@ fn a_worker_that_leaves_is_replaced_or_its_group_ends() {
 }
 
 #[test]
-fn a_worker_that_cannot_load_gives_way_to_another() {
+fn a_worker_that_cannot_load_is_replaced() {
     let mut cluster = Cluster::new(2, 1, 1);
     cluster.run(8.0);
     let (group, before) = cluster.placements().into_iter().next().expect("a group");

@@ -1,4 +1,4 @@
-//! What both stores promise, on both.
+//! The contract of a store, tested on both implementations.
 
 use std::{
     sync::{
@@ -14,15 +14,15 @@ use futures::StreamExt;
 use super::{etcd::Server, values};
 use crate::{
     Changes, Condition, Memory, Mirror, Snapshot, Store, StoreError, Transaction,
-    store::{LeaseId, Revision, Watch},
+    store::{ChangeStream, LeaseId, Revision},
 };
 
 fn put(key: &str, value: &'static str) -> Transaction {
     Transaction::default().put(key, value, None)
 }
 
-/// The next change, or a failure of the test.
-async fn next(watch: &mut Watch) -> Changes {
+/// The next change; fails the test if there is none.
+async fn next(watch: &mut ChangeStream) -> Changes {
     let next = tokio::time::timeout(Duration::from_secs(20), watch.next()).await;
     next.expect("a change in time").expect("the watch goes on").expect("no error")
 }
@@ -48,7 +48,7 @@ async fn keeps_its_promises(store: Arc<dyn Store>) {
     let taken = put("/a/2", "again").when(Condition::Absent("/a/2".into()));
     assert_eq!(store.commit(taken).await, Ok(None));
 
-    // A watch tells what came after, of its prefix only, and what comes.
+    // A watch returns later changes under its prefix only.
     let mut watch = store.watch("/a/", first).await.expect("not compacted");
     let Changes { revision, keys } = next(&mut watch).await;
     let keys: Vec<_> = keys.iter().map(|(key, entry)| (key.as_str(), entry.as_ref().map(|e| e.revision))).collect();
@@ -57,7 +57,7 @@ async fn keeps_its_promises(store: Arc<dyn Store>) {
     store.commit(Transaction::default().delete("/a/3")).await.expect("reachable");
     assert_eq!(next(&mut watch).await.keys, [("/a/3".to_owned(), None)]);
 
-    // A lease takes its keys with it: when revoked, and when not renewed.
+    // A lease deletes its keys when it is revoked, and when it is not renewed.
     let lease = store.grant(Duration::from_secs(60)).await.expect("reachable");
     store.commit(Transaction::default().put("/a/leased", "x", Some(lease))).await.expect("reachable");
     assert_eq!(next(&mut watch).await.keys.len(), 1);
@@ -77,15 +77,15 @@ async fn keeps_its_promises(store: Arc<dyn Store>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_keeps_the_stores_promises() {
+async fn memory_fulfills_the_contract() {
     keeps_its_promises(Arc::new(Memory::default())).await;
 }
 
 #[tokio::test]
-async fn etcd_keeps_the_stores_promises() {
+async fn etcd_fulfills_the_contract() {
     let server = Server::start();
     let store = server.store();
-    // As soon as it is up.
+    // Waits until etcd answers.
     let up =
         tokio::time::timeout(Duration::from_secs(30), async { Mirror::new(store.clone(), "test", "/").read().await });
     up.await.expect("etcd comes up");
@@ -93,7 +93,7 @@ async fn etcd_keeps_the_stores_promises() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_compacted_cannot_be_watched() {
+async fn compacted_revisions_cannot_be_watched() {
     let store = Memory::default();
     let first = store.commit(put("/a", "1")).await.expect("in memory").expect("no condition");
     let second = store.commit(put("/a", "2")).await.expect("in memory").expect("no condition");
@@ -102,7 +102,7 @@ async fn what_is_compacted_cannot_be_watched() {
     assert!(store.watch("/", second).await.is_ok());
 }
 
-/// An etcd that is compacted between a mirror's read and its watch, the first time.
+/// An etcd that is compacted once, between a mirror's read and its watch.
 struct Compacted {
     store: Arc<dyn Store>,
     server: Server,
@@ -115,7 +115,7 @@ impl Store for Compacted {
         self.store.read(prefix).await
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
         if self.watches.fetch_add(1, Ordering::SeqCst) == 0 {
             self.store.commit(Transaction::default().delete("/a/gone")).await?.expect("no condition");
             let last = self.store.commit(put("/a/1", "again")).await?.expect("no condition");
@@ -142,7 +142,7 @@ impl Store for Compacted {
 }
 
 #[tokio::test]
-async fn an_etcd_that_is_compacted_is_watched_again_and_nothing_is_lost() {
+async fn a_mirror_watches_a_compacted_etcd_again_and_loses_nothing() {
     let server = Server::start();
     let store = server.store();
     let up = async { Mirror::new(store.clone(), "test", "/").read().await };
@@ -153,7 +153,7 @@ async fn an_etcd_that_is_compacted_is_watched_again_and_nothing_is_lost() {
     }
     let last = store.commit(put("/a/2", "two")).await.expect("reachable").expect("no condition");
     server.compact(last).await;
-    // As the contract says: told when the watch is made, or by the watch.
+    // The contract allows the error from the call or from the watch.
     let told = match store.watch("/a/", first).await {
         Ok(mut watch) => tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("in time"),
         Err(error) => Some(Err(error)),

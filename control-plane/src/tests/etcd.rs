@@ -1,4 +1,4 @@
-//! A real etcd on loopback, of the test's own.
+//! A real etcd on loopback, started by the test.
 
 use std::{
     net::TcpListener,
@@ -35,7 +35,7 @@ impl Server {
         Arc::new(Etcd::new(options).expect("an endpoint"))
     }
 
-    /// On the data it had, if any.
+    /// Restarts on its existing data, if any.
     pub fn resume(&mut self) {
         let child = Command::new("etcd")
             .arg("--data-dir")
@@ -49,7 +49,7 @@ impl Server {
         self.process = Some(child.expect("etcd is installed (make test installs it)"));
     }
 
-    /// Forgets how things came to be as they were at a revision.
+    /// Compacts the changes up to a revision.
     pub async fn compact(&self, revision: Revision) {
         let mut client = etcd_client::Client::connect([&self.endpoint], None).await.expect("an endpoint");
         client.compact(revision as i64, None).await.expect("a revision that there is");
@@ -70,7 +70,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-        // It may never have written any.
+        // It may not have written any data.
         let _ = std::fs::remove_dir_all(&self.data);
     }
 }

@@ -1,16 +1,16 @@
-//! Expert placement at Kimi K2's size: 384 experts a layer, 64 ranks.
+//! Expert placement at the size of Kimi K2: 384 experts per layer, 64 ranks.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::traffic::{Drifting, Traffic};
-use crate::experts::{Layout, imbalance, moved, rank_loads, spread};
+use crate::experts::{ExpertLayout, imbalance, moved, rank_loads, spread};
 use crate::rebalance::{relayout, worst};
 use crate::{ModelShape, limits, place};
 
 const EXPERTS: usize = 384;
 const RANKS: usize = 64;
 
-fn check(layout: &Layout, experts: usize, room: &[usize]) {
+fn check(layout: &ExpertLayout, experts: usize, room: &[usize]) {
     let mut copies = vec![0; experts];
     for (experts, &room) in layout.iter().zip(room) {
         assert!(experts.len() <= room);
@@ -21,7 +21,7 @@ fn check(layout: &Layout, experts: usize, room: &[usize]) {
 }
 
 #[test]
-fn every_expert_has_a_place_whatever_the_load_and_the_room() {
+fn every_expert_is_placed_for_any_load_and_room() {
     let mut rng = StdRng::seed_from_u64(1);
     for case in 0..2000 {
         let (experts, ranks) = (rng.random_range(1..30), rng.random_range(1..9));
@@ -50,7 +50,7 @@ fn even_loads_need_no_moves_and_hot_experts_get_copies() {
     assert_eq!(imbalance(&[1.0; 8], &even), 1.0);
     let noisy: Vec<f64> = (0..8).map(|e| 1.0 + 0.02 * f64::from(e % 3)).collect();
     assert_eq!(moved(&even, &spread(&noisy, &room, Some(&even)).expect("fits")), [0; 4]);
-    // Half of all tokens go to one expert: with a copy everywhere, nobody has more to do than others.
+    // Half of all tokens go to one expert: with a copy on every rank, all ranks have the same load.
     let hot = [6.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
     let layout = spread(&hot, &[3; 4], None).expect("fits");
     assert!(layout.iter().all(|experts| experts.contains(&0)), "{layout:?}");
@@ -62,7 +62,7 @@ fn a_skewed_and_drifting_load_stays_balanced() {
     let room = vec![8; RANKS];
     for seed in 0..5 {
         let mut traffic = Traffic::new(seed, EXPERTS);
-        let even: Layout = (0..RANKS).map(|rank| (rank as u32 * 6..rank as u32 * 6 + 6).collect()).collect();
+        let even: ExpertLayout = (0..RANKS).map(|rank| (rank as u32 * 6..rank as u32 * 6 + 6).collect()).collect();
         assert!(imbalance(&traffic.counted(50_000), &even) > 5.0);
         let mut layout = even;
         for window in 0..10 {
@@ -71,7 +71,7 @@ fn a_skewed_and_drifting_load_stays_balanced() {
             check(&next, EXPERTS, &room);
             let all: usize = moved(&layout, &next).into_iter().sum();
             layout = next;
-            // Judged on what comes next, not on what it was made from.
+            // Measured on later traffic, not on the traffic that the layout was made for.
             let after = imbalance(&traffic.counted(50_000), &layout);
             assert!(after < 1.15, "seed {seed}, window {window}: {after}");
             assert!(window == 0 || all < RANKS * 8 / 2, "seed {seed}, window {window}: {all} copies moved");
@@ -81,7 +81,7 @@ fn a_skewed_and_drifting_load_stays_balanced() {
 }
 
 #[test]
-fn layouts_follow_a_drifting_load_within_what_a_rank_may_load() {
+fn layouts_follow_a_drifting_load_within_the_limit_of_moves() {
     const LAYERS: usize = 8;
     let shape = ModelShape { attention_heads: 64, kv_heads: 64, experts: [vec![0], vec![EXPERTS; LAYERS]].concat() };
     let mut placement = place(&shape, RANKS, 1).expect("fits");
@@ -107,7 +107,7 @@ fn layouts_follow_a_drifting_load_within_what_a_rank_may_load() {
         assert!(after < 1.15, "layout {number}: {before} -> {after}");
         load.drift();
     }
-    // Too little to say, another model's rows, and what is even: nothing changes.
+    // Too few counts, counts of another model, or balanced counts: nothing changes.
     assert_eq!(relayout(&placement, &with_dense(load.now(1000)), 2, 1.1, 9), None);
     assert_eq!(relayout(&placement, &with_dense(vec![vec![1000; EXPERTS / 2]; LAYERS]), 2, 1.1, 9), None);
     assert_eq!(
@@ -116,9 +116,9 @@ fn layouts_follow_a_drifting_load_within_what_a_rank_may_load() {
     );
 }
 
-/// All layers of Kimi K2, two copies a rank: even within a few layouts, and again after a drift.
+/// All layers of Kimi K2, two copies per rank: balanced after a few layouts, and again after a drift.
 #[test]
-fn the_worst_of_61_layers_is_even_after_a_few_layouts() {
+fn the_worst_of_61_layers_is_balanced_after_a_few_layouts() {
     const LAYERS: usize = 61;
     const DRAWS: usize = 200_000;
     let shape = ModelShape { attention_heads: 64, kv_heads: 64, experts: vec![EXPERTS; LAYERS] };
@@ -143,7 +143,7 @@ fn the_worst_of_61_layers_is_even_after_a_few_layouts() {
 }
 
 #[test]
-fn a_layer_that_takes_more_than_a_rank_may_load_changes_all_the_same() {
+fn a_single_layer_may_exceed_the_limit_of_moves() {
     let experts = 4 * limits::EXPERT_MOVES;
     let shape = ModelShape { attention_heads: 2, kv_heads: 2, experts: vec![experts; 2] };
     let placement = place(&shape, 2, 1).expect("fits");
@@ -154,16 +154,20 @@ fn a_layer_that_takes_more_than_a_rank_may_load_changes_all_the_same() {
 }
 
 #[test]
-fn the_records_of_the_largest_models_fit_the_store() {
-    // etcd takes requests of 1.5 MiB.
+fn the_records_of_the_largest_models_fit_in_the_store() {
+    // etcd's limit is 1.5 MiB per request.
     const MOST: usize = 1 << 20;
     let shape = ModelShape { attention_heads: 64, kv_heads: 64, experts: vec![EXPERTS; 61] };
     let mut placement = place(&shape, RANKS, 1 << 41).expect("fits");
     for rank in &mut placement.ranks {
-        // Four copies more a layer.
+        // Four more copies per layer.
         rank.experts.iter_mut().for_each(|layer| layer.extend(EXPERTS as u32 - 4..EXPERTS as u32));
     }
-    let load = crate::records::ExpertLoad { epoch: 1 << 41, layout: 1 << 41, rows: vec![vec![u32::MAX; EXPERTS]; 61] };
+    let load = crate::records::ExpertLoad {
+        epoch: crate::epoch::new(1 << 41, 1),
+        layout: crate::epoch::new(1 << 41, 1),
+        rows: vec![vec![u32::MAX; EXPERTS]; 61],
+    };
     let sizes = (crate::records::encode(&placement).len(), crate::records::encode(&load).len());
     assert!(sizes.0 < MOST && sizes.1 < MOST, "{sizes:?}");
 }

@@ -1,4 +1,4 @@
-//! Real controllers over a store whose writes land late, or not at all.
+//! Real controllers over a store whose writes take effect late, or never.
 
 use std::{
     collections::BTreeSet,
@@ -12,17 +12,17 @@ use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use crate::{
     Keys, Memory, ModelShape, Store,
     controller::{ControllerOptions, run},
-    decide::Settings,
+    decide::ControllerSettings,
     limits,
     records::{GroupRecord, Release, Seat, WorkerRecord, WorkerState, decode, encode},
-    store::{LeaseId, Revision, Snapshot, StoreError, Transaction, Watch},
-    tally::Tally,
+    stats::ControllerStats,
+    store::{ChangeStream, LeaseId, Revision, Snapshot, StoreError, Transaction},
 };
 
-/// A write, and what becomes of it.
+/// A write and its result.
 type Sent = (Transaction, JoinHandle<Option<Revision>>);
 
-/// Writes of placements are on their way until the gate opens; whoever made them hears nothing in time.
+/// Holds back writes of placements until the gate opens; their callers get no answer in time.
 #[derive(Clone)]
 struct Late {
     store: Memory,
@@ -46,7 +46,7 @@ impl Store for Late {
         self.store.read(prefix).await
     }
 
-    async fn watch(&self, prefix: &str, after: Revision) -> Result<Watch, StoreError> {
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<ChangeStream, StoreError> {
         self.store.watch(prefix, after).await
     }
 
@@ -61,7 +61,7 @@ impl Store for Late {
         });
         self.sent.lock().unwrap().push((transaction, lands));
         tokio::time::sleep(limits::STORE_CALL).await;
-        Err(StoreError::Unavailable("it does not answer".into()))
+        Err(StoreError::Unavailable("no answer in time".into()))
     }
 
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
@@ -81,8 +81,8 @@ fn controller(store: Arc<dyn Store>, keys: &Keys, id: &str) -> JoinHandle<()> {
     let options = ControllerOptions {
         id: id.into(),
         release: Release::default(),
-        settings: Settings::default(),
-        tally: Arc::new(Tally::default()),
+        settings: ControllerSettings::default(),
+        stats: Arc::new(ControllerStats::default()),
     };
     tokio::spawn(run(store, keys.clone(), options, std::future::pending()))
 }
@@ -113,7 +113,7 @@ async fn workers(store: &Memory, keys: &Keys, count: usize) {
     }
 }
 
-/// Whom the placements seat, each as often as they do.
+/// The workers in the placements, once per seat.
 async fn seated(store: &Memory, keys: &Keys) -> Vec<String> {
     let groups = store.read(&keys.groups()).await.unwrap();
     let mut seated: Vec<String> = Vec::new();
@@ -125,7 +125,7 @@ async fn seated(store: &Memory, keys: &Keys) -> Vec<String> {
     seated
 }
 
-/// Looks again and again, for a minute at most.
+/// Polls for a minute at most.
 async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     let looks = async {
         while !is_so().await {
@@ -136,7 +136,7 @@ async fn until(mut is_so: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_of_a_deposed_controller_lands() {
+async fn no_write_of_a_former_controller_takes_effect() {
     let (memory, keys) = (Memory::default(), Keys::new("test").unwrap());
     let late = Late::over(&memory);
     workers(&memory, &keys, 3).await;
@@ -149,7 +149,7 @@ async fn nothing_of_a_deposed_controller_lands() {
     assert!(held.value.starts_with(b"a "));
     memory.revoke(held.lease.unwrap()).await.unwrap();
     until(async || active().await.is_some_and(|entry| entry.value.starts_with(b"b "))).await;
-    // The second one gives everybody time; what the first one has decided is carried out now.
+    // The second controller waits for workers; the first one's decisions would be executed now.
     assert_eq!(seated(&memory, &keys).await, [""; 0]);
     late.open.send_replace(true);
     let sent = std::mem::take(&mut *late.sent.lock().unwrap());
@@ -163,7 +163,7 @@ async fn nothing_of_a_deposed_controller_lands() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_does_not_answer_is_asked_for_one_thing_at_a_time() {
+async fn a_round_ends_after_a_write_without_an_answer() {
     const WORKERS: usize = 8;
     let (memory, keys) = (Memory::default(), Keys::new("test").unwrap());
     let late = Late::over(&memory);
@@ -175,8 +175,8 @@ async fn a_store_that_does_not_answer_is_asked_for_one_thing_at_a_time() {
             sent.iter().flat_map(|(transaction, _)| transaction.writes.iter().map(|write| write.key().to_owned()));
         all.filter(|key| key.starts_with(&keys.seat(""))).collect()
     };
-    assert_eq!(tried(&late.sent.lock().unwrap()).len(), 1, "a round goes on after it got no answer");
-    // All attempts land in the end: one takes place.
+    assert_eq!(tried(&late.sent.lock().unwrap()).len(), 1, "a round continues after a write without an answer");
+    // All attempts are executed in the end: one takes effect.
     late.open.send_replace(true);
     let all: Vec<String> = (0..WORKERS).map(|i| format!("w{i}")).collect();
     until(async || seated(&memory, &keys).await.len() >= WORKERS).await;

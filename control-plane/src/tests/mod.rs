@@ -1,11 +1,14 @@
+//! Tests of the control plane. They use its public interface and the pure controller.
+
 mod cluster;
 mod contract;
+mod epoch;
 mod etcd;
 mod experts;
-mod fan;
-mod faulty;
+mod faulty_store;
 mod fencing;
-mod presence;
+mod session;
+mod shared_store;
 mod traffic;
 
 use std::collections::BTreeMap;
@@ -17,7 +20,7 @@ fn values(snapshot: &Snapshot) -> BTreeMap<String, String> {
     snapshot.entries.iter().map(|(key, entry)| (key.clone(), text(&entry.value))).collect()
 }
 
-/// Many seeds, or the one of `REIN_SEED`; `REIN_SEEDS` makes it more of them.
+/// Runs many seeds, or the one in `REIN_SEED`; `REIN_SEEDS` sets their number.
 fn seeds(many: u64, run: impl Fn(u64)) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let all = number("REIN_SEED").map_or(0..number("REIN_SEEDS").unwrap_or(many), |seed| seed..seed + 1);

@@ -1,4 +1,4 @@
-//! How often experts are drawn: by Zipf with exponent 1.1, in an order of popularity that drifts. The benchmark has it too.
+//! Expert usage: Zipf with exponent 1.1, in an order of popularity that drifts. The benchmark uses it too.
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
@@ -15,7 +15,7 @@ impl Traffic {
         Traffic { order, rng }
     }
 
-    /// As counted over so many draws.
+    /// Counts of this many draws.
     pub fn counted(&mut self, draws: usize) -> Vec<f64> {
         let mut sum = 0.0;
         let mut below = Vec::new();
@@ -31,7 +31,7 @@ impl Traffic {
         load
     }
 
-    /// So many of the most popular experts change places with any others.
+    /// Swaps this many of the most popular experts with others.
     pub fn drift(&mut self, pairs: usize) {
         let experts = self.order.len();
         for _ in 0..pairs {
@@ -41,7 +41,7 @@ impl Traffic {
     }
 }
 
-/// All layers of a model, as a leader counts them: what is older counts less.
+/// All layers of a model, as a leader counts them: older draws have less weight.
 pub struct Drifting {
     layers: Vec<Traffic>,
     pairs: usize,
@@ -54,7 +54,7 @@ impl Drifting {
         Drifting { layers, pairs, rows }
     }
 
-    /// After so many more draws in each layer, four half-lives later: a minute, with those of 15 s.
+    /// Counts after this many more draws per layer, four half-lives later (a minute, with half-lives of 15 s).
     pub fn window(&mut self, draws: usize) -> Vec<Vec<u32>> {
         for (layer, rows) in self.layers.iter_mut().zip(&mut self.rows) {
             rows.iter_mut().zip(layer.counted(draws)).for_each(|(rows, new)| *rows = *rows / 16.0 + new);
@@ -62,7 +62,7 @@ impl Drifting {
         self.rows.iter().map(|layer| layer.iter().map(|rows| *rows as u32).collect()).collect()
     }
 
-    /// Nothing but these draws.
+    /// Counts of these draws only.
     pub fn now(&mut self, draws: usize) -> Vec<Vec<u32>> {
         let counted = |layer: &mut Traffic| layer.counted(draws).into_iter().map(|rows| rows as u32).collect();
         self.layers.iter_mut().map(counted).collect()

@@ -1,4 +1,4 @@
-//! Collective operations that link the ranks of a group.
+//! Collective operations between the ranks of a group. This module does not know what is computed.
 
 use std::sync::Arc;
 
@@ -11,24 +11,24 @@ pub mod threads;
 
 pub use threads::Threads;
 
-/// One rank's end of a group. Every rank calls the same operations in the same order; a call returns when what it needs
-/// of the others is there. After an abort every call, blocked or new, returns `Error::Aborted`.
+/// One rank's end of a group. Every rank calls the same operations in the same order. A call returns when it has what
+/// it needs from the others. After an abort, every blocked and every new call returns `KernelError::Aborted`.
 pub trait Collective: Send {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
-    /// x becomes the sum over ranks, added in rank order, with the same bits on every rank.
+    /// Replaces x by the sum over ranks, added in rank order, with the same bits on every rank.
     fn all_reduce(&self, x: &mut [f32]) -> Result<()>;
-    /// What each rank gave, in rank order; lengths may differ.
+    /// The input of each rank, in rank order; lengths may differ.
     fn all_gather(&self, x: &[f32]) -> Result<Vec<Vec<f32>>>;
-    /// `parts[r]` goes to rank r (one part for each rank); returns what each rank sent here, in rank order.
+    /// `parts[r]` goes to rank r (one part per rank). Returns what each rank sent to this one, in rank order.
     fn all_to_all(&self, parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>>;
-    /// x of the rank `root` to all; lengths must agree.
+    /// Sends x of the rank `root` to all ranks; lengths must be equal.
     fn broadcast(&self, root: usize, x: &mut [f32]) -> Result<()>;
-    /// The bytes of the rank `root` to all, which need not know how many there are.
+    /// Sends the bytes of the rank `root` to all ranks, which need not know their number.
     fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()>;
-    /// Ends the group: all ranks' calls fail with this reason from now on. The first reason stays.
+    /// Ends the group: from now on all calls of all ranks fail with this reason. The first reason stays.
     fn abort(&self, reason: &str);
-    /// To abort from elsewhere while this rank is blocked.
+    /// Aborts from another thread while this rank is blocked.
     fn abort_handle(&self) -> AbortHandle;
 }
 

@@ -1,4 +1,4 @@
-//! What every kind of collective promises, on every kind.
+//! Properties of all collectives, tested on every kind.
 
 use std::{
     sync::{Barrier, mpsc::sync_channel},
@@ -16,7 +16,7 @@ fn over_threads(size: usize) -> Vec<Rank> {
 
 fn over_tcp(size: usize) -> Vec<Rank> {
     let listeners: Vec<_> =
-        (0..size).map(|_| tcp::Listener::bind("127.0.0.1:0", tcp::plain()).expect("loopback")).collect();
+        (0..size).map(|_| tcp::RankListener::bind("127.0.0.1:0", tcp::plain()).expect("loopback")).collect();
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     std::thread::scope(|scope| {
         let joins: Vec<_> = listeners
@@ -24,7 +24,7 @@ fn over_tcp(size: usize) -> Vec<Rank> {
             .enumerate()
             .map(|(rank, listener)| {
                 let member =
-                    tcp::Member { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.clone() };
+                    tcp::JoinRequest { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.clone() };
                 scope.spawn(move || listener.join(&member, Duration::from_secs(20)).expect("all come"))
             })
             .collect();
@@ -32,7 +32,7 @@ fn over_tcp(size: usize) -> Vec<Rank> {
     })
 }
 
-/// Time in which a rank that does not wait for others would be done.
+/// Time in which a rank that does not wait for others would finish.
 const BLOCKED: Duration = Duration::from_millis(50);
 /// Time in which an abort must have woken every rank.
 const WOKEN: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ fn on_ranks<R: Send>(ranks: Vec<Rank>, f: impl Fn(&dyn Collective) -> R + Sync) 
 
 #[test]
 fn sums_have_the_same_bits_everywhere() {
-    // Both ways of a TCP group: all to all, and shared out.
+    // Both ways of a TCP group: sent to all, and split.
     for (len, rounds) in [(7, 200), (40_001, 3)] {
         for size in [1, 2, 3, 5] {
             let sums = KINDS.map(|kind| {
@@ -84,7 +84,7 @@ fn sums_have_the_same_bits_everywhere() {
 }
 
 #[test]
-fn gather_scatter_and_broadcast() {
+fn gather_scatter_and_broadcast_deliver_all_values() {
     for kind in KINDS {
         let results = on_ranks(kind(3), |rank| {
             let r = rank.rank();
@@ -107,7 +107,7 @@ fn gather_scatter_and_broadcast() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told() {
+fn ranks_that_disagree_get_an_error() {
     for kind in KINDS {
         let results = on_ranks(kind(2), |rank| rank.all_reduce(&mut vec![0.0; 1 + rank.rank()]));
         assert!(results.iter().all(Result::is_err), "{results:?}");
@@ -119,12 +119,12 @@ fn ranks_that_disagree_are_told() {
     }
 }
 
-/// What it fails with, in words.
+/// Its error, as text.
 type Op = fn(&dyn Collective) -> Result<(), String>;
 
-/// All but the last rank are blocked in `op`; then `end` is called with the last one. All say why, in time: while the last one
-/// is there, if `end` leaves it there.
-/// Their threads are not joined: those of a group that breaks its promise would keep the test from failing.
+/// All but the last rank are blocked in `op`; then `end` is called with the last one. All must return `why` in time,
+/// while the last rank lives if `end` returns it. Their threads are not joined: those of a broken group would block the
+/// test.
 fn all_wake(kind: Group, op: Op, why: &str, end: impl FnOnce(Rank) -> Option<Rank>) {
     let mut ranks = kind(4);
     let last = ranks.pop().expect("four");
@@ -149,7 +149,7 @@ fn waits(rank: &dyn Collective) -> Result<(), String> {
     rank.all_reduce(&mut [1.0]).map_err(|error| error.to_string())
 }
 
-/// Blocked because the last rank does not take what it is given: more than any socket's buffers hold.
+/// Blocked because the last rank does not receive: the data exceeds any socket's buffers.
 fn gives(rank: &dyn Collective) -> Result<(), String> {
     let given = rank.all_to_all(vec![vec![0.5; 2 << 20]; rank.size()]);
     given.map(drop).map_err(|error| error.to_string())
@@ -173,7 +173,7 @@ fn an_abort_wakes_every_blocked_rank() {
 fn a_dropped_rank_aborts_the_others() {
     for kind in KINDS {
         for op in [waits as Op, gives] {
-            all_wake(kind, op, "rank 3 is gone", |_| None);
+            all_wake(kind, op, "rank 3 left the group", |_| None);
         }
     }
 }

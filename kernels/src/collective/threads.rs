@@ -1,15 +1,15 @@
-//! Ranks that are threads of one process.
+//! Ranks that are threads of one process. This module does not know what is computed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::{AbortHandle, Collective};
-use crate::error::{Error, Result};
+use crate::error::{KernelError, Result};
 
-/// How often a waiting rank looks before it parks, in spin-loop turns (tens of microseconds).
+/// Spin-loop turns before a waiting rank parks (tens of microseconds).
 const SPINS: u32 = 4_000;
 
-/// What a rank shows the others in one operation.
+/// A rank's input to one operation.
 #[derive(Default)]
 struct Slot {
     op: &'static str,
@@ -27,11 +27,11 @@ impl Slot {
 
 struct Shared {
     size: usize,
-    /// Two slots for each rank, used in turns: a rank writes a slot again only after a later operation has completed,
-    /// that is after all have finished reading.
+    /// Two slots per rank, used alternately: a rank overwrites a slot only after a later operation has completed, that
+    /// is, after all ranks have finished reading it.
     slots: Vec<[RwLock<Slot>; 2]>,
     arrived: AtomicUsize,
-    /// Operations completed.
+    /// Number of completed operations.
     round: AtomicU64,
     aborted: AtomicBool,
     reason: OnceLock<String>,
@@ -44,7 +44,7 @@ struct Shared {
 pub struct Threads {
     rank: usize,
     shared: Arc<Shared>,
-    /// Operations begun. Only this rank's thread counts.
+    /// Number of operations begun. Only this rank's thread counts.
     round: AtomicU64,
 }
 
@@ -84,12 +84,12 @@ impl Shared {
 
     fn check(&self) -> Result<()> {
         if self.aborted.load(SeqCst) {
-            return Err(Error::Aborted(self.reason.get().cloned().unwrap_or_default()));
+            return Err(KernelError::Aborted(self.reason.get().cloned().unwrap_or_default()));
         }
         Ok(())
     }
 
-    /// Returns when all ranks have arrived for the time `round`.
+    /// Returns when all ranks have arrived at operation `round`.
     fn meet(&self, round: u64) -> Result<()> {
         if self.arrived.fetch_add(1, AcqRel) + 1 == self.size {
             self.arrived.store(0, Relaxed);
@@ -100,7 +100,7 @@ impl Shared {
         let mut turns = 0;
         while self.round.load(Acquire) < round {
             if let Err(aborted) = self.check() {
-                // A rank that left right after the round was complete took nothing from it.
+                // A rank that left right after the round completed did not affect it.
                 return if self.round.load(SeqCst) < round { Err(aborted) } else { Ok(()) };
             }
             turns += 1;
@@ -109,7 +109,7 @@ impl Shared {
                 continue;
             }
             let mut guard = self.guard();
-            // SeqCst pairs with wake_parked: either it sees us parked, or we see what it announces.
+            // SeqCst pairs with wake_parked: either it sees this rank parked, or this rank sees what it announces.
             self.parked.fetch_add(1, SeqCst);
             while self.round.load(SeqCst) < round && !self.aborted.load(SeqCst) {
                 guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +121,7 @@ impl Shared {
 }
 
 impl Threads {
-    /// Shows `mine` to the others, waits for all, and calls `read` with each rank's slot in rank order.
+    /// Publishes `mine`, waits for all ranks, and calls `read` with each rank's slot in rank order.
     fn exchange(&self, mine: Slot, mut read: impl FnMut(usize, &Slot)) -> Result<()> {
         let (op, detail, shared) = (mine.op, mine.detail, &*self.shared);
         shared.check()?;
@@ -133,11 +133,11 @@ impl Threads {
             let slot = slots[turn].read().unwrap_or_else(PoisonError::into_inner);
             if slot.op != op || slot.detail != detail {
                 let what = format!(
-                    "rank {} calls it with {detail:?} while rank {rank} calls {} with {:?}",
+                    "rank {} calls it with {detail:?}, but rank {rank} calls {} with {:?}",
                     self.rank, slot.op, slot.detail
                 );
                 shared.abort(&format!("{op}: {what}"));
-                return Err(Error::Shape { op, what });
+                return Err(KernelError::Shape { op, what });
             }
             read(rank, &slot);
         }
@@ -148,7 +148,7 @@ impl Threads {
         if root < self.shared.size {
             return Ok(());
         }
-        Err(Error::Shape { op, what: format!("root {root} of {} ranks", self.shared.size) })
+        Err(KernelError::Shape { op, what: format!("root {root} of {} ranks", self.shared.size) })
     }
 }
 
@@ -186,7 +186,7 @@ impl Collective for Threads {
     fn all_to_all(&self, parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
         if parts.len() != self.shared.size {
             let what = format!("needs one part for each of {} ranks, got {}", self.shared.size, parts.len());
-            return Err(Error::Shape { op: "all_to_all", what });
+            return Err(KernelError::Shape { op: "all_to_all", what });
         }
         let mut all = Vec::with_capacity(self.shared.size);
         let mine = Slot::new("all_to_all", (0, 0), parts);
@@ -227,7 +227,7 @@ impl Collective for Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         if self.shared.size > 1 {
-            self.shared.abort(&format!("rank {} is gone", self.rank));
+            self.shared.abort(&format!("rank {} left the group", self.rank));
         }
     }
 }

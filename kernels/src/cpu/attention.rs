@@ -1,24 +1,24 @@
-//! Paged attention with an online softmax in f32. A query row walks the positions it sees in tiles of 64, at multiples
-//! of 64 from the start of its sequence, so its result depends neither on chunks nor on blocks nor on its neighbours.
+//! Paged attention with an online softmax in f32. A query row processes the positions it sees in tiles of 64, at
+//! multiples of 64 from the start of its sequence, so its result does not depend on chunks, blocks or other rows.
 
 use std::cell::RefCell;
 
 use half::bf16;
 
 use super::memory::{Arena, Block};
-use super::pool::{Pool, SharedPtr};
+use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use crate::backend::Span;
-use crate::error::{Error, Result};
+use crate::error::{KernelError, Result};
 
-/// Positions that one softmax step takes.
+/// Positions per softmax step.
 const TILE: usize = 64;
-/// Query vectors (rows times heads) that a work item aims at.
+/// Target number of query vectors (rows times heads) per work item.
 const QUERIES: usize = 32;
 
-/// Paged keys and values of one layer: per block and position `width_k` and `width_v` numbers.
+/// Paged keys and values of one layer: `width_k` and `width_v` numbers per block and position.
 #[derive(Debug)]
-pub struct Cache {
+pub struct KvCache {
     pub blocks: usize,
     pub block_size: usize,
     pub width_k: usize,
@@ -28,18 +28,18 @@ pub struct Cache {
     v: Block,
 }
 
-impl Cache {
-    pub fn new(arena: &Arena, blocks: usize, block_size: usize, width: (usize, usize), half: bool) -> Result<Cache> {
+impl KvCache {
+    pub fn new(arena: &Arena, blocks: usize, block_size: usize, width: (usize, usize), half: bool) -> Result<KvCache> {
         if block_size == 0 {
-            return Err(Error::Shape { op: "cache", what: "block_size must be at least 1".into() });
+            return Err(KernelError::Shape { op: "cache", what: "block_size must be at least 1".into() });
         }
         let bytes = |width: usize| {
             let size = if half { 2usize } else { 4 };
             let n = blocks.checked_mul(block_size).and_then(|n| n.checked_mul(width)).and_then(|n| n.checked_mul(size));
-            n.ok_or_else(|| Error::OutOfMemory(format!("KV cache of {blocks} blocks")))
+            n.ok_or_else(|| KernelError::OutOfMemory(format!("KV cache of {blocks} blocks")))
         };
         let (k, v) = (arena.take(bytes(width.0)?)?, arena.take(bytes(width.1)?)?);
-        Ok(Cache { blocks, block_size, width_k: width.0, width_v: width.1, half, k, v })
+        Ok(KvCache { blocks, block_size, width_k: width.0, width_v: width.1, half, k, v })
     }
 
     /// Index of a position among all positions of the cache.
@@ -49,7 +49,7 @@ impl Cache {
         block * self.block_size + position % self.block_size
     }
 
-    /// Stores the rows of the spans: row r of k is `k[r * width_k..]`, and so for v.
+    /// Stores the rows of the spans: row r of k is `k[r * width_k..]`; likewise for v.
     pub fn write(&mut self, spans: &[Span], k: &[f32], v: &[f32]) {
         for span in spans {
             for i in 0..span.len {
@@ -77,16 +77,16 @@ impl Cache {
 
 /// A run of `width` numbers at `offset` of each position's entry in k, or in v.
 #[derive(Debug, Clone, Copy)]
-pub struct Field {
+pub struct EntryField {
     pub in_v: bool,
     pub offset: usize,
     pub width: usize,
 }
 
-/// Part of the query vectors, and the part of the cached entry that it is multiplied with. Row r, head h of the query
-/// is at `q[r * row_stride + h * head_stride + offset..]`.
+/// A part of the query vectors, and the part of the cached entry that it is multiplied with. Row r, head h of the
+/// query is at `q[r * row_stride + h * head_stride + offset..]`.
 #[derive(Debug, Clone, Copy)]
-pub struct Part<'a> {
+pub struct QueryPart<'a> {
     pub q: &'a [f32],
     pub row_stride: usize,
     pub head_stride: usize,
@@ -94,14 +94,15 @@ pub struct Part<'a> {
     pub width: usize,
 }
 
-/// What heads attend to: `kv_heads` groups of `group` heads; group g's keys and values are `keys(g)` and `value(g)`.
-pub struct Plan<'a> {
-    pub parts: &'a [Part<'a>],
+/// What heads attend to: `kv_heads` groups of `group` heads; the keys and values of group g are `keys(g)` and
+/// `value(g)`.
+pub struct AttentionPlan<'a> {
+    pub parts: &'a [QueryPart<'a>],
     pub kv_heads: usize,
     pub group: usize,
-    /// For each part the field of the entry, given the group.
-    pub keys: &'a (dyn Fn(usize) -> Vec<Field> + Sync),
-    pub value: &'a (dyn Fn(usize) -> Field + Sync),
+    /// For each part, the field of the entry, given the group.
+    pub keys: &'a (dyn Fn(usize) -> Vec<EntryField> + Sync),
+    pub value: &'a (dyn Fn(usize) -> EntryField + Sync),
     pub scale: f32,
     pub window: Option<usize>,
 }
@@ -128,9 +129,9 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Attends for all spans; the result of row r, head h (of kv_heads * group) goes to `out[(r * heads + h) * width..]`,
-/// width being the value's.
-pub fn attend(pool: &Pool, isa: Isa, cache: &Cache, spans: &[Span], plan: &Plan, out: &mut [f32]) {
+/// Attends for all spans. The result of row r, head h (of kv_heads * group) goes to `out[(r * heads + h) * width..]`,
+/// where width is the value's.
+pub fn attend(pool: &ThreadPool, isa: Isa, cache: &KvCache, spans: &[Span], plan: &AttentionPlan, out: &mut [f32]) {
     let total: usize = spans.iter().map(|s| s.len).sum();
     // Heads of a group share the reading of keys: keep them together unless threads would idle.
     let units = total * plan.kv_heads;
@@ -172,8 +173,8 @@ pub fn attend(pool: &Pool, isa: Isa, cache: &Cache, spans: &[Span], plan: &Plan,
     });
 }
 
-/// Numbers of the cache. 32 of them are loaded in the order that is cheapest, which queries and outputs follow: number i
-/// of whole 32 stands at `place(i)`. What remains beyond the last 32 keeps its order.
+/// Numbers of the cache. 32 of them are loaded in the cheapest order, which queries and outputs follow: number i of
+/// whole 32 is at `place(i)`. The rest after the last whole 32 keeps its order.
 trait Number: Copy {
     fn place(i: usize) -> usize;
     unsafe fn load_32<S: Simd>(p: *const Self) -> [S::V; 2];
@@ -230,31 +231,43 @@ impl Number for bf16 {
 }
 
 #[inline(always)]
-unsafe fn attend_f32_generic<S: Simd>(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) {
+unsafe fn attend_f32_generic<S: Simd>(
+    cache: &KvCache,
+    plan: &AttentionPlan,
+    item: &Item,
+    scratch: &mut Scratch,
+    out: *mut f32,
+) {
     // SAFETY: the cache holds f32; the rest is the caller's promise.
     unsafe { item_generic::<S, f32>(cache, plan, item, scratch, out) }
 }
 
 #[inline(always)]
-unsafe fn attend_bf16_generic<S: Simd>(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) {
+unsafe fn attend_bf16_generic<S: Simd>(
+    cache: &KvCache,
+    plan: &AttentionPlan,
+    item: &Item,
+    scratch: &mut Scratch,
+    out: *mut f32,
+) {
     // SAFETY: the cache holds bf16; the rest is the caller's promise.
     unsafe { item_generic::<S, bf16>(cache, plan, item, scratch, out) }
 }
 
-simd_fn!(fn attend_f32(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_f32_generic);
-simd_fn!(fn attend_bf16(cache: &Cache, plan: &Plan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_bf16_generic);
+simd_fn!(fn attend_f32(cache: &KvCache, plan: &AttentionPlan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_f32_generic);
+simd_fn!(fn attend_bf16(cache: &KvCache, plan: &AttentionPlan, item: &Item, scratch: &mut Scratch, out: *mut f32) = attend_bf16_generic);
 
 #[inline(always)]
 unsafe fn item_generic<S: Simd, T: Number>(
-    cache: &Cache,
-    plan: &Plan,
+    cache: &KvCache,
+    plan: &AttentionPlan,
     item: &Item,
     scratch: &mut Scratch,
     out: *mut f32,
 ) {
     let heads = item.heads.len();
     let queries = item.rows.len() * heads;
-    // Queries are taken by eight, few alone as one, two or four.
+    // Queries are processed in eights; few queries as one, two or four.
     let padded = if queries > 4 { queries.next_multiple_of(8) } else { queries.next_power_of_two() };
     let value = (plan.value)(item.group);
     let keys = (plan.keys)(item.group);
@@ -294,7 +307,7 @@ unsafe fn item_generic<S: Simd, T: Number>(
     for from in (start..=last).step_by(TILE) {
         let count = TILE.min(last + 1 - from);
         for (j, place) in places.iter_mut().enumerate() {
-            // The list is filled up with its last entry, whose surplus scores are masked below.
+            // The list is padded with its last entry, whose extra scores are masked below.
             *place = cache.place(&item.span.blocks, from + j.min(count - 1));
         }
         // SAFETY: q has padded * q_width numbers and scores padded * TILE; places lie in the cache.
@@ -343,8 +356,8 @@ unsafe fn item_generic<S: Simd, T: Number>(
 /// of 16 lanes, the same for every shape Q x K.
 #[inline(always)]
 unsafe fn score_tile<S: Simd, T: Number, const Q: usize, const K: usize>(
-    cache: &Cache,
-    keys: &[Field],
+    cache: &KvCache,
+    keys: &[EntryField],
     places: &[usize; TILE],
     count: usize,
     q: &[f32],
@@ -455,11 +468,12 @@ unsafe fn softmax_step<S: Simd>(
     *max = largest;
 }
 
-/// acc[q] = acc[q] * decay[q] + sum over the places of weight * value, Q queries and 16 * N numbers (N even) at a time.
+/// acc[q] = acc[q] * decay[q] + the sum over the places of weight * value, for Q queries and 16 * N numbers (N even) at
+/// a time.
 #[inline(always)]
 unsafe fn value_tile<S: Simd, T: Number, const Q: usize, const N: usize>(
-    cache: &Cache,
-    field: Field,
+    cache: &KvCache,
+    field: EntryField,
     places: &[usize],
     weights: &[f32],
     decay: &[f32],

@@ -1,12 +1,12 @@
-//! Memory of activations. Large buffers are kept by the thread that drops them and used again: fresh pages from the
-//! system cost more than the smaller ops themselves.
+//! Memory of activations. The thread that drops a large buffer keeps it for reuse: fresh pages from the system cost
+//! more than the smaller ops themselves.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
-/// Numbers below which the allocator is as good.
+/// Smaller buffers come from the allocator, which is as fast for them.
 const SMALL: usize = 4096;
-/// Buffers kept by a thread.
+/// Buffers kept per thread.
 const KEPT: usize = 32;
 
 thread_local! {
@@ -22,7 +22,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// With numbers left over from earlier use: for those who write all of it.
+    /// Contains old numbers: for callers that overwrite all of it.
     pub fn stale(len: usize) -> Buffer {
         if len < SMALL {
             return Buffer { store: vec![0.0; len], len };
@@ -76,11 +76,11 @@ impl Drop for Buffer {
             return;
         }
         let store = std::mem::take(&mut self.store);
-        // A thread on its way out has no list any more.
+        // A thread that is exiting has no list any more.
         let _ = FREE.try_with(|free| {
             let mut free = free.borrow_mut();
             if free.len() == KEPT {
-                // The longest unused, roughly: new ones are added at the end.
+                // Roughly the longest unused: new ones are appended.
                 free.remove(0);
             }
             free.push(store);
@@ -89,24 +89,4 @@ impl Drop for Buffer {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dropped_buffer_is_used_again() {
-        let mut first = Buffer::zeroed(10_000);
-        first[9_999] = 7.0;
-        let address = first.as_ptr();
-        drop(first);
-        let second = Buffer::stale(9_000);
-        assert_eq!((second.as_ptr(), second.len()), (address, 9_000));
-        assert_eq!(second.clone().len(), 9_000);
-        drop(second);
-        assert!(Buffer::zeroed(9_999).iter().all(|&x| x == 0.0));
-        for _ in 0..3 * KEPT {
-            let many: Vec<Buffer> = (0..2 * KEPT).map(|_| Buffer::stale(SMALL)).collect();
-            drop(many);
-        }
-        assert!(FREE.with_borrow(Vec::len) <= KEPT);
-    }
-}
+mod tests;

@@ -1,12 +1,12 @@
-//! The parts of a row that several ranks have computed, brought together. Of much, each rank adds up its columns of all
-//! rows, and these are gathered; of little, everybody gets everything at once and adds up all of it. The bits are the same.
+//! Adds the parts of a row that several ranks computed. Large results: each rank adds its columns of all rows, and
+//! these are gathered. Small results: every rank gets all parts and adds everything. The bits are the same.
 
 use super::{Tensor, shape, zeros};
 use crate::backend::Routes;
 use crate::collective::Collective;
 use crate::error::Result;
 
-/// Bytes of all parts up to which they go to everybody: one exchange costs less than the sums that are made twice.
+/// Up to this many bytes of all parts, every rank gets everything: one exchange costs less than the repeated sums.
 const LITTLE: usize = 64 << 10;
 
 pub fn combine(
@@ -39,13 +39,13 @@ pub fn combine(
         false => collective.all_to_all((0..ranks).map(outgoing).collect())?,
     };
 
-    // Where each route's part begins in what its rank sent.
+    // Where each route's part begins in the data of its rank.
     let width = columns(me).len();
     let mut sent = vec![0; ranks];
     let mut starts = Vec::with_capacity(dispatch.len());
     for &rank in dispatch {
         let Some(count) = sent.get_mut(rank as usize) else {
-            return Err(shape("moe_combine", format!("there is no rank {rank}; there are {ranks}")));
+            return Err(shape("moe_combine", format!("no rank {rank}; the group has {ranks} ranks")));
         };
         starts.push(*count * width);
         *count += 1;
@@ -53,7 +53,7 @@ pub fn combine(
     for (rank, part) in incoming.iter().enumerate() {
         let expected = (sent[rank] + if shared.is_some() { rows } else { 0 }) * width;
         if part.len() != expected {
-            let what = format!("rank {rank} gave {} numbers where {expected} were expected", part.len());
+            let what = format!("rank {rank} sent {} numbers, expected {expected}", part.len());
             return Err(shape("moe_combine", what));
         }
     }
@@ -85,7 +85,7 @@ pub fn combine(
     for (rank, part) in all.iter().enumerate() {
         let columns = columns(rank);
         if part.len() != rows * columns.len() {
-            return Err(shape("moe_combine", format!("rank {rank} has another number of rows")));
+            return Err(shape("moe_combine", format!("rank {rank} has a different number of rows")));
         }
         for (row, part) in out.data.chunks_exact_mut(hidden).zip(part.chunks_exact(columns.len().max(1))) {
             row[columns.clone()].copy_from_slice(part);

@@ -1,5 +1,5 @@
 //! Products of activations with packed weights. A row's result is accumulated over the steps of a panel in order,
-//! whatever rows stand beside it.
+//! whatever the other rows are.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,28 +7,27 @@ use std::ops::Range;
 use half::bf16;
 
 use super::buffer::Buffer;
-use super::pool::{Pool, SharedPtr};
+use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{GROUP_BYTES, GROUP_STEPS, PANEL, Panels, steps_of};
 use crate::backend::Precision;
 
-/// Steps taken over all row tiles before going on: 32 KiB of weights, which stay in the first-level cache.
+/// Steps computed for all row tiles before continuing: 32 KiB of weights, which stay in the first-level cache.
 const CHUNK_STEPS: usize = 256;
-/// Tile height from which on arithmetic takes so long that weights must be asked for ahead; below, the processor's own
-/// prefetching does better alone (measured).
+/// From this tile height on, arithmetic takes so long that weights must be prefetched; below it, the hardware
+/// prefetcher alone is faster (measured).
 const FETCH_ROWS: usize = 5;
-/// Activations of a row block, in bytes: they stay in the second-level cache while panels stream by.
+/// Bytes of activations per row block: they stay in the second-level cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 384 << 10;
 
-/// Rows that one kernel call takes: `rows` of them, packed from row `first` on, at `words[first * steps]`, as
-/// `[step][row]`.
+/// Rows of one kernel call: `rows` rows, packed from row `first` on, at `words[first * steps]`, as `[step][row]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile {
     pub first: usize,
     pub rows: usize,
 }
 
-/// Activations in the order the kernel reads them.
+/// Activations in the order in which the kernel reads them.
 pub struct Packed {
     /// 32-bit words, which are f32 or pairs of bf16.
     pub words: Buffer,
@@ -36,7 +35,7 @@ pub struct Packed {
     pub tiles: Vec<Tile>,
 }
 
-/// How `rows` are cut into tiles of nearly equal height.
+/// Splits `rows` into tiles of nearly equal height.
 fn cut(isa: Isa, first: usize, rows: usize, tiles: &mut Vec<Tile>) {
     let count = rows.div_ceil(isa.tile_rows());
     for i in 0..count {
@@ -58,7 +57,7 @@ pub fn cut_groups(isa: Isa, groups: impl Iterator<Item = usize>) -> (Vec<Tile>, 
 }
 
 impl Packed {
-    /// Room for the rows of the tiles, to be written by `pack_row`.
+    /// Memory for the rows of the tiles, to be written by `pack_row`.
     pub fn room(tiles: Vec<Tile>, ins: usize, precision: Precision) -> Packed {
         let rows = tiles.last().map_or(0, |t| t.first + t.rows);
         let steps = steps_of(ins, precision);
@@ -67,7 +66,7 @@ impl Packed {
 
     /// Packs rows of `ins` numbers; packed row i starts at `x[source(i)]`.
     pub fn pack(
-        pool: &Pool,
+        pool: &ThreadPool,
         isa: Isa,
         tiles: Vec<Tile>,
         x: &[f32],
@@ -128,8 +127,8 @@ simd_fn!(
     pub fn pack_row(row: &[f32], dst: *mut u32, stride: usize, precision: Precision) = pack_row_generic
 );
 
-/// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, else added to. Weights
-/// `ahead` numbers further on are fetched meanwhile.
+/// `rows` rows times one panel over `steps` steps: acc [rows][32] is overwritten if `first`, otherwise added to.
+/// Meanwhile the weights `ahead` numbers further on are prefetched.
 #[inline(always)]
 unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
     a: *const u32,
@@ -175,8 +174,8 @@ unsafe fn tile_kernel<S: Simd, const ROWS: usize, const PAIRS: bool>(
     }
 }
 
-/// As `tile_kernel`, for int8 groups: each group's sum is scaled, then added. With `WIDENED` the steps come from w as
-/// bf16 pairs, else from the panel itself.
+/// As `tile_kernel`, for int8 groups: each group's sum is scaled, then added. With `WIDENED`, the steps come from w as
+/// bf16 pairs, otherwise from the panel itself.
 #[inline(always)]
 unsafe fn group_kernel<S: Simd, const ROWS: usize, const WIDENED: bool>(
     a: *const u32,
@@ -264,7 +263,7 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
     while from < w.steps() {
         let steps = CHUNK_STEPS.min(w.steps() - from);
         let group = from / GROUP_STEPS;
-        // Widened once for all tiles, unless they are few.
+        // Widened once for all tiles, unless there are few.
         let widen = w.precision == Precision::Int8 && tiles.len() > 2;
         if widen {
             for g in 0..steps / GROUP_STEPS {
@@ -280,7 +279,7 @@ unsafe fn panel_generic<S: Simd>(w: &Panels, p: usize, a: &Packed, tiles: Range<
             }
         }
         for (t, tile) in tiles.iter().enumerate() {
-            // The next chunk is wanted after the last tile.
+            // The next chunk is needed after the last tile.
             let ahead = if t + 1 == tiles.len() { CHUNK_STEPS * PANEL } else { 0 };
             // SAFETY: a tile's words are rows * steps from first * steps on, in [step][row] order; the panel has
             // w.steps() steps; acc has PANEL numbers for each row of the tiles (asserted above).
@@ -338,7 +337,7 @@ pub fn row_blocks(steps: usize, tile_rows: usize, tiles: Range<usize>) -> impl I
 }
 
 /// One product of a group of packed rows; the group's row i goes to `out + i * stride`, `w.outs` numbers.
-pub struct Job<'a> {
+pub struct GemmJob<'a> {
     pub weight: &'a Panels,
     pub tiles: Range<usize>,
     pub out: SharedPtr<f32>,
@@ -350,7 +349,7 @@ pub struct Job<'a> {
 ///
 /// # Safety
 /// The rows that the jobs write must be valid and disjoint, and not be read until this returns.
-pub unsafe fn multiply(pool: &Pool, isa: Isa, a: &Packed, jobs: &[Job]) {
+pub unsafe fn multiply(pool: &ThreadPool, isa: Isa, a: &Packed, jobs: &[GemmJob]) {
     let mut items = Vec::new();
     for (j, job) in jobs.iter().enumerate() {
         let per_item = job.weight.panels_per_item(pool.threads());
@@ -392,89 +391,4 @@ pub unsafe fn multiply(pool: &Pool, isa: Isa, a: &Packed, jobs: &[Job]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::{HostData, HostMatrix};
-    use crate::cpu::memory::Arena;
-    use crate::cpu::weights::Source;
-
-    fn numbers(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        (0..n)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-            })
-            .collect()
-    }
-
-    fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, precision: Precision) -> Vec<f32> {
-        let (pool, arena) = (Pool::new(threads), Arena::default());
-        let panels = Panels::pack(&pool, isa, &arena, &Source::whole(w), precision).unwrap();
-        let (tiles, groups) = cut_groups(isa, [rows].into_iter());
-        let packed = Packed::pack(&pool, isa, tiles, x, w.cols, precision, &|i| i * w.cols);
-        let mut out = vec![f32::NAN; rows * w.rows];
-        let job = Job {
-            weight: &panels,
-            tiles: groups[0].clone(),
-            out: SharedPtr(out.as_mut_ptr()),
-            stride: w.rows,
-            bias: None,
-        };
-        // SAFETY: out has rows * w.rows numbers, written by the one job.
-        unsafe { multiply(&pool, isa, &packed, &[job]) };
-        out
-    }
-
-    #[test]
-    fn awkward_sizes_agree_with_a_naive_product() {
-        for isa in Isa::available() {
-            for (rows, ins, outs) in [(1, 1, 1), (1, 64, 32), (2, 33, 31), (13, 7, 65), (25, 600, 40), (3, 1030, 100)] {
-                let x = numbers(rows * ins, 1);
-                let data = numbers(outs * ins, 2);
-                for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
-                    let w = HostMatrix { rows: outs, cols: ins, data: HostData::F32(data.clone()) };
-                    let got = product(isa, 2, &x, rows, &w, precision);
-                    let round = |v: f32| if precision == Precision::F32 { v } else { bf16::from_f32(v).to_f32() };
-                    for r in 0..rows {
-                        for o in 0..outs {
-                            let (mut want, mut size) = (0.0f64, 0.0f64);
-                            for k in 0..ins {
-                                let mut weight = data[o * ins + k];
-                                if precision == Precision::Bf16 {
-                                    weight = round(weight);
-                                }
-                                let term = f64::from(round(x[r * ins + k])) * f64::from(weight);
-                                want += term;
-                                size += term * term;
-                            }
-                            let error = (f64::from(got[r * outs + o]) - want).abs() / size.sqrt().max(1e-3);
-                            let limit = if precision == Precision::Int8 { 2e-2 } else { 2e-5 };
-                            assert!(error < limit, "{isa:?} {precision:?} {rows}x{ins}x{outs}: {error}");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_row_alone_has_the_same_bits() {
-        for isa in Isa::available() {
-            for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
-                let (ins, outs) = (1100, 70);
-                let w = HostMatrix { rows: outs, cols: ins, data: HostData::F32(numbers(outs * ins, 3)) };
-                let x = numbers(50 * ins, 4);
-                let all = product(isa, 2, &x, 50, &w, precision);
-                for rows in [1, 2, 5, 11, 12, 13, 29] {
-                    for from in [0, 7, 50 - rows] {
-                        let some = product(isa, 1, &x[from * ins..][..rows * ins], rows, &w, precision);
-                        assert_eq!(some, all[from * outs..][..rows * outs], "{isa:?} {precision:?} {rows}@{from}");
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -1,12 +1,12 @@
-//! Zeroed, 64-byte-aligned memory for weights and caches, on transparent huge pages where the system grants them.
+//! Zeroed, 64-byte-aligned memory for weights and caches, on transparent huge pages where the system provides them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{KernelError, Result};
 
 const HUGE_PAGE: usize = 2 << 20;
-/// Size of the regions that an arena cuts small weights from. Pages never written cost no memory.
+/// Size of the regions from which an arena allocates small weights. Pages that are never written use no memory.
 const REGION: usize = 32 << 20;
 const ALIGN: usize = 64;
 
@@ -27,7 +27,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub fn new(len: usize) -> Result<Mapping> {
-        let mapped = len.max(1).checked_add(HUGE_PAGE).ok_or_else(|| Error::OutOfMemory(format!("{len} bytes")))?;
+        let mapped =
+            len.max(1).checked_add(HUGE_PAGE).ok_or_else(|| KernelError::OutOfMemory(format!("{len} bytes")))?;
         // SAFETY: a fresh private anonymous mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe {
             libc::mmap(
@@ -40,7 +41,7 @@ impl Mapping {
             )
         };
         if base == libc::MAP_FAILED {
-            return Err(Error::OutOfMemory(format!("{mapped} bytes: {}", std::io::Error::last_os_error())));
+            return Err(KernelError::OutOfMemory(format!("{mapped} bytes: {}", std::io::Error::last_os_error())));
         }
         let pad = base.align_offset(HUGE_PAGE).min(HUGE_PAGE);
         let start = base.cast::<u8>().wrapping_add(pad);
@@ -69,7 +70,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A part of a mapping that nobody else has.
+/// A part of a mapping with a single owner.
 #[derive(Debug, Clone)]
 pub struct Block {
     mapping: Arc<Mapping>,
@@ -78,8 +79,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Valid for reads and writes of `len` bytes while the block lives. Writers are the packing code before the
-    /// block is shared, and `Cache`, which is borrowed mutably to be written.
+    /// Valid for reads and writes of `len` bytes while the block lives. It is written by the packing code before the
+    /// block is shared, and by `KvCache`, which is borrowed mutably for writing.
     pub fn ptr(&self) -> *mut u8 {
         self.mapping.ptr().wrapping_add(self.offset)
     }
@@ -89,7 +90,7 @@ impl Block {
     }
 }
 
-/// Hands out blocks, many small ones to a huge page.
+/// Allocates blocks; a huge page holds many small ones.
 #[derive(Debug, Default)]
 pub struct Arena {
     current: RefCell<Option<(Arc<Mapping>, usize)>>,
@@ -116,30 +117,4 @@ impl Arena {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_are_zeroed_aligned_and_disjoint() {
-        let arena = Arena::default();
-        let blocks: Vec<Block> =
-            [1usize, 100, 4096, 20 << 20, 65, 17 << 20].iter().map(|&n| arena.take(n).unwrap()).collect();
-        for (i, block) in blocks.iter().enumerate() {
-            assert_eq!(block.ptr() as usize % ALIGN, 0);
-            // SAFETY: the block owns these bytes and nobody else writes them.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(block.ptr(), block.len()) };
-            assert!(bytes.iter().all(|&b| b == 0));
-            bytes.fill(i as u8 + 1);
-        }
-        for (i, block) in blocks.iter().enumerate() {
-            // SAFETY: as above.
-            let bytes = unsafe { std::slice::from_raw_parts(block.ptr(), block.len()) };
-            assert!(bytes.iter().all(|&b| b == i as u8 + 1));
-        }
-    }
-
-    #[test]
-    fn an_absurd_size_is_an_error() {
-        assert!(matches!(Arena::default().take(usize::MAX / 2), Err(Error::OutOfMemory(_))));
-    }
-}
+mod tests;

@@ -21,19 +21,19 @@ mod x86;
 
 use half::bf16;
 
-use attention::{Field, Part, Plan};
+use attention::{AttentionPlan, EntryField, QueryPart};
 use buffer::Buffer;
-use gemm::{Job, Packed};
+use gemm::{GemmJob, Packed};
 use memory::Arena;
-use pool::{Pool, SharedPtr};
+use pool::{SharedPtr, ThreadPool};
 pub use simd::Isa;
-use weights::{Panels, Source};
+use weights::{PackSource, Panels};
 
 use crate::backend::*;
 use crate::collective::Collective;
-use crate::error::{Error, Result};
+use crate::error::{KernelError, Result};
 
-/// Elementwise work below this many numbers is not worth waking threads for.
+/// Elementwise work below this many numbers is not split over threads.
 const PARALLEL_NUMBERS: usize = 32 << 10;
 
 /// Activations, row-major.
@@ -67,28 +67,34 @@ enum Weight {
 #[derive(Debug)]
 pub struct Embedding(HostMatrix);
 
-pub use attention::Cache;
+pub use attention::KvCache;
 pub use moe::Experts;
 
 /// One rank on the CPU.
 pub struct Cpu {
     isa: Isa,
-    pool: Pool,
+    pool: ThreadPool,
     arena: Arena,
-    rope: rope::Tables,
+    rope: rope::AngleTables,
     collective: Box<dyn Collective>,
 }
 
 impl Cpu {
-    /// `threads` participants per op, the calling thread included (at least 1).
+    /// `threads` participants per op, including the calling thread (at least 1).
     pub fn new(threads: usize, collective: Box<dyn Collective>) -> Cpu {
         Cpu::with_isa(threads, collective, Isa::detect())
     }
 
-    /// With a given instruction set, which must be among `Isa::available()`; otherwise the detected one is used.
+    /// With a given instruction set from `Isa::available()`; otherwise the detected one is used.
     pub fn with_isa(threads: usize, collective: Box<dyn Collective>, isa: Isa) -> Cpu {
         let isa = if Isa::available().contains(&isa) { isa } else { Isa::detect() };
-        Cpu { isa, pool: Pool::new(threads.max(1)), arena: Arena::default(), rope: rope::Tables::default(), collective }
+        Cpu {
+            isa,
+            pool: ThreadPool::new(threads.max(1)),
+            arena: Arena::default(),
+            rope: rope::AngleTables::default(),
+            collective,
+        }
     }
 
     pub fn isa(&self) -> Isa {
@@ -115,7 +121,7 @@ impl Cpu {
         });
     }
 
-    fn pack(&self, source: &Source, precision: Precision) -> Result<Panels> {
+    fn pack(&self, source: &PackSource, precision: Precision) -> Result<Panels> {
         Panels::pack(&self.pool, self.isa, &self.arena, source, precision)
     }
 }
@@ -125,7 +131,7 @@ fn tensor(rows: usize, cols: usize, data: Vec<f32>) -> Tensor {
     Tensor { rows, cols, data: data.into() }
 }
 
-/// To be written wholly.
+/// Must be overwritten completely.
 fn stale(rows: usize, cols: usize) -> Tensor {
     Tensor { rows, cols, data: Buffer::stale(rows * cols) }
 }
@@ -134,8 +140,8 @@ fn zeros(rows: usize, cols: usize) -> Tensor {
     Tensor { rows, cols, data: Buffer::zeroed(rows * cols) }
 }
 
-fn shape(op: &'static str, what: String) -> Error {
-    Error::Shape { op, what }
+fn shape(op: &'static str, what: String) -> KernelError {
+    KernelError::Shape { op, what }
 }
 
 impl Cpu {
@@ -154,17 +160,17 @@ impl Backend for Cpu {
     type Linear = Linear;
     type Embedding = Embedding;
     type Experts = Experts;
-    type Cache = Cache;
+    type Cache = KvCache;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
         Ok(values)
     }
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Linear> {
-        Ok(Linear(Weight::Plain(self.pack(&Source::whole(&weight), precision)?)))
+        Ok(Linear(Weight::Plain(self.pack(&PackSource::whole(&weight), precision)?)))
     }
 
-    /// Kept as it comes in full precision, and as bf16 otherwise.
+    /// Stored unchanged for f32, otherwise as bf16.
     fn embedding(&self, mut table: HostMatrix, precision: Precision) -> Result<Embedding> {
         let len = match &table.data {
             HostData::F32(v) => v.len(),
@@ -193,9 +199,9 @@ impl Backend for Cpu {
                 let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
                 return Err(shape("experts", what));
             }
-            let (gate, up) = (Source::whole(&gate), Source::whole(&up));
+            let (gate, up) = (PackSource::whole(&gate), PackSource::whole(&up));
             let [gate, up] = Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?;
-            experts.push(id, [gate, up, self.pack(&Source::whole(&down), precision)?])?;
+            experts.push(id, [gate, up, self.pack(&PackSource::whole(&down), precision)?])?;
         }
         Ok(experts)
     }
@@ -204,7 +210,7 @@ impl Backend for Cpu {
         held.regroup(fresh, ids)
     }
 
-    /// F32 keeps f32, the others bf16.
+    /// F32 is stored as f32, the others as bf16.
     fn cache(
         &self,
         blocks: usize,
@@ -212,8 +218,8 @@ impl Backend for Cpu {
         width_k: usize,
         width_v: usize,
         precision: Precision,
-    ) -> Result<Cache> {
-        Cache::new(&self.arena, blocks, block_size, (width_k, width_v), precision != Precision::F32)
+    ) -> Result<KvCache> {
+        KvCache::new(&self.arena, blocks, block_size, (width_k, width_v), precision != Precision::F32)
     }
 
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Tensor {
@@ -306,7 +312,7 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, x: &Tensor, weight: &Linear, bias: Option<&Vec<f32>>) -> Tensor {
-        let Weight::Plain(weight) = &weight.0 else { panic!("linear over a weight made by mla_weight") };
+        let Weight::Plain(weight) = &weight.0 else { panic!("linear called with a weight made by mla_weight") };
         assert_eq!(x.cols, weight.ins, "linear: inputs");
         assert!(bias.is_none_or(|b| b.len() == weight.outs), "linear: the bias needs {} numbers", weight.outs);
         let mut out = stale(x.rows, weight.outs);
@@ -315,7 +321,7 @@ impl Backend for Cpu {
         }
         let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::once(x.rows));
         let packed = Packed::pack(&self.pool, self.isa, tiles, &x.data, x.cols, weight.precision, &|i| i * x.cols);
-        let job = Job {
+        let job = GemmJob {
             weight,
             tiles: groups[0].clone(),
             out: SharedPtr(out.data.as_mut_ptr()),
@@ -344,7 +350,7 @@ impl Backend for Cpu {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        cache: &mut Cache,
+        cache: &mut KvCache,
         spans: &[Span],
         spec: &GqaSpec,
     ) -> Tensor {
@@ -353,9 +359,9 @@ impl Backend for Cpu {
         assert_eq!((k.cols, v.cols), (cache.width_k, cache.width_v), "gqa_attention: cache widths");
         assert_eq!((k.cols, v.cols), (kv_heads * head_dim, kv_heads * head_dim), "gqa_attention: k and v");
         cache.write(spans, &k.data, &v.data);
-        let part = Part { q: &q.data, row_stride: q.cols, head_stride: head_dim, offset: 0, width: head_dim };
-        let field = |in_v| move |g: usize| Field { in_v, offset: g * head_dim, width: head_dim };
-        let plan = Plan {
+        let part = QueryPart { q: &q.data, row_stride: q.cols, head_stride: head_dim, offset: 0, width: head_dim };
+        let field = |in_v| move |g: usize| EntryField { in_v, offset: g * head_dim, width: head_dim };
+        let plan = AttentionPlan {
             parts: &[part],
             kv_heads,
             group: heads / kv_heads,
@@ -375,7 +381,7 @@ impl Backend for Cpu {
         latent: &Tensor,
         k_rope: &Tensor,
         kv_b: &Linear,
-        cache: &mut Cache,
+        cache: &mut KvCache,
         spans: &[Span],
         spec: &MlaSpec,
     ) -> Tensor {
@@ -401,13 +407,13 @@ impl Backend for Cpu {
                 let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, precision, &|i| at(i % rows, i / rows));
                 let base = SharedPtr(y.as_mut_ptr());
                 let outs = weights[0].outs;
-                let jobs: Vec<Job> = weights
+                let jobs: Vec<GemmJob> = weights
                     .iter()
                     .zip(groups)
                     .enumerate()
                     .map(|(h, (weight, tiles))| {
                         let out = SharedPtr(base.get().wrapping_add(h * outs));
-                        Job { weight, tiles, out, stride: heads * outs, bias: None }
+                        GemmJob { weight, tiles, out, stride: heads * outs, bias: None }
                     })
                     .collect();
                 assert_eq!(y.len(), rows * heads * outs, "mla_attention: product");
@@ -418,17 +424,20 @@ impl Backend for Cpu {
         by_head(to_latent, &q.data, nope_dim, &|r, h| (r * heads + h) * q_dim, &mut query.data);
 
         let parts = [
-            Part { q: &query.data, row_stride: heads * kv_rank, head_stride: kv_rank, offset: 0, width: kv_rank },
-            Part { q: &q.data, row_stride: heads * q_dim, head_stride: q_dim, offset: nope_dim, width: rope_dim },
+            QueryPart { q: &query.data, row_stride: heads * kv_rank, head_stride: kv_rank, offset: 0, width: kv_rank },
+            QueryPart { q: &q.data, row_stride: heads * q_dim, head_stride: q_dim, offset: nope_dim, width: rope_dim },
         ];
-        let plan = Plan {
+        let plan = AttentionPlan {
             parts: &parts,
             kv_heads: 1,
             group: heads,
             keys: &|_| {
-                vec![Field { in_v: false, offset: 0, width: kv_rank }, Field { in_v: true, offset: 0, width: rope_dim }]
+                vec![
+                    EntryField { in_v: false, offset: 0, width: kv_rank },
+                    EntryField { in_v: true, offset: 0, width: rope_dim },
+                ]
             },
-            value: &|_| Field { in_v: false, offset: 0, width: kv_rank },
+            value: &|_| EntryField { in_v: false, offset: 0, width: kv_rank },
             scale,
             window: None,
         };
@@ -442,15 +451,21 @@ impl Backend for Cpu {
         let MlaSpec { heads, nope_dim, v_dim, kv_rank, .. } = *spec;
         if (kv_b.rows, kv_b.cols) != (heads * (nope_dim + v_dim), kv_rank) {
             let what =
-                format!("kv_b must be [{}, {kv_rank}], is [{}, {}]", heads * (nope_dim + v_dim), kv_b.rows, kv_b.cols);
+                format!("kv_b must be [{}, {kv_rank}], got [{}, {}]", heads * (nope_dim + v_dim), kv_b.rows, kv_b.cols);
             return Err(shape("mla_weight", what));
         }
         let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());
         for head in 0..heads {
             let offset = head * (nope_dim + v_dim) * kv_rank;
-            let keys =
-                Source { data: &kv_b.data, offset, row_stride: 1, col_stride: kv_rank, rows: kv_rank, cols: nope_dim };
-            let values = Source {
+            let keys = PackSource {
+                data: &kv_b.data,
+                offset,
+                row_stride: 1,
+                col_stride: kv_rank,
+                rows: kv_rank,
+                cols: nope_dim,
+            };
+            let values = PackSource {
                 data: &kv_b.data,
                 offset: offset + nope_dim * kv_rank,
                 row_stride: kv_rank,

@@ -1,12 +1,12 @@
-//! The experts of one rank. Rows are grouped by expert and each expert's weights are read once for all of its rows; what
-//! several experts add to one row is added in the order in which the experts are held.
+//! The experts of one rank. Rows are grouped by expert, and each expert's weights are read once for all its rows. The
+//! contributions of several experts to a row are added in the order in which the experts are held.
 
 use super::gemm::{self, Packed};
-use super::pool::{Pool, SharedPtr};
+use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{PANEL, Panels, steps_of};
 use crate::backend::{Precision, Routes};
-use crate::error::{Error, Result};
+use crate::error::{KernelError, Result};
 
 #[derive(Clone)]
 struct Expert {
@@ -19,7 +19,7 @@ struct Expert {
 pub struct Experts {
     precision: Precision,
     held: Vec<Expert>,
-    /// Place of each global id among those held; `ABSENT` for those of other ranks.
+    /// For each global id, its index among the held experts; `ABSENT` for experts of other ranks.
     place: Vec<u32>,
 }
 
@@ -30,7 +30,7 @@ impl Experts {
         Experts { precision, held: Vec::new(), place: Vec::new() }
     }
 
-    /// [inter, hidden] of the experts here.
+    /// [inter, hidden] of the held experts.
     pub fn shape(&self) -> Option<(usize, usize)> {
         self.held.first().map(|expert| (expert.gate.outs, expert.gate.ins))
     }
@@ -45,7 +45,7 @@ impl Experts {
             self.place.resize(at + 1, ABSENT);
         }
         if self.place[at] != ABSENT {
-            return Err(Error::Shape { op: "experts", what: format!("expert {at} given twice") });
+            return Err(KernelError::Shape { op: "experts", what: format!("expert {at} given twice") });
         }
         self.place[at] = self.held.len() as u32;
         self.held.push(expert);
@@ -56,11 +56,11 @@ impl Experts {
         self.place.get(id as usize).filter(|&&place| place != ABSENT).map(|&place| place as usize)
     }
 
-    /// These ids, from here or from `fresh`. Weights are shared, not copied.
+    /// The experts with these ids, from `self` or from `fresh`. Weights are shared, not copied.
     pub fn regroup(&self, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
         let mut experts = Experts::new(self.precision);
         for &id in ids {
-            let missing = || Error::Shape { op: "regroup", what: format!("expert {id} is not there") };
+            let missing = || KernelError::Shape { op: "regroup", what: format!("expert {id} is not held") };
             let of = |from: &Experts| from.find(id).map(|place| from.held[place].clone());
             experts.insert(of(self).or_else(|| of(fresh)).ok_or_else(missing)?)?;
         }
@@ -68,7 +68,7 @@ impl Experts {
     }
 }
 
-/// One row's way through one expert: weight times the result is added to row `to`.
+/// One row's use of one expert: weight times the result is added to row `to`.
 #[derive(Clone, Copy)]
 struct Pick {
     from: usize,
@@ -76,16 +76,15 @@ struct Pick {
     weight: f32,
 }
 
-/// The rows that one expert gets.
+/// The rows of one expert.
 struct Group<'a> {
     expert: &'a Expert,
     rows: Vec<Pick>,
 }
 
-/// Adds to `out`: the row of each token, or with `picks` (some of the
-/// routes, by their place) the row of each pick.
+/// Adds to `out`: to the row of each token, or, with `picks` (indices of some routes), to the row of each pick.
 pub fn experts(
-    pool: &Pool,
+    pool: &ThreadPool,
     isa: Isa,
     x: &[f32],
     routes: &Routes,
@@ -120,7 +119,7 @@ pub fn experts(
     let input = Packed::pack(pool, isa, tiles.clone(), x, hidden, precision, &|i| source[i]);
     let mut middle = Packed::room(tiles, inter, precision);
 
-    // silu(gate) * up, packed as the input of the second product.
+    // silu(gate) * up, packed as input of the second product.
     let mut items = Vec::new();
     for (g, group) in groups.iter().enumerate() {
         let gate = &group.expert.gate;
@@ -164,7 +163,7 @@ pub fn experts(
     });
 
     let panels = first.down.panels();
-    // An item takes some output panels of every expert, so that a row's sum is made by one thread in one order.
+    // An item computes some output panels of every expert, so that one thread adds up a row's sum in one order.
     let per_item = first.down.panels_per_item(pool.threads());
     let out = SharedPtr(out.as_mut_ptr());
     pool.run(panels.div_ceil(per_item), &|item| {

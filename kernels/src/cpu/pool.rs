@@ -1,5 +1,5 @@
-//! A fixed set of threads that run the items of one job at a time. The caller takes part; a worker that wakes too late
-//! finds the job closed and is not waited for.
+//! A fixed set of threads that run the items of one job at a time. The caller participates; a worker that wakes too
+//! late finds the job closed and is not waited for.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// How long a worker looks for a job before it parks, in spin-loop turns (tens of microseconds).
+/// Spin-loop turns before an idle worker parks (tens of microseconds).
 const SPINS: u32 = 4_000;
 
 /// state = epoch << 17 | open << 16 | workers inside the job.
@@ -31,16 +31,16 @@ struct Shared {
     wake: Condvar,
 }
 
-/// One user at a time: not `Sync`.
-pub struct Pool {
+/// For one user at a time: not `Sync`.
+pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     one_user: PhantomData<Cell<()>>,
 }
 
-impl Pool {
-    /// `threads` participants, the calling thread included.
-    pub fn new(threads: usize) -> Pool {
+impl ThreadPool {
+    /// `threads` participants, including the calling thread.
+    pub fn new(threads: usize) -> ThreadPool {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             next: AtomicUsize::new(0),
@@ -52,21 +52,22 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        // A thread that the system refuses is done without.
+        // If the system refuses a thread, the pool is smaller.
         let workers = (1..threads)
             .map_while(|i| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new().name(format!("rein-cpu-{i}")).spawn(move || shared.work()).ok()
             })
             .collect();
-        Pool { shared, workers, one_user: PhantomData }
+        ThreadPool { shared, workers, one_user: PhantomData }
     }
 
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Calls `item` once for each of 0..items, in any order, on any participant, and returns when all calls have.
+    /// Calls `item` once for each of 0..items, in any order and on any participant. Returns when all calls have
+    /// returned.
     pub fn run(&self, items: usize, item: Item) {
         if self.workers.is_empty() || items <= 1 {
             (0..items).for_each(item);
@@ -107,7 +108,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         {
             let _guard = self.shared.guard();
@@ -153,7 +154,7 @@ impl Shared {
                 std::hint::spin_loop();
                 state = self.state.load(Acquire);
             }
-            // Count ourselves in, unless the job was closed meanwhile.
+            // Counts this worker in, unless the job was closed meanwhile.
             if self.state.compare_exchange(state, state + 1, AcqRel, Relaxed).is_err() {
                 continue;
             }
@@ -184,7 +185,7 @@ impl Shared {
     }
 }
 
-/// A pointer that items of one job share; they write disjoint parts.
+/// A pointer shared by the items of a job; they write disjoint parts.
 pub struct SharedPtr<T>(pub *mut T);
 
 impl<T> Clone for SharedPtr<T> {
@@ -207,38 +208,4 @@ impl<T> SharedPtr<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_item_runs_once() {
-        for threads in [1, 2, 5] {
-            let pool = Pool::new(threads);
-            for items in [0usize, 1, 2, 7, 1000] {
-                for _ in 0..50 {
-                    let counts: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
-                    pool.run(items, &|i| {
-                        counts[i].fetch_add(1, Relaxed);
-                    });
-                    assert!(counts.iter().all(|c| c.load(Relaxed) == 1));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(3);
-        for _ in 0..20 {
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(100, &|i| assert!(i != 57, "item 57"));
-            }));
-            assert!(result.is_err());
-            let sum = AtomicUsize::new(0);
-            pool.run(10, &|i| {
-                sum.fetch_add(i, Relaxed);
-            });
-            assert_eq!(sum.load(Relaxed), 45);
-        }
-    }
-}
+mod tests;

@@ -1,13 +1,13 @@
-//! Reading memory as fast as the machine gives it.
+//! Measures the memory bandwidth of the machine.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use super::memory::Mapping;
-use super::pool::{Pool, SharedPtr};
+use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, simd_fn};
 
-/// More than last-level caches hold.
+/// Larger than last-level caches.
 const BUFFER: usize = 512 << 20;
 const ITEM: usize = 1 << 20;
 
@@ -27,11 +27,11 @@ unsafe fn read_generic<S: Simd>(words: &[f32]) -> f32 {
 
 simd_fn!(fn read(words: &[f32]) -> f32 = read_generic);
 
-/// Best GB/s (10^9 bytes) over repeated reads of a large buffer by `threads` threads, for about `seconds`; 0 where the
-/// buffer cannot be had.
+/// Best GB/s (10^9 bytes) over repeated reads of a large buffer by `threads` threads, for about `seconds`; 0 if the
+/// buffer cannot be allocated.
 pub fn memory_bandwidth(threads: usize, seconds: f64) -> f64 {
     let Ok(buffer) = Mapping::new(BUFFER) else { return 0.0 };
-    let (pool, isa) = (Pool::new(threads.max(1)), Isa::detect());
+    let (pool, isa) = (ThreadPool::new(threads.max(1)), Isa::detect());
     let base = SharedPtr(buffer.ptr());
     let items = BUFFER / ITEM;
     // SAFETY: each item has its own ITEM bytes of the buffer. They are written once, so that real pages are read.

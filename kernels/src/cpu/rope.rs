@@ -1,4 +1,4 @@
-//! Rotary embedding, and the norm.
+//! Rotary embedding and RMS norm.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::simd::{Simd, simd_fn};
 use crate::backend::RopeSpec;
 
-/// cos and sin of one step's positions, made once and used by every layer.
-pub struct Table {
+/// cos and sin for one step's positions, computed once and used by every layer.
+pub struct AngleTable {
     inv_freq: Vec<f64>,
     magnitude: f32,
     positions: Vec<u32>,
@@ -15,7 +15,7 @@ pub struct Table {
     values: Vec<f32>,
 }
 
-impl Table {
+impl AngleTable {
     pub fn row(&self, row: usize) -> (&[f32], &[f32]) {
         let half = self.inv_freq.len();
         self.values[row * 2 * half..][..2 * half].split_at(half)
@@ -23,12 +23,12 @@ impl Table {
 }
 
 #[derive(Default)]
-pub struct Tables {
-    last: RefCell<Option<Arc<Table>>>,
+pub struct AngleTables {
+    last: RefCell<Option<Arc<AngleTable>>>,
 }
 
-impl Tables {
-    pub fn get(&self, spec: &RopeSpec, positions: &[u32]) -> Arc<Table> {
+impl AngleTables {
+    pub fn get(&self, spec: &RopeSpec, positions: &[u32]) -> Arc<AngleTable> {
         let mut last = self.last.borrow_mut();
         if let Some(table) = &*last
             && table.positions == positions
@@ -45,7 +45,7 @@ impl Tables {
             values.extend(spec.inv_freq.iter().map(|f| angle(f).cos() as f32 * spec.magnitude));
             values.extend(spec.inv_freq.iter().map(|f| angle(f).sin() as f32 * spec.magnitude));
         }
-        let table = Arc::new(Table {
+        let table = Arc::new(AngleTable {
             inv_freq: spec.inv_freq.clone(),
             magnitude: spec.magnitude,
             positions: positions.to_vec(),

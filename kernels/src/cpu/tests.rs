@@ -1,4 +1,4 @@
-//! Every op against the f64 reference, and batch invariance bit for bit, on every instruction set at hand.
+//! Every op against the f64 reference, and batch invariance to the bit, on every instruction set of the machine.
 
 use half::bf16;
 
@@ -13,7 +13,7 @@ fn cpu(isa: Isa, threads: usize) -> Cpu {
     Cpu::with_isa(threads, Box::new(group(1).remove(0)), isa)
 }
 
-/// A small generator, so that tests draw the same numbers everywhere.
+/// A small generator, so that tests use the same numbers everywhere.
 struct Numbers(u64);
 
 impl Numbers {
@@ -28,7 +28,7 @@ impl Numbers {
         (self.word() >> 33) as usize % n
     }
 
-    /// About normal, variance 1.
+    /// Roughly normal, with variance 1.
     fn vec(&mut self, n: usize) -> Vec<f32> {
         let mut uniform = || (self.word() >> 40) as f32 / (1u64 << 24) as f32;
         (0..n).map(|_| (uniform() + uniform() + uniform() + uniform() - 2.0) * 1.732).collect()
@@ -74,7 +74,7 @@ fn tables(rng: &mut Numbers, lengths: &[usize], block_size: usize) -> (usize, Ve
     (total + 3, tables)
 }
 
-/// Cuts every sequence into random chunks and mixes chunks of different sequences into steps.
+/// Splits every sequence into random chunks and mixes chunks of different sequences into steps.
 fn random_steps(rng: &mut Numbers, lengths: &[usize], tables: &[Vec<u32>]) -> Vec<Vec<(usize, Span)>> {
     let mut done = vec![0; lengths.len()];
     let mut steps = Vec::new();
@@ -95,14 +95,14 @@ fn random_steps(rng: &mut Numbers, lengths: &[usize], tables: &[Vec<u32>]) -> Ve
     steps
 }
 
-/// Rows of the sequences that a step takes, side by side.
+/// Rows of a step's sequences, side by side.
 fn rows_of(step: &[(usize, Span)], data: &[Vec<f32>], width: usize) -> Vec<f32> {
     step.iter().flat_map(|(s, span)| &data[*s][span.start * width..][..span.len * width]).copied().collect()
 }
 
-type Attend<'a> = dyn Fn(&Cpu, &mut Cache, &[&[Vec<f32>]], &[(usize, Span)]) -> Vec<f32> + 'a;
+type Attend<'a> = dyn Fn(&Cpu, &mut KvCache, &[&[Vec<f32>]], &[(usize, Span)]) -> Vec<f32> + 'a;
 
-/// Runs sequences whole and alone, then cut and mixed in several ways; results must agree bit for bit. Returns the
+/// Runs sequences whole and alone, then split and mixed in several ways; results must agree bit for bit. Returns the
 /// results of each sequence.
 fn invariant(
     isa: Isa,
@@ -140,7 +140,7 @@ fn invariant(
 }
 
 #[test]
-fn gqa_is_right_and_batch_invariant() {
+fn gqa_matches_the_reference_and_is_batch_invariant() {
     for isa in Isa::available() {
         for (heads, kv_heads, head_dim, window) in
             [(4, 2, 64, None), (3, 3, 24, None), (8, 1, 16, Some(37)), (2, 2, 80, Some(1)), (6, 2, 7, Some(70))]
@@ -172,7 +172,7 @@ fn gqa_is_right_and_batch_invariant() {
 }
 
 #[test]
-fn mla_is_right_and_batch_invariant() {
+fn mla_matches_the_reference_and_is_batch_invariant() {
     for isa in Isa::available() {
         for (heads, nope_dim, rope_dim, v_dim, kv_rank) in [(8, 32, 16, 24, 64), (3, 20, 6, 33, 50)] {
             let scale = ((nope_dim + rope_dim) as f32).powf(-0.5);
@@ -202,7 +202,7 @@ fn mla_is_right_and_batch_invariant() {
                     let (latent, rope) = (rounded(&latent[s], precision), rounded(&k_rope[s], precision));
                     let want = reference::mla_attention(&q[s], &latent, &rope, &f32s(&kv_b), &spec);
                     let what = format!("{isa:?} {precision:?} {spec:?}");
-                    // Several roundings to bf16 on the way: weights, queries in, latents out.
+                    // Several roundings to bf16: weights, queries in, latents out.
                     assert_close(&got[s], &want, 2.0 * tolerance(precision), &what);
                 }
             }
@@ -211,7 +211,7 @@ fn mla_is_right_and_batch_invariant() {
 }
 
 #[test]
-fn linear_agrees_and_a_row_alone_has_the_same_bits() {
+fn linear_matches_the_reference_and_is_batch_invariant() {
     for isa in Isa::available() {
         let mut rng = Numbers(3);
         let (rows, ins, outs) = (37, 520, 77);
@@ -225,7 +225,7 @@ fn linear_agrees_and_a_row_alone_has_the_same_bits() {
             let all = cpu.to_host(&cpu.linear(&cpu.to_device(rows, ins, x.clone()), &w, Some(&b)));
             let want = reference::linear(&x, &f32s(&weight), ins, Some(&bias));
             assert_close(&all, &want, tolerance(precision), &format!("{isa:?} {precision:?}"));
-            // From bf16 the packed weights are the same as from f32 numbers rounded to bf16.
+            // From bf16, the packed weights are the same as from f32 numbers rounded to bf16.
             if precision == Precision::Bf16 {
                 let half = weight_bf16(&weight);
                 let w = cpu.linear_weight(half, precision).unwrap();
@@ -249,11 +249,11 @@ fn weight_bf16(weight: &HostMatrix) -> HostMatrix {
 }
 
 #[test]
-fn experts_agree_and_a_row_alone_has_the_same_bits() {
+fn experts_match_the_reference_and_are_batch_invariant() {
     for isa in Isa::available() {
         for (hidden, inter, experts, top_k, rows) in [(64, 32, 4, 2, 9), (70, 45, 7, 3, 40), (96, 40, 3, 3, 60)] {
             let mut rng = Numbers(5);
-            // Local experts have ids 2, 3, ...; the others are other ranks'.
+            // Local experts have ids 2, 3, ...; the others belong to other ranks.
             let matrices: Vec<[HostMatrix; 3]> = (0..experts)
                 .map(|_| [rng.matrix(inter, hidden), rng.matrix(inter, hidden), rng.matrix(hidden, inter)])
                 .collect();
@@ -284,7 +284,7 @@ fn experts_agree_and_a_row_alone_has_the_same_bits() {
                     );
                     want[row * hidden..][..hidden].iter_mut().zip(part).for_each(|(w, p)| *w += weight * p);
                 }
-                // Two products in a row, the second of unbounded values: twice the tolerance of one.
+                // Two products in a row, the second with unbounded values: twice the tolerance of one.
                 assert_close(&all, &want, 2.0 * tolerance(precision), &format!("{isa:?} {precision:?} {hidden}"));
                 for _ in 0..8 {
                     let picked: Vec<usize> = (0..1 + rng.below(rows)).map(|_| rng.below(rows)).collect();
@@ -306,10 +306,10 @@ fn experts_agree_and_a_row_alone_has_the_same_bits() {
     }
 }
 
-/// Whichever rank holds and computes what, the sum has the bits that one rank alone gives it.
+/// Whichever rank holds and computes what, the sum has the bits of a single rank's sum.
 #[test]
-fn combined_experts_do_not_depend_on_where_they_lie() {
-    // Little goes to everybody at once, much by columns.
+fn combined_experts_do_not_depend_on_placement() {
+    // Small results go to every rank, large ones are split by columns.
     for rows in [7, 300] {
         combine_is_the_same(rows);
     }
@@ -348,7 +348,7 @@ fn combine_is_the_same(rows: usize) {
                     let (dispatch, routes, x, load, all, partial) = (&dispatch, &routes, &x, &load, &all, &partial);
                     scope.spawn(move || {
                         let cpu = Cpu::new(1, Box::new(link));
-                        // Some held from the start, the rest as if loaded later by somebody else.
+                        // Some experts are held from the start, the rest as if another backend had loaded them later.
                         let (first, later) = all.split_at(2);
                         let held = cpu.regroup(&load(&cpu, first), &load(&cpu, later), all).unwrap();
                         let picks: Vec<u32> =
@@ -381,7 +381,7 @@ fn small_ops_agree_with_the_reference() {
         for threads in [1, 3] {
             let cpu = cpu(isa, threads);
             let mut rng = Numbers(9);
-            // Rows enough to be shared out among threads, and an awkward width.
+            // Enough rows to be split over threads, and an uneven width.
             for (rows, cols) in [(1, 5), (3, 96), (700, 72)] {
                 let (a, b) = (rng.vec(rows * cols), rng.vec(rows * cols));
                 let (ta, tb) = (cpu.to_device(rows, cols, a.clone()), cpu.to_device(rows, cols, b.clone()));
@@ -418,7 +418,7 @@ fn rope_agrees_with_the_reference() {
         let mut want = x.clone();
         reference::rope(&mut want, cols, &spec, &positions);
         assert_close(&cpu.to_host(&got), &want, 2e-5, &format!("{spec:?}"));
-        // The kept table must not be used for other positions.
+        // The cached table must not be used for other positions.
         let mut other = cpu.to_device(1, cols, x[..cols].to_vec());
         cpu.rope(&mut other, &spec, &[5]);
         let mut want = x[..cols].to_vec();
@@ -428,7 +428,7 @@ fn rope_agrees_with_the_reference() {
 }
 
 #[test]
-fn embedding_and_shape_errors() {
+fn embedding_looks_up_rows_and_checks_shapes() {
     let cpu = cpu(Isa::detect(), 1);
     let mut rng = Numbers(17);
     let table = rng.matrix(9, 10);
@@ -450,7 +450,7 @@ fn embedding_and_shape_errors() {
 }
 
 #[test]
-fn ranks_sum_and_gather() {
+fn collective_ops_sum_and_gather_over_ranks() {
     let results: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = group(3)
             .into_iter()
@@ -462,7 +462,7 @@ fn ranks_sum_and_gather() {
                     cpu.all_reduce(&mut x).unwrap();
                     let y = cpu.to_device(2, 1 + cpu.rank(), vec![r; 2 * (1 + cpu.rank())]);
                     let gathered = cpu.all_gather_cols(&y).unwrap();
-                    // The first to be done leaves while others may still be waking up.
+                    // The first to finish leaves while others may still be waking up.
                     cpu.all_reduce(&mut x).unwrap();
                     (cpu.to_host(&x), cpu.to_host(&gathered))
                 })

@@ -1,24 +1,24 @@
-//! Weights packed for the product. One layout serves one row and many: panels of 32 outputs, each a sequence of steps
-//! over the inputs.
+//! Weights packed for the product. One layout serves single rows and many rows: panels of 32 outputs, each a sequence
+//! of steps over the inputs.
 //!
-//! A step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. An int8 panel keeps per
-//! group of 32 inputs 32 bf16 scales and 16 steps of 64 bytes; it is widened to bf16 steps on the way to the kernel.
+//! A step is 32 words of 32 bits, one per output: one f32 input, or a pair of bf16 inputs. Per group of 32 inputs, an
+//! int8 panel has 32 bf16 scales and 16 steps of 64 bytes; it is widened to bf16 steps for the kernel.
 
 use half::bf16;
 
 use super::memory::{Arena, Block};
-use super::pool::{Pool, SharedPtr};
+use super::pool::{SharedPtr, ThreadPool};
 use super::simd::{Isa, Simd, int8_slot, simd_fn};
 use crate::backend::{HostData, HostMatrix, Precision};
-use crate::error::{Error, Result};
+use crate::error::{KernelError, Result};
 
-/// Outputs of a panel.
+/// Outputs per panel.
 pub const PANEL: usize = 32;
 /// Inputs that share one int8 scale; inputs are padded to a multiple of it in every precision.
 pub const GROUP: usize = 32;
 pub const GROUP_STEPS: usize = GROUP / 2;
 pub const GROUP_BYTES: usize = PANEL * 2 + PANEL * GROUP;
-/// Weight bytes of a work item at least.
+/// Least weight bytes per work item.
 const ITEM_BYTES: usize = 64 << 10;
 
 pub fn steps_of(ins: usize, precision: Precision) -> usize {
@@ -41,7 +41,7 @@ pub struct Panels {
 }
 
 /// A matrix to pack: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
-pub struct Source<'a> {
+pub struct PackSource<'a> {
     pub data: &'a HostData,
     pub offset: usize,
     pub row_stride: usize,
@@ -50,10 +50,10 @@ pub struct Source<'a> {
     pub cols: usize,
 }
 
-impl<'a> Source<'a> {
-    pub fn whole(matrix: &'a HostMatrix) -> Source<'a> {
+impl<'a> PackSource<'a> {
+    pub fn whole(matrix: &'a HostMatrix) -> PackSource<'a> {
         let HostMatrix { rows, cols, data } = matrix;
-        Source { data, offset: 0, row_stride: *cols, col_stride: 1, rows: *rows, cols: *cols }
+        PackSource { data, offset: 0, row_stride: *cols, col_stride: 1, rows: *rows, cols: *cols }
     }
 
     fn check(&self) -> Result<()> {
@@ -65,7 +65,7 @@ impl<'a> Source<'a> {
             self.offset + self.rows.saturating_sub(1) * self.row_stride + self.cols.saturating_sub(1) * self.col_stride;
         if self.rows > 0 && self.cols > 0 && last >= len {
             let what = format!("[{}, {}] needs {} numbers, got {len}", self.rows, self.cols, last + 1);
-            return Err(Error::Shape { op: "weight", what });
+            return Err(KernelError::Shape { op: "weight", what });
         }
         Ok(())
     }
@@ -113,17 +113,23 @@ impl Number for bf16 {
 }
 
 impl Panels {
-    pub fn pack(pool: &Pool, isa: Isa, arena: &Arena, source: &Source, precision: Precision) -> Result<Panels> {
+    pub fn pack(
+        pool: &ThreadPool,
+        isa: Isa,
+        arena: &Arena,
+        source: &PackSource,
+        precision: Precision,
+    ) -> Result<Panels> {
         let [panels] = Panels::pack_side_by_side(pool, isa, arena, [source], precision)?;
         Ok(panels)
     }
 
-    /// Packs matrices of one shape that are read together: panel by panel in turns.
+    /// Packs matrices of one shape that are read together, with their panels interleaved.
     pub fn pack_side_by_side<const N: usize>(
-        pool: &Pool,
+        pool: &ThreadPool,
         isa: Isa,
         arena: &Arena,
-        sources: [&Source; N],
+        sources: [&PackSource; N],
         precision: Precision,
     ) -> Result<[Panels; N]> {
         let (outs, ins) = (sources[0].rows, sources[0].cols);
@@ -161,13 +167,13 @@ impl Panels {
         self.outs.div_ceil(PANEL)
     }
 
-    /// Panels that make a work item of sensible size, leaving some items for each of `threads`.
+    /// Panels per work item: enough work, but several items for each of `threads`.
     pub fn panels_per_item(&self, threads: usize) -> usize {
         let by_size = (ITEM_BYTES / self.panel_bytes.max(1)).max(1);
         by_size.min((self.panels() / (4 * threads)).max(1))
     }
 
-    /// Steps of a panel, padding included.
+    /// Steps of a panel, including padding.
     pub fn steps(&self) -> usize {
         self.steps
     }
@@ -180,14 +186,14 @@ impl Panels {
 
 #[inline(always)]
 unsafe fn pack_panel_generic<S: Simd, T: Number>(
-    source: &Source,
+    source: &PackSource,
     data: &[T],
     p: usize,
     precision: Precision,
     panel: &mut [u8],
 ) {
     let columns = PANEL.min(source.rows - p * PANEL);
-    // Groups of inputs outermost: a group of a panel fits the first-level cache.
+    // Groups of inputs in the outer loop: a group of a panel fits in the first-level cache.
     for from in (0..source.cols).step_by(GROUP) {
         let (group, len) = (from / GROUP, GROUP.min(source.cols - from));
         let column = |c: usize| source.offset + (p * PANEL + c) * source.row_stride + from * source.col_stride;
@@ -207,7 +213,7 @@ unsafe fn pack_panel_generic<S: Simd, T: Number>(
         }
         let steps = if precision == Precision::F32 { GROUP } else { GROUP_STEPS };
         let words = panel[group * steps * PANEL * 4..][..steps * PANEL * 4].as_mut_ptr().cast::<f32>();
-        // Squares of 16 columns by 16 steps are turned over.
+        // Transposes squares of 16 columns by 16 steps.
         for half in 0..2 {
             for part in 0..steps / 16 {
                 // SAFETY: a column has 32 values, of which a part is 16 f32 or 32 to be paired; words has steps rows
@@ -231,19 +237,31 @@ unsafe fn pack_panel_generic<S: Simd, T: Number>(
 }
 
 #[inline(always)]
-unsafe fn pack_f32_generic<S: Simd>(source: &Source, data: &[f32], p: usize, precision: Precision, panel: &mut [u8]) {
+unsafe fn pack_f32_generic<S: Simd>(
+    source: &PackSource,
+    data: &[f32],
+    p: usize,
+    precision: Precision,
+    panel: &mut [u8],
+) {
     // SAFETY: the same contract.
     unsafe { pack_panel_generic::<S, f32>(source, data, p, precision, panel) }
 }
 
 #[inline(always)]
-unsafe fn pack_bf16_generic<S: Simd>(source: &Source, data: &[bf16], p: usize, precision: Precision, panel: &mut [u8]) {
+unsafe fn pack_bf16_generic<S: Simd>(
+    source: &PackSource,
+    data: &[bf16],
+    p: usize,
+    precision: Precision,
+    panel: &mut [u8],
+) {
     // SAFETY: the same contract.
     unsafe { pack_panel_generic::<S, bf16>(source, data, p, precision, panel) }
 }
 
-simd_fn!(fn pack_f32(source: &Source, data: &[f32], p: usize, precision: Precision, panel: &mut [u8]) = pack_f32_generic);
-simd_fn!(fn pack_bf16(source: &Source, data: &[bf16], p: usize, precision: Precision, panel: &mut [u8]) = pack_bf16_generic);
+simd_fn!(fn pack_f32(source: &PackSource, data: &[f32], p: usize, precision: Precision, panel: &mut [u8]) = pack_f32_generic);
+simd_fn!(fn pack_bf16(source: &PackSource, data: &[bf16], p: usize, precision: Precision, panel: &mut [u8]) = pack_bf16_generic);
 
 /// One column of a group: its scale and its sign-magnitude bytes.
 #[inline(always)]
@@ -257,7 +275,7 @@ fn pack_int8<T: Number>(values: &[T; GROUP], c: usize, group: &mut [u8]) {
         tops.iter_mut().zip(part).for_each(|(m, v)| *m = if v.abs() > *m { v.abs() } else { *m });
     }
     let largest = tops.into_iter().fold(0.0, f32::max);
-    // Rounded up and before use, so that nothing is clipped and the rounding costs nothing more.
+    // The scale is rounded up before use, so that nothing is clipped and the rounding adds no error.
     let mut scale = bf16::from_f32(largest / 127.0);
     if scale.to_f32() < largest / 127.0 {
         scale = bf16::from_bits(scale.to_bits() + 1);

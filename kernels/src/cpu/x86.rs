@@ -1,6 +1,6 @@
-//! AVX-512 and AVX2 with FMA.
-// Every block below is an intrinsic whose only need is the instruction set, which the trait's contract grants, or a load
-// or store of the elements that the contract names.
+//! SIMD lanes with AVX-512, and with AVX2 and FMA.
+// Every block below is an intrinsic that only needs the instruction set, which the trait's contract guarantees, or a
+// load or store of the elements that the contract names.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use std::arch::x86_64::*;
@@ -101,7 +101,7 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn exp(x: __m512) -> __m512 {
         unsafe {
-            // The second operand is returned where one is NaN, so NaN goes through.
+            // If one operand is NaN, the second one is returned, so NaN propagates.
             let x = _mm512_min_ps(_mm512_set1_ps(EXP_MAX), _mm512_max_ps(_mm512_set1_ps(EXP_MIN), x));
             let n = _mm512_roundscale_ps::<0x08>(_mm512_mul_ps(x, _mm512_set1_ps(LOG2_E)));
             let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(LN2_HIGH), x);
@@ -120,7 +120,7 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn sums(v: [__m512; 16]) -> __m512 {
-        // At each level two vectors are folded into one; a lane always meets the lane 8, then 4, 2, 1 away.
+        // At each level two vectors are folded into one; a lane is always added to the lane 8, then 4, 2, 1 away.
         unsafe {
             let mut t = [_mm512_setzero_ps(); 8];
             for i in 0..8 {
@@ -161,7 +161,7 @@ unsafe impl Simd for Avx512 {
                 t[4 * q + 2] = _mm512_shuffle_ps::<0x44>(ab_high, cd_high);
                 t[4 * q + 3] = _mm512_shuffle_ps::<0xee>(ab_high, cd_high);
             }
-            // Then the 4 x 4 lanes of t[i], t[4 + i], t[8 + i], t[12 + i] among themselves.
+            // Then transposes the 4 x 4 lanes of t[i], t[4 + i], t[8 + i], t[12 + i].
             let mut out = t;
             for i in 0..4 {
                 let low = _mm512_shuffle_f32x4::<0x44>(t[i], t[4 + i]);
@@ -183,7 +183,7 @@ unsafe impl Simd for Avx512 {
                 |t: &[u8; 128]| (_mm512_loadu_si512(t.as_ptr().cast()), _mm512_loadu_si512(t.as_ptr().add(64).cast()));
             let (high, low) = (table(&HIGH), table(&LOW));
             let bytes = _mm512_loadu_si512(src.cast());
-            // vpermi2b looks at seven bits of the index, so the sign bit does not disturb.
+            // vpermi2b uses seven bits of the index, so the sign bit is ignored.
             let low_byte = _mm512_permutex2var_epi8(low.0, bytes, low.1);
             let high_byte = _mm512_permutex2var_epi8(high.0, bytes, high.1);
             // high | (bytes & 0x80)
@@ -319,7 +319,7 @@ unsafe impl Simd for Avx2 {
                 }
                 let y = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r);
                 let y = _mm256_add_ps(y, _mm256_set1_ps(1.0));
-                // 2^n in two factors, as n reaches beyond the exponents of normal numbers.
+                // 2^n as two factors, because n exceeds the exponents of normal numbers.
                 let n = _mm256_cvtps_epi32(n);
                 let half = _mm256_srai_epi32::<1>(n);
                 let power = |n| {

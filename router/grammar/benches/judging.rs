@@ -1,5 +1,5 @@
-//! What the last judgement of a finished call or response costs, and what the grammar took for the same text. Times are the
-//! thread's own processor time: `cargo bench -p rein-grammar --bench judging`.
+//! The cost of validating a complete call or response, compared with the grammar's cost for the same text. Times are
+//! the thread's own processor time: `cargo bench -p rein-grammar --bench judging`.
 
 #[path = "tokens/clock.rs"]
 mod clock;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use rein_grammar::{Compiled, Grammars, PLAIN, Response, Rules, Vocab};
 use serde_json::{Value, json};
 
-/// Of records with the kinds of members that tools have.
+/// A schema of records with typical members.
 fn schema() -> Value {
     json!({"type": "array", "items": {"type": "object", "required": ["query", "kind"], "additionalProperties": false, "properties": {
         "query": {"type": "string", "pattern": "^[^\"]+$"},
@@ -22,7 +22,7 @@ fn schema() -> Value {
     }}})
 }
 
-/// Over a vocabulary of single bytes.
+/// Uses a vocabulary of single bytes.
 fn compile(response: Response) -> Compiled {
     let bytes = (0..=255_u8).map(|byte| (vec![byte], false));
     let words = bytes.chain([(b"<|stop|>".to_vec(), true)]);
@@ -31,7 +31,7 @@ fn compile(response: Response) -> Compiled {
     Grammars::new(PLAIN, Arc::new(vocab)).compile(&rules).expect("a schema").expect("a grammar")
 }
 
-/// Microseconds of one run, the mean of enough of them.
+/// Microseconds per run, as the mean of enough runs.
 fn micros(runs: usize, mut run: impl FnMut()) -> f64 {
     let began = clock::computed();
     (0..runs).for_each(|_| run());

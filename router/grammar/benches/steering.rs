@@ -1,5 +1,5 @@
-//! What enforcement costs, by processor time: `cargo bench -p rein-grammar --bench steering [-- KIMI_DIR]`.
-//! Over the demo model's vocabulary, and Kimi's where its `tiktoken.model` is. Linux only: the times are the kernel's.
+//! Processor time of enforcement: `cargo bench -p rein-grammar --bench steering [-- KIMI_DIR]`. It uses the demo
+//! model's vocabulary, and Kimi's if its `tiktoken.model` exists. Linux only: the times are the kernel's.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ mod tokens;
 
 use tokens::{Tokens, computed};
 
-/// More than the caches next to a core hold.
+/// Larger than the caches next to a core.
 const OTHER_WORK_BYTES: usize = 8 << 20;
 
-/// Tools that differ, with the kinds of arguments that tools have.
+/// Distinct tools with typical arguments.
 fn tools(n: usize) -> Vec<Tool> {
     let one = |i: usize| Tool {
         name: format!("tool_{i}_of_many"),
@@ -36,7 +36,7 @@ fn rules(n: usize) -> Rules {
     Rules { tools: tools(n), parallel: true, ..Rules::default() }
 }
 
-/// Microseconds that `work` takes on average, `setup` left out.
+/// Mean microseconds of `work`, without `setup`.
 fn micros<S, T>(repeat: usize, mut setup: impl FnMut() -> S, mut work: impl FnMut(S) -> T) -> f64 {
     let inputs: Vec<S> = (0..repeat).map(|_| setup()).collect();
     let mut outputs = Vec::with_capacity(repeat);
@@ -65,8 +65,8 @@ fn accept(matcher: &mut Matcher, id: u32) {
     assert_eq!(matcher.accept(id), Ok(true), "token {id}");
 }
 
-/// Microseconds per token where the caches are full of other work, as they are for a router that sees a token every few
-/// milliseconds. The median by the clock: one token is too short for the kernel's own times.
+/// Microseconds per token when the caches are full of other work, as for a router that sees a token every few
+/// milliseconds. The median of wall-clock times: one token is too short for the kernel's own times.
 fn after_other_work(compiled: &Compiled, begin: &[u32], ids: &[u32]) -> f64 {
     let mut other = vec![1_u64; OTHER_WORK_BYTES / size_of::<u64>()];
     let mut took = Vec::new();
@@ -86,7 +86,7 @@ fn after_other_work(compiled: &Compiled, begin: &[u32], ids: &[u32]) -> f64 {
     took[took.len() / 2].as_nanos() as f64 / 1e3
 }
 
-/// Requests of one output each. Microseconds per token: accepting alone, as the router does it, and with masks.
+/// Requests with one output each. Microseconds per token: only accepting, as in the router, and with masks.
 fn per_token(name: &str, compiled: &Compiled, begin: &[u32], ids: &[u32], repeat: usize) {
     let matcher = || {
         let mut matcher = compiled.matcher().expect("a matcher");

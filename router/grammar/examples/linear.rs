@@ -15,7 +15,7 @@ const LARGE: usize = SMALL * TIMES;
 const LEAST_TRIALS: usize = 3;
 const MOST_TRIALS: usize = 30;
 
-/// What hostile outputs are made of, over and over.
+/// The repeated parts of hostile outputs.
 fn atoms(format: &Format) -> Vec<String> {
     let call = Call { name: "f".into(), arguments: r#"{"a": "x \" {[</", "b": [[1, {"c": "\\"}]]}"#.into() };
     let turn = Turn { reasoning: Some("r".into()), text: "t".into(), calls: vec![call.clone(), call] };
@@ -26,7 +26,7 @@ fn atoms(format: &Format) -> Vec<String> {
     ]
     .map(str::to_owned)
     .to_vec();
-    // The turn, its halves, and what it begins and ends with.
+    // The turn, its halves, and its beginning and end.
     let cuts: Vec<usize> = whole.char_indices().map(|(i, _)| i).collect();
     for part in [1, 2, 3, 5, 8] {
         let at = cuts[cuts.len() * part / 10];
@@ -55,8 +55,8 @@ fn read(format: &'static Format, start: Region, pieces: &[OwnedPiece], chunk: us
     parser.finish(&mut events);
 }
 
-/// What the small output takes so many times over, and what the large one takes: the least of interleaved trials, since
-/// whatever else the machine does only adds to it. Trials go on while the ratio looks worse than `bound`.
+/// The time of the small output, scaled, and of the large one: the minimum of interleaved trials, because other work on
+/// the machine only adds to it. Trials continue while the ratio looks worse than `bound`.
 fn time(bound: f64, small: impl Fn(), large: impl Fn()) -> (f64, f64) {
     let took = |times: usize, reading: &dyn Fn()| {
         let start = Instant::now();

@@ -1,5 +1,5 @@
-//! The work that compiling one grammar may take. It is counted in steps and not in time, so that a schema is judged in the
-//! same way on any machine. It knows no clock.
+//! Limits the work of compiling one grammar. Work is counted in steps rather than time, so that a schema gets the same
+//! result on any machine. This module has no clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::limits::{MAX_COMPILE_WORK, MAX_FIRST_WORK};
 use crate::rules::RuleError;
 
-/// Tells a compilation that nobody waits for it any more. Clones share it.
+/// Cancels a compilation whose caller has gone. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -21,24 +21,24 @@ impl Cancel {
     }
 }
 
-/// What one compilation may spend. A step is a node of a schema that is copied or compared, or a unit of llguidance's fuel:
+/// The budget of one compilation. A step is a schema node that is copied or compared, or a unit of llguidance's fuel:
 /// about a tenth of a microsecond.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
     spent: u64,
-    /// Give up at the end of the budget. Otherwise what is left of the schemas is relaxed then.
+    /// Stops at the end of the budget. Otherwise the remaining schemas are relaxed.
     gives_up: bool,
     cancel: Cancel,
 }
 
 impl Budget {
-    /// For a first attempt, which ends with [`RuleError::Unfinished`] when it takes longer than ordinary schemas do.
+    /// For a first attempt, which ends with [`RuleError::Unfinished`] if it needs more than ordinary schemas do.
     pub fn first_attempt(cancel: Cancel) -> Self {
         Self { limit: MAX_FIRST_WORK, spent: 0, gives_up: true, cancel }
     }
 
-    /// All that a request may have.
+    /// The whole budget of a request.
     pub fn whole(cancel: Cancel) -> Self {
         Self { limit: MAX_COMPILE_WORK, spent: 0, gives_up: false, cancel }
     }
@@ -56,7 +56,7 @@ impl Budget {
         self.limit.saturating_sub(self.spent)
     }
 
-    /// Fails where the compilation is to end at once; otherwise see [`Self::left`].
+    /// Fails if the compilation must end at once; otherwise see [`Self::left`].
     pub(crate) fn spend(&mut self, steps: u64) -> Result<(), RuleError> {
         self.spent = self.spent.saturating_add(steps);
         self.go_on()

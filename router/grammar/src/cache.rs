@@ -1,9 +1,9 @@
-//! What was used last, up to a number of bytes.
+//! A least-recently-used cache, limited in bytes. It does not know what it holds.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// 128 bits that nobody outside can aim at.
+/// 128 bits that clients cannot predict.
 pub(crate) type Key = [u64; 2];
 
 pub(crate) struct Cache<T> {
@@ -37,8 +37,8 @@ impl<T: Clone> Cache<T> {
         Some(entry.value.clone())
     }
 
-    /// Keeps the value in the place of those that were not used for longest. A value of more than a quarter of all bytes
-    /// is not kept: it would displace what others use.
+    /// Stores the value, evicting the least recently used ones. A value of more than a quarter of all bytes is not
+    /// stored, because it would displace too many others.
     pub fn keep(&self, key: Key, value: T, bytes: usize) {
         if bytes > self.most / 4 {
             return;
@@ -60,23 +60,4 @@ impl<T: Clone> Cache<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_bound_what_is_kept() {
-        let cache = Cache::new(100);
-        for i in 0..10 {
-            cache.keep([i, 0], i, 20);
-            assert_eq!(cache.get([0, 0]), Some(0), "what is used stays");
-        }
-        let kept: Vec<u64> = (0..10).filter(|i| cache.get([*i, 0]).is_some()).collect();
-        assert_eq!(kept, [0, 6, 7, 8, 9]);
-        cache.keep([99, 0], 99, 26);
-        assert_eq!(cache.get([99, 0]), None, "what is too large displaces nothing");
-        for bytes in [20, 20, 20, 20] {
-            cache.keep([9, 0], 9, bytes);
-        }
-        assert_eq!(cache.get([6, 0]), Some(6), "a value that is kept again counts once");
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! The table for people: what `rein formats` prints and docs/reference/formats.md holds.
+//! The format table for people: the output of `rein formats`, and docs/reference/formats.md.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::formats::formats;
 use crate::models::{Recommendation, recommendations};
 use crate::render::{Call, RenderOptions, Turn, render, render_text};
 
-/// A format in words.
+/// A format, described.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Description {
     pub name: &'static str,
@@ -17,9 +17,9 @@ pub struct Description {
     pub markers: Vec<&'static str>,
     /// Ids of calls on the wire.
     pub ids: &'static str,
-    /// What parser and grammar can promise.
+    /// What parser and grammar guarantee.
     pub guarantees: Vec<&'static str>,
-    /// What the vendors recommend for its models, and where their templates are.
+    /// The vendors' recommendations for its models, and where their templates are.
     pub recommendations: Vec<&'static Recommendation>,
     /// A turn with one call, as the renderer writes it.
     pub example: String,
@@ -30,20 +30,20 @@ impl Format {
         let mut guarantees = Vec::new();
         if self.has_calls() {
             guarantees.push(match (self.markers, self.announced()) {
-                (Markers::Special, _) => "calls open on special tokens: text cannot forge one",
-                (Markers::Either, true) => "calls open on letters, whether one token or several",
-                (Markers::Either, false) => "nothing announces a call: only declared names count",
+                (Markers::Special, _) => "calls begin with special tokens: text cannot forge one",
+                (Markers::Either, true) => "calls begin with letters, as one token or several",
+                (Markers::Either, false) => "no marker begins a call: only declared names count",
             });
             guarantees.push(match self.codec() {
                 Codec::Json | Codec::Object { .. } => "arguments are JSON",
-                Codec::Params(_) => "arguments are raw values: strings as they are, other types by the schema",
+                Codec::Params(_) => "arguments are raw values: strings unquoted, other types as JSON, by the schema",
                 Codec::Python => "arguments are Python literals",
-                Codec::Code => "the argument is all that follows",
+                Codec::Code => "the argument is the rest of the output",
             });
-            guarantees.push(if self.many { "several calls in a turn" } else { "one call in a turn" });
+            guarantees.push(if self.many { "several calls per turn" } else { "one call per turn" });
             match self.calls {
                 Calls::AfterText => guarantees.push("text may come before calls"),
-                Calls::BeforeText => guarantees.push("text may come behind calls"),
+                Calls::BeforeText => guarantees.push("text may come after calls"),
                 Calls::InsteadOfText => guarantees.push("a turn is text or calls"),
             }
         }
@@ -67,7 +67,7 @@ impl Format {
         }
     }
 
-    /// A marker stands before calls.
+    /// Whether a marker precedes calls.
     fn announced(&self) -> bool {
         self.begin.iter().chain(self.call).any(|s| matches!(s, Step::Tok(_)))
     }
@@ -104,7 +104,7 @@ impl Description {
     }
 }
 
-/// docs/reference/formats.md: the prose of `formats.md` around the table.
+/// docs/reference/formats.md: the table inside the prose of `formats.md`.
 pub fn markdown() -> String {
     let mut table = String::from("| format | other names | models | ids | guaranteed |\n|---|---|---|---|---|\n");
     let mut models = String::from("| model | format | recommended sampling | card and template |\n|---|---|---|---|\n");

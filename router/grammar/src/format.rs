@@ -1,6 +1,6 @@
-//! What a format is made of. The table itself is in `formats.rs`.
+//! The types of which a format consists. The table itself is in `formats.rs`.
 
-/// Part of an output, as far as prose goes: what is not a tool call.
+/// A part of the output other than tool calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Region {
     Reasoning,
@@ -10,23 +10,23 @@ pub enum Region {
 
 /// How a model writes reasoning, text and tool calls.
 ///
-/// An output is `reasoning? text? (lead begin call (between call)* end)? finish`, where [`Calls`] says how text and calls
-/// may stand together.
+/// An output is `reasoning? text? (lead begin call (between call)* end)? finish`, where [`Calls`] says how text and
+/// calls combine.
 #[derive(Debug)]
 pub struct Format {
     pub name: &'static str,
-    /// Other names that people know it by.
+    /// Other names of the format.
     pub aliases: &'static [&'static str],
-    /// Models known to write it, for people; `*` stands for any text.
+    /// Models that use it, for people; `*` stands for any text.
     pub models: &'static [&'static str],
     pub markers: Markers,
     pub reasoning: Option<Reasoning>,
-    /// What surrounds the answer's text. Empty: nothing does.
+    /// What surrounds the answer's text. Empty: nothing.
     pub text: Wrap,
-    /// What surrounds text that calls follow, where that differs from `text`.
+    /// What surrounds text that is followed by calls, if it differs from `text`.
     pub preamble: Option<Wrap>,
     pub calls: Calls,
-    /// More than one call in a turn.
+    /// More than one call per turn.
     pub many: bool,
     /// Between text and the first call; not part of the text.
     pub lead: &'static str,
@@ -35,19 +35,19 @@ pub struct Format {
     pub end: &'static [Step],
     /// Empty: the format has no calls.
     pub call: &'static [Step],
-    /// Calls of tools that the model knows from its training and writes in a way of their own.
+    /// Calls of tools that the model knows from its training and writes differently.
     pub builtins: &'static [Builtin],
     /// After everything else, before the token that ends the turn.
     pub finish: &'static [Step],
     pub ids: Ids,
-    /// Tokens that end a turn although no configuration file may say so.
+    /// Tokens that end a turn even if no configuration file lists them.
     pub stops: &'static [&'static str],
-    /// Names of functions have to begin with a letter, as the models' own API demands.
+    /// Names of functions must begin with a letter, as the models' own API requires.
     pub letter_first: bool,
     pub signs: Signs,
 }
 
-/// How the markers of [`Step::Tok`] reach us.
+/// How the markers of [`Step::Tok`] are tokenized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Markers {
     /// Always one special token each; the same letters in ordinary text are ordinary text.
@@ -56,19 +56,20 @@ pub enum Markers {
     Either,
 }
 
-/// A `Maybe` in `open` or `close` is another spelling of the marker before it, which models write and the renderer does not.
+/// A `Maybe` in `open` or `close` is another spelling of the marker before it, which models write and the renderer does
+/// not.
 #[derive(Debug)]
 pub struct Reasoning {
-    /// What the models write before `open`; layout.
+    /// Layout that the models write before `open`.
     pub lead: &'static str,
     pub open: &'static [Step],
     pub close: &'static [Step],
-    /// What the renderer writes after `open`, before `close` and after `close`. Not empty: newlines at those places are
-    /// layout and belong to neither reasoning nor text (the models' own templates strip them from history too).
+    /// What the renderer writes after `open`, before `close` and after `close`. Not empty: newlines in these places are
+    /// layout and belong to neither reasoning nor text (the models' templates strip them from history too).
     pub layout: [&'static str; 3],
 }
 
-/// Nothing but `Maybe`: models may leave it out, and the letters mean something at the beginning of a text only.
+/// If it consists only of `Maybe`, models may omit it, and the letters count only at the beginning of a text.
 #[derive(Debug)]
 pub struct Wrap {
     pub open: &'static [Step],
@@ -76,21 +77,21 @@ pub struct Wrap {
 }
 
 impl Wrap {
-    /// Models write it always.
+    /// Whether models always write it.
     pub(crate) fn is_needed(&self) -> bool {
         self.open.iter().chain(self.close).any(|s| matches!(s, Step::Tok(_)))
     }
 }
 
-/// How a model calls tools that it knows by name, where the request declares them.
+/// How a model calls tools that it knows by name, if the request declares them.
 #[derive(Debug)]
 pub struct Builtin {
     pub names: &'static [&'static str],
-    /// A special token first; without it in the vocabulary there are no such calls.
+    /// Begins with a special token; without it in the vocabulary there are no such calls.
     pub call: &'static [Step],
 }
 
-/// How text and calls share a turn.
+/// How text and calls combine in a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Calls {
     /// Text may come first, then calls.
@@ -104,9 +105,9 @@ pub enum Calls {
 /// Ids of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ids {
-    /// None on the wire.
+    /// No ids on the wire.
     None,
-    /// The call's header (the steps between its first two markers) is its id, and history has to spell it so.
+    /// The call's header (the steps between its first two markers) is its id, and history must spell it like that.
     Header,
     /// Nine letters or digits.
     Nine,
@@ -118,9 +119,9 @@ pub enum Ids {
 pub enum Step {
     /// A marker, spelled as [`Markers`] says.
     Tok(&'static str),
-    /// A marker that may be there; never written by the renderer.
+    /// A marker that may be present; the renderer never writes it.
     Maybe(&'static str),
-    /// Written by the renderer. The parser forgives blanks and prefixes that are missing.
+    /// Written by the renderer. The parser accepts missing blanks and prefixes.
     Lit(&'static str),
     /// The tool's name.
     Name,
@@ -132,7 +133,8 @@ pub enum Step {
     Id,
     /// The arguments.
     Args(Codec),
-    /// Inside [`Codec::Params`]: the argument's name, its value, its JSON type, and whether it is a string (`true`, `false`).
+    /// Inside [`Codec::Params`]: the argument's name, its value, its JSON type, and whether it is a string (`true`,
+    /// `false`).
     Key,
     Value,
     Type,
@@ -143,19 +145,19 @@ pub enum Step {
 pub enum Codec {
     /// One JSON object: the arguments.
     Json,
-    /// One JSON object that holds name and arguments, written in the order of the members and read in any. `ignored`
-    /// members carry nothing that an event could tell.
+    /// One JSON object with name and arguments, written in the order of the members and read in any order. `ignored`
+    /// members are not reported.
     Object { members: &'static [Member], ignored: &'static [&'static str] },
-    /// These steps once per argument. A string is written as it is, everything else as JSON, so that the schema (or
-    /// `Type`, `IsString`) is needed to read it back. A raw value cannot contain the marker that ends it.
+    /// These steps once per argument. A string is written unquoted, everything else as JSON, so the schema (or `Type`,
+    /// `IsString`) is needed to read it back. A raw value cannot contain the marker that ends it.
     Params(&'static [Step]),
     /// Python keyword arguments, `a="x", n=1`, up to the closing parenthesis.
     Python,
-    /// In a [`Builtin`] only: the rest of the output is the tool's one argument, a string.
+    /// In a [`Builtin`] only: the rest of the output is the tool's only argument, a string.
     Code,
 }
 
-/// A member of [`Codec::Object`]: the first key of each list is written, any is read.
+/// A member of [`Codec::Object`]: the first key of each list is written, any of them is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Member {
     Name(&'static [&'static str]),
@@ -178,14 +180,14 @@ impl Member {
     }
 }
 
-/// What tells a format when a model directory is opened.
+/// How the format is detected in a model directory.
 #[derive(Debug)]
 pub struct Signs {
     /// The chat template contains all of these ...
     pub template: &'static [&'static str],
     /// ... and none of these.
     pub not: &'static [&'static str],
-    /// Or, when the template does not decide: the tokenizer has this added token.
+    /// Or, if the template does not decide: the tokenizer has this added token.
     pub special: Option<&'static str>,
     /// Or the model's architecture is one of these.
     pub architectures: &'static [&'static str],
@@ -195,12 +197,12 @@ pub struct Signs {
 pub struct Detect<'a> {
     pub template: Option<&'a str>,
     pub architecture: Option<&'a str>,
-    /// Whether the tokenizer has an added token of this text.
+    /// Whether the tokenizer has an added token with this text.
     pub special: &'a dyn Fn(&str) -> bool,
 }
 
 impl Format {
-    /// The region that the model's output starts in after `prompt`: the prompt may end inside the reasoning.
+    /// The region in which the model's output starts after `prompt`: the prompt may end inside the reasoning.
     pub fn start_after(&self, prompt: &str) -> Region {
         match &self.reasoning {
             Some(r) if prompt.trim_end().ends_with(spelled(r.open).trim_end()) => Region::Reasoning,
@@ -208,8 +210,8 @@ impl Format {
         }
     }
 
-    /// The id that a model of this format expects in history for call number `index` (counted over the conversation, from
-    /// 0). None: the format has no ids of its own.
+    /// The id that a model of this format expects in history for call number `index` (counted over the conversation,
+    /// from 0). None: the format has no ids of its own.
     pub fn native_id(&self, name: &str, index: usize) -> Option<String> {
         match self.ids {
             Ids::None => None,
@@ -231,24 +233,25 @@ impl Format {
     }
 
     /// Whether `text` is one of this format's markers. Other added tokens never become text: a caller that wants to see
-    /// them (tokenizers mark such as `special: false`) hands them to the parser as bytes.
+    /// them (tokenizers mark them `special: false`) passes them to the parser as bytes.
     pub fn is_marker(&self, text: &str) -> bool {
         self.all_steps().any(|s| marker(s) == Some(text))
     }
 
-    /// The marker of the format's calls that `text` is.
+    /// The call marker of this format that `text` is.
     pub fn call_marker(&self, text: &str) -> Option<&'static str> {
         self.call_steps().filter_map(marker).find(|m| *m == text)
     }
 
-    /// Whether markers of this format are spelled with `text` in them, as DeepSeek's with `｜DSML｜`.
+    /// Whether markers of this format contain `text`, as DeepSeek's contain `｜DSML｜`.
     pub fn spells_markers_with(&self, text: &str) -> bool {
         let word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c.is_whitespace();
         let telling = text.chars().count() > 1 && !text.chars().all(word);
         telling && self.all_steps().filter_map(marker).any(|m| m != text && m.contains(text))
     }
 
-    /// Whether an added token, which its tokenizer may mark `special`, means something to a grammar. Any other is text.
+    /// Whether an added token, which its tokenizer may mark `special`, has a meaning for a grammar. Other tokens are
+    /// text.
     pub fn is_control(&self, text: &str, special: bool) -> bool {
         special || self.is_marker(text)
     }
@@ -264,17 +267,17 @@ impl Format {
         distinct(self.all_steps()).into_iter().filter(|marker| !calls.contains(marker)).collect()
     }
 
-    /// Whether a marker is one only as a single token.
+    /// Whether a marker counts only as a single token.
     pub fn needs_tokens(&self) -> bool {
         self.markers == Markers::Special
     }
 
-    /// Whether calls are told by this format at all.
+    /// Whether the format has calls at all.
     pub fn has_calls(&self) -> bool {
         !self.call.is_empty()
     }
 
-    /// The steps between the first two markers of a call, when they name the tool.
+    /// The steps between the first two markers of a call, if they include the name.
     pub(crate) fn header(&self) -> &'static [Step] {
         let inner = self.call.get(1..).unwrap_or_default();
         match inner.iter().position(|s| marker(s).is_some()) {
@@ -325,7 +328,7 @@ fn distinct(steps: impl Iterator<Item = &'static Step>) -> Vec<&'static str> {
     markers
 }
 
-/// The marker that a step is, if any.
+/// The marker of a step, if it is one.
 pub(crate) fn marker(step: &Step) -> Option<&'static str> {
     match step {
         Step::Tok(t) | Step::Maybe(t) => Some(t),
@@ -338,11 +341,11 @@ pub fn spelled(steps: &[Step]) -> String {
     steps.iter().filter_map(|s| if let Step::Tok(t) | Step::Lit(t) = s { Some(*t) } else { None }).collect()
 }
 
-/// Nine letters or digits that tell apart what the index tells apart, and that do not look like a count.
+/// Nine letters or digits that are unique per index and do not look like a count.
 fn nine(index: usize) -> String {
     const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     const RANGE: u128 = 62u128.pow(9);
-    // Odd and no multiple of 31, so the product modulo a power of 62 is a permutation.
+    // Odd and not a multiple of 31, so the product modulo a power of 62 is a permutation.
     let mut rest = (index as u128 + 1) * 9_837_491_235_711_127 % RANGE;
     let mut id = String::with_capacity(9);
     for _ in 0..9 {

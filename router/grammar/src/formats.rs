@@ -1,4 +1,4 @@
-//! The table of formats: the only code that spells a marker.
+//! The table of formats: the only code that spells markers. It does not parse or compile them.
 
 use crate::format::{Builtin, Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Signs, Step, Wrap};
 use Calls::{AfterText, BeforeText, InsteadOfText};
@@ -9,7 +9,7 @@ use Step::{Args, Id, Index, IsString, Key, Lit, Maybe, Name, Ordinal, Tok, Type,
 const NO_WRAP: Wrap = Wrap { open: &[], close: &[] };
 const THINK: Option<Reasoning> =
     Some(Reasoning { lead: "", open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["", "", ""] });
-/// Newlines around the markers, as Qwen's templates write them.
+/// Newlines around the markers, as in Qwen's templates.
 const SPACED_THINK: Option<Reasoning> =
     Some(Reasoning { lead: "", open: &[Tok("<think>")], close: &[Tok("</think>")], layout: ["\n", "\n", "\n\n"] });
 const NAME: Member = Member::Name(&["name"]);
@@ -22,7 +22,7 @@ const WITH_ID: Codec = Object {
 const PARAMETERS: Codec =
     Object { members: &[NAME, Member::Arguments(&["parameters", "arguments"])], ignored: &["id", "type"] };
 
-/// What the entries below have in common; each names what differs.
+/// The common fields of the entries below; each states what differs.
 const BASE: Format = Format {
     name: "plain",
     aliases: &[],
@@ -220,7 +220,7 @@ static FORMATS: &[Format] = &[
         call: &[Tok("<tool_call>"), Lit("\n"), Args(OBJECT), Lit("\n"), Tok("</tool_call>")],
         signs: Signs {
             template: &["<tool_call>", "arguments"],
-            // Others that put something else between the same tags.
+            // Other formats that put something else between the same tags.
             not: &["<function=", "<arg_key>", "<tool_call>["],
             special: None,
             architectures: &["GraniteMoeHybridForCausalLM"],
@@ -490,7 +490,7 @@ static FORMATS: &[Format] = &[
         calls: InsteadOfText,
         many: false,
         begin: &[Maybe("<|python_tag|>")],
-        // Two calls are not theirs, but when they write two, then so.
+        // These models do not write two calls, but when they do, it is like this.
         between: &[Lit("; ")],
         call: &[Args(PARAMETERS)],
         builtins: &[
@@ -738,10 +738,10 @@ const DSML_CALL: &[Step] = &[
     Lit("\n"),
 ];
 
-/// Reasoning and text only: what a model without a known tool format is read with.
+/// Reasoning and text only: for models without a known tool format.
 pub static PLAIN: &Format = &FORMATS[FORMATS.len() - 1];
 
-/// Text and nothing else: what a completion without turns is held to.
+/// Text only: for completions without turns.
 pub static BARE: Format = BASE;
 
 /// All formats, for listing.
@@ -749,13 +749,13 @@ pub fn formats() -> &'static [Format] {
     FORMATS
 }
 
-/// A format by its name in the table, or by another name that people use.
+/// A format by its name in the table, or by an alias.
 pub fn by_name(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|f| f.name == name || f.aliases.contains(&name))
 }
 
-/// The format of a model directory: by what its template spells, then by added tokens, then, when there is no template, by
-/// architecture (with one, a fine-tune has left its family's format). None: not known; [`PLAIN`] reads it without calls.
+/// Detects the format of a model directory: by its template, then by added tokens, then, without a template, by
+/// architecture (with one, a fine-tune has left its family's format). None: unknown; [`PLAIN`] reads it without calls.
 pub fn detect(model: &Detect<'_>) -> Option<&'static Format> {
     let by_template = |f: &&Format| {
         let signs = &f.signs;

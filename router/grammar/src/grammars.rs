@@ -1,4 +1,4 @@
-//! Grammars of requests, compiled and kept.
+//! Compiles and caches the grammars of requests. It does not know prompts or engines.
 
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
@@ -27,11 +27,11 @@ pub struct Grammars {
     format: &'static Format,
     vocab: Arc<Vocab>,
     cache: Cache<Arc<Shared>>,
-    /// Two, so that the key of a grammar is 128 bits that nobody outside can aim at.
+    /// Two hashers, so that a grammar's key has 128 bits that clients cannot predict.
     hashers: [RandomState; 2],
 }
 
-/// What requests with the same tools share.
+/// What requests with the same rules share.
 struct Shared {
     /// Never advanced: each request gets a copy.
     fresh: Matcher,
@@ -39,13 +39,13 @@ struct Shared {
     validators: Validators,
     first: First,
     lark: String,
-    /// What opens a call, where one is demanded.
+    /// The tokens that begin a call, if one is required.
     opening: Vec<u32>,
-    /// About how much memory it takes, without the regular expression that judges responses.
+    /// Approximate memory, without the regular expression that validates responses.
     bytes: usize,
 }
 
-/// Memory of a compiled grammar per byte of its text, about.
+/// Approximate memory of a compiled grammar per byte of its text.
 const RULE_BYTES: usize = 20;
 
 /// The grammar of a request.
@@ -73,7 +73,7 @@ impl Grammars {
         Self { format, vocab, cache: Cache::new(MAX_CACHED_BYTES), hashers }
     }
 
-    /// The grammar of a request; none where there is nothing to enforce.
+    /// The grammar of a request. None: nothing to enforce.
     pub fn compile(&self, rules: &Rules) -> Result<Option<Compiled>, RuleError> {
         match self.known(rules) {
             Some(known) => Ok(known),
@@ -81,7 +81,7 @@ impl Grammars {
         }
     }
 
-    /// What needs no compilation: a grammar that was compiled for an earlier request, or that there is nothing to enforce.
+    /// The result if it needs no compilation: a cached grammar, or nothing to enforce.
     pub fn known(&self, rules: &Rules) -> Option<Option<Compiled>> {
         if !self.binds(rules) {
             return Some(None);
@@ -91,13 +91,13 @@ impl Grammars {
     }
 
     fn binds(&self, rules: &Rules) -> bool {
-        // Tools that nobody can call: fine if nobody shall, and for the prompt's sake.
+        // Tools that cannot be written are accepted if none may be called: they are only part of the prompt.
         let for_the_prompt =
             !self.format.has_calls() && rules.response.is_none() && !rules.must_call() && rules.choice == Choice::None;
         rules.binds() && !for_the_prompt
     }
 
-    /// The grammar of a request that is not [known](Self::known), for at most so much work.
+    /// Compiles the grammar of a request that is not [known](Self::known), within the budget.
     pub fn compile_within(&self, rules: &Rules, budget: &mut Budget) -> Result<Compiled, RuleError> {
         budget.go_on()?;
         check(rules)?;
@@ -136,7 +136,7 @@ impl Grammars {
                     return Ok(Shared { fresh, relaxations, validators, first, lark, opening, bytes });
                 }
                 Err(Refusal::Rule(error)) => return Err(error),
-                // The whole budget may show that it is not the client's fault.
+                // The whole budget may show that the request is valid.
                 Err(Refusal::Grammar(_)) if budget.gives_up() => return Err(RuleError::Unfinished),
                 Err(Refusal::Grammar(_)) if !loose => loose = true,
                 Err(Refusal::Grammar(problem)) => return Err(RuleError::invalid(field(rules), problem)),
@@ -144,7 +144,7 @@ impl Grammars {
         }
     }
 
-    /// The tokens up to and with the first marker of a call, as the renderer writes it after text.
+    /// The tokens up to and including the first marker of a call, as the renderer writes it after text.
     fn opening(&self) -> Vec<u32> {
         let mut text = self.format.lead.to_owned();
         let mut ids = Vec::new();
@@ -165,7 +165,7 @@ impl Grammars {
                 _ => break,
             }
         }
-        // Nothing announces a call: its own first letters do.
+        // Without a marker, a call's own first letters begin it.
         let object = matches!(self.format.codec(), Codec::Object { .. } | Codec::Json);
         if object && !text.trim_end().ends_with('{') {
             text.push('{');
@@ -199,7 +199,7 @@ impl Grammars {
         Ok(Matcher::new(parser, self.vocab.clone(), written.foreign.is_empty()))
     }
 
-    /// The matcher, if anything can be generated under it. A client's own grammar has to show that it gets on.
+    /// The matcher, if it can generate anything. A client's own grammar must also show that it makes progress.
     fn tried(&self, mut fresh: Matcher, written: &Written, rules: &Rules) -> Result<Matcher, Refusal> {
         let foreign = !written.foreign.is_empty();
         let own = matches!(rules.response, Some(Response::Regex(_) | Response::StructuralTag(_))) || foreign;
@@ -233,7 +233,7 @@ impl Grammars {
 /// Why there is no parser.
 enum Refusal {
     Rule(RuleError),
-    /// What llguidance says, or what was found out about the grammar.
+    /// llguidance's message, or a fault found in the grammar.
     Grammar(String),
 }
 
@@ -252,7 +252,7 @@ impl From<anyhow::Error> for Refusal {
 const TOO_AMBIGUOUS: &str =
     "its conjunctions (&) cannot be compiled at a bounded cost: their parts can be read in too many ways";
 
-/// What llguidance would compile at any cost.
+/// Rejects what llguidance would compile at an unbounded cost.
 fn check_foreign(lark: &str) -> Result<(), Refusal> {
     if !lark.contains("%json") {
         return Ok(());
@@ -267,7 +267,7 @@ fn check_foreign(lark: &str) -> Result<(), Refusal> {
     }
 }
 
-/// The request's field that a grammar is made of.
+/// The request's field from which the grammar is made.
 fn field(rules: &Rules) -> &'static str {
     match &rules.response {
         None => "tools",
@@ -279,7 +279,7 @@ fn field(rules: &Rules) -> &'static str {
     }
 }
 
-/// For llguidance's own reader.
+/// For llguidance's own parser.
 fn by_text(written: &Written) -> TopLevelGrammar {
     let main = GrammarWithLexer::from_lark(written.lark.clone());
     let foreign = written.foreign.iter().map(|(name, lark)| GrammarWithLexer {
@@ -296,7 +296,7 @@ impl Compiled {
         begun(self.shared.fresh.clone(), self.shared.first, self.calls_before)
     }
 
-    /// How a model that wants to end its turn, but has to call a tool, goes on. Empty: no call is demanded.
+    /// How a model that wants to end its turn, but must call a tool, continues. Empty: no call is required.
     pub fn opening(&self) -> &[u32] {
         &self.shared.opening
     }
@@ -306,27 +306,27 @@ impl Compiled {
         &self.shared.relaxations
     }
 
-    /// About how much memory it takes, and a copy of its matcher at most.
+    /// Approximate memory, including a copy of its matcher.
     pub fn bytes(&self) -> usize {
         self.shared.bytes
     }
 
-    /// Validates finished arguments.
+    /// Validates complete arguments.
     pub fn validate(&self, name: &str, arguments: &str) -> Result<(), Violation> {
         self.shared.validators.call(name, arguments)
     }
 
-    /// Whether a finished response is held against anything.
+    /// Whether a complete response is validated.
     pub fn judges_response(&self) -> bool {
         self.shared.validators.judges_response()
     }
 
-    /// Whether so many bytes of a tool's arguments, or of the response, are judged in less than a millisecond.
+    /// Whether this many bytes of a tool's arguments, or of the response, are validated in less than a millisecond.
     pub fn judges_quickly(&self, tool: Option<&str>, bytes: usize) -> bool {
         self.shared.validators.is_quick(tool, bytes)
     }
 
-    /// Validates a finished response.
+    /// Validates a complete response.
     pub fn validate_response(&self, text: &str) -> Result<(), Violation> {
         self.shared.validators.response(text)
     }
@@ -337,7 +337,7 @@ impl Compiled {
     }
 }
 
-/// The matcher where the output starts.
+/// The matcher at the start of the output.
 fn begun(mut matcher: Matcher, first: First, calls_before: usize) -> Result<Matcher, MatcherError> {
     let first = match first {
         First::Nothing => None,
@@ -352,7 +352,7 @@ fn begun(mut matcher: Matcher, first: First, calls_before: usize) -> Result<Matc
     Ok(matcher)
 }
 
-/// A strict schema has to be enforced wholly.
+/// A strict schema must be enforced completely.
 fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> {
     let strict_response = matches!(rules.response, Some(Response::JsonSchema { strict: true, .. }));
     let strict = |tool: &str| match tool {
@@ -369,7 +369,7 @@ fn strictly(rules: &Rules, relaxations: &[Relaxation]) -> Result<(), RuleError> 
             path: if path.is_empty() { "the root".into() } else { path.clone() },
             keyword: keyword.clone(),
             reason: match cause {
-                Cause::NoMeans => "the schema is strict, and the grammar has no means for this keyword".into(),
+                Cause::NoMeans => "the schema is strict, and the grammar cannot enforce this keyword".into(),
                 Cause::Cost => "the schema is strict, and this part would take more work than one request may cause; \
                                 split it into simpler ones"
                     .into(),
@@ -388,10 +388,10 @@ fn check(rules: &Rules) -> Result<(), RuleError> {
     for tool in &rules.tools {
         let field = format!("tools[{}].function", tool.name);
         if tool.name.is_empty() || tool.name.len() > MAX_NAME_BYTES {
-            return Err(RuleError::invalid(field, format!("a name has 1 to {MAX_NAME_BYTES} bytes")));
+            return Err(RuleError::invalid(field, format!("a name must have 1 to {MAX_NAME_BYTES} bytes")));
         }
         if !names.insert(&tool.name) {
-            return Err(RuleError::invalid(field, "two tools have this name"));
+            return Err(RuleError::invalid(field, "two tools have this name; names must be unique"));
         }
         let wanted = rules.enforced(tool) == Enforcement::NamesAndArguments;
         if let Some(parameters) = tool.parameters.as_ref().filter(|p| wanted && !p.is_null()) {
@@ -419,10 +419,10 @@ fn check(rules: &Rules) -> Result<(), RuleError> {
             Err(RuleError::invalid("tool_choice", format!("no tool {name:?} is declared")))
         }
         Choice::Allowed { names, .. } if names.iter().any(unknown) => {
-            Err(RuleError::invalid("tool_choice", "it allows a tool that is not declared"))
+            Err(RuleError::invalid("tool_choice", "allows a tool that is not declared"))
         }
         _ if rules.must_call() && rules.callable().is_empty() => {
-            Err(RuleError::invalid("tool_choice", "a call is demanded, but no tool can be called"))
+            Err(RuleError::invalid("tool_choice", "requires a call, but no tool can be called"))
         }
         _ => Ok(()),
     }
@@ -430,7 +430,7 @@ fn check(rules: &Rules) -> Result<(), RuleError> {
 
 #[cfg(test)]
 impl Grammars {
-    /// The same matcher as llguidance's own reader makes it; none where that made it in the first place.
+    /// The same matcher as made by llguidance's own parser. None if that parser made it in the first place.
     pub(crate) fn matcher_by_text(&self, compiled: &Compiled) -> Option<Matcher> {
         let factory = self.vocab.factory();
         let lark = &compiled.shared.lark;

@@ -1,4 +1,5 @@
-//! What stands before arguments: the tool's name, and what else a format puts there.
+//! Reads the header of a call: the tool's name and whatever else a format puts before the arguments. It does not read
+//! arguments.
 
 use crate::codec::types::Types;
 use crate::format::Step;
@@ -9,8 +10,8 @@ pub(crate) struct Header {
     pub index: Option<usize>,
 }
 
-/// Reads `text` by the header's steps, leniently: blanks around it, a literal before the name and the index may be missing.
-/// A declared name decides how to split, since a name may itself contain the literals. None: no name in it.
+/// Reads `text` by the header's steps, leniently: blanks around it, a literal before the name and the index may be
+/// missing. A declared name decides how to split, because a name may contain the literals. None: no name found.
 pub(crate) fn read(steps: &[Step], text: &str, declared: impl Fn(&str) -> bool) -> Option<Header> {
     let text = text.trim();
     let at = steps.iter().position(|s| *s == Step::Name)?;
@@ -18,7 +19,7 @@ pub(crate) fn read(steps: &[Step], text: &str, declared: impl Fn(&str) -> bool) 
     let prefix = prefix.trim();
     let after = &steps[at + 1..];
     let separator = after.iter().map(literal).find(|l| !l.is_empty()).unwrap_or_default();
-    // What follows on other lines is decoration, such as the start of a code block.
+    // Text on other lines is decoration, such as the start of a code block.
     let (text, rest) = text.split_once('\n').unwrap_or((text, ""));
     let text = text.trim();
     if !rest.trim().is_empty() && !separator.contains(rest.trim()) {
@@ -59,24 +60,24 @@ fn literal(step: &Step) -> &'static str {
     if let Step::Lit(l) = step { l } else { "" }
 }
 
-/// What the slots of a header hold. `name` is that of the tool or of the argument.
+/// The values of a header's slots. `name` is the name of the tool or of the argument.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Slots {
     pub name: Option<String>,
     pub kind: Option<String>,
     pub is_string: Option<bool>,
-    /// What is in no slot.
+    /// Text that belongs to no slot.
     pub rest: String,
 }
 
-/// The attribute before a slot: `tool="` is `tool=`, and what the value may begin with.
+/// The attribute before a slot: for `tool="` it is `tool=`, and the prefix of the value.
 pub(crate) fn label(literal: &'static str) -> Option<(&'static str, &'static str)> {
     let word = literal.rsplit(char::is_whitespace).next()?;
     let n = word.find('=')? + 1;
     Some((&word[..n], word[n..].trim_start_matches(['"', '\''])))
 }
 
-/// Reads attributes in any order, quoted as the model likes: `tool="f" index="1"`, `to=functions.f`, `"k" string="true"`.
+/// Reads attributes in any order and with any quotes: `tool="f" index="1"`, `to=functions.f`, `"k" string="true"`.
 pub(crate) fn slots(steps: &[Step], text: &str) -> Slots {
     let mut out = Slots::default();
     let mut rest = text.to_owned();
@@ -112,7 +113,7 @@ pub(crate) fn slots(steps: &[Step], text: &str) -> Slots {
     out
 }
 
-/// The value of one slot, and the text without it.
+/// The value of one slot, and the remaining text.
 fn slot(before: &'static str, after: &'static str, text: &str) -> Option<(String, String)> {
     let (start, from, prefix) = match label(before) {
         Some((key, prefix)) => {
@@ -129,7 +130,7 @@ fn slot(before: &'static str, after: &'static str, text: &str) -> Option<(String
     let (value, end) = match quote {
         Some(quote) => {
             let inner = &trimmed[1..];
-            // The literal that follows tells where a value ends that has quotes in it.
+            // The literal after a value tells where it ends if it contains quotes.
             let literal = after.trim_end().trim_end_matches('>');
             let exact = if literal.len() > 1 { inner.find(literal) } else { None };
             let last =
@@ -148,71 +149,4 @@ fn slot(before: &'static str, after: &'static str, text: &str) -> Option<(String
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::formats::by_name;
-
-    #[test]
-    fn headers() {
-        let steps = by_name("kimi_k2").map(|f| f.header()).unwrap_or_default();
-        let tools = ["search", "a:1", "mcp.x-y", "functions.odd", "both", "functions.both"];
-        let declared = |n: &str| tools.contains(&n);
-        type Named<'a> = Option<(&'a str, Option<usize>)>;
-        let cases: &[(&str, Named<'_>)] = &[
-            ("functions.search:0", Some(("search", Some(0)))),
-            (" \nfunctions.search:12 \n", Some(("search", Some(12)))),
-            ("search:2", Some(("search", Some(2)))),
-            ("search", Some(("search", None))),
-            ("functions.search", Some(("search", None))),
-            ("functions.a:1:3", Some(("a:1", Some(3)))),
-            ("functions.a:1", Some(("a:1", None))),
-            ("functions.mcp.x-y:0", Some(("mcp.x-y", Some(0)))),
-            ("functions.odd:4", Some(("functions.odd", Some(4)))),
-            ("functions.functions.odd:4", Some(("functions.odd", Some(4)))),
-            ("functions.both:4", Some(("both", Some(4)))),
-            ("functions.unknown:4", Some(("unknown", Some(4)))),
-            ("unknown:x", Some(("unknown:x", None))),
-            ("functions.search:", Some(("search:", None))),
-            ("", None),
-            ("functions.:0", None),
-            ("let me see", None),
-            ("functions.search:99999999999999999999999", Some(("search:99999999999999999999999", None))),
-        ];
-        for (text, want) in cases {
-            let got = read(steps, text, declared);
-            let want = want.map(|(name, index)| Header { name: name.to_owned(), index });
-            assert_eq!(got, want, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn attributes() {
-        let call = [Step::Lit("call tool=\""), Step::Name, Step::Lit("\" index=\""), Step::Ordinal, Step::Lit("\"")];
-        let to = [Step::Lit("commentary to=functions."), Step::Name, Step::Lit(" ")];
-        let param = [Step::Lit("\""), Step::Key, Step::Lit("\" string=\""), Step::IsString, Step::Lit("\">")];
-        let plain = [Step::Key, Step::Lit(">\n")];
-        let quoted = [Step::Lit("\""), Step::Key, Step::Lit("\">")];
-        type Want<'a> = (Option<&'a str>, Option<bool>, &'a str);
-        let cases: &[(&[Step], &str, Want<'_>)] = &[
-            (&call, "call tool=\"f\" index=\"1\"", (Some("f"), None, "")),
-            (&call, "call index='1' tool='f'", (Some("f"), None, "")),
-            (&call, "call odd tool=f", (Some("f"), None, "odd")),
-            (&to, "assistant to=functions.f commentary json", (Some("f"), None, "assistant json")),
-            (&to, "commentary to=f ", (Some("f"), None, "")),
-            (&param, "\"k\" string=\"true\"", (Some("k"), Some(true), "")),
-            (&param, "\"a \"b\" c\" string=\"false\"", (Some("a \"b\" c"), Some(false), "")),
-            (&param, "k string=false", (Some("k"), Some(false), "")),
-            (&param, "\"k\"", (Some("k"), None, "")),
-            (&plain, " k ", (Some("k"), None, "")),
-            (&plain, "a b", (Some("a b"), None, "")),
-            (&quoted, "\"a\"b\"", (Some("a\"b"), None, "")),
-            (&quoted, "'k'", (Some("k"), None, "")),
-            (&quoted, "k", (Some("k"), None, "")),
-            (&quoted, "", (None, None, "")),
-        ];
-        for (steps, text, (name, is_string, rest)) in cases {
-            let got = slots(steps, text);
-            assert_eq!((got.name.as_deref(), got.is_string, got.rest.as_str()), (*name, *is_string, *rest), "{text:?}");
-        }
-    }
-}
+mod tests;

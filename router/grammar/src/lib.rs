@@ -1,9 +1,9 @@
-//! Tool-call formats as data: one literal per format in [`formats`], from which the streaming [`Parser`] and the
-//! renderer ([`render`]) are derived. No tokio, no protocol, no I/O.
+//! Tool-call formats as data: one literal per format in [`formats`], from which grammar, streaming [`Parser`] and
+//! renderer ([`render`]) derive. This crate must not know tokio, the protocol or I/O.
 //!
-//! A model's output is a sequence of regions: reasoning, text, tool calls. The parser reads pieces of detokenized output
-//! (bytes, or a special token by its text) and appends typed [`Event`]s; concatenated, they do not depend on how the
-//! output was cut into pieces.
+//! A model's output is a sequence of regions: reasoning, text, tool calls. The parser reads pieces of detokenized
+//! output (bytes, or a special token by its text) and appends typed [`Event`]s. Concatenated, they do not depend on how
+//! the output was split into pieces.
 
 mod budget;
 mod cache;

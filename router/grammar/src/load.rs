@@ -1,4 +1,4 @@
-//! Formats from files: JSON with the fields of [`Format`], for models that the table does not know yet.
+//! Loads formats from files: JSON with the fields of [`Format`], for models that the table does not know yet.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,12 +7,12 @@ use serde::Deserialize;
 
 use crate::format::{Calls, Codec, Format, Ids, Markers, Member, Reasoning, Signs, Step, Wrap};
 
-/// Bytes of a format's file.
+/// Size limit of a format's file.
 const MAX_BYTES: usize = 64 << 10;
-/// Files that one process reads; each stays in memory.
+/// Files that one process loads; each stays in memory.
 const MAX_LOADED: usize = 64;
 
-/// Why a file holds no format. Each names the field.
+/// Why a file is not a format. Each error names the field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     #[error("not a format: {0}")]
@@ -21,14 +21,14 @@ pub enum FormatError {
     Field { field: &'static str, message: &'static str },
     #[error("the file has {0} bytes; the limit is {MAX_BYTES}")]
     TooLong(usize),
-    #[error("{MAX_LOADED} formats are loaded already")]
+    #[error("{MAX_LOADED} formats are loaded, which is the limit")]
     TooMany,
 }
 
 static LOADED: Mutex<Option<HashMap<String, &'static Format>>> = Mutex::new(None);
 
 impl Format {
-    /// A format from JSON. The same text gives the same format again; it lives as long as the process.
+    /// A format from JSON. Equal texts give the same format, which lives as long as the process.
     pub fn from_json(text: &str) -> Result<&'static Format, FormatError> {
         if text.len() > MAX_BYTES {
             return Err(FormatError::TooLong(text.len()));
@@ -183,7 +183,7 @@ impl FormatFile {
             return wrong("name", "must not be empty");
         }
         if crate::by_name(&self.name).is_some() {
-            return wrong("name", "is taken by a format of the table");
+            return wrong("name", "is the name of a built-in format");
         }
         if let Some(r) = &self.reasoning
             && [&r.open, &r.close].iter().any(|s| !matches!(s.first(), Some(StepFile::Tok(t)) if !t.is_empty()))
@@ -213,7 +213,7 @@ impl FormatFile {
                     return wrong("call", "the object needs members {\"name\": [KEY]} and {\"arguments\": [KEY]}");
                 }
                 if names > 0 {
-                    return wrong("call", "the name is a member of the object already");
+                    return wrong("call", "must not have \"name\": it is a member of the object");
                 }
             }
             _ if names != 1 => return wrong("call", "must have \"name\" once"),
@@ -226,7 +226,7 @@ impl FormatFile {
                 }
             }
             CodecFile::Python if !self.call.iter().any(|s| matches!(s, StepFile::Lit(l) if l == "(")) => {
-                return wrong("call", "python arguments stand between {\"lit\": \"(\"} and {\"lit\": \")\"}");
+                return wrong("call", "python arguments must be between {\"lit\": \"(\"} and {\"lit\": \")\"}");
             }
             CodecFile::Json | CodecFile::Python => {}
         }

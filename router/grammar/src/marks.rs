@@ -1,37 +1,37 @@
-//! What the parser looks for, compiled from a format's steps.
+//! What the parser looks for, compiled from a format's steps. It does not parse.
 
 use crate::codec::params::Shape;
 use crate::format::{Calls, Codec, Format, Markers, Step, marker};
 use crate::header::label;
 use crate::scan::FRAME;
 
-/// What a marker means.
+/// The meaning of a marker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     Think,
     EndThink,
     TextOpen,
     TextClose,
-    /// Of the tool section.
+    /// Begins the tool section.
     Begin,
     End,
     /// The first marker of a call.
     Open,
-    /// A later one, before the name: models leave out what stands before it.
+    /// A later marker of a call, before the name: models omit what precedes it.
     Inner,
-    /// A later one, behind the name.
+    /// A later marker of a call, after the name.
     Argument,
     Param,
     ParamInner,
     ParamEnd,
-    /// Behind the arguments.
+    /// After the arguments.
     Close,
-    /// Means nothing.
+    /// Has no meaning.
     Aside,
 }
 
 impl Mark {
-    /// Says that text and reasoning are over.
+    /// Whether it ends text and reasoning.
     pub fn enters_calls(self) -> bool {
         matches!(self, Mark::Begin | Mark::Open | Mark::Inner)
     }
@@ -54,13 +54,13 @@ pub(crate) enum HeaderEnd {
     Mark(&'static str),
     /// This character or the end of the line.
     Char(char),
-    /// The `{` of the arguments, which is theirs.
+    /// The `{` of the arguments, which belongs to them.
     Brace,
     /// Whatever marker the arguments start with.
     Arguments,
 }
 
-/// What follows a marker that is meant.
+/// What must follow a marker for it to count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Follow {
     Any,
@@ -69,7 +69,7 @@ pub(crate) enum Follow {
     Name,
 }
 
-/// A boundary that is a marker, words and a marker, where several boundaries start with the same marker.
+/// A boundary that consists of a marker, words and a marker, in formats whose boundaries start with the same marker.
 #[derive(Debug)]
 pub(crate) struct Phrase {
     pub mark: Mark,
@@ -85,7 +85,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// What a head says, and of which boundary: by the attribute that names something, else by its word.
+    /// The boundary of a head: by the attribute that names something, otherwise by its word.
     pub fn classify(&self, opener: Option<&str>, head: &str) -> Option<&Phrase> {
         let phrases = || self.phrases.iter().filter(|p| opener.is_none_or(|o| p.opener == o));
         let named = |p: &&Phrase| p.label().is_some_and(|l| find_word(head, l));
@@ -108,7 +108,7 @@ impl Phrase {
         self.attribute().map(|(key, _)| key)
     }
 
-    /// The attribute that names something, and what its value begins with.
+    /// The attribute that names something, and the prefix of its value.
     pub fn attribute(&self) -> Option<(&'static str, &'static str)> {
         let at = self.steps.iter().position(|s| matches!(s, Step::Name | Step::Key))?;
         match self.steps[..at].last() {
@@ -117,7 +117,7 @@ impl Phrase {
         }
     }
 
-    /// Its words, without attributes.
+    /// Its words without attributes.
     pub fn words(&self) -> impl Iterator<Item = &'static str> {
         let literals = self.steps.iter().filter_map(|s| if let Step::Lit(l) = s { Some(*l) } else { None });
         literals.flat_map(str::split_whitespace).filter(|word| !word.contains('='))
@@ -131,31 +131,31 @@ fn find_word(text: &str, word: &str) -> bool {
 #[derive(Debug)]
 pub(crate) struct Lexicon {
     pub marks: Vec<(Mark, &'static str)>,
-    /// The bytes that a marker, or a special token, may start with.
+    /// Bytes that a marker or a special token may start with.
     pub leads: [bool; 256],
     pub blocks: Option<Blocks>,
     pub inline: Option<Inline>,
-    /// The name stands before the arguments.
+    /// Whether the name precedes the arguments.
     pub names_in_header: bool,
     pub shape: Option<Shape>,
     pub header_end: HeaderEnd,
-    /// The marker before the name: "" when it is the call's first, or none is.
+    /// The marker before the name. Empty if it is the call's first marker, or there is none.
     pub name_mark: &'static str,
-    /// Behind the arguments, in order.
+    /// Markers after the arguments, in order.
     pub post: Vec<&'static str>,
-    /// Literals around calls, without blanks, the longest first.
+    /// Literals around calls without blanks, longest first.
     pub layout: Vec<&'static str>,
     /// Ends a section that no marker ends.
     pub closer: Option<char>,
-    /// No marker ends calls, so that what does not belong to them is text again.
+    /// No marker ends calls, so that text may follow them.
     pub open_ended: bool,
     /// Calls start without a marker: with this character, at the start of the text.
     pub bare: Option<char>,
-    /// Models leave out the marker before a list of calls.
+    /// Models omit the marker before a list of calls.
     pub bare_list: bool,
-    /// What is no call is text, since the markers are letters that may mean themselves.
+    /// What is not a call is text, because the markers are letters that may be meant literally.
     pub doubtful: bool,
-    /// What all of the section's markers begin with, when they have a name of their own; opening and closing.
+    /// The common prefix of all markers of the section, if they have one: opening and closing.
     pub namespace: Option<[String; 2]>,
 }
 
@@ -265,7 +265,7 @@ impl Lexicon {
         self.marks.iter().find(|(_, m)| *m == text).map(|(mark, _)| *mark)
     }
 
-    /// The text without the literals that belong around calls, at its ends.
+    /// The text without the literals around calls at its ends.
     pub fn without_layout<'a>(&self, text: &'a str) -> &'a str {
         let mut text = text.trim();
         loop {
@@ -278,7 +278,7 @@ impl Lexicon {
     }
 }
 
-/// What has to follow `tok` for it to be meant.
+/// What must follow `tok` for it to count.
 pub(crate) fn follow(format: &'static Format, mark: Mark, tok: &str) -> Follow {
     let is = |s: &&Step| marker(s) == Some(tok);
     let after = |steps: &'static [Step]| steps.iter().skip_while(move |s| !is(s)).skip(1);
@@ -315,7 +315,7 @@ fn header_end(pre: &'static [Step], name: Option<usize>, codec: Codec) -> Header
     last.map_or(HeaderEnd::Arguments, HeaderEnd::Char)
 }
 
-/// None: each of the format's boundaries has a first marker of its own.
+/// None: each of the format's boundaries has its own first marker.
 fn blocks(format: &'static Format) -> Option<Blocks> {
     let (pre, post) = format.around_arguments();
     let params: &'static [Step] = match format.codec() {
@@ -368,7 +368,7 @@ fn blocks(format: &'static Format) -> Option<Blocks> {
     Some(Blocks { openers, ends, phrases })
 }
 
-/// The section's and the calls' markers begin with the same letters beyond the bracket.
+/// The common letters of the section's and the calls' markers after the bracket.
 fn namespace(format: &'static Format) -> Option<[String; 2]> {
     let (Some(Step::Tok(begin)), Some(Step::Tok(call))) = (format.begin.first(), format.call.first()) else {
         return None;

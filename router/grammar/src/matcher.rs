@@ -1,4 +1,4 @@
-//! The state of one request's grammar.
+//! The state of one request's grammar. It does not know requests or engines.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::limits::{MAX_FORCED_TOKENS, TOKENS_PER_STEP};
 use crate::trial;
 use crate::vocab::Vocab;
 
-/// The end of one request; no other request is affected.
+/// An error that ends one request. Other requests are not affected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MatcherError {
-    #[error("the output needs more grammar states than are allowed: {0}")]
+    #[error("the output exceeds the grammar's limits: {0}")]
     Limit(String),
-    #[error("the grammar comes to a dead end: nothing can follow what was generated")]
+    #[error("the grammar has a dead end: nothing can follow the generated text")]
     DeadEnd,
     #[error("the grammar failed: {0}")]
     Internal(String),
-    #[error("the grammar refused {0} draws in a row at one place: none of its continuations can be drawn")]
+    #[error("the grammar rejected {0} draws in a row at one position: none of its continuations can be drawn")]
     NoProgress(u32),
 }
 
@@ -31,19 +31,19 @@ pub enum MatcherError {
 pub struct Matcher {
     parser: TokenParser,
     vocab: Arc<Vocab>,
-    /// After its beginning the grammar names no token but added ones: others are their bytes.
+    /// After its beginning the grammar names only added tokens: others are matched by their bytes.
     bytewise: bool,
-    /// Tokens since the parser was last given fuel.
+    /// Tokens since the parser last got fuel.
     unfueled: u32,
-    /// A stop token was taken.
+    /// A stop token was accepted.
     ended: bool,
-    /// What ended the request; nothing is asked of the parser after that.
+    /// The error that ended the request; the parser is not used after it.
     failed: Option<MatcherError>,
 }
 
 impl Clone for Matcher {
     fn clone(&self) -> Self {
-        // Shared lexer states would let one request's failure end another.
+        // With shared lexer states, one request's failure could end another.
         let Self { parser, vocab, bytewise, unfueled, ended, failed } = self;
         let (parser, vocab, failed) = (parser.deep_clone(), vocab.clone(), failed.clone());
         Self { parser, vocab, bytewise: *bytewise, unfueled: *unfueled, ended: *ended, failed }
@@ -61,8 +61,8 @@ impl Matcher {
         Self { parser, vocab, bytewise, unfueled: TOKENS_PER_STEP, ended: false, failed: None }
     }
 
-    /// Takes the token if the grammar allows it; otherwise the state is as before. A stop token that the grammar names ends
-    /// the output there, whatever the grammar says of what comes after it.
+    /// Accepts the token if the grammar allows it; otherwise the state stays the same. A stop token that the grammar
+    /// names ends the output, whatever the grammar allows after it.
     pub fn accept(&mut self, id: u32) -> Result<bool, MatcherError> {
         if self.ended || id as usize >= self.vocab.size() {
             return Ok(false);
@@ -81,7 +81,7 @@ impl Matcher {
                 fuel(parser, &vocab);
             }
             let bytes = vocab.trie().token(id);
-            // Whether the grammar names this very token would cost as much as all of its bytes.
+            // Checking whether the grammar names this very token would cost as much as matching all its bytes.
             let fits = match bytewise && is_text(bytes) && parser.parser.currently_forced_bytes().is_empty() {
                 true => fits(parser, bytes),
                 false => parser.validate_token(id)?,
@@ -92,8 +92,9 @@ impl Matcher {
                 return Ok(false);
             }
             let back = parser.consume_token(id)?;
-            anyhow::ensure!(back == 0, "the grammar took back what had been accepted");
-            // A parser that can go on is at no end, and to ask whether it may stop costs more than the token itself.
+            anyhow::ensure!(back == 0, "the grammar withdrew accepted bytes");
+            // A parser that can continue is not at an end, and asking whether it may stop costs more than the token
+            // itself.
             if stop || !parser.parser.can_advance() {
                 parser.check_stop()?;
             }
@@ -111,8 +112,8 @@ impl Matcher {
         Ok(taken)
     }
 
-    /// Whether the grammar names this stop token here. The parser judges a stop token as the end of the output alone; its
-    /// mask has those that the grammar names, too.
+    /// Whether the grammar names this stop token here. The parser treats a stop token only as the end of the output;
+    /// its mask also has the stop tokens that the grammar names.
     fn names(&mut self, stop: u32) -> Result<bool, MatcherError> {
         Ok(self.mask()?.get(stop as usize / 8).is_some_and(|byte| byte >> (stop % 8) & 1 == 1))
     }
@@ -121,7 +122,7 @@ impl Matcher {
         &self.vocab
     }
 
-    /// Takes tokens that are no output: what the grammar wants to know first.
+    /// Accepts tokens that are not output: the input that the grammar reads first.
     pub(crate) fn begin(&mut self, ids: &[u32]) -> Result<(), MatcherError> {
         self.ask(|parser| {
             for id in ids {
@@ -132,7 +133,7 @@ impl Matcher {
         })
     }
 
-    /// Takes so many tokens of those that its masks allow, or as many as there are.
+    /// Accepts this many tokens of those that its masks allow, or as many as there are.
     pub(crate) fn walk(&mut self, tokens: usize) -> Result<(), MatcherError> {
         /// Prime, so that the choice differs from token to token.
         const STRIDE: usize = 7919;
@@ -143,12 +144,12 @@ impl Matcher {
             let mask = self.mask()?;
             let allowed = (0..self.vocab.size() as u32)
                 .filter(|id| mask[*id as usize / 8] >> (id % 8) & 1 == 1 && !self.vocab.is_stop(*id));
-            // Control tokens lead away from what a client's grammar says.
+            // Control tokens would leave the client's grammar.
             let (text, control): (Vec<u32>, Vec<u32>) = allowed.partition(|id| is_text(self.vocab.trie().token(*id)));
             let ids = if text.is_empty() { control } else { text };
             let Some(id) = ids.get(step * STRIDE % ids.len().max(1)) else { break };
             if !self.accept(*id)? {
-                return Err(MatcherError::Internal(format!("token {id} was in the mask and then refused")));
+                return Err(MatcherError::Internal(format!("token {id} was in the mask and then rejected")));
             }
         }
         Ok(())
@@ -179,7 +180,7 @@ impl Matcher {
         Ok(mask)
     }
 
-    /// Tokens that must come next, as the tokenizer itself would write them; often none. They still have to be accepted.
+    /// Tokens that must come next, as the tokenizer itself would write them; often none. They must still be accepted.
     pub fn forced(&mut self) -> Vec<u32> {
         if self.ended || !self.vocab.canonical() || self.at_end() || self.has_choice() {
             return Vec::new();
@@ -189,15 +190,15 @@ impl Matcher {
             return Vec::new();
         }
         let mut ids = self.ask(|parser| Ok(parser.compute_ff_tokens())).unwrap_or_default();
-        // Nothing comes after a stop token, whatever the grammar says.
+        // Nothing follows a stop token, whatever the grammar allows.
         let stop = ids.iter().position(|id| self.vocab.is_stop(*id)).map_or(usize::MAX, |at| at + 1);
         ids.truncate(MAX_FORCED_TOKENS.min(stop));
-        // A tokenizer may add to a text, such as a blank before it.
+        // A tokenizer may add to a text, for example a leading blank.
         if bytes.starts_with(&self.vocab.trie().decode_raw(&ids)) { ids } else { Vec::new() }
     }
 
-    /// Whether the lexer alone can tell that more than one byte may follow: nearly everywhere in text and in strings, at a
-    /// fraction of what the parser would take to say the same.
+    /// Whether the lexer alone can tell that more than one byte may follow. That holds nearly everywhere in text and
+    /// strings, at a fraction of the parser's cost.
     fn has_choice(&mut self) -> bool {
         let choice = self.ask(|parser| {
             if !parser.parser.currently_forced_bytes().is_empty() {
@@ -215,16 +216,16 @@ impl Matcher {
         choice.unwrap_or(false)
     }
 
-    /// Why nothing can be generated; none if something can, or if that is plain: `anyway` to ask in any case, `theirs` where clients
-    /// write expressions.
+    /// Why nothing can be generated. None: something can, or it is obvious. `anyway`: check in any case. `theirs`:
+    /// clients wrote expressions.
     pub(crate) fn emptiness(&mut self, anyway: bool, theirs: bool) -> Option<String> {
         self.ask(|parser| Ok(trial::emptiness(parser, anyway, theirs))).unwrap_or_else(|error| Some(error.to_string()))
     }
 
-    /// About how much memory a copy takes.
+    /// Approximate memory of a copy.
     pub(crate) fn bytes(&self) -> usize {
         let stats = self.parser.parser.lexer_stats();
-        // Each state has a set of lexemes, which the parser's own figure leaves out.
+        // Each state has a set of lexemes, which the parser's own figure omits.
         stats.num_bytes + stats.num_states * stats.num_regexps.div_ceil(8)
     }
 
@@ -233,7 +234,7 @@ impl Matcher {
         self.ended || self.at_end() || self.ask(|parser| Ok(parser.is_accepting())).unwrap_or(false)
     }
 
-    /// Nothing but a stop token can follow, or one has come.
+    /// Only a stop token can follow, or one was accepted.
     pub fn is_stopped(&self) -> bool {
         self.ended || self.at_end()
     }
@@ -246,7 +247,7 @@ impl Matcher {
         self.ask(|parser| Ok(parser.force_bytes())).unwrap_or_default()
     }
 
-    /// Bytes that are forced already and stand for a special token, which is one id however its bytes look.
+    /// The special token that already forced bytes stand for; it is one id whatever its bytes look like.
     fn forced_special(&mut self) -> Option<u32> {
         let bytes = self.forced_bytes();
         let rest = bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER, b'['])?;
@@ -254,7 +255,7 @@ impl Matcher {
         std::str::from_utf8(digits).ok()?.parse().ok()
     }
 
-    /// A parser that fails or panics is done for.
+    /// A parser that fails or panics is not used again.
     fn ask<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> anyhow::Result<T>) -> Result<T, MatcherError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -279,7 +280,7 @@ impl Matcher {
 
 #[cfg(test)]
 impl Matcher {
-    /// Holds both shortcuts against the parser's own word: no end where it finds one, no choice where it forces a byte.
+    /// Checks both shortcuts against the parser: no end where it finds one, no choice where it forces a byte.
     pub(crate) fn check(&mut self) {
         let stopped = self.is_stopped();
         self.ask(TokenParser::check_stop).expect("no error");
@@ -289,7 +290,7 @@ impl Matcher {
     }
 }
 
-/// Not an added token, nor one that the parser could take for one.
+/// Neither an added token, nor one that the parser could mistake for one.
 fn is_text(bytes: &[u8]) -> bool {
     !bytes.is_empty() && !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER)
 }
@@ -303,8 +304,8 @@ fn fits(parser: &mut TokenParser, bytes: &[u8]) -> bool {
     })
 }
 
-/// Gives the lexer the fuel of one step, as the parser does before each mask and nowhere else: without it, tokens that are
-/// accepted without a mask would cost what they like at first, and later fail for want of fuel.
+/// Gives the lexer the fuel of one step, which the parser only does before each mask. Otherwise tokens accepted without
+/// a mask would first cost any amount, and later fail for lack of fuel.
 fn fuel(parser: &mut TokenParser, vocab: &Vocab) {
     struct Nothing<'v>(&'v TokTrie);
 
@@ -318,7 +319,7 @@ fn fuel(parser: &mut TokenParser, vocab: &Vocab) {
         }
     }
 
-    // A mask of what follows some bytes is not kept.
+    // A mask of what follows some bytes is not cached.
     parser.parser.compute_bias(&Nothing(vocab.trie()), &[0]);
 }
 

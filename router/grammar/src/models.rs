@@ -1,18 +1,19 @@
-//! What vendors say of their models: sampling, and where the chat template is. Facts for people; no behaviour depends on them.
+//! The vendors' recommendations for their models: sampling, and where the chat template is. No behavior depends on
+//! them.
 
-/// A model, or some of one family, and what its vendor recommends.
+/// A model, or several of one family, with its vendor's recommendation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Recommendation {
-    /// The format that it is read by.
+    /// The format that reads its output.
     pub format: &'static str,
     pub model: &'static str,
-    /// The repository on huggingface.co that has the model card and the official template.
+    /// The repository on huggingface.co with the model card and the official template.
     pub repository: &'static str,
-    /// None: the card recommends none.
+    /// None: the card recommends nothing.
     pub temperature: Option<f64>,
     pub top_p: Option<f64>,
     pub top_k: Option<u32>,
-    /// Under which circumstances, or what else there is to say.
+    /// Conditions, or other remarks.
     pub note: &'static str,
 }
 
@@ -73,18 +74,18 @@ static ALL: &[Recommendation] = &[
     of("nemotron_v2", "Nemotron-Nano-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"),
 ];
 
-/// What is known of the models that this format reads.
+/// The known models of this format.
 pub fn recommendations(format: &str) -> impl Iterator<Item = &'static Recommendation> {
     ALL.iter().filter(move |known| known.format == format)
 }
 
 impl Recommendation {
-    /// The model card, which is the source, and beside which the template lies.
+    /// The model card, which is the source, beside the template.
     pub fn url(&self) -> String {
         format!("https://huggingface.co/{}", self.repository)
     }
 
-    /// The sampling that the card recommends, in words; empty where it recommends none.
+    /// The recommended sampling as text. Empty: there is no recommendation.
     pub fn sampling(&self) -> String {
         let number = |name: &str, value: Option<f64>| value.map(|value| format!("{name} {value}"));
         let top_k = self.top_k.map(|value| format!("top_k {value}"));
@@ -94,19 +95,4 @@ impl Recommendation {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::by_name;
-
-    #[test]
-    fn every_recommendation_is_of_a_format_and_plausible() {
-        for known in ALL {
-            assert!(by_name(known.format).is_some(), "{}", known.format);
-            assert!(known.temperature.is_none_or(|t| (0.0..=2.0).contains(&t)), "{}", known.model);
-            assert!(known.top_p.is_none_or(|p| (0.0..=1.0).contains(&p)), "{}", known.model);
-            assert_eq!(known.repository.split('/').count(), 2, "{}", known.repository);
-        }
-        let kimi: Vec<String> = recommendations("kimi_k2").map(Recommendation::sampling).collect();
-        assert_eq!(kimi[..2], ["temperature 0.6", "temperature 0.6"]);
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! The renderer: what a model of the format would have written.
+//! The renderer: writes what a model of the format would have written.
 
 use serde_json::{Map, Value};
 
@@ -16,22 +16,22 @@ pub struct Turn {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
     pub name: String,
-    /// The text of a JSON object.
+    /// Text of a JSON object.
     pub arguments: String,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RenderOptions {
-    /// Where the output starts; inside the reasoning, its start marker is part of the prompt.
+    /// Where the output starts. Inside the reasoning, its start marker is part of the prompt.
     pub start: Region,
-    /// The number of the first call, where calls are numbered.
+    /// The number of the first call, in formats that number calls.
     pub first_index: usize,
-    /// Where a marker may be one token or ordinary text: write it as text.
+    /// Write a marker as text, in formats where it may be one token or ordinary text.
     pub spelled: bool,
 }
 
-/// The turn as pieces of output, one per marker and per stretch of text. Text beside calls is left out where the format has
-/// no place for it ([`Calls::InsteadOfText`](crate::Calls)).
+/// The turn as pieces of output, one per marker and per run of text. Text beside calls is omitted if the format has no
+/// place for it ([`Calls::InsteadOfText`](crate::Calls)).
 pub fn render(format: &Format, turn: &Turn, options: RenderOptions) -> Vec<OwnedPiece> {
     let mut out = Pieces::new(options.spelled && format.markers == Markers::Either);
     match (&format.reasoning, &turn.reasoning) {
@@ -73,7 +73,7 @@ pub fn render(format: &Format, turn: &Turn, options: RenderOptions) -> Vec<Owned
     out.pieces
 }
 
-/// The pieces' text: what a transcript shows.
+/// The pieces' text, as in a transcript.
 pub fn render_text(pieces: &[OwnedPiece]) -> String {
     let bytes: Vec<u8> = pieces
         .iter()
@@ -86,7 +86,7 @@ pub fn render_text(pieces: &[OwnedPiece]) -> String {
     crate::scan::text(&bytes)
 }
 
-/// What the steps of one call speak of.
+/// The values that the steps of one call refer to.
 #[derive(Default)]
 struct Scope<'a> {
     name: &'a str,
@@ -212,7 +212,7 @@ fn object(arguments: &str) -> Map<String, Value> {
     serde_json::from_str(arguments).unwrap_or_default()
 }
 
-/// A string as it is, everything else as JSON.
+/// A string unquoted, everything else as JSON.
 fn raw(value: Option<&Value>) -> String {
     match value {
         Some(Value::String(s)) => s.clone(),
@@ -221,7 +221,7 @@ fn raw(value: Option<&Value>) -> String {
     }
 }
 
-/// JSON with blanks behind commas and colons, as templates write it.
+/// JSON with blanks after commas and colons, as templates write it.
 fn spaced(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(spaced).collect::<Vec<_>>().join(", ")),
@@ -245,11 +245,11 @@ fn json_type(value: Option<&Value>) -> &'static str {
 }
 
 impl Format {
-    /// Cuts a transcript in which special tokens are spelled into pieces, as a tokenizer would that has every marker of
-    /// this format as a token: for transcripts that come without token ids.
+    /// Splits a transcript in which special tokens are spelled into pieces, like a tokenizer that has every marker of
+    /// this format as a token: for transcripts without token ids.
     pub fn split(&self, transcript: &str) -> Vec<OwnedPiece> {
         let mut markers: Vec<&str> = self.all_steps().filter_map(marker).chain(self.stops.iter().copied()).collect();
-        // The longest first: one may begin with another.
+        // Longest first: one may be a prefix of another.
         markers.sort_by_key(|m| std::cmp::Reverse(m.len()));
         markers.dedup();
         let mut out = Pieces::new(false);

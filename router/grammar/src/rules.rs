@@ -1,4 +1,4 @@
-//! What a request demands of the output.
+//! What a request requires of the output. It does not know how that is enforced.
 
 use serde_json::Value;
 
@@ -9,12 +9,12 @@ use crate::format::Region;
 pub struct Rules {
     pub tools: Vec<Tool>,
     pub choice: Choice,
-    /// More than one call in a turn, where the format has that.
+    /// More than one call per turn, if the format supports that.
     pub parallel: bool,
     pub response: Option<Response>,
     /// Where the output starts: see [`Format::start_after`](crate::Format::start_after).
     pub start: Region,
-    /// Calls earlier in the conversation, where the format numbers them.
+    /// Number of calls earlier in the conversation, for formats that number them.
     pub calls_before: usize,
     pub enforcement: Enforcement,
 }
@@ -24,7 +24,7 @@ pub struct Tool {
     pub name: String,
     /// A JSON Schema. None: the tool takes no arguments.
     pub parameters: Option<Value>,
-    /// The schema has to be enforced wholly, whatever the server's policy is.
+    /// The schema must be enforced completely, whatever the server's policy is.
     pub strict: bool,
 }
 
@@ -60,7 +60,7 @@ pub enum Response {
 /// How much of a call is enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Enforcement {
-    /// Nothing, unless the request demands a call.
+    /// Nothing, unless the request requires a call.
     Off,
     /// Declared names; arguments are any JSON object.
     Names,
@@ -68,7 +68,7 @@ pub enum Enforcement {
     NamesAndArguments,
 }
 
-/// Why a request cannot be served: the client's fault.
+/// Why a request cannot be served: an error of the client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     #[error("{field}: {problem}")]
@@ -77,10 +77,10 @@ pub enum RuleError {
     Unenforceable { field: String, path: String, keyword: String, reason: String },
     #[error("{field}: {what} is {found}; the limit is {limit}")]
     TooLarge { field: String, what: &'static str, found: usize, limit: usize },
-    /// A first attempt took too long, or nobody waits any more.
-    #[error("the compilation was given up before its end")]
+    /// A first attempt took too long, or the caller has gone.
+    #[error("the compilation was abandoned")]
     Unfinished,
-    /// The model's format cannot do what is asked.
+    /// The model's format does not support the request.
     #[error("{field}: {problem} (the model's tool format is {format})")]
     Format { field: &'static str, format: &'static str, problem: String },
 }
@@ -91,12 +91,12 @@ impl RuleError {
     }
 }
 
-/// A part of a schema that the grammar does not enforce; finished arguments are validated against it all the same.
+/// A part of a schema that the grammar does not enforce. Complete arguments are still validated against it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relaxation {
     /// The tool; empty for the response.
     pub tool: String,
-    /// JSON pointer to the schema that holds the keyword.
+    /// JSON pointer to the schema with the keyword.
     pub path: String,
     pub keyword: String,
     pub cause: Cause,
@@ -105,9 +105,9 @@ pub struct Relaxation {
 /// Why a part of a schema is not enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// The grammar cannot say it.
+    /// The grammar cannot express it.
     NoMeans,
-    /// It would take too much work, when compiled or at each token.
+    /// It would take too much work, at compile time or per token.
     Cost,
 }
 
@@ -123,7 +123,7 @@ impl std::fmt::Display for Relaxation {
     }
 }
 
-/// Finished arguments (or a finished response) that their schema refuses.
+/// Complete arguments (or a response) that violate their schema.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("at {path:?}: {message}")]
 pub struct Violation {
@@ -144,12 +144,12 @@ impl Rules {
         self.tools.iter().filter(allowed).collect()
     }
 
-    /// Whether a turn without a call is refused.
+    /// Whether a turn without a call is rejected.
     pub(crate) fn must_call(&self) -> bool {
         matches!(self.choice, Choice::Required | Choice::Named(_) | Choice::Allowed { required: true, .. })
     }
 
-    /// Whether the choice of tools says anything that free text could break.
+    /// Whether the choice of tools has a rule that free text could violate.
     pub fn binds(&self) -> bool {
         let policy = self.enforcement != Enforcement::Off || self.tools.iter().any(|t| t.strict);
         self.response.is_some() || (!self.tools.is_empty() && (policy || self.choice != Choice::Auto))

@@ -1,7 +1,7 @@
-//! The parser's input: pieces become bytes in which a special token is `0xFF text 0xFF`, so that no text can forge one.
-//! Everything else in the buffer is valid UTF-8; a character that is still incomplete waits outside.
+//! The parser's input: pieces become bytes in which a special token is `0xFF text 0xFF`, so that text cannot forge one.
+//! Everything else in the buffer is valid UTF-8; an incomplete character waits outside.
 
-/// One piece of detokenized output, as it comes.
+/// One piece of detokenized output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece<'a> {
     /// Text; may end inside a character.
@@ -28,7 +28,7 @@ impl OwnedPiece {
 
 pub(crate) const FRAME: u8 = 0xFF;
 const REPLACEMENT: &[u8] = "\u{FFFD}".as_bytes();
-/// Consumed bytes that the buffer keeps before it moves the rest to its front.
+/// Consumed bytes that the buffer keeps before it moves the rest to the front.
 const SLACK: usize = 4096;
 
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Input {
         self.bytes.push(FRAME);
     }
 
-    /// No more bytes can complete the character that was begun.
+    /// No more bytes can complete the incomplete character.
     pub fn flush_partial(&mut self) {
         if !std::mem::take(&mut self.partial).is_empty() {
             self.bytes.extend_from_slice(REPLACEMENT);
@@ -102,15 +102,15 @@ impl Input {
     }
 }
 
-/// The special token at the start of `rest`, and the bytes it takes.
+/// The special token at the start of `rest`, and its length in bytes.
 pub(crate) fn framed(rest: &[u8]) -> Option<(&str, usize)> {
     let inner = rest.strip_prefix(&[FRAME])?;
     let end = inner.iter().position(|&b| b == FRAME)?;
     Some((std::str::from_utf8(&inner[..end]).ok()?, end + 2))
 }
 
-/// The buffer's bytes as text. They are valid UTF-8 wherever the parser cuts; should that ever fail, nothing is lost but
-/// the broken character.
+/// The buffer's bytes as text. They are valid UTF-8 wherever the parser cuts; if that ever failed, only the broken
+/// character would be lost.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -1,19 +1,19 @@
-//! Whether a new parser can do what it is for, asked before a request relies on it.
+//! Checks whether a new parser can generate anything, before a request relies on it.
 
 use llguidance::TokenParser;
 use llguidance::earley::lexerspec::LexemeClass;
 use llguidance::earley::{CGrammar, CSymIdx};
 
-/// Why nothing can ever be generated under the grammar; none if something can.
+/// Why nothing can ever be generated under the grammar. None: something can.
 ///
-/// `anyway`: whether to ask also where every expression matches something. Only rules that clients write can need
-/// themselves then. `theirs`: the grammar has expressions that clients write.
+/// `anyway`: check even if every expression matches something. Only rules that clients write can then need themselves.
+/// `theirs`: the grammar has expressions that clients wrote.
 pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool, theirs: bool) -> Option<String> {
     if theirs && ends_at_once(parser) {
         return Some("one of its expressions matches only the empty text, or ends with it".into());
     }
     let matching = parser.parser.with_recognizer(|lexer| {
-        // The lexer leaves out what matches nothing.
+        // The lexer omits expressions that match nothing.
         let all = lexer.lexer().lexer_spec().all_lexemes();
         let state = lexer.lexer_mut().start_state(&all);
         let matching = lexer.lexer().possible_lexemes(state).clone();
@@ -36,7 +36,7 @@ pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool, theirs: bool) ->
     })
 }
 
-/// Whether an expression is over before its first byte. The lexer has no state for what comes after it.
+/// Whether an expression ends before its first byte. The lexer has no state for what follows it.
 fn ends_at_once(parser: &mut TokenParser) -> bool {
     parser.parser.with_recognizer(|lexer| {
         let all = lexer.lexer().lexer_spec().all_lexemes();
@@ -53,7 +53,7 @@ fn productive(grammar: &CGrammar, terminal: impl Fn(CSymIdx) -> bool) -> bool {
     // Symbols by index: whether they derive anything, and the rules that wait for them.
     let mut known: Vec<Option<bool>> = Vec::new();
     let mut waiting: Vec<Vec<usize>> = Vec::new();
-    // Rules: whose, and how many of their symbols are not known to derive anything.
+    // Rules: their symbol, and how many of their symbols are not known to derive anything.
     let mut rules: Vec<(usize, usize)> = Vec::new();
     let mut unseen = vec![grammar.start()];
     let mut ready: Vec<usize> = Vec::new();

@@ -1,4 +1,4 @@
-//! Validation of what is finished, by a JSON-Schema validator that shares nothing with the grammar.
+//! Validates complete arguments and responses, with a JSON Schema validator that shares nothing with the grammar.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -11,14 +11,14 @@ use crate::limits::{JUDGED_REGEX_SIZES, MAX_QUICK_JUDGEMENT_BYTES};
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 use crate::schema::draft::{counting, named};
 
-/// The validators of a request: of its schemas, compiled when they are first needed, and of its regular expression.
+/// The validators of a request: of its schemas, compiled on first use, and of its regular expression.
 #[derive(Debug, Default)]
 pub struct Validators {
     tools: HashMap<String, Lazy>,
     response: Option<Whole>,
 }
 
-/// What a whole response has to be.
+/// What a whole response must be.
 #[derive(Debug)]
 enum Whole {
     Json(Lazy),
@@ -47,7 +47,7 @@ impl Pattern {
 
     fn check(&self, text: &str) -> Result<(), Violation> {
         let matches = self.compiled.as_ref().is_none_or(|regex| regex.is_match(text));
-        matches.then_some(()).ok_or_else(|| of_all("it does not match the regular expression".into()))
+        matches.then_some(()).ok_or_else(|| of_all("does not match the regular expression".into()))
     }
 }
 
@@ -62,12 +62,12 @@ impl Lazy {
         Self { schema, validator: OnceLock::new() }
     }
 
-    /// None: the schema itself is broken, which the request was told when it was compiled.
+    /// None: the schema itself is invalid, which was reported when the request was compiled.
     fn validator(&self) -> Option<&Validator> {
         self.validator.get_or_init(|| build_leniently(&self.schema).ok()).as_ref()
     }
 
-    /// A judgement of so many bytes is a matter of less than a millisecond.
+    /// Whether validating this many bytes takes less than a millisecond.
     fn is_quick(&self, bytes: usize) -> bool {
         bytes <= MAX_QUICK_JUDGEMENT_BYTES && self.validator.get().is_some()
     }
@@ -80,10 +80,10 @@ impl Lazy {
     }
 }
 
-/// A schema taken at its word, for judging what another engine generated: Draft 2020-12 unless it names another, formats
-/// are annotations, and a keyword that cannot be compiled is an error.
+/// A strict validator, for judging what another engine generated: Draft 2020-12 unless the schema names another,
+/// formats are annotations, and a keyword that cannot be compiled is an error.
 ///
-/// The library is generic, and whoever calls it compiles most of it; so only this crate does.
+/// The library is generic, and its caller compiles most of it, so only this crate calls it.
 #[derive(Debug)]
 pub struct Judge(Validator);
 
@@ -102,7 +102,7 @@ impl Judge {
     }
 }
 
-/// Not of one place.
+/// A violation of the whole instance.
 fn of_all(message: String) -> Violation {
     Violation { path: String::new(), message }
 }
@@ -117,7 +117,7 @@ fn build(schema: &Value) -> Result<Validator, String> {
     options.build(&counting(schema)).map_err(|e| format!("at {}: {e}", e.instance_path()))
 }
 
-/// Without the patterns that the validator has no words for: one of them must not leave everything else unchecked.
+/// Without the patterns that the validator cannot express: one of them must not leave everything else unchecked.
 fn build_leniently(schema: &Value) -> Result<Validator, String> {
     build(schema).or_else(|_| {
         let mut known = schema.clone();
@@ -137,12 +137,12 @@ fn drop_patterns(schema: &mut Value) {
                 let all = patterns.len();
                 patterns.retain(|pattern, _| builds(pattern));
                 if patterns.len() < all {
-                    // Which names are left for these, nobody can tell then.
+                    // Which names remain for these is unknown then.
                     map.remove("additionalProperties");
                     map.remove("unevaluatedProperties");
                 }
             }
-            // What is laxer than it was would be stricter there.
+            // A part that became laxer would be stricter inside these.
             for keyword in ["not", "if", "oneOf"] {
                 let mut part = map.get(keyword).cloned().unwrap_or_default();
                 drop_patterns(&mut part);
@@ -164,12 +164,12 @@ pub(crate) fn accepts(schema: &Value, instance: &Value) -> bool {
     build_leniently(schema).is_ok_and(|validator| validator.is_valid(instance))
 }
 
-/// What a schema of objects says of single members, compiled when it is first asked.
+/// A validator for single members of a schema's object, compiled on first use.
 #[derive(Debug, Default)]
 pub(crate) struct Members(OnceLock<Option<Validator>>);
 
 impl Members {
-    /// Whether the member satisfies what the schema, the same each time, says of it, whatever else it asks for.
+    /// Whether the member satisfies the schema (the same one in every call), whatever else the schema requires.
     pub fn accepts(&self, schema: &Value, key: &str, value: Value) -> bool {
         let Some(validator) = self.0.get_or_init(|| build_leniently(schema).ok()) else { return true };
         let instance = Value::Object([(key.to_owned(), value)].into_iter().collect());
@@ -185,7 +185,7 @@ impl Validators {
         let none = || serde_json::json!({"type": "object", "maxProperties": 0});
         let schema = |t: &Tool| match rules.enforced(t) {
             Enforcement::NamesAndArguments => t.parameters.clone().filter(|p| !p.is_null()).unwrap_or_else(none),
-            // Arguments are the client's business then.
+            // The arguments are then left to the client.
             Enforcement::Off | Enforcement::Names => serde_json::json!({"type": "object"}),
         };
         let tools = rules.tools.iter().map(|t| (t.name.clone(), Lazy::new(schema(t)))).collect();
@@ -194,18 +194,18 @@ impl Validators {
             Some(Response::JsonObject) => Some(Whole::Json(Lazy::new(serde_json::json!({"type": "object"})))),
             Some(Response::Choice(all)) => Some(Whole::OneOf(all.clone())),
             Some(Response::Regex(regex)) => Some(Whole::Matching(Pattern::new(regex))),
-            // Their only definition is the grammar.
+            // They are defined only by the grammar.
             Some(Response::Lark(_) | Response::StructuralTag(_)) | None => None,
         };
         Self { tools, response }
     }
 
-    /// Whether a whole response is held against anything.
+    /// Whether a whole response is validated.
     pub fn judges_response(&self) -> bool {
         self.response.is_some()
     }
 
-    /// About how much memory the compiled regular expression takes.
+    /// Approximate memory of the compiled regular expression.
     pub fn regex_bytes(&self) -> usize {
         match &self.response {
             Some(Whole::Matching(pattern)) => pattern.bytes,
@@ -213,9 +213,9 @@ impl Validators {
         }
     }
 
-    /// About how much memory the validators of schemas take, once all are compiled.
+    /// Approximate memory of the validators of schemas, once all are compiled.
     pub fn bytes(&self) -> usize {
-        /// Of a schema as a tree and as a validator, per byte of its text.
+        /// Bytes of a schema as a tree and as a validator, per byte of its text.
         const TIMES: usize = 20;
         let schema = |lazy: &Lazy| TIMES * lazy.schema.to_string().len();
         let response = match &self.response {
@@ -225,37 +225,37 @@ impl Validators {
         response + self.tools.values().map(schema).sum::<usize>()
     }
 
-    /// Whether judging so many bytes may be done where others wait: the arguments of a tool, or the response.
+    /// Whether this many bytes may be validated on an async thread: the arguments of a tool, or the response.
     pub fn is_quick(&self, tool: Option<&str>, bytes: usize) -> bool {
         match (tool, &self.response) {
             (Some(name), _) => self.tools.get(name).is_none_or(|tool| tool.is_quick(bytes)),
             (None, Some(Whole::Json(schema))) => schema.is_quick(bytes),
-            // How long depends on the expression.
+            // The duration depends on the expression.
             (None, Some(Whole::Matching(_))) => false,
             (None, Some(Whole::OneOf(_)) | None) => true,
         }
     }
 
-    /// A finished response against its schema, its choices or its regular expression, if it has one of these.
+    /// Validates a complete response against its schema, choices or regular expression, if it has one.
     pub fn response(&self, text: &str) -> Result<(), Violation> {
         match &self.response {
             Some(Whole::Json(schema)) => schema.check(&parse(text)?),
             Some(Whole::OneOf(all)) if !all.iter().any(|one| one == text) => {
-                Err(of_all("it is none of the choices".into()))
+                Err(of_all("is not one of the choices".into()))
             }
             Some(Whole::Matching(pattern)) => pattern.check(text),
             Some(Whole::OneOf(_)) | None => Ok(()),
         }
     }
 
-    /// Finished arguments against their tool's schema. A tool that is not declared violates everything.
+    /// Validates complete arguments against their tool's schema. An undeclared tool is a violation.
     pub fn call(&self, name: &str, arguments: &str) -> Result<(), Violation> {
         let Some(tool) = self.tools.get(name) else {
             return Err(of_all(format!("no tool {name:?} is declared")));
         };
         let value = parse(arguments)?;
         if !value.is_object() {
-            return Err(of_all("arguments are a JSON object".into()));
+            return Err(of_all("arguments must be a JSON object".into()));
         }
         tool.check(&value)
     }
@@ -265,7 +265,7 @@ fn parse(text: &str) -> Result<Value, Violation> {
     serde_json::from_str(text).map_err(|e| of_all(format!("not JSON: {e}")))
 }
 
-/// Refuses schemas that are none, by the draft that they name.
+/// Rejects invalid schemas, by the draft that they name.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<(), RuleError> {
     let schema = &*counting(schema);
     let result = match named(schema) {

@@ -1,4 +1,4 @@
-//! A model's vocabulary as the grammar sees it.
+//! A model's vocabulary for the grammar. It does not tokenize.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use llguidance::{Logger, ParserFactory, TokenParser};
 
 use crate::limits::{MAX_GRAMMAR_SYMBOLS, MAX_LEXER_STATES, MAX_ROW_ITEMS, MAX_STEP_FUEL};
 
-/// Encodes text that stays text: no control token comes out of it.
+/// Encodes plain text: it never produces a control token.
 pub type Encoder = Box<dyn Fn(&str) -> Vec<u32> + Send + Sync>;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VocabError {
-    #[error("a vocabulary has at least one token")]
+    #[error("a vocabulary must have at least one token")]
     Empty,
     #[error("stop token {id} is not in the vocabulary of {size} tokens")]
     Stop { id: u32, size: usize },
-    #[error("the model names no stop token; at least one is needed to end a turn")]
+    #[error("the model has no stop token; a turn needs at least one to end")]
     NoStop,
     #[error("the vocabulary cannot be indexed: {0}")]
     Index(String),
@@ -41,11 +41,11 @@ impl std::fmt::Debug for Vocab {
 }
 
 impl Vocab {
-    /// `tokens` in the order of their ids: the bytes (of an added token its text; of an unused id none), and whether it is
-    /// a control token, which never counts as text: see [`Format::is_control`](crate::Format::is_control). Added tokens
-    /// that are none are text like others.
+    /// `tokens` in the order of their ids: the bytes (for an added token its text; for an unused id none), and whether
+    /// it is a control token, which never counts as text: see [`Format::is_control`](crate::Format::is_control). Other
+    /// added tokens are text.
     ///
-    /// Without an `encoder` nothing is ever forced.
+    /// Without an `encoder`, no token is ever forced.
     pub fn new(
         tokens: impl Iterator<Item = (Vec<u8>, bool)>,
         stop_ids: &[u32],
@@ -57,7 +57,7 @@ impl Vocab {
             if control {
                 special.insert(String::from_utf8_lossy(&bytes).into(), id as u32);
             }
-            // Bytes that begin like a special token would be taken for one; no text begins so.
+            // Bytes that begin like a special token would be mistaken for one; no text begins like that.
             if control || bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) {
                 bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
             }
@@ -71,7 +71,7 @@ impl Vocab {
         if let Some(id) = stop_ids.iter().find(|id| **id as usize >= size) {
             return Err(VocabError::Stop { id: *id, size });
         }
-        // The trie wants to know that special tokens exist at all.
+        // The trie must know that special tokens exist.
         let info = TokRxInfo::new(size as u32, first);
         let trie = TokTrie::from(&info, &words).with_eos_tokens(stop_ids);
         let env: TokEnv = Arc::new(Env { trie, encoder });
@@ -95,7 +95,7 @@ impl Vocab {
         Ok(Self { factory, capabilities, special, stops: stop_ids.to_vec(), size })
     }
 
-    /// The number of ids.
+    /// Number of ids.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -114,7 +114,7 @@ impl Vocab {
         self.stops.contains(&id)
     }
 
-    /// Ten tokens that end nothing, in which a grammar is told a number.
+    /// Ten tokens without a special meaning, with which a grammar reads a number.
     pub(crate) fn digits(&self) -> Vec<u32> {
         (0..self.size as u32).filter(|id| !self.is_stop(*id)).take(10).collect()
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use rein_kernels::collective::tcp::{JoinError, Side, Stream};
+use rein_kernels::collective::tcp::{ConnectionSide, JoinError, Stream};
 use rein_kernels::collective::{Collective, threads};
 
 use super::{Authority, Dir, Peers};
@@ -18,7 +18,7 @@ use super::{Authority, Dir, Peers};
 mod shared;
 
 mod tcp {
-    pub use rein_kernels::collective::tcp::{Listener, Member, Secure};
+    pub use rein_kernels::collective::tcp::{JoinRequest, RankListener, Secure};
 
     pub fn plain() -> Secure {
         super::OURS.1.secure()
@@ -59,11 +59,11 @@ fn link(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn Stream>, TcpSt
     });
     let accepting = std::thread::spawn(move || {
         let raw = inner.accept().expect("the relay").0;
-        let stream = tcp::plain()(raw.try_clone().expect("a socket"), Side::Accepts).expect("a peer");
+        let stream = tcp::plain()(raw.try_clone().expect("a socket"), ConnectionSide::Accepts).expect("a peer");
         (stream, raw)
     });
     let raw = TcpStream::connect(through).expect("the relay");
-    let stream = tcp::plain()(raw.try_clone().expect("a socket"), Side::Connects).expect("a peer");
+    let stream = tcp::plain()(raw.try_clone().expect("a socket"), ConnectionSide::Connects).expect("a peer");
     [(stream, raw), accepting.join().expect("no panic")]
 }
 
@@ -126,15 +126,15 @@ fn what_was_written_before_a_timeout_arrives_once() {
     assert!(all.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8));
 }
 
-fn listen(peers: &Peers) -> tcp::Listener {
-    tcp::Listener::bind("127.0.0.1:0", peers.secure()).expect("loopback")
+fn listen(peers: &Peers) -> tcp::RankListener {
+    tcp::RankListener::bind("127.0.0.1:0", peers.secure()).expect("loopback")
 }
 
-fn member(rank: usize, addresses: &[String]) -> tcp::Member {
-    tcp::Member { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.to_vec() }
+fn member(rank: usize, addresses: &[String]) -> tcp::JoinRequest {
+    tcp::JoinRequest { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.to_vec() }
 }
 
-fn addresses(listeners: [&tcp::Listener; 2]) -> Vec<String> {
+fn addresses(listeners: [&tcp::RankListener; 2]) -> Vec<String> {
     listeners.map(|listener| listener.address().to_string()).to_vec()
 }
 
@@ -159,7 +159,8 @@ fn a_rank_of_another_authority_or_name_does_not_get_in() {
 
 #[test]
 fn a_plain_rank_does_not_get_in_and_is_no_nuisance() {
-    let (ours, plain) = (listen(&OURS.1), tcp::Listener::bind("127.0.0.1:0", rein_kernels::collective::tcp::plain()));
+    let (ours, plain) =
+        (listen(&OURS.1), tcp::RankListener::bind("127.0.0.1:0", rein_kernels::collective::tcp::plain()));
     let plain = plain.expect("loopback");
     let strange = addresses([&ours, &plain]);
     let outside = plain.join(&member(1, &strange), Duration::from_millis(500));
@@ -215,7 +216,7 @@ fn a_silent_rank_has_failed_and_is_named() {
         [listeners[0].join(&member(0, &addresses), PATIENCE), other.join().expect("no panic")]
     })
     .map(|rank| rank.expect("both come"));
-    let fates = [a.fate(), b.fate()];
+    let fates = [a.group_end(), b.group_end()];
     // The pulse beats for a while, and nothing happens.
     let (_open, nothing) = sync_channel::<()>(1);
     assert!(nothing.recv_timeout(Duration::from_millis(300)).is_err());
@@ -225,9 +226,9 @@ fn a_silent_rank_has_failed_and_is_named() {
     std::thread::scope(|scope| {
         let other = scope.spawn(move || b.all_reduce(&mut [1.0]).expect_err("cut off"));
         let here = a.all_reduce(&mut [1.0]).expect_err("cut off");
-        assert!(here.to_string().contains("rank 1 has been silent"), "{here}");
+        assert!(here.to_string().contains("no heartbeat from rank 1"), "{here}");
         let there = other.join().expect("no panic");
-        assert!(there.to_string().contains("rank 0 has been silent"), "{there}");
+        assert!(there.to_string().contains("no heartbeat from rank 0"), "{there}");
     });
     assert_eq!(fates.map(|fate| fate.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
@@ -273,11 +274,11 @@ fn a_probe_tells_why_a_worker_cannot_be_linked_with() {
     let (ours, theirs) = (listen(&OURS.1), Authority::new("theirs"));
     let (_a, foreign) = theirs.peer("rein-peer");
     let (foreign, same) = (listen(&foreign), listen(&OURS.1));
-    let plain = tcp::Listener::bind("127.0.0.1:0", rein_kernels::collective::tcp::plain()).expect("loopback");
+    let plain = tcp::RankListener::bind("127.0.0.1:0", rein_kernels::collective::tcp::plain()).expect("loopback");
     for listener in [&ours, &foreign, &same, &plain] {
-        listener.introduce("w");
+        listener.register("w");
     }
-    let probe = |from: &tcp::Listener, to: &tcp::Listener| {
+    let probe = |from: &tcp::RankListener, to: &tcp::RankListener| {
         from.probe(&to.address().to_string(), "w", TIME).map_err(|error| error.to_string())
     };
     assert_eq!((probe(&ours, &same), probe(&same, &ours)), (Ok(()), Ok(())));

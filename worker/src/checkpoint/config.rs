@@ -1,4 +1,5 @@
-//! Strict reading of config.json: a key is implemented, known to be harmless, or refused by name.
+//! Strict reading of config.json: every key is implemented, known to be harmless, or rejected by name. It does not know
+//! architectures.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,11 +12,11 @@ use super::reads::Reads;
 use super::source::read_file;
 
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// Of a dimension.
+/// Limit of one dimension.
 const MAX_SIZE: usize = 1 << 26;
 
-/// Keys that do not change the logits of an inference forward: bookkeeping, training, text generation defaults and the
-/// names of other people's kernels.
+/// Keys that do not change the logits of a forward pass: bookkeeping, training, generation defaults and names of other
+/// implementations' kernels.
 const HARMLESS: &[&str] = &[
     // identity and bookkeeping
     "architectures",
@@ -49,7 +50,7 @@ const HARMLESS: &[&str] = &[
     "unsloth_version",
     "base_model_tp_plan",
     "base_model_pp_plan",
-    // numeric types of storage; the loader reads what the tensors say
+    // storage types; the loader uses the types of the tensors
     "torch_dtype",
     "dtype",
     "quantization_config",
@@ -106,7 +107,7 @@ const HARMLESS: &[&str] = &[
     "output_hidden_states",
     "output_scores",
     "chunk_size_feed_forward",
-    // generation defaults (generation_config.json's business)
+    // generation defaults (of generation_config.json)
     "temperature",
     "top_p",
     "top_k",
@@ -127,7 +128,7 @@ const HARMLESS: &[&str] = &[
     "bad_words_ids",
     "exponential_decay_length_penalty",
     "remove_invalid_values",
-    // context lengths of training and of other runtimes; max_position_embeddings counts
+    // context lengths of training and of other runtimes; max_position_embeddings is used
     "max_sequence_length",
     "model_max_length",
     "tokenizer_model_max_length",
@@ -135,7 +136,7 @@ const HARMLESS: &[&str] = &[
     "max_seq_len",
 ];
 
-/// Keys that are harmless only with this value, whatever the architecture.
+/// Keys that are harmless only with this value, in every architecture.
 fn harmless_value(key: &str, value: &Value) -> bool {
     match key {
         "is_decoder" => value.as_bool().is_some(),
@@ -157,25 +158,25 @@ fn harmless_value(key: &str, value: &Value) -> bool {
 }
 
 /// The keys of one JSON object, with a record of which were read.
-pub struct Fields<'a> {
+pub struct ConfigFields<'a> {
     map: &'a Map<String, Value>,
-    /// Where the object stands, for messages: "" or "rope_scaling.".
+    /// The path of the object for messages: "" or "rope_scaling.".
     prefix: String,
     read: RefCell<BTreeSet<String>>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ConfigFields<'a> {
     pub fn new(map: &'a Map<String, Value>, prefix: impl Into<String>) -> Self {
         Self { map, prefix: prefix.into(), read: RefCell::default() }
     }
 
-    /// The value of `key`, if it is there and not null.
+    /// The value of `key`, if it is present and not null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.read.borrow_mut().insert(key.to_owned());
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is written down at all, be it as null.
+    /// Whether the key is present, even as null.
     pub fn mentions(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
@@ -193,7 +194,7 @@ impl<'a> Fields<'a> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => {
-                read(value).map(Some).ok_or_else(|| self.error(key, format!("must be {expected}, not {value}")))
+                read(value).map(Some).ok_or_else(|| self.error(key, format!("must be {expected}, got {value}")))
             }
         }
     }
@@ -215,9 +216,9 @@ impl<'a> Fields<'a> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    pub fn object(&self, key: &str) -> Result<Option<Fields<'a>>, LoadError> {
+    pub fn object(&self, key: &str) -> Result<Option<ConfigFields<'a>>, LoadError> {
         let map = self.typed(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Fields::new(map, format!("{}{key}.", self.prefix))))
+        Ok(map.map(|map| ConfigFields::new(map, format!("{}{key}.", self.prefix))))
     }
 
     pub fn usizes(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
@@ -230,39 +231,39 @@ impl<'a> Fields<'a> {
         self.typed(key, "a list of strings", |value| value.as_array()?.iter().map(Value::as_str).collect())
     }
 
-    /// A required size; zero is not one.
+    /// A required size, at least 1.
     pub fn size(&self, key: &str) -> Result<usize, LoadError> {
         self.usize(key)?.map_or_else(|| Err(self.error(key, "is required")), |n| self.within(key, n, MAX_SIZE))
     }
 
-    /// Refuses a count of zero or above a limit.
+    /// Rejects zero and counts above a limit.
     pub fn within(&self, key: &str, n: usize, most: usize) -> Result<usize, LoadError> {
         match n {
             0 => Err(self.error(key, "must be at least 1")),
-            n if n > most => Err(self.error(key, format!("must be at most {most}, not {n}"))),
+            n if n > most => Err(self.error(key, format!("must be at most {most}, got {n}"))),
             n => Ok(n),
         }
     }
 
-    /// Reads a key of which only one value is implemented here.
+    /// Reads a key of which only one value is implemented.
     pub fn only(&self, key: &str, value: impl Into<Value>) -> Result<(), LoadError> {
         let value = value.into();
         match self.get(key) {
             Some(found) if !same(found, &value) => {
-                Err(self.error(key, format!("{found} is not implemented for this architecture; only {value} is")))
+                Err(self.error(key, format!("must be {value} for this architecture, got {found}")))
             }
             _ => Ok(()),
         }
     }
 
-    /// Refuses what nobody read, unless it is null or known to be harmless.
+    /// Rejects keys that were not read, unless they are null or known to be harmless.
     pub fn finish(self) -> Result<(), LoadError> {
         let read = self.read.borrow();
         let top = self.prefix.is_empty();
         for (key, value) in self.map {
             let harmless = top && (HARMLESS.contains(&key.as_str()) || harmless_value(key, value));
             if !value.is_null() && !harmless && !read.contains(key) {
-                let what = "unknown key, which may change the numbers; remove it if it does not";
+                let what = "unknown key, which may change the model's results; remove it if it does not";
                 return Err(self.error(key, what));
             }
         }
@@ -288,35 +289,4 @@ pub fn parse_config(dir: &Path, text: &[u8]) -> Result<Map<String, Value>, LoadE
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn finish(value: Value, read: &[&str]) -> Result<(), LoadError> {
-        let fields = Fields::new(value.as_object().expect("object"), "");
-        for key in read {
-            fields.get(key);
-        }
-        fields.finish()
-    }
-
-    #[test]
-    fn a_key_is_read_harmless_null_or_refused_by_name() {
-        assert!(finish(json!({"hidden_size": 1, "use_cache": true, "new_thing": null}), &["hidden_size"]).is_ok());
-        let error = finish(json!({"new_thing": 1}), &[]).expect_err("unknown").to_string();
-        assert!(error.contains("new_thing"), "{error}");
-        assert!(finish(json!({"is_encoder_decoder": false}), &[]).is_ok());
-        assert!(finish(json!({"is_encoder_decoder": true}), &[]).is_err());
-    }
-
-    #[test]
-    fn wrong_types_and_fixed_values_are_named() {
-        let value = json!({"n": "4", "act": "gelu", "x": 1});
-        let fields = Fields::new(value.as_object().expect("object"), "rope_scaling.");
-        assert!(fields.usize("n").expect_err("string").to_string().contains("rope_scaling.n"));
-        assert!(fields.only("act", "silu").expect_err("gelu").to_string().contains("\"silu\""));
-        assert!(fields.only("x", 1.0).is_ok());
-        assert!(fields.size("y").expect_err("missing").to_string().contains("required"));
-    }
-}
+mod tests;

@@ -1,9 +1,11 @@
+//! Errors of checkpoint loading. It does not know exit codes.
+
 use std::path::PathBuf;
 
 use rein_control_plane::placement::PlacementError;
 use thiserror::Error;
 
-/// Why a checkpoint directory cannot be loaded. Each names the file, key or tensor, and what would be right.
+/// Why a checkpoint directory cannot be loaded. Each error names the file, key or tensor, and what is expected.
 #[derive(Debug, Error)]
 pub enum LoadError {
     #[error("{path}: {source}")]
@@ -15,7 +17,7 @@ pub enum LoadError {
          (a checkpoint is replaced by a new directory, never in place)"
     )]
     Changed { path: PathBuf, what: String },
-    #[error("{path}: a read has returned nothing for {seconds} s; the disk, or the server of the file system, hangs")]
+    #[error("{path}: a read has returned nothing for {seconds} s; the disk or the file server hangs")]
     Stalled { path: PathBuf, seconds: f64 },
     #[error("config.json: {key}: {what}")]
     Config { key: String, what: String },
@@ -23,11 +25,11 @@ pub enum LoadError {
     Architecture { found: String, supported: String },
     #[error("config.json: {what}; supported weight formats are {}", FORMATS)]
     Quantization { what: String },
-    #[error("the checkpoint has no tensor {}", names(.0))]
+    #[error("the checkpoint lacks tensor {}", names(.0))]
     Missing(Vec<String>),
     #[error("the checkpoint has tensors that this architecture does not use: {}", names(.0))]
     Extra(Vec<String>),
-    #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
+    #[error("tensor {name} has shape {found:?}, but config.json requires {expected:?}")]
     TensorShape { name: String, found: Vec<usize>, expected: Vec<usize> },
     #[error("tensor {name} is stored as {found}; expected {expected}")]
     TensorDtype { name: String, found: String, expected: &'static str },
@@ -38,11 +40,11 @@ pub enum LoadError {
     #[error("rank {rank}: {what}")]
     Rank { rank: usize, what: String },
     #[error(transparent)]
-    Kernel(#[from] rein_kernels::Error),
+    Kernel(#[from] rein_kernels::KernelError),
 }
 
 impl LoadError {
-    /// The files cannot be read again as they were by this process. Others may have them whole.
+    /// This process cannot read the files again as they were. Other processes may be able to.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Changed { .. } | Self::Stalled { .. })
     }

@@ -1,4 +1,5 @@
-//! Checkpoint directories as published on the Hugging Face Hub: `config.json` and safetensors, sharded or not.
+//! Checkpoint directories as on the Hugging Face Hub: `config.json` and safetensors, sharded or not. It does not know
+//! how weights are used.
 
 mod config;
 mod error;
@@ -8,11 +9,11 @@ mod safetensors;
 mod source;
 mod weights;
 
-pub use config::{Fields, parse_config, read_config};
+pub use config::{ConfigFields, parse_config, read_config};
 pub use error::LoadError;
 pub use quant::Quantization;
 pub use reads::Reads;
-pub use safetensors::Dtype as StoredDtype;
+pub use safetensors::StoredDtype;
 pub use source::read_file;
-pub use weights::{Form, Weights};
+pub use weights::{CheckpointWeights, Form};
 pub use xxhash_rust::xxh3::xxh3_64 as content_hash;

@@ -1,5 +1,5 @@
-//! Reads of files that are under way, so that one that hangs (a network file system without its server) is noticed by a
-//! thread that does not hang with it. Knows nothing of what is read.
+//! Tracks file reads in progress, so that a thread that does not hang notices a read that does (on a network file
+//! system without its server). It does not know what is read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ struct Open {
 }
 
 impl Reads {
-    /// A read that returns nothing for `timeout` has stalled.
+    /// A read that returns nothing for `timeout` counts as stalled.
     pub fn new(timeout: Duration) -> Arc<Self> {
         Arc::new(Self { timeout, open: Mutex::default() })
     }
@@ -47,7 +47,7 @@ impl Reads {
         result
     }
 
-    /// The oldest read, if it has stalled.
+    /// The error of the oldest read, if it has stalled.
     pub fn stalled(&self) -> Option<LoadError> {
         let open = self.open();
         let (since, path) = open.reads.values().next()?;
@@ -55,14 +55,14 @@ impl Reads {
         stalled.then(|| LoadError::Stalled { path: path.clone(), seconds: self.timeout.as_secs_f64() })
     }
 
-    /// Runs `work` on a thread of its own. When one of these reads stalls, that thread is left behind.
+    /// Runs `work` on its own thread. If one of these reads stalls, that thread is abandoned.
     pub fn watch<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
     ) -> Result<T, LoadError> {
-        let ended = || LoadError::Rank { rank: 0, what: "the thread that opens the checkpoint has ended".into() };
+        let ended = || LoadError::Rank { rank: 0, what: "the thread that opens the checkpoint panicked".into() };
         let (done, result) = bounded(1);
-        // Nobody waits for it any more after a stall.
+        // After a stall the receiver is gone.
         let run = move || drop(done.send(work()));
         std::thread::Builder::new().name("open".into()).spawn(run).map_err(|_| ended())?;
         loop {
@@ -76,22 +76,4 @@ impl Reads {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_read_that_hangs_is_named_and_left_behind() {
-        let reads = Reads::new(Duration::from_millis(50));
-        let (open, gate) = bounded::<()>(1);
-        let hangs = reads.clone();
-        let error = reads.watch(move || {
-            hangs.during(Path::new("ok"), || ());
-            hangs.during(Path::new("m/model.safetensors"), || gate.recv().is_err());
-            Ok(())
-        });
-        let error = error.expect_err("stalled").to_string();
-        assert!(error.contains("m/model.safetensors") && error.contains("0.05"), "{error}");
-        drop(open);
-        assert_eq!(reads.watch(|| Ok(7)).expect("nothing hangs"), 7);
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
-//! The safetensors container (github.com/huggingface/safetensors): eight bytes of header length, a JSON header with a
-//! dtype, shape and byte range per tensor, then the bytes. Several files with an index make one checkpoint.
+//! The safetensors container (github.com/huggingface/safetensors): the header's length in eight bytes, a JSON header
+//! with dtype, shape and byte range of each tensor, then the data. Several files with an index form one checkpoint. It
+//! does not know what tensors mean.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -14,16 +15,16 @@ use serde_json::Value;
 
 use super::error::LoadError;
 use super::reads::Reads;
-use super::source::{Source, read_file};
+use super::source::{CheckpointFile, read_file};
 use crate::limits::HASHED_WHOLE;
 
-/// Bytes of the header's length, which comes first.
+/// Bytes of the header's length field.
 const LENGTH: usize = 8;
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
+pub enum StoredDtype {
     F32,
     F16,
     Bf16,
@@ -32,7 +33,7 @@ pub enum Dtype {
     I64,
 }
 
-impl Dtype {
+impl StoredDtype {
     fn parse(name: &str) -> Option<Self> {
         Some(match name {
             "F32" => Self::F32,
@@ -67,16 +68,16 @@ impl Dtype {
 }
 
 #[derive(Debug, Clone)]
-pub struct Entry {
-    pub dtype: Dtype,
+pub struct TensorEntry {
+    pub dtype: StoredDtype,
     pub shape: Vec<usize>,
     file: usize,
-    /// Within the file.
+    /// Byte range within the file.
     range: Range<usize>,
 }
 
-impl Entry {
-    /// Bytes.
+impl TensorEntry {
+    /// Size in bytes.
     pub fn len(&self) -> usize {
         self.range.len()
     }
@@ -84,10 +85,10 @@ impl Entry {
 
 /// All tensors of a checkpoint by name.
 pub struct Shards {
-    files: Vec<Source>,
-    tensors: BTreeMap<String, Entry>,
+    files: Vec<CheckpointFile>,
+    tensors: BTreeMap<String, TensorEntry>,
     reads: Arc<Reads>,
-    /// Something has been read since it was last looked whether all files are as they were.
+    /// There were reads since the last check that all files are unchanged.
     unproven: AtomicBool,
 }
 
@@ -97,7 +98,7 @@ impl Shards {
         let index = dir.join("model.safetensors.index.json");
         let unproven = AtomicBool::new(true);
         let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new(), reads: reads.clone(), unproven };
-        // A link that leads nowhere is there, too: it is named then.
+        // A dangling link counts as present; it is reported when it is opened.
         let is_there = |path: &Path| reads.during(path, || path.symlink_metadata().is_ok());
         if is_there(&single) {
             shards.add(&single)?;
@@ -125,13 +126,13 @@ impl Shards {
         for (name, tensors) in &files {
             let path = dir.join(name);
             if !is_there(&path) {
-                let what = format!("is not there, but model.safetensors.index.json says it holds {}", tensors[0]);
+                let what = format!("is missing, but model.safetensors.index.json lists it for {}", tensors[0]);
                 return Err(LoadError::File { path, what });
             }
             self.add(&path)?;
             let here = |tensor: &&&str| self.tensors.get(**tensor).is_some_and(|e| e.file + 1 == self.files.len());
             if let Some(missing) = tensors.iter().find(|tensor| !here(tensor)) {
-                let what = format!("does not hold tensor {missing}, but model.safetensors.index.json says it does");
+                let what = format!("lacks tensor {missing}, which model.safetensors.index.json lists for it");
                 return Err(LoadError::File { path, what });
             }
         }
@@ -139,7 +140,7 @@ impl Shards {
     }
 
     fn add(&mut self, path: &Path) -> Result<(), LoadError> {
-        let source = Source::open(path, &self.reads)?;
+        let source = CheckpointFile::open(path, &self.reads)?;
         let bad = |what: String| LoadError::File { path: path.to_owned(), what };
         let file = self.files.len();
         let entries = parse_header(&read_header(&source)?, source.len()).map_err(bad)?;
@@ -149,13 +150,13 @@ impl Shards {
                 let what = format!("tensor {name} is also in {}; it must be in one file", other.unwrap_or_default());
                 return Err(bad(what));
             }
-            self.tensors.insert(name, Entry { dtype, shape, file, range });
+            self.tensors.insert(name, TensorEntry { dtype, shape, file, range });
         }
         self.files.push(source);
         Ok(())
     }
 
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    pub fn get(&self, name: &str) -> Option<&TensorEntry> {
         self.tensors.get(name)
     }
 
@@ -163,27 +164,28 @@ impl Shards {
         self.tensors.keys()
     }
 
-    /// The bytes of `within`, an offset range inside the tensor, into `out`.
-    pub fn read(&self, entry: &Entry, within: Range<usize>, out: &mut Vec<u8>) -> Result<(), LoadError> {
+    /// Reads the bytes of `within`, a range inside the tensor, into `out`.
+    pub fn read(&self, entry: &TensorEntry, within: Range<usize>, out: &mut Vec<u8>) -> Result<(), LoadError> {
         self.unproven.store(true, Ordering::SeqCst);
         out.resize(within.len(), 0);
         self.files[entry.file].read((entry.range.start + within.start) as u64, out)
     }
 
-    /// Of each file its name and a hash of what is in it, in parts unless all of them are small.
+    /// The name of each file and a hash of its contents: of parts, unless all files are small.
     pub fn hashes(&self) -> Result<Vec<(PathBuf, u64)>, LoadError> {
-        let whole = self.files.iter().map(Source::len).sum::<u64>() <= HASHED_WHOLE;
-        let of = |source: &Source| Ok((source.path().file_name().unwrap_or_default().into(), source.sample(whole)?));
+        let whole = self.files.iter().map(CheckpointFile::len).sum::<u64>() <= HASHED_WHOLE;
+        let of =
+            |source: &CheckpointFile| Ok((source.path().file_name().unwrap_or_default().into(), source.sample(whole)?));
         self.files.iter().map(of).collect()
     }
 
-    /// That size and time of all files are what they were.
+    /// Checks that size and time of all files are unchanged.
     pub fn unwritten(&self) -> Result<(), LoadError> {
-        self.files.iter().try_for_each(Source::unwritten)
+        self.files.iter().try_for_each(CheckpointFile::unwritten)
     }
 
-    /// That whatever has been read is from files that nobody has written to since they were opened: of each, size and time,
-    /// and the parts that say what it is.
+    /// Checks that everything read so far came from files that were not written to since they were opened: size and
+    /// time of each file, and the samples that identify it.
     pub fn prove(&self) -> Result<(), LoadError> {
         if self.unproven.swap(false, Ordering::SeqCst) {
             let proven = self.files.iter().try_for_each(|source| source.sample(false).map(drop));
@@ -193,7 +195,7 @@ impl Shards {
     }
 }
 
-/// A JSON object in which a key may not occur twice: of two, JSON readers keep one, and not all the same.
+/// A JSON object without duplicate keys: JSON readers keep one of two equal keys, and not all the same one.
 struct Unique(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -228,14 +230,15 @@ fn read_index(path: &Path, reads: &Reads) -> Result<Vec<(String, Value)>, LoadEr
     }
     let text = read_file(path, MAX_INDEX_BYTES, reads)?;
     let index = serde_json::from_slice::<Index>(&text);
-    let index = index.map_err(|e| LoadError::File { path: path.to_owned(), what: format!("is not an index: {e}") })?;
+    let index = index
+        .map_err(|e| LoadError::File { path: path.to_owned(), what: format!("is not a safetensors index: {e}") })?;
     Ok(index.weight_map.0)
 }
 
-type Parsed = (String, Dtype, Vec<usize>, Range<usize>);
+type Parsed = (String, StoredDtype, Vec<usize>, Range<usize>);
 
-/// The JSON header of a file.
-fn read_header(source: &Source) -> Result<Vec<u8>, LoadError> {
+/// Reads the JSON header of a file.
+fn read_header(source: &CheckpointFile) -> Result<Vec<u8>, LoadError> {
     let bad = |what: String| LoadError::File { path: source.path().to_owned(), what };
     let mut length = [0; LENGTH];
     if source.len() < length.len() as u64 {
@@ -257,10 +260,9 @@ fn read_header(source: &Source) -> Result<Vec<u8>, LoadError> {
     Ok(header)
 }
 
-/// The tensors that the header of a file of `len` bytes names.
+/// The tensors in the header of a file of `len` bytes.
 fn parse_header(header: &[u8], len: u64) -> Result<Vec<Parsed>, String> {
-    let Unique(entries) =
-        serde_json::from_slice(header).map_err(|e| format!("has a header that cannot be read: {e}"))?;
+    let Unique(entries) = serde_json::from_slice(header).map_err(|e| format!("has an invalid header: {e}"))?;
     let data = LENGTH + header.len();
     let mut tensors: Vec<Parsed> = Vec::with_capacity(entries.len());
     for (name, value) in entries {
@@ -269,7 +271,7 @@ fn parse_header(header: &[u8], len: u64) -> Result<Vec<Parsed>, String> {
         }
         let bad = |what: &str| format!("header entry {name}: {what}");
         let dtype = value.get("dtype").and_then(Value::as_str).ok_or_else(|| bad("has no dtype"))?;
-        let Some(dtype) = Dtype::parse(dtype) else {
+        let Some(dtype) = StoredDtype::parse(dtype) else {
             return Err(bad(&format!("dtype {dtype} is not supported")));
         };
         let sizes = |key: &str| -> Option<Vec<usize>> {
@@ -296,7 +298,7 @@ fn parse_header(header: &[u8], len: u64) -> Result<Vec<Parsed>, String> {
     Ok(tensors)
 }
 
-/// Each byte belongs to one tensor. Some may belong to none.
+/// Every byte belongs to at most one tensor.
 fn no_overlap(tensors: &[Parsed], data: usize) -> Result<(), String> {
     let mut ranges: Vec<(&Range<usize>, &String)> = tensors.iter().map(|(name, _, _, range)| (range, name)).collect();
     ranges.retain(|(range, _)| !range.is_empty());
@@ -312,37 +314,4 @@ fn no_overlap(tensors: &[Parsed], data: usize) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(header: &str, data: u64) -> Result<Vec<Parsed>, String> {
-        parse_header(header.as_bytes(), (LENGTH + header.len()) as u64 + data)
-    }
-
-    #[test]
-    fn good_headers_parse_and_bad_ones_are_named() {
-        let one = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}"#;
-        let good = parsed(one, 12).expect("good");
-        assert_eq!((good.len(), &good[0].2[..]), (1, &[2, 3][..]));
-        let two = |a: &str, b: &str| {
-            let of = |name, at: &str| format!(r#""{name}":{{"dtype":"F8_E4M3","shape":[4],"data_offsets":{at}}}"#);
-            format!("{{{},{}}}", of("a", a), of("b", b))
-        };
-        assert!(parsed(&two("[8,12]", "[0,4]"), 12).is_ok(), "a hole, and any order");
-        let cases = [
-            (one.to_owned(), 11, "truncated: tensor a"),
-            ("[]".into(), 0, "expected a JSON object"),
-            (r#"{"a":{"dtype":"U3","shape":[],"data_offsets":[0,1]}}"#.into(), 1, "dtype U3"),
-            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#.into(), 8, "do not fit shape"),
-            (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[8,4]}}"#.into(), 8, "do not fit shape"),
-            (r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#.into(), 8, "do not fit"),
-            (two("[0,4]", "[3,7]"), 8, "tensors a at [0, 4] and b at [3, 7] overlap"),
-            (two("[4,8]", "[4,8]"), 8, "overlap"),
-            (two("[0,4]", "[4,8]").replace("\"b\"", "\"a\""), 8, "a occurs twice"),
-        ];
-        for (header, data, expected) in cases {
-            let error = parsed(&header, data).expect_err(expected);
-            assert!(error.contains(expected), "{error}");
-        }
-    }
-}
+mod tests;

@@ -1,9 +1,9 @@
-//! A file of a checkpoint, open for the life of the process, of which every read is checked: bytes that are not those
-//! that were there before are an error. Knows nothing of what is in the file.
+//! A checkpoint file, open for the life of the process, whose reads are checked: changed bytes are an error. It does
+//! not know what is in the file.
 //!
-//! The descriptor stays open, so a file that is replaced by renaming another over it is read as it was. A file that is
-//! written in place gives itself away by its size or its time of modification. Where these were put back, its content
-//! does: a hash is kept of each chunk that has been read, and compared whenever the chunk is read again.
+//! The descriptor stays open, so a file that was replaced by a rename is read as it was. A write in place shows in the
+//! size or the modification time. If these were reset, the contents show it: a hash of each chunk that was read is kept
+//! and compared when the chunk is read again.
 
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -17,25 +17,25 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::error::LoadError;
 use super::reads::Reads;
 
-/// What a hash is kept of. Reads begin and end at chunks.
+/// Unit of hashing. Reads start and end at chunk boundaries.
 const CHUNK: u64 = 64 << 10;
-/// Bytes of one call of the system. A multiple of `CHUNK`.
+/// Bytes per system call. A multiple of `CHUNK`.
 const CALL: u64 = 1 << 20;
-/// Chunks of a sample, spread from the first to the last.
+/// Number of chunks in a sample, spread over the file.
 const SAMPLE: u64 = 64;
 
 #[derive(Debug)]
-pub struct Source {
+pub struct CheckpointFile {
     path: PathBuf,
     file: File,
     stamp: Stamp,
-    /// Of each chunk its hash; 0: it has not been read.
+    /// The hash of each chunk. 0: not read yet.
     chunks: Box<[AtomicU64]>,
     changed: OnceLock<String>,
     reads: Arc<Reads>,
 }
 
-/// What tells that a file has been written to.
+/// Shows whether a file was written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     len: u64,
@@ -49,7 +49,7 @@ impl Stamp {
     }
 }
 
-impl Source {
+impl CheckpointFile {
     pub fn open(path: &Path, reads: &Arc<Reads>) -> Result<Self, LoadError> {
         let (file, meta) = reads.during(path, || open_regular(path))?;
         let stamp = Stamp::of(&meta);
@@ -91,7 +91,7 @@ impl Source {
         self.reads.during(&self.path, || self.unwritten())
     }
 
-    /// Reads whole chunks from the beginning of one on.
+    /// Reads whole chunks, starting at a chunk boundary.
     fn chunks(&self, at: u64, out: &mut [u8]) -> Result<(), LoadError> {
         let read = self.reads.during(&self.path, || self.file.read_exact_at(out, at));
         match read {
@@ -110,8 +110,8 @@ impl Source {
         Ok(())
     }
 
-    /// That size and time are what they were. A write changes the time before it changes bytes, so what was read before this
-    /// call is from before any write.
+    /// Checks that size and time are unchanged. A write changes the time before it changes bytes, so everything read
+    /// before this call precedes any write.
     pub fn unwritten(&self) -> Result<(), LoadError> {
         let now = Stamp::of(&self.file.metadata().map_err(|error| self.failed(error))?);
         match (now == self.stamp, self.changed.get()) {
@@ -124,15 +124,14 @@ impl Source {
         }
     }
 
-    /// Hashes chunks that are spread over the file, or all of it. Each keeps its place: two files of equal hashes are equal
-    /// there.
+    /// Hashes chunks spread over the file, or all of it.
     pub fn sample(&self, whole: bool) -> Result<u64, LoadError> {
         let count = self.chunks.len() as u64;
         let step = if whole { count } else { count.min(SAMPLE) };
         let mut hashes = self.len().to_le_bytes().to_vec();
         let mut bytes = Vec::new();
         for i in 0..step {
-            // From the first to the last; the product fits for any file that there is.
+            // From the first to the last chunk; the product does not overflow for any real file.
             let chunk =
                 if step > 1 { (u128::from(count - 1) * u128::from(i) / u128::from(step - 1)) as u64 } else { 0 };
             let at = chunk * CHUNK;
@@ -154,7 +153,7 @@ impl Source {
         LoadError::File { path: self.path.clone(), what: what.into() }
     }
 
-    /// From now on no read of this file succeeds.
+    /// Makes all further reads of this file fail.
     fn changes(&self, what: &str) -> LoadError {
         let what = self.changed.get_or_init(|| what.to_owned()).clone();
         LoadError::Changed { path: self.path.clone(), what }
@@ -170,7 +169,7 @@ fn open_regular(path: &Path) -> Result<(File, Metadata), LoadError> {
             Err(LoadError::File { path: path.to_owned(), what })
         }
     };
-    // Not opened before: opening a FIFO waits for a writer, and opening a device may do anything.
+    // Checked before opening: opening a FIFO waits for a writer, and opening a device may have side effects.
     let meta = std::fs::metadata(path).map_err(|source| match path.read_link() {
         Ok(to) if source.kind() == ErrorKind::NotFound => {
             let what = format!("is a symbolic link to {}, which does not exist", to.display());
@@ -192,7 +191,7 @@ fn kind(of: FileType) -> &'static str {
         of if of.is_socket() => "a socket",
         of if of.is_block_device() => "a block device",
         of if of.is_char_device() => "a character device",
-        _ => "no file",
+        _ => "not a regular file",
     }
 }
 
@@ -217,72 +216,4 @@ pub fn read_file(path: &Path, most: u64, reads: &Reads) -> Result<Vec<u8>, LoadE
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-
-    use rand::rngs::StdRng;
-    use rand::{Rng, RngCore, SeedableRng};
-
-    use super::*;
-    use crate::limits::READ_TIMEOUT;
-
-    struct Written(PathBuf);
-
-    impl Written {
-        fn new(name: &str, bytes: &[u8]) -> Self {
-            let path = std::env::temp_dir().join(format!("rein-source-{name}-{}", std::process::id()));
-            std::fs::write(&path, bytes).expect("write");
-            Self(path)
-        }
-
-        fn open(&self) -> Source {
-            Source::open(&self.0, &Reads::new(READ_TIMEOUT)).expect("opens")
-        }
-    }
-
-    impl Drop for Written {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.0);
-        }
-    }
-
-    #[test]
-    fn any_range_is_read_as_it_is() {
-        let mut rng = StdRng::seed_from_u64(1);
-        let mut bytes = vec![0; (2 * CALL + CHUNK + 77) as usize];
-        rng.fill_bytes(&mut bytes);
-        let file = Written::new("ranges", &bytes);
-        let source = file.open();
-        for i in 0..300 {
-            let (from, most) = (rng.random_range(0..=bytes.len()), [1, 100, CHUNK as usize, bytes.len()][i % 4]);
-            let to = rng.random_range(from..=bytes.len().min(from + most));
-            let mut out = vec![0; to - from];
-            source.read(from as u64, &mut out).expect("reads");
-            assert!(out == bytes[from..to], "{from}..{to}");
-        }
-        assert!(source.read(bytes.len() as u64 - 1, &mut [0; 2]).is_err(), "beyond the end");
-        assert!(source.read(u64::MAX, &mut [0; 2]).is_err(), "far beyond the end");
-    }
-
-    #[test]
-    fn a_sample_tells_one_fine_tune_from_another() {
-        let sample = |bytes: &[u8], whole| Written::new("sample", bytes).open().sample(whole).expect("reads");
-        for len in [0, 100, 3 * CHUNK as usize, (100 * CHUNK + 5) as usize] {
-            let bytes = vec![7; len];
-            let before = sample(&bytes, false);
-            assert_eq!(sample(&bytes, false), before);
-            assert_ne!(sample(&[&bytes[..], &[7]].concat(), false), before, "the length");
-            let change = |part: std::ops::Range<usize>, whole| {
-                let mut changed = bytes.clone();
-                changed[part].fill(9);
-                sample(&changed, whole)
-            };
-            if len > 0 {
-                assert_ne!(change(0..1, false), before, "the first byte");
-                assert_ne!(change(len - 1..len, false), before, "the last byte");
-                assert_ne!(change(len / 3..len / 2, false), before, "a tensor");
-                assert_ne!(change(len / 3..len / 3 + 1, true), sample(&bytes, true), "any byte of the whole");
-            }
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Reads parts of weights in the form that a backend wants, whatever form the checkpoint stores them in.
+//! Reads parts of weights in the form that a backend needs, from any stored form. It does not know architectures.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -12,33 +12,33 @@ use rein_kernels::{HostData, HostMatrix};
 use super::error::LoadError;
 use super::quant::Quantization;
 use super::reads::Reads;
-use super::safetensors::{Dtype, Entry, Shards};
+use super::safetensors::{Shards, StoredDtype, TensorEntry};
 
-/// Bytes of a plain tensor that are read at a time, but for rows that are longer.
+/// Bytes of a plain tensor that are read at a time, unless a row is longer.
 const PART: usize = 4 << 20;
 
-/// What a matrix is turned into while it is read.
+/// The form into which a matrix is converted while it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     F32,
     Bf16,
-    /// bf16 as it is, all else f32: for what is quantized next.
+    /// bf16 unchanged, everything else as f32: the input of quantization.
     Widest,
 }
 
-pub struct Weights {
+pub struct CheckpointWeights {
     shards: Shards,
     quantization: Quantization,
 }
 
 /// A linear module's weight as stored.
 enum Stored<'a> {
-    Dense(&'a Entry),
-    Fp8 { codes: &'a Entry, scales: &'a Entry, block: [usize; 2] },
-    Int4 { packed: &'a Entry, scales: &'a Entry, group: usize },
+    Dense(&'a TensorEntry),
+    Fp8 { codes: &'a TensorEntry, scales: &'a TensorEntry, block: [usize; 2] },
+    Int4 { packed: &'a TensorEntry, scales: &'a TensorEntry, group: usize },
 }
 
-impl Weights {
+impl CheckpointWeights {
     pub fn open(dir: &Path, quantization: Quantization, reads: &Arc<Reads>) -> Result<Self, LoadError> {
         Ok(Self { shards: Shards::open(dir, reads)?, quantization })
     }
@@ -53,7 +53,7 @@ impl Weights {
         self.shards.unwritten()
     }
 
-    /// [`Shards::prove`]. Whatever is read must be proven before it is used.
+    /// [`Shards::prove`]. Whatever is read must be checked with it before use.
     pub fn prove(&self) -> Result<(), LoadError> {
         self.shards.prove()
     }
@@ -62,7 +62,7 @@ impl Weights {
         self.shards.get(tensor).is_some()
     }
 
-    /// Whether two tensors are there and hold the same bytes.
+    /// Whether both tensors exist and have the same bytes.
     pub fn equal(&self, a: &str, b: &str) -> Result<bool, LoadError> {
         let (Some(a), Some(b)) = (self.shards.get(a), self.shards.get(b)) else { return Ok(false) };
         if (a.dtype, a.len()) != (b.dtype, b.len()) {
@@ -81,12 +81,12 @@ impl Weights {
     }
 
     /// The dtype of the plain tensor `name`.
-    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+    pub fn dtype(&self, name: &str) -> Option<StoredDtype> {
         self.shards.get(name).map(|entry| entry.dtype)
     }
 
-    /// Compares what the checkpoint has with what the model needs: `modules` are linear weights by module name with
-    /// [out, in], `tensors` are plain tensors by full name. What is left over must be `harmless`.
+    /// Compares the checkpoint with the tensors that the model needs: `modules` are linear weights by module name with
+    /// [out, in], `tensors` are plain tensors by full name. Other tensors must be `harmless`.
     pub fn check(
         &self,
         modules: &[(String, [usize; 2])],
@@ -136,12 +136,12 @@ impl Weights {
             used.insert(name);
             Ok(entry)
         };
-        let scale_is_float = |name: &str, entry: &Entry| match is_float(entry.dtype) {
+        let scale_is_float = |name: &str, entry: &TensorEntry| match is_float(entry.dtype) {
             true => Ok(()),
             false => Err(mistyped(name, entry, "F32, F16 or BF16")),
         };
         match (self.quantization, self.shards.get(&plain)) {
-            (Quantization::Fp8 { block }, Some(entry)) if entry.dtype == Dtype::F8E4m3 => {
+            (Quantization::Fp8 { block }, Some(entry)) if entry.dtype == StoredDtype::F8E4m3 => {
                 let codes = need(plain, &[out, inp], used)?;
                 let name = format!("{module}.weight_scale_inv");
                 let scales = need(name.clone(), &[out.div_ceil(block[0]), inp.div_ceil(block[1])], used)?;
@@ -150,7 +150,7 @@ impl Weights {
             }
             (Quantization::Int4 { group }, None) if self.has(&format!("{module}.weight_packed")) => {
                 let packed = need(format!("{module}.weight_packed"), &[out, inp.div_ceil(8)], used)?;
-                if packed.dtype != Dtype::I32 {
+                if packed.dtype != StoredDtype::I32 {
                     return Err(mistyped(&format!("{module}.weight_packed"), packed, "I32"));
                 }
                 let name = format!("{module}.weight_scale");
@@ -171,11 +171,11 @@ impl Weights {
         }
     }
 
-    fn integers(&self, name: &str, entry: &Entry) -> Result<Vec<usize>, LoadError> {
+    fn integers(&self, name: &str, entry: &TensorEntry) -> Result<Vec<usize>, LoadError> {
         let bytes = self.bytes(entry, 0..entry.len())?;
         match entry.dtype {
-            Dtype::I64 => Ok(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as usize).collect()),
-            Dtype::I32 => Ok(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b) as usize).collect()),
+            StoredDtype::I64 => Ok(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b) as usize).collect()),
+            StoredDtype::I32 => Ok(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b) as usize).collect()),
             _ => Err(mistyped(name, entry, "I64 or I32")),
         }
     }
@@ -193,7 +193,7 @@ impl Weights {
         let data = match self.stored(module, out, inp, &mut HashSet::new())? {
             Stored::Dense(entry) => self.dense(entry, inp, rows, cols, form)?,
             Stored::Fp8 { codes, scales, block } => {
-                // Whole blocks of rows, so that the scales of the part are a part of the scales.
+                // Reads whole blocks of rows, so that the part's scales are a range of the scales.
                 let from = rows.start / block[0] * block[0];
                 let to = rows.end.next_multiple_of(block[0]).min(out);
                 let scale_cols = inp.div_ceil(block[1]);
@@ -215,7 +215,7 @@ impl Weights {
         Ok(HostMatrix { rows: shape.0, cols: shape.1, data })
     }
 
-    /// Bytes of the checkpoint that a part of a module's weight takes, about.
+    /// Approximate bytes of the checkpoint for a part of a module's weight.
     pub fn cost(&self, module: &str, elements: usize) -> u64 {
         match self.shards.get(&format!("{module}.weight")) {
             Some(entry) => (elements * entry.dtype.size()) as u64,
@@ -223,19 +223,19 @@ impl Weights {
         }
     }
 
-    /// A plain tensor's elements, as f32.
+    /// A plain tensor's elements as f32.
     pub fn vector(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         let entry = self.shards.get(name).ok_or_else(|| LoadError::Missing(vec![name.to_owned()]))?;
         self.floats(entry, range)
     }
 
-    fn bytes(&self, entry: &Entry, within: Range<usize>) -> Result<Vec<u8>, LoadError> {
+    fn bytes(&self, entry: &TensorEntry, within: Range<usize>) -> Result<Vec<u8>, LoadError> {
         let mut bytes = Vec::new();
         self.shards.read(entry, within, &mut bytes)?;
         Ok(bytes)
     }
 
-    fn floats(&self, entry: &Entry, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
+    fn floats(&self, entry: &TensorEntry, range: Range<usize>) -> Result<Vec<f32>, LoadError> {
         let size = entry.dtype.size();
         let mut out = Vec::with_capacity(range.len());
         extend_f32(&mut out, &self.bytes(entry, range.start * size..range.end * size)?, entry.dtype);
@@ -244,7 +244,7 @@ impl Weights {
 
     fn dense(
         &self,
-        entry: &Entry,
+        entry: &TensorEntry,
         stride: usize,
         rows: Range<usize>,
         cols: Range<usize>,
@@ -253,7 +253,7 @@ impl Weights {
         let size = entry.dtype.size();
         let row = stride * size;
         let mut part = Vec::new();
-        // A few rows at a time, so that little is here in both forms.
+        // A few rows at a time, so that only they are in memory in both forms.
         let mut each = |take: &mut dyn FnMut(&[u8])| {
             let step = (PART / row.max(1)).max(1);
             for first in rows.clone().step_by(step) {
@@ -267,7 +267,7 @@ impl Weights {
             Ok::<_, LoadError>(())
         };
         let count = rows.len() * cols.len();
-        Ok(if form == Form::F32 || (form == Form::Widest && entry.dtype != Dtype::Bf16) {
+        Ok(if form == Form::F32 || (form == Form::Widest && entry.dtype != StoredDtype::Bf16) {
             let mut out = Vec::with_capacity(count);
             each(&mut |bytes| extend_f32(&mut out, bytes, entry.dtype))?;
             HostData::F32(out)
@@ -279,31 +279,31 @@ impl Weights {
     }
 }
 
-fn is_float(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
+fn is_float(dtype: StoredDtype) -> bool {
+    matches!(dtype, StoredDtype::F32 | StoredDtype::F16 | StoredDtype::Bf16)
 }
 
-fn mis_shaped(name: &str, entry: &Entry, expected: &[usize]) -> LoadError {
+fn mis_shaped(name: &str, entry: &TensorEntry, expected: &[usize]) -> LoadError {
     LoadError::TensorShape { name: name.to_owned(), found: entry.shape.clone(), expected: expected.to_vec() }
 }
 
-fn mistyped(name: &str, entry: &Entry, expected: &'static str) -> LoadError {
+fn mistyped(name: &str, entry: &TensorEntry, expected: &'static str) -> LoadError {
     LoadError::TensorDtype { name: name.to_owned(), found: entry.dtype.name().to_owned(), expected }
 }
 
 /// Callers have checked that `dtype` is a float.
-fn extend_f32(out: &mut Vec<f32>, bytes: &[u8], dtype: Dtype) {
+fn extend_f32(out: &mut Vec<f32>, bytes: &[u8], dtype: StoredDtype) {
     match dtype {
-        Dtype::Bf16 => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-        Dtype::F16 => out.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+        StoredDtype::Bf16 => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
+        StoredDtype::F16 => out.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
         _ => out.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
     }
 }
 
-fn extend_bf16(out: &mut Vec<bf16>, bytes: &[u8], dtype: Dtype) {
+fn extend_bf16(out: &mut Vec<bf16>, bytes: &[u8], dtype: StoredDtype) {
     match dtype {
-        Dtype::Bf16 => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b))),
-        Dtype::F16 => {
+        StoredDtype::Bf16 => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b))),
+        StoredDtype::F16 => {
             out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_f32(f16::from_le_bytes(*b).to_f32())));
         }
         _ => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_f32(f32::from_le_bytes(*b)))),

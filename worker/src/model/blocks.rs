@@ -1,21 +1,21 @@
-//! What architectures share: the common keys of config.json, and constructors for blocks under the usual names.
+//! What architectures share: the common keys of config.json, and constructors of blocks under the usual tensor names.
 
 use std::sync::Arc;
 
 use rein_kernels::{RopeSpec, RouteSpec};
 
 use super::rope::{self, Frequencies};
-use super::spec::{Attention, Gated, Gqa, Layer, Linear, Mlp, Moe, Norm, Shard, Spec};
-use crate::checkpoint::{Fields, LoadError};
+use super::spec::{Attention, Gated, Gqa, LayerSpec, LinearSpec, Mlp, Moe, Norm, Shard, Spec};
+use crate::checkpoint::{ConfigFields, LoadError};
 
 const MAX_LAYERS: usize = 1 << 12;
 const MAX_EXPERTS: usize = 1 << 14;
 const MAX_HEADS: usize = 1 << 16;
 pub const MAX_HEAD_DIM: usize = 1 << 16;
 
-/// What transformers' config class takes where config.json says nothing.
-pub struct Defaults {
-    /// None: as many as attention heads.
+/// ConfigDefaults of transformers' config class for missing keys.
+pub struct ConfigDefaults {
+    /// None: the number of attention heads.
     pub kv_heads: Option<usize>,
     /// None: hidden_size / num_attention_heads.
     pub head_dim: Option<usize>,
@@ -24,13 +24,13 @@ pub struct Defaults {
     pub theta: f64,
 }
 
-pub const LLAMA_DEFAULTS: Defaults =
-    Defaults { kv_heads: None, head_dim: None, max_positions: 2048, eps: 1e-6, theta: 1e4 };
+pub const LLAMA_DEFAULTS: ConfigDefaults =
+    ConfigDefaults { kv_heads: None, head_dim: None, max_positions: 2048, eps: 1e-6, theta: 1e4 };
 
-/// The keys that every architecture here has.
+/// The keys that every architecture has.
 pub struct Base<'a> {
-    pub config: &'a Fields<'a>,
-    /// Before "model." and "lm_head." in tensor names.
+    pub config: &'a ConfigFields<'a>,
+    /// Prefix of "model." and "lm_head." in tensor names.
     pub prefix: &'a str,
     pub vocab: usize,
     pub hidden: usize,
@@ -45,20 +45,21 @@ pub struct Base<'a> {
 }
 
 impl<'a> Base<'a> {
-    pub fn read(config: &'a Fields<'a>, prefix: &'a str, defaults: &Defaults) -> Result<Self, LoadError> {
+    pub fn read(config: &'a ConfigFields<'a>, prefix: &'a str, defaults: &ConfigDefaults) -> Result<Self, LoadError> {
         config.only("hidden_act", "silu")?;
         let heads = config.within("num_attention_heads", config.size("num_attention_heads")?, MAX_HEADS)?;
-        // Null is as many as heads; a default is for a key that is not there.
+        // Null means the number of heads; the default is for a missing key.
         let absent = defaults.kv_heads.filter(|_| !config.mentions("num_key_value_heads"));
         let kv_heads = config.usize("num_key_value_heads")?.or(absent).unwrap_or(heads);
         if kv_heads == 0 || heads % kv_heads != 0 {
-            return Err(
-                config.error("num_key_value_heads", format!("{kv_heads} does not divide {heads} attention heads"))
-            );
+            return Err(config.error(
+                "num_key_value_heads",
+                format!("must divide {heads}, the number of attention heads, got {kv_heads}"),
+            ));
         }
         let eps = config.f64("rms_norm_eps")?.unwrap_or(defaults.eps);
         if !(0.0..1.0).contains(&eps) {
-            return Err(config.error("rms_norm_eps", format!("must be between 0 and 1, not {eps}")));
+            return Err(config.error("rms_norm_eps", format!("must be between 0 and 1, got {eps}")));
         }
         Ok(Self {
             config,
@@ -76,18 +77,19 @@ impl<'a> Base<'a> {
         })
     }
 
-    /// `head_dim`, or what transformers derives.
+    /// `head_dim`, or the value that transformers derives.
     pub fn head_dim(&self) -> Result<usize, LoadError> {
         let dim = match self.config.usize("head_dim")?.or(self.head_dim) {
             Some(dim) => dim,
             None if self.hidden.is_multiple_of(self.heads) => self.hidden / self.heads,
             None => {
-                let what = format!("{} is not a multiple of {} attention heads", self.hidden, self.heads);
+                let what =
+                    format!("{} is not a multiple of {}, the number of attention heads", self.hidden, self.heads);
                 return Err(self.config.error("hidden_size", what));
             }
         };
         if dim == 0 || dim % 2 == 1 || dim > MAX_HEAD_DIM {
-            return Err(self.config.error("head_dim", format!("must be even and at most {MAX_HEAD_DIM}, not {dim}")));
+            return Err(self.config.error("head_dim", format!("must be even and at most {MAX_HEAD_DIM}, got {dim}")));
         }
         Ok(dim)
     }
@@ -113,14 +115,13 @@ impl<'a> Base<'a> {
         Norm { tensor: format!("{name}.weight"), size, eps: self.eps }
     }
 
-    /// A window of the whole model, as Mistral has it: `layer_types`, where given, must agree.
+    /// One window for the whole model, as in Mistral. `layer_types`, if given, must agree.
     pub fn uniform_window(&self, window: Option<usize>) -> Result<Option<usize>, LoadError> {
         let expected = if window.is_some() { "sliding_attention" } else { "full_attention" };
         if let Some(types) = self.config.strs("layer_types")?
             && let Some(other) = types.iter().find(|&&t| t != expected)
         {
-            let what =
-                format!("{other:?} is not implemented for this architecture; only {expected:?} for every layer is");
+            let what = format!("must be {expected:?} for every layer of this architecture, got {other:?}");
             return Err(self.config.error("layer_types", what));
         }
         if window == Some(0) {
@@ -129,7 +130,7 @@ impl<'a> Base<'a> {
         Ok(window)
     }
 
-    /// Each layer's window, as Qwen has it.
+    /// A window per layer, as in Qwen.
     pub fn qwen_windows(&self) -> Result<Vec<Option<usize>>, LoadError> {
         let on = self.flag("use_sliding_window", false)?;
         let stated = self.sliding_window(Some(4096))?;
@@ -153,13 +154,13 @@ impl<'a> Base<'a> {
                 ("sliding_attention", None) => {
                     return bad("has sliding_attention, but use_sliding_window or sliding_window is off".into());
                 }
-                (other, _) => return bad(format!("{other:?} is not full_attention or sliding_attention")),
+                (other, _) => return bad(format!("must be full_attention or sliding_attention, got {other:?}")),
             });
         }
         Ok(windows)
     }
 
-    /// `sliding_window`: absent means the architecture's default, null means none.
+    /// `sliding_window`: if it is missing, the architecture's default; null means none.
     pub fn sliding_window(&self, default: Option<usize>) -> Result<Option<usize>, LoadError> {
         let stated = self.config.usize("sliding_window")?;
         Ok(if self.config.mentions("sliding_window") { stated } else { default })
@@ -169,7 +170,7 @@ impl<'a> Base<'a> {
     pub fn spec(
         &self,
         architecture: &'static str,
-        layer: impl FnMut(usize) -> Result<Layer, LoadError>,
+        layer: impl FnMut(usize) -> Result<LayerSpec, LoadError>,
     ) -> Result<Spec, LoadError> {
         let name = |rest: &str| format!("{}{rest}", self.prefix);
         Ok(Spec {
@@ -184,17 +185,17 @@ impl<'a> Base<'a> {
             layers: (0..self.layers).map(layer).collect::<Result<_, _>>()?,
             residual_multiplier: 1.0,
             norm: self.norm(name("model.norm"), self.hidden),
-            head: Linear::new(name("lm_head"), [self.vocab, self.hidden], false, Shard::Out),
+            head: LinearSpec::new(name("lm_head"), [self.vocab, self.hidden], false, Shard::Out),
             tied: self.tied,
             logits_scaling: 1.0,
             ignored: Vec::new(),
         })
     }
 
-    /// A pre-norm layer under the usual names.
-    pub fn decoder_layer(&self, i: usize, attention: Attention, mlp: Mlp) -> Layer {
+    /// A pre-norm layer with the usual tensor names.
+    pub fn decoder_layer(&self, i: usize, attention: Attention, mlp: Mlp) -> LayerSpec {
         let at = self.layer(i);
-        Layer {
+        LayerSpec {
             input_norm: self.norm(format!("{at}input_layernorm"), self.hidden),
             attention,
             mlp_norm: self.norm(format!("{at}post_attention_layernorm"), self.hidden),
@@ -202,7 +203,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// down(silu(gate(x)) * up(x)) under the usual names.
+    /// down(silu(gate(x)) * up(x)) with the usual tensor names.
     pub fn gated(&self, at: &str, inter: usize, bias: bool) -> Gated {
         self.gated_named(at, ["gate_proj", "up_proj", "down_proj"], inter, bias)
     }
@@ -210,13 +211,13 @@ impl<'a> Base<'a> {
     pub fn gated_named(&self, at: &str, [gate, up, down]: [&str; 3], inter: usize, bias: bool) -> Gated {
         let h = self.hidden;
         Gated {
-            gate: Linear::new(format!("{at}{gate}"), [inter, h], bias, Shard::Out),
-            up: Linear::new(format!("{at}{up}"), [inter, h], bias, Shard::Out),
-            down: Linear::new(format!("{at}{down}"), [h, inter], bias, Shard::In),
+            gate: LinearSpec::new(format!("{at}{gate}"), [inter, h], bias, Shard::Out),
+            up: LinearSpec::new(format!("{at}{up}"), [inter, h], bias, Shard::Out),
+            down: LinearSpec::new(format!("{at}{down}"), [h, inter], bias, Shard::In),
         }
     }
 
-    /// Routed experts under `at`, each with matrices of these names; `router` is the scoring module.
+    /// Routed experts under `at`, with these matrix names; `router` is the scoring module.
     pub fn moe(
         &self,
         router: String,
@@ -227,13 +228,13 @@ impl<'a> Base<'a> {
         route: RouteSpec,
     ) -> Result<Moe, LoadError> {
         if route.top_k == 0 || route.top_k > experts {
-            let what = format!("must be from 1 to {experts}, the number of experts, not {}", route.top_k);
+            let what = format!("must be from 1 to {experts}, the number of experts, got {}", route.top_k);
             return Err(self.config.error("num_experts_per_tok", what));
         }
         self.config.within("number of experts", experts, MAX_EXPERTS)?;
         let expert = |e: usize| self.gated_named(&format!("{at}{e}."), names, inter, false);
         Ok(Moe {
-            router: Linear::new(router, [experts, self.hidden], false, Shard::Whole),
+            router: LinearSpec::new(router, [experts, self.hidden], false, Shard::Whole),
             choice_bias: None,
             experts: (0..experts).map(expert).collect(),
             route,
@@ -242,7 +243,7 @@ impl<'a> Base<'a> {
     }
 }
 
-/// Grouped-query attention under the usual names.
+/// Variants of grouped-query attention with the usual tensor names.
 pub struct GqaStyle {
     pub head_dim: usize,
     pub qkv_bias: bool,
@@ -254,14 +255,14 @@ pub struct GqaStyle {
 }
 
 impl GqaStyle {
-    /// No biases, no norms, the usual scale.
+    /// No biases, no norms, default scale.
     pub fn plain(base: &Base) -> Result<Self, LoadError> {
         let head_dim = base.head_dim()?;
         let rope = Arc::new(whole_head_rope(head_dim, base.rope(head_dim)?));
         Ok(Self { head_dim, qkv_bias: false, o_bias: false, qk_norm: false, scale: None, rope })
     }
 
-    /// Norms on each q and k head; biases where the config says so, which some published ones say twice.
+    /// Norms on each q and k head; biases if the config has them, under either of two keys.
     pub fn qwen3(base: &Base) -> Result<Self, LoadError> {
         let bias = base.flag("attention_bias", false)?;
         base.config.only("qkv_bias", bias)?;
@@ -275,10 +276,10 @@ impl GqaStyle {
         let (q, kv, h) = (base.heads * dim, base.kv_heads * dim, base.hidden);
         let norm = |name: &str| base.norm(format!("{at}{name}"), dim);
         Attention::Gqa(Gqa {
-            q: Linear::new(format!("{at}q_proj"), [q, h], self.qkv_bias, Shard::OutHeads(dim)),
-            k: Linear::new(format!("{at}k_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
-            v: Linear::new(format!("{at}v_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
-            o: Linear::new(format!("{at}o_proj"), [h, q], self.o_bias, Shard::InHeads(dim)),
+            q: LinearSpec::new(format!("{at}q_proj"), [q, h], self.qkv_bias, Shard::OutHeads(dim)),
+            k: LinearSpec::new(format!("{at}k_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
+            v: LinearSpec::new(format!("{at}v_proj"), [kv, h], self.qkv_bias, Shard::OutKvHeads(dim)),
+            o: LinearSpec::new(format!("{at}o_proj"), [h, q], self.o_bias, Shard::InHeads(dim)),
             qk_norm: self.qk_norm.then(|| (norm("q_norm"), norm("k_norm"))),
             head_dim: dim,
             scale: self.scale.unwrap_or((1.0 / (dim as f64).sqrt()) as f32),

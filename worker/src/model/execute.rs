@@ -1,4 +1,5 @@
-//! What one rank does with a `Step`. Every rank runs the same products; the leader also draws and scores.
+//! Executes a `Step` on one rank. Every rank runs the same products; the leader also draws and scores. It does not know
+//! sequences beyond the step.
 
 use std::collections::HashMap;
 
@@ -8,13 +9,13 @@ use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResu
 
 use super::network::Network;
 
-/// Rows whose logits are held at once for scoring, so that a long prompt does not ask for prompt * vocabulary floats.
+/// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.
 const SCORE_ROWS: usize = 32;
 
 pub struct Executing<B: Backend> {
     network: Network<B>,
     vocab: usize,
-    /// Logits of held sequences; the leader's only.
+    /// Logits of held sequences; only on the leader.
     stash: HashMap<u64, Vec<f32>>,
 }
 
@@ -66,7 +67,7 @@ impl<B: Backend> Executing<B> {
         self.network
     }
 
-    /// The step has been checked. Ranks other than the leader return nothing.
+    /// Executes a step that has been checked. Ranks other than the leader return nothing.
     pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
         for seq in &step.dropped {
             self.stash.remove(seq);
@@ -136,7 +137,7 @@ impl<B: Backend> Executing<B> {
         hidden: &B::Tensor,
         leader: bool,
     ) -> KernelResult<HashMap<usize, Vec<TokenLogprob>>> {
-        // (row of the step, row in the tensors, token that follows)
+        // (row of the step, row in the tensors, following token)
         let mut targets = Vec::new();
         for (i, row) in step.rows.iter().enumerate().filter(|(_, row)| row.score >= 0) {
             let follow = row.tokens.iter().skip(1).copied().chain(row.next.filter(|_| !row.tokens.is_empty()));
@@ -163,7 +164,7 @@ fn message(id: u32, found: Logprob) -> TokenLogprob {
     TokenLogprob { id, logprob: Some(found.logprob), rank: found.rank, top }
 }
 
-/// Logprobs are those of the model, before penalties, masks and temperature.
+/// Logprobs are the model's, before penalties, masks and temperature.
 fn draw_into(out: &mut RowResult, mut logits: Vec<f32>, draw: &Draw) {
     let sampling = draw.sampling.as_ref().cloned().unwrap_or_else(greedy);
     let bias: Vec<(u32, f32)> = sampling.logit_bias.iter().map(|b| (b.token, b.bias)).collect();
@@ -197,11 +198,11 @@ fn greedy() -> Sampling {
     Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }
 }
 
-/// Why a row cannot be executed, before anything is.
+/// Checks whether a row can be executed.
 pub fn check_row(row: &Row, vocab: usize, max_context: usize, blocks: usize, block_size: usize) -> Result<(), String> {
     let seq = row.seq;
     if let Some(token) = row.tokens.iter().chain(&row.next).find(|&&t| t as usize >= vocab) {
-        return Err(format!("sequence {seq}: token {token} is not below the vocabulary size, {vocab}"));
+        return Err(format!("sequence {seq}: token {token} is not below the vocabulary size {vocab}"));
     }
     let end = row.start as usize + row.tokens.len();
     if end > max_context {
@@ -211,13 +212,13 @@ pub fn check_row(row: &Row, vocab: usize, max_context: usize, blocks: usize, blo
         return Err(format!("sequence {seq}: a row without tokens must draw"));
     }
     if row.after() == After::Draw && row.draw.is_none() {
-        return Err(format!("sequence {seq}: a row that draws must say how"));
+        return Err(format!("sequence {seq}: a row that draws must have draw parameters"));
     }
     if !row.tokens.is_empty() && row.blocks.len() * block_size < end {
         return Err(format!("sequence {seq}: {} blocks do not cover {end} positions", row.blocks.len()));
     }
     match row.blocks.iter().find(|&&block| block as usize >= blocks) {
-        Some(block) => Err(format!("sequence {seq}: there is no block {block}; there are {blocks}")),
+        Some(block) => Err(format!("sequence {seq}: no block {block}; the cache has {blocks} blocks")),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Which rank computes what a row's router chose, and how much each expert is used.
+//! Assigns routed rows to ranks, and counts the use of experts. It does not know layouts to come.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,12 +25,12 @@ impl Holders {
         Holders { ranks, count: placement.ranks.len() }
     }
 
-    /// An expert that nobody holds.
+    /// An expert that no rank holds.
     pub fn missing(&self) -> Option<usize> {
         self.ranks.iter().position(Vec::is_empty)
     }
 
-    /// The rank that computes each route. Where several could, the one that has least to do in this step.
+    /// The rank that computes each route: of several candidates, the one with the least work in this step.
     pub fn dispatch(&self, routes: &Routes) -> Vec<u32> {
         let mut busy = vec![0usize; self.count];
         let mut dispatch = vec![u32::MAX; routes.experts.len()];
@@ -51,7 +51,7 @@ impl Holders {
     }
 }
 
-/// How many rows each expert has had, by layer; none in dense ones.
+/// Rows per layer and expert; empty for dense layers.
 pub struct ExpertCounts {
     layers: Vec<Vec<AtomicU64>>,
 }
@@ -69,42 +69,11 @@ impl ExpertCounts {
         }
     }
 
-    /// Since the group began.
+    /// Counts since the group began.
     pub fn read(&self) -> Vec<Vec<u64>> {
         self.layers.iter().map(|layer| layer.iter().map(|count| count.load(Ordering::Relaxed)).collect()).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use rein_control_plane::{ModelShape, place};
-
-    use super::*;
-
-    fn routes(experts: &[u32]) -> Routes {
-        Routes { top_k: 2, experts: experts.to_vec(), weights: vec![1.0; experts.len()] }
-    }
-
-    #[test]
-    fn copies_share_the_rows_of_a_hot_expert() {
-        let shape = ModelShape { attention_heads: 2, kv_heads: 2, experts: vec![0, 4] };
-        let mut placement = place(&shape, 2, 1).expect("fits");
-        let holders = Holders::new(&placement, 1, 4);
-        assert_eq!(holders.dispatch(&routes(&[0, 1, 0, 1, 0, 3])), [0, 0, 0, 0, 0, 1]);
-        placement.ranks[1].experts[1] = vec![0, 2, 3];
-        let holders = Holders::new(&placement, 1, 4);
-        // Rank 0 has expert 1's two rows, rank 1 that of expert 3: expert 0's three make it even.
-        assert_eq!(holders.dispatch(&routes(&[0, 1, 0, 1, 0, 3])), [1, 0, 0, 0, 1, 1]);
-        assert_eq!(holders.missing(), None);
-        placement.ranks[0].experts[1] = vec![0];
-        assert_eq!(Holders::new(&placement, 1, 4).missing(), Some(1));
-    }
-
-    #[test]
-    fn counts_add_up() {
-        let counts = ExpertCounts::new(&[0, 4]);
-        counts.add(1, &routes(&[0, 1, 0, 3]));
-        counts.add(1, &routes(&[0, 2]));
-        assert_eq!(counts.read(), [vec![], vec![3, 1, 1, 1]]);
-    }
-}
+mod tests;

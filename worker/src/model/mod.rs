@@ -1,4 +1,5 @@
-//! Models: a declarative description per architecture, and one loader and one forward for all of them.
+//! Models: a declarative description per architecture, one loader and one forward pass for all of them. It does not
+//! know the scheduler.
 
 mod arch;
 mod blocks;
@@ -11,5 +12,5 @@ mod spec;
 pub use arch::{architectures, build, text_config};
 pub use execute::{Executing, check_row};
 pub use experts::ExpertCounts;
-pub use network::{Network, Precisions, Swap, bytes_of_copies, bytes_to_hold, bytes_to_load};
-pub use spec::{Attention, Layer, Spec};
+pub use network::{LayoutSwap, Network, Precisions, bytes_of_copies, bytes_to_hold, bytes_to_load};
+pub use spec::{Attention, LayerSpec, Spec};

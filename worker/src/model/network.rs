@@ -1,4 +1,4 @@
-//! One rank's share of a model on its backend: loading and the forward.
+//! One rank's share of a model on its backend: loading and the forward pass. It does not know steps or sequences.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,23 +7,23 @@ use crossbeam_channel::bounded;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, Error, ExpertWeights, GqaSpec, HostMatrix, MlaSpec, Precision, Result as KernelResult, RopeSpec,
+    Backend, ExpertWeights, GqaSpec, HostMatrix, KernelError, MlaSpec, Precision, Result as KernelResult, RopeSpec,
     RouteSpec, Routes, Span,
 };
 
 use super::experts::{ExpertCounts, Holders};
 use super::spec::{self, Attention, MlaQuery, Mlp, Spec};
-use crate::checkpoint::{Form, LoadError, Weights};
+use crate::checkpoint::{CheckpointWeights, Form, LoadError};
 
-/// Experts that have been read and wait for the backend.
+/// Experts that were read and wait for the backend.
 const EXPERTS_AHEAD: usize = 1;
 
-/// How weights are kept. Routers are always f32, embeddings and latent expansions never int8.
+/// Types of stored weights. Routers are always f32; embeddings and latent expansions are never int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precisions {
-    /// f32 or bf16; also of the KV cache.
+    /// f32 or bf16; also the type of the KV cache.
     pub base: Precision,
-    /// Of the large products: `base` or int8.
+    /// The type of the large products: `base` or int8.
     pub linear: Precision,
 }
 
@@ -35,18 +35,18 @@ pub struct Network<B: Backend> {
     base: Precision,
     embed: B::Embedding,
     layers: Vec<Layer<B>>,
-    /// One for each layer, once there are any.
+    /// One per layer, after `open_caches`.
     caches: Vec<B::Cache>,
     norm: Norm<B>,
     head: B::Linear,
-    /// Where the use of experts is counted, on the rank that does.
+    /// Counts the use of experts, on the rank that does so.
     counts: Option<Arc<ExpertCounts>>,
 }
 
-/// What makes a rank's experts those of another layout.
-pub struct Swap<B: Backend> {
+/// What a rank needs to change to another expert layout.
+pub struct LayoutSwap<B: Backend> {
     pub placement: Arc<Placement>,
-    /// By layer, those that the rank did not hold. None: no experts in this layer.
+    /// Per layer, the experts that the rank did not hold. None: a layer without experts.
     pub fresh: Vec<Option<B::Experts>>,
 }
 
@@ -118,13 +118,13 @@ struct Moe<B: Backend> {
     shared: Option<Gated<B>>,
 }
 
-/// Bytes of the checkpoint that this rank reads, about.
-pub fn bytes_to_load(spec: &Spec, weights: &Weights, rank: &RankPlacement, ranks: usize) -> u64 {
-    let part = |l: &spec::Linear| {
+/// Approximate bytes of the checkpoint that this rank reads.
+pub fn bytes_to_load(spec: &Spec, weights: &CheckpointWeights, rank: &RankPlacement, ranks: usize) -> u64 {
+    let part = |l: &spec::LinearSpec| {
         let (rows, cols) = l.cut(rank, ranks);
         weights.cost(&l.module, rows.len() * cols.len())
     };
-    let whole = |l: &spec::Linear| weights.cost(&l.module, l.out * l.inp);
+    let whole = |l: &spec::LinearSpec| weights.cost(&l.module, l.out * l.inp);
     let mut total = weights.cost(&spec.embed, spec.vocab * spec.hidden) + part(&spec.head);
     for (layer, held) in spec.layers.iter().zip(&rank.experts) {
         total += layer.attention.linears().into_iter().map(part).sum::<u64>();
@@ -152,19 +152,19 @@ fn bytes_of_expert(expert: &spec::Gated, precisions: Precisions) -> usize {
     expert.linears().map(|l| size(precisions.linear) * l.out * l.inp).iter().sum()
 }
 
-/// Bytes of memory that so many more experts of each layer take, about.
+/// Approximate memory of this many more experts per layer.
 pub fn bytes_of_copies(spec: &Spec, precisions: Precisions, copies: usize) -> usize {
-    let of_layer = |layer: &spec::Layer| match &layer.mlp {
+    let of_layer = |layer: &spec::LayerSpec| match &layer.mlp {
         Mlp::Dense(_) => 0,
         Mlp::Moe(moe) => copies * moe.experts.first().map_or(0, |expert| bytes_of_expert(expert, precisions)),
     };
     spec.layers.iter().map(of_layer).sum()
 }
 
-/// Bytes of memory that this rank's weights take once loaded, about: vectors and int8's scales do not count.
+/// Approximate memory of this rank's loaded weights, without vectors and int8 scales.
 pub fn bytes_to_hold(spec: &Spec, precisions: Precisions, rank: &RankPlacement, ranks: usize) -> usize {
     let (base, linear) = (size(precisions.base), size(precisions.linear));
-    let elements = |l: &spec::Linear| {
+    let elements = |l: &spec::LinearSpec| {
         let (rows, cols) = l.cut(rank, ranks);
         rows.len() * cols.len()
     };
@@ -190,15 +190,15 @@ pub fn bytes_to_hold(spec: &Spec, precisions: Precisions, rank: &RankPlacement, 
 /// Reads this rank's parts of weights.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
-    weights: &'a Weights,
+    weights: &'a CheckpointWeights,
     rank: &'a RankPlacement,
     ranks: usize,
-    /// Told the bytes of each part that was read.
+    /// Receives the bytes of each part that was read.
     progress: &'a (dyn Fn(u64) + Sync),
 }
 
 impl Reader<'_> {
-    fn read(&self, l: &spec::Linear, whole: bool, precision: Precision) -> Result<HostMatrix, LoadError> {
+    fn read(&self, l: &spec::LinearSpec, whole: bool, precision: Precision) -> Result<HostMatrix, LoadError> {
         let (rows, cols) = if whole { (0..l.out, 0..l.inp) } else { l.cut(self.rank, self.ranks) };
         let form = match precision {
             Precision::F32 => Form::F32,
@@ -213,8 +213,8 @@ impl Reader<'_> {
 
     fn expert(&self, moe: &spec::Moe, id: u32, precision: Precision) -> KernelResult<ExpertWeights> {
         let expert = &moe.experts[id as usize];
-        let read = |l: &spec::Linear| {
-            self.read(l, true, precision).map_err(|e| Error::Shape { op: "experts", what: e.to_string() })
+        let read = |l: &spec::LinearSpec| {
+            self.read(l, true, precision).map_err(|e| KernelError::Shape { op: "experts", what: e.to_string() })
         };
         Ok(ExpertWeights { id, gate: read(&expert.gate)?, up: read(&expert.up)?, down: read(&expert.down)? })
     }
@@ -227,9 +227,9 @@ struct Loader<'a, B> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    fn linear_in(&self, l: &spec::Linear, precision: Precision) -> Result<Linear<B>, LoadError> {
+    fn linear_in(&self, l: &spec::LinearSpec, precision: Precision) -> Result<Linear<B>, LoadError> {
         let weight = self.backend.linear_weight(self.reader.read(l, false, precision)?, precision)?;
-        // The ranks' partial sums are added up: one of them brings the bias.
+        // The ranks' partial sums are added, so only one rank adds the bias.
         let bias = if l.bias && (!l.is_partial() || self.reader.rank.rank == 0) {
             let (rows, _) = l.cut(self.reader.rank, self.reader.ranks);
             Some(self.vector(&format!("{}.bias", l.module), rows)?)
@@ -239,7 +239,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Linear { weight, bias })
     }
 
-    fn linear(&self, l: &spec::Linear) -> Result<Linear<B>, LoadError> {
+    fn linear(&self, l: &spec::LinearSpec) -> Result<Linear<B>, LoadError> {
         self.linear_in(l, self.precisions.linear)
     }
 
@@ -307,7 +307,7 @@ impl<B: Backend> Loader<'_, B> {
     fn experts(&self, moe: &spec::Moe, ids: &[u32], stop: &AtomicBool) -> Result<B::Experts, LoadError> {
         let precision = self.precisions.linear;
         let reader = self.reader;
-        // Reading the next expert overlaps with what the backend makes of this one.
+        // Reading the next expert overlaps with the backend's conversion of this one.
         Ok(std::thread::scope(|scope| {
             let (send, receive) = bounded(EXPERTS_AHEAD);
             scope.spawn(move || {
@@ -344,12 +344,14 @@ fn holders(placement: &Placement, layer: usize, moe: &spec::Moe) -> KernelResult
     let holders = Holders::new(placement, layer, moe.experts.len());
     match holders.missing() {
         None => Ok(holders),
-        Some(id) => Err(Error::Shape { op: "placement", what: format!("layer {layer}: no rank holds expert {id}") }),
+        Some(id) => {
+            Err(KernelError::Shape { op: "placement", what: format!("layer {layer}: no rank holds expert {id}") })
+        }
     }
 }
 
 impl Attention {
-    /// Width of a position's two cache entries on a rank with so many KV heads.
+    /// Width of a position's two cache entries on a rank with this many KV heads.
     pub fn cache_widths(&self, kv_heads: usize) -> (usize, usize) {
         match self {
             Self::Gqa(a) => (kv_heads * a.head_dim, kv_heads * a.head_dim),
@@ -359,11 +361,11 @@ impl Attention {
 }
 
 impl<B: Backend> Network<B> {
-    /// The weights; before anything is computed it needs `open_caches`.
+    /// Loads the weights. `open_caches` must follow before a forward pass.
     pub fn load(
         backend: B,
         spec: Arc<Spec>,
-        weights: &Weights,
+        weights: &CheckpointWeights,
         (placement, rank): (&Arc<Placement>, usize),
         precisions: Precisions,
         progress: &(dyn Fn(u64) + Sync),
@@ -372,7 +374,7 @@ impl<B: Backend> Network<B> {
         let reader = Reader { weights, rank: own, ranks: backend.ranks(), progress };
         let loader = Loader { backend: &backend, reader, precisions };
         let base = precisions.base;
-        let whole = |module: &str| spec::Linear::new(module, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
+        let whole = |module: &str| spec::LinearSpec::new(module, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
         let embed = backend.embedding(reader.read(&whole(&spec.embed), true, base)?, base)?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (i, (layer, held)) in spec.layers.iter().zip(&own.experts).enumerate() {
@@ -392,17 +394,17 @@ impl<B: Backend> Network<B> {
         Ok(Self { backend, spec, placement, rank, base, embed, layers, caches: Vec::new(), norm, head, counts: None })
     }
 
-    /// Loads the experts that `rank` of `placement` holds and `before` did not. It is done on a backend of its own, beside
-    /// one that computes, until `stop`: then it is incomplete and of no use.
+    /// Loads the experts that `rank` of `placement` holds and `before` did not. It runs on its own backend, beside one
+    /// that computes, until `stop`; then the result is incomplete and must not be used.
     pub fn fetch(
         backend: &B,
         spec: &Spec,
-        weights: &Weights,
+        weights: &CheckpointWeights,
         (placement, rank): (&Arc<Placement>, usize),
         before: &RankPlacement,
         precisions: Precisions,
         stop: &AtomicBool,
-    ) -> Result<Swap<B>, LoadError> {
+    ) -> Result<LayoutSwap<B>, LoadError> {
         let own = &placement.ranks[rank];
         let reader = Reader { weights, rank: own, ranks: placement.ranks.len(), progress: &|_| () };
         let loader = Loader { backend, reader, precisions };
@@ -416,12 +418,12 @@ impl<B: Backend> Network<B> {
                 }
             });
         }
-        Ok(Swap { placement: placement.clone(), fresh })
+        Ok(LayoutSwap { placement: placement.clone(), fresh })
     }
 
-    /// From now on this rank holds the experts of another layout. Nothing changes if that fails.
-    pub fn relayout(&mut self, swap: Swap<B>) -> KernelResult<()> {
-        let Swap { placement, fresh } = swap;
+    /// Changes to the experts of another layout. On an error nothing changes.
+    pub fn relayout(&mut self, swap: LayoutSwap<B>) -> KernelResult<()> {
+        let LayoutSwap { placement, fresh } = swap;
         let own = &placement.ranks[self.rank];
         let mut next = Vec::new();
         for (i, (layer, fresh)) in self.layers.iter().zip(&fresh).enumerate() {
@@ -445,7 +447,7 @@ impl<B: Backend> Network<B> {
         self.counts = counts;
     }
 
-    /// An empty KV cache.
+    /// Creates an empty KV cache.
     pub fn open_caches(&mut self, blocks: usize, block_size: usize) -> KernelResult<()> {
         self.caches.clear();
         let kv_heads = self.rank().kv_heads.len();
@@ -456,13 +458,13 @@ impl<B: Backend> Network<B> {
         Ok(())
     }
 
-    /// Keeps the weights only: the others of its group see this rank leave.
+    /// Keeps only the weights; the rank leaves its group.
     pub fn leave(&mut self, alone: Box<dyn Collective>) {
         self.caches.clear();
         self.backend.relink(alone);
     }
 
-    /// With the same weights a rank of another group.
+    /// Joins another group with the same weights.
     pub fn join(&mut self, collective: Box<dyn Collective>) {
         self.backend.relink(collective);
     }
@@ -479,7 +481,7 @@ impl<B: Backend> Network<B> {
         &self.backend
     }
 
-    /// Runs new tokens through all layers and writes their KV entries. The result, [rows, hidden], is not yet normed.
+    /// Runs new tokens through all layers and writes their KV entries. The result, [rows, hidden], is not normed yet.
     pub fn hidden(&mut self, ids: &[u32], positions: &[u32], spans: &[Span]) -> KernelResult<B::Tensor> {
         let b = &self.backend;
         let mut x = b.embed(&self.embed, ids);
@@ -511,7 +513,7 @@ impl<B: Backend> Network<B> {
         Ok(x)
     }
 
-    /// Logits [rows.len() * vocab] of some rows of what `hidden` gave, on the host of every rank.
+    /// Logits [rows.len() * vocab] of some rows of `hidden`'s result, on the host of every rank.
     pub fn logits(&self, hidden: &B::Tensor, rows: &[usize]) -> KernelResult<Vec<f32>> {
         let b = &self.backend;
         let normed = self.norm.apply(b, &b.gather_rows(hidden, rows));

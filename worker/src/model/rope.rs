@@ -1,23 +1,28 @@
-//! Rotary frequencies from `rope_scaling` + `rope_theta` (published configs) or `rope_parameters` (transformers 5).
-//! The formulas are those of transformers' modeling_rope_utils.
+//! Rotary frequencies from `rope_scaling` and `rope_theta` (published configs) or `rope_parameters` (transformers 5),
+//! with the formulas of transformers' modeling_rope_utils.
 
 use std::f64::consts::PI;
 
-use crate::checkpoint::{Fields, LoadError};
+use crate::checkpoint::{ConfigFields, LoadError};
 
-/// Frequencies before they are bound to a head layout.
+/// Frequencies before they are applied to a head layout.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frequencies {
-    /// dims / 2 of them.
+    /// dims / 2 values.
     pub inv_freq: Vec<f64>,
-    /// Multiplies cos and sin.
+    /// Factor of cos and sin.
     pub magnitude: f32,
-    /// YaRN's `mscale_all_dim` factor, once (DeepSeek multiplies the softmax scale by its square); 1 otherwise.
+    /// YaRN's `mscale_all_dim` factor (DeepSeek multiplies the softmax scale by its square); 1 otherwise.
     pub softmax_mscale: f64,
 }
 
 /// Reads the rope keys of `config` for `dims` rotated dimensions.
-pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f64) -> Result<Frequencies, LoadError> {
+pub fn read(
+    config: &ConfigFields,
+    dims: usize,
+    max_positions: usize,
+    default_theta: f64,
+) -> Result<Frequencies, LoadError> {
     let (old, new) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
     if old.is_some() && new.is_some() && config.get("rope_scaling") != config.get("rope_parameters") {
         return Err(config.error("rope_scaling", "differs from rope_parameters; give one of them"));
@@ -35,7 +40,7 @@ pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f
         }
         (a, b) => a.or(b).unwrap_or("default"),
     };
-    // Older configs write it at the top level.
+    // Older configs have it at the top level.
     let trained_length = || -> Result<f64, LoadError> {
         const KEY: &str = "original_max_position_embeddings";
         let (top, inner) = (config.usize(KEY)?, rope.usize(KEY)?);
@@ -58,7 +63,7 @@ pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f
             made
         }
         "dynamic" => {
-            // Scales only beyond max_position_embeddings, where no sequence can go.
+            // Scales only beyond max_position_embeddings, which no sequence exceeds.
             factor(&rope)?;
             trained_length()?;
             plain(dims, theta)
@@ -66,7 +71,7 @@ pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f
         "llama3" => llama3(&rope, dims, theta, trained_length()?)?,
         "yarn" => yarn(&rope, dims, theta, trained_length()?)?,
         other => {
-            let what = format!("{other:?} is not supported; default, linear, dynamic, llama3 and yarn are");
+            let what = format!("must be default, linear, dynamic, llama3 or yarn, got {other:?}");
             return Err(rope.error("rope_type", what));
         }
     };
@@ -74,18 +79,18 @@ pub fn read(config: &Fields, dims: usize, max_positions: usize, default_theta: f
     Ok(made)
 }
 
-fn check_theta(fields: &Fields, theta: f64) -> Result<f64, LoadError> {
+fn check_theta(fields: &ConfigFields, theta: f64) -> Result<f64, LoadError> {
     if theta > 1.0 {
         Ok(theta)
     } else {
-        Err(fields.error("rope_theta", format!("must be greater than 1, not {theta}")))
+        Err(fields.error("rope_theta", format!("must be greater than 1, got {theta}")))
     }
 }
 
-fn factor(rope: &Fields) -> Result<f64, LoadError> {
+fn factor(rope: &ConfigFields) -> Result<f64, LoadError> {
     match rope.f64("factor")? {
         Some(factor) if factor >= 1.0 => Ok(factor),
-        Some(factor) => Err(rope.error("factor", format!("must be at least 1, not {factor}"))),
+        Some(factor) => Err(rope.error("factor", format!("must be at least 1, got {factor}"))),
         None => Err(rope.error("factor", "is required")),
     }
 }
@@ -95,12 +100,12 @@ fn plain(dims: usize, theta: f64) -> Frequencies {
     Frequencies { inv_freq, magnitude: 1.0, softmax_mscale: 1.0 }
 }
 
-fn llama3(rope: &Fields, dims: usize, theta: f64, trained: f64) -> Result<Frequencies, LoadError> {
+fn llama3(rope: &ConfigFields, dims: usize, theta: f64, trained: f64) -> Result<Frequencies, LoadError> {
     let factor = factor(rope)?;
     let need = |key: &str| rope.f64(key)?.ok_or_else(|| rope.error(key, "is required"));
     let (low, high) = (need("low_freq_factor")?, need("high_freq_factor")?);
     if low <= 0.0 || high <= low {
-        return Err(rope.error("high_freq_factor", "must be greater than low_freq_factor, and both than 0"));
+        return Err(rope.error("high_freq_factor", "must be greater than low_freq_factor, and both must be positive"));
     }
     let mut made = plain(dims, theta);
     for f in &mut made.inv_freq {
@@ -115,7 +120,7 @@ fn llama3(rope: &Fields, dims: usize, theta: f64, trained: f64) -> Result<Freque
     Ok(made)
 }
 
-fn yarn(rope: &Fields, dims: usize, theta: f64, trained: f64) -> Result<Frequencies, LoadError> {
+fn yarn(rope: &ConfigFields, dims: usize, theta: f64, trained: f64) -> Result<Frequencies, LoadError> {
     let factor = factor(rope)?;
     let or = |key: &str, default: f64| Ok::<_, LoadError>(rope.f64(key)?.filter(|&v| v != 0.0).unwrap_or(default));
     let (beta_fast, beta_slow) = (or("beta_fast", 32.0)?, or("beta_slow", 1.0)?);
@@ -127,7 +132,7 @@ fn yarn(rope: &Fields, dims: usize, theta: f64, trained: f64) -> Result<Frequenc
         None if mscale != 0.0 && all_dim != 0.0 => mscale_of(mscale) / mscale_of(all_dim),
         None => mscale_of(1.0),
     };
-    // The dimension that turns `rotations` times within the trained length.
+    // The dimension that makes `rotations` turns within the trained length.
     let dimension = |rotations: f64| dims as f64 * (trained / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
     let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
     if truncate {
@@ -148,63 +153,4 @@ fn yarn(rope: &Fields, dims: usize, theta: f64, trained: f64) -> Result<Frequenc
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn of(config: Value) -> Result<Frequencies, LoadError> {
-        read(&Fields::new(config.as_object().expect("object"), ""), 8, 64, 10000.0)
-    }
-
-    #[test]
-    fn both_spellings_agree() {
-        let old = of(json!({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}})).expect("old");
-        let new = of(json!({"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}}));
-        assert_eq!(old, new.expect("new"));
-        assert_eq!(old.inv_freq[0], 0.5);
-        assert_eq!(of(json!({})).expect("none"), of(json!({"rope_scaling": null})).expect("null"));
-    }
-
-    #[test]
-    fn what_is_not_implemented_is_named() {
-        let cases = [
-            (json!({"rope_scaling": {"type": "longrope", "factor": 2.0}}), "longrope"),
-            (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor"),
-            (json!({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}), "mrope_section"),
-            (json!({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}), "rope_type"),
-            (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
-            (json!({"rope_theta": 0}), "rope_theta"),
-            (json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}), "full_attention"),
-        ];
-        for (config, name) in cases {
-            let error = of(config).expect_err(name).to_string();
-            assert!(error.contains(name), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_trained_length_may_be_written_twice_but_not_differ() {
-        let with = |top: Value, inner: Value| {
-            of(json!({"original_max_position_embeddings": top, "rope_scaling": {"type": "yarn", "factor": 4,
-                "original_max_position_embeddings": inner}}))
-        };
-        let once = with(Value::Null, 32.into()).expect("inside");
-        assert_eq!(once, with(32.into(), Value::Null).expect("top level"));
-        assert_eq!(once, with(32.into(), 32.into()).expect("both"));
-        let error = with(16.into(), 32.into()).expect_err("they differ").to_string();
-        assert!(error.contains("original_max_position_embeddings") && error.contains("16"), "{error}");
-    }
-
-    #[test]
-    fn yarn_keeps_fast_dimensions_and_stretches_slow_ones() {
-        let made = of(json!({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32,
-            "mscale": 0.5, "mscale_all_dim": 1.0}}))
-        .expect("yarn");
-        let plain = plain(8, 10000.0);
-        assert_eq!(made.inv_freq[0], plain.inv_freq[0]);
-        assert!((made.inv_freq[3] - plain.inv_freq[3] / 4.0).abs() < 1e-12);
-        assert!((f64::from(made.magnitude) - (0.05 * 4f64.ln() + 1.0) / (0.1 * 4f64.ln() + 1.0)).abs() < 1e-7);
-        assert!((made.softmax_mscale - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
-    }
-}
+mod tests;

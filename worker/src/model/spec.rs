@@ -1,5 +1,5 @@
-//! What a model is, as data: which weights under which names, cut how, and the numbers of each block. An architecture
-//! file makes a `Spec` from config.json; loading and the forward know only this.
+//! A model as data: its weights with their names and sharding, and the numbers of each block. An architecture file
+//! makes a `Spec` from config.json; loading and the forward pass know only the `Spec`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use rein_control_plane::placement::{ModelShape, RankPlacement, share};
 use rein_kernels::{RopeSpec, RouteSpec};
 
-/// Which part of a weight [out, in] a rank holds.
+/// The part of a weight [out, in] that a rank holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shard {
     Whole,
     /// The outputs of its attention heads, this many per head.
     OutHeads(usize),
     OutKvHeads(usize),
-    /// The inputs of its attention heads; ranks' results are summed.
+    /// The inputs of its attention heads; the ranks' results are summed.
     InHeads(usize),
     /// An even share of the outputs or inputs.
     Out,
@@ -23,7 +23,7 @@ pub enum Shard {
 
 /// A linear module: `{module}.weight` [out, inp] in any weight format and, with `bias`, `{module}.bias` [out].
 #[derive(Debug, Clone)]
-pub struct Linear {
+pub struct LinearSpec {
     pub module: String,
     pub out: usize,
     pub inp: usize,
@@ -31,7 +31,7 @@ pub struct Linear {
     pub shard: Shard,
 }
 
-impl Linear {
+impl LinearSpec {
     pub fn new(module: impl Into<String>, [out, inp]: [usize; 2], bias: bool, shard: Shard) -> Self {
         Self { module: module.into(), out, inp, bias, shard }
     }
@@ -65,10 +65,10 @@ pub struct Norm {
 
 #[derive(Debug, Clone)]
 pub struct Gqa {
-    pub q: Linear,
-    pub k: Linear,
-    pub v: Linear,
-    pub o: Linear,
+    pub q: LinearSpec,
+    pub k: LinearSpec,
+    pub v: LinearSpec,
+    pub o: LinearSpec,
     /// Norms of each query and key head, before the rotation.
     pub qk_norm: Option<(Norm, Norm)>,
     pub head_dim: usize,
@@ -79,18 +79,18 @@ pub struct Gqa {
 
 #[derive(Debug, Clone)]
 pub enum MlaQuery {
-    Full(Linear),
-    LowRank { a: Linear, norm: Norm, b: Linear },
+    Full(LinearSpec),
+    LowRank { a: LinearSpec, norm: Norm, b: LinearSpec },
 }
 
 #[derive(Debug, Clone)]
 pub struct Mla {
     pub query: MlaQuery,
-    /// Gives the latent and, behind it, the shared key's rotary part.
-    pub kv_a: Linear,
+    /// Its output is the latent, followed by the rotary part of the shared key.
+    pub kv_a: LinearSpec,
     pub kv_norm: Norm,
-    pub kv_b: Linear,
-    pub o: Linear,
+    pub kv_b: LinearSpec,
+    pub o: LinearSpec,
     pub nope_dim: usize,
     pub rope_dim: usize,
     pub v_dim: usize,
@@ -109,15 +109,15 @@ pub enum Attention {
 /// down(silu(gate(x)) * up(x))
 #[derive(Debug, Clone)]
 pub struct Gated {
-    pub gate: Linear,
-    pub up: Linear,
-    pub down: Linear,
+    pub gate: LinearSpec,
+    pub up: LinearSpec,
+    pub down: LinearSpec,
 }
 
 #[derive(Debug, Clone)]
 pub struct Moe {
-    pub router: Linear,
-    /// Tensor with one number per expert, added to the scores for the choice only.
+    pub router: LinearSpec,
+    /// A tensor with one number per expert, added to the scores only for the choice.
     pub choice_bias: Option<String>,
     pub experts: Vec<Gated>,
     pub route: RouteSpec,
@@ -131,7 +131,7 @@ pub enum Mlp {
 }
 
 #[derive(Debug, Clone)]
-pub struct Layer {
+pub struct LayerSpec {
     pub input_norm: Norm,
     pub attention: Attention,
     pub mlp_norm: Norm,
@@ -146,25 +146,25 @@ pub struct Spec {
     pub max_positions: usize,
     pub heads: usize,
     pub kv_heads: usize,
-    /// Module whose `.weight` is [vocab, hidden].
+    /// The module whose `.weight` is [vocab, hidden].
     pub embed: String,
     pub embedding_multiplier: f32,
-    pub layers: Vec<Layer>,
-    /// Each block's output is multiplied by this before it joins the residual stream.
+    pub layers: Vec<LayerSpec>,
+    /// Factor of each block's output before it is added to the residual stream.
     pub residual_multiplier: f32,
     pub norm: Norm,
-    pub head: Linear,
-    /// The head is the embedding's matrix.
+    pub head: LinearSpec,
+    /// The head uses the embedding's matrix.
     pub tied: bool,
-    /// Logits are divided by this.
+    /// Divisor of the logits.
     pub logits_scaling: f32,
-    /// Tensors with these beginnings are known and not needed: layers that only predict further tokens, a vision tower.
+    /// Prefixes of tensors that are known and not needed: layers that only predict further tokens, a vision tower.
     pub ignored: Vec<String>,
 }
 
 impl Spec {
     pub fn shape(&self) -> ModelShape {
-        let experts = |layer: &Layer| match &layer.mlp {
+        let experts = |layer: &LayerSpec| match &layer.mlp {
             Mlp::Dense(_) => 0,
             Mlp::Moe(moe) => moe.experts.len(),
         };
@@ -175,8 +175,8 @@ impl Spec {
         }
     }
 
-    /// All linear modules but embedding and head.
-    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+    /// All linear modules except embedding and head.
+    pub fn linears(&self) -> impl Iterator<Item = &LinearSpec> {
         self.layers.iter().flat_map(|layer| {
             let mut all = layer.attention.linears();
             match &layer.mlp {
@@ -191,10 +191,10 @@ impl Spec {
     }
 
     pub fn norms(&self) -> impl Iterator<Item = &Norm> {
-        std::iter::once(&self.norm).chain(self.layers.iter().flat_map(Layer::norms))
+        std::iter::once(&self.norm).chain(self.layers.iter().flat_map(LayerSpec::norms))
     }
 
-    /// Linear modules that the checkpoint must have, with [out, inp].
+    /// LinearSpec modules that the checkpoint must have, with [out, inp].
     pub fn modules(&self) -> Vec<(String, [usize; 2])> {
         let mut modules: Vec<_> = self.linears().map(|l| (l.module.clone(), [l.out, l.inp])).collect();
         modules.push((self.embed.clone(), [self.vocab, self.hidden]));
@@ -218,7 +218,7 @@ impl Spec {
 }
 
 impl Attention {
-    pub fn linears(&self) -> Vec<&Linear> {
+    pub fn linears(&self) -> Vec<&LinearSpec> {
         match self {
             Self::Gqa(a) => vec![&a.q, &a.k, &a.v, &a.o],
             Self::Mla(a) => match &a.query {
@@ -230,12 +230,12 @@ impl Attention {
 }
 
 impl Gated {
-    pub fn linears(&self) -> [&Linear; 3] {
+    pub fn linears(&self) -> [&LinearSpec; 3] {
         [&self.gate, &self.up, &self.down]
     }
 }
 
-impl Layer {
+impl LayerSpec {
     fn norms(&self) -> Vec<&Norm> {
         let mut all = vec![&self.input_norm, &self.mlp_norm];
         match &self.attention {

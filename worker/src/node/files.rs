@@ -1,4 +1,4 @@
-//! A model directory's text files, for routers that have none.
+//! Serves a model directory's text files to routers that do not have them. It does not know what the files mean.
 
 use std::collections::BTreeMap;
 use std::fs::DirEntry;
@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use crate::checkpoint::{LoadError, Reads, read_file};
 use crate::limits::TEXT_BYTES;
 
-/// All of them that there are.
+/// The text files that a model directory may have.
 const FILES: [&str; 8] = [
     "config.json",
     "generation_config.json",
@@ -28,16 +28,16 @@ const FILES: [&str; 8] = [
     "chat_template.json",
 ];
 const TEMPLATES: &str = "additional_chat_templates";
-/// Bytes of a message.
+/// Bytes per message.
 const PART: usize = 1 << 20;
 
-/// As they were when the worker started: routers must get the files that its fingerprint is of, whatever the directory
-/// holds by then.
+/// The files as they were when the worker started: routers must get the files of its fingerprint, whatever the
+/// directory holds later.
 #[derive(Debug, Clone)]
-pub struct Files(Arc<BTreeMap<String, Bytes>>);
+pub struct TextFiles(Arc<BTreeMap<String, Bytes>>);
 
-impl Files {
-    /// Those that there are in a model directory. A read that returns nothing for `timeout` is an error.
+impl TextFiles {
+    /// Reads the files of a model directory. A read that returns nothing for `timeout` is an error.
     pub fn read(dir: &Path, timeout: Duration) -> Result<Self, LoadError> {
         let reads = Reads::new(timeout);
         reads.watch({
@@ -62,10 +62,10 @@ impl Files {
             room -= bytes.len() as u64;
             files.insert(name.to_string_lossy().into_owned(), bytes.into());
         }
-        Ok(Files(Arc::new(files)))
+        Ok(TextFiles(Arc::new(files)))
     }
 
-    /// By path from the directory on, in the order of the paths.
+    /// Pairs of path, relative to the directory, and contents, ordered by path.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.0.iter().map(|(path, bytes)| (path.as_str(), &bytes[..]))
     }
@@ -76,7 +76,7 @@ impl Files {
 }
 
 #[tonic::async_trait]
-impl worker_server::Worker for Files {
+impl worker_server::Worker for TextFiles {
     type TextFilesStream = Pin<Box<dyn Stream<Item = Result<TextFile, Status>> + Send>>;
 
     async fn text_files(&self, _: Request<TextFilesRequest>) -> Result<Response<Self::TextFilesStream>, Status> {

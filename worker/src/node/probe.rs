@@ -1,21 +1,21 @@
-//! Whether this worker's ranks could link with those of its peers: tried again and again, so that the controller knows before
-//! it gives anybody a seat.
+//! Probes repeatedly whether this worker's ranks could link with those of its peers, so that the controller knows
+//! before it assigns seats. It does not know seats.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rein_control_plane::connectivity::{LinkAttempt, LinkReport, peers};
 use rein_control_plane::limits::BURST;
-use rein_control_plane::reach::{Attempt, LinkReport, peers};
 use rein_control_plane::records::{Keys, WorkerRecord};
-use rein_control_plane::{Mirror, Snapshot, Store, View};
-use rein_kernels::collective::tcp::{Listener, ProbeError};
+use rein_control_plane::{ClusterView, Mirror, Snapshot, Store};
+use rein_kernels::collective::tcp::{ProbeError, RankListener};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::limits::{PROBE_AGAIN, PROBE_LATE, PROBE_RETRY, PROBE_TIME, PROBE_WORDS};
 
-/// Tries until it is dropped.
+/// Probes until it is dropped.
 pub struct Probing {
     report: watch::Receiver<LinkReport>,
     task: AbortHandle,
@@ -28,15 +28,15 @@ impl Drop for Probing {
 }
 
 impl Probing {
-    pub fn start(store: Arc<dyn Store>, keys: &Keys, id: &str, listener: Arc<Listener>) -> Self {
-        listener.introduce(&keys.worker(id));
+    pub fn start(store: Arc<dyn Store>, keys: &Keys, id: &str, listener: Arc<RankListener>) -> Self {
+        listener.register(&keys.worker(id));
         let (says, report) = watch::channel(LinkReport::default());
         let workers = Mirror::new(store, id, keys.workers());
         let prober = Prober {
             keys: keys.clone(),
             id: id.to_owned(),
             listener,
-            view: View::default(),
+            view: ClusterView::default(),
             known: BTreeMap::new(),
             says,
         };
@@ -47,17 +47,17 @@ impl Probing {
     pub async fn changed(&mut self) -> LinkReport {
         match self.report.changed().await {
             Ok(()) => self.report.borrow_and_update().clone(),
-            // It tries as long as this is there.
+            // The task lives as long as this handle.
             Err(_) => std::future::pending().await,
         }
     }
 }
 
-/// A peer, and what was found.
+/// A peer and the result of its last probe.
 struct Peer {
     incarnation: u64,
     mesh: String,
-    /// None: it has not been tried yet.
+    /// None: not probed yet.
     found: Option<Result<(), String>>,
     trying: bool,
     due: Instant,
@@ -66,18 +66,18 @@ struct Peer {
 struct Prober {
     keys: Keys,
     id: String,
-    listener: Arc<Listener>,
-    view: View,
+    listener: Arc<RankListener>,
+    view: ClusterView,
     known: BTreeMap<String, Peer>,
     says: watch::Sender<LinkReport>,
 }
 
-/// What came of trying the peer of this id and incarnation.
-type Tried = (String, u64, Result<(), String>);
+/// The result of a probe: id, incarnation, outcome.
+type ProbeResult = (String, u64, Result<(), String>);
 
 impl Prober {
     async fn run(mut self, mut workers: Mirror) {
-        let mut trying: JoinSet<Tried> = JoinSet::new();
+        let mut trying: JoinSet<ProbeResult> = JoinSet::new();
         loop {
             let now = Instant::now();
             for (id, peer) in self.known.iter_mut().filter(|(_, peer)| !peer.trying && peer.due <= now) {
@@ -94,7 +94,7 @@ impl Prober {
             let due = waiting.map(|peer| peer.due).min().unwrap_or(now + PROBE_AGAIN);
             tokio::select! {
                 _ = workers.changed() => {
-                    // A burst of changes is looked at once.
+                    // Handles a burst of changes as one.
                     sleep(BURST).await;
                     self.follow(&workers.view());
                 }
@@ -109,7 +109,7 @@ impl Prober {
         }
     }
 
-    /// Forgets peers that are gone, or are others now.
+    /// Forgets peers that are gone or have been replaced.
     fn follow(&mut self, view: &Snapshot) {
         self.view.update(&self.keys, view);
         let workers = &self.view.workers;
@@ -130,12 +130,12 @@ impl Prober {
         self.report();
     }
 
-    fn take(&mut self, (id, incarnation, found): Tried) {
+    fn take(&mut self, (id, incarnation, found): ProbeResult) {
         let Some(peer) = self.known.get_mut(&id).filter(|peer| peer.incarnation == incarnation) else { return };
         match (&peer.found, &found) {
             (Some(Err(before)), Err(why)) if before == why => {}
-            (_, Err(why)) => tracing::warn!(peer = id, why, "cannot link with a peer"),
-            (Some(Err(_)), Ok(())) => tracing::info!(peer = id, "can link with a peer again"),
+            (_, Err(why)) => tracing::warn!(peer = id, why, "cannot link with peer"),
+            (Some(Err(_)), Ok(())) => tracing::info!(peer = id, "can link with peer again"),
             _ => {}
         }
         peer.due = Instant::now() + if found.is_ok() { PROBE_AGAIN } else { PROBE_RETRY };
@@ -145,7 +145,7 @@ impl Prober {
     fn report(&self) {
         let tried = self.known.iter().filter_map(|(id, peer)| {
             let found = peer.found.as_ref()?;
-            Some((id.clone(), Attempt { incarnation: peer.incarnation, failure: found.as_ref().err().cloned() }))
+            Some((id.clone(), LinkAttempt { incarnation: peer.incarnation, failure: found.as_ref().err().cloned() }))
         });
         let report = LinkReport { tried: tried.collect() };
         self.says.send_if_modified(|said| {
@@ -156,16 +156,16 @@ impl Prober {
     }
 }
 
-async fn attempt(listener: Arc<Listener>, name: String, id: String, incarnation: u64, mesh: String) -> Tried {
+async fn attempt(listener: Arc<RankListener>, name: String, id: String, incarnation: u64, mesh: String) -> ProbeResult {
     let probe = {
         let mesh = mesh.clone();
         tokio::task::spawn_blocking(move || listener.probe(&mesh, &name, PROBE_TIME))
     };
-    // Only the name of a host takes longer.
+    // Only the resolution of a host name takes longer.
     let found = match timeout(PROBE_TIME + PROBE_LATE, probe).await {
         Ok(Ok(found)) => found.map_err(|error: ProbeError| error.to_string()),
-        Ok(Err(panic)) => Err(format!("trying {mesh} failed: {panic}")),
-        Err(_) => Err(format!("the host of {mesh} is not found in time")),
+        Ok(Err(panic)) => Err(format!("the probe of {mesh} panicked: {panic}")),
+        Err(_) => Err(format!("cannot resolve the host of {mesh} in time")),
     };
     (id, incarnation, found.map_err(|why| why.chars().take(PROBE_WORDS).collect()))
 }

@@ -1,4 +1,5 @@
-//! A seat being taken: the ranks link with the others of their group, load what the placement says, and serve.
+//! Takes a seat: links the ranks with the others of their group, loads the placement's weights, and starts the engine.
+//! It does not know the store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,133 +7,136 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use rein_control_plane::records::GroupRecord;
-use rein_kernels::collective::tcp::{Abort, Fate, JoinError, Listener, Member};
+use rein_kernels::collective::tcp::{Abort, GroupEnd, JoinError, JoinRequest, RankListener};
 use rein_kernels::collective::{AbortHandle, Collective, threads};
 use rein_proto::protocol;
 use tokio::sync::oneshot;
 
 use super::limits::{JOIN_TIME, LOOK};
 use crate::executor::Executor;
-use crate::rank::{Layouts, Model, Resident, Seated};
+use crate::rank::{Layouts, ModelLoader, Resident, Seated};
 use crate::scheduler::EngineOptions;
 use crate::service::{self, EngineService};
 
-/// Why a seat could not be taken, and by whose fault if that is known.
+/// Why a seat could not be taken, and which rank failed if that is known.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
-pub struct Refused {
+pub struct SeatError {
     pub reason: String,
     pub suspect: Option<usize>,
-    /// This process can take no other seat either.
+    /// This process cannot take any other seat either.
     pub is_final: bool,
 }
 
-impl Refused {
+impl SeatError {
     pub fn because(reason: String, suspect: Option<usize>) -> Self {
-        Refused { reason, suspect, is_final: false }
+        SeatError { reason, suspect, is_final: false }
     }
 }
 
 /// What executes a worker's steps.
 #[derive(Clone)]
-pub enum Work {
-    Model(Arc<Model>),
-    /// One rank, made anew for each epoch.
+pub enum Workload {
+    Model(Arc<ModelLoader>),
+    /// One rank, created for each epoch.
     Sim(Arc<dyn Fn() -> Box<dyn Executor> + Send + Sync>),
 }
 
-/// A seat that has been taken.
-pub struct Taken {
+/// A taken seat.
+pub struct TakenSeat {
     pub engine: Option<EngineService>,
-    /// None: there are no experts that could lie elsewhere.
+    /// None: there are no experts that could move.
     pub layouts: Option<Arc<Layouts>>,
     /// Ranks that follow.
     _followers: Option<Seated>,
 }
 
-/// A group's links on their way into being, or out of it.
+/// The links of a group, while they are set up and torn down.
 #[derive(Default)]
-pub struct Links {
+pub struct GroupLinks {
     given_up: AtomicBool,
-    fates: std::sync::Mutex<Vec<(Fate, AbortHandle)>>,
+    ends: std::sync::Mutex<Vec<(GroupEnd, AbortHandle)>>,
 }
 
-impl Links {
-    fn add(&self, fate: Fate, abort: AbortHandle) {
-        self.fates.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((fate, abort));
+impl GroupLinks {
+    fn add(&self, group_end: GroupEnd, abort: AbortHandle) {
+        self.ends.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((group_end, abort));
     }
 
-    fn fates(&self) -> Vec<(Fate, AbortHandle)> {
-        self.fates.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    fn ends(&self) -> Vec<(GroupEnd, AbortHandle)> {
+        self.ends.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    /// Ends the group, for all its members.
+    /// Ends the group for all its members.
     pub fn cut(&self, reason: &str) {
         self.given_up.store(true, Ordering::SeqCst);
-        self.fates().iter().for_each(|(_, abort)| abort.abort(reason));
+        self.ends().iter().for_each(|(_, abort)| abort.abort(reason));
     }
 
-    /// As `cut`, by the fault of the rank that is being waited for. False: there is nothing to cut, all ranks are here.
+    /// As `cut`, blaming the rank that is being waited for. False: there are no links, because all ranks are in this
+    /// process.
     pub fn give_up(&self, reason: &str) -> bool {
-        let fates = self.fates();
-        if let Some((fate, _)) = fates.first() {
-            fate.give_up(reason);
+        let ends = self.ends();
+        if let Some((group_end, _)) = ends.first() {
+            group_end.give_up(reason);
         }
-        !fates.is_empty()
+        !ends.is_empty()
     }
 
-    /// Waits, on its own thread, for the end of the group. None: all its ranks are here, and nothing links them with others.
+    /// Waits on its own thread for the end of the group. None: there are no links, because all ranks are in this
+    /// process.
     pub fn watch(self: &Arc<Self>) -> Option<oneshot::Receiver<Abort>> {
-        let (fate, _) = self.fates().into_iter().next()?;
+        let (group_end, _) = self.ends().into_iter().next()?;
         let (tell, told) = oneshot::channel();
         let watch = move || {
             while !tell.is_closed() {
-                if let Some(abort) = fate.wait(LOOK) {
-                    // Whoever asked may have gone.
+                if let Some(abort) = group_end.wait(LOOK) {
+                    // The caller may have given up.
                     let _ = tell.send(abort);
                     return;
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("fate".into()).spawn(watch);
-        thread.inspect_err(|error| tracing::error!(%error, "no thread to watch the group's links")).ok()?;
+        let thread = std::thread::Builder::new().name("group end".into()).spawn(watch);
+        thread.inspect_err(|error| tracing::error!(%error, "cannot start a thread to watch the group's links")).ok()?;
         Some(told)
     }
 }
 
-pub struct Taking {
-    pub work: Work,
+pub struct SeatTask {
+    pub work: Workload,
     pub group: String,
     pub record: Arc<GroupRecord>,
     pub member: usize,
-    pub listener: Arc<Listener>,
+    pub listener: Arc<RankListener>,
     pub residents: Vec<Resident>,
     pub home: Sender<Resident>,
-    pub links: Arc<Links>,
+    pub links: Arc<GroupLinks>,
     pub options: EngineOptions,
 }
 
-impl Taking {
-    /// Blocks until the whole group has loaded, or it has failed to. A fence of the listener, or a cut of the links, ends it.
-    pub fn take(self) -> Result<Taken, Refused> {
+impl SeatTask {
+    /// Blocks until the whole group has loaded or has failed to. A fence of the listener, or a cut of the links, ends
+    /// it.
+    pub fn take(self) -> Result<TakenSeat, SeatError> {
         let model = match &self.work {
-            Work::Sim(make) => {
+            Workload::Sim(make) => {
                 let engine = service::start(make(), self.options.clone());
-                return Ok(Taken { engine: Some(engine), layouts: None, _followers: None });
+                return Ok(TakenSeat { engine: Some(engine), layouts: None, _followers: None });
             }
-            Work::Model(model) => model.clone(),
+            Workload::Model(model) => model.clone(),
         };
         let links = self.link()?;
         let own = Some(self.record.first_rank(self.member));
         let seated = model
             .seat(&Arc::new(self.record.placement.clone()), links, self.residents, Some(self.home), &mut |_, _| ())
             .map_err(|error| match error {
-                crate::checkpoint::LoadError::Kernel(rein_kernels::Error::Aborted(reason)) => {
-                    let suspect = self.links.fates().first().and_then(|(fate, _)| fate.abort()?.suspect);
-                    Refused::because(reason, suspect)
+                crate::checkpoint::LoadError::Kernel(rein_kernels::KernelError::Aborted(reason)) => {
+                    let suspect = self.links.ends().first().and_then(|(group_end, _)| group_end.abort()?.suspect);
+                    SeatError::because(reason, suspect)
                 }
                 error => {
-                    Refused { is_final: error.is_final(), ..Refused::because(format!("cannot load: {error}"), own) }
+                    SeatError { is_final: error.is_final(), ..SeatError::because(format!("cannot load: {error}"), own) }
                 }
             })?;
         tracing::info!("{}", seated.plan);
@@ -140,14 +144,14 @@ impl Taking {
         let experts = placement.ranks.len() > 1 && placement.ranks[0].experts.iter().any(|layer| !layer.is_empty());
         let layouts = experts.then(|| seated.layouts().clone());
         if !seated.leads() {
-            return Ok(Taken { engine: None, layouts, _followers: Some(seated) });
+            return Ok(TakenSeat { engine: None, layouts, _followers: Some(seated) });
         }
         let group = seated.executor().map(|group| service::start(Box::new(group), self.options));
-        Ok(Taken { engine: group, layouts, _followers: None })
+        Ok(TakenSeat { engine: group, layouts, _followers: None })
     }
 
-    /// Each own rank joins the others.
-    fn link(&self) -> Result<Vec<Box<dyn Collective>>, Refused> {
+    /// GroupLinks each of this member's ranks with the other ranks.
+    fn link(&self) -> Result<Vec<Box<dyn Collective>>, SeatError> {
         let size = self.record.placement.ranks.len();
         let (first, ranks) = (self.record.first_rank(self.member), &self.record.members[self.member].ranks);
         if ranks.len() == size {
@@ -156,8 +160,13 @@ impl Taking {
         let (group, epoch, addresses, listener) =
             (&self.group, self.record.epoch(), &self.record.mesh(), &*self.listener);
         let join = move |rank| {
-            let member =
-                Member { group: group.clone(), epoch, rank, protocol: protocol::NUMBER, addresses: addresses.clone() };
+            let member = JoinRequest {
+                group: group.clone(),
+                epoch,
+                rank,
+                protocol: protocol::NUMBER,
+                addresses: addresses.clone(),
+            };
             listener.join(&member, JOIN_TIME)
         };
         let joined: Vec<_> = std::thread::scope(|scope| {
@@ -174,21 +183,21 @@ impl Taking {
                         JoinError::Foreign { rank, .. } => Some(*rank),
                         _ => None,
                     };
-                    return Err(Refused::because(error.to_string(), suspect));
+                    return Err(SeatError::because(error.to_string(), suspect));
                 }
                 Err(_) => {
-                    return Err(Refused::because("a rank panicked while it joined".into(), Some(first)));
+                    return Err(SeatError::because("a rank panicked while linking".into(), Some(first)));
                 }
             };
-            self.links.add(link.fate(), link.abort_handle());
+            self.links.add(link.group_end(), link.abort_handle());
             links.push(Box::new(link));
         }
         if self.links.given_up.load(Ordering::SeqCst) {
-            return Err(Refused::because("given up while joining".into(), None));
+            return Err(SeatError::because("the group ended while linking".into(), None));
         }
         Ok(links)
     }
 }
 
-/// Longest wait for weights to come back from a group that is over; they are read again otherwise.
-pub const HOMECOMING: Duration = Duration::from_secs(5);
+/// Time limit for weights to come back from a group that ended; after it they are read again.
+pub const RETURN_TIME: Duration = Duration::from_secs(5);

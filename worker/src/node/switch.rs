@@ -1,4 +1,5 @@
-//! What the node shows of itself: the Engine service of the group it leads, if it leads one now, and what it is.
+//! The Engine service of a worker: that of the group it leads, if it leads one, and the worker's state. It does not
+//! know how seats are taken.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -7,30 +8,30 @@ use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, InfoRequest, 
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::ready::{Standing, Stood};
+use super::readiness::{CurrentStanding, WorkerStanding};
 use crate::limits;
 use crate::metrics::StepTimesSeen;
 use crate::service::{EngineService, Outputs};
 
 #[derive(Debug, Clone, Default)]
-pub struct Switch {
+pub struct EngineSwitch {
     engine: Arc<RwLock<Option<EngineService>>>,
-    stood: Arc<watch::Sender<Stood>>,
+    standing_sender: Arc<watch::Sender<CurrentStanding>>,
 }
 
-/// A worker in numbers.
+/// The state of a worker for metrics.
 #[derive(Debug, Clone)]
 pub struct WorkerReport {
     pub standing: &'static str,
-    /// Of its seat; 0: it has had none.
+    /// The epoch of its seat. 0: it has had none.
     pub epoch: u64,
-    /// Where it leads.
+    /// Present while it leads a group.
     pub engine: Option<(EngineStats, StepTimesSeen)>,
-    /// Routers that follow that engine.
+    /// Routers that listen to that engine.
     pub routers: usize,
 }
 
-impl Switch {
+impl EngineSwitch {
     pub fn set(&self, engine: Option<EngineService>) -> Option<EngineService> {
         let mut current = self.engine.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *current, engine)
@@ -40,29 +41,29 @@ impl Switch {
         self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The engine, unless it can execute no more.
+    /// The engine, unless it is lost.
     pub fn serving(&self) -> Option<EngineService> {
         self.current().filter(|engine| engine.lost().is_none())
     }
 
     fn engine(&self) -> Result<EngineService, Status> {
-        self.current().ok_or_else(|| Status::unavailable("this worker leads no group now"))
+        self.current().ok_or_else(|| Status::unavailable("this worker does not lead a group"))
     }
 
-    pub(super) fn stand(&self, standing: Standing, epoch: u64) {
-        self.stood.send_modify(|stood| stood.becomes(standing, epoch));
+    pub(super) fn publish_standing(&self, standing: WorkerStanding, epoch: u64) {
+        self.standing_sender.send_modify(|standing_sender| standing_sender.becomes(standing, epoch));
     }
 
-    pub(super) fn stood(&self) -> watch::Receiver<Stood> {
-        self.stood.subscribe()
+    pub(super) fn standing_sender(&self) -> watch::Receiver<CurrentStanding> {
+        self.standing_sender.subscribe()
     }
 
     pub fn report(&self) -> WorkerReport {
         let engine = self.current();
-        let stood = self.stood.borrow();
+        let standing_sender = self.standing_sender.borrow();
         WorkerReport {
-            standing: stood.standing.name(),
-            epoch: stood.epoch,
+            standing: standing_sender.standing.name(),
+            epoch: standing_sender.epoch,
             routers: engine.as_ref().map_or(0, EngineService::listeners),
             engine: engine.map(|engine| (engine.engine_stats(), engine.step_times())),
         }
@@ -76,7 +77,7 @@ impl Switch {
 }
 
 #[tonic::async_trait]
-impl engine_server::Engine for Switch {
+impl engine_server::Engine for EngineSwitch {
     type GenerateStream = Outputs;
     type EventsStream = <EngineService as engine_server::Engine>::EventsStream;
 

@@ -1,10 +1,10 @@
-//! Steps and ranks that hang. The test is the controller, and the other rank.
+//! Hanging steps and ranks. The test acts as the controller and as the other rank.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::{Condvar, Mutex};
 
-use rein_control_plane::records::{Member, Release, Trouble};
+use rein_control_plane::records::{GroupMember, Release, Trouble};
 use rein_control_plane::{Memory, ModelShape, place};
 use rein_kernels::collective::Collective;
 use rein_kernels::collective::tcp::{self, Tcp};
@@ -20,19 +20,19 @@ use tonic::{Code, Request, Status, Streaming};
 
 use super::*;
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
-use crate::rank::{Dtype, Model, ModelOptions};
+use crate::rank::{Dtype, ModelLoader, ModelOptions};
 use crate::sim::{Sim, SimOptions};
 
 const GROUP: &str = "g";
-/// For what has to come.
+/// Time limit for expected events.
 const PATIENCE: Duration = Duration::from_secs(20);
 const DEADLINE: Duration = Duration::from_millis(200);
 
-/// Open or closed; whoever comes while it is closed waits.
+/// Open or closed; callers wait while it is closed.
 #[derive(Clone, Default)]
 struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
-/// The test's own end: whoever hangs goes on when the test is over, however it ends.
+/// Releases hanging threads at the end of the test, however it ends.
 #[derive(Default)]
 struct Open(Gate);
 
@@ -66,7 +66,7 @@ impl Executor for Gated<Sim> {
     }
 }
 
-/// Stands for a kernel that does not come back: a connection whose end it does not see either.
+/// Stands for a kernel that does not return: not even for a closed connection.
 impl<T: Read> Read for Gated<T> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.1.pass();
@@ -89,15 +89,15 @@ impl<T: Write> Write for Gated<T> {
 struct Worker {
     store: Arc<Memory>,
     keys: Keys,
-    listener: Arc<Listener>,
-    switch: Switch,
+    listener: Arc<RankListener>,
+    switch: EngineSwitch,
     leave: watch::Sender<bool>,
     run: JoinHandle<Result<(), NodeError>>,
 }
 
-/// The mesh addresses of all ranks, in rank order; there is one worker for each.
+/// A group with one worker per mesh address, in rank order.
 fn group(epoch: u64, mesh: &[String]) -> GroupRecord {
-    let member = |(rank, mesh): (usize, &String)| Member {
+    let member = |(rank, mesh): (usize, &String)| GroupMember {
         worker: format!("w{rank}"),
         incarnation: 1,
         address: String::new(),
@@ -120,9 +120,9 @@ fn group(epoch: u64, mesh: &[String]) -> GroupRecord {
 }
 
 impl Worker {
-    fn start(rank: usize, work: Work, secure: tcp::Secure, step_deadline: Duration) -> Self {
-        let (store, keys, switch) = (Arc::new(Memory::default()), Keys::new("test").unwrap(), Switch::default());
-        let listener = Arc::new(Listener::bind("127.0.0.1:0", secure).unwrap());
+    fn start(rank: usize, work: Workload, secure: tcp::Secure, step_deadline: Duration) -> Self {
+        let (store, keys, switch) = (Arc::new(Memory::default()), Keys::new("test").unwrap(), EngineSwitch::default());
+        let listener = Arc::new(RankListener::bind("127.0.0.1:0", secure).unwrap());
         let record = WorkerRecord {
             model: "m".into(),
             fingerprint: "f".into(),
@@ -156,7 +156,7 @@ impl Worker {
         Worker { store, keys, listener, switch, leave, run }
     }
 
-    /// What the controller would write.
+    /// Writes what the controller would write.
     async fn seat(&self, rank: usize, seat: Seat, record: Option<&GroupRecord>) {
         let mut write = Transaction::default().put(self.keys.seat(&format!("w{rank}")), encode(&seat), None);
         if let Some(record) = record {
@@ -174,7 +174,7 @@ impl Worker {
         self.seat(rank, Seat { group: None, epoch }, None).await;
     }
 
-    /// What a key says once it says this.
+    /// Waits until a key has this value.
     async fn said<T: DeserializeOwned>(&self, key: &str, is_it: impl Fn(&T) -> bool) -> T {
         let mut mirror = Mirror::new(self.store.clone(), "test", key);
         let wait = async {
@@ -209,7 +209,7 @@ impl Worker {
         client.generate(Request::new(stream)).await.map(tonic::Response::into_inner)
     }
 
-    /// How it ended, and whether the store still knows it.
+    /// How the worker ended, and whether it is still registered.
     async fn end(mut self) -> (Result<(), NodeError>, bool) {
         let ended = timeout(PATIENCE, &mut self.run).await.expect("it ends").expect("no panic");
         let known = self.store.read(&self.keys.worker("")).await.unwrap();
@@ -217,7 +217,7 @@ impl Worker {
     }
 }
 
-/// The last that a stream says, as a router takes it: the status of a loss, or that it has finished.
+/// The last message of a stream: the status of a lost engine, or a finish.
 async fn last(stream: &mut Streaming<FromEngine>) -> Result<Option<FinishReason>, Status> {
     let read = async {
         let mut last = Ok(None);
@@ -232,25 +232,25 @@ async fn last(stream: &mut Streaming<FromEngine>) -> Result<Option<FinishReason>
     timeout(PATIENCE, read).await.expect("the stream ends")
 }
 
-fn sim(gate: &Gate) -> Work {
+fn sim(gate: &Gate) -> Workload {
     let gate = gate.clone();
     let make = move || {
         let sim = Sim::new(SimOptions { blocks: 100, ..SimOptions::default() });
         Box::new(Gated(sim, gate.clone())) as Box<dyn Executor>
     };
-    Work::Sim(Arc::new(make))
+    Workload::Sim(Arc::new(make))
 }
 
-fn model() -> Work {
+fn model() -> Workload {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/llama3");
     let options =
         ModelOptions { dtype: Dtype::F32, tp: 2, threads: Some(1), kv_blocks: Some(16), ..ModelOptions::default() };
-    Work::Model(Arc::new(Model::open(&dir, &options).unwrap()))
+    Workload::Model(Arc::new(ModelLoader::open(&dir, &options).unwrap()))
 }
 
-/// The rank that the test is, linked and loaded as the other one sees it.
-async fn other(rank: usize, record: &GroupRecord, listener: Listener) -> Tcp {
-    let member = tcp::Member {
+/// The rank that the test plays, linked and loaded as far as the other one sees.
+async fn other(rank: usize, record: &GroupRecord, listener: RankListener) -> Tcp {
+    let member = tcp::JoinRequest {
         group: GROUP.into(),
         epoch: record.epoch(),
         rank,
@@ -266,7 +266,7 @@ async fn other(rank: usize, record: &GroupRecord, listener: Listener) -> Tcp {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_that_hangs_where_all_ranks_are_here_ends_the_group_its_streams_and_the_process() {
+async fn a_hung_step_without_other_processes_ends_the_group_its_streams_and_the_process() {
     let gate = Open::default();
     let worker = Worker::start(0, sim(&gate.0), tcp::plain(), DEADLINE);
     worker.take(0, &group(5, &[String::new()])).await;
@@ -276,27 +276,27 @@ async fn a_step_that_hangs_where_all_ranks_are_here_ends_the_group_its_streams_a
     let mut stream = worker.open().await.unwrap();
     let trouble = worker.trouble(0).await;
     assert_eq!((trouble.epoch, trouble.suspect), (5, Some(0)));
-    assert!(trouble.reason.contains("a step has taken"), "{}", trouble.reason);
+    assert!(trouble.reason.contains("a step is running"), "{}", trouble.reason);
     let lost = last(&mut stream).await.expect_err("it is lost");
     assert_eq!(lost.code(), Code::Unavailable, "{lost}");
-    assert!(lost.message().contains("a step has taken"), "{lost}");
+    assert!(lost.message().contains("a step is running"), "{lost}");
     let listening = async { while events.next().await.expect("a status").is_ok() {} };
     timeout(PATIENCE, listening).await.expect("routers that follow its events are told");
     assert_eq!(worker.open().await.err().map(|status| status.code()), Some(Code::Unavailable));
     // Its thread cannot be joined.
     let (ended, known) = worker.end().await;
-    assert!(matches!(&ended, Err(NodeError::Stuck(why)) if why.contains("a step has taken")), "{ended:?}");
+    assert!(matches!(&ended, Err(NodeError::Stuck(why)) if why.contains("a step is running")), "{ended:?}");
     assert!(!known, "others take its place at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_that_ends_after_all_costs_its_group_and_nobody_is_left_waiting() {
+async fn a_step_that_ends_too_late_ends_its_group_and_every_call_is_answered() {
     let gate = Open::default();
     let worker = Worker::start(0, sim(&gate.0), tcp::plain(), DEADLINE);
     worker.take(0, &group(5, &[String::new()])).await;
     gate.0.set(true);
     let mut first = worker.open().await.unwrap();
-    // The engine thread is in the step of the first: nobody answers this one.
+    // The engine thread is in the first sequence's step, so the second call is not answered.
     while worker.switch.serving().is_none_or(|engine| engine.step_time().is_none()) {
         tokio::task::yield_now().await;
     }
@@ -312,32 +312,32 @@ async fn a_step_that_ends_after_all_costs_its_group_and_nobody_is_left_waiting()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_that_waits_for_another_rank_is_that_ones_fault() {
+async fn a_step_that_waits_for_another_rank_blames_that_rank() {
     let worker = Worker::start(0, model(), tcp::plain(), DEADLINE);
-    let listener = Listener::bind("127.0.0.1:0", tcp::plain()).unwrap();
+    let listener = RankListener::bind("127.0.0.1:0", tcp::plain()).unwrap();
     let record = group(5, &[worker.listener.address().to_string(), listener.address().to_string()]);
     let (_, link) = tokio::join!(worker.take(0, &record), other(1, &record, listener));
-    // It lives, and does nothing.
+    // The other rank is alive and does nothing.
     let mut stream = worker.open().await.unwrap();
     let trouble = worker.trouble(0).await;
     assert_eq!((trouble.epoch, trouble.suspect), (5, Some(1)));
-    assert!(trouble.reason.contains("a step has taken"), "{}", trouble.reason);
+    assert!(trouble.reason.contains("a step is running"), "{}", trouble.reason);
     assert_eq!(last(&mut stream).await.unwrap(), Some(FinishReason::Lost));
-    let told = link.fate().wait(PATIENCE).expect("the other rank is told");
+    let told = link.group_end().wait(PATIENCE).expect("the other rank is told");
     assert_eq!(told.suspect, Some(1));
-    // Its own rank ended with the link: it goes on.
+    // Its own rank ended with the link, so the process continues.
     worker.dismiss(0, 6).await;
     worker.said::<WorkerRecord>(&worker.keys.worker("w0"), |record| record.seat.epoch == 6).await;
     worker.leave.send_replace(true);
     assert!(worker.end().await.0.is_ok());
 }
 
-/// A worker whose rank follows, and does not notice that its group is over; and the other rank.
+/// A worker whose follower rank does not notice the end of its group, and the other rank.
 async fn stuck(step_deadline: Duration, gate: &Gate) -> (Worker, Tcp) {
     let own = gate.clone();
     let secure: tcp::Secure = Arc::new(move |stream, _| Ok(Box::new(Gated(stream, own.clone()))));
     let worker = Worker::start(1, model(), secure, step_deadline);
-    let listener = Listener::bind("127.0.0.1:0", tcp::plain()).unwrap();
+    let listener = RankListener::bind("127.0.0.1:0", tcp::plain()).unwrap();
     let record = group(5, &[listener.address().to_string(), worker.listener.address().to_string()]);
     let (_, link) = tokio::join!(worker.take(1, &record), other(0, &record, listener));
     gate.set(true);
@@ -350,12 +350,12 @@ async fn a_rank_that_cannot_be_joined_ends_the_process() {
     let gate = Open::default();
     let (worker, _link) = stuck(DEADLINE, &gate.0).await;
     let (ended, known) = worker.end().await;
-    assert!(matches!(&ended, Err(NodeError::Stuck(why)) if why.contains("epoch 6 follows")), "{ended:?}");
+    assert!(matches!(&ended, Err(NodeError::Stuck(why)) if why.contains("replaced by epoch 6")), "{ended:?}");
     assert!(!known, "others take its place at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_asked_to_leave_does_not_wait_for_a_rank_that_hangs() {
+async fn a_leaving_worker_does_not_wait_for_a_hung_rank() {
     let gate = Open::default();
     let (worker, _link) = stuck(Duration::from_secs(3600), &gate.0).await;
     worker.leave.send_replace(true);

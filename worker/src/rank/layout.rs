@@ -1,4 +1,5 @@
-//! New layouts of experts for ranks that run: loaded beside the steps, taken up between two of them.
+//! New expert layouts for running ranks: loaded beside the steps, applied between two of them. It does not know why
+//! experts move.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,32 +8,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rein_control_plane::Placement;
 use rein_kernels::collective::threads;
 use rein_kernels::cpu::Cpu;
-use rein_kernels::{Error, Result as KernelResult};
+use rein_kernels::{KernelError, Result as KernelResult};
 
 use super::Checkpoint;
 use crate::checkpoint::LoadError;
-use crate::model::{ExpertCounts, Network, Swap};
+use crate::model::{ExpertCounts, LayoutSwap, Network};
 
-/// Layouts that a rank has been given and no step has asked for; an idle group takes none up.
+/// Layouts that a rank was given and no step has used yet; an idle group applies none.
 const AHEAD: usize = 2;
 
-/// What a rank is to become, in order.
+/// Pending layouts of a rank, in order.
 #[derive(Default)]
-pub struct Inbox(Mutex<VecDeque<Swap<Cpu>>>);
+pub struct LayoutInbox(Mutex<VecDeque<LayoutSwap<Cpu>>>);
 
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Swap<Cpu>>> {
+impl LayoutInbox {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<LayoutSwap<Cpu>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the network that of this layout.
+    /// Changes the network to this layout.
     pub fn take_up(&self, network: &mut Network<Cpu>, layout: u64) -> KernelResult<()> {
         while network.placement().layout != layout {
             let Some(swap) = self.lock().pop_front() else {
                 let known = network.placement().layout;
-                return Err(Error::Aborted(format!(
-                    "a step of layout {layout}; layout {known} is what has been loaded"
-                )));
+                return Err(KernelError::Aborted(format!("step of layout {layout}, but layout {known} is loaded")));
             };
             network.relayout(swap)?;
         }
@@ -40,15 +39,15 @@ impl Inbox {
     }
 }
 
-/// Of the ranks in this process.
+/// The expert layouts of the ranks in this process.
 pub struct Layouts {
     pub(super) checkpoint: Arc<Checkpoint>,
-    pub(super) ranks: Vec<(usize, Arc<Inbox>)>,
+    pub(super) ranks: Vec<(usize, Arc<LayoutInbox>)>,
     /// What the ranks have, or have in their inboxes.
     pub(super) given: Mutex<Arc<Placement>>,
-    /// Of the steps to come. The leader's.
+    /// The layout of the next steps. Set by the leader.
     pub(super) wanted: Arc<AtomicU64>,
-    /// Of the last step. The leader's.
+    /// The layout of the last step. Set by the leader.
     pub(super) used: Arc<AtomicU64>,
     pub(super) counts: Option<Arc<ExpertCounts>>,
 }
@@ -58,8 +57,8 @@ impl Layouts {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads what these ranks lack of a layout, beside what runs, until `stop`. False: not now; earlier ones are still
-    /// to be taken up.
+    /// Loads the experts that these ranks lack, beside running steps, until `stop`. False: earlier layouts are still
+    /// pending.
     pub fn load(&self, placement: &Arc<Placement>, stop: &AtomicBool) -> Result<bool, LoadError> {
         if self.ranks.iter().any(|(_, inbox)| inbox.lock().len() >= AHEAD) {
             return Ok(false);
@@ -74,7 +73,7 @@ impl Layouts {
         };
         let swaps: Result<Vec<_>, LoadError> =
             self.ranks.iter().map(|(rank, inbox)| Ok((inbox, fetch(rank)?))).collect();
-        // Also where they could not be read: this may be why.
+        // Also if they could not be read: a changed file may be the reason.
         weights.prove()?;
         let swaps = swaps?;
         if stop.load(Ordering::Relaxed) {
@@ -87,12 +86,12 @@ impl Layouts {
         Ok(true)
     }
 
-    /// A read of the checkpoint that hangs.
+    /// The error of a stalled read of the checkpoint.
     pub fn stalled(&self) -> Option<LoadError> {
         self.checkpoint.reads.stalled()
     }
 
-    /// All ranks of the group have loaded this layout: steps are of it from now on.
+    /// All ranks of the group have loaded this layout: the next steps use it.
     pub fn switch(&self, layout: u64) {
         self.wanted.store(layout, Ordering::Release);
     }
@@ -102,7 +101,7 @@ impl Layouts {
         self.used.load(Ordering::Acquire)
     }
 
-    /// How many rows each expert has had since the group began, by layer. None: somebody else counts.
+    /// Rows per layer and expert since the group began. None: another process counts.
     pub fn counts(&self) -> Option<Vec<Vec<u64>>> {
         self.counts.as_ref().map(|counts| counts.read())
     }

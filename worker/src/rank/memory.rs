@@ -1,4 +1,4 @@
-//! How much KV cache there is.
+//! Sizes the KV cache from free memory. It does not know sequences.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use super::ModelOptions;
 use crate::checkpoint::LoadError;
 use crate::model::{Precisions, Spec, bytes_of_copies, bytes_to_hold};
 
-/// Of the memory that the weights leave free, unless configured: 1 / this.
+/// The KV cache gets 1 / this of the memory that the weights leave free, unless configured.
 const DEFAULT_SHARE: usize = 4;
-/// Assumed free where the system does not say.
+/// Assumed free memory where the system does not report it.
 const UNKNOWN_FREE: usize = 2 << 30;
 
 /// The KV cache of the ranks in this process.
@@ -21,11 +21,11 @@ pub struct KvPlan {
     pub blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
-    /// Of this process's ranks together.
+    /// Bytes for all ranks of this process together.
     pub bytes_per_token: usize,
-    /// Longest prompt + generated.
+    /// Limit of prompt and generated tokens together.
     pub max_context: usize,
-    /// What it would be with a larger KV cache.
+    /// The limit with a larger KV cache.
     pub full_context: usize,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for KvPlan {
 }
 
 impl KvPlan {
-    /// Of these ranks of a group of `ranks`; the weights of those in `to_load` are still to take their memory.
+    /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet.
     pub(super) fn new<'a>(
         spec: &Spec,
         mine: &[&RankPlacement],
@@ -76,7 +76,7 @@ impl KvPlan {
         Self::with_free(spec, mine, weights + moves, precisions, options, free)
     }
 
-    /// With the blocks that all ranks have room for, which may be fewer.
+    /// Uses the number of blocks that all ranks have room for, which may be lower.
     pub(super) fn agreed(mut self, blocks: usize, options: &ModelOptions) -> Result<Self, LoadError> {
         self.blocks = blocks;
         self.limited(options)
@@ -93,7 +93,7 @@ impl KvPlan {
         let block_size = options.block_size;
         let size = if precisions.base == Precision::F32 { 4 } else { 2 };
         let of_rank = |kv_heads: usize| -> usize {
-            let width = |layer: &crate::model::Layer| {
+            let width = |layer: &crate::model::LayerSpec| {
                 let (k, v) = layer.attention.cache_widths(kv_heads);
                 k + v
             };
@@ -106,7 +106,7 @@ impl KvPlan {
             (Some(blocks), _) => blocks,
             (None, None) if weights >= free => {
                 let (weights, free) = (weights >> 20, free >> 20);
-                let what = format!("the weights take {weights} MiB, of {free} that are free; state the size to use");
+                let what = format!("the weights take {weights} MiB of {free} MiB free memory; give an explicit size");
                 return Err(LoadError::Option { option: "kv_memory", what });
             }
             (None, memory) => {
@@ -118,17 +118,18 @@ impl KvPlan {
         Self { blocks, block_size, bytes_per_token, max_context: context, full_context: context }.limited(options)
     }
 
-    /// With the context that the blocks hold.
+    /// Limits the context to what the blocks hold.
     fn limited(self, options: &ModelOptions) -> Result<Self, LoadError> {
         let Self { blocks, block_size, bytes_per_token, full_context, .. } = self;
         let fits = blocks * block_size;
         match options.max_context {
             _ if blocks == 0 => {
-                let what = format!("does not hold one block of {block_size} tokens at {bytes_per_token} bytes each");
+                let what = format!("too small for one block of {block_size} tokens at {bytes_per_token} bytes each");
                 Err(LoadError::Option { option: "kv_memory", what })
             }
             Some(asked) if asked > fits => {
-                let what = format!("{asked} tokens do not fit the KV cache of {fits}; give it more memory or blocks");
+                let what =
+                    format!("{asked} tokens exceed the KV cache, which holds {fits}; increase its memory or blocks");
                 Err(LoadError::Option { option: "max_context", what })
             }
             _ => Ok(Self { max_context: full_context.min(fits), ..self }),
@@ -136,8 +137,8 @@ impl KvPlan {
     }
 }
 
-/// Bytes of the experts of a layout to come that a rank holds beside those of the present one: as many as the controller moves
-/// at once, or those of one layer if these are more. None where it holds all, as the only rank of a group does.
+/// Bytes of the experts of a new layout that a rank holds beside those of the current one: as many as the controller
+/// moves at once, or those of one layer if that is more. None for the only rank of a group, which holds all experts.
 fn bytes_of_moves(spec: &Spec, precisions: Precisions, rank: &RankPlacement, redundant: usize) -> usize {
     let all = spec.shape().experts;
     let lacks = || all.iter().zip(&rank.experts).map(|(all, held)| (all.saturating_sub(held.len()), held.len()));
@@ -147,12 +148,12 @@ fn bytes_of_moves(spec: &Spec, precisions: Precisions, rank: &RankPlacement, red
     moves * bytes_of_copies(spec, precisions, 1) / layers.max(1)
 }
 
-/// Longest prompt + generated that config.json and `options` allow.
+/// The context limit that config.json and `options` allow.
 pub(super) fn context(spec: &Spec, options: &ModelOptions) -> Result<usize, LoadError> {
     let allowed = spec.max_positions;
     match options.max_context.unwrap_or(allowed) {
         context if context == 0 || context > allowed => {
-            let what = format!("must be from 1 to max_position_embeddings, {allowed}, not {context}");
+            let what = format!("must be from 1 to {allowed} (max_position_embeddings), got {context}");
             Err(LoadError::Option { option: "max_context", what })
         }
         context => Ok(context),
@@ -168,92 +169,4 @@ pub fn free_memory() -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use rein_control_plane::place;
-    use serde_json::json;
-
-    use super::*;
-    use crate::limits::MAX_SEQUENCES;
-
-    const PRECISIONS: Precisions = Precisions { base: Precision::Bf16, linear: Precision::Bf16 };
-
-    /// `free` is what the weights leave.
-    fn plan(options: &ModelOptions, free: usize) -> Result<KvPlan, LoadError> {
-        let config = json!({"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 16,
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 8,
-            "max_position_embeddings": 100});
-        let spec = crate::model::build(config.as_object().expect("object")).expect("spec");
-        let placement = place(&spec.shape(), options.tp, 1).expect("placement");
-        let weights: usize =
-            placement.ranks.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, options.tp)).sum();
-        // Embedding and head; q and o, k and v, the MLP, of each layer.
-        if options.tp == 1 {
-            assert_eq!(weights, 2 * (2 * 8 * 16 + 2 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 8 * 16)));
-        }
-        let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
-        KvPlan::with_free(&spec, &mine, weights, PRECISIONS, options, weights + free)
-    }
-
-    #[test]
-    fn memory_is_a_share_of_what_is_free_and_no_more_than_can_be_used() {
-        // 2 layers * (k + v) * 2 heads * 4 wide * 2 bytes.
-        let all = plan(&ModelOptions::default(), 1 << 30).expect("plan");
-        assert_eq!((all.bytes_per_token, all.blocks, all.max_context), (64, 7 * MAX_SEQUENCES, 100));
-        let few = plan(&ModelOptions::default(), 4 * 64 * 16 * 3).expect("plan");
-        assert_eq!((few.blocks, few.max_context), (3, 48));
-        assert!(few.to_string().contains("context 48 of 100 tokens"), "{few}");
-        let narrow = plan(&ModelOptions { max_sequences: 2, ..Default::default() }, 1 << 30).expect("plan");
-        assert_eq!(narrow.blocks, 7 * 2);
-        // Four ranks, two heads: each head is held twice.
-        let wide = plan(&ModelOptions { tp: 4, ..Default::default() }, 1 << 30).expect("plan");
-        assert_eq!(wide.bytes_per_token, 128);
-        assert!(all.to_string().contains("448 blocks of 16 tokens"), "{all}");
-        assert!(all.to_string().ends_with("context 100 tokens"), "{all}");
-    }
-
-    #[test]
-    fn a_layout_to_come_has_room_beside_the_present_one() {
-        let spec = |experts: usize| {
-            let config = json!({"architectures": ["MixtralForCausalLM"], "vocab_size": 8, "hidden_size": 16,
-                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 8,
-                "num_local_experts": experts, "num_experts_per_tok": 2, "max_position_embeddings": 100});
-            crate::model::build(config.as_object().expect("object")).expect("spec")
-        };
-        let expert = 2 * 3 * 16 * 8;
-        let of = |experts: usize, ranks, redundant| {
-            let spec = spec(experts);
-            let placement = place(&spec.shape(), ranks, 1).expect("placement");
-            bytes_of_moves(&spec, PRECISIONS, &placement.ranks[0], redundant) / expert
-        };
-        assert_eq!(of(8, 1, 2), 0, "it holds all");
-        assert_eq!(of(8, 2, 2), 2 * 4, "all that it lacks");
-        assert_eq!(of(256, 4, 2), 66, "those of one layer");
-        assert_eq!(of(128, 4, 2), EXPERT_MOVES);
-        // What that leaves is what the KV cache is a share of.
-        let (spec, options) = (spec(128), ModelOptions { tp: 4, max_sequences: 1 << 40, ..Default::default() });
-        let placement = place(&spec.shape(), 4, 1).expect("placement");
-        let mine: Vec<&RankPlacement> = placement.ranks[..2].iter().collect();
-        let blocks = |to_load: &[&RankPlacement], free: usize| {
-            let to_load = to_load.iter().copied();
-            let plan = KvPlan::within(&spec, &mine, to_load, 4, PRECISIONS, &options, free).expect("plan");
-            plan.blocks * plan.block_size * plan.bytes_per_token * DEFAULT_SHARE
-        };
-        let (room, free) = (2 * EXPERT_MOVES * expert, 1 << 30);
-        let (loaded, all) = (blocks(&[], free), blocks(&mine, free));
-        let weights: usize = mine.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, 4)).sum();
-        let block = 64 * 16 * DEFAULT_SHARE;
-        assert!((free - room).abs_diff(loaded) <= block, "{loaded}");
-        assert!((free - room - weights).abs_diff(all) <= block, "{all}");
-    }
-
-    #[test]
-    fn what_does_not_fit_is_named() {
-        let of = |options: ModelOptions, free| plan(&options, free).expect_err("refused").to_string();
-        assert!(of(ModelOptions { max_context: Some(101), ..Default::default() }, 1 << 30).contains("100"));
-        assert!(
-            of(ModelOptions { max_context: Some(64), ..Default::default() }, 4 * 64 * 16 * 3).contains("64 tokens")
-        );
-        assert!(of(ModelOptions::default(), 0).contains("kv_memory"));
-        assert!(of(ModelOptions::default(), 64).contains("one block"));
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! A checkpoint directory, read and held against its config.json.
+//! Opens a checkpoint directory and checks the weights against config.json. It does not read tensors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,37 +7,38 @@ use rein_kernels::Precision;
 
 use super::{Dtype, ModelOptions, Quantize};
 use crate::checkpoint::{
-    Fields, LoadError, Quantization, Reads, StoredDtype, Weights, content_hash, parse_config, read_config,
+    CheckpointWeights, ConfigFields, LoadError, Quantization, Reads, StoredDtype, content_hash, parse_config,
+    read_config,
 };
 use crate::model::{self, Precisions, Spec};
 
 pub struct Checkpoint {
     pub spec: Arc<Spec>,
-    pub weights: Weights,
+    pub weights: CheckpointWeights,
     pub precisions: Precisions,
     pub reads: Arc<Reads>,
     /// The hash of config.json.
     pub config: u64,
 }
 
-/// Reads config.json, opens the weights and holds one against the other.
+/// Reads config.json, opens the weights and checks that they match.
 pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Checkpoint, LoadError> {
     let text = read_config(dir, reads)?;
     let (config, hash) = (parse_config(dir, &text)?, content_hash(&text));
     let text = model::text_config(&config);
     let mut spec = model::build(&config)?;
-    let mut quantization = Quantization::read(&Fields::new(text, ""))?;
+    let mut quantization = Quantization::read(&ConfigFields::new(text, ""))?;
     if quantization == Quantization::None {
-        quantization = Quantization::read(&Fields::new(&config, ""))?;
+        quantization = Quantization::read(&ConfigFields::new(&config, ""))?;
     }
-    let weights = Weights::open(dir, quantization, reads)?;
+    let weights = CheckpointWeights::open(dir, quantization, reads)?;
 
     let (embed, head) = (format!("{}.weight", spec.embed), format!("{}.weight", spec.head.module));
     let mut duplicate = None;
     if spec.tied {
         match (weights.has(&embed), weights.has(&head)) {
             (true, true) if weights.equal(&embed, &head)? => duplicate = Some(head),
-            // Both are there and differ: then they are two matrices, as transformers 5 has it.
+            // Both exist and differ: they are two matrices, as transformers 5 treats them.
             (true, true) => spec.tied = false,
             (false, true) => spec.embed = spec.head.module.clone(),
             _ => {}
@@ -52,7 +53,7 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
             || spec.ignored.iter().any(|beginning| name.starts_with(beginning))
     })?;
 
-    let stored = stored_precision(&Fields::new(text, ""), &weights, &format!("{}.weight", spec.embed))?;
+    let stored = stored_precision(&ConfigFields::new(text, ""), &weights, &format!("{}.weight", spec.embed))?;
     let base = match options.dtype {
         Dtype::F32 => Precision::F32,
         Dtype::Bf16 => Precision::Bf16,
@@ -67,8 +68,8 @@ pub fn open(dir: &Path, options: &ModelOptions, reads: &Arc<Reads>) -> Result<Ch
     Ok(Checkpoint { spec: Arc::new(spec), weights, precisions, reads: reads.clone(), config: hash })
 }
 
-/// What config.json says under either spelling, or else what the embedding is stored in.
-fn stored_precision(config: &Fields, weights: &Weights, embed: &str) -> Result<Precision, LoadError> {
+/// The type in config.json under either spelling, or else the type of the stored embedding.
+fn stored_precision(config: &ConfigFields, weights: &CheckpointWeights, embed: &str) -> Result<Precision, LoadError> {
     let stated = match config.str("dtype")? {
         Some(name) => Some(("dtype", name)),
         None => config.str("torch_dtype")?.map(|name| ("torch_dtype", name)),
@@ -80,6 +81,6 @@ fn stored_precision(config: &Fields, weights: &Weights, embed: &str) -> Result<P
             Some(StoredDtype::Bf16) => Precision::Bf16,
             _ => Precision::F32,
         }),
-        Some((key, other)) => Err(config.error(key, format!("{other:?} is not bfloat16, float16 or float32"))),
+        Some((key, other)) => Err(config.error(key, format!("must be bfloat16, float16 or float32, got {other:?}"))),
     }
 }

@@ -1,5 +1,5 @@
-//! Every fixture of tests/fixtures/models (tiny random checkpoints written by transformers, with what transformers
-//! computes for them) against the same checkpoint here.
+//! Compares every fixture of tests/fixtures/models (tiny random checkpoints written by transformers, with transformers'
+//! results) with this implementation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -96,11 +96,11 @@ fn f32_options() -> ModelOptions {
     ModelOptions { dtype: Dtype::F32, threads: Some(2), kv_blocks: Some(16), block_size: 8, ..Default::default() }
 }
 
-fn load(dir: &Path, options: &ModelOptions) -> Group {
-    Group::load(dir, options, &mut |_, _| ()).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+fn load(dir: &Path, options: &ModelOptions) -> RankGroup {
+    RankGroup::load(dir, options, &mut |_, _| ()).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
 }
 
-/// The largest distance of two lists of logprobs.
+/// The largest difference between two lists of logprobs.
 fn distance(a: &[Option<f32>], b: &[Option<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
     let both = a.iter().zip(b).map(|pair| match pair {
@@ -132,12 +132,12 @@ fn row(seq: u64, tokens: &[u32], start: usize, blocks: &[u32], after: After) -> 
     }
 }
 
-fn run(group: &mut Group, rows: Vec<Row>) -> Vec<RowResult> {
+fn run(group: &mut RankGroup, rows: Vec<Row>) -> Vec<RowResult> {
     group.execute(&Step { epoch: 1, id: 7, rows, ..Step::default() }).expect("step").rows
 }
 
 /// Greedy continuation, token by token.
-fn generate(group: &mut Group, prompt: &[u32], count: usize) -> Vec<u32> {
+fn generate(group: &mut RankGroup, prompt: &[u32], count: usize) -> Vec<u32> {
     let blocks: Vec<u32> = (0..(prompt.len() + count).div_ceil(group.shape.block_size) as u32).collect();
     let mut drawn = Vec::new();
     let mut next = prompt.to_vec();
@@ -152,7 +152,7 @@ fn generate(group: &mut Group, prompt: &[u32], count: usize) -> Vec<u32> {
 }
 
 #[test]
-fn every_fixture_gives_the_numbers_of_transformers() {
+fn every_fixture_matches_transformers() {
     for fixture in fixtures() {
         let Fixture { name, reference, .. } = &fixture;
         let tolerance = if fixture.is_quantized() { QUANTIZED } else { F32 };
@@ -209,7 +209,7 @@ fn two_and_four_ranks_agree_with_one() {
 }
 
 #[test]
-fn both_spellings_of_a_config_mean_the_same() {
+fn both_spellings_of_a_config_are_equivalent() {
     let mut seen = 0;
     for fixture in fixtures() {
         let other = fixture.dir.join("config.tf5.json");
@@ -226,8 +226,8 @@ fn both_spellings_of_a_config_mean_the_same() {
     assert!(seen > 0, "no fixture has config.tf5.json");
 }
 
-/// Largest and mean difference of a logprob. Random weights at tiny widths are the hard case: nothing averages out, and
-/// where one row's router decides otherwise its logprobs jump.
+/// Largest and mean difference of a logprob. Random weights of tiny widths are the hard case: errors do not average
+/// out, and a row whose router chooses differently gets quite different logprobs.
 const INT8: (f32, f32) = (0.25, 0.03);
 
 #[test]
@@ -249,7 +249,7 @@ fn mean_distance(a: &[Option<f32>], b: &[Option<f32>]) -> f32 {
 }
 
 #[test]
-fn auto_dtype_is_the_checkpoints() {
+fn auto_dtype_is_that_of_the_checkpoint() {
     let of = |name: &str| {
         open::open(&fixture(name).dir, &ModelOptions::default(), &Reads::new(READ_TIMEOUT)).expect(name).precisions.base
     };
@@ -264,7 +264,7 @@ fn auto_dtype_is_the_checkpoints() {
 fn progress_ends_at_the_total() {
     let mut last = (0, 0);
     let options = ModelOptions { tp: 2, ..f32_options() };
-    Group::load(&fixture("deepseek_v3").dir, &options, &mut |done, total| {
+    RankGroup::load(&fixture("deepseek_v3").dir, &options, &mut |done, total| {
         assert!(done >= last.0 && done <= total);
         last = (done, total);
     })
@@ -272,7 +272,7 @@ fn progress_ends_at_the_total() {
     assert!(last.0 > 0 && last.0 == last.1, "{last:?}");
 }
 
-/// A directory with a fixture's files, to be changed.
+/// A modifiable copy of a fixture's directory.
 struct Copied(PathBuf);
 
 impl Copied {

@@ -1,4 +1,5 @@
-//! One rank's thread: it loads, agrees with the others on the KV cache, and follows the leader's steps.
+//! One rank's thread: it loads, agrees with the other ranks on the KV cache, and follows the leader's steps. It does
+//! not know which steps come.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,28 +7,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crossbeam_channel::{Receiver, Sender};
 use prost::Message;
 use rein_control_plane::Placement;
+use rein_control_plane::epoch::number;
 use rein_kernels::collective::{Collective, threads};
 use rein_kernels::cpu::Cpu;
-use rein_kernels::{Backend, Error, Result as KernelResult};
+use rein_kernels::{Backend, KernelError, Result as KernelResult};
 use rein_proto::internal::{Step, StepResult};
 
-use super::layout::Inbox;
+use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan, Resident};
 use crate::checkpoint::LoadError;
 use crate::model::{Executing, ExpertCounts, Network};
 
-/// KV blocks are compared as f32: up to here all whole numbers are.
+/// KV blocks are compared as f32, which is exact for whole numbers up to here.
 const MOST_BLOCKS: usize = 1 << 24;
 
-pub enum Report {
+pub enum RankReport {
     Read(u64),
-    /// With the KV blocks that all ranks have room for.
+    /// With the number of KV blocks that all ranks have room for.
     Loaded(Result<usize, LoadError>),
 }
 
-/// Where the leader's steps come from, and where their results go.
+/// The leader's steps, and their results.
 #[derive(Clone)]
-pub struct Desk {
+pub struct LeaderQueues {
     pub steps: Receiver<Step>,
     pub results: Sender<KernelResult<StepResult>>,
     /// The layout of the last step.
@@ -35,33 +37,33 @@ pub struct Desk {
     pub counts: Arc<ExpertCounts>,
 }
 
-/// What a rank thread is started with.
-pub struct Job {
+/// The parameters of a rank thread.
+pub struct RankJob {
     pub checkpoint: Arc<Checkpoint>,
     pub placement: Arc<Placement>,
     pub rank: usize,
     pub threads: usize,
     pub plan: KvPlan,
-    pub inbox: Arc<Inbox>,
-    pub report: Sender<Report>,
-    /// None: a rank that follows.
-    pub leads: Option<Desk>,
+    pub inbox: Arc<LayoutInbox>,
+    pub report: Sender<RankReport>,
+    /// None: this rank follows.
+    pub leads: Option<LeaderQueues>,
     pub home: Option<Sender<Resident>>,
 }
 
-impl Job {
+impl RankJob {
     pub fn run(self, resident: Option<Resident>, link: Box<dyn Collective>) {
         let ranks = link.size();
         let loaded = self.load(resident, link);
-        let Job { checkpoint, rank, placement, report, leads, inbox, home, .. } = self;
+        let RankJob { checkpoint, rank, placement, report, leads, inbox, home, .. } = self;
         let vocab = checkpoint.spec.vocab;
         drop(checkpoint);
         let (network, outcome) = match loaded {
             Ok((network, blocks)) => (Some(network), Ok(blocks)),
             Err(error) => (None, Err(error)),
         };
-        // Nobody listens any more when another rank has failed.
-        let _ = report.send(Report::Loaded(outcome));
+        // The receiver is gone if another rank has failed.
+        let _ = report.send(RankReport::Loaded(outcome));
         drop(report);
         let Some(network) = network else { return };
         let mut executing = Executing::new(network, vocab);
@@ -69,20 +71,20 @@ impl Job {
             Some(desk) => lead(&mut executing, desk, &inbox),
             None => {
                 let end = follow(&mut executing, rank, placement.epoch, &inbox);
-                tracing::debug!(rank, %end, "the group is over");
+                tracing::debug!(rank, %end, "the group ended");
             }
         }
         let mut network = executing.into_network();
         if let (Some(home), Some(alone)) = (home, threads::group(1).pop()) {
             network.leave(Box::new(alone));
-            // Who seated it may be gone.
+            // The owner may be gone.
             let _ = home.send(Resident { network, ranks });
         }
     }
 
     fn load(&self, resident: Option<Resident>, link: Box<dyn Collective>) -> Result<(Network<Cpu>, usize), LoadError> {
         let network = self.read(resident, link);
-        // Also where it could not be read: this may be why.
+        // Also if it could not be read: a changed file may be the reason.
         self.checkpoint.weights.prove()?;
         let mut network = network?;
         network.count_experts(self.leads.as_ref().map(|desk| desk.counts.clone()));
@@ -106,7 +108,7 @@ impl Job {
             }
             None => {
                 let progress = |bytes| {
-                    let _ = self.report.send(Report::Read(bytes));
+                    let _ = self.report.send(RankReport::Read(bytes));
                 };
                 let backend = Cpu::new(self.threads, link);
                 Network::load(backend, spec.clone(), weights, (&self.placement, self.rank), *precisions, &progress)
@@ -115,11 +117,12 @@ impl Job {
     }
 }
 
-/// Until nobody sends steps any more, or one fails: then the others are told why.
-fn lead(executing: &mut Executing<Cpu>, desk: Desk, inbox: &Inbox) {
+/// Runs until there are no more steps, or one fails; then the other ranks are told why.
+fn lead(executing: &mut Executing<Cpu>, desk: LeaderQueues, inbox: &LayoutInbox) {
     for step in desk.steps {
         let result = share(executing, &step).and_then(|()| execute(executing, &step, inbox));
-        let result = result.and_then(|result| result.ok_or_else(|| Error::Aborted("the leader gave no result".into())));
+        let result =
+            result.and_then(|result| result.ok_or_else(|| KernelError::Aborted("the leader gave no result".into())));
         desk.used.store(step.layout, Ordering::Release);
         if let Err(error) = &result {
             executing.backend().collective().abort(&format!("rank 0: {error}"));
@@ -131,7 +134,7 @@ fn lead(executing: &mut Executing<Cpu>, desk: Desk, inbox: &Inbox) {
     }
 }
 
-fn execute(executing: &mut Executing<Cpu>, step: &Step, inbox: &Inbox) -> KernelResult<Option<StepResult>> {
+fn execute(executing: &mut Executing<Cpu>, step: &Step, inbox: &LayoutInbox) -> KernelResult<Option<StepResult>> {
     inbox.take_up(executing.network_mut(), step.layout)?;
     executing.step(step)
 }
@@ -144,8 +147,8 @@ fn share(executing: &Executing<Cpu>, step: &Step) -> KernelResult<()> {
     collective.share(0, &mut step.encode_to_vec())
 }
 
-/// Returns why it ended: with the group, or because this rank failed, which ends the group.
-fn follow(executing: &mut Executing<Cpu>, rank: usize, epoch: u64, inbox: &Inbox) -> Error {
+/// Returns why it ended: the group ended, or this rank failed, which ends the group.
+fn follow(executing: &mut Executing<Cpu>, rank: usize, epoch: u64, inbox: &LayoutInbox) -> KernelError {
     loop {
         let mut bytes = Vec::new();
         if let Err(error) = executing.backend().collective().share(0, &mut bytes) {
@@ -153,8 +156,12 @@ fn follow(executing: &mut Executing<Cpu>, rank: usize, epoch: u64, inbox: &Inbox
         }
         let result = match Step::decode(&*bytes) {
             Ok(step) if step.epoch == epoch => execute(executing, &step, inbox).map(drop),
-            Ok(step) => Err(Error::Aborted(format!("a step of epoch {} in epoch {epoch}", step.epoch))),
-            Err(error) => Err(Error::Aborted(format!("the leader's step cannot be read: {error}"))),
+            Ok(step) => Err(KernelError::Aborted(format!(
+                "step of epoch {}, placement of epoch {}",
+                number(step.epoch),
+                number(epoch)
+            ))),
+            Err(error) => Err(KernelError::Aborted(format!("cannot decode the leader's step: {error}"))),
         };
         if let Err(error) = result {
             executing.backend().collective().abort(&format!("rank {rank}: {error}"));

@@ -1,17 +1,16 @@
-//! What the scheduler tells of its prefix cache.
+//! The changes of the prefix cache that the scheduler reports. It does not know who listens.
 
 use super::Scheduler;
 use crate::blocks::BlockChange;
 
 impl Scheduler {
-    /// Record what happens to cached blocks from now on. Returns the content hashes of those that are there, some
-    /// perhaps twice.
+    /// Starts to record changes of cached blocks. Returns the content hashes of those cached now; some may occur twice.
     pub fn listen(&mut self) -> Vec<u64> {
         self.blocks.listen(true);
         self.blocks.hashes().collect()
     }
 
-    /// Nobody wants to know any more.
+    /// Stops recording.
     pub fn unlisten(&mut self) {
         self.blocks.listen(false);
     }
@@ -20,21 +19,21 @@ impl Scheduler {
         self.blocks.listening()
     }
 
-    /// What happened since the last call, in order. A block may be stored twice; then it is removed twice.
+    /// The changes since the last call, in order. A block may be stored twice; then it is removed twice.
     pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
         self.blocks.take_changes()
     }
 }
 
-/// Knows what is cached from what it was told, and compares.
+/// A copy of the cache's contents built from the recorded changes, compared with the cache.
 #[cfg(test)]
 #[derive(Default)]
-pub(super) struct Listener {
+pub(super) struct CacheMirror {
     held: std::collections::BTreeMap<u64, usize>,
 }
 
 #[cfg(test)]
-impl Listener {
+impl CacheMirror {
     pub fn hear(&mut self, scheduler: &mut Scheduler) {
         use rein_proto::block_hash;
 

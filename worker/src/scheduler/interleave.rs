@@ -1,4 +1,5 @@
-//! Real models: what stands beside a sequence in the batch, what was cached, preempted or rewound, does not change a bit.
+//! Tests with real models: a sequence's tokens do not depend on its batch, the cache, preemption or rewinds, to the
+//! bit.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use rein_proto::internal::{Limits, Sampling};
 
 use super::*;
 use crate::executor::Executor;
-use crate::rank::{Dtype, Group, ModelOptions};
+use crate::rank::{Dtype, ModelOptions, RankGroup};
 
 const REQUESTS: usize = 64;
 
@@ -40,10 +41,10 @@ fn requests(rng: &mut StdRng, vocab: usize, context: usize) -> Vec<Start> {
         .collect()
 }
 
-/// Runs all requests, each starting at the round its number names. With `rewinds`, routers throw tokens away at random,
-/// only to get the same ones again.
+/// Runs all requests, each starting at its round. With `rewinds`, routers rewind tokens at random and get the same ones
+/// again.
 fn run(
-    group: &mut Group,
+    group: &mut RankGroup,
     requests: &[(usize, Start)],
     options: EngineOptions,
     mut rewinds: Option<StdRng>,
@@ -54,7 +55,7 @@ fn run(
     let mut finished = 0;
     for round in 0.. {
         for (index, (_, start)) in requests.iter().enumerate().filter(|(_, (at, _))| *at == round) {
-            let event = Event::Start { seq: index as SeqId, start: Box::new(start.clone()) };
+            let event = SchedulerEvent::Start { seq: index as SeqId, start: Box::new(start.clone()) };
             scheduler.apply(event).expect("there is room in the queue");
         }
         if let Some(rng) = &mut rewinds {
@@ -64,7 +65,9 @@ fn run(
                 generated[index].truncate(keep);
                 epochs[index] = epoch;
                 let steer = Steer { epoch, keep: keep as u32, ..Steer::default() };
-                scheduler.apply(Event::Steer { seq: index as SeqId, steer }).expect("only a Start is rejected");
+                scheduler
+                    .apply(SchedulerEvent::Steer { seq: index as SeqId, steer })
+                    .expect("only a Start is rejected");
             }
         }
         if let Some(mut step) = scheduler.schedule(Duration::ZERO) {
@@ -103,12 +106,12 @@ fn interleaving_changes_nothing(name: &str, dtype: Dtype, tp: usize) {
             block_size: 4,
             ..ModelOptions::default()
         };
-        Group::load(&dir, &options, &mut |_, _| {}).unwrap_or_else(|error| panic!("{name}: {error}"))
+        RankGroup::load(&dir, &options, &mut |_, _| {}).unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let mut group = load(40);
     let mut rng = StdRng::seed_from_u64(11);
     let starts = requests(&mut rng, group.shape().vocab_size, context_limit(&group.shape()));
-    // Alone, whole prompts at once, nothing shared.
+    // Alone, with whole prompts at once and no shared blocks.
     let plain = EngineOptions { step_tokens: 1000, prefix_cache: false, ..EngineOptions::default() };
     let alone: Vec<_> =
         starts.iter().map(|start| run(&mut group, &[(0, start.clone())], plain.clone(), None).0.remove(0)).collect();
@@ -127,17 +130,17 @@ fn interleaving_changes_nothing(name: &str, dtype: Dtype, tp: usize) {
 }
 
 #[test]
-fn mla_with_experts() {
+fn interleaving_changes_nothing_with_mla_and_experts() {
     interleaving_changes_nothing("deepseek_v3", Dtype::F32, 1);
     interleaving_changes_nothing("kimi_k2", Dtype::Bf16, 1);
 }
 
 #[test]
-fn grouped_queries_with_experts_over_two_ranks() {
+fn interleaving_changes_nothing_with_gqa_and_experts_over_two_ranks() {
     interleaving_changes_nothing("qwen3_moe", Dtype::F32, 2);
 }
 
 #[test]
-fn a_sliding_window() {
+fn interleaving_changes_nothing_with_a_sliding_window() {
     interleaving_changes_nothing("mistral", Dtype::F32, 1);
 }

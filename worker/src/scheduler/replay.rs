@@ -1,8 +1,8 @@
 //! Random routers against the scheduler, replayed from a seed.
 //!
-//! The executor here keeps in each KV slot the token whose entry was written there and a hash of its whole past, so that
-//! a wrong block table, a block written while shared, or a stale entry shows as a wrong history. Each sequence has an
-//! oracle that says what it would have got alone. `REIN_SEED=n` replays one seed, `REIN_SEEDS=n` runs more of them.
+//! The executor in this test keeps, in each KV slot, the token whose entry was written there and a hash of its whole
+//! past. A wrong block table, a write to a shared block or a stale entry then shows as a wrong history. Each sequence
+//! has an oracle that knows what it would get alone. `REIN_SEED=n` replays one seed, `REIN_SEEDS=n` runs more of them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rein_proto::internal::{Draw, Limits, Sampling};
 
-use super::cached::Listener;
+use super::cached::CacheMirror;
 use super::*;
 
 const VOCAB: u32 = 29;
@@ -27,7 +27,7 @@ fn hash_all(tokens: &[u32]) -> u64 {
     tokens.iter().fold(7, |state, &token| hash(state, token.into()))
 }
 
-/// What this model says after a history: a pure function of it, the position, the seed, mask and bans.
+/// The token that this model draws: a pure function of history, position, seed, mask and bans.
 fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: &[u32]) -> Option<u32> {
     let state = hash(hash(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
     let first = (state % u64::from(VOCAB)) as u32;
@@ -40,13 +40,13 @@ fn score(history: &[u32], next: u32) -> f32 {
     -((hash(hash_all(history), next.into()) % 1000) as f32) / 100.0
 }
 
-/// A model that remembers in its KV slots what a real one would have folded into keys and values.
+/// A model that stores in its KV slots what a real one would fold into keys and values.
 struct Ledger {
     block_size: usize,
     /// Per slot: position, token, hash of all tokens up to it.
     slots: Vec<Option<(usize, u32, u64)>>,
     stashed: HashMap<u64, Vec<u32>>,
-    /// Per row of the last step the history it attended to.
+    /// Per row of the last step, the history it attended to.
     histories: Vec<(u64, Vec<u32>)>,
 }
 
@@ -64,7 +64,7 @@ impl Ledger {
         row.blocks[position / self.block_size] as usize * self.block_size + position % self.block_size
     }
 
-    /// The tokens that attention at `end - 1` would see.
+    /// The tokens that attention at `end - 1` sees.
     fn attend(&self, row: &Row, end: usize) -> Vec<u32> {
         let mut past = 7;
         (0..end)
@@ -126,7 +126,7 @@ enum State {
     Done,
 }
 
-/// What a sequence would get alone, kept as plainly as possible.
+/// What a sequence would get alone, implemented as simply as possible.
 #[derive(Debug)]
 struct Oracle {
     start: Start,
@@ -136,7 +136,7 @@ struct Oracle {
     hold: Option<usize>,
     state: State,
     admitted: bool,
-    /// What the next Finish must say, as a consequence of a Steer.
+    /// What the next Finish must say because of a Steer.
     expect: Option<FinishReason>,
     context: usize,
 }
@@ -197,7 +197,7 @@ impl Oracle {
         self.expect = if steer.stop { Some(FinishReason::Steered) } else { self.full() };
     }
 
-    /// None: the mask leaves nothing.
+    /// None: the mask leaves no token.
     fn next(&self) -> Option<u32> {
         let position = self.generated();
         let mask = self.mask.as_ref().filter(|(at, _)| *at == position).map(|(_, mask)| &mask[..]);
@@ -263,7 +263,7 @@ struct World {
     shape: ExecutorShape,
     scheduler: Scheduler,
     ledger: Ledger,
-    listener: Listener,
+    listener: CacheMirror,
     oracles: BTreeMap<u64, Oracle>,
     paused: BTreeSet<u64>,
     now: Duration,
@@ -297,7 +297,7 @@ impl World {
         Self {
             scheduler: Scheduler::new(&shape, options),
             ledger: Ledger::new(&shape),
-            listener: Listener::default(),
+            listener: CacheMirror::default(),
             oracles: BTreeMap::new(),
             paused: BTreeSet::new(),
             now: Duration::ZERO,
@@ -348,7 +348,7 @@ impl World {
         };
         let id = self.next;
         self.next += 1;
-        let event = Event::Start { seq: id, start: Box::new(start.clone()) };
+        let event = SchedulerEvent::Start { seq: id, start: Box::new(start.clone()) };
         match self.scheduler.apply(event) {
             Ok(()) => drop(self.oracles.insert(id, Oracle::new(start, context))),
             Err(rejected) => assert!(matches!(rejected, Rejected::QueueFull { .. })),
@@ -383,10 +383,10 @@ impl World {
 
     fn steer(&mut self, id: u64, steer: Steer) {
         self.oracles.get_mut(&id).expect("known").steer(&steer);
-        self.apply(Event::Steer { seq: id, steer });
+        self.apply(SchedulerEvent::Steer { seq: id, steer });
     }
 
-    fn apply(&mut self, event: Event) {
+    fn apply(&mut self, event: SchedulerEvent) {
         self.scheduler.apply(event).expect("only a Start is rejected");
         self.read();
     }
@@ -414,15 +414,15 @@ impl World {
             match self.rng.random_range(0..100) {
                 0..12 => self.random_steer(id),
                 12..14 => {
-                    self.apply(Event::Cancel { seq: id });
+                    self.apply(SchedulerEvent::Cancel { seq: id });
                     self.oracles.remove(&id);
                     self.paused.remove(&id);
                 }
                 14..16 => {
                     self.paused.insert(id);
-                    self.apply(Event::Pause { seq: id });
+                    self.apply(SchedulerEvent::Pause { seq: id });
                 }
-                16..24 if self.paused.remove(&id) => self.apply(Event::Resume { seq: id }),
+                16..24 if self.paused.remove(&id) => self.apply(SchedulerEvent::Resume { seq: id }),
                 _ => {}
             }
         }
@@ -432,10 +432,10 @@ impl World {
     fn round(&mut self) -> bool {
         self.now += Duration::from_millis(self.rng.random_range(0..20));
         let scheduler = &self.scheduler;
-        let working = |work: &dyn Fn(Work) -> bool| -> Vec<u64> {
+        let working = |work: &dyn Fn(NextWork) -> bool| -> Vec<u64> {
             scheduler.running.iter().copied().filter(|id| work(scheduler.seqs[id].work())).collect()
         };
-        let (drawing, able) = (working(&|work| work == Work::Draw), working(&|work| work != Work::Parked));
+        let (drawing, able) = (working(&|work| work == NextWork::Draw), working(&|work| work != NextWork::Parked));
         let step = self.scheduler.schedule(self.now);
         self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
         let rows: Vec<u64> = step.iter().flat_map(|step| &step.rows).map(|row| row.seq).collect();
@@ -463,15 +463,15 @@ impl World {
         true
     }
 
-    /// All routers come back and let go: everything must finish.
+    /// All routers read again and release holds: everything must finish.
     fn wind_down(&mut self) {
         for id in self.oracles.keys().copied().collect::<Vec<_>>() {
             if self.paused.remove(&id) {
-                self.apply(Event::Resume { seq: id });
+                self.apply(SchedulerEvent::Resume { seq: id });
             }
             let oracle = &self.oracles[&id];
             if oracle.state == State::Proposed {
-                self.apply(Event::Cancel { seq: id });
+                self.apply(SchedulerEvent::Cancel { seq: id });
                 self.oracles.remove(&id);
             } else {
                 let (epoch, keep) = (oracle.epoch + 1, oracle.generated() as u32);
@@ -489,14 +489,14 @@ impl World {
             assert!(idle < 10, "waits in vain: {:?}", self.scheduler);
         }
         for id in self.oracles.keys().copied().collect::<Vec<_>>() {
-            self.apply(Event::Cancel { seq: id });
+            self.apply(SchedulerEvent::Cancel { seq: id });
         }
         assert!(self.scheduler.is_empty());
         assert_eq!(self.scheduler.stats().used_blocks, 0);
     }
 }
 
-/// Says on a failure how to see it again.
+/// Prints how to replay a failure.
 struct Report(u64);
 
 impl Drop for Report {
@@ -523,7 +523,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn random_routers_get_what_they_would_get_alone() {
+fn every_sequence_gets_the_tokens_it_would_get_alone() {
     if let Some(seed) = number("REIN_SEED") {
         play(seed);
         return;
@@ -562,8 +562,8 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
     let sampling = Some(Sampling::default());
     let scored = Start { resume: vec![9; 9], sampling, hold: false, prompt_logprobs: 0, ..other.clone() };
     let mut oracle = Oracle::new(scored.clone(), 60);
-    scheduler.apply(Event::Start { seq: 1, start: Box::new(other) }).expect("room");
-    scheduler.apply(Event::Start { seq: 2, start: Box::new(scored) }).expect("room");
+    scheduler.apply(SchedulerEvent::Start { seq: 1, start: Box::new(other) }).expect("room");
+    scheduler.apply(SchedulerEvent::Start { seq: 2, start: Box::new(scored) }).expect("room");
     while scheduler.seqs[&2].computed < 8 {
         let step = scheduler.schedule(Duration::ZERO).expect("a step");
         scheduler.commit(ledger.execute(&step));
@@ -571,7 +571,7 @@ fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
     // Now the prompt's blocks are shared, and its last token must be computed again.
     let steer = Steer { epoch: 1, ..Steer::default() };
     oracle.steer(&steer);
-    scheduler.apply(Event::Steer { seq: 2, steer }).expect("taken");
+    scheduler.apply(SchedulerEvent::Steer { seq: 2, steer }).expect("taken");
     scheduler.take_outputs();
     while !oracle.admitted {
         let step = scheduler.schedule(Duration::ZERO).expect("a step");

@@ -1,4 +1,4 @@
-//! A scripted router against the service, over the generated client and no socket.
+//! A scripted router against the service, over the generated client without a socket.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ fn all_but(token: u32) -> Option<Bytes> {
     mask(&(0..VOCAB).filter(|&other| other != token).collect::<Vec<_>>())
 }
 
-/// The router's end of one sequence.
+/// The router's side of one sequence.
 struct Router {
     requests: mpsc::Sender<ToEngine>,
     responses: Streaming<FromEngine>,
@@ -124,7 +124,7 @@ impl Router {
         }
     }
 
-    /// The first tokens of this epoch; older ones are ignored, as a router does.
+    /// The first tokens of this epoch; older ones are ignored, as in a router.
     async fn tokens_of(&mut self, epoch: u64) -> Tokens {
         loop {
             let next = self.next().await.expect("an answer");
@@ -136,7 +136,7 @@ impl Router {
         }
     }
 
-    /// All ids from here to the Finish.
+    /// All ids up to the Finish.
     async fn rest(&mut self) -> (Vec<u32>, Finish) {
         let mut ids = Vec::new();
         loop {
@@ -153,7 +153,7 @@ impl Router {
         assert!(next.is_none(), "{next:?}");
     }
 
-    /// Nothing has come so far.
+    /// Whether no message has arrived.
     fn silent(&mut self) -> bool {
         self.responses.next().now_or_never().is_none()
     }
@@ -205,7 +205,7 @@ async fn a_held_row_draws_one_token_per_steer_under_its_mask() {
         assert_eq!(router.tokens().await, Tokens { epoch, position: keep, ids: vec![id], logprobs: vec![] });
         assert!(router.silent());
     }
-    // Forced tokens while held: they count, they are not echoed, and the next draw comes after them.
+    // Forced tokens of a held row count, are not sent back, and the next draw follows them.
     router.steer(Steer { epoch: 21, keep: 20, append: vec![7, 8], mask: mask(&[9]), ..Steer::default() }).await;
     assert_eq!(router.tokens().await, Tokens { epoch: 21, position: 22, ids: vec![9], logprobs: vec![] });
     let stats = service.engine_stats();
@@ -213,7 +213,7 @@ async fn a_held_row_draws_one_token_per_steer_under_its_mask() {
 }
 
 #[tokio::test]
-async fn a_refused_token_is_rewound_and_drawn_again() {
+async fn a_rejected_token_is_rewound_and_drawn_again() {
     let service = engine(EngineOptions::default());
     let script: Vec<u32> = (10..60).collect();
     let start = Start { finish_is_proposal: true, ..request(&script) };
@@ -222,13 +222,13 @@ async fn a_refused_token_is_rewound_and_drawn_again() {
     for position in 0..3 {
         assert_eq!(router.tokens().await.ids, [10 + position]);
     }
-    // Token 12 at position 2 is refused.
+    // Token 12 at position 2 is rejected.
     router.steer(Steer { epoch: 1, keep: 2, mask: all_but(12), ..Steer::default() }).await;
     let redrawn = router.tokens_of(1).await;
     assert_eq!(redrawn.position, 2);
     assert_ne!(redrawn.ids, [12]);
     assert_eq!(router.tokens().await, Tokens { epoch: 1, position: 3, ids: vec![13], logprobs: vec![] });
-    // Two tokens are forced in the place of what followed.
+    // Two forced tokens replace what followed.
     router.steer(Steer { epoch: 2, keep: 1, append: vec![70, 71], ..Steer::default() }).await;
     assert_eq!(router.tokens_of(2).await, Tokens { epoch: 2, position: 3, ids: vec![13], logprobs: vec![] });
     let (rest, finish) = router.rest().await;
@@ -237,7 +237,7 @@ async fn a_refused_token_is_rewound_and_drawn_again() {
 }
 
 #[tokio::test]
-async fn steered_tokens_are_those_of_a_run_alone() {
+async fn steered_tokens_match_a_run_alone() {
     let service = engine(EngineOptions::default());
     let limits = Some(Limits { max_tokens: 40, min_tokens: 0, stop_token_ids: vec![], ignore_eos: true });
     let plain = Start { limits, ..request(&[]) };
@@ -249,7 +249,7 @@ async fn steered_tokens_are_those_of_a_run_alone() {
     assert_eq!(router.rest().await.0, alone[17..]);
     router.steer(Steer { epoch: 2, keep: 5, append: alone[5..9].to_vec(), ..Steer::default() }).await;
     assert_eq!(router.rest().await.0, alone[9..]);
-    // Resumed elsewhere.
+    // Resumed on another engine.
     let other = engine(EngineOptions::default());
     let mut resumed = open(&other, Start { resume: alone[..23].to_vec(), ..plain }).await.unwrap();
     assert_eq!(resumed.admitted().await.prompt_tokens, 5);
@@ -264,7 +264,7 @@ async fn a_proposed_finish_is_revived_or_closed() {
     let mut router = open(&service, Start { finish_is_proposal: true, ..request(&[10, EOS, 12]) }).await.unwrap();
     let (ids, finish) = router.rest().await;
     assert_eq!((ids, finish.reason()), (vec![10, EOS], FinishReason::Stop));
-    // EOS is refused.
+    // EOS is rejected.
     router.steer(Steer { epoch: 1, keep: 1, mask: mask(&[33]), ..Steer::default() }).await;
     let (ids, finish) = router.rest().await;
     assert_eq!((ids, finish.reason(), finish.generated), (vec![33, 12, EOS], FinishReason::Stop, 4));
@@ -321,21 +321,24 @@ async fn the_context_is_a_limit_and_min_tokens_a_floor() {
 }
 
 #[tokio::test]
-async fn a_broken_steer_ends_only_its_own_sequence() {
+async fn an_invalid_steer_ends_only_its_own_sequence() {
     let service = engine(EngineOptions::default());
     let mut neighbour = open(&service, Start { hold: true, ..request(&[10, 11]) }).await.unwrap();
     neighbour.admitted().await;
     let good = Steer { epoch: 2, keep: 1, append: vec![], mask: None, hold: true, stop: false };
     let cases = [
-        (Steer { epoch: 1, ..good.clone() }, "steer.epoch: 1 does not follow 1"),
-        (Steer { epoch: 0, ..good.clone() }, "steer.epoch: 0 does not follow 1"),
-        (Steer { keep: 2, ..good.clone() }, "steer.keep: 2 exceeds the 1 generated"),
-        (Steer { append: vec![3, 100], ..good.clone() }, "steer.append: token 100 is outside the vocabulary of 100"),
+        (Steer { epoch: 1, ..good.clone() }, "steer.epoch: must be above 1, got 1"),
+        (Steer { epoch: 0, ..good.clone() }, "steer.epoch: must be above 1, got 0"),
+        (Steer { keep: 2, ..good.clone() }, "steer.keep: must be at most 1, the number of generated tokens, got 2"),
+        (
+            Steer { append: vec![3, 100], ..good.clone() },
+            "steer.append: tokens must be below the vocabulary size 100, got 100",
+        ),
         (
             Steer { mask: Some(vec![255; 12].into()), ..good.clone() },
-            "steer.mask: 12 bytes; a vocabulary of 100 takes 13",
+            "steer.mask: must have 13 bytes for a vocabulary of 100, got 12",
         ),
-        (Steer { mask: mask(&[]), ..good }, "no token is left to draw at position 1"),
+        (Steer { mask: mask(&[]), ..good }, "no token can be drawn at position 1"),
     ];
     for (steer, text) in cases {
         let mut router = open(&service, Start { hold: true, ..request(&[]) }).await.unwrap();
@@ -351,12 +354,12 @@ async fn a_broken_steer_ends_only_its_own_sequence() {
     let mut second = open(&service, Start { hold: true, ..request(&[]) }).await.unwrap();
     let message = ToEngine { kind: Some(to_engine::Kind::Start(request(&[]))) };
     second.requests.send(message).await.unwrap();
-    assert_eq!(second.rest().await.1.error, "after start only steer may follow");
+    assert_eq!(second.rest().await.1.error, "only a steer may follow the start");
     neighbour.steer(Steer { epoch: 9, ..Steer::default() }).await;
     assert_eq!(neighbour.rest().await.0, [10, 11, EOS]);
 }
 
-/// Lets one step pass per permit; tells which sequences each step has.
+/// An executor that runs one step per permit and reports the sequences of each step.
 struct Gated {
     sim: Sim,
     steps: Sender<Step>,
@@ -369,7 +372,7 @@ impl Executor for Gated {
     }
 
     fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
-        // The test may be over.
+        // The test may have ended.
         let _ = self.steps.send(step.clone());
         self.permits.recv().unwrap_or(Ok(()))?;
         self.sim.execute(step)
@@ -398,7 +401,7 @@ impl Gate {
         step.rows.iter().map(|row| row.seq).collect()
     }
 
-    /// The engine, busy with a step, has this many commands before it.
+    /// Waits until the busy engine has this many queued commands.
     async fn queued(&self, count: usize) {
         let commands = &self.service.commands;
         while commands.max_capacity() - commands.capacity() < count {
@@ -412,9 +415,9 @@ impl Gate {
 }
 
 #[tokio::test]
-async fn leaving_frees_the_slot_within_one_step() {
+async fn a_router_that_leaves_frees_the_slot_within_one_step() {
     let gate = gated(EngineOptions { max_sequences: 1, ..EngineOptions::default() });
-    // However the router leaves: it drops the call, or closes only its request side.
+    // A router leaves by dropping the call, or by closing only the request side.
     for drops in [true, false] {
         let Router { requests, responses } = open(&gate.service, request(&[])).await.unwrap();
         let mut responses = Some(responses);
@@ -442,7 +445,7 @@ async fn leaving_frees_the_slot_within_one_step() {
 }
 
 #[tokio::test]
-async fn a_step_that_fails_ends_its_sequences_and_a_lost_executor_all() {
+async fn a_failed_step_ends_its_sequences_and_a_lost_executor_ends_all() {
     let gate = gated(EngineOptions::default());
     let mut held = open(&gate.service, Start { hold: true, ..request(&[10]) }).await.unwrap();
     gate.step().await;
@@ -474,16 +477,16 @@ async fn a_step_that_fails_ends_its_sequences_and_a_lost_executor_all() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_loses_nothing_and_stops_nobody() {
+async fn a_slow_reader_gets_all_tokens_and_does_not_delay_others() {
     let service = engine(EngineOptions { max_sequences: 2, ..EngineOptions::default() });
     let script: Vec<u32> = (0..400).map(|i| i % 90).collect();
     let mut slow = open(&service, request(&script)).await.unwrap();
-    // Far more steps than the slow one's queue holds.
+    // Far more steps than fit in the slow reader's queue.
     for _ in 0..3 {
         assert_eq!(run(&service, request(&script)).await.0.len(), 401);
     }
     assert!(service.engine_stats().generated_tokens < 1203 + limits::OUTPUT_QUEUE as u64);
-    // A Steer that finishes it while its queue is full is not lost either.
+    // A Steer that finishes the sequence while its queue is full is delivered too.
     let mut stopped = open(&service, request(&script)).await.unwrap();
     let (rest, _) = slow.rest().await;
     assert_eq!(rest[..400], script);
@@ -493,14 +496,15 @@ async fn a_slow_reader_loses_nothing_and_stops_nobody() {
 }
 
 #[tokio::test]
-async fn a_full_queue_and_a_draining_engine_refuse() {
+async fn a_full_queue_and_a_draining_engine_reject_sequences() {
     let service = engine(EngineOptions { max_sequences: 1, max_queue: 1, ..EngineOptions::default() });
     let mut held = open(&service, Start { hold: true, ..request(&[10]) }).await.unwrap();
     held.admitted().await;
     let mut waiting = open(&service, Start { hold: true, ..request(&[20]) }).await.unwrap();
     let status = open(&service, request(&[])).await.err().expect("refused");
     assert_eq!(status.code(), Code::ResourceExhausted);
-    // The first router does not answer: after a while the second gets the slot, and the first continues when it does.
+    // The first router does not answer: after the grace time the second gets the slot, and the first continues when it
+    // answers.
     waiting.admitted().await;
     let drained = tokio::spawn({
         let service = service.clone();
@@ -532,7 +536,7 @@ async fn a_deadline_ends_the_call_and_frees_the_slot() {
 }
 
 #[tokio::test]
-async fn logprobs_come_with_tokens_and_prompt() {
+async fn logprobs_are_returned_for_tokens_and_prompt() {
     let service = engine(EngineOptions { step_tokens: 3, max_sequences: 2, ..EngineOptions::default() });
     let mut router = open(&service, Start { logprobs: 2, prompt_logprobs: 1, ..request(&[10]) }).await.unwrap();
     let prompt = router.admitted().await.prompt_logprobs;
@@ -543,7 +547,7 @@ async fn logprobs_come_with_tokens_and_prompt() {
 }
 
 #[tokio::test]
-async fn every_field_out_of_range_is_named() {
+async fn errors_name_every_field_out_of_range() {
     let service = engine(EngineOptions::default());
     type Spoil = fn(&mut Start);
     fn sampling(start: &mut Start) -> &mut Sampling {
@@ -554,10 +558,10 @@ async fn every_field_out_of_range_is_named() {
     }
     let cases: &[(&str, Spoil)] = &[
         ("request_id: 300 bytes", |s| s.request_id = "x".repeat(300)),
-        ("prompt: empty", |s| s.prompt.clear()),
+        ("prompt: must have at least one token", |s| s.prompt.clear()),
         ("prompt: 800 tokens", |s| s.prompt = vec![1; 800]),
         ("prompt: token 100", |s| s.prompt[2] = 100),
-        ("resume: 801 tokens with the prompt", |s| s.resume = vec![1; 796]),
+        ("resume: 801 tokens including the prompt", |s| s.resume = vec![1; 796]),
         ("resume: token 100", |s| s.resume = vec![100]),
         ("resume: 501 tokens", |s| s.resume = vec![1; 501]),
         ("sampling: missing", |s| s.sampling = None),
@@ -590,6 +594,6 @@ async fn every_field_out_of_range_is_named() {
     let mut client = EngineClient::new(service.clone().into_server());
     let steer = ToEngine { kind: Some(to_engine::Kind::Steer(Steer::default())) };
     let status = client.generate(tokio_stream::iter([steer])).await.expect_err("refused");
-    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "the first message must be start"));
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "the first message must be a start"));
     assert_eq!(run(&service, request(&[10])).await.0, [10, EOS]);
 }

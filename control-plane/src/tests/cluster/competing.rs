@@ -1,11 +1,11 @@
-//! Somebody else writes between what the controller has seen and what it writes: then its write does not take place.
+//! Writes of others between the controller's view and its own write: the controller's write is rejected.
 
 use super::*;
-use crate::decide::{Decision, Kind};
+use crate::decide::{Decision, DecisionKind};
 
 impl Cluster {
-    /// Everybody goes on until the controller decides this, which is not written yet.
-    fn next(&mut self, kind: Kind) -> Decision {
+    /// Runs until the controller decides this; the decision is not written yet.
+    fn next(&mut self, kind: DecisionKind) -> Decision {
         for _ in 0..300 {
             self.now += TICK;
             for id in self.workers.keys().cloned().collect::<Vec<_>>() {
@@ -34,7 +34,7 @@ impl Cluster {
         self.put(&self.keys.trouble(&group, 0), Some(encode(&trouble).to_vec()));
     }
 
-    /// The placement was forgotten, and its leader has put it back: the same words, at another time.
+    /// The placement was lost, and its leader restored it: the same value at another revision.
     fn put_back(&mut self) {
         let key = self.keys.placement(self.placements().keys().next().expect("a group"));
         let value = self.store.entries[&key].value.to_vec();
@@ -42,7 +42,7 @@ impl Cluster {
         self.put(&key, Some(value));
     }
 
-    /// Another controller has put a newer one.
+    /// Another controller has written a newer placement.
     fn overtaken(&mut self) {
         let (group, mut record) = self.placements().into_iter().next().expect("a group");
         record.placement.epoch += 1000;
@@ -55,17 +55,17 @@ impl Cluster {
 }
 
 #[test]
-fn what_was_decided_on_an_older_placement_is_not_written() {
+fn a_decision_on_an_older_placement_is_not_written() {
     type Prepare = fn(&mut Cluster);
-    let cases: [(Kind, (usize, usize, usize), Prepare); 4] = [
-        (Kind::Reform, (3, 2, 1), Cluster::in_trouble),
-        (Kind::Dissolve, (1, 1, 0), Cluster::in_trouble),
-        (Kind::Drain, (2, 1, 0), |cluster| cluster.drain("w0")),
-        (Kind::Relayout, (2, 2, 0), |_| ()),
+    let cases: [(DecisionKind, (usize, usize, usize), Prepare); 4] = [
+        (DecisionKind::Reform, (3, 2, 1), Cluster::in_trouble),
+        (DecisionKind::Dissolve, (1, 1, 0), Cluster::in_trouble),
+        (DecisionKind::Drain, (2, 1, 0), |cluster| cluster.drain("w0")),
+        (DecisionKind::Relayout, (2, 2, 0), |_| ()),
     ];
     for (kind, (workers, size, spares), prepare) in cases {
         let mut cluster = Cluster::new(workers, size, spares);
-        if kind != Kind::Relayout {
+        if kind != DecisionKind::Relayout {
             cluster.run(8.0);
         }
         prepare(&mut cluster);
@@ -82,14 +82,14 @@ fn what_was_decided_on_an_older_placement_is_not_written() {
     }
 }
 
-/// Each of two decisions on the same view may still be carried out, when the first one's answer was lost.
+/// Both of two decisions on the same view may still be written, if the first one's answer was lost.
 #[test]
-fn a_worker_gets_one_seat_however_late_a_write_lands() {
+fn a_worker_gets_one_seat_however_late_a_write_is_executed() {
     let mut cluster = Cluster::new(2, 2, 0);
-    let first = cluster.next(Kind::Form);
+    let first = cluster.next(DecisionKind::Form);
     cluster.now += TICK;
     let second = cluster.decided().remove(0);
-    assert_eq!(second.kind, Kind::Form);
+    assert_eq!(second.kind, DecisionKind::Form);
     assert!(cluster.commit(second.transaction));
     assert!(!cluster.commit(first.transaction), "both are written");
     cluster.check();
@@ -97,7 +97,7 @@ fn a_worker_gets_one_seat_however_late_a_write_lands() {
     let mut cluster = Cluster::new(3, 2, 1);
     cluster.run(8.0);
     cluster.in_trouble();
-    let reform = cluster.next(Kind::Reform);
+    let reform = cluster.next(DecisionKind::Reform);
     let seat = Seat { group: Some("another".into()), epoch: 1 };
     cluster.put(&cluster.keys.seat("w2"), Some(encode(&seat).to_vec()));
     assert!(!cluster.commit(reform.transaction), "the spare has two seats");

@@ -1,11 +1,11 @@
-//! Experts that move in the simulated cluster.
+//! Expert layouts in the simulated cluster.
 
 use super::*;
 
-/// A member loads a layout of experts for so long.
+/// Time that a member needs to load an expert layout.
 const LOAD: Duration = Duration::from_millis(700);
 
-/// As worker/src/node does it: a member loads what the store says, and the leader goes over to what all have loaded.
+/// As in worker/src/node: a member loads the stored layout, and the leader switches to one that all have loaded.
 pub fn lay_out(member: &mut Membership, store: &Snapshot, keys: &Keys, now: Duration) {
     let entry = store.entries.get(&keys.placement(&member.group));
     let known: Option<GroupRecord> = entry.map(|e| serde_json::from_slice(&e.value).expect("a placement"));
@@ -34,7 +34,7 @@ pub fn lay_out(member: &mut Membership, store: &Snapshot, keys: &Keys, now: Dura
 }
 
 impl Cluster {
-    /// Ranks that compute together do so with one layout, by content, and all of them have loaded it.
+    /// Ranks that compute together use layouts with equal contents, and all of them have loaded theirs.
     pub fn layouts_agree(&self) {
         let together = |worker: &&Worker| worker.alive && worker.member.as_ref().is_some_and(|m| m.linked && !m.over);
         for leader in self.workers.values().filter(together).filter_map(|worker| worker.member.as_ref()) {
@@ -54,11 +54,11 @@ impl Cluster {
 }
 
 #[test]
-fn a_skewed_load_is_laid_out_anew_and_stays_so_when_a_rank_is_replaced() {
+fn a_skewed_load_gets_a_new_layout_which_survives_a_replaced_rank() {
     let mut cluster = Cluster::new(3, 2, 1);
     cluster.run(8.0);
     let worst = |cluster: &Cluster| {
-        let view = View::read(&cluster.keys, &cluster.store);
+        let view = ClusterView::read(&cluster.keys, &cluster.store);
         let group = view.groups.values().next().expect("a group").clone();
         let load = group.experts.clone().expect("its load");
         (crate::rebalance::worst(&group.record().expect("a record").placement, &load.rows), group)
@@ -67,7 +67,7 @@ fn a_skewed_load_is_laid_out_anew_and_stays_so_when_a_rank_is_replaced() {
     cluster.run(10.0);
     let (after, second) = worst(&cluster);
     assert!(before > 1.2 && after < 1.1, "{before} -> {after}");
-    let record = |group: &crate::view::Group| group.record().expect("a record").clone();
+    let record = |group: &crate::view::GroupState| group.record().expect("a record").clone();
     assert_eq!(record(&first).epoch(), record(&second).epoch());
     assert!(second.laid_out());
     cluster.workers.get_mut("w1").expect("known").alive = false;

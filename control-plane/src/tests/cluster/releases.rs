@@ -1,9 +1,9 @@
-//! Workers of several releases side by side, as in a rolling upgrade: no group is ever of two. That is part of what is
-//! checked after each step of the simulation.
+//! Workers of several releases in one cluster, as in a rolling upgrade. That no group mixes protocols is checked after
+//! each step of the simulation.
 
 use super::*;
 
-/// A worker that is the same in all but its release.
+/// Changes only the release of a worker.
 fn upgrade(cluster: &mut Cluster, id: &str, protocol: u32) {
     cluster.restart(id);
     let record = &mut cluster.workers.get_mut(id).expect("known").record;
@@ -27,15 +27,15 @@ fn spares_of_another_release_take_no_rank() {
     let seating = cluster.seating();
     let members = &seating.values().next().expect("a group").1;
     assert!(members.iter().all(|member| member.worker != "w4"), "{members:?}");
-    assert_eq!((cluster.serving(), cluster.full()), (1, 0), "another member stands in");
-    // One of its own release does.
+    assert_eq!((cluster.serving(), cluster.full()), (1, 0), "another member takes the rank");
+    // A spare of the same release does.
     cluster.restart("w1");
     cluster.run(8.0);
     assert_eq!((cluster.serving(), cluster.full()), (1, 1));
 }
 
 #[test]
-fn an_upgrade_one_by_one_ends_with_groups_of_the_new_release() {
+fn a_rolling_upgrade_ends_with_groups_of_the_new_release() {
     let mut cluster = Cluster::new(6, 2, 0);
     cluster.run(8.0);
     assert_eq!(protocols(&cluster), [0, 0, 0]);
@@ -50,7 +50,7 @@ fn an_upgrade_one_by_one_ends_with_groups_of_the_new_release() {
     assert_eq!((protocols(&cluster), cluster.full()), (vec![1, 1, 1], 3));
 }
 
-/// Restarts in any order, of any release.
+/// Restarts in any order, with any release.
 fn a_mixed_fleet_is_never_mixed_up(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let (size, count) = (rng.random_range(1..=3), rng.random_range(2..=8));
@@ -68,12 +68,12 @@ fn a_mixed_fleet_is_never_mixed_up(seed: u64) {
 }
 
 #[test]
-fn groups_are_of_one_release_whatever_happens() {
+fn groups_never_mix_releases() {
     seeds(40, a_mixed_fleet_is_never_mixed_up);
 }
 
 #[test]
-fn records_without_a_number_are_of_protocol_0() {
+fn records_without_a_protocol_have_protocol_0() {
     let record = worker("w0", 1, 1).record;
     let mut old: serde_json::Value = serde_json::from_slice(&encode(&record)).expect("JSON");
     let fields = old.as_object_mut().expect("an object");

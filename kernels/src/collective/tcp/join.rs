@@ -1,4 +1,5 @@
-//! How the ranks of a group find each other: each listens for its life, and connects anew for each epoch.
+//! How the ranks of a group find each other: each process listens for its whole life, and ranks connect anew for each
+//! epoch. This module does not know collective operations.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,21 +12,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::greet::{self, ACCEPTED, ELSEWHERE, EXPECTED, FOREIGN, Greetings, HERE, Hello, STALE};
-use super::{Secure, Side, Tcp, Wire};
+use super::handshake::{self, ACCEPTED, ELSEWHERE, EXPECTED, FOREIGN, HERE, Handshakes, Hello, STALE};
+use super::{ConnectionSide, Secure, Tcp, Wire};
 
-/// Between attempts to reach a peer, and to accept one.
+/// Pause between attempts to connect and to accept.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
-/// Longest time for one attempt.
+/// Time limit of one attempt.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// One rank's place in a group of one epoch.
+/// One rank of a group in one epoch, and where the others are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct JoinRequest {
     pub group: String,
     pub epoch: u64,
     pub rank: usize,
-    /// That this process speaks. Ranks of another one are not linked.
+    /// The protocol of this process. Ranks with another protocol are not linked.
     pub protocol: u32,
     /// Where each rank listens, as `host:port`, in rank order.
     pub addresses: Vec<String>,
@@ -33,38 +34,37 @@ pub struct Member {
 
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    #[error("epoch {epoch} of group {group} is over")]
+    #[error("this epoch of group {group} has ended")]
     Stale { group: String, epoch: u64 },
-    #[error("ranks {missing:?} of group {group}, epoch {epoch}, did not come in time")]
+    #[error("ranks {missing:?} of group {group} did not connect in time")]
     Missing { group: String, epoch: u64, missing: Vec<usize> },
-    #[error(
-        "rank {rank} of group {group}, epoch {epoch}, is of a release that speaks another protocol than this one, \
-         {protocol}"
-    )]
+    #[error("rank {rank} of group {group} runs a release with another protocol than that of this process, {protocol}")]
     Foreign { group: String, epoch: u64, rank: usize, protocol: u32 },
     #[error("cannot link the ranks: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Why a worker's ranks could not be linked with.
+/// Why this process cannot link with another worker's ranks.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("cannot connect to {address}: {error}")]
     Connect { address: String, error: io::Error },
     #[error("the TLS handshake with {address} failed: {error}")]
     Handshake { address: String, error: io::Error },
-    #[error("{address} accepts connections, but does not answer within {time:?}")]
+    #[error("{address} accepts connections but did not answer within {time:?}")]
     Silent { address: String, time: Duration },
-    #[error("{address} ends the connection without an answer ({error}); do both sides use TLS, under one authority?")]
+    #[error(
+        "{address} closed the connection without an answer ({error}); check that both sides use TLS with the same CA"
+    )]
     Refused { address: String, error: io::Error },
-    #[error("another worker listens at {address}; is --advertise right?")]
+    #[error("another worker listens at {address}; check --advertise")]
     Elsewhere { address: String },
-    #[error("{address} answers with something that is not the protocol of ranks; do both sides use TLS?")]
+    #[error("{address} does not use the protocol of ranks; check that both sides use TLS")]
     Foreign { address: String },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Place {
+pub(super) struct LinkId {
     pub group: String,
     pub epoch: u64,
     pub from: usize,
@@ -75,90 +75,91 @@ pub(super) struct Place {
 }
 
 #[derive(Default)]
-pub(super) struct Hall {
-    /// Peers for which a join waits here. Nobody else's connection is kept.
-    pub expected: HashSet<Place>,
-    pub waiting: HashMap<Place, Wire>,
-    /// By group, the lowest epoch that may still be joined.
+pub(super) struct JoinState {
+    /// Peers for which a join waits. Connections of other peers are closed.
+    pub expected: HashSet<LinkId>,
+    pub waiting: HashMap<LinkId, Wire>,
+    /// Per group, the lowest epoch that may still be joined.
     fences: HashMap<String, u64>,
-    /// Workers that are found here.
+    /// Names of workers in this process.
     pub names: HashSet<String>,
 }
 
 pub(super) struct Inner {
-    hall: Mutex<Hall>,
+    joins: Mutex<JoinState>,
     pub news: Condvar,
     pub secure: Secure,
-    pub greetings: Greetings,
+    pub handshakes: Handshakes,
     pub closed: AtomicBool,
 }
 
-/// Where a process is found by its peers.
-pub struct Listener {
+/// Accepts connections from ranks of other processes.
+pub struct RankListener {
     address: SocketAddr,
     inner: Arc<Inner>,
 }
 
 impl Inner {
-    pub fn hall(&self) -> MutexGuard<'_, Hall> {
-        self.hall.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn joins(&self) -> MutexGuard<'_, JoinState> {
+        self.joins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until something happens, but not longer than this.
+    /// Waits for a change, at most this long.
     pub fn pause(&self, time: Duration) {
-        drop(self.news.wait_timeout(self.hall(), time));
+        drop(self.news.wait_timeout(self.joins(), time));
     }
 }
 
 /// Peers that a join waits for.
 struct Expecting<'a> {
     inner: &'a Inner,
-    places: Vec<Place>,
+    places: Vec<LinkId>,
 }
 
 impl Drop for Expecting<'_> {
     fn drop(&mut self) {
-        let mut hall = self.inner.hall();
+        let mut joins = self.inner.joins();
         for place in &self.places {
-            hall.expected.remove(place);
-            hall.waiting.remove(place);
+            joins.expected.remove(place);
+            joins.waiting.remove(place);
         }
     }
 }
 
-impl Hall {
+impl JoinState {
     pub fn is_stale(&self, group: &str, epoch: u64) -> bool {
         self.fences.get(group).is_some_and(|&fence| epoch < fence)
     }
 }
 
-impl Listener {
-    pub fn bind(address: impl ToSocketAddrs, secure: Secure) -> io::Result<Listener> {
+impl RankListener {
+    pub fn bind(address: impl ToSocketAddrs, secure: Secure) -> io::Result<RankListener> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
         let inner = Arc::new(Inner {
-            hall: Mutex::default(),
+            joins: Mutex::default(),
             news: Condvar::new(),
             secure,
-            greetings: Greetings::default(),
+            handshakes: Handshakes::default(),
             closed: AtomicBool::new(false),
         });
-        greet::start(listener, &inner)?;
-        Ok(Listener { address, inner })
+        handshake::start(listener, &inner)?;
+        Ok(RankListener { address, inner })
     }
 
-    /// A worker of this name is found here: probes for it are answered.
-    pub fn introduce(&self, name: &str) {
-        self.inner.hall().names.insert(name.to_owned());
+    /// Registers a worker of this process: probes for it are answered.
+    pub fn register(&self, name: &str) {
+        self.inner.joins().names.insert(name.to_owned());
     }
 
-    /// Whether ranks of this process can connect to those of the worker of this name, and it is found at this address.
+    /// Checks whether this process can connect to the ranks of the worker with this name at this address.
     pub fn probe(&self, address: &str, name: &str, patience: Duration) -> Result<(), ProbeError> {
         let deadline = Instant::now() + patience;
         let address = || address.to_owned();
         let raw = dial(&address(), deadline).map_err(|error| ProbeError::Connect { address: address(), error })?;
         let silent = |error: &io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-        let secured = limit(&raw, deadline).and_then(|()| (self.inner.secure)(raw.try_clone()?, Side::Connects));
+        let secured =
+            limit(&raw, deadline).and_then(|()| (self.inner.secure)(raw.try_clone()?, ConnectionSide::Connects));
         let mut stream = secured.map_err(|error| match silent(&error) {
             true => ProbeError::Silent { address: address(), time: patience },
             false => ProbeError::Handshake { address: address(), error },
@@ -182,16 +183,16 @@ impl Listener {
         self.address
     }
 
-    /// Epochs of the group below this one can no longer be joined. Whoever waits in such a join, here, is told.
+    /// Epochs of the group below this one can no longer be joined. Joins of this process that wait for them fail.
     pub fn fence(&self, group: &str, epoch: u64) {
-        let mut hall = self.inner.hall();
-        let fence = hall.fences.entry(group.to_owned()).or_default();
+        let mut joins = self.inner.joins();
+        let fence = joins.fences.entry(group.to_owned()).or_default();
         *fence = epoch.max(*fence);
         let fence = *fence;
-        hall.waiting.retain(|place, wire| {
+        joins.waiting.retain(|place, wire| {
             let stale = place.group == group && place.epoch < fence;
             if stale {
-                // It may have gone already.
+                // The peer may be gone.
                 let _ = wire.stream.write_all(&[STALE]).and_then(|()| wire.stream.flush());
             }
             !stale
@@ -199,18 +200,26 @@ impl Listener {
         self.inner.news.notify_all();
     }
 
-    /// Links this rank with all others of its group and epoch. Returns when all have come, or not.
-    pub fn join(&self, member: &Member, patience: Duration) -> Result<Tcp, JoinError> {
+    /// Links this rank with all others of its group and epoch. Returns when all have connected, or on an error.
+    pub fn join(&self, member: &JoinRequest, patience: Duration) -> Result<Tcp, JoinError> {
         let deadline = Instant::now() + patience;
-        let Member { group, epoch, rank, protocol, addresses } = member;
+        let JoinRequest { group, epoch, rank, protocol, addresses } = member;
         let size = addresses.len();
-        let place =
-            |from, to, pulse| Place { group: group.clone(), epoch: *epoch, from, to, size, pulse, protocol: *protocol };
+        let place = |from, to, pulse| LinkId {
+            group: group.clone(),
+            epoch: *epoch,
+            from,
+            to,
+            size,
+            pulse,
+            protocol: *protocol,
+        };
         let above = [false, true].into_iter().flat_map(|pulse| (rank + 1..size).map(move |peer| (peer, pulse)));
         let _expecting = self.expect(above.map(|(peer, pulse)| place(peer, *rank, pulse)).collect());
         let empty = || (0..size).map(|_| None).collect::<Vec<Option<Wire>>>();
         let mut links = [empty(), empty()];
-        // First say hello to those below, then let those above in, then hear whether those below let us in: no circle.
+        // First connect to lower ranks, then accept higher ranks, then wait for acceptance by lower ranks: this order
+        // cannot deadlock.
         let reach = |to: usize, pulse| self.reach(&addresses[to], &place(*rank, to, pulse), deadline);
         for (pulse, links) in [false, true].into_iter().zip(&mut links) {
             for (peer, link) in links.iter_mut().enumerate().take(*rank) {
@@ -219,7 +228,7 @@ impl Listener {
         }
         for (pulse, links) in [false, true].into_iter().zip(&mut links) {
             for (peer, link) in links.iter_mut().enumerate().skip(rank + 1) {
-                let mut wire = self.let_in(&place(peer, *rank, pulse), deadline)?;
+                let mut wire = self.await_peer(&place(peer, *rank, pulse), deadline)?;
                 wire.stream.write_all(&[ACCEPTED]).and_then(|()| wire.stream.flush())?;
                 *link = Some(wire);
             }
@@ -227,7 +236,7 @@ impl Listener {
         for link in &mut links {
             for (peer, wire) in link.iter_mut().enumerate().take(*rank) {
                 if let Some(wire) = wire {
-                    self.let_me_in(wire, &place(*rank, peer, false), deadline)?;
+                    self.await_acceptance(wire, &place(*rank, peer, false), deadline)?;
                 }
             }
         }
@@ -239,42 +248,42 @@ impl Listener {
         Ok(Tcp::new(*rank, data, pulses)?)
     }
 
-    /// Connections of these peers are kept from now on, until this is dropped.
-    fn expect(&self, places: Vec<Place>) -> Expecting<'_> {
-        self.inner.hall().expected.extend(places.iter().cloned());
+    /// Keeps connections of these peers, until the result is dropped.
+    fn expect(&self, places: Vec<LinkId>) -> Expecting<'_> {
+        self.inner.joins().expected.extend(places.iter().cloned());
         Expecting { inner: &self.inner, places }
     }
 
-    fn missing(place: &Place, peer: usize) -> JoinError {
+    fn missing(place: &LinkId, peer: usize) -> JoinError {
         JoinError::Missing { group: place.group.clone(), epoch: place.epoch, missing: vec![peer] }
     }
 
-    fn foreign(place: &Place) -> JoinError {
-        let Place { group, epoch, to, protocol, .. } = place.clone();
+    fn foreign(place: &LinkId) -> JoinError {
+        let LinkId { group, epoch, to, protocol, .. } = place.clone();
         JoinError::Foreign { group, epoch, rank: to, protocol }
     }
 
-    fn stale(place: &Place) -> JoinError {
+    fn stale(place: &LinkId) -> JoinError {
         JoinError::Stale { group: place.group.clone(), epoch: place.epoch }
     }
 
-    /// For a connection to somebody else.
-    fn time_left(&self, place: &Place, deadline: Instant) -> Result<Duration, JoinError> {
-        if self.inner.hall().is_stale(&place.group, place.epoch) {
+    /// The time left to connect to a peer.
+    fn time_left(&self, place: &LinkId, deadline: Instant) -> Result<Duration, JoinError> {
+        if self.inner.joins().is_stale(&place.group, place.epoch) {
             return Err(Self::stale(place));
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(Self::missing(place, place.to)) } else { Ok(left) }
     }
 
-    /// Connects and says hello, until the other side expects this rank.
-    fn reach(&self, address: &str, place: &Place, deadline: Instant) -> Result<Wire, JoinError> {
+    /// Connects and sends the hello, until the peer expects this rank.
+    fn reach(&self, address: &str, place: &LinkId, deadline: Instant) -> Result<Wire, JoinError> {
         loop {
             let left = self.time_left(place, deadline)?;
             let until = deadline.min(Instant::now() + ATTEMPT);
             let greeted = dial(address, until).and_then(|raw| {
                 limit(&raw, until)?;
-                let mut stream = (self.inner.secure)(raw.try_clone()?, Side::Connects)?;
+                let mut stream = (self.inner.secure)(raw.try_clone()?, ConnectionSide::Connects)?;
                 stream.write_all(&Hello::Join(place.clone()).bytes()).and_then(|()| stream.flush())?;
                 let mut answer = [0];
                 stream.read_exact(&mut answer)?;
@@ -284,32 +293,32 @@ impl Listener {
                 Ok((wire, [EXPECTED])) => return Ok(wire),
                 Ok((_, [STALE])) => return Err(Self::stale(place)),
                 Ok((_, [FOREIGN])) => return Err(Self::foreign(place)),
-                // It may be about to start, to take its seat, or to read its certificates anew.
+                // The peer may still have to start, to take its seat, or to reload its certificates.
                 Ok(_) | Err(_) => self.inner.pause(RETRY.min(left)),
             }
         }
     }
 
-    /// Waits for a peer that connects.
-    fn let_in(&self, place: &Place, deadline: Instant) -> Result<Wire, JoinError> {
-        let mut hall = self.inner.hall();
+    /// Waits for a connection from a peer.
+    fn await_peer(&self, place: &LinkId, deadline: Instant) -> Result<Wire, JoinError> {
+        let mut joins = self.inner.joins();
         loop {
-            if let Some(wire) = hall.waiting.remove(place) {
+            if let Some(wire) = joins.waiting.remove(place) {
                 return Ok(wire);
             }
-            if hall.is_stale(&place.group, place.epoch) {
+            if joins.is_stale(&place.group, place.epoch) {
                 return Err(Self::stale(place));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Self::missing(place, place.from));
             }
-            hall = self.inner.news.wait_timeout(hall, left).unwrap_or_else(PoisonError::into_inner).0;
+            joins = self.inner.news.wait_timeout(joins, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Waits for the answer to our hello.
-    fn let_me_in(&self, wire: &mut Wire, place: &Place, deadline: Instant) -> Result<(), JoinError> {
+    fn await_acceptance(&self, wire: &mut Wire, place: &LinkId, deadline: Instant) -> Result<(), JoinError> {
         loop {
             let left = self.time_left(place, deadline)?;
             wire.raw.set_read_timeout(Some(left.min(RETRY)))?;
@@ -324,18 +333,18 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for RankListener {
     fn drop(&mut self) {
         self.inner.closed.store(true, Ordering::SeqCst);
-        self.inner.greetings.wake();
-        // Wakes the thread that accepts; if it is past that, there is nothing to wake.
+        self.inner.handshakes.wake();
+        // Wakes the accepting thread; if it is past that call, there is nothing to wake.
         let _ = TcpStream::connect_timeout(&self.address, ATTEMPT);
     }
 }
 
 /// Connects to the first of the host's addresses that accepts.
 fn dial(address: &str, deadline: Instant) -> io::Result<TcpStream> {
-    let mut last = io::Error::other("the address names no host");
+    let mut last = io::Error::other("the host has no address");
     for address in address.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -349,7 +358,7 @@ fn dial(address: &str, deadline: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// No call on this connection lasts beyond the deadline, nor a handshake.
+/// Limits every call on this connection, including a handshake, to the deadline.
 fn limit(raw: &TcpStream, deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {

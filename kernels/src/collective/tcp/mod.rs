@@ -1,11 +1,12 @@
-//! Ranks that are processes, each pair linked by TCP. CPU groups use it; GPU groups have NCCL.
+//! Ranks in separate processes, each pair linked by TCP. CPU groups use it; GPU groups use NCCL.
 //!
-//! A rank that dies closes its connections, and its peers know at once. One that hangs, or whose network is cut, is known
-//! by its silence: beside the data, each pair has a connection on which both give a sign of life all the time.
+//! If a rank dies, its connections close and its peers notice at once. If it hangs, or its network is cut, they notice
+//! its silence: beside the data connection, each pair has one for heartbeats. This module does not know what is
+//! computed.
 
-mod greet;
+mod handshake;
+mod heartbeat;
 mod join;
-mod pulse;
 #[cfg(test)]
 mod tests;
 
@@ -21,39 +22,39 @@ use std::{
     time::Duration,
 };
 
-pub use join::{JoinError, Listener, Member, ProbeError};
+pub use join::{JoinError, JoinRequest, ProbeError, RankListener};
 
 use super::{AbortHandle, Collective};
-use crate::error::{Error, Result};
+use crate::error::{KernelError, Result};
 
-/// Bytes written before others are read. All connections' buffers hold as much, so no circle of ranks waits for itself.
+/// Bytes written before others are read. The buffers of all connections hold as much, so ranks cannot deadlock.
 const CHUNK: usize = 32 << 10;
-/// Sums of more bytes are shared out over the ranks, each adding up its part for all.
+/// Larger sums are split over the ranks, each of which adds up one part for all.
 const SHARED_SUM: usize = 64 << 10;
-/// How long a rank that lost a connection waits to hear which rank was the first to fail. The pulse thread looks for that
-/// word every `pulse::INTERVAL`, and sees the end of a dead rank's connection then, too.
+/// How long a rank that lost a connection waits to learn which rank failed first. The heartbeat thread checks for that
+/// message every `heartbeat::INTERVAL`, and notices a dead rank's closed connection as well.
 const GRACE: Duration = Duration::from_millis(500);
 const HEADER: usize = 21;
 
-/// What a connection is made of: TCP itself, or TLS over it.
+/// The transport of a connection: TCP, or TLS over TCP.
 pub trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ConnectionSide {
     Connects,
     Accepts,
 }
 
-/// Turns a fresh TCP connection into what data goes over. That takes no longer than the connection's own time limit for reading.
-pub type Secure = Arc<dyn Fn(TcpStream, Side) -> io::Result<Box<dyn Stream>> + Send + Sync>;
+/// Turns a new TCP connection into the transport for data, within the connection's own read timeout.
+pub type Secure = Arc<dyn Fn(TcpStream, ConnectionSide) -> io::Result<Box<dyn Stream>> + Send + Sync>;
 
 /// Plain TCP.
 pub fn plain() -> Secure {
     Arc::new(|stream, _| Ok(Box::new(stream)))
 }
 
-/// One connection. `raw` is the same socket: shut down, it ends every call that is blocked on it.
+/// One connection. `raw` is the same socket: shutting it down ends every call that is blocked on it.
 struct Wire {
     stream: Box<dyn Stream>,
     raw: TcpStream,
@@ -63,7 +64,7 @@ struct Wire {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Abort {
     pub reason: String,
-    /// The rank that failed, where one did.
+    /// The rank that failed, if known.
     pub suspect: Option<usize>,
 }
 
@@ -71,7 +72,7 @@ struct Shared {
     abort: Mutex<Option<Abort>>,
     aborted: Condvar,
     sockets: Vec<TcpStream>,
-    /// The rank that has to give or take something before this one goes on; this one itself while it computes.
+    /// The rank for which this one waits to send or receive; this rank itself while it computes.
     waiting: AtomicUsize,
 }
 
@@ -80,13 +81,13 @@ impl Shared {
         self.abort.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first word counts. The pulse thread tells the others and cuts the connections.
+    /// The first abort counts. The heartbeat thread tells the others and closes the connections.
     fn abort(&self, reason: &str, suspect: Option<usize>) {
         self.lock().get_or_insert_with(|| Abort { reason: reason.to_owned(), suspect });
         self.aborted.notify_all();
     }
 
-    /// Waits for an abort, not longer than this.
+    /// Waits for an abort, at most this long.
     fn wait(&self, time: Duration) -> Option<Abort> {
         let guard = self.aborted.wait_timeout_while(self.lock(), time, |abort| abort.is_none());
         guard.unwrap_or_else(PoisonError::into_inner).0.clone()
@@ -94,27 +95,27 @@ impl Shared {
 
     fn cut(&self) {
         for socket in &self.sockets {
-            // One that the peer has closed is cut already.
+            // The peer may have closed it already.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// Says, from any thread, whether and why the group ended.
+/// Tells any thread whether and why the group ended.
 #[derive(Clone)]
-pub struct Fate(Arc<Shared>);
+pub struct GroupEnd(Arc<Shared>);
 
-impl Fate {
+impl GroupEnd {
     pub fn abort(&self) -> Option<Abort> {
         self.0.lock().clone()
     }
 
-    /// Ends the group by the fault of the rank that is being waited for: another one, or this one if it computes.
+    /// Ends the group, blaming the rank that is being waited for: another one, or this one if it computes.
     pub fn give_up(&self, reason: &str) {
         self.0.abort(reason, Some(self.0.waiting.load(Ordering::Relaxed)));
     }
 
-    /// Waits for the end, not longer than this.
+    /// Waits for the end of the group, at most this long.
     pub fn wait(&self, time: Duration) -> Option<Abort> {
         self.0.wait(time)
     }
@@ -123,19 +124,19 @@ impl Fate {
 /// One rank; dropping it aborts the group for the others.
 pub struct Tcp {
     rank: usize,
-    /// None: this rank itself.
+    /// None for this rank itself.
     peers: Vec<Option<RefCell<Box<dyn Stream>>>>,
-    /// Operations begun.
+    /// Number of operations begun.
     round: Cell<u64>,
     shared: Arc<Shared>,
     pulse: Option<JoinHandle<()>>,
 }
 
-/// What a rank says before what it gives: all ranks must say the same, but for the length of what they give.
+/// Precedes a rank's data in an operation. All ranks must send the same, except for the length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Header {
     op: Op,
-    /// Root of a broadcast; 0 elsewhere.
+    /// Root of a broadcast; 0 otherwise.
     root: u32,
     round: u64,
     /// In bytes.
@@ -183,13 +184,13 @@ impl Header {
     }
 }
 
-/// What goes to one peer, and what comes from it.
+/// The data to and from one peer.
 #[derive(Default)]
 struct Traffic {
     out: Vec<u8>,
     sent: usize,
     expects: bool,
-    /// Bytes to come; known once the header has been read.
+    /// Bytes still to come; known once the header was read.
     left: Option<usize>,
     got: Vec<u8>,
 }
@@ -200,7 +201,7 @@ impl Traffic {
     }
 }
 
-/// What a rank gives in an operation.
+/// A rank's input to an operation.
 #[derive(Clone, Copy)]
 enum Part<'a> {
     Floats(&'a [f32]),
@@ -240,30 +241,30 @@ impl Tcp {
             sockets,
             waiting: AtomicUsize::new(rank),
         });
-        let pulse = pulse::start(rank, pulses, shared.clone())?;
+        let pulse = heartbeat::start(rank, pulses, shared.clone())?;
         let peers = data.into_iter().map(|wire| wire.map(|wire| RefCell::new(wire.stream))).collect();
         Ok(Tcp { rank, peers, round: Cell::new(0), shared, pulse: Some(pulse) })
     }
 
-    pub fn fate(&self) -> Fate {
-        Fate(self.shared.clone())
+    pub fn group_end(&self) -> GroupEnd {
+        GroupEnd(self.shared.clone())
     }
 
     fn check(&self) -> Result<()> {
         let abort = self.shared.lock();
-        abort.as_ref().map_or(Ok(()), |abort| Err(Error::Aborted(abort.reason.clone())))
+        abort.as_ref().map_or(Ok(()), |abort| Err(KernelError::Aborted(abort.reason.clone())))
     }
 
-    /// The connection to `peer` failed: because of an abort that is on its way here, or because that rank is gone.
-    fn lost(&self, peer: usize, error: &io::Error) -> Error {
+    /// The connection to `peer` failed: because of an abort that is on its way here, or because that rank is lost.
+    fn lost(&self, peer: usize, error: &io::Error) -> KernelError {
         let abort = self.shared.wait(GRACE).unwrap_or_else(|| {
-            self.shared.abort(&format!("rank {peer} is gone: {error}"), Some(peer));
+            self.shared.abort(&format!("lost the connection to rank {peer}: {error}"), Some(peer));
             self.shared.lock().clone().unwrap_or(Abort { reason: String::new(), suspect: None })
         });
-        Error::Aborted(abort.reason)
+        KernelError::Aborted(abort.reason)
     }
 
-    /// A call on the connection to `peer`, which is being waited for meanwhile.
+    /// Runs a call on the connection to `peer`, recording that it is being waited for.
     fn with(
         &self,
         peer: usize,
@@ -276,7 +277,7 @@ impl Tcp {
         done.map_err(|error| self.lost(peer, &error))
     }
 
-    /// The first thing a peer says in an operation.
+    /// Reads the header of a peer's data.
     fn header(&self, peer: usize, expected: Header) -> Result<usize> {
         let mut bytes = [0; HEADER];
         let Some(stream) = &self.peers[peer] else { return Ok(0) };
@@ -285,15 +286,15 @@ impl Tcp {
         match said {
             Some(said) if said == (Header { len: said.len, ..expected }) => Ok(said.len as usize),
             _ => {
-                let what = format!("rank {} is in {expected:?} while rank {peer} says {said:?}", self.rank);
+                let what = format!("rank {} is in {expected:?}, but rank {peer} is in {said:?}", self.rank);
                 self.shared.abort(&format!("{}: {what}", expected.op.name()), None);
-                Err(Error::Shape { op: expected.op.name(), what })
+                Err(KernelError::Shape { op: expected.op.name(), what })
             }
         }
     }
 
-    /// Gives each peer its part, if any, and takes theirs from those in `from`. Chunk by chunk, so that all connections
-    /// are busy at the same time and none waits for a reader that is itself waiting.
+    /// Sends each peer its part, if any, and receives from the peers in `from`. Works chunk by chunk, so that all
+    /// connections are busy at the same time and no rank waits for a reader that is itself waiting.
     fn exchange_bytes<'a>(
         &self,
         op: Op,
@@ -330,7 +331,7 @@ impl Tcp {
                     Some(left) => (left, CHUNK),
                     None => {
                         let len = self.header(peer, header(0))?;
-                        // What it says is to come is believed as it comes.
+                        // The announced length is not trusted before the data arrives.
                         traffic.got.reserve(len.min(4 * CHUNK));
                         (len, CHUNK - HEADER)
                     }
@@ -359,16 +360,16 @@ impl Tcp {
         if root < self.size() {
             return Ok(());
         }
-        Err(Error::Shape { op: op.name(), what: format!("root {root} of {} ranks", self.size()) })
+        Err(KernelError::Shape { op: op.name(), what: format!("root {root} of {} ranks", self.size()) })
     }
 
     fn same_length(&self, op: Op, peer: usize, got: usize, mine: usize) -> Result<()> {
         if got == mine {
             return Ok(());
         }
-        let what = format!("rank {} gives {mine} values and rank {peer} {got}", self.rank);
+        let what = format!("rank {} sent {mine} values, rank {peer} sent {got}", self.rank);
         self.shared.abort(&format!("{}: {what}", op.name()), None);
-        Err(Error::Shape { op: op.name(), what })
+        Err(KernelError::Shape { op: op.name(), what })
     }
 
     /// The sum of this rank's `x` and the others', in rank order.
@@ -429,7 +430,7 @@ impl Collective for Tcp {
     fn all_to_all(&self, mut parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
         if parts.len() != self.size() {
             let what = format!("needs one part for each of {} ranks, got {}", self.size(), parts.len());
-            return Err(Error::Shape { op: "all_to_all", what });
+            return Err(KernelError::Shape { op: "all_to_all", what });
         }
         let mut all = self.exchange(Op::AllToAll, 0, |peer| Some(&parts[peer]), |_| true)?;
         all[self.rank] = std::mem::take(&mut parts[self.rank]);
@@ -473,9 +474,9 @@ impl Collective for Tcp {
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        self.shared.abort(&format!("rank {} is gone", self.rank), Some(self.rank));
+        self.shared.abort(&format!("rank {} left the group", self.rank), Some(self.rank));
         if let Some(pulse) = self.pulse.take() {
-            // It ends on the abort; that it panicked would have been printed.
+            // The thread ends on the abort; a panic has been printed.
             let _ = pulse.join();
         }
     }

@@ -1,4 +1,4 @@
-//! What only links over TCP have to show. What all collectives promise is in `collective/tests.rs`.
+//! Properties of TCP links only. Those of all collectives are tested in `collective/tests.rs`.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -6,19 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Collective, JoinError, Listener, Member, ProbeError, Tcp, plain};
+use super::{Collective, JoinError, JoinRequest, ProbeError, RankListener, Tcp, plain};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn listen() -> Listener {
-    Listener::bind("127.0.0.1:0", plain()).expect("loopback")
+fn listen() -> RankListener {
+    RankListener::bind("127.0.0.1:0", plain()).expect("loopback")
 }
 
-fn member(epoch: u64, rank: usize, addresses: &[String]) -> Member {
-    Member { group: "g".into(), epoch, rank, protocol: 1, addresses: addresses.to_vec() }
+fn member(epoch: u64, rank: usize, addresses: &[String]) -> JoinRequest {
+    JoinRequest { group: "g".into(), epoch, rank, protocol: 1, addresses: addresses.to_vec() }
 }
 
-/// Everything between two listeners passes here, until it is told to pass nothing.
+/// Relays everything between two listeners, until it is switched off.
 fn relay(to: String) -> (String, std::sync::Arc<std::sync::atomic::AtomicBool>) {
     let cut = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -40,7 +40,7 @@ fn relay(to: String) -> (String, std::sync::Arc<std::sync::atomic::AtomicBool>) 
 fn pass(mut from: TcpStream, mut into: TcpStream, off: &std::sync::atomic::AtomicBool) {
     let mut bytes = [0; 4096];
     while let Ok(n @ 1..) = from.read(&mut bytes) {
-        // Cut: neither data nor the end of it arrive.
+        // Switched off: neither data nor the end of the connection arrives.
         while off.load(std::sync::atomic::Ordering::SeqCst) {
             std::thread::park();
         }
@@ -50,7 +50,7 @@ fn pass(mut from: TcpStream, mut into: TcpStream, off: &std::sync::atomic::Atomi
     }
 }
 
-fn pair(listeners: &[Listener; 2], epoch: u64, addresses: &[String]) -> [Result<Tcp, JoinError>; 2] {
+fn pair(listeners: &[RankListener; 2], epoch: u64, addresses: &[String]) -> [Result<Tcp, JoinError>; 2] {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| listeners[1].join(&member(epoch, 1, addresses), PATIENCE));
         [listeners[0].join(&member(epoch, 0, addresses), PATIENCE), other.join().expect("no panic")]
@@ -58,28 +58,28 @@ fn pair(listeners: &[Listener; 2], epoch: u64, addresses: &[String]) -> [Result<
 }
 
 #[test]
-fn a_silent_rank_has_failed_and_is_named() {
+fn a_silent_rank_counts_as_failed_and_is_named() {
     let listeners = [listen(), listen()];
     let (through, cut) = relay(listeners[0].address().to_string());
     let addresses = [through, listeners[1].address().to_string()];
     let [a, b] = pair(&listeners, 1, &addresses).map(|rank| rank.expect("both come"));
     cut.store(true, std::sync::atomic::Ordering::SeqCst);
     let began = Instant::now();
-    let fates = [a.fate(), b.fate()];
+    let ends = [a.group_end(), b.group_end()];
     std::thread::scope(|scope| {
         let other = scope.spawn(move || b.all_reduce(&mut [1.0]).expect_err("cut off"));
         let here = a.all_reduce(&mut [1.0]).expect_err("cut off");
-        assert!(here.to_string().contains("rank 1 has been silent"), "{here}");
+        assert!(here.to_string().contains("no heartbeat from rank 1"), "{here}");
         let there = other.join().expect("no panic");
-        assert!(there.to_string().contains("rank 0 has been silent"), "{there}");
+        assert!(there.to_string().contains("no heartbeat from rank 0"), "{there}");
     });
-    assert_eq!(fates.map(|fate| fate.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
+    assert_eq!(ends.map(|group_end| group_end.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 #[test]
-fn all_ranks_name_the_one_that_failed_first() {
-    let listeners: Vec<Listener> = (0..4).map(|_| listen()).collect();
+fn all_ranks_blame_the_one_that_failed_first() {
+    let listeners: Vec<RankListener> = (0..4).map(|_| listen()).collect();
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     for epoch in 1..=5 {
         let mut ranks: Vec<Tcp> = std::thread::scope(|scope| {
@@ -92,24 +92,25 @@ fn all_ranks_name_the_one_that_failed_first() {
             joins.into_iter().map(|join| join.join().expect("no panic").expect("all come")).collect()
         });
         let dying = ranks.remove(2);
-        let fates: Vec<_> = ranks.iter().map(Tcp::fate).collect();
+        let ends: Vec<_> = ranks.iter().map(Tcp::group_end).collect();
         std::thread::scope(|scope| {
             let blocked: Vec<_> =
                 ranks.drain(..).map(|rank| scope.spawn(move || rank.all_reduce(&mut [1.0]))).collect();
-            // As a killed process would: every connection closes, and nothing is said.
+            // As with a killed process: every connection closes without a message.
             dying.shared.cut();
             for thread in blocked {
                 assert!(thread.join().expect("no panic").is_err());
             }
         });
-        let suspects: Vec<_> = fates.iter().map(|fate| fate.abort().and_then(|abort| abort.suspect)).collect();
+        let suspects: Vec<_> = ends.iter().map(|group_end| group_end.abort().and_then(|abort| abort.suspect)).collect();
         assert_eq!(suspects, [Some(2); 3], "epoch {epoch}");
     }
 }
 
-/// Whom a rank blames that is given up: the one that does not give, the one that does not take, or itself.
+/// The rank that is blamed when a wait is given up: the one that does not send, the one that does not receive, or this
+/// one.
 #[test]
-fn who_is_waited_for_is_to_blame() {
+fn the_rank_that_is_waited_for_is_blamed() {
     let listeners = [listen(), listen()];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     type Op = fn(&Tcp) -> crate::Result<()>;
@@ -117,55 +118,55 @@ fn who_is_waited_for_is_to_blame() {
     let takes: Op = |rank| rank.broadcast(1, &mut [0.0]);
     for (epoch, (op, suspect)) in (1..).zip([(None, 0), (Some(takes), 1), (Some(gives), 1)]) {
         let [a, b] = pair(&listeners, epoch, &addresses).map(|rank| rank.expect("both come"));
-        let fates = [a.fate(), b.fate()];
+        let ends = [a.group_end(), b.group_end()];
         let (done, result) = std::sync::mpsc::sync_channel(1);
         std::thread::spawn(move || {
             let ended = op.map(|op| op(&a));
-            // A rank that computes is there until it has been told.
-            let told = a.fate().wait(PATIENCE);
+            // A rank that computes stays until it has been told.
+            let told = a.group_end().wait(PATIENCE);
             done.send((ended, told))
         });
-        // Blocked: it has waited for the same rank at 100 looks in a row, however late its thread began.
+        // Blocked: it has waited for the same rank at 100 checks in a row, however late its thread began.
         let deadline = Instant::now() + PATIENCE;
         let mut looks = 0;
         while looks < 100 {
             assert!(Instant::now() < deadline, "rank 0 never waits for rank {suspect}");
             let ended = result.recv_timeout(Duration::from_millis(1));
             assert!(ended.is_err(), "{ended:?}");
-            let waits = fates[0].0.waiting.load(std::sync::atomic::Ordering::Relaxed) == suspect;
+            let waits = ends[0].0.waiting.load(std::sync::atomic::Ordering::Relaxed) == suspect;
             looks = if waits { looks + 1 } else { 0 };
         }
-        fates[0].give_up("test over");
+        ends[0].give_up("test over");
         let (ended, _) = result.recv_timeout(PATIENCE).expect("it is told");
         assert!(ended.is_none_or(|ended| ended.is_err()));
-        for fate in fates {
-            let abort = fate.wait(PATIENCE).expect("all are told");
+        for group_end in ends {
+            let abort = group_end.wait(PATIENCE).expect("all are told");
             assert_eq!((abort.suspect, abort.reason.as_str()), (Some(suspect), "test over"));
         }
     }
 }
 
 #[test]
-fn other_epochs_are_refused() {
+fn other_epochs_are_rejected() {
     let listeners = [listen(), listen()];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     listeners[0].fence("g", 5);
     let late = listeners[1].join(&member(4, 1, &addresses), PATIENCE);
     assert!(matches!(late, Err(JoinError::Stale { epoch: 4, .. })), "{:?}", late.err());
-    // One that waits is told as soon as its epoch is over.
+    // A waiting join fails as soon as its epoch has ended.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| listeners[0].join(&member(5, 0, &addresses), PATIENCE));
         listeners[0].fence("g", 6);
         let told = waiting.join().expect("no panic");
         assert!(matches!(told, Err(JoinError::Stale { epoch: 5, .. })), "{:?}", told.err());
     });
-    // And the same listeners serve the next one.
+    // The same listeners serve the next epoch.
     for rank in pair(&listeners, 6, &addresses) {
         assert_eq!(rank.expect("both come").size(), 2);
     }
 }
 
-/// What a rank says first, of a group that nobody has heard of.
+/// A hello for an unknown group.
 fn invented_hello(number: u64) -> Vec<u8> {
     let mut hello = [b"REIN3".as_slice(), &1u32.to_le_bytes(), &[0], &number.to_le_bytes()].concat();
     [1u32, 0, 2].iter().for_each(|part| hello.extend(part.to_le_bytes()));
@@ -174,7 +175,7 @@ fn invented_hello(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn hellos_for_groups_that_nobody_joins_are_hung_up_on() {
+fn connections_for_unknown_groups_are_closed() {
     let listeners = [listen(), listen()];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     for number in 0..300 {
@@ -189,7 +190,7 @@ fn hellos_for_groups_that_nobody_joins_are_hung_up_on() {
 }
 
 #[test]
-fn peers_that_drip_bytes_keep_no_rank_out() {
+fn slow_connections_do_not_block_ranks() {
     let listeners = [listen(), listen()];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let connect = |_| TcpStream::connect(listeners[0].address()).expect("it listens");
@@ -198,7 +199,7 @@ fn peers_that_drip_bytes_keep_no_rank_out() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for byte in invented_hello(1).into_iter().chain(std::iter::repeat(0)) {
-                // Some have been hung up on.
+                // Some are closed already.
                 dripping.iter_mut().for_each(|stream| drop(stream.write_all(&[byte])));
                 if stopped.recv_timeout(Duration::from_millis(500)) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                     return;
@@ -214,7 +215,7 @@ fn peers_that_drip_bytes_keep_no_rank_out() {
 }
 
 #[test]
-fn who_does_not_come_is_named_and_strangers_are_ignored() {
+fn missing_ranks_are_named_and_strangers_are_ignored() {
     let listeners = [listen(), listen()];
     let nobody = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
     let addresses = [listeners[0].address().to_string(), nobody.to_string()];
@@ -225,14 +226,14 @@ fn who_does_not_come_is_named_and_strangers_are_ignored() {
 }
 
 #[test]
-fn ranks_of_two_protocols_are_not_linked_and_say_so_at_once() {
+fn ranks_of_two_protocols_fail_to_link_at_once() {
     let listeners = [listen(), listen()];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let began = Instant::now();
     let short = Duration::from_secs(1);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| listeners[0].join(&member(1, 0, &addresses), short).map(drop));
-        let comes = listeners[1].join(&Member { protocol: 2, ..member(1, 1, &addresses) }, PATIENCE).map(drop);
+        let comes = listeners[1].join(&JoinRequest { protocol: 2, ..member(1, 1, &addresses) }, PATIENCE).map(drop);
         let error = comes.expect_err("of another release");
         assert!(matches!(error, JoinError::Foreign { rank: 0, protocol: 2, .. }), "{error}");
         assert!(matches!(waits.join().expect("no panic"), Err(JoinError::Missing { .. })));
@@ -243,15 +244,15 @@ fn ranks_of_two_protocols_are_not_linked_and_say_so_at_once() {
     }
 }
 
-/// However steadily its bytes come.
+/// However steadily its bytes arrive.
 #[test]
-fn a_hello_that_takes_too_long_is_ended() {
+fn a_hello_that_takes_too_long_is_closed() {
     let listener = listen();
     let mut slow = TcpStream::connect(listener.address()).expect("it listens");
     slow.set_read_timeout(Some(Duration::from_millis(250))).expect("a socket");
     let began = Instant::now();
     for byte in invented_hello(1) {
-        // It may have been cut off just now.
+        // It may have been closed already.
         let _ = slow.write_all(&[byte]);
         match slow.read(&mut [0]) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -268,11 +269,11 @@ fn a_hello_that_takes_too_long_is_ended() {
 }
 
 #[test]
-fn a_probe_tells_who_is_found_at_an_address_and_why_not() {
+fn a_probe_tells_whether_a_worker_is_at_an_address_and_why_not() {
     const TIME: Duration = Duration::from_millis(500);
     let [here, there] = [listen(), listen()];
-    there.introduce("w1");
-    there.introduce("w2");
+    there.register("w1");
+    there.register("w2");
     let address = there.address().to_string();
     for name in ["w1", "w2"] {
         here.probe(&address, name, TIME).expect("it is there");
@@ -293,7 +294,7 @@ fn a_probe_tells_who_is_found_at_an_address_and_why_not() {
         };
         answer(b"HTTP/1.1 400 Bad Request");
         answer(b"");
-        // It ends, and nobody listens from here on.
+        // The listener is dropped here.
     });
     assert!(matches!(fails(&address, "w1"), ProbeError::Foreign { .. }));
     assert!(matches!(fails(&address, "w1"), ProbeError::Refused { .. }));
@@ -302,7 +303,7 @@ fn a_probe_tells_who_is_found_at_an_address_and_why_not() {
         let error = fails(gone, "w1");
         assert!(matches!(&error, ProbeError::Connect { .. }), "{error}");
     }
-    // And ranks link as before.
+    // Ranks link as before.
     let listeners = [here, there];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     for rank in pair(&listeners, 1, &addresses) {

@@ -1,27 +1,27 @@
-//! Schemas and grammars that cost far more to compile or to match than their length suggests, shared by the benchmark
-//! and the test of budgets.
+//! Schemas and grammars that cost far more to compile or to match than their length suggests. The benchmark and the
+//! test of budgets share them.
 
 use serde_json::{Map, Value, json};
 
 use super::{Response, Rules, Tool};
 
-/// What becomes of a case.
+/// The expected result of a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Outcome {
     Enforced,
     /// The part with this keyword is left to validation.
     Relaxed(&'static str),
-    /// The error has these words.
+    /// The error contains these words.
     Refused(&'static str),
 }
 
 use Outcome::{Enforced, Refused, Relaxed};
 
-/// What a client could send.
+/// A request that a client could send.
 pub struct Case {
     pub name: &'static str,
     pub rules: Rules,
-    /// An output to match, if the grammar takes any.
+    /// An output to match, if the grammar accepts any.
     pub text: String,
     pub outcome: Outcome,
 }
@@ -51,7 +51,7 @@ fn object(members: impl Iterator<Item = (String, Value)>) -> Value {
     Value::Object(members.collect::<Map<_, _>>())
 }
 
-/// Constraints that have to be spelled out against each other.
+/// Constraints that must be expanded against each other.
 fn dependencies() -> Value {
     let name = |i: usize| format!("p{i}");
     let depends = object(
@@ -86,7 +86,7 @@ fn overlapping(n: usize) -> String {
     (0..n).map(|i| format!("/{}/", class(i))).collect::<Vec<_>>().join(" & ")
 }
 
-/// References of which each holds the next one twice.
+/// References, each of which contains the next one twice.
 fn doubling() -> Value {
     let one =
         |i: usize| json!({"allOf": [{"$ref": format!("#/$defs/d{}", i + 1)}, {"$ref": format!("#/$defs/d{}", i + 1)}]});
@@ -95,7 +95,7 @@ fn doubling() -> Value {
     json!({"type": "object", "properties": {"a": {"type": "string"}}, "not": {"$ref": "#/$defs/d0"}, "$defs": object(all)})
 }
 
-/// Alternatives that are compared each with each, several levels down.
+/// Alternatives that are compared pairwise, several levels deep.
 fn compared(n: usize) -> Value {
     let leaves: Vec<Value> = (0..n).map(|i| json!({"type": "number", "minimum": i})).collect();
     let below: Vec<Value> = (0..n).map(|_| json!({"anyOf": leaves})).collect();

@@ -1,5 +1,5 @@
-//! What hostile schemas and grammars cost, by processor time: `cargo bench -p rein-grammar --bench hostile [-- NAME]`.
-//! Linux only: the times are the kernel's.
+//! Processor time for hostile schemas and grammars: `cargo bench -p rein-grammar --bench hostile [-- NAME]`. Linux
+//! only: the times are the kernel's.
 
 use std::path::Path;
 

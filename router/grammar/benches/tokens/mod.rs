@@ -1,4 +1,4 @@
-//! Vocabularies for benchmarks: the demo model's, and Kimi's where its files are.
+//! Vocabularies for benchmarks: the demo model's, and Kimi's if its files exist.
 
 mod clock;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 type Words = Vec<(Vec<u8>, bool)>;
 
-/// A vocabulary and the way to spell text in it.
+/// A vocabulary and an encoder for text.
 pub struct Tokens {
     pub name: &'static str,
     ids: HashMap<Vec<u8>, u32>,
@@ -20,7 +20,7 @@ pub struct Tokens {
     pub vocab: Arc<Vocab>,
 }
 
-/// The longest token that fits, again and again: as many tokens as a tokenizer makes, give or take a few.
+/// Greedy longest match: about as many tokens as a tokenizer produces.
 fn encode(ids: &HashMap<Vec<u8>, u32>, text: &[u8]) -> Vec<u32> {
     let mut out = Vec::new();
     let mut at = 0;
@@ -48,12 +48,12 @@ impl Tokens {
         Tokens { name, ids, added, vocab: Arc::new(vocab) }
     }
 
-    /// Of a `tokenizer.json` with byte-level tokens.
+    /// From a `tokenizer.json` with byte-level tokens.
     pub fn demo() -> Self {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
         let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let json: Value = serde_json::from_str(&text).expect("JSON");
-        // Bytes that are no letters are written as those from U+0100 on.
+        // Bytes that are not letters are written as characters from U+0100 on.
         let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let letters: HashMap<char, u8> = (0..=255_u8)
             .filter(|byte| plain(*byte))
@@ -73,7 +73,7 @@ impl Tokens {
         Tokens::new("demo", words, &["<|im_end|>"])
     }
 
-    /// Of a `tiktoken.model` (a token in base64 and its rank per line) and its `tokenizer_config.json`.
+    /// From a `tiktoken.model` (a base64 token and its rank per line) and its `tokenizer_config.json`.
     pub fn kimi(dir: &Path) -> Option<Self> {
         let text = std::fs::read_to_string(dir.join("tiktoken.model")).ok()?;
         let config = std::fs::read_to_string(dir.join("tokenizer_config.json")).ok()?;

@@ -1,4 +1,4 @@
-//! The rest of the output as a tool's one argument.
+//! A codec that takes the rest of the output as the tool's only argument.
 
 use serde_json::Value;
 
@@ -7,10 +7,10 @@ use super::types::declared;
 use super::{Call, End, Progress};
 use crate::event::Event;
 
-/// What the argument is called where the schema does not tell.
+/// The argument's name if the schema has none.
 const KEY: &str = "code";
 
-/// The argument of a tool that takes one string. None: it takes others, too.
+/// The argument of a tool with a single string argument. None: the tool takes others.
 pub(crate) fn key(parameters: Option<&Value>) -> Option<String> {
     let names = declared(parameters);
     match names.as_slice() {

@@ -1,6 +1,6 @@
-//! An incremental JSON recogniser: byte by byte, no tree, no look-back.
+//! An incremental JSON recognizer: byte by byte, without a tree and without look-back.
 
-/// Deeper nesting than this is not JSON to us (serde_json's own limit).
+/// Nesting limit, the same as serde_json's.
 const MAX_DEPTH: usize = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub(crate) enum Fed {
     More,
     /// The outermost value ended with this byte.
     Done,
-    /// No JSON text continues so.
+    /// No JSON text continues with this byte.
     Bad,
 }
 
@@ -40,13 +40,13 @@ enum Number {
     ExponentInt,
 }
 
-/// Reads one JSON value. A number as the outermost value has no end and is never done.
+/// Reads one JSON value. A number as the outermost value has no end, so it is never done.
 #[derive(Debug)]
 pub(crate) struct Json {
-    /// Open containers, true for an object.
+    /// Open containers; true for an object.
     stack: Vec<bool>,
     at: At,
-    /// The last byte ended a number that it is not part of.
+    /// The last byte ended a number without being part of it.
     pub number_ended: bool,
 }
 
@@ -59,22 +59,22 @@ impl Json {
         self.stack.len()
     }
 
-    /// Inside a string, where every character is the string's.
+    /// Whether it is inside a string, where every character belongs to the string.
     pub fn in_string(&self) -> bool {
         matches!(self.at, At::String { .. } | At::Escape { .. } | At::Unicode { .. })
     }
 
-    /// A string that names a member is open.
+    /// Whether it is inside the string of a member's key.
     pub fn in_key(&self) -> bool {
         matches!(self.at, At::String { key: true } | At::Escape { key: true } | At::Unicode { key: true, .. })
     }
 
-    /// The next thing that is not blank starts a value.
+    /// Whether the next non-blank character starts a value.
     pub fn wants_value(&self) -> bool {
         matches!(self.at, At::Value | At::FirstItem)
     }
 
-    /// A value has just ended in a container that is still open.
+    /// Whether a value has just ended inside an open container.
     pub fn after_value(&self) -> bool {
         self.at == At::AfterValue
     }
@@ -192,7 +192,7 @@ impl Number {
     }
 }
 
-/// Appends one byte of JSON text; a control character inside a string, which JSON forbids and models write, is escaped.
+/// Appends one byte of JSON text. A control character inside a string, which JSON forbids but models write, is escaped.
 pub(crate) fn push_escaped(out: &mut Vec<u8>, b: u8, in_string: bool) {
     match b {
         b'\n' if in_string => out.extend_from_slice(b"\\n"),
@@ -203,7 +203,7 @@ pub(crate) fn push_escaped(out: &mut Vec<u8>, b: u8, in_string: bool) {
     }
 }
 
-/// The text as a JSON object, blanks around it removed and control characters in its strings escaped. None: it is none.
+/// The text as a JSON object, trimmed and with control characters in its strings escaped. None: it is not an object.
 pub(crate) fn object(text: &[u8]) -> Option<Vec<u8>> {
     let text = text.trim_ascii();
     if text.first() != Some(&b'{') {
@@ -225,7 +225,7 @@ pub(crate) fn object(text: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// The text as a JSON string, decoded.
+/// Decodes the text as a JSON string.
 pub(crate) fn string(text: &[u8]) -> Option<String> {
     let mut clean = Vec::with_capacity(text.len());
     for &b in text.trim_ascii() {

@@ -1,4 +1,5 @@
-//! How arguments are written: read as they grow, told as the text of one JSON object.
+//! The codecs of arguments: each reads arguments incrementally and reports them as the text of one JSON object. Codecs
+//! do not know markers.
 
 pub(crate) mod code;
 pub(crate) mod json;
@@ -17,16 +18,16 @@ pub(crate) use object::Object;
 pub(crate) use params::Params;
 pub(crate) use python::Python;
 
-/// What some formats write before a tool's name.
+/// A prefix that some models write before a tool's name.
 const FOREIGN_PREFIX: &str = "functions.";
 
-/// What reading a byte led to.
+/// The result of reading a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
     More,
     /// The body ended with this byte.
     Done,
-    /// The byte does not belong to a body and was not taken.
+    /// The byte does not belong to the body and was not consumed.
     Bad,
 }
 
@@ -34,22 +35,22 @@ pub(crate) enum Progress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Whole,
-    /// A marker cut it short.
+    /// A marker ended it early.
     Marker,
-    /// A byte came that does not belong.
+    /// An invalid byte ended it.
     Broken,
     /// The output ended.
     Output,
 }
 
-/// What makes a body a call.
+/// Why a body counts as a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// A marker that is nothing else.
+    /// A marker that has no other meaning.
     Marker,
-    /// Letters that mean nothing else when a whole body follows.
+    /// Letters that have no other meaning if a complete body follows.
     Letters,
-    /// Nothing but that it names a declared tool.
+    /// Only that it names a declared tool.
     Name,
 }
 
@@ -62,7 +63,7 @@ pub(crate) enum Body {
 }
 
 impl Body {
-    /// Inside a string, where no marker counts.
+    /// Whether it is inside a string, where markers do not count.
     pub fn in_string(&self) -> bool {
         match self {
             Body::Object(b) => b.in_string(),
@@ -71,7 +72,7 @@ impl Body {
         }
     }
 
-    /// Nothing of the arguments has come.
+    /// Whether nothing of the arguments has been read.
     pub fn is_empty(&self) -> bool {
         match self {
             Body::Object(b) => b.is_empty(),
@@ -79,7 +80,7 @@ impl Body {
         }
     }
 
-    /// Takes a byte. Params are read by marks, not here.
+    /// Consumes a byte. Params are read by marks, not here.
     pub fn feed(&mut self, b: u8, out: &mut Vec<Event>) -> Progress {
         match self {
             Body::Object(body) => body.feed(b, out),
@@ -98,7 +99,7 @@ impl Body {
         }
     }
 
-    /// The body has ended. Returns the text that did not become part of a call.
+    /// Ends the body. Returns the text that did not become part of a call.
     pub fn end(self, end: End, out: &mut Vec<Event>) -> String {
         match self {
             Body::Object(b) => b.end(end, out),
@@ -109,7 +110,7 @@ impl Body {
     }
 }
 
-/// A call that is being told.
+/// A call that is being reported.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub index: usize,
@@ -117,14 +118,14 @@ pub(crate) struct Call {
     pub id: Option<String>,
     pub tools: Arc<[ToolDecl]>,
     pub trust: Trust,
-    /// `ToolCallStart` is out.
+    /// `ToolCallStart` has been reported.
     pub started: bool,
-    /// Argument text that was read since the last delta.
+    /// Argument text read since the last delta.
     pub delta: Vec<u8>,
 }
 
 impl Call {
-    /// Some models write the prefix of another format's names.
+    /// Sets the name, without the prefix of another format that some models write.
     pub fn set_name(&mut self, name: String) {
         let declares = |name: &str| self.tools.iter().any(|tool| tool.name == name);
         let bare = name.strip_prefix(FOREIGN_PREFIX).filter(|bare| !declares(&name) && declares(bare));
@@ -136,7 +137,7 @@ impl Call {
         self.tools.iter().find(|t| t.name == name)
     }
 
-    /// Whether its name alone tells that it is a call: it is declared, or nobody said what is.
+    /// Whether the name alone shows that it is a call: it is declared, or there is no declaration.
     pub fn is_known(&self) -> bool {
         self.name.is_some() && self.tools.is_empty() || self.declared().is_some()
     }
@@ -148,7 +149,7 @@ impl Call {
         }
     }
 
-    /// Sends the argument text that has gathered.
+    /// Reports the collected argument text.
     pub fn flush(&mut self, out: &mut Vec<Event>) {
         if !self.delta.is_empty() {
             let delta = std::mem::take(&mut self.delta);

@@ -1,4 +1,4 @@
-//! Arguments as JSON, alone or inside an object that also holds the name.
+//! The codecs of JSON arguments, alone or inside an object that also has the name.
 
 use super::json::{self, Fed, Json};
 use super::{Call, End, Progress, Trust};
@@ -9,11 +9,11 @@ use crate::scan::text;
 #[derive(Debug, PartialEq, Eq)]
 enum Arguments {
     Missing,
-    /// Going out as they come.
+    /// Reported as they are read.
     Streaming,
-    /// Kept until they can go out: the name is not known yet, or they are not an object at first sight.
+    /// Kept until they can be reported: the name is not known yet, or they do not begin like an object.
     Kept(Vec<u8>),
-    /// An object, complete, that waits for the name.
+    /// A complete object that waits for the name.
     Ready(Vec<u8>),
     Sent,
 }
@@ -32,17 +32,17 @@ pub(crate) struct Object {
     call: Call,
     codec: Codec,
     json: Json,
-    /// The id comes behind the arguments, so that the call starts when the object is whole.
+    /// The id follows the arguments, so the call starts when the object is complete.
     late_id: bool,
     whole: bool,
     arguments: Arguments,
-    /// Everything read, header included, until the call has started: the text of a malformed call.
+    /// Everything read until the call has started, including the header: the text of a malformed call.
     raw: Vec<u8>,
-    /// Codec::Object: the current member, from its key on, and where its value starts in it.
+    /// Codec::Object: the current member from its key on, and the offset of its value.
     member: Vec<u8>,
     value_at: usize,
     kind: Option<Member>,
-    /// Members that no event can tell.
+    /// Members that no event reports.
     others: Vec<String>,
 }
 
@@ -70,17 +70,17 @@ impl Object {
         }
     }
 
-    /// Inside a JSON string, where no marker counts.
+    /// Whether it is inside a JSON string, where markers do not count.
     pub fn in_string(&self) -> bool {
         self.json.in_string()
     }
 
-    /// Nothing but the header has come.
+    /// Whether only the header has been read.
     pub fn is_empty(&self) -> bool {
         self.json.depth() == 0 && self.arguments == Arguments::Missing
     }
 
-    /// The name is known, and whatever else it takes to tell the call.
+    /// Whether the name, and the id if needed, are known.
     fn may_start(&self) -> bool {
         let trusted = match self.call.trust {
             Trust::Marker => true,
@@ -145,7 +145,7 @@ impl Object {
         match self.kind {
             Some(Member::Arguments) => self.push_argument(b, in_string),
             Some(_) => self.member.push(b),
-            // The key and the colon; not the brace or comma before it.
+            // The key and the colon, but not the brace or comma before them.
             None if depth == 1 && (self.json.in_key() || was_key || !self.member.is_empty()) && fed == Fed::More => {
                 self.member.push(b);
             }
@@ -157,7 +157,7 @@ impl Object {
         if fed == Fed::Done { self.end_object(out) } else { Progress::More }
     }
 
-    /// What the member is whose key has just been read.
+    /// The kind of the member whose key has just been read.
     fn classify(&self) -> Member {
         let Codec::Object { members, ignored } = self.codec else { return Member::Other };
         let is = |key: &str, kind: fn(&format::Member) -> Option<&'static [&'static str]>| {
@@ -229,7 +229,7 @@ impl Object {
         Progress::Done
     }
 
-    /// The value of the arguments starts with `b`. False: they cannot start so.
+    /// Starts the arguments with byte `b`. False: they cannot start with it.
     fn begin_arguments(&mut self, b: u8, out: &mut Vec<Event>) -> bool {
         self.arguments = match b {
             b'{' if self.may_start() => {
@@ -251,11 +251,11 @@ impl Object {
         }
     }
 
-    /// The value of the arguments is whole. False: it is nothing that could be an object.
+    /// Ends the arguments. False: they cannot be an object.
     fn end_arguments(&mut self, out: &mut Vec<Event>) -> bool {
         match std::mem::replace(&mut self.arguments, Arguments::Sent) {
             Arguments::Kept(kept) => {
-                // Models also write the object as a JSON string, or null for none.
+                // Models also write the object as a JSON string, or null for an empty one.
                 let object = match kept.first() {
                     Some(b'"') => json::string(&kept).and_then(|s| match s.trim() {
                         "" => Some(b"{}".to_vec()),
@@ -292,21 +292,21 @@ impl Object {
         }
     }
 
-    /// Sends the argument text that has gathered.
+    /// Reports the collected argument text.
     pub fn flush(&mut self, out: &mut Vec<Event>) {
         self.call.flush(out);
     }
 
-    /// The body has ended. Returns the text that did not become part of a call.
+    /// Ends the body. Returns the text that did not become part of a call.
     pub fn end(mut self, end: End, out: &mut Vec<Event>) -> String {
         self.flush(out);
         if end == End::Marker && self.codec == Codec::Json && self.arguments == Arguments::Missing {
-            // Nothing between the markers of a named call: no arguments are meant.
+            // A named call with nothing between its markers has no arguments.
             self.arguments = Arguments::Ready(b"{}".to_vec());
             self.send_ready(out);
         }
         if !self.call.started {
-            // The id will not come any more.
+            // The id will not follow any more.
             self.late_id = false;
             if self.may_start() {
                 self.start_cut(end, out);
@@ -315,7 +315,8 @@ impl Object {
         if !self.call.started {
             return text(&self.raw);
         }
-        // When the arguments are an object and only what is around them broke, it is still a call, unless more was to come.
+        // If the arguments are a complete object and only the text around them is broken, it is a call, unless the
+        // output was cut.
         let complete = self.arguments == Arguments::Sent && end != End::Output;
         self.call.end(complete, out);
         if self.kind != Some(Member::Arguments) && !(end == End::Output && self.begins_arguments_key()) {
@@ -327,7 +328,7 @@ impl Object {
         self.others.join(", ")
     }
 
-    /// The member that was cut is the key of the arguments, or a part of it.
+    /// Whether the cut member is the key of the arguments, or a prefix of it.
     fn begins_arguments_key(&self) -> bool {
         let Codec::Object { members, .. } = self.codec else { return false };
         let member = text(self.member.trim_ascii_end());
@@ -338,7 +339,7 @@ impl Object {
             .any(|key| format!("\"{key}\":").starts_with(&member))
     }
 
-    /// The body ended between the name and the arguments, or with arguments that were kept.
+    /// Starts a call whose body ended before the arguments, or with arguments that were kept.
     fn start_cut(&mut self, end: End, out: &mut Vec<Event>) {
         match std::mem::replace(&mut self.arguments, Arguments::Missing) {
             Arguments::Kept(kept) if kept.first() == Some(&b'{') => {
@@ -351,7 +352,7 @@ impl Object {
                 self.arguments = Arguments::Sent;
             }
             Arguments::Missing if end == End::Output => self.call.start(out),
-            // A string that was to hold the object: half of it is none, so the call stays malformed.
+            // Half of a string that would hold the object is unusable, so the call stays malformed.
             other => self.arguments = other,
         }
     }

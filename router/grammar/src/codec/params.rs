@@ -1,4 +1,4 @@
-//! Arguments one by one between markers, their values as they are: the schema says which are strings.
+//! The codec of arguments written one by one between markers, with raw values: the schema tells which are strings.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -10,22 +10,22 @@ use crate::format::{Step, marker};
 use crate::header::{is_plausible, slots};
 use crate::validate::Members;
 
-/// Arguments that no schema has and that hold all the others.
+/// Names of arguments that no schema declares and that wrap all others.
 const WRAPPERS: [&str; 3] = ["arguments", "input", "parameters"];
 
 /// How [`Codec::Params`](crate::Codec) writes one argument.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     pub open: &'static str,
-    /// What stands between `open` and the end of the key.
+    /// The steps between `open` and the end of the key.
     pub head: &'static [Step],
     /// None: a literal ends the key, by its last visible character.
     pub key_mark: Option<&'static str>,
     key_char: char,
-    /// Stands between key and value.
+    /// The marker between key and value.
     pub value_mark: Option<&'static str>,
     pub close: &'static str,
-    /// A newline after the key, and one before `close`, are not the value's.
+    /// A newline after the key, and one before `close`, do not belong to the value.
     lead: bool,
     tail: bool,
 }
@@ -61,7 +61,7 @@ impl Shape {
         })
     }
 
-    /// Where the key ends in the text after `open`, when a literal ends it. Models forget the literal before a newline.
+    /// The end of the key in the text after `open`, if a literal ends it. Models omit the literal before a newline.
     pub fn key_end(&self, text: &str) -> Option<usize> {
         if self.key_mark.is_some() { None } else { text.find([self.key_char, '\n']) }
     }
@@ -70,9 +70,9 @@ impl Shape {
 #[derive(Debug)]
 enum At {
     Between,
-    /// What came of the key, and what else its marker holds.
+    /// The key as read so far, and the rest of its marker.
     Key(String),
-    /// After the key; the value's own marker may come.
+    /// After the key; the value's own marker may follow.
     Wait(String),
     Value(Reading),
 }
@@ -80,13 +80,13 @@ enum At {
 #[derive(Debug)]
 struct Reading {
     types: Types,
-    /// A string, and nothing else: goes out as it grows.
+    /// Certainly a string: reported as it grows.
     stream: bool,
-    /// A newline that comes first is layout.
+    /// A leading newline is layout.
     lead: bool,
-    /// A newline came that is layout if nothing follows it.
+    /// A newline was read that is layout if nothing follows it.
     newline: bool,
-    /// The wire says that it is JSON, although it has to be a string.
+    /// The wire says that it is JSON, although it must be a string.
     json: bool,
     text: String,
 }
@@ -99,7 +99,7 @@ pub(crate) struct Params {
     keys: Vec<String>,
     junk: String,
     members: Members,
-    /// The only argument so far may be a wrapper; where its value starts in the text that has gathered.
+    /// The only argument so far may be a wrapper: the offset of its value in the collected text.
     wrapper: Option<usize>,
 }
 
@@ -122,10 +122,10 @@ impl Params {
         matches!(self.at, At::Value(_))
     }
 
-    /// Whether an argument of this name is still expected.
+    /// Whether an argument with this name is still expected.
     pub fn expects(&self, head: &str) -> bool {
         let key = slots(self.shape.head, head).name;
-        // Where nobody said what is declared, any new name will do.
+        // Without declarations, any new name is accepted.
         let any = self.call.tools.is_empty();
         key.is_some_and(|k| (any && is_plausible(&k) || declares(self.schema(), &k)) && !self.keys.contains(&k))
     }
@@ -134,7 +134,7 @@ impl Params {
         self.call.declared().and_then(|t| t.parameters.as_ref())
     }
 
-    /// An argument's first marker; with `head`, all that stands before its value.
+    /// The first marker of an argument; with `head`, everything before its value.
     pub fn open(&mut self, head: Option<&str>) {
         self.end_value();
         self.unread_key();
@@ -203,7 +203,7 @@ impl Params {
     fn begin_value(&mut self, head: &str, lead: bool) {
         let read = slots(self.shape.head, head);
         self.at = At::Between;
-        // No name at all is one, where the schema says so.
+        // The empty name counts if the schema declares it.
         let unnamed = || declares(self.schema(), "").then(String::new);
         let key = match read.name {
             Some(key) => {
@@ -216,7 +216,7 @@ impl Params {
             },
         };
         let types = match (read.is_string, read.kind.as_deref().and_then(Types::named)) {
-            // The schema has the last word where it contradicts what the model says of the value.
+            // The schema wins if it contradicts what the model says about the value.
             (Some(string), _) if declares(self.schema(), &key) => Types::of(self.schema(), &key).told(string),
             (Some(true), _) => Types::STRING,
             (Some(false), _) => Types::UNKNOWN_BUT_STRING,
@@ -239,7 +239,7 @@ impl Params {
         self.at = At::Value(Reading { types, stream, lead, newline: false, json, text: String::new() });
     }
 
-    /// The value is whole.
+    /// Ends the value.
     pub fn end_value(&mut self) {
         match std::mem::replace(&mut self.at, At::Between) {
             At::Value(value) if value.stream => self.call.delta.push(b'"'),
@@ -253,7 +253,7 @@ impl Params {
         }
     }
 
-    /// What may be a string and something else is the string where only that satisfies the schema.
+    /// A value that may be a string or another type is the string if only that satisfies the schema.
     fn value(&self, text: &str, value: &Reading) -> String {
         if value.json && serde_json::from_str::<String>(text.trim()).is_ok() {
             return text.trim().to_owned();
@@ -277,13 +277,13 @@ impl Params {
         }
     }
 
-    /// Whether an argument of this name, if it is the only one, holds the arguments.
+    /// Whether an argument with this name, if it is the only one, wraps the arguments.
     fn may_wrap(&self, key: &str) -> bool {
         WRAPPERS.contains(&key) && !declares(self.schema(), key) && !declared(self.schema()).is_empty()
     }
 
-    /// The arguments that a wrapper's value, JSON, holds: an object with a declared one, perhaps as a string, or the value of
-    /// the only argument there is.
+    /// The arguments inside a wrapper's JSON value: an object with a declared argument, perhaps as a string, or the
+    /// value of the only argument.
     fn unwrapped(&self, value: &str) -> Option<String> {
         let names = declared(self.schema());
         let of_these = |object: &str| {
@@ -313,7 +313,7 @@ impl Params {
         self.unread_key();
         if complete {
             self.end_value();
-            // Some write the object itself where its arguments belong one by one.
+            // Some models write the whole object in place of single arguments.
             let whole = self.junk.trim();
             if self.keys.is_empty()
                 && let Ok(object) = serde_json::from_str::<serde_json::Map<String, Value>>(whole)
@@ -345,14 +345,14 @@ fn push_escaped(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&quoted.as_bytes()[1..quoted.len() - 1]);
 }
 
-/// A raw value as JSON: what the types allow, leniently; a string when it is nothing else.
+/// A raw value as JSON: whatever the types allow, leniently; otherwise a string.
 fn read(text: &str, types: Types) -> String {
     let trimmed = text.trim();
     let json = match serde_json::from_str::<IgnoredAny>(trimmed) {
         Ok(_) => Some(trimmed.to_owned()),
         Err(_) => python::to_json(trimmed).or_else(|| escaped(trimmed)).or_else(|| sloppy(trimmed, types)),
     };
-    // Only the type counts; a number's text stays as it is.
+    // Only the type counts; a number's text stays unchanged.
     let kind = |json: &str| match json.as_bytes().first() {
         Some(b'{') => Value::Object(serde_json::Map::new()),
         Some(b'[') => Value::Array(Vec::new()),
@@ -367,7 +367,7 @@ fn read(text: &str, types: Types) -> String {
     }
 }
 
-/// A word or number that is written as no standard writes it, where nothing else can be meant.
+/// A word or number in a non-standard spelling with only one possible meaning.
 fn sloppy(text: &str, types: Types) -> Option<String> {
     let word = ["true", "false", "null"].into_iter().find(|word| text.eq_ignore_ascii_case(word));
     let kind = |json: &str| serde_json::from_str::<Value>(json).is_ok_and(|value| types.allows(&value));
@@ -379,36 +379,11 @@ fn sloppy(text: &str, types: Types) -> Option<String> {
     word.map(str::to_owned).or_else(number).filter(|json| !types.may_be_string() && kind(json))
 }
 
-/// JSON that was escaped as if it stood in a string.
+/// JSON that was escaped as if it were inside a string.
 fn escaped(text: &str) -> Option<String> {
     let inner: String = serde_json::from_str(&format!("\"{text}\"")).ok()?;
     serde_json::from_str::<IgnoredAny>(&inner).ok().map(|_| inner)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_read_by_their_types() {
-        let number = Types::named("number").unwrap_or(Types::STRING);
-        let cases = [
-            ("5", number, "5"),
-            (" 1e999 ", number, "1e999"),
-            ("True", number, "true"),
-            ("None", number, "null"),
-            ("five", number, "\"five\""),
-            ("007", number, "7"),
-            ("-08.5", number, "-8.5"),
-            ("TRUE", Types::named("boolean").unwrap_or(Types::STRING), "true"),
-            ("{'a': [1, None]}", number, "{\"a\": [1, null]}"),
-            ("{\"a\" : 1}\n", number, "{\"a\" : 1}"),
-            (r#"[{\"a\": \"C:\\\\x\"}]"#, number, r#"[{"a": "C:\\x"}]"#),
-            ("5", Types::STRING, "\"5\""),
-            ("", number, "\"\""),
-        ];
-        for (text, types, want) in cases {
-            assert_eq!(read(text, types), want, "{text:?}");
-        }
-    }
-}
+mod tests;

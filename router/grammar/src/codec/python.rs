@@ -1,4 +1,4 @@
-//! Python literals, as far as models write them in calls.
+//! The codec of Python keyword arguments: the literals that models write in calls.
 
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use super::types::declares;
 use super::{Call, End, Progress};
 use crate::event::Event;
 
-/// Words that cannot name an argument; models write them with `_` behind.
+/// Reserved words cannot name an argument; models append `_`.
 const RESERVED: &[&str] = &[
     "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue", "def", "del",
     "elif", "else", "except", "finally", "for", "from", "global", "if", "import", "in", "is", "lambda", "nonlocal",
@@ -29,7 +29,7 @@ pub(crate) fn keywords(arguments: &Map<String, Value>) -> String {
     out
 }
 
-/// How the keyword of an argument is spelled; none if it is no keyword.
+/// How the keyword of an argument is spelled. None: it is not a valid keyword.
 pub(crate) fn keyword(name: &str) -> Option<String> {
     let mut chars = name.chars();
     let first = chars.next()?;
@@ -38,7 +38,7 @@ pub(crate) fn keyword(name: &str) -> Option<String> {
     (word(first) && !first.is_numeric() && chars.all(word)).then(|| format!("{name}{behind}"))
 }
 
-/// A JSON string is a Python string: serde_json writes no escape that Python reads otherwise.
+/// A JSON string is a Python string: serde_json writes no escape that Python reads differently.
 fn literal(value: &Value, out: &mut String) {
     match value {
         Value::Null => out.push_str("None"),
@@ -66,10 +66,10 @@ fn literal(value: &Value, out: &mut String) {
     }
 }
 
-/// Deeper nesting than this is not read.
+/// Nesting limit.
 const MAX_DEPTH: usize = 128;
 
-/// A Python literal as JSON. None: it is none.
+/// A Python literal as JSON. None: it is not one.
 pub(crate) fn to_json(text: &str) -> Option<String> {
     let mut reader = Reader::value();
     // A number or a word has no end of its own.
@@ -80,12 +80,12 @@ pub(crate) fn to_json(text: &str) -> Option<String> {
     (reader.at == At::After && reader.stack.is_empty()).then(|| crate::scan::text(&reader.out))
 }
 
-/// Keyword arguments up to the closing parenthesis.
+/// Reads keyword arguments up to the closing parenthesis.
 #[derive(Debug)]
 pub(crate) struct Python {
     call: Call,
     reader: Reader,
-    /// Read before the call was sure.
+    /// Text read before it was certain to be a call.
     raw: Vec<u8>,
 }
 
@@ -117,7 +117,7 @@ impl Python {
         if done { Progress::Done } else { Progress::More }
     }
 
-    /// A reserved word cannot name an argument, so that it has `_` behind.
+    /// The argument's name without the `_` that follows a reserved word.
     fn argument(&self, key: &str) -> String {
         let schema = self.call.declared().and_then(|t| t.parameters.as_ref());
         match key.strip_suffix('_') {
@@ -138,7 +138,7 @@ impl Python {
         }
         let mut rest = Vec::new();
         if end != End::Whole {
-            // Neither told nor a whole value.
+            // Text that was neither reported nor a complete value.
             rest = self.reader.pending();
             self.reader.settle();
             self.call.delta.append(&mut self.reader.out);
@@ -158,10 +158,10 @@ enum Open {
 
 #[derive(Debug, PartialEq, Eq)]
 enum At {
-    /// The name of an argument, or what closes them.
+    /// The name of an argument, or the closing parenthesis.
     Name(Vec<u8>),
     Value,
-    /// A key of a dict, or what closes it.
+    /// A key of a dict, or its closing brace.
     Key,
     Colon,
     After,
@@ -207,7 +207,7 @@ struct Reader {
     empty: bool,
     /// A name that has just ended with `=`.
     named: Option<String>,
-    /// The first half of a character that is written as two escapes.
+    /// The first half of a surrogate pair.
     high: Option<u32>,
 }
 
@@ -226,7 +226,7 @@ impl Reader {
         reader
     }
 
-    /// Bytes that are read and not yet written.
+    /// Bytes that were read and not written yet.
     fn pending(&mut self) -> Vec<u8> {
         match &mut self.at {
             At::Name(text) | At::Token { text, .. } => std::mem::take(text),
@@ -322,7 +322,7 @@ impl Reader {
             At::After => match (b, self.stack.last()) {
                 (b',', Some(Open::Arguments)) => self.at = At::Name(Vec::new()),
                 (b',', Some(Open::Dict)) => self.at = At::Key,
-                // A comma may end a list.
+                // A list may end with a comma.
                 (b',', Some(_)) => self.at = At::Value,
                 _ => return self.close(b),
             },
@@ -331,7 +331,7 @@ impl Reader {
         Ok(false)
     }
 
-    /// A string that has ended is not continued.
+    /// Closes a string that is not continued by another literal.
     fn settle(&mut self) {
         if let At::Closed { key, .. } = self.at {
             self.out.push(b'"');
@@ -430,7 +430,7 @@ impl Reader {
                         b'"' | b'\\' => self.out.extend_from_slice(&[b'\\', b]),
                         b'\'' => self.out.push(b),
                         b'\n' => {}
-                        // What is no escape stands for itself, backslash and all.
+                        // An unknown escape stands for itself, including the backslash.
                         _ => {
                             self.out.extend_from_slice(b"\\\\");
                             push_escaped(&mut self.out, b, true);
@@ -462,7 +462,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Writes a character, or keeps the first half of one that is written as two.
+    /// Writes a character, or keeps the first half of a surrogate pair.
     fn pair(&mut self, value: Option<u32>) {
         let high = self.high.take();
         let whole = match (high, value) {
@@ -501,7 +501,7 @@ fn word(text: &[u8]) -> Option<String> {
             return u64::from_str_radix(digits, radix).ok().map(|n| format!("{sign}{n}"));
         }
     }
-    // `1.`, `.5` and `1.e5` are numbers to Python only.
+    // `1.`, `.5` and `1.e5` are numbers only in Python.
     let (mantissa, exponent) = match digits.find(['e', 'E']) {
         Some(n) => digits.split_at(n),
         None => (digits, ""),
@@ -515,38 +515,4 @@ fn word(text: &[u8]) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn literals() {
-        let cases = [
-            ("'a'", Some("\"a\"")),
-            (r#""it's \"x\"""#, Some(r#""it's \"x\"""#)),
-            (r"'\x41\u00e9\U0001F600\101\n\q'", Some(r#""Aé😀A\n\\q""#)),
-            (r"'\ud83d\ude00 \ud83d'", Some("\"😀 \u{FFFD}\"")),
-            (r"r'\d+'", Some(r#""\\d+""#)),
-            ("[1, -2., .5, 1_000, 1e5, 0x1f,]", Some("[1, -2.0, 0.5, 1000, 1e5, 31]")),
-            ("{'a': (1, None), \"b\": {}, 3: [True]}", Some("{\"a\": [1, null], \"b\": {}, \"3\": [true]}")),
-            ("()", Some("[]")),
-            ("'a' \"b\"\n'c'", Some("\"abc\"")),
-            ("\"\"\"a\n\"b\" 'c'\"\"\"", Some("\"a\\n\\\"b\\\" 'c'\"")),
-            ("['', '''''', \"\"]", Some("[\"\", \"\", \"\"]")),
-            ("{'a' 'b': ''}", Some("{\"ab\": \"\"}")),
-            ("'a' 1", None),
-            ("'''a''", None),
-            (" False ", Some("false")),
-            ("celsius", None),
-            ("'a", None),
-            ("[1, 2", None),
-            ("1 2", None),
-            ("007", None),
-            ("", None),
-            ("-", None),
-            ("{1}", None),
-        ];
-        for (text, want) in cases {
-            assert_eq!(to_json(text).as_deref(), want, "{text}");
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! What a tool's schema says about the JSON type of an argument: enough to read raw values back.
+//! The JSON types that a tool's schema allows for an argument: enough to read raw values back. It does not validate.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ const STRING: u8 = 8;
 const ARRAY: u8 = 16;
 const OBJECT: u8 = 32;
 const ANY: u8 = 63;
-/// References that are followed, and schemas inside schemas that are looked into.
+/// Limit of followed references and of nested schemas.
 const MAX_DEPTH: usize = 16;
 
 /// The JSON types that an argument may have.
@@ -22,7 +22,7 @@ impl Types {
     pub const STRING: Types = Types(STRING);
     pub const UNKNOWN_BUT_STRING: Types = Types(ANY & !STRING);
 
-    /// Of the argument `key`. What no schema speaks of is a string, as it stands on the wire.
+    /// The types of the argument `key`. An argument without a schema is a string, as on the wire.
     pub fn of(parameters: Option<&Value>, key: &str) -> Types {
         let Some(root) = parameters else { return Types::STRING };
         match property(root, root, key, MAX_DEPTH) {
@@ -31,12 +31,12 @@ impl Types {
         }
     }
 
-    /// By the name of the type, as some formats write it beside the value.
+    /// From a type's name, as some formats write it beside the value.
     pub fn named(name: &str) -> Option<Types> {
         bit(name).map(Types)
     }
 
-    /// Narrowed by whether the wire says that the value is a string, where that can be.
+    /// Narrowed by whether the wire says that the value is a string, if that is possible.
     pub fn told(self, string: bool) -> Types {
         let narrow = if string { self.0 & STRING } else { self.0 & !STRING };
         Types(if narrow == 0 { self.0 } else { narrow })
@@ -66,7 +66,7 @@ pub(crate) fn declares(parameters: Option<&Value>, key: &str) -> bool {
     parameters.is_some_and(|root| listed(root, root, key, MAX_DEPTH).is_some())
 }
 
-/// Names that people give types although JSON Schema does not know them are taken for what they mean.
+/// Common names of types that JSON Schema does not define are accepted.
 fn bit(name: &str) -> Option<u8> {
     Some(match name {
         "null" | "none" | "None" => NULL,
@@ -150,44 +150,4 @@ fn types(root: &Value, schema: &Value, depth: usize) -> u8 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn types_of_arguments() {
-        let schema = json!({
-            "properties": {
-                "s": {"type": "string"},
-                "n": {"type": ["integer", "null"]},
-                "e": {"enum": ["a", "b"]},
-                "m": {"enum": ["a", 1]},
-                "c": {"const": 3},
-                "r": {"$ref": "#/$defs/list"},
-                "o": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/list"}]},
-                "a": {"allOf": [{"type": "string"}, {"minLength": 1}]},
-                "x": {},
-                "p": {"properties": {}},
-                "loop": {"$ref": "#/properties/loop"}
-            },
-            "$defs": {"list": {"type": "array"}}
-        });
-        let types = |key: &str| Types::of(Some(&schema), key).0;
-        assert_eq!(types("s"), STRING);
-        assert_eq!(types("n"), NUMBER | NULL);
-        assert_eq!(types("e"), STRING);
-        assert_eq!(types("m"), STRING | NUMBER);
-        assert_eq!(types("c"), NUMBER);
-        assert_eq!(types("r"), ARRAY);
-        assert_eq!(types("o"), STRING | ARRAY);
-        assert_eq!(types("a"), STRING);
-        assert_eq!(types("x"), ANY);
-        assert_eq!(types("p"), OBJECT);
-        assert_eq!(types("loop"), ANY);
-        assert_eq!(types("unknown"), STRING);
-        assert_eq!(Types::of(None, "s").0, STRING);
-        let open = json!({"additionalProperties": {"type": "integer"}});
-        assert_eq!(Types::of(Some(&open), "k").0, NUMBER);
-        assert!(declares(Some(&schema), "s") && !declares(Some(&schema), "unknown") && !declares(None, "s"));
-    }
-}
+mod tests;

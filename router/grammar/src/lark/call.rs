@@ -1,4 +1,4 @@
-//! A call of one tool: its steps with the tool's name and schema.
+//! Writes the grammar of one tool's call: the format's steps with the tool's name and schema.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::format::{Codec, Ids, Markers, Member, Step};
 use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, local, quoted};
 
-/// Names of arguments that nobody declared.
+/// Names of undeclared arguments.
 const ANY_KEY: &str = r#"[^\x00-\x20\x7f"'<>=\/\\|(){}\[\],:;]{1,64}"#;
 
 pub(super) struct Caller<'a> {
@@ -18,7 +18,7 @@ pub(super) struct Caller<'a> {
     pub count: Option<&'a Count>,
 }
 
-/// Why a call cannot be written down.
+/// Why a call cannot be written as a grammar.
 pub(super) enum CallError {
     Missing(Missing),
     Rule(RuleError),
@@ -42,7 +42,7 @@ impl Caller<'_> {
         self.written(work, tool, enforced, self.marking.format.call)
     }
 
-    /// The pieces of a call that this tool has of its own. None: it has none, or such a call could not hold to its schema.
+    /// The pieces of a built-in call of this tool. None: it has none, or the schema could not be enforced in it.
     pub fn builtin(
         &self,
         work: &mut Work<'_>,
@@ -99,7 +99,7 @@ impl Caller<'_> {
         }
     }
 
-    /// `field`: where the request has the schema.
+    /// `field`: where the schema is in the request.
     pub fn arguments(
         &self,
         codec: Codec,
@@ -148,7 +148,7 @@ impl Caller<'_> {
                 let before = steps.split(|s| *s == Step::Value).next().unwrap_or_default();
                 let after = steps.get(before.len() + 1..).unwrap_or_default();
                 let closer = self.closer(compiler.work, after)?;
-                // Markers were found above or are found here; a format has all or none.
+                // Markers were found above or are found here; a format has either all or none.
                 self.before(before, None, "")?;
                 let spell = |w: &mut super::Writer, key: Option<&str>, kind: &str| {
                     let pieces = self.before(before, key, kind).unwrap_or_default();
@@ -169,7 +169,7 @@ impl Caller<'_> {
                 let rule = if names_only { compiler.any_arguments(&pattern) } else { compiler.arguments(&pattern)? };
                 out.push(Piece::Rule(rule));
             }
-            // What begins like another call is one.
+            // Text that begins like another call is one.
             Codec::Code => {
                 let other = r"[ \t\r\n]*(\{|[^ \t\r\n(]*\.call\()(?s:.*)";
                 out.push(Piece::Rule(compiler.work.writer.terminal(&format!("/(?s:.+)/ & ~/{other}/"))));
@@ -182,13 +182,13 @@ impl Caller<'_> {
         Ok(())
     }
 
-    /// Before the value of the argument of this key, or of any.
+    /// The part before the value of the argument with this key, or of any argument.
     fn before(&self, steps: &[Step], key: Option<&str>, kind: &str) -> Result<Vec<Piece>, Missing> {
         let mut out = Vec::new();
         for step in steps {
             match step {
                 Step::Tok(_) | Step::Maybe(_) => out.extend(self.marking.plain(std::slice::from_ref(step))?),
-                // Blanks before a raw value are part of it.
+                // Blanks before a raw value belong to it.
                 Step::Lit(l) => out.push(Piece::Text((*l).to_owned())),
                 Step::Key => {
                     out.push(key.map_or_else(|| Piece::Regex(ANY_KEY.into()), |key| Piece::Text(key.to_owned())))
@@ -223,7 +223,7 @@ impl Caller<'_> {
     }
 }
 
-/// Whether any string is the tool's one argument, so that the schema has nothing more to say.
+/// Whether the tool's only argument accepts any string, so that the schema has no further effect.
 fn takes_any_text(tool: &Tool) -> bool {
     let Some(schema) = tool.parameters.as_ref().and_then(Value::as_object) else { return false };
     let Some(key) = code::key(tool.parameters.as_ref()) else { return false };

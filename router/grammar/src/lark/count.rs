@@ -1,6 +1,6 @@
-//! Running numbers. A rule's parameter holds the number of the next call as decimal digits, four bits each, so that ten
-//! conditions per digit spell it, and one compiled grammar serves every conversation: the first number is read from
-//! [`prefix`] before any output.
+//! Running numbers in a grammar. A rule's parameter holds the number of the next call as decimal digits of four bits
+//! each, so that ten conditions per digit spell it and one compiled grammar serves every conversation: the first number
+//! is read from [`prefix`] before any output.
 
 use super::Writer;
 use crate::limits::MAX_COUNT_DIGITS;
@@ -37,7 +37,7 @@ impl Count {
         Self { digits }
     }
 
-    /// A rule that is `next` with the number one higher; none after the highest number.
+    /// A rule that is `next` with the number incremented. Nothing follows the highest number.
     pub fn advance(&self, w: &mut Writer, next: &str) -> String {
         let names: Vec<String> = (0..MAX_COUNT_DIGITS).map(|_| w.reserve()).collect();
         for (at, name) in names.iter().enumerate() {
@@ -51,7 +51,7 @@ impl Count {
         names[0].clone()
     }
 
-    /// A start rule that reads the first number, spelled in these ten tokens, and goes on with `next`.
+    /// A start rule that reads the first number, spelled with these ten tokens, and continues with `next`.
     pub fn start(&self, w: &mut Writer, next: &str, tokens: &[u32]) -> String {
         let mut after = next.to_owned();
         for at in 0..MAX_COUNT_DIGITS {
@@ -68,7 +68,7 @@ impl Count {
     }
 }
 
-/// What [`Count::start`] reads, the highest digit first.
+/// The tokens that [`Count::start`] reads, highest digit first.
 pub(crate) fn prefix(first: usize, tokens: &[u32]) -> Option<Vec<u32>> {
     let digits = format!("{first:0width$}", width = MAX_COUNT_DIGITS);
     (digits.len() == MAX_COUNT_DIGITS)

@@ -1,4 +1,4 @@
-//! Steps of the table as pieces of grammar, for one vocabulary.
+//! Turns steps of the format table into pieces of grammar for one vocabulary.
 
 use super::{Writer, blanks, escape, literal, some_blanks};
 use crate::format::{Format, Markers, Step};
@@ -18,13 +18,13 @@ pub(super) enum Piece {
     Rule(String),
 }
 
-/// How the markers of a format look in a vocabulary.
+/// How the markers of a format are tokenized in a vocabulary.
 pub(super) struct Marking<'a> {
     pub format: &'static Format,
     pub vocab: &'a Vocab,
 }
 
-/// A marker that the vocabulary lacks although the format has it as one token.
+/// A marker that the vocabulary lacks although the format needs it as one token.
 pub(super) struct Missing(pub &'static str);
 
 impl Marking<'_> {
@@ -36,7 +36,7 @@ impl Marking<'_> {
         }
     }
 
-    /// Steps that speak of no call.
+    /// Steps that do not belong to a call.
     pub fn plain(&self, steps: &[Step]) -> Result<Vec<Piece>, Missing> {
         let mut out = Vec::new();
         for step in steps {
@@ -54,7 +54,7 @@ impl Marking<'_> {
         Ok(out)
     }
 
-    /// The markers that may not be spelled in prose, without `except`.
+    /// The markers that must not be spelled in prose, except `except`.
     pub fn spellings(&self, except: Option<&str>) -> Vec<&'static str> {
         if self.format.markers == Markers::Special {
             return Vec::new();
@@ -71,7 +71,7 @@ impl Marking<'_> {
     }
 }
 
-/// A literal of the table. Blanks and the brackets and commas of an array are as free as in JSON.
+/// A literal of the table. Blanks, brackets and commas of an array are as flexible as in JSON.
 pub(super) fn lit(text: &str) -> Piece {
     let free = |c: char| c.is_ascii_whitespace() || matches!(c, '[' | ']' | ',');
     if !text.chars().all(free) {
@@ -85,7 +85,7 @@ pub(super) fn lit(text: &str) -> Piece {
     Piece::Regex(regex)
 }
 
-/// A sequence as an expression: neighbours that are text become one lexeme.
+/// A sequence as an expression: adjacent text becomes one lexeme.
 pub(super) fn join(w: &mut Writer, pieces: &[Piece]) -> String {
     let mut out: Vec<String> = Vec::new();
     let mut i = 0;
@@ -113,7 +113,7 @@ fn lexeme(w: &mut Writer, run: &[Piece]) -> Option<String> {
         return (!exact.is_empty()).then(|| literal(&exact));
     }
     let blank = Piece::Regex(blanks());
-    // No lexeme may be empty.
+    // A lexeme must not be empty.
     if run.iter().all(|p| *p == blank) {
         return Some(format!("{}?", w.regex(&some_blanks())));
     }

@@ -1,4 +1,4 @@
-//! The grammar as Lark text for llguidance.
+//! Writes grammars as Lark text for llguidance. It does not compile them.
 
 mod call;
 mod count;
@@ -19,7 +19,7 @@ pub(crate) use output::{First, Written, write};
 pub(crate) use price::{Price, is_costly_grammar, is_empty, price, price_to_compile};
 pub(crate) use read::read;
 
-/// With this each grammar begins: which tokens spell a text is the model's affair.
+/// Every grammar begins with this: which tokens spell a text is left to the model.
 const HEADER: &str = "%llguidance {\"no_forcing\": true}\n";
 
 /// Collects rules and terminals; equal bodies become one rule.
@@ -35,7 +35,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// A rule of this body.
+    /// The rule with this body.
     pub fn rule(&mut self, body: &str) -> String {
         if let Some(name) = self.names.get(body) {
             return name.clone();
@@ -56,9 +56,9 @@ impl Writer {
         let _ = writeln!(self.text, "{name}:{body}");
     }
 
-    /// A rule that passes its parameter on.
+    /// A rule that passes on its parameter.
     pub fn define_parametric(&mut self, name: &str, alternatives: &[String]) {
-        // Without blanks and line breaks: for llguidance's reader each of them is one more lexeme.
+        // Without blanks and line breaks, which are lexemes for llguidance's parser.
         let _ = writeln!(self.text, "{name}::_:{}", alternatives.join("|"));
     }
 
@@ -92,7 +92,7 @@ impl Writer {
         self.terminal(&format!("/{regex}/"))
     }
 
-    /// Three rules that belong together, if this was written before.
+    /// Three related rules, if they were written before.
     pub fn shared(&self, key: &str) -> Option<(String, String, String)> {
         self.groups.get(key).cloned()
     }
@@ -106,7 +106,7 @@ impl Writer {
     }
 }
 
-/// Blanks as JSON allows them, bounded: a run of them, or a line break with indentation; at least one.
+/// Blanks as allowed in JSON, bounded: a run of them, or a line break with indentation; at least one.
 pub(crate) fn some_blanks() -> String {
     format!(r"([ \t]{{1,{MAX_BLANKS}}}|[ \t]{{0,{MAX_BLANKS}}}\r?\n[ \t]{{0,{MAX_INDENT}}})")
 }
@@ -121,13 +121,13 @@ pub(crate) fn layout() -> String {
     format!(r"[ \t\r\n]{{1,{MAX_BLANKS}}}")
 }
 
-/// A string literal of Lark.
+/// A Lark string literal.
 pub(crate) fn literal(text: &str) -> String {
-    // `::` would look like a parameter to whoever asks whether an expression has one.
+    // `::` would look like a parameter when expressions are searched for one.
     serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f").replace("::", ":\\u003a")
 }
 
-/// A regular expression that matches this text, for between slashes.
+/// A regular expression that matches this text, for use between slashes.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
     for c in text.chars() {

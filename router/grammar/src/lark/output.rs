@@ -1,4 +1,4 @@
-//! The whole output: reasoning, text and calls, as the format lets them stand together.
+//! Writes the grammar of the whole output: reasoning, text and calls, combined as the format allows.
 
 use super::call::{CallError, Caller, writable};
 use super::count::Count;
@@ -20,7 +20,7 @@ pub(crate) struct Written {
     pub first: First,
 }
 
-/// What the grammar wants to read before any output.
+/// What the grammar reads before any output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
     Nothing,
@@ -50,7 +50,7 @@ pub(crate) fn write(
         },
     })?;
     let relaxations = work.relaxations;
-    // A mask is what may be accepted, not only what a tokenizer would write.
+    // A mask contains whatever may be accepted, not only what a tokenizer would write.
     let lark = HEADER.to_owned() + writer.text();
     Ok(Written { lark, foreign: writer.foreign, relaxations, first })
 }
@@ -62,9 +62,9 @@ struct Exit {
     rest: String,
 }
 
-/// Calls, ready to be put where the format has them.
+/// Calls, ready to be inserted where the format has them.
 struct Entry {
-    /// The marker that begins them, if there is one, and what follows it.
+    /// The marker that begins them, if any, and what follows it.
     exit: Option<Exit>,
     /// The same from its first byte on, after blanks.
     whole: String,
@@ -73,9 +73,9 @@ struct Entry {
 struct Output<'a, 'w> {
     marking: &'a Marking<'a>,
     work: &'a mut Work<'w>,
-    /// What a parametric rule's name is followed by.
+    /// What follows the name of a parametric rule.
     pass: &'static str,
-    /// Whether the request declares tools: if so, text must not look like a call, allowed or not.
+    /// Whether the request declares tools. If so, text must not look like a call, whether the call is allowed or not.
     tools: bool,
     must_call: bool,
     response: Option<String>,
@@ -125,14 +125,14 @@ fn output(marking: &Marking<'_>, work: &mut Work<'_>, rules: &Rules) -> Result<F
     if let Some((open, close)) = &reasoning {
         let lead = match (&rules.response, format.reasoning.as_ref().map_or("", |r| r.lead)) {
             (None | Some(Response::JsonObject | Response::JsonSchema { .. }), _) => Some(layout()),
-            // Other responses begin with no blank: one drawn by mistake shall not force reasoning.
+            // Other responses must not begin with a blank: a blank drawn by mistake would force reasoning.
             (Some(_), "") => None,
             (Some(_), written) => Some(escape(written)),
         };
         let pieces: Vec<Piece> = lead.map(Piece::Maybe).into_iter().chain(open.iter().cloned()).collect();
         let open = join(out.work.writer, &pieces);
         fresh.push(format!("{open} {inside}{pass}"));
-        // Newlines behind reasoning are layout where the models write them.
+        // Newlines after reasoning are layout if the models write them.
         let written = format.reasoning.as_ref().is_some_and(|r| !r.layout[2].is_empty());
         let newlines = (written && out.response.is_some()).then(|| Piece::Maybe(format!(r"\n{{1,{MAX_BLANKS}}}")));
         let newlines = join(out.work.writer, newlines.as_slice());
@@ -177,7 +177,7 @@ impl Output<'_, '_> {
         }
     }
 
-    /// A rule of these alternatives, as an expression.
+    /// A rule with these alternatives, as an expression.
     fn rule(&mut self, alternatives: &[String]) -> String {
         if alternatives.iter().any(|a| a.contains("::_")) {
             let name = self.work.writer.reserve();
@@ -198,7 +198,7 @@ impl Output<'_, '_> {
         }
     }
 
-    /// Free text up to one of the exits, or to the end: then `end` follows. `not` is what the text may not look like.
+    /// Free text up to one of the exits, or to the end, after which `end` follows. The text must not look like `not`.
     fn prose(&mut self, exits: Vec<Exit>, end: Option<&str>, not: Option<&str>) -> Vec<String> {
         let spelled: Vec<String> = self.marking.spellings(None).iter().map(|m| escape(m)).collect();
         let mut refused: Vec<String> = Vec::new();
@@ -246,7 +246,7 @@ impl Output<'_, '_> {
         Ok(self.prose(exits, Some(&end), not.as_deref()))
     }
 
-    /// Inside the text where it may not be free: the response, or nothing where calls follow.
+    /// Inside text that is not free: the response, or nothing before calls.
     fn bound_text(&mut self, close: &[Piece], entry: &Option<Entry>) -> Vec<String> {
         let format = self.marking.format;
         let closed = join(self.work.writer, close);
@@ -277,7 +277,7 @@ impl Output<'_, '_> {
         Ok(all)
     }
 
-    /// Where calls have no marker: what text may not begin like.
+    /// Without a marker for calls: what text must not begin with.
     fn unlike_calls(&self) -> Option<String> {
         const GAP: &str = r"[ \t\r\n]*";
         let format = self.marking.format;
@@ -305,8 +305,8 @@ impl Output<'_, '_> {
         Some(regex + "(?s:.*)")
     }
 
-    /// One rule for the calls of all tools, where they begin with the same special token: behind it no lexeme reaches
-    /// back, so that the rule can follow whatever comes before.
+    /// One rule for the calls of all tools if they begin with the same special token: no lexeme extends across it, so
+    /// the rule can follow any text.
     fn share(&mut self, calls: &mut Vec<Vec<Piece>>) {
         let Some([marker @ Piece::Token(_), ..]) = calls.first().map(Vec::as_slice) else { return };
         if calls.iter().any(|call| call.first() != Some(marker)) {
@@ -321,7 +321,7 @@ impl Output<'_, '_> {
     fn entry(&mut self, caller: &Caller<'_>, rules: &Rules) -> Result<Entry, CallError> {
         let format = self.marking.format;
         if !format.has_calls() {
-            let problem = "it has no tool calls".to_owned();
+            let problem = "the model's format has no tool calls".to_owned();
             return Err(RuleError::Format { field: "tools", format: format.name, problem }.into());
         }
         let begin = self.marking.plain(format.begin)?;
@@ -342,7 +342,7 @@ impl Output<'_, '_> {
         for tool in rules.callable() {
             if !writable(&tool.name) {
                 let field = format!("tools[{}].function.name", tool.name);
-                return Err(RuleError::invalid(field, "a name is made of letters, digits, _, - and .").into());
+                return Err(RuleError::invalid(field, "a name must consist of letters, digits, _, - and .").into());
             }
             calls.push(caller.call(self.work, tool, rules.enforced(tool))?);
             builtins.extend(caller.builtin(self.work, tool, rules.enforced(tool))?);

@@ -1,6 +1,6 @@
-//! What an expression costs llguidance, told before it is compiled. llguidance asks for each conjunction whether anything
-//! matches it, and its fuel is only looked at between two derivatives; one derivative of a conjunction combines every way
-//! in which each conjunct can go on.
+//! Estimates what an expression costs llguidance before it is compiled. llguidance checks each conjunction for a match,
+//! and its fuel is only checked between two derivatives, while one derivative of a conjunction combines every way in
+//! which each conjunct can continue.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::budget::Budget;
 use crate::limits::{MAX_OVERLAP, MAX_TEXT_FUEL, MAX_WALK_FUEL};
 use crate::rules::RuleError;
 
-/// What is known of an expression's cost.
+/// The estimated cost of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Price {
     Affordable,
@@ -22,17 +22,17 @@ pub(crate) enum Price {
     Costly,
 }
 
-/// The price of a terminal's body.
+/// The cost of a terminal's body.
 pub(crate) fn price(body: &str, budget: &mut Budget) -> Result<Price, RuleError> {
     appraise(body, budget, true)
 }
 
-/// The price without that of matching.
+/// The cost of compiling, without that of matching.
 pub(crate) fn price_to_compile(body: &str, budget: &mut Budget) -> Result<Price, RuleError> {
     appraise(body, budget, false)
 }
 
-/// Whether nothing matches a terminal's body. Not if that is hard to tell.
+/// Whether nothing matches a terminal's body. False if that is hard to decide.
 pub(crate) fn is_empty(body: &str, budget: &mut Budget) -> Result<bool, RuleError> {
     Ok(price_to_compile(body, budget)? == Price::Empty)
 }
@@ -70,16 +70,16 @@ impl Text {
         self.set.cost() - self.start
     }
 
-    /// None: it takes more fuel to tell.
+    /// None: deciding takes more fuel.
     fn may_match(&mut self, expression: ExprRef, fuel: u64) -> Option<bool> {
         self.relevant.is_non_empty_limited(&mut self.set, expression, fuel).ok()
     }
 
-    /// Whether some steps through texts that the expression matches, each time for whatever may follow, are done on little
-    /// fuel. What a mask takes is a multiple of it.
+    /// Whether some steps through texts that the expression matches are cheap, each time for whatever may follow. A
+    /// mask costs a multiple of this.
     fn walk(&mut self, start: ExprRef) -> bool {
         const STEPS: usize = 24;
-        /// Prime, so that steps do not turn in a circle.
+        /// Prime, so that the steps do not repeat in a cycle.
         const STRIDE: usize = 97;
         let end = self.spent() + MAX_WALK_FUEL;
         let mut at = start;
@@ -101,8 +101,8 @@ impl Text {
     }
 }
 
-/// In how many ways conjuncts (each with the largest count of its repetitions) go on at one place, the most ambiguous
-/// left out.
+/// The number of ways in which conjuncts (each with its largest repetition count) continue at one place, without the
+/// most ambiguous one.
 fn overlap(set: &mut ExprSet, conjuncts: &[(ExprRef, u64)]) -> u64 {
     combined(conjuncts.iter().map(|(one, count)| Ways::new(set, *count).of(*one).most))
 }
@@ -110,14 +110,14 @@ fn overlap(set: &mut ExprSet, conjuncts: &[(ExprRef, u64)]) -> u64 {
 fn combined(ways: impl Iterator<Item = u64>) -> u64 {
     let (mut all, mut largest) = (1_u64, 1);
     for one in ways {
-        // The larger of the two stays out.
+        // The larger of the two is left out.
         all = all.saturating_mul(one.min(largest));
         largest = largest.max(one);
     }
     all
 }
 
-/// Whether a conjunction anywhere among the expressions of a client's grammar is too ambiguous. `text`: the grammar.
+/// Whether a conjunction among the expressions of a client's grammar is too ambiguous. `text` is the grammar.
 pub(crate) fn is_costly_grammar(mut set: ExprSet, text: &str) -> bool {
     let mut ways = Ways::new(&mut set, largest_count(text));
     (1..ways.set.len() as u32).map(ExprRef::new).any(|expression| {
@@ -164,17 +164,17 @@ fn tag(set: &ExprSet, expression: ExprRef) -> Tag {
 
 #[derive(Debug, Clone, Copy)]
 struct Known {
-    /// No text that it matches is the beginning of another: a repetition of it is read in one way only.
+    /// No text that it matches is a prefix of another one: a repetition of it can be read in only one way.
     prefix_free: bool,
-    /// In how many ways it may go on at one place, at most.
+    /// The largest number of ways in which it continues at one place.
     most: u64,
-    /// Places within it, repetitions spelled out.
+    /// Number of places within it, with repetitions expanded.
     places: u64,
 }
 
 struct Ways<'s> {
     set: &'s mut ExprSet,
-    /// The largest count of a repetition.
+    /// The largest repetition count.
     count: u64,
     known: HashMap<ExprRef, Known>,
 }
@@ -184,7 +184,7 @@ impl<'s> Ways<'s> {
         Self { set, count, known: HashMap::new() }
     }
 
-    /// Children are older than what is made of them, so that the depth of an expression is no depth of calls.
+    /// Children are created before their parents, so that this needs no recursion over the depth of an expression.
     fn of(&mut self, expression: ExprRef) -> Known {
         let mut open = vec![expression];
         while let Some(&next) = open.last() {
@@ -202,7 +202,7 @@ impl<'s> Ways<'s> {
     }
 
     fn one(&mut self, expression: ExprRef) -> Known {
-        /// Bytes of a literal that stand in one node, about.
+        /// Approximate bytes of a literal in one node.
         const LITERAL: u64 = 8;
         let args = self.set.get_args(expression).to_vec();
         let parts: Vec<Known> = args.iter().map(|one| self.known[one]).collect();
@@ -241,8 +241,7 @@ impl<'s> Ways<'s> {
         }
     }
 
-    /// How often the expression repeats its part, at most. The library tells counts below ten by the weights that it gives
-    /// them.
+    /// How often the expression repeats its part, at most. The library encodes counts below ten as weights.
     fn repeated(&mut self, expression: ExprRef, part: ExprRef) -> u64 {
         const TOLD: u32 = 10;
         match self.set.get_weight(expression).checked_sub(self.set.get_weight(part)) {
@@ -251,7 +250,7 @@ impl<'s> Ways<'s> {
         }
     }
 
-    /// Whether the first byte tells the alternatives apart.
+    /// Whether the first byte distinguishes the alternatives.
     fn apart(&self, alternatives: &[ExprRef]) -> bool {
         let mut taken = [false; 256];
         alternatives.iter().all(|one| {
@@ -269,44 +268,4 @@ impl<'s> Ways<'s> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(body: &str) -> Price {
-        price(body, &mut Budget::default()).expect("a budget")
-    }
-
-    #[test]
-    fn ordinary_constraints_are_affordable() {
-        for body in [
-            "/[^\"\\\\x00-\\x1f]*/ & /[a-zA-Z0-9_]+/ & /(?s:.{1,64})/",
-            r"/[a-z]+/ & /(?s:.{0,5000})/",
-            r"/(\p{L}{1,50} )+/ & /(?s:.{3,200})/",
-            r"/[^@\s]+@[^@\s]+\.[a-z]{2,6}/ & /(?s:.{0,254})/",
-            r#"/(?s:.*)/ & ~("a" | "b" | "abc")"#,
-            r"/(?s:.+)/ & ~/(?s:.*)(x|y)(?s:.*)/",
-        ] {
-            assert_eq!(of(body), Price::Affordable, "{body}");
-        }
-    }
-
-    #[test]
-    fn what_would_explode_is_told_before() {
-        let many =
-            |i: usize| format!("/(?s:.*)([{}-z]{{1,9}}x.*|[a-y]{{2,8}}.*|(?s:.)[c-w].*)/", char::from(b'a' + i as u8));
-        let all: Vec<String> = (0..12).map(many).collect();
-        assert_eq!(of(&all.join(" & ")), Price::Costly);
-        assert_eq!(of(r"/(\S+\s+){0,99}\S+/ & /(?s:.{0,5000})/"), Price::Costly);
-    }
-
-    #[test]
-    fn contradictions_are_told() {
-        assert_eq!(of("/a+/ & ~/a+/"), Price::Empty);
-        assert_eq!(of(r"/[a-z]{4}/ & /(?s:.{5,})/"), Price::Empty);
-    }
-
-    #[test]
-    fn counts_are_read() {
-        assert_eq!([largest_count("a{3,77} {x} b{12}"), largest_count("{,")], [77, 1]);
-    }
-}
+mod tests;

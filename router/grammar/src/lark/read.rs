@@ -1,6 +1,6 @@
-//! Reads the Lark text of [`Writer`](super::Writer) straight into llguidance's grammar. Its own reader knows all of Lark,
-//! builds a lexer for it every time and takes more than half of a compilation. What is beyond the part of the language that
-//! is written here (`%json`, the grammars of clients) is left to it.
+//! Parses the Lark text of [`Writer`](super::Writer) directly into llguidance's grammar. llguidance's own parser
+//! supports all of Lark, builds a lexer for each grammar and takes more than half of a compilation. It handles what
+//! this parser does not know (`%json`, grammars of clients).
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use llguidance::earley::{BitIdx, Grammar, ParamCond, ParamExpr, ParamRef, ParamV
 
 use super::price::largest_count;
 
-/// The grammar; none if the text has more than is known here, or what llguidance refuses.
+/// The grammar. None if the text has constructs that are unknown here, or that llguidance rejects.
 pub(crate) fn read(lark: &str, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
     let rules = lark.strip_prefix(super::HEADER)?;
     let mut reader = Reader::new(rules.lines().map(definition).collect::<Option<_>>()?)?;
@@ -21,10 +21,10 @@ pub(crate) fn read(lark: &str, limits: &ParserLimits) -> Option<(Grammar, LexerS
     fits.then_some((grammar, spec))
 }
 
-/// The body of a terminal that names no other.
+/// The body of a terminal that refers to no other.
 pub(super) struct Conjunction {
     pub builder: RegexBuilder,
-    /// Each with the largest count of its repetitions.
+    /// Each with its largest repetition count.
     pub conjuncts: Vec<(ExprRef, u64)>,
     pub whole: ExprRef,
 }
@@ -61,7 +61,7 @@ fn definition(line: &str) -> Option<(&str, Definition<'_>)> {
     Some((name, Definition { parametric, lazy, body }))
 }
 
-/// A symbol, and the parameter it is used with.
+/// A symbol with its parameter.
 type Element = (SymIdx, ParamExpr);
 
 struct Reader<'a> {
@@ -71,7 +71,7 @@ struct Reader<'a> {
     class: LexemeClass,
     rules: HashMap<&'a str, SymIdx>,
     terminals: HashMap<&'a str, ExprRef>,
-    /// Of lexemes.
+    /// Symbols of lexemes.
     symbols: HashMap<LexemeIdx, SymIdx>,
     unread: Vec<(SymIdx, &'a str)>,
 }
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
     }
 
     fn all(&mut self) -> Option<()> {
-        // The first symbol is where the output starts.
+        // The output starts with the first symbol.
         let start = self.rule("start")?;
         self.grammar.sym_props_mut(start).is_start = true;
         while let Some((symbol, body)) = self.unread.pop() {
@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
         let Definition { parametric, lazy, body } = *self.definitions.get(name)?;
         let symbol = if lazy {
             let regex = self.terminal(body)?;
-            // The end of a lazy lexeme is what follows it: nothing.
+            // A lazy lexeme ends with what follows it: nothing.
             let end = self.spec.regex_builder.mk_regex("").ok()?;
             let (body, end) = (RegexAst::ExprRef(regex), RegexAst::ExprRef(end));
             let lexeme = self.spec.add_rx_and_stop(name.to_owned(), body, end, true, usize::MAX, true).ok()?;
@@ -144,7 +144,7 @@ impl<'a> Reader<'a> {
         Some(symbol)
     }
 
-    /// A lexeme that goes on as long as it matches.
+    /// A lexeme that continues as long as it matches.
     fn greedy(&mut self, regex: ExprRef) -> Option<SymIdx> {
         let regex = RegexAst::ExprRef(regex);
         let lexeme = self.spec.add_greedy_lexeme(String::new(), regex, false, None, usize::MAX).ok()?;
@@ -212,7 +212,7 @@ impl<'a> Reader<'a> {
         Some((symbol, if parametric { ParamExpr::SelfRef } else { ParamExpr::Null }))
     }
 
-    /// With the `?`, `*` or `+` that follows.
+    /// With a following `?`, `*` or `+`.
     fn repeated(&mut self, element: Element, text: &mut Text<'a>) -> Option<Element> {
         let operator = text.peek().filter(|c| matches!(c, '?' | '*' | '+'));
         let Some(operator) = operator.filter(|_| !text.0.starts_with(' ')) else { return Some(element) };
@@ -299,7 +299,7 @@ impl<'a> Reader<'a> {
             c if c.is_ascii_uppercase() => self.named_terminal(text.word())?,
             _ => return None,
         };
-        // Repeated terminals are not written.
+        // The writer never repeats terminals.
         (!text.0.starts_with(['?', '*', '+', '{', '~'])).then_some(atom)
     }
 
@@ -311,11 +311,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What of a body is not read.
+/// The rest of a body.
 struct Text<'a>(&'a str);
 
 impl<'a> Text<'a> {
-    /// The next sign that is no blank.
+    /// The next non-blank character.
     fn peek(&self) -> Option<char> {
         self.0.trim_start_matches(' ').chars().next()
     }
@@ -333,12 +333,12 @@ impl<'a> Text<'a> {
         run
     }
 
-    /// Of a rule or terminal, or a number.
+    /// A rule, a terminal or a number.
     fn word(&mut self) -> &'a str {
         self.run(|c| c.is_ascii_alphanumeric())
     }
 
-    /// Of a function.
+    /// The name of a function.
     fn name(&mut self) -> &'a str {
         self.run(|c| c.is_ascii_lowercase() || c == '_')
     }
@@ -349,7 +349,7 @@ impl<'a> Text<'a> {
         Some(inner)
     }
 
-    /// Up to the delimiter with which it begins, both included. A backslash takes the next sign with it.
+    /// Up to the delimiter with which it begins, both included. A backslash escapes the next character.
     fn quoted(&mut self) -> Option<&'a str> {
         let text = self.0.trim_start_matches(' ');
         let delimiter = *text.as_bytes().first()?;
@@ -368,7 +368,7 @@ impl<'a> Text<'a> {
 
     fn string(&mut self) -> Option<String> {
         let literal = serde_json::from_str(self.quoted()?).ok()?;
-        // With a flag it would be another text.
+        // With a flag it would be another literal.
         (!self.0.starts_with(|c: char| c.is_ascii_alphanumeric())).then_some(literal)
     }
 
@@ -405,7 +405,7 @@ impl<'a> Text<'a> {
 /// Bits of a parameter.
 const BITS: BitIdx = 64;
 
-/// What becomes of the parameter on the way to another rule.
+/// How the parameter changes on the way to another rule.
 fn expression(text: &mut Text<'_>) -> Option<ParamExpr> {
     if text.takes("_") {
         return Some(ParamExpr::SelfRef);

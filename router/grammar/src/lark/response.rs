@@ -1,4 +1,4 @@
-//! `response_format` and `structured_outputs`.
+//! Writes the grammar of `response_format` and `structured_outputs`.
 
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ pub(super) fn write(work: &mut Work<'_>, response: &Response, marking: &Marking<
             if all.is_empty() || all.iter().any(String::is_empty) {
                 return Err(RuleError::invalid(
                     "structured_outputs.choice",
-                    "at least one choice, and none of them empty",
+                    "must have at least one choice, and none may be empty",
                 ));
             }
             let all: Vec<_> = all.iter().map(|c| literal(c)).collect();
@@ -50,9 +50,9 @@ pub(super) fn sized(field: &str, text: &str) -> Result<(), RuleError> {
     Ok(())
 }
 
-/// Refuses an expression that no short text matches.
+/// Rejects an expression whose shortest match is too long.
 pub(super) fn not_too_long(field: &str, regex: &str) -> Result<(), RuleError> {
-    // One that this reader refuses is judged by llguidance's.
+    // An expression that this parser rejects is left to llguidance.
     let shortest = regex_syntax::parse(regex).ok().and_then(|hir| hir.properties().minimum_len()).unwrap_or_default();
     if shortest > MAX_SHORTEST_MATCH {
         let what = "the length in bytes of its shortest match";
@@ -61,8 +61,8 @@ pub(super) fn not_too_long(field: &str, regex: &str) -> Result<(), RuleError> {
     Ok(())
 }
 
-/// A document and one of the strings that end it, where a number before them might go on with their first letter. None: none
-/// might.
+/// A document and one of the strings that end it, if a number at its end could be continued by their first letter.
+/// None: it could not.
 pub(super) fn json_before(
     work: &mut Work<'_>,
     schema: &Value,
@@ -78,11 +78,11 @@ pub(super) fn json_before(
         return Ok(None);
     }
     if numbers.iter().any(|number| number.starts_with('r')) {
-        let problem = "a multiple cannot stand before an end that begins with a digit, a point or an e";
+        let problem = "a number with multipleOf cannot precede an end that begins with a digit, a point or an e";
         return Err(RuleError::invalid(field, problem));
     }
     let ends = format!("({})", ends.iter().map(|end| literal(end)).collect::<Vec<_>>().join(" | "));
-    // One lexeme: only the whole tells where the number ends.
+    // One lexeme: only the whole text shows where the number ends.
     let mut all: Vec<String> =
         numbers.iter().map(|number| work.writer.terminal(&format!("{number} /{}/ {ends}", blanks()))).collect();
     if !others.is_empty() {

@@ -1,4 +1,5 @@
-//! Structural tags: a tree of formats as xgrammar defines it and vLLM takes it, and the older list of structures.
+//! Writes the grammar of structural tags: a tree of formats as defined by xgrammar and accepted by vLLM, and the older
+//! list of structures.
 
 mod fields;
 
@@ -15,7 +16,7 @@ use crate::schema::Work;
 use fields::{flag, list, member, string, strings};
 
 const FIELD: &str = "structural_tag";
-/// Styles of a schema's object, and the format that writes arguments so.
+/// Styles of a schema's object, and the format that writes arguments in that style.
 const STYLES: &[(&str, &str)] = &[
     ("qwen_xml", "qwen3_coder"),
     ("minimax_xml", "minimax_m2"),
@@ -23,7 +24,7 @@ const STYLES: &[(&str, &str)] = &[
     ("glm_xml", "glm47"),
 ];
 
-/// What a format may hold beside its type.
+/// The fields of each type of format.
 const FIELDS: &[(&str, &[&str])] = &[
     ("const_string", &["value"]),
     ("json_schema", &["json_schema", "style"]),
@@ -53,18 +54,18 @@ const FIELDS: &[(&str, &[&str])] = &[
 enum Until {
     /// The end of the output.
     End,
-    /// One of these strings, which the text may not hold.
+    /// One of these strings, which the text must not contain.
     Strings(Vec<String>),
-    /// A special token, which no text holds.
+    /// A special token, which no text contains.
     Token,
-    /// Something that text could not be told from.
+    /// Something that cannot be distinguished from text.
     Unknown,
 }
 
 /// A format as an expression.
 struct Part {
     expression: String,
-    /// The string that ends it is in the expression.
+    /// The expression includes the string that ends it.
     closed: bool,
 }
 
@@ -91,7 +92,7 @@ struct Trigger {
     bodies: Vec<String>,
 }
 
-/// How often structures may come, and what free text around them may not hold.
+/// How often structures may occur, and what the free text around them must not contain.
 struct Around {
     at_least_one: bool,
     stop_after_first: bool,
@@ -109,7 +110,7 @@ pub(super) fn write(work: &mut Work<'_>, tag: &Value, marking: &Marking<'_>) -> 
     Ok(part.expression)
 }
 
-/// `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}` in today's words.
+/// Converts `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}` to the current form.
 fn older(tag: &Value) -> Result<Value, RuleError> {
     let (Some(structures), Some(triggers)) = (tag.get("structures").and_then(Value::as_array), tag.get("triggers"))
     else {
@@ -146,7 +147,7 @@ impl Tags<'_, '_, '_> {
         part
     }
 
-    /// An object as a family of models writes a call's arguments.
+    /// An object, written as a family of models writes a call's arguments.
     fn styled(&mut self, style: Option<&str>, schema: &Value, field: String, path: &str) -> Result<String, RuleError> {
         let family = STYLES.iter().find(|(name, _)| Some(*name) == style).and_then(|(_, format)| by_name(format));
         let Some(format) = family else {
@@ -173,7 +174,7 @@ impl Tags<'_, '_, '_> {
         known(node, path, kind)?;
         Ok(match kind {
             "const_string" => Part::open(literal(string(node, path, "value")?)),
-            // The second is what the style was before it was one.
+            // The second is an older name of the style.
             kind @ ("json_schema" | "qwen_xml_parameter") => {
                 let (schema, field) = (member(node, path, "json_schema")?, format!("{path}.json_schema"));
                 crate::schema::check(schema, &field)?;
@@ -196,7 +197,7 @@ impl Tags<'_, '_, '_> {
                 not_too_long(&format!("{path}.pattern"), pattern)?;
                 let pattern = llguidance::regex_to_lark(pattern, "");
                 match until {
-                    // One lexeme: the text might go on with the first letter of what ends it.
+                    // One lexeme: the text might continue with the first letter of its end.
                     Until::Strings(_) => {
                         let body = format!("/{pattern}/ {}", self.ends(until));
                         Part { expression: self.work.writer.terminal(&body), closed: true }
@@ -226,7 +227,7 @@ impl Tags<'_, '_, '_> {
                     (Some(min @ 0..), Some(-1)) if min <= MAX_TAG_REPEAT => format!("{{{min},}}"),
                     (Some(min @ 0..), Some(max)) if min <= max && max <= MAX_TAG_REPEAT => format!("{{{min},{max}}}"),
                     _ => {
-                        let problem = format!("min and max are counts up to {MAX_TAG_REPEAT}; max may be -1");
+                        let problem = format!("min and max must be from 0 to {MAX_TAG_REPEAT}; max may be -1");
                         return Err(RuleError::invalid(path, problem));
                     }
                 };
@@ -236,7 +237,7 @@ impl Tags<'_, '_, '_> {
             "tag" => self.tag(node, path, until, false)?,
             "triggered_tags" => self.triggered(node, path, until)?,
             "token_triggered_tags" => self.token_triggered(node, path, until)?,
-            // Special tokens are no text, excluded or not.
+            // Special tokens are not text, so excluding them changes nothing.
             "any_tokens" => {
                 self.tokens(node, path, "exclude_tokens")?;
                 self.text(&[], path, until)?
@@ -274,13 +275,14 @@ impl Tags<'_, '_, '_> {
             }
             Until::Strings(ends) => Ok(Part { expression: self.upto(&without, ends), closed: true }),
             Until::Unknown => {
-                let problem = "free text has to be last, or be followed by a fixed string, a tag's begin or a token";
+                let problem =
+                    "free text must come last, or be followed by a fixed string, the begin of a tag or a token";
                 Err(RuleError::invalid(path, problem))
             }
         }
     }
 
-    /// Text up to and with the first of these.
+    /// Text up to and including the first of these.
     fn upto(&mut self, without: &str, ends: &[String]) -> String {
         let ends: Vec<String> = ends.iter().map(|e| literal(e)).collect();
         self.work.writer.lazy(&format!("(/(?s:.*)/{without}) ({})", ends.join(" | ")))
@@ -293,7 +295,7 @@ impl Tags<'_, '_, '_> {
         }
     }
 
-    /// The content of what may repeat: free text cannot.
+    /// The content of something that may repeat: free text may not.
     fn content(&mut self, node: &Value, path: &str) -> Result<String, RuleError> {
         let content = member(node, path, "content")?;
         Ok(self.format(content, &format!("{path}.content"), &Until::Unknown)?.expression)
@@ -302,7 +304,7 @@ impl Tags<'_, '_, '_> {
     fn sequence(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
         let elements = list(node, path, "elements")?;
         let mut all = Vec::new();
-        // The string that begins this element was the end of the one before.
+        // The string that begins this element was the end of the previous one.
         let mut begun = false;
         for (i, element) in elements.iter().enumerate() {
             let here = format!("{path}.elements[{i}]");
@@ -345,7 +347,7 @@ impl Tags<'_, '_, '_> {
             Edge::Token(id) => format!("<[{id}]>"),
             Edge::Strings(all) => match <[String; 1]>::try_from(all) {
                 Ok([one]) => literal(&one),
-                Err(_) => return Err(RuleError::invalid(format!("{path}.begin"), "it is one string or a token")),
+                Err(_) => return Err(RuleError::invalid(format!("{path}.begin"), "must be one string or a token")),
             },
         };
         let content = |tags: &mut Self, until: &Until| {
@@ -384,7 +386,7 @@ impl Tags<'_, '_, '_> {
         self.special(node.get("token")).ok_or_else(|| {
             RuleError::invalid(
                 path,
-                "it is a string, or {\"type\": \"token\", \"token\": a special token's id or text}",
+                "must be a string, or {\"type\": \"token\", \"token\": a special token's id or text}",
             )
         })
     }
@@ -402,14 +404,19 @@ impl Tags<'_, '_, '_> {
     fn tokens(&self, node: &Value, path: &str, key: &str) -> Result<Vec<u32>, RuleError> {
         let Some(value) = node.get(key).filter(|v| !v.is_null()) else { return Ok(Vec::new()) };
         let all = value.as_array().and_then(|all| all.iter().map(|token| self.special(Some(token))).collect());
-        all.ok_or_else(|| RuleError::invalid(format!("{path}.{key}"), "it is a list of special tokens, by id or text"))
+        all.ok_or_else(|| {
+            RuleError::invalid(format!("{path}.{key}"), "must be a list of special tokens, by id or text")
+        })
     }
 
     fn triggered(&mut self, node: &Value, path: &str, until: &Until) -> Result<Part, RuleError> {
         let triggers = strings(node, path, "triggers")?.unwrap_or_default();
         let tags = list(node, path, "tags")?;
         if triggers.is_empty() || triggers.iter().any(String::is_empty) {
-            return Err(RuleError::invalid(format!("{path}.triggers"), "at least one string, and none of them empty"));
+            return Err(RuleError::invalid(
+                format!("{path}.triggers"),
+                "must have at least one string, and none may be empty",
+            ));
         }
         let mut bodies: Vec<Vec<String>> = triggers.iter().map(|_| Vec::new()).collect();
         for (i, tag) in tags.iter().enumerate() {
@@ -418,7 +425,7 @@ impl Tags<'_, '_, '_> {
             let Some((at, rest)) =
                 triggers.iter().enumerate().find_map(|(i, t)| Some((i, begin.strip_prefix(t.as_str())?)))
             else {
-                return Err(RuleError::invalid(format!("{here}.begin"), "it begins with none of the triggers"));
+                return Err(RuleError::invalid(format!("{here}.begin"), "must begin with one of the triggers"));
             };
             let body = self.tag(tag, &here, &Until::Unknown, true)?;
             bodies[at].push(format!("{} {}", literal(rest), body.expression));
@@ -441,7 +448,7 @@ impl Tags<'_, '_, '_> {
             let here = format!("{path}.tags[{i}]");
             let id = match self.edge(tag, &here, "begin")? {
                 Edge::Token(id) if triggers.contains(&id) => id,
-                _ => return Err(RuleError::invalid(format!("{here}.begin"), "it is none of the trigger tokens")),
+                _ => return Err(RuleError::invalid(format!("{here}.begin"), "must be one of the trigger tokens")),
             };
             let body = self.tag(tag, &here, &Until::Unknown, true)?.expression;
             match all.iter_mut().find(|t| matches!(t.begin, Begin::Token(known) if known == id)) {
@@ -458,7 +465,7 @@ impl Tags<'_, '_, '_> {
         for (i, rule) in rules.iter().enumerate() {
             let here = format!("{path}.rules[{i}]");
             let (Some(text), Some(format)) = (rule.get(0).and_then(Value::as_str), rule.get(1)) else {
-                return Err(RuleError::invalid(here, "it is a list of a string and a format"));
+                return Err(RuleError::invalid(here, "must be a list of a string and a format"));
             };
             let body = self.format(format, &format!("{here}[1]"), &Until::Unknown)?.expression;
             all.push(Trigger { begin: Begin::String(text.to_owned()), bodies: vec![body] });
@@ -496,7 +503,7 @@ impl Tags<'_, '_, '_> {
             }
         }
         let (begun, within) = (begun.join(" | "), within.join(" | "));
-        // An end that is in the text's own way is no part of it; it ends the text.
+        // An end that the text excludes anyway is not part of it; it ends the text.
         let rest = match until {
             Until::Strings(ends) => {
                 let others: Vec<String> = excludes.iter().filter(|e| !ends.contains(e)).cloned().collect();
@@ -533,9 +540,7 @@ impl Tags<'_, '_, '_> {
 
     fn none(&self, node: &Value, path: &str, key: &str) -> Result<(), RuleError> {
         match strings(node, path, key)? {
-            Some(all) if !all.is_empty() => {
-                Err(RuleError::invalid(format!("{path}.{key}"), "it is not supported here"))
-            }
+            Some(all) if !all.is_empty() => Err(RuleError::invalid(format!("{path}.{key}"), "is not supported here")),
             _ => Ok(()),
         }
     }
@@ -562,7 +567,7 @@ fn begins(node: &Value) -> Until {
     }
 }
 
-/// A field that nothing enforces is refused, not ignored.
+/// A field that is not enforced is rejected rather than ignored.
 fn known(node: &Value, path: &str, kind: &str) -> Result<(), RuleError> {
     let Some((_, fields)) = FIELDS.iter().find(|(name, _)| *name == kind) else { return Ok(()) };
     let unknown =

@@ -1,4 +1,4 @@
-//! Calls that some tools have of their own, behind a special token.
+//! Parses the calls of built-in tools after a special token.
 
 use super::gap::LONGEST_NAME;
 use super::{Parser, State};
@@ -7,7 +7,7 @@ use crate::event::Event;
 use crate::format::{Codec, Step};
 use crate::header::is_plausible;
 
-/// What the text behind the token is so far.
+/// What the text after the token is so far.
 #[derive(Debug, PartialEq, Eq)]
 enum Known {
     /// It may become `NAME.call(`.
@@ -18,7 +18,8 @@ enum Known {
 }
 
 impl Parser {
-    /// The next character behind the token. None: it begins no call of a builtin tool; else how much of it was taken.
+    /// Reads the next character after the token. None: it does not begin a call of a built-in tool. Otherwise the
+    /// number of consumed bytes.
     pub(super) fn builtin_text(&mut self, c: char, out: &mut Vec<Event>) -> Option<usize> {
         let marked = self.trial.as_ref().is_some_and(|trial| trial.marked);
         let State::Gap(junk) = &self.state else { return None };
@@ -68,7 +69,7 @@ impl Parser {
             match (codec, opening) {
                 (Some(Codec::Code), _) => code = code.or(builtin.names.iter().copied().find(named)),
                 (_, Some(Step::Lit(opening))) => {
-                    // Any declared tool may be called so, and where nobody said which there are, any at all.
+                    // Any declared tool may be called like this, and without declarations, any tool.
                     let name = text.strip_suffix(opening);
                     if let Some(name) = name.filter(|n| self.is_callable(n)) {
                         return Known::Call(name.to_owned());

@@ -1,4 +1,4 @@
-//! Calls: header and body.
+//! Parses calls: header and body.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::scan::FRAME;
 
 type Parts = [(&'static str, String)];
 
-/// What a header says.
+/// The contents of a header.
 struct Named {
     name: String,
     id: Option<String>,
-    /// What else stood there, and what was read.
+    /// Other text in the header, and what was read.
     junk: String,
     raw: String,
 }
 
 impl Parser {
-    /// Text before the arguments. Returns how much of it was taken.
+    /// Reads text before the arguments. Returns the number of consumed bytes.
     pub(super) fn header_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
         let State::Header(parts) = &mut self.state else { return 0 };
         let Some((tok, part)) = parts.last_mut() else { return 0 };
@@ -46,7 +46,7 @@ impl Parser {
         n + ended
     }
 
-    /// The header is whole.
+    /// The header is complete.
     fn end_header(&mut self, out: &mut Vec<Event>) {
         let State::Header(parts) = std::mem::replace(&mut self.state, State::Prose) else { return };
         match self.read_header(&parts) {
@@ -112,7 +112,7 @@ impl Parser {
         Some(Named { name, id, junk, raw })
     }
 
-    /// A call that a head has named.
+    /// Begins a call that a head has named.
     pub(super) fn begin_block(&mut self, head: &str, out: &mut Vec<Event>) {
         let phrase = self.lex.blocks.as_ref().and_then(|b| b.call());
         let steps = phrase.map(|p| p.steps).unwrap_or_default();
@@ -156,14 +156,14 @@ impl Parser {
         self.state = State::Body(Box::new(body));
     }
 
-    /// The arguments alone, behind a name, where the format has both in one object.
+    /// Begins the arguments after a name, in a format that has both in one object.
     pub(super) fn begin_arguments_of(&mut self, name: &str, out: &mut Vec<Event>) {
         let call = self.call(Some(name.trim().to_owned()), None);
         self.state = State::Body(Box::new(Body::Object(Object::new(call, Codec::Json, name))));
         self.confirm(out);
     }
 
-    /// A marker that follows a header came, but not the one before the header.
+    /// A marker that follows a header was read, but not the one before the header.
     pub(super) fn names_call(&mut self, header: &str, out: &mut Vec<Event>) -> bool {
         let named = self.read_header(&[(self.lex.name_mark, header.to_owned())]);
         let Some(named) = named.filter(|n| n.junk.is_empty() && self.declares(&n.name)) else { return false };
@@ -194,7 +194,7 @@ impl Parser {
         }
     }
 
-    /// Another marker came, or the end, where the one between header and arguments belongs: perhaps only that one is
+    /// Another marker, or the end, was read in place of the one between header and arguments: perhaps only that one is
     /// missing.
     pub(super) fn recover(&mut self, parts: &Parts, end: End, out: &mut Vec<Event>) {
         let raw = spelled(parts);
@@ -288,11 +288,11 @@ impl Parser {
                 self.input.consume(n + len);
                 return true;
             }
-            // Left in the buffer: it ends the call and says what comes next.
+            // Left in the buffer: it ends the call and tells what comes next.
             return self.leave_body(n, End::Marker, out);
         }
-        // No marker counts inside a string, but a string that the model forgot to close must not swallow the calls behind
-        // it: an end marker that another marker follows ends the call.
+        // No marker counts inside a string, but a string that the model forgot to close must not swallow later calls:
+        // an end marker followed by another marker ends the call.
         if opens {
             return self.leave_body(n, End::Marker, out);
         }
@@ -356,7 +356,7 @@ impl Parser {
         }
     }
 
-    /// A mark inside raw arguments, or one that ends the body before its time.
+    /// A mark inside raw arguments, or one that ends the body early.
     pub(super) fn mark_in_body(&mut self, mark: Mark, tok: &'static str, head: Option<&str>, out: &mut Vec<Event>) {
         let State::Body(body) = &mut self.state else { return };
         if let Body::Params(params) = &mut **body {

@@ -1,4 +1,4 @@
-//! Between calls: what opens the next one, and what ends them.
+//! Parses the text between calls: what opens the next one, and what ends them.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::header::is_plausible;
 use crate::marks::{Inline, Mark};
 use crate::scan::{FRAME, framed, text};
 
-/// Length of a name for an unannounced call.
+/// Length limit of a name for a call without a marker.
 pub(super) const LONGEST_NAME: usize = 256;
 
 impl Parser {
@@ -60,7 +60,7 @@ impl Parser {
         self.trim_text |= self.format.calls == Calls::BeforeText;
     }
 
-    /// Text between calls. Returns how much of it was taken.
+    /// Reads text between calls. Returns the number of consumed bytes.
     pub(super) fn gap_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
         for (i, c) in s.char_indices() {
             let next = i + c.len_utf8();
@@ -98,7 +98,7 @@ impl Parser {
                     }
                     return i;
                 }
-                // Some put several calls between one pair of markers.
+                // Some models put several calls between one pair of markers.
                 None if c == '{'
                     && self.tried
                     && self.trial.is_none()
@@ -110,7 +110,7 @@ impl Parser {
                     self.begin_body(None, None, "", out);
                     return i;
                 }
-                // A name is short: what is longer is not looked through again at every bracket.
+                // Names are short: longer text is not searched again at every bracket.
                 Some(Inline::Name) if c == '(' && junk.len() <= LONGEST_NAME => {
                     let header = std::mem::take(junk) + "(";
                     if let Some(trial) = &mut self.trial {
@@ -134,7 +134,7 @@ impl Parser {
                 }
                 continue;
             }
-            // Behind a special token there is no text until a call has come.
+            // After a special token there is no text until a call was read.
             let unanswered = self.announced && self.format.markers == Markers::Special;
             let over = self.lex.open_ended && !self.bracket && !self.broken && !unanswered;
             if !layout && over && self.lex.inline != Some(Inline::Name) {
@@ -148,7 +148,7 @@ impl Parser {
         s.len()
     }
 
-    /// Whether an unannounced call's name may go on with `c`.
+    /// Whether the name of a call without a marker may continue with `c`.
     fn may_name(&self, c: char) -> bool {
         let (State::Gap(junk), Some(Inline::Name)) = (&self.state, self.lex.inline) else { return false };
         if junk.len() > LONGEST_NAME {
@@ -175,14 +175,14 @@ impl Parser {
         }
     }
 
-    /// Bodies of a format whose markers may mean nothing are on trial one by one.
+    /// In a format whose markers may be literal text, each body is on trial.
     pub(super) fn doubt(&mut self, header: &str) {
         if self.lex.doubtful && self.trial.is_none() {
             self.trial = Some(Trial { raw: header.to_owned(), explicit: self.lex.bare.is_none(), marked: false });
         }
     }
 
-    /// A list that no marker announced.
+    /// Reads a list without a marker.
     pub(super) fn advance_list(&mut self, out: &mut Vec<Event>) -> bool {
         let names = self.name_keys();
         let State::List(list) = &mut self.state else { return false };
@@ -227,7 +227,7 @@ impl Parser {
         false
     }
 
-    /// The output ended behind a list that no marker announced.
+    /// The output ended after a list without a marker.
     pub(super) fn end_list(&mut self, out: &mut Vec<Event>) {
         let State::List(list) = std::mem::replace(&mut self.state, State::Prose) else { return };
         self.work += list.raw.len() as u64;
@@ -249,7 +249,7 @@ impl Parser {
     }
 }
 
-/// Whether the text is a list of objects, one at least, that each name a declared tool.
+/// Whether the text is a list of at least one object, each of which names a declared tool.
 fn calls_only(list: &[u8], keys: &[&str], declared: impl Fn(&str) -> bool) -> bool {
     let items: Vec<Value> = serde_json::from_slice(list).unwrap_or_default();
     let named = |item: &Value| keys.iter().any(|k| item.get(*k).and_then(Value::as_str).is_some_and(&declared));

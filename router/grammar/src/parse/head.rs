@@ -1,4 +1,4 @@
-//! Words between two markers that together say what begins or ends.
+//! Parses heads: words between two markers that together tell what begins or ends.
 
 use super::{Cause, Head, Parser, State};
 use crate::codec::{Body, End};
@@ -9,7 +9,7 @@ use crate::marks::{Mark, Phrase};
 use crate::scan::framed;
 
 impl Parser {
-    /// A special token that is no mark: part of a head, or nothing. Inside a raw value it is its letters.
+    /// A special token that is not a mark: part of a head, or nothing. Inside a raw value it counts as its letters.
     pub(super) fn take_special(&mut self, n: usize, out: &mut Vec<Event>) {
         let Some((name, _)) = framed(self.input.rest()) else { return };
         let name = name.to_owned();
@@ -37,7 +37,7 @@ impl Parser {
                 self.head = Some(Head { opener: begins.then_some(opener), text, ..Head::default() });
                 return;
             }
-            // The words alone say what begins, where the marker before them is missing.
+            // Without the marker before them, the words alone tell what begins.
             let end = blocks.ends.contains(&name.as_str());
             if end && self.head.is_none() && !self.lead_in.trim().is_empty() {
                 self.head = Some(Head { text: std::mem::take(&mut self.lead_in), ..Head::default() });
@@ -64,7 +64,7 @@ impl Parser {
         }
     }
 
-    /// The words between two markers are whole.
+    /// The words between two markers are complete.
     fn end_head(&mut self, head: &Head, out: &mut Vec<Event>) {
         let joined = self.join_head(head, out);
         let head = joined.as_ref().unwrap_or(head);
@@ -74,20 +74,20 @@ impl Parser {
         let Some(blocks) = &self.lex.blocks else { return };
         let phrase = blocks.classify(head.opener, &head.text).map(|p| (p.mark, p.label().is_some()));
         if !self.parse_tools && phrase.is_some_and(|(mark, _)| mark.is_tool()) {
-            // Without tools there are no calls: what would be one is nobody's.
+            // Without tools there are no calls: the text of a call is dropped.
             return match phrase {
                 Some((Mark::Open, _)) => self.foreign_head(head, out),
                 _ => self.drop_head(&head.text, out),
             };
         }
         match phrase {
-            // Reads all of the head.
+            // Uses the whole head.
             Some((mark, true)) => self.take_mark(mark, "", false, Some(&head.text), out),
             Some((mark, false)) => {
                 self.drop_head(&head.text, out);
                 self.take_mark(mark, "", false, None, out);
             }
-            // A block that the format does not have: its text is text.
+            // The format does not have this block: its text is text.
             None => {
                 if let State::Prose = self.state {
                     self.end_prose(Cause::Marker, out);
@@ -99,8 +99,8 @@ impl Parser {
         }
     }
 
-    /// A head that began anew: the last one counts. Only a declared tool that an earlier one names is called, unless the
-    /// last one says what begins instead.
+    /// Several heads in a row: the last one counts. Only a declared tool that an earlier one names is called, unless
+    /// the last one tells what begins instead.
     fn join_head(&mut self, head: &Head, out: &mut Vec<Event>) -> Option<Head> {
         if head.earlier.is_empty() {
             return None;
@@ -124,7 +124,7 @@ impl Parser {
         Some(Head { opener: head.opener, text, earlier: Vec::new(), typed: head.typed })
     }
 
-    /// The head of a call names somebody who is no tool.
+    /// Whether the head of a call names something that is not a tool.
     fn is_foreign(&self, head: &Head) -> bool {
         let Some(phrase) = self.lex.blocks.as_ref().and_then(|b| b.classify(head.opener, &head.text)) else {
             return false;
@@ -139,7 +139,7 @@ impl Parser {
         !self.tools.is_empty() && !written && !self.declares(&name) && !self.declares(&format!("{prefix}{name}"))
     }
 
-    /// What is said to nobody whom we know is reasoning or text where the rest of the head says so, else it is none of ours.
+    /// Output for an unknown recipient is reasoning or text if the rest of the head tells so; otherwise it is dropped.
     fn foreign_head(&mut self, head: &Head, out: &mut Vec<Event>) {
         let Some(blocks) = &self.lex.blocks else { return };
         let key = blocks.call().and_then(Phrase::label).unwrap_or_default();
@@ -160,7 +160,7 @@ impl Parser {
         }
     }
 
-    /// Ends what is open, whatever it is.
+    /// Ends whatever is open.
     fn leave_all(&mut self, out: &mut Vec<Event>) {
         if let State::Body(_) = self.state {
             self.leave_body(0, End::Marker, out);
@@ -186,7 +186,7 @@ impl Parser {
         }
     }
 
-    /// A head that says nothing, but for words that belong to none.
+    /// A head without meaning, except for words that belong to none.
     pub(super) fn drop_head(&mut self, text: &str, out: &mut Vec<Event>) {
         if !self.unknown_words(text).is_empty() {
             self.stray(text.trim(), out);
@@ -200,7 +200,7 @@ impl Parser {
         words.join(" ")
     }
 
-    /// Words where only markers belong.
+    /// Words where only markers are expected.
     fn stray(&mut self, words: &str, out: &mut Vec<Event>) {
         if words.is_empty() {
             return;

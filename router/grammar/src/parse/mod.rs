@@ -1,5 +1,5 @@
-//! The streaming parser: a state machine over the input buffer that consumes what it has understood, so that no byte is
-//! looked at more than a bounded number of times. All that it knows of a format is compiled from the table ([`Lexicon`]).
+//! The streaming parser: a state machine over the input buffer that consumes what it has understood, so that each byte
+//! is examined a bounded number of times. Everything it knows about a format is compiled from the table ([`Lexicon`]).
 
 mod builtin;
 mod call;
@@ -21,14 +21,13 @@ use crate::header::is_plausible;
 use crate::marks::{Lexicon, Mark};
 use crate::scan::{Input, Piece, framed, text};
 
-/// Text that is taken at once where the state may change inside it.
+/// Text consumed at once where the state may change inside it.
 const CHUNK: usize = 256;
 
-/// Bytes that are read at once: what is buffered, and told in one event, stays small however long a piece is.
+/// Bytes read at once: the buffer and each event stay small however long a piece is.
 const MOST_AT_ONCE: usize = 32 << 10;
 
-/// A declared tool. The name decides how a header that could be read in two ways is split, and the schema which raw values
-/// are strings.
+/// A declared tool. The name decides how an ambiguous header is split; the schema decides which raw values are strings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ToolDecl {
     pub name: String,
@@ -41,21 +40,21 @@ pub struct ParserOptions {
     /// Where the output starts: see [`Format::start_after`].
     pub start: Region,
     pub tools: Vec<ToolDecl>,
-    /// False when the request declares no tools: tool markers that are special tokens vanish, spelled ones are text.
+    /// False if the request declares no tools: tool markers that are special tokens are dropped, spelled ones are text.
     pub parse_tools: bool,
-    /// A call that no marker announces may come after text, too. Not where a grammar has decided that it is text.
+    /// A call without a marker may follow text as well. False if a grammar has decided that it is text.
     pub calls_in_text: bool,
 }
 
-/// Where nobody said which tools there are, every name will do.
+/// Without declarations, every name is accepted.
 fn callable(tools: &[ToolDecl], name: &str) -> bool {
     if tools.is_empty() { is_plausible(name) } else { tools.iter().any(|t| t.name == name) }
 }
 
-/// What stands at the start of the buffer.
+/// What is at the start of the buffer.
 enum Seen {
     Mark(Mark, &'static str, usize),
-    /// A special token that is no mark here.
+    /// A special token that is not a mark here.
     Special(usize),
     /// Could become a marker: wait.
     Partial,
@@ -65,12 +64,12 @@ enum Seen {
 #[derive(Debug)]
 enum State {
     Prose,
-    /// Before the arguments of a call: the text behind each marker.
+    /// Before the arguments of a call: the text after each marker.
     Header(Vec<(&'static str, String)>),
     Body(Box<Body>),
     /// After a body, or in a section outside any call.
     Gap(String),
-    /// A list without its marker, which is calls only if all of it is.
+    /// A list without its marker: calls only if all of it is.
     List(List),
 }
 
@@ -83,24 +82,24 @@ struct List {
     checked: bool,
 }
 
-/// Words between two markers that together say what begins or ends.
+/// Words between two markers that together tell what begins or ends.
 #[derive(Debug, Default)]
 struct Head {
     opener: Option<&'static str>,
     text: String,
-    /// Words behind an earlier marker of the same kind, which this one takes the place of.
+    /// Words after an earlier marker of the same kind, which this one replaces.
     earlier: Vec<String>,
-    /// It says what the arguments are written in, so that it is a call's.
+    /// It tells how the arguments are written, so it belongs to a call.
     typed: bool,
 }
 
-/// What looks like a call and may turn out to be text.
+/// Something that looks like a call and may turn out to be text.
 #[derive(Debug)]
 struct Trial {
     raw: String,
-    /// A marker came.
+    /// A marker was read.
     explicit: bool,
-    /// It came as a special token, which is never text: what follows is a call or malformed.
+    /// It was a special token, which is never text: what follows is a call or malformed.
     marked: bool,
 }
 
@@ -117,7 +116,7 @@ pub struct Parser {
     trial: Option<Trial>,
     /// The region of `State::Prose`.
     region: Region,
-    /// Inside the markers that surround text.
+    /// Inside the markers around text.
     wrapped: bool,
     /// The region has an event already.
     open: bool,
@@ -127,7 +126,7 @@ pub struct Parser {
     lead_in: String,
     /// Newlines at the start of the next text are layout.
     trim_text: bool,
-    /// Nothing but blanks came so far.
+    /// Only blanks were read so far.
     pristine: bool,
     /// Inside the tool section.
     section: bool,
@@ -135,32 +134,32 @@ pub struct Parser {
     bracket: bool,
     /// The call began with its second marker.
     short: bool,
-    /// A call ended the reasoning, so that its end marker may still come.
+    /// A call ended the reasoning, so its end marker may still come.
     reasoning_left_open: bool,
     calls: usize,
     /// A call was tried.
     tried: bool,
-    /// A marker announced a call, and nothing of it has come.
+    /// A marker announced a call, and nothing of it was read.
     announced: bool,
-    /// A call broke off, and what follows is the rest of it until something else begins.
+    /// A call became invalid, and the text up to the next beginning belongs to it.
     broken: bool,
-    /// The output ends because of its length.
+    /// The output ended because of its length.
     cut: bool,
-    /// Markers that the caller waits for, and the one that came: see [`Parser::passed`].
+    /// Markers that the caller waits for, and the one that was read: see [`Parser::passed`].
     watched: Vec<&'static str>,
     passed: Option<Passed>,
-    /// Events that were there before this piece.
+    /// Number of events before this piece.
     told: usize,
     work: u64,
 }
 
-/// A watched marker that came.
+/// A watched marker that was read.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
     marker: &'static str,
     /// It closes a call or a section.
     closes: bool,
-    /// Calls that were told before it.
+    /// Number of calls reported before it.
     calls: usize,
 }
 
@@ -207,7 +206,7 @@ impl Parser {
         }
     }
 
-    /// Takes the next piece of output and appends what it settles.
+    /// Reads the next piece of output and appends the resulting events.
     pub fn push(&mut self, piece: Piece<'_>, out: &mut Vec<Event>) {
         self.told = out.len();
         match piece {
@@ -227,7 +226,7 @@ impl Parser {
         self.run(false, out);
     }
 
-    /// The output has ended: releases what was held and closes what is open. The parser is spent afterwards.
+    /// Ends the output: reports what was held and closes what is open. The parser cannot be used afterwards.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
         self.told = out.len();
         self.input.flush_partial();
@@ -260,7 +259,7 @@ impl Parser {
         }
     }
 
-    /// Says, before [`Parser::finish`], that the output does not end of itself: a call that only its end closes is not whole.
+    /// Tells, before [`Parser::finish`], that the output was cut: a call that only its end closes is incomplete.
     pub fn cut(&mut self) {
         self.cut = true;
     }
@@ -270,7 +269,7 @@ impl Parser {
         self.watched = markers;
     }
 
-    /// The watched marker that came first, once the call that it is a part of is over. It is told once.
+    /// The first watched marker, reported once, after the call that it belongs to has ended.
     pub fn passed(&mut self) -> Option<&'static str> {
         let passed = self.passed?;
         let open = self.head.is_some() || self.trial.is_some();
@@ -292,29 +291,29 @@ impl Parser {
         }
     }
 
-    /// Calls told so far.
+    /// Number of calls reported so far.
     pub fn calls(&self) -> usize {
         self.calls
     }
 
-    /// Whether the output ended, or stands, behind a marker that announces a call of which nothing has come.
+    /// Whether the output ended, or currently is, after a marker that announces a call of which nothing was read.
     pub fn awaits_call(&self) -> bool {
         self.announced
     }
 
-    /// Bytes looked at or moved so far, counting each time: what the parser costs, without a clock.
+    /// Bytes examined or moved so far, counted each time: the parser's cost without a clock.
     pub fn work(&self) -> u64 {
         self.work + self.input.moved()
     }
 
-    /// Where the letters of a tool marker count, it makes no difference that the tokenizer has it, or a part of it, as one
-    /// token.
+    /// In formats whose tool markers count by their letters, it makes no difference that the tokenizer has them, or
+    /// parts of them, as one token.
     fn is_spelled(&self, s: &str) -> bool {
         let within = |step: &Step| matches!(step, Step::Tok(t) if t.contains(s));
         self.format.markers == Markers::Either && self.format.call_steps().any(within)
     }
 
-    /// Whether a call of this name needs no marker to be one.
+    /// Whether a call of this name needs no marker.
     fn is_callable(&self, name: &str) -> bool {
         callable(&self.tools, name)
     }
@@ -330,7 +329,7 @@ impl Parser {
         }
     }
 
-    /// Consumes some input. False: nothing more can be told before more comes.
+    /// Consumes some input. False: more input is needed.
     fn advance(&mut self, last: bool, out: &mut Vec<Event>) -> bool {
         if self.head.is_none() {
             match &self.state {
@@ -352,13 +351,13 @@ impl Parser {
                 self.input.consume(n);
                 self.take_mark(mark, tok, spelled, None, out);
             }
-            // The first byte of what is no marker; markers start with ASCII, so it is a whole character.
+            // The first byte of something that is not a marker. Markers start with ASCII, so it is a whole character.
             Seen::Other => self.take_text(1, out),
         }
         true
     }
 
-    /// The length of the text at the start of the buffer in which no marker begins.
+    /// Length of the text at the start of the buffer in which no marker begins.
     fn plain_prefix(&mut self) -> usize {
         let rest = self.input.rest();
         let whole = match &self.state {
@@ -367,7 +366,7 @@ impl Parser {
             _ => false,
         };
         let most = if whole { rest.len() } else { rest.len().min(CHUNK) };
-        // Up to the next place where a call may begin, so that what follows is not looked at anew at each of them.
+        // Up to the next place where a call may begin, so that the rest is not examined again at each of them.
         let bare = match &self.state {
             State::Gap(_) => Some('{'),
             _ => self.lex.bare.filter(|_| self.calls_in_text && self.in_prose(Region::Text)),
@@ -437,7 +436,7 @@ impl Parser {
         }
     }
 
-    /// Tells text that stood where a call belongs. Blanks and literals there are layout.
+    /// Reports text in place of a call. Blanks and literals there are layout.
     fn malformed(&mut self, junk: &str, out: &mut Vec<Event>) {
         if !self.lex.without_layout(junk).is_empty() {
             self.announced = false;
@@ -448,7 +447,7 @@ impl Parser {
         }
     }
 
-    /// What looked like a call is text, or the rest of one that broke off.
+    /// Something that looked like a call is text, or the rest of an invalid call.
     fn release(&mut self, out: &mut Vec<Event>) {
         if let Some(trial) = self.trial.take() {
             if trial.marked || self.broken {
@@ -463,13 +462,13 @@ impl Parser {
         }
     }
 
-    /// Where text was open, it is over.
+    /// Ends open text.
     fn confirm_gap(&mut self, out: &mut Vec<Event>) {
         self.tried = true;
         self.end_prose(Cause::Call, out);
     }
 
-    /// What looked like a call is one.
+    /// Something that looked like a call is one.
     fn confirm(&mut self, out: &mut Vec<Event>) {
         if self.trial.take().is_some() {
             self.confirm_gap(out);

@@ -1,4 +1,4 @@
-//! Reasoning and text.
+//! Parses reasoning and text.
 
 use super::{Cause, List, Parser, State, Trial};
 use crate::codec::json::Json;
@@ -6,11 +6,11 @@ use crate::event::Event;
 use crate::format::Region;
 use crate::marks::{Mark, Phrase};
 
-/// Text between blocks that is kept because a head may begin with it.
+/// Length limit of text between blocks that is kept because a head may begin with it.
 const LONGEST_LEAD_IN: usize = 256;
 
 impl Parser {
-    /// Text where no call is open. Returns how much of it was taken.
+    /// Reads text where no call is open. Returns the number of consumed bytes.
     pub(super) fn prose_text(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
         if self.region == Region::Text && self.parse_tools {
             if !self.open {
@@ -29,7 +29,7 @@ impl Parser {
         s.len()
     }
 
-    /// Text up to where a call may begin; if that is at once, it is tried.
+    /// Reads text up to where a call may begin; if that is at once, tries a call.
     fn text_before_call(&mut self, s: &str, out: &mut Vec<Event>) -> usize {
         let before = self.lex.bare.and_then(|bare| s.find(bare)).unwrap_or(s.len());
         if before == 0 {
@@ -45,7 +45,7 @@ impl Parser {
         self.state = State::Gap(String::new());
     }
 
-    /// The text starts as calls do that no marker announces.
+    /// The text starts like a call without a marker.
     fn bare_call(&mut self, s: &str, out: &mut Vec<Event>) -> Option<usize> {
         let body = s.trim_start();
         let blanks = s.len() - body.len();
@@ -64,7 +64,7 @@ impl Parser {
         Some(blanks)
     }
 
-    /// Between blocks, the attribute that names a tool may come before the marker of the block.
+    /// Between blocks, the attribute that names a tool may precede the marker of the block.
     fn keep_lead_in(&mut self, s: &str, out: &mut Vec<Event>) -> bool {
         let Some(label) = self.lex.blocks.as_ref().and_then(|b| b.call()).and_then(|p| p.label()) else { return false };
         self.lead_in.push_str(s);
@@ -132,13 +132,13 @@ impl Parser {
                 self.wrapped = false;
                 self.trim_text |= !self.format.text.is_needed();
             }
-            // Strays: a second start of the reasoning, the end of a section or call that is not open.
+            // Stray marks: a second start of the reasoning, or the end of a section or call that is not open.
             _ => self.drop_head(head.unwrap_or_default(), out),
         }
         self.pristine = false;
     }
 
-    /// The end marker of a reasoning that a call had ended.
+    /// The end marker of reasoning that a call had ended.
     fn close_left_reasoning(&mut self) {
         if std::mem::take(&mut self.reasoning_left_open) && !self.open {
             self.held.clear();
@@ -151,7 +151,7 @@ impl Parser {
         self.format.reasoning.as_ref().is_some_and(|r| !r.layout[place].is_empty())
     }
 
-    /// Text of the region we are in, without the layout around it.
+    /// Reports text of the current region, without the layout around it.
     pub(super) fn prose(&mut self, s: &str, out: &mut Vec<Event>) {
         let blank = [' ', '\t', '\n', '\r'];
         let reasoning = self.region == Region::Reasoning;
@@ -177,7 +177,7 @@ impl Parser {
         let body = if may_trail { s.trim_end_matches('\n') } else { s };
         if !body.is_empty() {
             let delta = std::mem::take(&mut self.held);
-            // What one piece settles is told at once.
+            // The result of one piece is reported at once.
             let told = out.get_mut(self.told..).and_then(<[Event]>::last_mut);
             match told {
                 Some(Event::ReasoningDelta(text)) if reasoning => text.extend([&delta, body]),
@@ -198,7 +198,7 @@ impl Parser {
             return;
         }
         if !self.open {
-            // Blanks alone are layout, unless they are all that there is.
+            // Blanks alone are layout, unless there is nothing else.
             if cause != Cause::Output || self.tried || held.is_empty() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Calls that are written as another format writes them: JSON where something else belongs.
+//! Recovers calls that are written in another format: JSON in place of the format's own syntax.
 
 use serde_json::{Map, Value};
 
@@ -9,11 +9,11 @@ use crate::event::Event;
 
 const NAMES: [&str; 2] = ["name", "tool_name"];
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
-/// Longer numbers may not come through as they are.
+/// Longer numbers may not be reproduced exactly.
 const EXACT_DIGITS: usize = 15;
 
 impl Parser {
-    /// Tells what is malformed as calls if it is JSON that names declared tools, and nothing else. False: it is not.
+    /// Reports malformed text as calls if it consists only of JSON that names declared tools. False: it does not.
     pub(super) fn rescue(&mut self, junk: &str, out: &mut Vec<Event>) -> bool {
         self.work += junk.len() as u64;
         let Some(calls) = self.calls_in(junk) else { return false };
@@ -33,7 +33,7 @@ impl Parser {
         if self.tools.is_empty() || has_long_number(text) {
             return None;
         }
-        // The name alone, and its arguments.
+        // Only a name and its arguments.
         let (name, arguments) = text.split_at(text.find('{')?);
         if self.declares(name.trim()) {
             let arguments = String::from_utf8(json::object(fenced(arguments.trim()).as_bytes())?).ok()?;
@@ -47,7 +47,7 @@ impl Parser {
             Some(value) => (text, value),
             None => (self.lex.without_layout(text), read(self.lex.without_layout(text))?),
         };
-        // A key that comes twice would be lost.
+        // A duplicate key would be lost.
         let exact = serde_json::to_string(&value).ok().filter(|_| keys_written(text).is_none_or(|n| n == keys(&value)));
         let items = match exact.map(|_| value)? {
             Value::Array(items) => items,
@@ -57,7 +57,7 @@ impl Parser {
         calls.filter(|calls| !calls.is_empty())
     }
 
-    /// `{"name", "arguments"}`, or the same as `{"function": ...}`, and nothing that would be lost.
+    /// `{"name", "arguments"}`, or the same as `{"function": ...}`, if nothing would be lost.
     fn call_of(&self, item: &Value) -> Option<(String, String)> {
         let item = item.as_object()?;
         let outer = |key: &String| matches!(key.as_str(), "function" | "type" | "id");
@@ -96,7 +96,7 @@ fn keys(value: &Value) -> usize {
     }
 }
 
-/// Keys in JSON text. None: it is none.
+/// Number of keys in JSON text. None: it is not JSON.
 fn keys_written(text: &str) -> Option<usize> {
     let mut reader = Json::new();
     let mut keys = 0;

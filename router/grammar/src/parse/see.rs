@@ -1,4 +1,4 @@
-//! Which marker, if any, stands at the start of the buffer.
+//! Finds the marker, if any, at the start of the buffer.
 
 use super::{Parser, Seen, State};
 use crate::codec::{Body, Params};
@@ -7,18 +7,18 @@ use crate::limits::{MAX_BLANKS, MAX_INDENT};
 use crate::marks::{Follow, Mark, follow};
 use crate::scan::{FRAME, framed};
 
-/// Blanks that may stand between a spelled call marker and what confirms it: as many as the grammar allows there, which has
-/// them around a literal and before the arguments.
+/// Blanks allowed between a spelled call marker and what confirms it: as many as the grammar allows around a literal
+/// and before the arguments.
 const MARKER_GAP: usize = 3 * (MAX_BLANKS + 2 + MAX_INDENT);
-/// Blanks that may stand between the markers that end a raw value and what is around it.
+/// Blanks allowed between the markers that end a raw value and what surrounds them.
 const STRUCTURE_GAP: usize = 64;
-/// Length of an argument's name, with what else its marker holds, for it to end a value that its own marker did not.
+/// Length limit of an argument's name, with the rest of its marker, for it to end a value without an end marker.
 const LONGEST_KEY: usize = 128;
-/// Length of a misspelt marker.
+/// Length limit of a misspelled marker.
 const LONGEST_TAG: usize = 64;
 
 impl Parser {
-    /// Reads what begins at the start of the buffer, where a marker could.
+    /// Finds what begins at the start of the buffer, where a marker could begin.
     pub(super) fn see(&mut self, last: bool) -> Seen {
         let rest = self.input.rest();
         if let Some((name, n)) = framed(rest) {
@@ -60,7 +60,7 @@ impl Parser {
         seen
     }
 
-    /// A marker of the section that is written otherwise, told by the name that all of them share.
+    /// A misspelled marker of the section, recognized by the prefix that all its markers share.
     fn misspelt(&self, rest: &[u8], last: bool) -> Seen {
         let Some(namespace) = &self.lex.namespace else { return Seen::Other };
         let outside = matches!(self.state, State::Gap(_)) || self.in_prose(Region::Text);
@@ -97,8 +97,8 @@ impl Parser {
         }
     }
 
-    /// Whether a marker means something where we are. A special token is never text, wherever it stands; letters are, where
-    /// they make no sense as a marker.
+    /// Whether a marker has a meaning in the current state. A special token is never text; letters are text if they
+    /// have no meaning as a marker.
     fn counts(&self, mark: Mark, spelled: bool) -> bool {
         if self.head.is_some() && spelled {
             return false;
@@ -191,9 +191,9 @@ impl Parser {
         }
     }
 
-    /// A raw value may contain the letters of markers. They end it where they make sense: an argument's end before another
-    /// structural marker or at the end; the call's end, when the argument's was forgotten, before all that follows a call;
-    /// another argument's start when the schema has that argument.
+    /// A raw value may contain the letters of markers. They end it only in certain places: an argument's end before
+    /// another structural marker or at the end; the call's end, if the argument's was omitted, before anything that may
+    /// follow a call; another argument's start if the schema has that argument.
     fn ends_value(&self, params: &Params, mark: Mark, tok: &'static str, after: &[u8], last: bool) -> Option<bool> {
         match mark {
             Mark::ParamEnd => {
@@ -233,7 +233,7 @@ impl Parser {
         }
     }
 
-    /// Whether nothing but blanks stands before a marker of these, a special token, or the end.
+    /// Whether only blanks precede one of these markers, a special token, or the end.
     fn structural(&self, after: &[u8], last: bool, ok: impl Fn(Mark) -> bool) -> Option<bool> {
         let blanks = after.iter().take(STRUCTURE_GAP).take_while(|b| b.is_ascii_whitespace()).count();
         let rest = &after[blanks..];

@@ -1,4 +1,4 @@
-//! Whether schemas exclude each other.
+//! Decides whether schemas exclude each other.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::limits::MAX_COMPARISON_STEPS;
 use crate::rules::RuleError;
 
 impl Compiler<'_, '_, '_> {
-    /// Whether no value can satisfy two of the schemas, as far as types, constants and required properties tell.
+    /// Whether no value can satisfy two of the schemas, judged by types, constants and required properties.
     pub(super) fn disjoint(&mut self, options: &[Value]) -> Result<bool, RuleError> {
         self.steps.set(MAX_COMPARISON_STEPS);
         let disjoint = options.iter().enumerate().all(|(i, a)| options[i + 1..].iter().all(|b| self.apart(a, b, 0)));
@@ -43,7 +43,7 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
-        // What the grammar makes of a schema has the types that its keywords imply; what a schema takes, those that it names.
+        // The grammar of a schema has the types that its keywords imply; the schema itself accepts those that it names.
         let typed = |m: &Schema, implied: bool| -> Vec<String> {
             let types = if m.contains_key("type") || implied { types(m) } else { Vec::new() };
             types.into_iter().map(|t| if t == "integer" { "number" } else { t }.to_owned()).collect()
@@ -73,7 +73,7 @@ impl Compiler<'_, '_, '_> {
         if ta != ["object"] || tb != ["object"] {
             return false;
         }
-        // A property that both require and that tells them apart, or that one requires and the other does not take.
+        // A property that both require and that distinguishes them, or that one requires and the other does not accept.
         let property = |m: &Schema, key: &str| m.get("properties").and_then(|p| p.get(key)).cloned();
         let takes = |m: &Schema, key: &str| {
             let others =

@@ -1,4 +1,4 @@
-//! Arrays.
+//! Grammars of arrays.
 
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ impl Compiler<'_, '_, '_> {
         if first.len() < min && item.is_none() {
             return Ok(None);
         }
-        // From the last place to the first: what may stand from there on.
+        // From the last place to the first: what may follow from there on.
         let rest_min = min.saturating_sub(first.len());
         let rest_max = max.saturating_sub(first.len());
         let mut tail = match (&item, first.is_empty()) {
@@ -79,7 +79,7 @@ impl Compiler<'_, '_, '_> {
         Ok(Some(self.w().rule(&format!("{start} {tail}"))))
     }
 
-    /// Items from a list of constants, each at most once; none if there are others, or too many.
+    /// Items from a list of constants, each at most once. None: there are others, or too many.
     fn unique(&mut self, items: &Value, min: usize, max: usize, path: &str) -> Result<Option<String>, RuleError> {
         let Some(listed) = items.as_object().and_then(super::flat::values) else { return Ok(None) };
         let mut values: Vec<Value> = Vec::new();
@@ -101,7 +101,7 @@ impl Compiler<'_, '_, '_> {
     }
 }
 
-/// An expression so many times.
+/// An expression repeated this often.
 pub(super) fn times(group: &str, min: usize, max: usize) -> String {
     const MOST: usize = i32::MAX as usize;
     match (min.min(MOST), max) {

@@ -1,4 +1,4 @@
-//! What spelling out a schema costs, and what becomes of a part that costs too much: it says less, and is named.
+//! The cost of expanding a schema. A part that costs too much is relaxed and reported.
 
 use serde_json::Value;
 
@@ -6,13 +6,13 @@ use super::{Compiler, Schema};
 use crate::limits::{MAX_PART_WORK, MAX_ROW_MEMBERS};
 use crate::rules::RuleError;
 
-/// What is left out of a part that costs too much: first what has to be said in other words, then all that combines.
+/// What is omitted from a part that costs too much: first what must be rewritten, then everything that combines.
 const STAGES: [&[&str]; 2] = [
     &["not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"],
     &["allOf", "anyOf", "oneOf", "$ref", "$dynamicRef"],
 ];
 
-/// The nodes of a schema.
+/// The number of nodes of a schema.
 pub(super) fn size(value: &Value) -> u64 {
     match value {
         Value::Object(map) => size_of_map(map),
@@ -44,7 +44,7 @@ impl Compiler<'_, '_, '_> {
                 Err(error) => return Err(error),
             }
             self.depth = depth;
-            // Of ways that are not taken.
+            // Of ways that are not used.
             self.work.relaxations.truncate(before);
         }
         self.work.relaxations.truncate(known);
@@ -65,7 +65,7 @@ impl Compiler<'_, '_, '_> {
             }
         }
         if any {
-            // What is left out may have declared properties and items of its own.
+            // The omitted parts may have declared properties and items of their own.
             for keyword in ["unevaluatedProperties", "unevaluatedItems"] {
                 if map.remove(keyword).is_some() {
                     self.relax_costly(path, keyword);
@@ -78,7 +78,7 @@ impl Compiler<'_, '_, '_> {
         any
     }
 
-    /// Anything of the schema's type, for a part that the budget does not reach.
+    /// Any value of the schema's type, for a part that the budget does not reach.
     pub(super) fn free_of(&mut self, schema: &Value, path: &str) -> String {
         let nothing = Schema::new();
         let map = schema.as_object().unwrap_or(&nothing);
@@ -92,14 +92,14 @@ impl Compiler<'_, '_, '_> {
         }
     }
 
-    /// Takes steps of a comparison; none are left otherwise.
+    /// Takes steps of a comparison. False: none are left.
     pub(super) fn step(&self, steps: u64) -> bool {
         let left = self.steps.get().saturating_sub(steps);
         self.steps.set(left);
         left > 0
     }
 
-    /// Steps of comparing or copying; an error where the part has had its share.
+    /// Takes steps of comparing or copying. An error: the part has used its share.
     pub(super) fn pay(&mut self, steps: u64, path: &str) -> Result<(), RuleError> {
         self.work.budget.spend(steps)?;
         if self.work.budget.left() == 0 || self.work.budget.spent() > self.part_end {
@@ -109,14 +109,14 @@ impl Compiler<'_, '_, '_> {
     }
 }
 
-/// The keyword that a part which costs too much is named by.
+/// The keyword by which a part that costs too much is reported.
 fn costly_keyword(map: &Schema) -> &str {
     let named = STAGES[1].iter().chain(STAGES[0]).chain(&["properties", "patternProperties", "items", "enum"]);
     let found = named.copied().find(|keyword| map.contains_key(*keyword));
     found.or_else(|| map.keys().map(String::as_str).find(|keyword| *keyword != "type")).unwrap_or("type")
 }
 
-/// Whether the parser can hold all ways side by side.
+/// Whether the parser can track all ways at once.
 fn fits(flats: &[Schema]) -> bool {
     let members = |flat: &Schema| flat.get("properties").and_then(Value::as_object).map_or(0, serde_json::Map::len);
     flats.len() == 1 || flats.iter().map(|flat| members(flat) + 1).sum::<usize>() <= MAX_ROW_MEMBERS

@@ -1,4 +1,4 @@
-//! Which keywords count in a schema: those of the draft that it names.
+//! Decides which keywords count in a schema: those of the draft that it names.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,7 +10,7 @@ use super::flat::percent_decoded;
 use super::merge::modern;
 use super::refs::below;
 
-/// Keywords that not all drafts have: the first and the last that does.
+/// Keywords that not all drafts have, with the first and the last draft that has them.
 const SINCE: &[(&str, Draft, Draft)] = &[
     ("const", Draft::Draft6, Draft::Draft202012),
     ("contains", Draft::Draft6, Draft::Draft202012),
@@ -34,7 +34,7 @@ const SINCE: &[(&str, Draft, Draft)] = &[
     ("additionalItems", Draft::Draft4, Draft::Draft201909),
 ];
 
-/// The draft that a schema names; none if it names none.
+/// The draft that a schema names, if any.
 pub(crate) fn named(schema: &Value) -> Option<Draft> {
     let name = schema.get("$schema")?.as_str()?;
     let known = [
@@ -48,8 +48,8 @@ pub(crate) fn named(schema: &Value) -> Option<Draft> {
     Some(found.map_or(Draft::Draft202012, |(_, draft)| *draft))
 }
 
-/// The schema with the keywords that count. Where it names no draft, those of all drafts do, older forms are written as in Draft
-/// 2020-12, and annotations of a wrong type, which say nothing about values, are left out.
+/// The schema with the keywords that count. If it names no draft, the keywords of all drafts count, older forms are
+/// rewritten as in Draft 2020-12, and annotations of a wrong type, which do not constrain values, are removed.
 pub(crate) fn counting(root: &Value) -> Cow<'_, Value> {
     let draft = named(root);
     if !mentions(root, &|key, value| is_foreign(draft, key, value)) {
@@ -70,7 +70,7 @@ pub(crate) fn counting(root: &Value) -> Cow<'_, Value> {
     Cow::Owned(root)
 }
 
-/// Whether a keyword does not count as it stands.
+/// Whether a keyword in this form does not count.
 fn is_foreign(draft: Option<Draft>, key: &str, value: &Value) -> bool {
     match (draft, key) {
         (Some(draft), _) => SINCE.iter().any(|(name, first, last)| *name == key && (draft < *first || draft > *last)),
@@ -97,7 +97,7 @@ fn mentions(value: &Value, wanted: &dyn Fn(&str, &Value) -> bool) -> bool {
     }
 }
 
-/// Every schema within, also where only a reference leads.
+/// Every schema within, including those reached only by a reference.
 fn each_schema(root: &mut Value, edit: &dyn Fn(&mut Map<String, Value>)) {
     let (mut seen, mut ahead) = (HashSet::new(), vec![String::new()]);
     while let Some(pointer) = ahead.pop() {
@@ -113,85 +113,4 @@ fn each_schema(root: &mut Value, edit: &dyn Fn(&mut Map<String, Value>)) {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use crate::enforce::Bench;
-    use crate::{Response, RuleError, Rules};
-
-    fn rules(schema: &serde_json::Value) -> Rules {
-        let response = Some(Response::JsonSchema { schema: schema.clone(), strict: false });
-        Rules { response, ..Rules::default() }
-    }
-
-    /// A keyword constrains values in the drafts that have it, for the grammar and for the judge, and in no others.
-    #[test]
-    fn keywords_count_in_the_drafts_that_have_them() {
-        let b = Bench::new(crate::PLAIN, false);
-        let draft = |name: &str| match name {
-            "2019-09" | "2020-12" => format!("https://json-schema.org/draft/{name}/schema"),
-            name => format!("http://json-schema.org/{name}/schema#"),
-        };
-        let all = ["draft-04", "draft-06", "draft-07", "2019-09", "2020-12", ""];
-        for (schema, broken, since, until) in [
-            (json!({"const": 1}), "2", 1, 5),
-            (json!({"type": "array", "contains": {"type": "null"}}), "[1]", 1, 5),
-            (json!({"type": "object", "propertyNames": {"maxLength": 1}}), "{\"ab\": 1}", 1, 5),
-            (json!({"if": {"type": "number"}, "then": {"minimum": 5}}), "1", 2, 5),
-            (json!({"type": "object", "dependentRequired": {"a": ["b"]}}), "{\"a\": 1}", 3, 5),
-            (json!({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}), "{\"a\": 1}", 3, 5),
-            (json!({"type": "object", "dependencies": {"a": ["b"]}}), "{\"a\": 1}", 0, 2),
-            (json!({"type": "object", "unevaluatedProperties": false}), "{\"a\": 1}", 3, 5),
-            (json!({"type": "array", "prefixItems": [{"type": "null"}]}), "[1]", 4, 5),
-            (json!({"type": "array", "items": [{"type": "null"}]}), "[1]", 0, 3),
-            (json!({"type": "array", "items": [{"type": "null"}], "additionalItems": false}), "[null, 1]", 0, 3),
-            (json!({"type": "integer", "maximum": 5, "exclusiveMaximum": true}), "5", 0, 0),
-            (json!({"type": "integer", "exclusiveMaximum": 5}), "5", 1, 5),
-        ] {
-            for (i, name) in all.iter().enumerate() {
-                let mut schema = schema.clone();
-                if !name.is_empty() {
-                    schema["$schema"] = draft(name).into();
-                }
-                let rules = rules(&schema);
-                let Ok(compiled) = b.grammars.compile(&rules) else {
-                    // Another form of the keyword, in the named draft.
-                    assert!(!name.is_empty() && !(since..=until).contains(&i), "{schema}");
-                    continue;
-                };
-                let compiled = compiled.expect("a grammar");
-                // Without a name each keyword counts, in whichever form.
-                let counts = name.is_empty() || (since..=until).contains(&i);
-                assert_eq!(b.takes(&rules, broken), !counts, "{schema}: the grammar");
-                assert_eq!(compiled.validate_response(broken).is_ok(), !counts, "{schema}: the judge");
-            }
-        }
-    }
-
-    /// What makes a schema none is told with its place. It does not make it a schema of an older draft, in which less counts.
-    #[test]
-    fn a_keyword_of_the_wrong_type_is_refused_at_its_place() {
-        let b = Bench::new(crate::PLAIN, false);
-        for (part, place) in [
-            (json!({"$id": 5}), "/$id"),
-            (json!({"$defs": []}), "/$defs"),
-            (json!({"$anchor": 1}), "/$anchor"),
-            (json!({"$schema": 7}), "/$schema"),
-            (json!({"properties": {"a": {"$defs": "x"}}}), "/properties/a/$defs"),
-            (json!({"dependentRequired": []}), "/dependentRequired"),
-            (json!({"contains": 5}), "/contains"),
-            (json!({"items": [{"prefixItems": {}}]}), "/prefixItems"),
-        ] {
-            let mut schema = json!({"type": "object", "required": ["a"], "dependentRequired": {"a": ["b"]}});
-            schema.as_object_mut().expect("a map").extend(part.as_object().expect("a map").clone());
-            match b.grammars.compile(&rules(&schema)) {
-                Err(RuleError::Unenforceable { path, .. }) => assert!(path.contains(place), "{schema}: {path}"),
-                other => panic!("{schema}: {other:?}"),
-            }
-        }
-        let loose =
-            json!({"type": "integer", "examples": "3", "deprecated": "yes", "maximum": 4, "exclusiveMaximum": true});
-        assert!(b.takes(&rules(&loose), "3") && !b.takes(&rules(&loose), "4"));
-        assert!(b.compile(&rules(&loose)).validate_response("4").is_err());
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! Schemas without combinators: references resolved, `allOf` merged, `anyOf` and `oneOf` spelled out.
+//! Removes combinators from schemas: resolves references, merges `allOf`, expands `anyOf` and `oneOf`.
 
 use jsonschema::Validator;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::{Compiler, Schema};
 use crate::limits::MAX_SCHEMA_WAYS;
 use crate::rules::RuleError;
 
-/// Keywords that say nothing about values, or that are read where they matter.
+/// Keywords that do not constrain values, or that are read elsewhere.
 pub(super) fn is_annotation(keyword: &str) -> bool {
     const CONSTRAINTS: &[&str] = &[
         "$ref",
@@ -77,7 +77,7 @@ pub(super) fn values(flat: &Schema) -> Option<Vec<Value>> {
         let types = types(flat);
         return Some(listed.into_iter().filter(|v| types.iter().any(|t| is_type(v, t))).collect());
     }
-    // Merged, these may be lists.
+    // After a merge, these may be lists.
     let mut all = Vec::new();
     for keyword in ["pattern", "format"] {
         let many = rest.remove(keyword).map(|value| each(&value)).unwrap_or_default();
@@ -92,7 +92,7 @@ pub(super) fn values(flat: &Schema) -> Option<Vec<Value>> {
     }
 }
 
-/// Equality of JSON Schema: of numbers the value counts.
+/// Equality as in JSON Schema: numbers are compared by value.
 pub(super) fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a == b || (a.as_f64() == b.as_f64() && (a.is_f64() || b.is_f64())),
@@ -118,7 +118,7 @@ pub(super) fn is_type(value: &Value, kind: &str) -> bool {
     }
 }
 
-/// The types that a schema names, or that its other keywords imply; empty for any.
+/// The types that a schema names, or that its other keywords imply. Empty: any.
 pub(super) fn types(flat: &Schema) -> Vec<&str> {
     match flat.get("type") {
         Some(Value::String(one)) => return vec![one],
@@ -153,7 +153,7 @@ pub(super) fn types(flat: &Schema) -> Vec<&str> {
 }
 
 impl<'s> Compiler<'s, '_, '_> {
-    /// What judges values by a part of the schema. None: it refers to what is not defined for all.
+    /// A validator for a part of the schema. None: it refers to definitions that are not available.
     pub(super) fn judge(&self, part: &Value) -> Option<Validator> {
         let mut whole = json!({"allOf": [part]});
         for shared in ["$defs", "definitions"] {
@@ -164,7 +164,7 @@ impl<'s> Compiler<'s, '_, '_> {
         jsonschema::draft202012::new(&whole).ok()
     }
 
-    /// What a reference points at, with its path.
+    /// The target of a reference, with its path.
     pub(super) fn resolve(&self, reference: &str, path: &str) -> Result<(&'s Value, String), RuleError> {
         let unknown = || self.refuse(path, "$ref", &format!("{reference:?} is not a place in this schema"));
         let pointer = reference.strip_prefix('#').ok_or_else(unknown)?;
@@ -184,11 +184,11 @@ impl<'s> Compiler<'s, '_, '_> {
         Ok(out)
     }
 
-    /// What a merge could not keep apart goes first: then only unions, references and `allOf` can clash in one.
+    /// What a merge could not keep separate comes first: then only unions, references and `allOf` can conflict.
     fn flatten_one(&mut self, mut map: Schema, path: &str) -> Result<Vec<Schema>, RuleError> {
         modern(&mut map);
         if self.work.loose {
-            // Spelled out, they may double the schema each.
+            // Expanded, each of them may double the schema.
             for keyword in ["not", "if", "dependentRequired", "dependentSchemas", "dependencies"] {
                 if map.remove(keyword).is_some() {
                     self.relax(path, keyword);
@@ -297,7 +297,7 @@ impl<'s> Compiler<'s, '_, '_> {
     }
 }
 
-/// Whether a pattern is found in a text.
+/// Whether a pattern matches somewhere in a text.
 pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     let validator = jsonschema::draft202012::new(&json!({"pattern": pattern}));
     validator.is_ok_and(|v| v.is_valid(&text.into()))

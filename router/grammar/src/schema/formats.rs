@@ -1,4 +1,4 @@
-//! The `format`s of strings.
+//! The `format` keyword of strings, as regular expressions.
 
 use std::sync::OnceLock;
 
@@ -7,11 +7,11 @@ use regex_syntax::hir::Hir;
 use super::pattern::whole;
 use super::spelled::{Quotes, spelled};
 
-/// What is known of a format.
+/// What a format requires.
 pub(super) enum Format {
-    /// The texts that have it.
+    /// The texts that satisfy it.
     Known(&'static FormatTexts),
-    /// JSON Schema has it, and no regular expression is written here.
+    /// A format of JSON Schema for which there is no regular expression here.
     Unsaid,
     /// It constrains nothing.
     Unknown,
@@ -81,14 +81,14 @@ fn regex(name: &str) -> Option<String> {
         "uuid" => "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}".to_owned(),
         "hostname" => host(),
         "email" => {
-            // At most 64 characters before the `@`: all of them plain, or up to 32 with dots between them.
+            // At most 64 characters before the `@`: plain ones only, or up to 32 with dots between them.
             let plain = "[a-zA-Z0-9!#$%&'*+\\-\\/=?\\^_`{|}~]";
             format!("({plain}{{1,64}}|{plain}(\\.?{plain}){{0,31}})@{}", host())
         }
         "uri" => format!("[a-zA-Z][a-zA-Z0-9+.\\-]*:{}", after_scheme(":")),
         "uri-reference" => {
             let absolute = format!("[a-zA-Z][a-zA-Z0-9+.\\-]*:{}", after_scheme(":"));
-            // Without a scheme, the first part of a path has no colon.
+            // Without a scheme, the first segment of a path has no colon.
             format!("({absolute}|{})", after_scheme(""))
         }
         "json-pointer" => POINTER.to_owned(),
@@ -105,8 +105,8 @@ fn date() -> String {
     format!("({year}-{day}|([0-9]{{2}}{fours}|{fours}00)-02-29)")
 }
 
-/// A name has at most 253 characters: 4 parts of at most 61 each, or 10 of at most 23. No part has two hyphens in a row,
-/// which announce an encoded one.
+/// A name has at most 253 characters: 4 labels of at most 61 each, or 10 of at most 23. No label has two hyphens in a
+/// row, which announce an encoded one.
 fn host() -> String {
     let name = |pairs: u32, parts: u32| {
         let part = format!("[a-zA-Z0-9]([a-zA-Z0-9]|-[a-zA-Z0-9]){{0,{pairs}}}");
@@ -129,7 +129,7 @@ fn ipv6() -> String {
     format!("({})", all.join("|"))
 }
 
-/// What a URI has after its scheme; `colon` if the first part of a path may have one.
+/// The part of a URI after its scheme; `colon` if the first segment of a path may contain one.
 fn after_scheme(colon: &str) -> String {
     let plain = "a-zA-Z0-9._~!$&'()*+,;=\\-";
     let encoded = "%[0-9a-fA-F]{2}";

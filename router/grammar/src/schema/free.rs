@@ -1,23 +1,23 @@
-//! Values of which a schema says nothing.
+//! Grammars of values without a schema.
 
 use super::Compiler;
 use crate::limits::MAX_FREE_DEPTH;
 
 impl Compiler<'_, '_, '_> {
-    /// Any value, of bounded depth.
+    /// Any value of bounded depth.
     pub(super) fn any(&mut self) -> String {
         let value = self.free().0;
         self.w().rule(&format!("{value}::0x0"))
     }
 
-    /// Any object, of bounded depth.
+    /// Any object of bounded depth.
     pub(super) fn any_object(&mut self) -> String {
         let (_, pair, _) = self.free();
         let (open, close, comma) = (self.open(), self.close(), self.comma());
         self.w().rule(&format!("{open} ({pair}::0x0 ({comma} {pair}::0x0)*)? {close}"))
     }
 
-    /// Any array, of bounded depth.
+    /// Any array of bounded depth.
     pub(super) fn any_array(&mut self) -> String {
         let (value, ..) = self.free();
         let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
@@ -25,9 +25,9 @@ impl Compiler<'_, '_, '_> {
         self.w().rule(&format!("{start} ({value}::0x0 ({comma} {value}::0x0)*)? {end}"))
     }
 
-    /// Rules for any value and for a member of any object; the parameter is the depth. It grows where a value becomes an
-    /// object or an array and nowhere else: llguidance cannot take a rule that is being defined with another parameter
-    /// than its own.
+    /// Rules for any value and for a member of any object; the parameter is the depth. It only grows where a value
+    /// becomes an object or an array: llguidance cannot use a rule that is being defined with another parameter than
+    /// its own.
     fn free(&mut self) -> (String, String, String) {
         let (string, number, comma, colon) = (self.any_string(), self.any_number(), self.comma(), self.colon());
         let words = format!("{}|{}|{}", self.word("true"), self.word("false"), self.word("null"));

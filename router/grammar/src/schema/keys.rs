@@ -1,4 +1,4 @@
-//! Keys of objects.
+//! Grammars of object keys.
 
 use serde_json::{Value, json};
 
@@ -9,8 +9,8 @@ use crate::lark::{Price, either, escape, literal};
 use crate::limits::{MAX_PART_WORK, MAX_TEXT_FUEL};
 use crate::rules::RuleError;
 
-/// A JSON string that spells its text plainly: ASCII as itself or by the shortest escape, all else as itself or in
-/// lower-case digits. Nothing else can be the same key.
+/// A JSON string in plain spelling: ASCII unescaped or by the shortest escape, everything else unescaped or in
+/// lower-case digits. No two of these spell the same key.
 const PLAIN_KEY: &str = concat!(
     r#""([^"\\\x00-\x1f]|\\["\\bfnrt]|\\u(00[89a-f][0-9a-f]|0[1-9a-f][0-9a-f]{2}|[1-9a-ce-f][0-9a-f]{3}"#,
     r#"|d[0-7][0-9a-f]{2}|d[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}))*""#
@@ -25,7 +25,7 @@ impl Compiler<'_, '_, '_> {
 
     /// Any key but these.
     pub(super) fn other_key(&mut self, taken: &[String]) -> String {
-        // Both quotes of Python would have to exclude each name.
+        // Both quote styles of Python would have to exclude each name.
         let any = format!("/{PLAIN_KEY}/");
         let body = match taken {
             [] => any,
@@ -37,7 +37,7 @@ impl Compiler<'_, '_, '_> {
         self.w().terminal(&body)
     }
 
-    /// Keys that obey `names` (a schema) and `patterns`, but none of these.
+    /// Keys that obey `names` (a schema) and `patterns`, but are none of these.
     fn keys(
         &mut self,
         names: Option<&Value>,
@@ -104,7 +104,7 @@ impl Compiler<'_, '_, '_> {
             return Ok(Some(self.any_other(taken)));
         };
         let end = self.work.budget.spent().saturating_add(MAX_PART_WORK);
-        // Which patterns a key matches, and what its value has to be then.
+        // Which patterns a key matches, and what its value must be then.
         let mut ways: Vec<(Vec<usize>, Value)> =
             patterns.iter().enumerate().map(|(i, (_, schema))| (vec![i], (*schema).clone())).collect();
         for (i, (a, first)) in patterns.iter().enumerate() {
@@ -118,7 +118,7 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
-        // Keys that match three of them cannot be told; what is not exact is not worth its cost.
+        // Keys that match three of them cannot be expressed; an inexact grammar is not worth its cost.
         if patterns.len() > 2 && ways.len() > patterns.len() + 1 {
             self.relax_costly(path, "patternProperties");
             return Ok(Some(self.any_other(taken)));
@@ -158,14 +158,14 @@ impl Compiler<'_, '_, '_> {
         Ok((!all.is_empty()).then(|| either(&all)))
     }
 
-    /// A member of any other name and any value.
+    /// A member with any other name and any value.
     fn any_other(&mut self, taken: &[String]) -> String {
         let (key, colon, value) = (self.other_key(taken), self.colon(), self.any());
         format!("{key} {colon} {value}")
     }
 }
 
-/// The spellings of a key that [`PLAIN_KEY`] has.
+/// The spellings of a key in [`PLAIN_KEY`].
 fn plain(text: &str) -> String {
     let quoted = super::quoted(text);
     if quoted.is_ascii() {

@@ -1,4 +1,4 @@
-//! Two schemas as one.
+//! Merges two schemas into one.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,7 @@ use super::range::order;
 use super::{Compiler, Schema};
 
 impl Compiler<'_, '_, '_> {
-    /// Both schemas at once; none if they contradict.
+    /// Both schemas at once. None: they contradict each other.
     pub(super) fn merge(&mut self, mut a: Schema, b: &Schema, path: &str) -> Option<Schema> {
         let mut b = b.clone();
         modern(&mut b);
@@ -66,7 +66,7 @@ impl Compiler<'_, '_, '_> {
                     Value::Array(ours.as_array()?.iter().filter(|v| theirs.contains(v)).cloned().collect())
                 }
                 "const" => return None,
-                // What only excludes constants waits, so that this ends.
+                // A `not` that only excludes constants waits, so that this terminates.
                 "not" if excludes_constants(&ours) => {
                     let mut all = a.get("allOf").and_then(Value::as_array).cloned().unwrap_or_default();
                     all.push(json!({"not": ours}));
@@ -91,7 +91,7 @@ impl Compiler<'_, '_, '_> {
                     if order(&ours, theirs) != Ordering::Greater { ours } else { theirs.clone() }
                 }
                 "uniqueItems" => Value::Bool(true),
-                // Both have to hold: a list, as only merged schemas have it.
+                // Both must hold: a list, which only merged schemas have.
                 "pattern" | "format" => {
                     let mut all = each(&ours);
                     all.extend(each(theirs).into_iter().filter(|one| !each(&ours).contains(one)));
@@ -107,7 +107,7 @@ impl Compiler<'_, '_, '_> {
         possible(&a).then_some(a)
     }
 
-    /// What a schema that is merged into another says of properties and items that only it knows.
+    /// Rewrites what a schema says of properties and items that only it knows, before it is merged into another.
     fn localise(&mut self, b: &mut Schema, path: &str) {
         const APPLICATORS: &[&str] =
             &["$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "patternProperties"];
@@ -121,7 +121,7 @@ impl Compiler<'_, '_, '_> {
         }
     }
 
-    /// What `additionalProperties` of one does to the properties of the other.
+    /// Applies `additionalProperties` of one schema to the properties of the other.
     fn close_off(&mut self, a: &mut Schema, b: &mut Schema, path: &str) {
         let patterns = [&*a, &*b].map(|m| m.get("patternProperties").cloned());
         let clear = patterns[0] == patterns[1];
@@ -151,7 +151,7 @@ impl Compiler<'_, '_, '_> {
     }
 }
 
-/// What a keyword says, once or several times.
+/// The values of a keyword, given once or several times.
 pub(super) fn each(value: &Value) -> Vec<Value> {
     match value {
         Value::Array(many) => many.clone(),
@@ -159,7 +159,7 @@ pub(super) fn each(value: &Value) -> Vec<Value> {
     }
 }
 
-/// Keywords of older drafts as today's.
+/// Rewrites keywords of older drafts in their current form.
 pub(super) fn modern(map: &mut Schema) {
     if map.get("items").is_some_and(Value::is_array) {
         let prefix = map.remove("items").unwrap_or_default();
@@ -185,7 +185,7 @@ pub(super) fn modern(map: &mut Schema) {
     }
 }
 
-/// Items by place, where one of two schemas that are merged has them: all others are beyond the places of its own.
+/// Items by place, if one of two merged schemas has them: the other's items apply after its places.
 fn join_items(a: &mut Schema, b: &mut Schema) {
     let places = |m: &Schema| m.get("prefixItems").and_then(Value::as_array).map_or(0, Vec::len);
     let n = places(a).max(places(b));
@@ -206,7 +206,7 @@ fn join_items(a: &mut Schema, b: &mut Schema) {
     a.insert("prefixItems".into(), prefix.into());
 }
 
-/// Not if a property that has to be there can have no value, as far as constants tell.
+/// False if a required property can have no value, judged by constants.
 fn possible(flat: &Schema) -> bool {
     let required = flat.get("required").and_then(Value::as_array);
     let properties = flat.get("properties").and_then(Value::as_object);
@@ -219,7 +219,7 @@ fn possible(flat: &Schema) -> bool {
     })
 }
 
-/// The constants that a schema and what it is combined with leave.
+/// The constants that remain in a schema and its combinations.
 fn constants_within(schema: &Value) -> Option<Vec<Value>> {
     let map = schema.as_object()?;
     let parts = map.get("allOf").and_then(Value::as_array).into_iter().flatten();

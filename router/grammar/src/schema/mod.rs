@@ -1,9 +1,9 @@
-//! JSON Schema as grammar. Objects take their declared properties in any order; what the grammar cannot say is left to
-//! the validation of finished arguments and recorded as a [`Relaxation`].
+//! Compiles JSON Schema to grammar. Objects accept their declared properties in any order. What the grammar cannot
+//! express is left to the validation of complete arguments and recorded as a [`Relaxation`].
 //!
-//! Where the schema of a tool leaves room, the grammar is the narrower: an object with `properties` and no
-//! `additionalProperties` takes no other property, and constraints without a `type` imply one. A response may be what its
-//! schema takes.
+//! Where a tool's schema leaves room, the grammar is narrower: an object with `properties` and no
+//! `additionalProperties` accepts no other property, and constraints without a `type` imply one. A response may be
+//! anything that its schema accepts.
 
 mod apart;
 mod array;
@@ -43,12 +43,12 @@ pub(crate) use scalar::{Dialect, quoted};
 
 pub(crate) type Schema = Map<String, Value>;
 
-/// What all schemas of a request share.
+/// Shared by all schemas of a request.
 pub(crate) struct Work<'w> {
     pub writer: &'w mut Writer,
     pub relaxations: Vec<Relaxation>,
-    /// Leaves out constraints of strings and numbers, after llguidance refused some of them, and what has to be spelled
-    /// out, after that was too much.
+    /// Omits constraints of strings and numbers, after llguidance rejected some of them, and whatever must be expanded,
+    /// after that was too much.
     pub loose: bool,
     pub nodes: usize,
     pub budget: &'w mut Budget,
@@ -60,22 +60,22 @@ pub(crate) struct Compiler<'s, 'w, 'x> {
     root: &'s Value,
     /// The tool; empty for the response.
     tool: &'s str,
-    /// For errors.
+    /// The request's field, for errors.
     field: String,
     dialect: Dialect,
-    /// Rules by schema text; none for what nothing can satisfy.
+    /// Rules by schema text. None: nothing satisfies the schema.
     memo: HashMap<String, Option<String>>,
     /// Names that recursion used before they were defined.
     recursive: HashSet<String>,
     depth: usize,
-    /// How much of the budget is spent when the part that is being combined has had its share.
+    /// The budget at which the part that is being combined has used its share.
     part_end: u64,
-    /// Steps left for telling schemas apart and for turning them into their opposite.
+    /// Steps left for distinguishing schemas and for negating them.
     steps: Cell<u64>,
 }
 
 impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
-    /// `root`: as [`local`] gives it.
+    /// `root` must be the result of [`local`].
     pub fn new(work: &'x mut Work<'w>, root: &'s Value, tool: &'s str, field: String, dialect: Dialect) -> Self {
         Self {
             work,
@@ -95,7 +95,8 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         self.work.writer
     }
 
-    /// The rule of a whole document; a tool's arguments are an object, and one that declares nothing takes nothing.
+    /// The rule of a whole document. A tool's arguments are an object, and a schema without declarations accepts no
+    /// properties.
     pub fn document(&mut self) -> Result<String, RuleError> {
         let root = self.root;
         let rule = match root {
@@ -106,7 +107,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
                 }
                 let types = self.types(map);
                 if !types.is_empty() && !types.contains(&"object") {
-                    return Err(self.refuse("", "type", "arguments are an object"));
+                    return Err(self.refuse("", "type", "arguments must be an object"));
                 }
                 let mut map = map.clone();
                 map.insert("type".into(), "object".into());
@@ -117,7 +118,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         rule.ok_or_else(|| self.refuse("", "type", "no value satisfies the schema"))
     }
 
-    /// Expressions of the numbers that a whole document may be, and of all else.
+    /// The numbers that a whole document may be, and everything else, as expressions.
     pub fn numbers_apart(&mut self) -> Result<(Vec<String>, Vec<String>), RuleError> {
         let flats = match self.root {
             Value::Object(map) => self.ways(map, "")?,
@@ -143,7 +144,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         Ok((numbers, others))
     }
 
-    /// The rule of a schema; none if nothing satisfies it.
+    /// The rule of a schema. None: nothing satisfies it.
     pub(super) fn value(&mut self, schema: &Value, path: &str) -> Result<Option<String>, RuleError> {
         let key = schema.to_string();
         if let Some(known) = self.memo.get(&key) {
@@ -163,13 +164,17 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         let name = self.w().reserve();
         self.memo.insert(key.clone(), Some(name.clone()));
         let mut alternatives = self.alternatives(schema, path)?;
-        // What is itself, among others, is the others.
+        // A schema that is itself or others is the others.
         alternatives.retain(|a| *a != name);
         self.depth -= 1;
         let rule = if alternatives.is_empty() {
             // A rule that used the name can never be completed either.
             if self.recursive.contains(&name) {
-                return Err(self.refuse(path, "$ref", "the definition needs itself, so that nothing satisfies it"));
+                return Err(self.refuse(
+                    path,
+                    "$ref",
+                    "the definition refers to itself unconditionally, so nothing satisfies it",
+                ));
             }
             None
         } else if self.recursive.contains(&name) {
@@ -194,7 +199,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             Value::Bool(true) => return Ok(vec![self.any()]),
             Value::Bool(false) => return Ok(Vec::new()),
             Value::Object(map) => map,
-            _ => return Err(self.refuse(path, "", "a schema is an object, true or false")),
+            _ => return Err(self.refuse(path, "", "a schema must be an object, true or false")),
         };
         // Without anything to combine, each alternative is a rule of its own, and recursion finds it again.
         if let Some(target) = only(map, "$ref").and_then(Value::as_str) {
@@ -222,12 +227,12 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         Ok(all)
     }
 
-    /// Whether what a schema does not speak of is allowed.
+    /// Whether undeclared properties and items are allowed.
     pub(super) fn is_open(&self) -> bool {
         self.tool.is_empty()
     }
 
-    /// The types that a value may have; empty for any.
+    /// The types that a value may have. Empty: any.
     pub(super) fn types<'f>(&self, flat: &'f Schema) -> Vec<&'f str> {
         match flat::types(flat) {
             types if types.is_empty() || flat.contains_key("type") || !self.is_open() => types,
@@ -270,7 +275,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
                 "integer" | "number" => self.number(flat, kind, &banned, path),
                 "boolean" => self.boolean(&banned),
                 "null" => banned.is_empty().then(|| self.null()),
-                other => return Err(self.refuse(path, "type", &format!("there is no type {other:?}"))),
+                other => return Err(self.refuse(path, "type", &format!("unknown type {other:?}"))),
             };
             if matches!(kind, "object" | "array") && !banned.is_empty() {
                 self.relax(path, "not");
@@ -324,7 +329,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         }
     }
 
-    /// Records what this compiler has no grammar for.
+    /// Records keywords for which there is no grammar.
     fn unsupported(&mut self, flat: &Schema, path: &str) {
         if flat.contains_key("$dynamicRef") {
             self.relax(path, "$dynamicRef");
@@ -332,7 +337,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
     }
 }
 
-/// The value of a keyword that stands alone, beside what says nothing about values.
+/// The value of a keyword that is alone, except for annotations.
 fn only<'a>(map: &'a Schema, keyword: &str) -> Option<&'a Value> {
     let value = map.get(keyword)?;
     map.keys().all(|k| k == keyword || flat::is_annotation(k)).then_some(value)
@@ -344,16 +349,16 @@ fn declares_nothing(map: &Schema) -> bool {
     !DECLARE.iter().any(|k| map.contains_key(*k))
 }
 
-/// No keyword forbids the object that a schema which declares nothing means.
+/// Whether no keyword forbids the empty object that a schema without declarations stands for.
 fn says_nothing(map: &Schema) -> bool {
     let known = |key: &String| flat::is_annotation(key) || (key == "type" && map["type"] == "object");
     map.keys().all(known)
 }
 
-/// Checks what can be told without compiling.
+/// Checks what can be checked without compiling.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<usize, RuleError> {
     if !schema.is_object() && !schema.is_boolean() {
-        return Err(RuleError::invalid(field, "a schema is an object, true or false"));
+        return Err(RuleError::invalid(field, "a schema must be an object, true or false"));
     }
     let bytes = schema.to_string().len();
     if bytes > MAX_SCHEMA_BYTES {

@@ -1,4 +1,4 @@
-//! `not` as schemas that say it in other words.
+//! Rewrites `not` as schemas without it.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::limits::{MAX_COMPARISON_STEPS, MAX_SCHEMA_DEPTH};
 
 pub(super) const TYPES: [&str; 6] = ["object", "array", "string", "number", "boolean", "null"];
 
-/// Whether a `not` only excludes constants, which values are compared with where they are spelled.
+/// Whether a `not` only excludes constants, which are compared where values are written.
 pub(super) fn excludes_constants(not: &Value) -> bool {
     let Value::Object(map) = not else { return false };
     let mut said = map.keys().filter(|k| !is_annotation(k));
@@ -24,7 +24,7 @@ pub(super) fn excluded(flat: &Schema) -> Vec<Value> {
 }
 
 impl Compiler<'_, '_, '_> {
-    /// A union of schemas that takes what this one refuses and nothing else; none if that cannot be said.
+    /// A union of schemas that accepts exactly what this one rejects. None: that cannot be expressed.
     pub(super) fn negated(&self, schema: &Value) -> Option<Vec<Value>> {
         self.steps.set(MAX_COMPARISON_STEPS);
         self.negate(schema, 0)
@@ -120,7 +120,7 @@ impl Compiler<'_, '_, '_> {
     }
 }
 
-/// The type that a size is of, and the keyword for its other end.
+/// The type that a size belongs to, and the keyword for its other end.
 fn sized(keyword: &str, end: &str) -> (&'static str, String) {
     let what = &keyword[3..];
     let kind = match what {

@@ -1,4 +1,4 @@
-//! Objects. A rule's parameter holds one bit per property that has come (llguidance's parametric rules).
+//! Grammars of objects. A rule's parameter has one bit per property that was written (llguidance's parametric rules).
 
 use serde_json::{Map, Value, json};
 
@@ -12,20 +12,20 @@ use crate::rules::RuleError;
 /// The members of an object that its schema names, and all names that it uses.
 type Declared = (Vec<Member>, Vec<String>);
 
-/// A member that may come once.
+/// A member that may occur once.
 pub(super) struct Member {
     pub rule: String,
     pub required: bool,
 }
 
-/// How members stand in their object.
+/// How members are written in their object.
 pub(super) struct Layout {
     pub comma: String,
-    /// After the last; empty where nothing is.
+    /// After the last member; may be empty.
     pub close: String,
     pub min: usize,
     pub max: usize,
-    /// Members beside the declared ones, as often as they like.
+    /// Undeclared members, any number of them.
     pub other: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl Compiler<'_, '_, '_> {
         if min > members.len() && other.is_none() || required > max {
             return Ok(None);
         }
-        // A name that nobody declared may come twice, and counts once.
+        // An undeclared name may occur twice, and counts once.
         let counted = other.is_none() || members.is_empty();
         let (fewest, most) = (other.is_none() || (counted && min <= 1), counted);
         for (keyword, set) in
@@ -104,7 +104,7 @@ impl Compiler<'_, '_, '_> {
         Ok(Some(self.w().rule(&format!("{open} {inner}"))))
     }
 
-    /// The declared properties that can be satisfied; none if a required one cannot.
+    /// The declared properties that can be satisfied. None: a required one cannot.
     fn members(&mut self, flat: &Schema, path: &str) -> Result<Option<Declared>, RuleError> {
         let colon = self.colon();
         let patterns = flat.get("patternProperties").and_then(Value::as_object);
@@ -158,7 +158,7 @@ impl Compiler<'_, '_, '_> {
         if members.len() > MAX_ANY_ORDER {
             return self.in_order(&members, &comma, &close, other.as_deref());
         }
-        // The required ones have the lowest bits, so that one condition covers them.
+        // Required members have the lowest bits, so that one condition covers them.
         members.sort_by_key(|m| !m.required);
         let required = members.iter().filter(|m| m.required).count();
         let mut done = Vec::new();
@@ -169,7 +169,7 @@ impl Compiler<'_, '_, '_> {
             done.push(format!("bit_count_ge(_, {min})"));
         }
         let room = (max < members.len()).then(|| format!("bit_count_lt(_, {max})"));
-        // No comma without anything that may follow it.
+        // No comma unless something may follow it.
         let more_may_come = match other {
             Some(_) => String::new(),
             None => format!(" %if bit_count_lt(_, {})", max.min(members.len())),
@@ -201,7 +201,7 @@ impl Compiler<'_, '_, '_> {
         };
         let end = if close.is_empty() { "\"\"" } else { close.as_str() };
         w.define_parametric(&next, &[format!("{end}{done}"), format!("{comma} {more}::_{more_may_come}")]);
-        // Before the first member no bit is set, so the conditions are decided.
+        // Before the first member no bit is set, so the conditions are known.
         let first = match (done.is_empty(), max > 0) {
             (true, true) => w.rule(&format!("{end} | {more}::0x0")),
             (true, false) => end.to_owned(),
@@ -211,7 +211,7 @@ impl Compiler<'_, '_, '_> {
         first
     }
 
-    /// Members in the order of the schema: more than fit into a rule's parameter.
+    /// Members in the order of the schema, if they are too many for a rule's parameter.
     fn in_order(&mut self, members: &[Member], comma: &str, close: &str, other: Option<&str>) -> String {
         let end = if close.is_empty() { "\"\"" } else { close };
         // After a member, and before the first.
@@ -235,12 +235,12 @@ impl Compiler<'_, '_, '_> {
     }
 }
 
-/// Whether an object's schema says nothing of the names of others.
+/// Whether an object's schema does not constrain undeclared names.
 fn is_free(flat: &Schema) -> bool {
     !["patternProperties", "propertyNames"].iter().any(|k| flat.contains_key(*k))
 }
 
-/// The properties of an object: those it declares and those it requires.
+/// The properties of an object: declared and required ones.
 pub(super) fn declared(flat: &Schema) -> Vec<(String, &Value, bool)> {
     const ANY: &Value = &Value::Bool(true);
     let required: Vec<&str> =

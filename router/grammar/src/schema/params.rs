@@ -1,4 +1,4 @@
-//! Arguments that are written one by one: as raw text between markers, or as Python keywords.
+//! Grammars of arguments that are written one by one: as raw text between markers, or as Python keywords.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::{Compiler, Dialect, Schema, flat, negate};
 use crate::lark::{Writer, either, escape, literal};
 use crate::rules::RuleError;
 
-/// A name of a Python keyword argument.
+/// The name of a Python keyword argument.
 const KEYWORD: &str = r"([A-Za-z_]|[^\x00-\x7f])([A-Za-z0-9_]|[^\x00-\x7f]){0,63}";
 
 /// What ends a raw value.
@@ -17,11 +17,11 @@ const KEYWORD: &str = r"([A-Za-z_]|[^\x00-\x7f])([A-Za-z0-9_]|[^\x00-\x7f]){0,63
 pub(crate) struct Closer {
     /// Between the value and the marker.
     pub lead: String,
-    /// The marker's letters; none if it is a special token.
+    /// The marker's letters. None: it is a special token.
     pub marker: Option<&'static str>,
-    /// Letters that the value may not contain.
+    /// Letters that the value must not contain.
     pub forbidden: Option<&'static str>,
-    /// From the marker on (without it, if it has letters), as an expression.
+    /// From the marker on (after it, if it has letters), as an expression.
     pub rest: String,
     /// `lead`, marker and the rest, for a value that is JSON.
     pub whole: String,
@@ -29,14 +29,14 @@ pub(crate) struct Closer {
 
 /// How one argument is written.
 pub(crate) struct Pattern<'p> {
-    /// What stands before the value, as an expression: of the key (none: of any), and of the value's JSON type.
+    /// The part before the value as an expression, given the key (None: any key) and the value's JSON type.
     pub before: &'p dyn Fn(&mut Writer, Option<&str>, &str) -> String,
     pub closer: Closer,
     /// The letters that end a key.
     pub key_end: Option<&'static str>,
-    /// The text before tells the types apart.
+    /// The text before the value distinguishes types.
     pub typed: bool,
-    /// It tells strings from everything else.
+    /// It distinguishes strings from everything else.
     pub string_or_not: bool,
 }
 
@@ -48,17 +48,17 @@ enum Text {
 }
 
 impl Compiler<'_, '_, '_> {
-    /// The whole object's properties as arguments between markers.
+    /// The properties of the object as arguments between markers.
     pub fn arguments(&mut self, pattern: &Pattern<'_>) -> Result<String, RuleError> {
         self.each_object(&mut |this, flat| {
             let mut members = Vec::new();
             let other = match this.rest(flat) {
-                // The name may be one of the declared: only validation tells.
+                // The name may be a declared one: only validation can tell.
                 Some(rest) => this.argument(None, &rest, pattern)?,
                 None => None,
             };
             for (name, schema, required) in declared(flat) {
-                // The wire has no word for it.
+                // The format cannot write this name.
                 if name.contains('\n') || pattern.key_end.is_some_and(|end| name.contains(end)) {
                     if required {
                         return Err(this.refuse(
@@ -79,7 +79,7 @@ impl Compiler<'_, '_, '_> {
         })
     }
 
-    /// What properties may be that nobody declared, where the schema speaks of such; and that it is not held to it.
+    /// What undeclared properties may be, if the schema constrains them, which is then a relaxation.
     fn rest(&mut self, flat: &Schema) -> Option<Value> {
         const SPEAK: &[&str] = &["additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"];
         for key in ["patternProperties", "propertyNames"] {
@@ -100,7 +100,7 @@ impl Compiler<'_, '_, '_> {
         Some(rest)
     }
 
-    /// The whole object's properties as Python keywords; a property that is no keyword cannot be given.
+    /// The properties of the object as Python keywords; a property that is not a keyword cannot be written.
     pub fn keywords(&mut self, spell: &dyn Fn(&str) -> Option<String>) -> Result<String, RuleError> {
         self.each_object(&mut |this, flat| {
             let mut members = Vec::new();
@@ -168,7 +168,7 @@ impl Compiler<'_, '_, '_> {
         Ok(either(&all))
     }
 
-    /// An argument of this key, or of any.
+    /// An argument with this key, or with any key.
     fn argument(
         &mut self,
         key: Option<&str>,
@@ -186,7 +186,7 @@ impl Compiler<'_, '_, '_> {
             self.unsupported(flat, &path);
             if let Some(values) = flat::values(flat) {
                 let (strings, rest): (Vec<_>, Vec<_>) = values.into_iter().partition(Value::is_string);
-                // One that holds the letters which end it cannot be written.
+                // A string that contains the letters that end it cannot be written.
                 let writable = |s: &&str| !pattern.closer.forbidden.is_some_and(|marker| s.contains(marker));
                 let strings: Vec<_> =
                     strings.iter().filter_map(Value::as_str).filter(writable).map(str::to_owned).collect();
@@ -234,7 +234,7 @@ impl Compiler<'_, '_, '_> {
                 all.push(format!("{} {rule}", (pattern.before)(self.work.writer, key, kind)));
             }
         } else {
-            // Free text is whatever comes: nothing else can be told from it.
+            // Free text matches anything, so nothing else can be distinguished from it.
             let values: Vec<_> =
                 if free { texts } else { texts.into_iter().chain(others.map(|(_, rule)| rule)).collect() };
             if !values.is_empty() {
@@ -248,7 +248,7 @@ impl Compiler<'_, '_, '_> {
         Ok(Some(self.w().rule(&body)))
     }
 
-    /// What a string's schema says of its raw text; none: nothing satisfies it.
+    /// What a string's schema requires of its raw text. None: nothing satisfies it.
     fn text(&mut self, flat: &Schema, path: &str) -> Result<Option<Text>, RuleError> {
         let Some(said) = self.texts(flat, path)? else { return Ok(None) };
         let said = said.but(negate::excluded(flat).iter().filter_map(Value::as_str));
@@ -284,7 +284,7 @@ impl Compiler<'_, '_, '_> {
         format!("{lexeme} {}", closer.rest)
     }
 
-    /// Any argument at all: names are enforced, arguments are not.
+    /// Any arguments: names are enforced, arguments are not.
     pub fn any_arguments(&mut self, pattern: &Pattern<'_>) -> String {
         let free = self.raw(&Text::Free, &pattern.closer);
         let whole = pattern.closer.whole.clone();
@@ -305,7 +305,7 @@ impl Compiler<'_, '_, '_> {
         format!("{one}*")
     }
 
-    /// Any Python keywords at all.
+    /// Any Python keywords.
     pub fn any_keywords(&mut self) -> String {
         let (value, comma) = (self.any(), self.comma());
         let key = self.w().regex(&format!("{KEYWORD}="));

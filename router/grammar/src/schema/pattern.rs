@@ -5,24 +5,24 @@ use std::fmt::Write as _;
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, Repetition};
 
-/// Ways to place a pattern's anchors that are spelled out.
+/// Limit of expanded placements of a pattern's anchors.
 const MAX_WAYS: usize = 64;
 
-/// What every reader takes for white space, and what some reader does: ECMA-262, Python and Rust differ.
+/// What every engine considers white space, and what some engine does: ECMA-262, Python and Rust differ.
 const SURELY_BLANK: &str = r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}";
 const MAYBE_BLANK: &str =
     r"\t-\r\x{1c}-\x{1f} \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}";
 
-/// Which texts to take where readers of patterns differ.
+/// Which texts to accept where engines differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// Those in which every reader finds the pattern.
+    /// Those in which every engine finds the pattern.
     Narrow,
-    /// Those in which some reader does.
+    /// Those in which some engine does.
     Wide,
 }
 
-/// A regular expression of whole texts. None: it is none.
+/// A regular expression of whole texts. None: it is invalid.
 pub(super) fn whole(regex: &str) -> Option<Hir> {
     ParserBuilder::new().unicode(true).utf8(true).build().parse(regex).ok()
 }
@@ -32,7 +32,7 @@ pub(super) fn literal(text: &str) -> Hir {
     Hir::literal(text.as_bytes())
 }
 
-/// All texts with so many characters.
+/// All texts with this number of characters.
 pub(super) fn of_length(min: usize, max: Option<usize>) -> Hir {
     if max.is_some_and(|max| min > max) {
         return Hir::fail();
@@ -46,7 +46,7 @@ fn any_character() -> Hir {
     Hir::class(Class::Unicode(ClassUnicode::new([ClassUnicodeRange::new('\0', char::MAX)])))
 }
 
-/// The texts in which a pattern is found. None: it is not regular (lookaround, back references), or no pattern.
+/// The texts in which a pattern matches. None: it is not regular (lookaround, back references), or invalid.
 pub(super) fn found_in(pattern: &str, reading: Reading) -> Option<Hir> {
     let pattern = with_blanks_spelled(pattern, reading)?;
     let hir = whole(&jsonschema_regex::to_rust_regex(&pattern).ok()?)?;
@@ -57,7 +57,7 @@ pub(super) fn found_in(pattern: &str, reading: Reading) -> Option<Hir> {
     ))
 }
 
-/// The pattern with `\s` and `\S`, and each class that has them, as ranges.
+/// The pattern with `\s` and `\S`, and each class that contains them, as ranges.
 fn with_blanks_spelled(pattern: &str, reading: Reading) -> Option<String> {
     let mut out = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -84,7 +84,7 @@ fn with_blanks_spelled(pattern: &str, reading: Reading) -> Option<String> {
     Some(out)
 }
 
-/// The length of the class that the text begins with.
+/// The length of the class at the start of the text.
 fn bracket(text: &str) -> Option<usize> {
     let mut escaped = false;
     for (i, c) in text.char_indices().skip(1) {
@@ -98,12 +98,12 @@ fn bracket(text: &str) -> Option<usize> {
     None
 }
 
-/// A class, or `\s` or `\S` alone, where `blank` is what they are about.
+/// A class, or `\s` or `\S` alone, where `blank` defines white space.
 fn read_as(atom: &str, blank: &str) -> Option<ClassUnicode> {
     let mut other = String::new();
     push_ranges(&mut other, &class_of(&whole(&format!("[^{blank}]"))?)?);
     let atom = if atom.starts_with('[') { atom.to_owned() } else { format!("[{atom}]") };
-    // A backslash takes the next sign with it.
+    // A backslash escapes the next character.
     let mut spelled = String::new();
     let mut chars = atom.chars();
     while let Some(c) = chars.next() {
@@ -138,7 +138,7 @@ pub(super) fn push_class(out: &mut String, class: &ClassUnicode) {
     out.push(']');
 }
 
-/// Ranges for between brackets.
+/// Ranges for use between brackets.
 fn push_ranges(out: &mut String, class: &ClassUnicode) {
     for range in class.ranges() {
         let _ = write!(out, r"\x{{{:x}}}", u32::from(range.start()));
@@ -148,7 +148,7 @@ fn push_ranges(out: &mut String, class: &ClassUnicode) {
     }
 }
 
-/// A pattern without anchors, and whether the text has to begin and to end with it.
+/// A pattern without anchors, and whether the text must begin and end with it.
 #[derive(Clone)]
 struct Way {
     start: bool,
@@ -157,7 +157,7 @@ struct Way {
 }
 
 impl Way {
-    /// One behind the other; none if an anchor between them cannot hold.
+    /// One after the other. None: an anchor between them cannot hold.
     fn then(&self, next: &Way) -> Option<Way> {
         let empty = |hir: &Hir| hir.properties().minimum_len() == Some(0);
         let Way { start, text, end } = self;
@@ -171,12 +171,12 @@ impl Way {
         if !*end {
             parts.push(next.text.clone());
         }
-        // What an anchor leaves no room for is empty.
+        // A part for which an anchor leaves no room is empty.
         Some(Way { start: *start || next.start, text: Hir::concat(parts), end: *end || next.end })
     }
 }
 
-/// A pattern as alternatives with anchors at their ends only. None: it has others, or too many.
+/// A pattern as alternatives with anchors only at their ends. None: it has others, or too many.
 fn ways(hir: &Hir) -> Option<Vec<Way>> {
     if hir.properties().look_set().is_empty() {
         return Some(vec![Way { start: false, text: hir.clone(), end: false }]);

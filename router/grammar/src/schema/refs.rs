@@ -1,4 +1,4 @@
-//! References of any draft as JSON pointers into the schema they stand in.
+//! Rewrites references of any draft as JSON pointers into their schema.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::draft;
 
-/// Keywords that hold a schema, a list of them, or schemas by name.
+/// Keywords whose value is a schema, a list of schemas, or an object of schemas.
 const ONE: &[&str] = &[
     "not",
     "if",
@@ -26,20 +26,20 @@ const ONE: &[&str] = &[
 const LIST: &[&str] = &["allOf", "anyOf", "oneOf", "prefixItems", "items"];
 const NAMED: &[&str] = &["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 
-/// The name of a schema that has none.
+/// The name of a schema without one.
 const ROOT: &str = "json-schema:///";
 
-/// Where identified schemas are, by their absolute names.
+/// Where identified schemas are, by absolute name.
 #[derive(Default)]
 struct Places {
     pointers: HashMap<String, String>,
-    /// How many schemas have a dynamic anchor of this name.
+    /// Number of schemas with a dynamic anchor of this name.
     dynamic: HashMap<String, usize>,
-    /// Before Draft 2019-09 nothing beside a `$ref` counts.
+    /// Before Draft 2019-09, keywords beside a `$ref` are ignored.
     lone: bool,
 }
 
-/// The schema with the keywords that count, and every reference that it can follow itself as `#` and a JSON pointer.
+/// The schema with the keywords that count, and every local reference as `#` and a JSON pointer.
 pub(crate) fn local(root: &Value) -> Cow<'_, Value> {
     let counting = draft::counting(root);
     match rewritten(&counting) {
@@ -96,7 +96,7 @@ impl Places {
     }
 
     fn id(&self, map: &Map<String, Value>) -> Option<String> {
-        // Beside a reference it says nothing in the drafts in which it is a sibling of one.
+        // Keywords beside a reference are ignored in the drafts that say so.
         if self.lone && map.contains_key("$ref") {
             return None;
         }
@@ -111,7 +111,7 @@ impl Places {
         }
     }
 
-    /// Where a reference points, if that is here.
+    /// The target of a reference, if it is local.
     fn find(&self, base: &str, reference: &str) -> Option<String> {
         let (address, fragment) = split(reference);
         let whole = if address.is_empty() { base.to_owned() } else { join(base, address) };
@@ -134,7 +134,7 @@ impl Places {
         let recursive = map.remove("$recursiveRef");
         for reference in recursive.into_iter().chain(map.get("$dynamicRef").cloned()) {
             let name = split(reference.as_str().unwrap_or_default()).1;
-            // With a single place to go to, there is nothing dynamic about it.
+            // With a single target, a reference is not dynamic.
             let many = self.dynamic.get(name).is_some_and(|n| *n > 1);
             let target = reference.as_str().filter(|_| !many).and_then(|r| self.find(&base, r));
             if let Some(target) = target {
@@ -165,7 +165,7 @@ impl Places {
     }
 }
 
-/// The schemas directly below, with their pointers from here.
+/// The direct subschemas, with relative pointers.
 pub(super) fn below(map: &Map<String, Value>) -> Vec<(String, &Value)> {
     let mut all = Vec::new();
     for (keyword, value) in map {

@@ -1,4 +1,4 @@
-//! Strings, numbers and constants, as JSON and as Python write them.
+//! Grammars of strings, numbers and constants, in JSON and Python syntax.
 
 use std::cmp::Ordering;
 
@@ -15,7 +15,7 @@ pub(crate) enum Dialect {
     Python,
 }
 
-/// A JSON string. Escaped surrogates come in pairs only, so that every reader takes it.
+/// A JSON string. Escaped surrogates occur only in pairs, so that every parser accepts it.
 const STRING: &str = concat!(
     r#""([^"\\\x00-\x1f]|\\["\\\/bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"#,
     r#"|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*""#
@@ -25,7 +25,7 @@ const PYTHON_STRING: &str = concat!(
     r#""([^"\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*""#,
     r#"|'([^'\\\x00-\x1f]|\\["'\\bfnrt]|\\u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))*'"#
 );
-/// As many digits as any reader takes.
+/// As many digits as every parser accepts.
 const INTEGER: &str = r"-?(0|[1-9][0-9]{0,19})";
 const NUMBER: &str = r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
 
@@ -100,10 +100,10 @@ impl Compiler<'_, '_, '_> {
         Some(self.w().terminal(&body))
     }
 
-    /// Multiples, which llguidance compiles by itself, as far as floating point has all integers. None: it cannot.
+    /// Multiples, which llguidance compiles itself, as far as floating point represents all integers. None: it cannot.
     fn multiple(&mut self, flat: &Schema, of: &Value, kind: &str) -> Option<String> {
         const MOST: i64 = EXACT_INTEGERS as i64 - 1;
-        // Its digits without the point, and those behind it, have to be few.
+        // Both its digits and its decimal places must be few.
         let text = of.as_f64().map(|of| format!("{of}"))?;
         let digits = text.chars().filter(char::is_ascii_digit).count();
         (digits <= 9 && !self.work.loose).then_some(())?;
@@ -170,7 +170,7 @@ impl Compiler<'_, '_, '_> {
         Ok(rules)
     }
 
-    /// How a constant that is no list and no object may be written.
+    /// The spellings of a constant that is neither a list nor an object.
     fn spellings(&self, value: &Value) -> Vec<String> {
         match value {
             Value::Null => vec![self.word("null").into()],
@@ -207,7 +207,7 @@ pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A JSON string without other than ASCII letters, as Python writes it by default.
+/// A JSON string in ASCII only, as Python writes it by default.
 fn ascii(text: &str) -> String {
     let mut out = String::new();
     for c in quoted(text).chars() {
@@ -223,7 +223,7 @@ fn ascii(text: &str) -> String {
     out
 }
 
-/// The bounds of a schema for numbers.
+/// The bounds of a number's schema.
 fn bounds(flat: &Schema) -> (Option<Bound>, Option<Bound>) {
     let bound = |key: &str, inclusive| Bound::new(flat.get(key)?, inclusive);
     let tighter = |plain: Option<Bound>, exclusive: Option<Bound>, is: Ordering| match (plain, exclusive) {
@@ -236,7 +236,7 @@ fn bounds(flat: &Schema) -> (Option<Bound>, Option<Bound>) {
     )
 }
 
-/// How an integer is written; none if the number is no integer.
+/// The spellings of an integer. None: the number is not an integer.
 fn integer(value: &Value) -> Option<Vec<String>> {
     let text = match value.as_f64() {
         Some(float) if value.is_f64() => format!("{float}"),

@@ -1,4 +1,4 @@
-//! Sets of texts as they are written: raw, or as strings in which any character may be escaped.
+//! Sets of texts in their spellings: raw, or as strings in which any character may be escaped.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,10 +7,10 @@ use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind};
 
 use super::pattern::push_class;
 
-/// What stands around a text, and with it how its characters may be written.
+/// What surrounds a text, and therefore how its characters may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Quotes {
-    /// Nothing: each character is itself.
+    /// Nothing: each character stands for itself.
     Raw,
     Json,
     /// Of Python.
@@ -22,15 +22,15 @@ impl Quotes {
     pub const COUNT: usize = Self::Single as usize + 1;
 }
 
-/// Escapes of one letter, and what they mean.
+/// Escapes of one letter, and their meaning.
 const JSON_ESCAPES: &[(char, char)] =
     &[('"', '"'), ('\\', '\\'), ('/', '/'), ('b', '\u{8}'), ('f', '\u{c}'), ('n', '\n'), ('r', '\r'), ('t', '\t')];
 const PYTHON_ESCAPES: &[(char, char)] =
     &[('"', '"'), ('\'', '\''), ('\\', '\\'), ('b', '\u{8}'), ('f', '\u{c}'), ('n', '\n'), ('r', '\r'), ('t', '\t')];
-/// What needs two escapes in JSON.
+/// From here on, characters need two escapes in JSON.
 const ASTRAL: u32 = 0x10000;
 
-/// A regular expression, for between slashes, of all spellings of these texts, quotes included.
+/// A regular expression, for use between slashes, of all spellings of these texts, including quotes.
 pub(super) fn spelled(texts: &Hir, quotes: Quotes) -> String {
     let quote = match quotes {
         Quotes::Raw => "",
@@ -122,7 +122,7 @@ fn bracketed(class: &ClassUnicode, out: &mut String) {
 /// Ranges of numbers.
 type Ranges = Vec<(u32, u32)>;
 
-/// The class in UTF-16: what is one code unit, and of the others the first of two, by the spelling of the second.
+/// The class in UTF-16: single code units, and of surrogate pairs the first unit, by the spelling of the second.
 fn code_units(class: &ClassUnicode) -> (Ranges, BTreeMap<String, Ranges>) {
     const HIGH: u32 = 0xd800;
     const LOW: u32 = 0xdc00;
@@ -161,13 +161,13 @@ fn code_units(class: &ClassUnicode) -> (Ranges, BTreeMap<String, Ranges>) {
     (plain, pairs)
 }
 
-/// Numbers of so many hexadecimal digits, in either case.
+/// Numbers with this number of hexadecimal digits, in either case.
 fn hex(ranges: &[(u32, u32)], digits: u32) -> String {
     if digits == 0 {
         return String::new();
     }
     let size = 1_u32 << (4 * (digits - 1));
-    // First digits with the same rest go together.
+    // First digits with the same rest are grouped.
     let mut firsts: Vec<(String, Vec<u32>)> = Vec::new();
     for digit in 0..16 {
         let (low, high) = (digit * size, (digit + 1) * size - 1);

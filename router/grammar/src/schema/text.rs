@@ -1,4 +1,4 @@
-//! What schemas say of the text of a string.
+//! Constraints on the text of a string.
 
 use regex_syntax::hir::Hir;
 
@@ -43,12 +43,12 @@ fn regex(texts: &Hir, quotes: Quotes) -> String {
     format!("/{}/", spelled(texts, quotes))
 }
 
-/// What a schema says of a text.
+/// What a schema requires of a text.
 #[derive(Default)]
 pub(super) struct Said {
-    /// All of these hold it.
+    /// Sets that contain it.
     pub all: Vec<Texts>,
-    /// None of these does.
+    /// Sets that do not contain it.
     pub none: Vec<Hir>,
 }
 
@@ -66,7 +66,7 @@ impl Said {
         self.all.iter().all(Texts::takes_empty) && !self.none.iter().any(takes_empty)
     }
 
-    /// What matching such a text costs, and whether there is one.
+    /// The cost of matching such a text, and whether there is one.
     pub fn price(&self, budget: &mut Budget) -> Result<Price, RuleError> {
         // A test holds that each format is affordable.
         if matches!(self.all.as_slice(), [Texts::Format(_)]) && self.none.is_empty() {
@@ -75,12 +75,12 @@ impl Said {
         price(&self.expression(Quotes::Raw), budget)
     }
 
-    /// What compiling such a text costs; keys are short, so that what each token of them costs is left to its own bound.
+    /// The cost of compiling such a text. Keys are short, so the cost of each token is left to its own limit.
     pub fn price_to_compile(&self, budget: &mut Budget) -> Result<Price, RuleError> {
         price_to_compile(&self.expression(Quotes::Raw), budget)
     }
 
-    /// Whether there is no such text. Not if that is hard to tell.
+    /// Whether there is no such text. False if that is hard to decide.
     pub fn is_empty(&self, budget: &mut Budget) -> Result<bool, RuleError> {
         is_empty(&self.expression(Quotes::Raw), budget)
     }
@@ -100,8 +100,7 @@ impl Said {
 }
 
 impl Compiler<'_, '_, '_> {
-    /// What a string's schema says of its text, as far as that can be said and costs little to match; none: nothing
-    /// satisfies it.
+    /// The constraints on a string's text that can be expressed and are cheap to match. None: nothing satisfies them.
     pub(super) fn texts(&mut self, flat: &Schema, path: &str) -> Result<Option<Said>, RuleError> {
         let mut said = Said::default();
         let mut spoken = Vec::new();
@@ -126,7 +125,7 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
-        // Lengths cost most beside what else is said: they are left out first.
+        // Lengths cost most in combination: they are omitted first.
         while !spoken.is_empty() {
             match said.price(self.work.budget)? {
                 Price::Affordable => break,
@@ -143,7 +142,7 @@ impl Compiler<'_, '_, '_> {
         Ok(Some(said))
     }
 
-    /// A string of such a text, however it is spelled.
+    /// A string with such a text, in any spelling.
     pub(super) fn quoted_text(&mut self, said: &Said) -> String {
         let body = match self.dialect {
             Dialect::Json => said.expression(Quotes::Json),
@@ -155,7 +154,7 @@ impl Compiler<'_, '_, '_> {
     }
 }
 
-/// Whether no text matches both patterns. Not if that is hard to tell.
+/// Whether no text matches both patterns. False if that is hard to decide.
 pub(super) fn exclusive(a: &str, b: &str, budget: &mut Budget) -> Result<bool, RuleError> {
     let all: Option<Vec<_>> =
         [a, b].map(|pattern| found_in(pattern, Reading::Wide).map(Texts::Own)).into_iter().collect();

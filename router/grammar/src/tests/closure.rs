@@ -1,4 +1,4 @@
-//! Whatever the renderer writes, the parser reads back, however it is cut.
+//! The parser reads back whatever the renderer writes, however it is split.
 
 use super::{Random, cases, cuts, parse, wire_ids};
 use crate::{
@@ -7,13 +7,13 @@ use crate::{
 };
 use serde_json::{Map, Value, json};
 
-/// Per format, unless the environment says otherwise.
+/// Cases per format, unless set in the environment.
 const CASES: u64 = 100;
 const NAMES: &[&str] =
     &["search", "get_weather", "mcp__fs.read-file", "a", "functions.odd", "x:1", "wetter_für_ort", "ns/tool"];
-/// Where names are identifiers, and where keys are.
+/// Names for formats that require identifiers.
 const IDENTIFIERS: &[&str] = &["search", "get_weather", "a", "ns.tool", "mcp__fs"];
-/// Arguments whose types a schema tells, since raw values do not.
+/// Arguments whose types only a schema tells, because values are raw.
 const TYPED: &[(&str, &str)] = &[
     ("text", "string"),
     ("schlüssel", "string"),
@@ -59,7 +59,7 @@ const WORDS: &[&str] = &[
     "</s>",
     "[TOOL_CALLS]",
 ];
-/// Only text can hold these, and only where markers are special tokens; in JSON strings anything goes.
+/// Only text can contain these, and only if markers are special tokens; JSON strings may contain anything.
 const SPELLED: &[&str] = &[
     "<tool_call>",
     "</tool_call>",
@@ -83,7 +83,7 @@ fn words(random: &mut Random, banned: &[&str], most: usize) -> String {
     text
 }
 
-/// What text of a format cannot contain, since it would mean something.
+/// Text that would have a meaning in a format.
 fn banned(format: &Format) -> Vec<&'static str> {
     if format.markers == Markers::Special {
         Vec::new()
@@ -173,7 +173,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
         })
         .collect();
     let mut text = words(random, &banned, 10);
-    // Blanks alone before calls, and newlines after reasoning, are layout by definition.
+    // Only blanks before calls, and newlines after reasoning, are layout by definition.
     if text.trim().is_empty() || (layout && text.starts_with('\n')) {
         text = if random.one_in(2) { String::new() } else { format!("So{text}") };
     }
@@ -183,7 +183,7 @@ fn turn(format: &Format, random: &mut Random) -> Turn {
     Turn { reasoning, text, calls }
 }
 
-/// The arguments as they are told, where they are told as they are written; else their value.
+/// The arguments as reported if they are reported as written; otherwise their value.
 fn canonical(format: &Format, arguments: &str) -> String {
     match format.codec() {
         Codec::Json | Codec::Object { .. } => arguments.to_owned(),
@@ -226,7 +226,7 @@ fn read(format: &'static Format, start: Region, pieces: &[crate::OwnedPiece]) ->
 }
 
 #[test]
-fn rendered_turns_are_read_back_however_they_are_cut() {
+fn rendered_turns_are_read_back_however_they_are_split() {
     for format in formats() {
         for seed in 0..cases(CASES) {
             let mut random = Random::new(seed);
@@ -244,9 +244,9 @@ fn rendered_turns_are_read_back_however_they_are_cut() {
     }
 }
 
-/// An output may stop anywhere: a call that is not whole is never told as one, and nothing told before is taken back.
+/// An output may stop anywhere: an incomplete call is never reported as complete, and no earlier event is withdrawn.
 #[test]
-fn a_truncated_turn_never_tells_a_whole_call_that_is_not() {
+fn a_truncated_turn_never_reports_an_incomplete_call_as_complete() {
     for format in formats().iter().filter(|f| f.has_calls()) {
         for seed in 0..4 {
             let mut random = Random::new(seed);
@@ -254,7 +254,7 @@ fn a_truncated_turn_never_tells_a_whole_call_that_is_not() {
             let pieces = render(format, &turn, RenderOptions::default());
             let bytes = super::cut(&pieces, 1, &mut random);
             for n in 0..bytes.len() {
-                // The checks are in `fold`: a complete call's arguments are an object.
+                // `fold` checks that a complete call's arguments are an object.
                 let events = read(format, Region::Text, &bytes[..n]);
                 let mut calls = turn.calls.iter();
                 let mut text = String::new();
@@ -277,7 +277,7 @@ fn a_truncated_turn_never_tells_a_whole_call_that_is_not() {
     }
 }
 
-/// Strings go out as they come, unless the call's id comes behind them.
+/// Strings are reported as they grow, unless the call's id follows them.
 #[test]
 fn arguments_stream_as_they_grow() {
     let late_id = |f: &Format| match f.codec() {

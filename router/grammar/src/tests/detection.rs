@@ -1,3 +1,5 @@
+//! Tests of format detection and of the format table.
+
 use crate::{Detect, PLAIN, Region, by_name, detect, formats};
 
 fn name(template: Option<&str>, architecture: Option<&str>, special: &[&str]) -> Option<&'static str> {
@@ -5,7 +7,7 @@ fn name(template: Option<&str>, architecture: Option<&str>, special: &[&str]) ->
 }
 
 #[test]
-fn formats_are_told_by_template_then_tokens_then_architecture() {
+fn formats_are_detected_by_template_then_tokens_then_architecture() {
     let kimi = "{% for c in calls %}<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}";
     let qwen = "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>";
     let coder = "<tool_call>\n<function=example>\n<parameter=x> arguments";
@@ -21,7 +23,7 @@ fn formats_are_told_by_template_then_tokens_then_architecture() {
 }
 
 #[test]
-fn the_table_is_sound() {
+fn the_table_is_consistent() {
     for f in formats() {
         assert!(std::ptr::eq(f, by_name(f.name).unwrap_or(PLAIN)), "{}: names are unique", f.name);
         assert!(!f.models.is_empty());
@@ -44,7 +46,7 @@ fn prompts_may_end_inside_reasoning() {
 }
 
 #[test]
-fn native_ids() {
+fn native_ids_follow_the_format() {
     let kimi = by_name("kimi_k2").unwrap_or(PLAIN);
     assert_eq!(kimi.native_id("get_weather", 3).as_deref(), Some("functions.get_weather:3"));
     assert_eq!(by_name("hermes").and_then(|f| f.native_id("get_weather", 3)), None);

@@ -1,4 +1,4 @@
-//! The habits of each family. As in `lenient.rs`, `«x»` is the special token `x`; everything else is text.
+//! The habits of each model family. As in `lenient.rs`, `«x»` is the special token `x`; everything else is text.
 
 use serde_json::json;
 
@@ -34,21 +34,21 @@ pub(super) fn check(name: &str, cases: &[(&str, &str)]) {
 }
 
 #[test]
-fn qwen3_coder() {
+fn qwen3_coder_is_read() {
     let cases = [
         (
             "Hi.\n\n<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>",
             r#"T(Hi.)C(f|-|{"s": "x", "n": 3})"#,
         ),
         ("<tool_call>\n<function=f>\n</function>\n</tool_call>", "C(f|-|{})"),
-        // The first marker is missing; so is the last.
+        // The first marker is missing, or the last one.
         ("Hi.\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>", r#"T(Hi.)C(f|-|{"n": 3})"#),
         ("<function=f>\n</function>\n<function=search>\n</function>\nBye", "C(f|-|{})C(search|-|{})T(\nBye)"),
         ("use <function=nobody> here", "T(use <function=nobody> here)"),
-        // Newlines beyond the template's one on each side are the value's.
+        // Newlines beyond the template's one on each side belong to the value.
         ("<function=f><parameter=s>\n\n x \n\n</parameter></function>", r#"C(f|-|{"s": "\n x \n"})"#),
         ("<function=f><parameter=s>x</parameter></function>", r#"C(f|-|{"s": "x"})"#),
-        // Python's words, and values that are none.
+        // Python's words, and values that are not literals.
         (
             "<function=f>\n<parameter=b>\nTrue\n</parameter>\n<parameter=o>\nNone\n</parameter>\n<parameter=l>\n['a', 1]\n</parameter>\n</function>",
             r#"C(f|-|{"b": true, "o": null, "l": ["a", 1]})"#,
@@ -59,12 +59,12 @@ fn qwen3_coder() {
             r#"C(f|-|{"m": null, "s": "null"})"#,
         ),
         ("<function=f><parameter=x>\n5\n</parameter></function>", r#"C(f|-|{"x": "5"})"#),
-        // Markers in a value, where no other marker follows.
+        // Markers in a value, with no other marker after them.
         (
             "<function=f><parameter=s>\na </parameter> b <parameter=q> </function> c\n</parameter>\n</function>",
             r#"C(f|-|{"s": "a </parameter> b <parameter=q> </function> c"})"#,
         ),
-        // Missing ends.
+        // Missing end markers.
         (
             "<tool_call>\n<function=f>\n<parameter=s>\nx\n<parameter=n>\n3\n</function>\n</tool_call>",
             r#"C(f|-|{"s": "x", "n": 3})"#,
@@ -80,7 +80,7 @@ fn qwen3_coder() {
         ),
         // JSON that was escaped once more.
         (r#"<function=f><parameter=l>[{\"a\": 1}]</parameter></function>"#, r#"C(f|-|{"l": [{"a": 1}]})"#),
-        // The whole object where its arguments belong one by one.
+        // The whole object in place of single arguments.
         ("<function=f>\n{\"n\": 3}\n</function>", r#"C(f|-|{"n": 3})"#),
         ("<think>\nuse <tool_call>?\n</think>\n\nno", "R(use <tool_call>?)T(no)"),
         ("<think>\nuse\n<tool_call>\n<function=f>\n</function>\n</tool_call>", "R(use)C(f|-|{})"),
@@ -89,16 +89,16 @@ fn qwen3_coder() {
 }
 
 #[test]
-fn text_that_a_grammar_let_pass_is_no_call() {
+fn text_that_a_grammar_accepted_is_not_a_call() {
     for (name, text) in [("llama_json", r#"Use {"name": "f", "parameters": {}}"#), ("llama_pythonic", "Use [f()]")] {
         let options = ParserOptions { start: Region::Text, tools: tools(), parse_tools: true, calls_in_text: false };
         assert_eq!(short(&parse(format(name), options, &pieces(text))), format!("T({text})"));
     }
 }
 
-/// Nobody said which tools there are: whatever is written as a call is one.
+/// Without declarations, whatever is written as a call is one.
 #[test]
-fn without_a_list_of_tools_every_name_will_do() {
+fn without_a_list_of_tools_every_name_is_accepted() {
     let cases = [
         ("llama_json", r#"{"name": "any", "parameters": {"a": [1]}}"#, r#"C(any|-|{"a": [1]})"#),
         ("llama_json", r#"{"name": "any"}"#, r#"T({"name": "any"})"#),
@@ -137,7 +137,7 @@ fn a_number_for_an_id_means_the_only_tool() {
 }
 
 #[test]
-fn glm() {
+fn glm_is_read() {
     let cases = [
         (
             "\n<think>Hm.</think>\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a\nb</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
@@ -165,14 +165,14 @@ fn glm() {
 }
 
 #[test]
-fn mistral() {
+fn mistral_is_read() {
     let cases = [
         (
             r#"«[TOOL_CALLS]» [{"name": "f", "arguments": {"n": 1}, "id": "abcDEF123"}, {"name": "search", "arguments": {}, "id": "x"}]"#,
             r#"C(f|abcDEF123|{"n": 1})C(search|x|{})"#,
         ),
         (r#"ok«[TOOL_CALLS]»[{"name": "f", "arguments": {}}]"#, "T(ok)C(f|-|{})"),
-        // The list without its marker, if all of it is calls.
+        // The list without its marker, if it consists only of calls.
         (r#"[{"name": "f", "arguments": {"n": 1}}]"#, r#"C(f|-|{"n": 1})"#),
         (r#" [{"name": "nobody", "arguments": {"n": 1}}]"#, r#"T( [{"name": "nobody", "arguments": {"n": 1}}])"#),
         (r#"[{"name": "f", "arguments": {}}] is how"#, r#"T([{"name": "f", "arguments": {}}] is how)"#),
@@ -184,7 +184,7 @@ fn mistral() {
         (r#"«[TOOL_CALLS]» [{"name": "f", "arguments": {"n": 1"#, r#"C?(f|-|{"n": 1)"#),
         ("«[TOOL_CALLS]» [oops]", "M( [oops)"),
         ("«[TOOL_CALLS]» []", ""),
-        // As the newer ones write it.
+        // The form of newer models.
         (r#"«[TOOL_CALLS]»f«[ARGS]»{"n": 1}«[TOOL_CALLS]»search{}"#, r#"C(f|-|{"n": 1})C(search|-|{})"#),
         (r#"«[TOOL_CALLS]»nobody{"n": 1} or so"#, r#"M(nobody)M({"n": 1} )T(or so)"#),
     ];
@@ -203,7 +203,7 @@ fn mistral() {
         (r#"«[THINK]»Hm.«[/THINK]»«[TOOL_CALLS]»f«[ARGS]»{} «[TOOL_CALLS]»f«[ARGS]»{}"#, "R(Hm.)C(f|-|{})C(f|-|{})"),
         (r#"«[THINK]»Hm.«[TOOL_CALLS]»f«[ARGS]»{}"#, "R(Hm.)C(f|-|{})"),
         (r#"«[TOOL_CALLS]»f«[ARGS]»{} done"#, "C(f|-|{})T(done)"),
-        // As the older ones write it.
+        // The form of older models.
         (
             r#"«[TOOL_CALLS]» [{"name": "f", "arguments": {"n": 1}}, {"name": "search"}]"#,
             r#"C(f|-|{"n":1})C(search|-|{})"#,
@@ -215,7 +215,7 @@ fn mistral() {
 }
 
 #[test]
-fn llama() {
+fn llama_is_read() {
     let cases = [
         (r#"{"name": "f", "parameters": {"n": 1}}"#, r#"C(f|-|{"n": 1})"#),
         (r#"{"name": "f", "arguments": {"n": 1}}«<|eot_id|>»"#, r#"C(f|-|{"n": 1})"#),
@@ -223,13 +223,13 @@ fn llama() {
         (r#"{"name": "f", "parameters": {}}; {"name": "search", "parameters": {}}"#, "C(f|-|{})C(search|-|{})"),
         (r#"{"name": "f", "parameters": {}}{"name": "search", "parameters": {}}"#, "C(f|-|{})C(search|-|{})"),
         (r#"{"type": "function", "name": "f", "parameters": {}}"#, "C(f|-|{})"),
-        // A name that is not declared, or no call at all, is text; behind the marker, any whole call is one.
+        // An undeclared name, or an incomplete call, is text; after the marker, any complete call is one.
         (r#"{"name": "nobody", "parameters": {}}"#, r#"T({"name": "nobody", "parameters": {}})"#),
         (r#"«<|python_tag|>»{"name": "nobody", "parameters": {}}"#, "C(nobody|-|{})"),
         (r#"{"answer": 42} is it"#, r#"T({"answer": 42} is it)"#),
         (r#"{"name": "f", "age": 3}"#, r#"T({"name": "f", "age": 3})"#),
         ("{ braces } and so on", "T({ braces } and so on)"),
-        // After text, too.
+        // Also after text.
         (r#"Use {"name": "f", "parameters": {}}"#, "T(Use )C(f|-|{})"),
         (
             r#"{x} {{{"name": "f", "parameters": {"n": 1}} or {"name": "search", "parameters": {}} {"name": "nobody"} so."#,
@@ -237,7 +237,7 @@ fn llama() {
         ),
         (r#"«<|python_tag|>»brave_search.call(query="x")"#, r#"M(brave_search.call(query="x"))"#),
         (r#"«<|python_tag|>»x = {"a": 1}; print(x)"#, r#"M(x = )M({"a": 1}; print(x))"#),
-        // What breaks off is never text.
+        // Invalid calls are never text.
         (r#"{"name": "f", "parameters": {"n": oops, "o": {"x": 1}}}"#, r#"C?(f|-|{"n": )M(oops, "o": )M({"x": 1}}})"#),
         (r#"{"name": "f", "parameters": {"s": 'a'}}"#, r#"C?(f|-|{"s": )M('a'}})"#),
         (r#"{"name": "f", "parameters": {"n": 1}} bye"#, r#"C(f|-|{"n": 1})T(bye)"#),
@@ -273,7 +273,7 @@ fn llama() {
 }
 
 #[test]
-fn lists_of_objects() {
+fn lists_of_objects_are_read() {
     check(
         "jamba",
         &[
@@ -383,7 +383,7 @@ fn lists_of_objects() {
 }
 
 #[test]
-fn minicpm3() {
+fn minicpm3_is_read() {
     let cases = [
         (
             "«<|thought_start|>»\nHm.\n«<|thought_end|>»\n«<|tool_call_start|>»\n```python\nf(n=1)\nsearch(s='x', class_='y')\n```\n«<|tool_call_end|>»\nDone.",
@@ -397,7 +397,7 @@ fn minicpm3() {
 }
 
 #[test]
-fn deepseek() {
+fn deepseek_is_read() {
     let cases = [
         (
             "Hi«<｜tool▁calls▁begin｜>»«<｜tool▁call▁begin｜>»function«<｜tool▁sep｜>»f\n```json\n{\"n\": 1}\n```«<｜tool▁call▁end｜>»\n«<｜tool▁call▁begin｜>»function«<｜tool▁sep｜>»search\n```json\n{}\n```«<｜tool▁call▁end｜>»«<｜tool▁calls▁end｜>»",
@@ -437,7 +437,7 @@ fn deepseek() {
         check("deepseek_v3_2", &[(output.as_str(), want)]);
         check("deepseek_v4", &[(output.as_str(), want)]);
     }
-    // One argument that holds the others, as an object, as its text, or as the value of the only one.
+    // One argument that wraps the others, as an object, as its text, or as the value of the only one.
     let wrapped = |key: &str, string: bool, value: &str| {
         format!(
             "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"{key}\" string=\"{string}\">{value}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
@@ -470,7 +470,7 @@ fn deepseek() {
 }
 
 #[test]
-fn minimax_and_seed() {
+fn minimax_and_seed_are_read() {
     for q in ["\"", "'", ""] {
         let output = format!(
             "Hi.\n<minimax:tool_call>\n<invoke name={q}f{q}>\n<parameter name={q}s{q}>x\n</parameter>\n<parameter name={q}n{q}>3</parameter>\n</invoke>\n<invoke name={q}search{q}>\n</invoke>\n</minimax:tool_call>"

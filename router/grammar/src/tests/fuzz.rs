@@ -1,4 +1,5 @@
-//! Output of no model: nothing panics, nothing is lost, nothing depends on the cuts, nothing takes quadratic time.
+//! Arbitrary output: nothing panics, no text is lost, no result depends on how the output is split, and nothing takes
+//! quadratic time.
 
 use super::{Random, cut, cuts, fold, options, parse};
 use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Piece, Region, formats};
@@ -64,7 +65,7 @@ pub(super) fn told(events: &[Event]) -> String {
             Event::ReasoningDelta(s) | Event::TextDelta(s) | Event::Malformed(s) => all.push_str(s),
             Event::ToolCallStart { name, id, .. } => {
                 all.push_str(name);
-                // Where the id repeats the name, the name counts once.
+                // If the id repeats the name, the name counts once.
                 all.push_str(id.as_deref().filter(|id| !id.contains(&format!(".{name}:"))).unwrap_or_default());
             }
             Event::ArgumentsDelta { text, .. } => all.push_str(text),
@@ -76,7 +77,7 @@ pub(super) fn told(events: &[Event]) -> String {
 }
 
 #[test]
-fn no_word_is_lost_and_no_cut_matters() {
+fn no_word_is_lost_however_the_output_is_split() {
     let wrong: Vec<String> =
         formats().iter().filter_map(|format| (0..250).find_map(|seed| lost(format, seed))).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
@@ -122,9 +123,9 @@ fn random_bytes_do_not_panic() {
     }
 }
 
-/// Counted in looks at bytes, not in seconds: an output four times as long costs no more per byte.
+/// Counted in examined bytes, not in seconds: an output four times as long costs no more per byte.
 #[test]
-fn time_is_linear() {
+fn parsing_time_is_linear() {
     let hostile = [
         "<",
         "<tool_",

@@ -1,4 +1,4 @@
-//! Formats whose calls are told by words behind a token: a header, a name, code.
+//! Formats whose calls are recognized by words after a token: a header, a name, code.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use super::{Random, cuts, parse, pieces, short};
 use crate::{Call, Parser, ParserOptions, Region, RenderOptions, ToolDecl, Turn, render};
 
 #[test]
-fn gpt_oss() {
+fn gpt_oss_is_read() {
     let cases = [
         (
             "«<|channel|>»analysis«<|message|>»Hm.«<|end|>»«<|start|>»assistant«<|channel|>»commentary to=functions.f «<|constrain|>»json«<|message|>»{\"n\": 1}«<|call|>»",
@@ -54,13 +54,13 @@ fn gpt_oss() {
             "M(commentary to=functions.f)R(Hm.)",
         ),
         ("«<|channel|>»commentary?«<|channel|>»final«<|message|>»b", "M(commentary?)T(b)"),
-        // To somebody who is no tool.
+        // To a recipient that is not a tool.
         ("«<|channel|>»analysis to=assistant«<|message|>»Hm.«<|end|>»", "M(to=assistant)R(Hm.)"),
         ("«<|channel|>»final to=user«<|message|>»b«<|return|>»", "M(to=user)T(b)"),
         ("«<|channel|>»commentary to=user«<|message|>»b", "M(commentary to=user b)"),
         ("«<|channel|>»analysis to=python code«<|message|>»x = {1}«<|call|>»", "M(analysis to=python code x = {1})"),
         ("«<|channel|>»commentary to=functions.nobody «<|constrain|>»json«<|message|>»{}", "C(nobody|-|{})"),
-        // No message marker: no header word is text.
+        // Without a message marker, no header word is text.
         ("«<|channel|>»?? I think«<|end|>»«<|start|>»assistant«<|channel|>»final«<|message|>»b", "M(?? I think)T(b)"),
         ("«<|channel|>»analysis«<|message|>»Hm.«<|end|>»«<|start|>»assistant", "R(Hm.)"),
         ("«<|channel|>»commentary to=functions.f", "M(commentary to=functions.f)"),
@@ -70,7 +70,7 @@ fn gpt_oss() {
 }
 
 #[test]
-fn kimi_k3() {
+fn kimi_k3_is_read() {
     let call = "«<|open|>»call tool=\"f\" index=\"1\"«<|sep|>»«<|open|>»argument key=\"s\" type=\"string\"«<|sep|>»x«<|close|>»argument«<|sep|>»«<|open|>»argument key=\"n\" type=\"number\"«<|sep|>»3«<|close|>»argument«<|sep|>»«<|close|>»call«<|sep|>»";
     let tools = format!("«<|open|>»tools«<|sep|>»{call}«<|close|>»tools«<|sep|>»«<|close|>»message«<|sep|>»");
     let whole = format!(
@@ -95,7 +95,7 @@ fn kimi_k3() {
 }
 
 #[test]
-fn builtin_tools_of_llama() {
+fn builtin_tools_of_llama_are_read() {
     let declared = |names: &[&str]| -> Vec<ToolDecl> {
         let tool = |name: &&str| {
             let key = if *name == "brave_search" { "query" } else { "code" };
@@ -139,7 +139,7 @@ fn builtin_tools_of_llama() {
             }
         }
     }
-    // What the renderer writes is read back; code that the length cut is not whole.
+    // What the renderer writes is read back; code that was cut by the length is incomplete.
     for (name, arguments) in [
         ("brave_search", r#"{"query": "a \"b\" \\ c"}"#),
         ("code_interpreter", "{\"code\": \"if x:\\n\\ty = '\\\\n'\"}"),

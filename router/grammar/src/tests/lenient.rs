@@ -1,4 +1,5 @@
-//! What models write that no template shows. In these outputs `«x»` is the special token `x`; everything else is text.
+//! Deviations that models write although no template has them. In these outputs `«x»` is the special token `x`;
+//! everything else is text.
 
 use super::{Random, cuts, options, parse, short};
 use crate::{Format, OwnedPiece, PLAIN, Parser, ParserOptions, Region, ToolDecl, by_name};
@@ -9,7 +10,7 @@ fn format(name: &str) -> &'static Format {
     by_name(name).unwrap_or(PLAIN)
 }
 
-/// `«sb»` and the like are short for Kimi's markers.
+/// `«sb»` and similar are short for Kimi's markers.
 fn pieces(output: &str) -> Vec<OwnedPiece> {
     let whole = |special: String| match special.as_str() {
         "sb" => "<|tool_calls_section_begin|>".to_owned(),
@@ -38,7 +39,7 @@ fn check(format: &'static Format, start: Region, parse_tools: bool, cases: &[(&s
 }
 
 #[test]
-fn kimi() {
+fn deviations_of_kimi_are_read() {
     let cases = [
         ("Hi.«sb»«cb»functions.search:0«ab»{\"q\": 1}«ce»«se»", "T(Hi.)C(search|functions.search:0|{\"q\": 1})"),
         // Ids: no prefix, blanks, no index, dots and dashes.
@@ -64,7 +65,7 @@ fn kimi() {
         ("«sb»«cb»functions.f:0«ab»{\"a\": \"x\ny\"}«ce»«se»", "C(f|functions.f:0|{\"a\": \"x\\ny\"})"),
         // The marker before the header is missing.
         ("«sb»search:2«ab»{}«ce»«se»", "C(search|functions.search:2|{})"),
-        // Text inside the section is told, text after it is text.
+        // Text inside the section is reported, text after it is text.
         (
             "«sb»Let me see«cb»functions.f:0«ab»{}«ce» and «se» after",
             "M(Let me see)C(f|functions.f:0|{})M( and )T( after)",
@@ -81,7 +82,7 @@ fn kimi() {
         ("«sb»«cb»functions.sea", "M(functions.sea)"),
         ("«sb»«cb»functions.search:0«ab»", "C?(search|functions.search:0|)"),
         ("«sb»«cb»functions.search:0«ab»{\"q\": \"x", "C?(search|functions.search:0|{\"q\": \"x)"),
-        // Markers in strings: spelled ones are text; a token too, unless a structural one follows.
+        // Markers in strings: spelled ones are text; tokens too, unless a structural one follows.
         (
             "«sb»«cb»functions.f:0«ab»{\"a\": \"<|tool_call_end|>\"}«ce»«se»",
             "C(f|functions.f:0|{\"a\": \"<|tool_call_end|>\"})",
@@ -116,7 +117,7 @@ fn kimi() {
 }
 
 #[test]
-fn kimi_from_inside_reasoning() {
+fn kimi_is_read_from_inside_reasoning() {
     let cases = [
         ("Hm.«</think>»Yes", "R(Hm.)T(Yes)"),
         ("«<think>»Hm.«</think>»Yes", "R(Hm.)T(Yes)"),
@@ -129,7 +130,7 @@ fn kimi_from_inside_reasoning() {
 const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
 
 #[test]
-fn hermes() {
+fn deviations_of_hermes_are_read() {
     let twice = format!("Hi.\n{CALL}\n{CALL}\nBye.");
     let after_think = format!("<think>\nHm.\n</think>\n\n{CALL}");
     let in_think = format!("<think>\nHm.\n{CALL}\n</think>\n\nok");
@@ -140,7 +141,7 @@ fn hermes() {
             "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call><tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
             "C(f|-|{})C(f|-|{})",
         ),
-        // The object: any order, other keys, strings, none.
+        // The object: any order, other keys, strings, null.
         ("<tool_call>{\"arguments\": {\"a\": \"x\"}, \"name\": \"f\"}</tool_call>", "C(f|-|{\"a\": \"x\"})"),
         ("<tool_call>{\"name\": \"f\", \"parameters\": {\"a\": 1}}</tool_call>", "C(f|-|{\"a\": 1})"),
         (
@@ -156,7 +157,7 @@ fn hermes() {
             "C(f|-|{})M(\"why\": [1, {\"b\": 2}], \"n\":12)",
         ),
         ("<tool_call>{\"n\\u0061me\" : \"\\u0066\", \"arguments\" : {} }</tool_call>", "C(f|-|{})"),
-        // Nothing in a string ends a call.
+        // Nothing inside a string ends a call.
         (
             "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>}\\\"<tool_call>\"}}</tool_call>",
             "C(f|-|{\"a\": \"</tool_call>}\\\"<tool_call>\"})",
@@ -165,7 +166,7 @@ fn hermes() {
             "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"«</tool_call>»«<|x\"|>»\"}}</tool_call>",
             "C(f|-|{\"a\": \"</tool_call><|x\\\"|>\"})",
         ),
-        // A brace too few, too many; no end marker; an end marker too many.
+        // One brace too few or too many; no end marker, or one too many.
         ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>ok", "C(f|-|{\"a\": 1})T(ok)"),
         ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}}\n</tool_call>", "C(f|-|{\"a\": 1})M(}\n)"),
         (
@@ -173,12 +174,12 @@ fn hermes() {
             "C(f|-|{})C(f|-|{})",
         ),
         ("<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n</tool_call>", "C(f|-|{})"),
-        // Several between one pair of markers.
+        // Several calls between one pair of markers.
         (
             "<tool_call>{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"search\", \"arguments\": {}}\n{\"name\": \"f\"}</tool_call>ok",
             "C(f|-|{})C(search|-|{})C(f|-|{})T(ok)",
         ),
-        // What is no call.
+        // Not a call.
         ("<tool_call>\n{bad}\n</tool_call>ok", "M(\n{bad}\n)T(ok)"),
         ("<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>", "M({\"name\": \"f\", \"arguments\": [1]})"),
         (
@@ -190,7 +191,7 @@ fn hermes() {
         ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": x}}</tool_call>", "C?(f|-|{\"a\": )M(x}})"),
         ("<tool_call><function=f>\n</function></tool_call>", "M(<function=f>\n</function>)"),
         ("<tool_call></tool_call>", ""),
-        // JSON of another shape that can mean nothing else.
+        // JSON in another shape with only one possible meaning.
         ("<tool_call>\n```json\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n```\n</tool_call>", "C(f|-|{\"a\":1})"),
         (
             "<tool_call>[{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"search\", \"parameters\": {}}]</tool_call>",
@@ -242,7 +243,7 @@ fn hermes() {
 }
 
 #[test]
-fn without_tools_markers_are_text_or_nothing() {
+fn without_tools_markers_are_text_or_dropped() {
     let kimi = [
         ("Hi.«sb»«cb»functions.f:0«ab»{}«ce»«se»", "T(Hi.functions.f:0{})"),
         ("«<think>»Hm.«</think>»Yes", "R(Hm.)T(Yes)"),
@@ -270,7 +271,7 @@ fn broken_utf8_becomes_replacement_characters() {
             assert_eq!(got, format!("T({want})"), "{bytes:?}");
         }
     }
-    // A special token ends a character that was begun.
+    // A special token ends an incomplete character.
     let pieces = [
         OwnedPiece::Bytes(b"a\xe6".to_vec()),
         OwnedPiece::Special("</think>".into()),
@@ -279,9 +280,9 @@ fn broken_utf8_becomes_replacement_characters() {
     assert_eq!(short(&parse(format("kimi_k2"), options(Region::Text, TOOLS), &pieces)), "T(a\u{FFFD}\u{FFFD}b)");
 }
 
-/// Text is held back only as long as it could become a marker.
+/// Text is held back only while it could become a marker.
 #[test]
-fn nothing_is_held_longer_than_needed() {
+fn text_is_not_held_longer_than_needed() {
     let tools = vec![ToolDecl { name: "f".into(), parameters: None }];
     let mut parser = Parser::new(
         format("hermes"),
@@ -297,7 +298,7 @@ fn nothing_is_held_longer_than_needed() {
 }
 
 #[test]
-fn transcripts_are_cut_at_markers() {
+fn transcripts_are_split_at_markers() {
     let kimi = format("kimi_k2");
     let text = "<think>a</think>b <<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>é";
     let pieces = kimi.split(text);

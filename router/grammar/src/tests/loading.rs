@@ -1,9 +1,9 @@
-//! Formats from files, and the page that is made from the table.
+//! Formats from files, and the page generated from the table.
 
 use super::{options, parse, short};
 use crate::{Call, Format, Region, RenderOptions, Turn, markdown, render};
 
-/// The example of docs/howto/add-a-format.md.
+/// The example in docs/howto/add-a-format.md.
 fn example() -> &'static str {
     let page = include_str!("../../../../docs/howto/add-a-format.md");
     page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap_or_default()
@@ -27,7 +27,7 @@ fn errors_name_the_field() {
         ("{", "not a format"),
         (r#"{"name": "x", "markers": "loud"}"#, "unknown variant `loud`"),
         (r#"{"name": "x", "markers": "either", "colour": 1}"#, "unknown field `colour`"),
-        (r#"{"name": "hermes", "markers": "either"}"#, "name: is taken"),
+        (r#"{"name": "hermes", "markers": "either"}"#, "name: is the name of a built-in format"),
         (r#"{"name": "x", "markers": "either", "call": [{"tok": "<c>"}]}"#, "call: must have one"),
         (
             r#"{"name": "x", "markers": "either", "call": [{"tok": "<c>"}, {"args": "json"}]}"#,
@@ -54,11 +54,11 @@ fn errors_name_the_field() {
 }
 
 #[test]
-fn the_page_is_made_from_the_table() {
+fn the_page_is_generated_from_the_table() {
     let page = include_str!("../../../../docs/reference/formats.md");
     assert_eq!(
         page,
         markdown(),
-        "docs/reference/formats.md is not what the table says; write it with `rein formats --markdown`"
+        "docs/reference/formats.md is outdated; write it with `rein formats --markdown`"
     );
 }

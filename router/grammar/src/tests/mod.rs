@@ -1,4 +1,4 @@
-//! What the tests share: a seeded generator, the ways to cut an output, events folded so that they can be compared.
+//! Shared by the tests: a seeded generator, ways to split an output, and a canonical form of events.
 
 mod closure;
 mod detection;
@@ -13,12 +13,12 @@ mod templates;
 
 use crate::{Event, Format, OwnedPiece, Parser, ParserOptions, Region, ToolDecl};
 
-/// How many random cases a test tries: more than usual where the environment says so.
+/// Number of random cases of a test; the environment can raise it.
 pub fn cases(usual: u64) -> u64 {
     std::env::var("REIN_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Whether ids of calls are told by the wire.
+/// Whether ids of calls are on the wire.
 pub fn wire_ids(format: &Format) -> bool {
     let member = |m: &crate::Member| m.id().is_some();
     format.ids == crate::Ids::Header
@@ -70,7 +70,7 @@ impl Random {
     }
 }
 
-/// Cuts the text pieces to lengths of 1 up to `longest` bytes; a special token stays whole.
+/// Splits text pieces to lengths of 1 to `longest` bytes; special tokens stay whole.
 pub fn cut(pieces: &[OwnedPiece], longest: usize, random: &mut Random) -> Vec<OwnedPiece> {
     let mut out = Vec::new();
     for piece in pieces {
@@ -89,7 +89,7 @@ pub fn cut(pieces: &[OwnedPiece], longest: usize, random: &mut Random) -> Vec<Ow
     out
 }
 
-/// The same output cut in several ways: as rendered (at markers), by byte, about by token, at random.
+/// The same output split in several ways: as rendered (at markers), by byte, roughly by token, at random.
 pub fn cuts(pieces: &[OwnedPiece], random: &mut Random) -> Vec<Vec<OwnedPiece>> {
     vec![pieces.to_vec(), cut(pieces, 1, random), cut(pieces, 5, random), cut(pieces, 60, random)]
 }
@@ -109,7 +109,7 @@ pub fn parse(format: &'static Format, options: ParserOptions, pieces: &[OwnedPie
     fold(&events)
 }
 
-/// Joins neighbouring deltas, and checks what holds for every list of events.
+/// Joins adjacent deltas, and checks invariants of every list of events.
 pub fn fold(events: &[Event]) -> Vec<Event> {
     let mut out: Vec<Event> = Vec::new();
     for event in events {
@@ -129,7 +129,7 @@ pub fn fold(events: &[Event]) -> Vec<Event> {
     out
 }
 
-/// Regions open and close in turn, calls are numbered, and a complete call has an object for arguments.
+/// Regions open and close alternately, calls are numbered, and a complete call's arguments are an object.
 fn check_pairs(events: &[Event]) {
     let mut calls = 0;
     let mut iter = events.iter();
@@ -162,7 +162,8 @@ fn check_pairs(events: &[Event]) {
     }
 }
 
-/// Events in short: `R(..)` reasoning, `T(..)` text, `C(name|id|arguments)` a call, `C?` an incomplete one, `M(..)`.
+/// A short form of events: `R(..)` reasoning, `T(..)` text, `C(name|id|arguments)` a call, `C?` an incomplete one,
+/// `M(..)`.
 pub fn short(events: &[Event]) -> String {
     let mut out = String::new();
     let (mut call, mut arguments) = (String::new(), String::new());

@@ -1,4 +1,5 @@
-//! Outputs as a model writes them, then broken: no word is lost or told twice, and no cut matters.
+//! Model outputs that were then damaged: no word is lost or reported twice, and no result depends on how the output is
+//! split.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +10,7 @@ use crate::{
     Call, Calls, Codec, Event, Format, OwnedPiece, ParserOptions, Region, RenderOptions, Turn, formats, render,
 };
 
-/// Per format, unless the environment says otherwise.
+/// Cases per format, unless set in the environment.
 const CASES: u64 = 150;
 const ATOMS: &[&str] = &[
     "{",
@@ -39,7 +40,7 @@ const ATOMS: &[&str] = &[
     "</",
 ];
 
-/// Words that are found again wherever they end up.
+/// Words that can be found again wherever they end up.
 struct Words(usize);
 
 impl Words {
@@ -165,7 +166,7 @@ fn broken(format: &'static Format, seed: u64) -> Option<String> {
     })
 }
 
-/// Neighbouring texts as one piece.
+/// Adjacent texts as one piece.
 fn joined(units: &[OwnedPiece]) -> Vec<OwnedPiece> {
     let mut out: Vec<OwnedPiece> = Vec::new();
     for unit in units {
@@ -178,7 +179,7 @@ fn joined(units: &[OwnedPiece]) -> Vec<OwnedPiece> {
 }
 
 #[test]
-fn broken_outputs_lose_no_word_and_no_cut_matters() {
+fn damaged_outputs_lose_no_word_however_they_are_split() {
     let wrong: Vec<String> =
         formats().iter().filter_map(|format| (0..cases(CASES)).find_map(|seed| broken(format, seed))).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));

@@ -1,4 +1,4 @@
-//! Properties of every output and of every schema: nothing panics, nothing takes more than its share.
+//! Properties of every output and of every schema: nothing panics, and costs are bounded.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ use super::{cases, fold, options};
 use crate::enforce::{Bench, rules, tool};
 use crate::{Choice, OwnedPiece, Parser, Region, Response, Rules, formats};
 
-/// Looks at bytes that an output may cost, per byte and in all.
+/// Limits of examined bytes, per byte of output and in total.
 const WORK: (u64, u64) = (600, 20_000);
 
 fn config() -> ProptestConfig {
@@ -44,7 +44,7 @@ fn piece() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Markers by their place in the format's list, and text.
+/// Markers by their index in the format's list, and text.
 fn output() -> impl Strategy<Value = Vec<Result<usize, String>>> {
     vec(prop_oneof![(0..64_usize).prop_map(Ok), piece().prop_map(Err)], 0..40)
 }
@@ -174,9 +174,9 @@ fn bench(name: &'static str) -> &'static Bench {
 proptest! {
     #![proptest_config(config())]
 
-    /// A schema is refused or compiled, and what its grammar alone takes, validation takes.
+    /// A schema is rejected or compiled, and whatever its grammar alone accepts, validation accepts.
     #[test]
-    fn every_schema_is_compiled_or_refused(schema in schema()) {
+    fn every_schema_is_compiled_or_rejected(schema in schema()) {
         let response = Rules { response: Some(Response::JsonSchema { schema: schema.clone(), strict: false }), ..Rules::default() };
         if let Ok(Some(compiled)) = bench("plain").grammars.compile(&response) {
             for text in ["null", "true", "1", "2.5", "\"a\"", "\"aa\"", "[]", "[1]", "[\"a\", 1]", "{}", "{\"a\": 1}", "{\"b\": null, \"a\": \"a\"}"] {

@@ -1,5 +1,5 @@
-//! The models' own templates: the right format is told by each, and the turns that they write are read and rendered.
-//! `templates.json` is what templates.py made of public templates with Python's jinja2.
+//! The models' own templates: each is detected as the right format, and the turns that they write are read and
+//! rendered. templates.py generated `templates.json` from public templates with Python's jinja2.
 
 use serde_json::{Value, json};
 
@@ -9,18 +9,18 @@ use crate::{
     render_text,
 };
 
-/// Template, format, and whether the renderer writes its turns byte for byte (beyond the end of turn).
+/// Template, format, and whether the renderer writes its turns byte for byte (up to the end of turn).
 const TEMPLATES: &[(&str, &str, bool)] = &[
     // A blank before the turn, which belongs to the prompt.
     ("axolotl__jamba.jinja", "jamba", false),
-    // An empty reasoning block in front.
+    // An empty reasoning block at the start.
     ("llamacpp__GLM-4.6.jinja", "glm45", false),
-    // Its generation prompt opens reasoning that history leaves out.
+    // Its generation prompt opens reasoning that history omits.
     ("llamacpp__MiniMax-M2.jinja", "minimax_m2", false),
     ("llamacpp__Mistral-Small-3.2-24B-Instruct-2506.jinja", "mistral_v11", true),
     ("llamacpp__NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja", "hermes", true),
     ("llamacpp__Qwen-Qwen2.5-7B-Instruct.jinja", "hermes", true),
-    // An empty reasoning block in front.
+    // An empty reasoning block at the start.
     ("llamacpp__Qwen-Qwen3-0.6B.jinja", "hermes", false),
     ("llamacpp__Qwen3-Coder.jinja", "qwen3_coder", true),
     ("llamacpp__deepseek-ai-DeepSeek-V3.1.jinja", "deepseek_v3_1", true),
@@ -28,7 +28,7 @@ const TEMPLATES: &[(&str, &str, bool)] = &[
     ("llamacpp__meta-llama-Llama-3.1-8B-Instruct.jinja", "llama_json", true),
     ("llamacpp__mistralai-Mistral-Nemo-Instruct-2407.jinja", "mistral_v3_tekken", true),
     ("llamacpp__moonshotai-Kimi-K2.jinja", "kimi_k2", true),
-    // The recipient before the channel; text becomes reasoning.
+    // The recipient precedes the channel; text becomes reasoning.
     ("llamacpp__openai-gpt-oss-120b.jinja", "gpt_oss", false),
     ("pub__Kimi-K2-0905.jinja", "kimi_k2", true),
     // The prompt ends inside the reasoning.
@@ -41,15 +41,15 @@ const TEMPLATES: &[(&str, &str, bool)] = &[
     ("vllm__tool_chat_template_granite_20b_fc.jinja", "granite_20b_fc", false),
     // `arguments` for `parameters`.
     ("vllm__tool_chat_template_internlm2_tool.jinja", "internlm2", false),
-    // Strings without quotes, which no reader could tell from names.
+    // Strings without quotes, which cannot be distinguished from names.
     ("vllm__tool_chat_template_llama3.2_pythonic.jinja", "llama_pythonic", false),
-    // History without any marker, its arguments as Python.
+    // History without any marker, with arguments in Python syntax.
     ("vllm__tool_chat_template_phi4_mini.jinja", "functools", false),
 ];
-/// Templates whose history no longer holds what was called.
+/// Templates whose history does not contain the calls.
 const UNREADABLE: &[&str] =
     &["vllm__tool_chat_template_llama3.2_pythonic.jinja", "vllm__tool_chat_template_phi4_mini.jinja"];
-/// Templates that drop text beside calls.
+/// Templates that omit text beside calls.
 const DROP_TEXT: &[&str] = &[
     "llamacpp__Mistral-Small-3.2-24B-Instruct-2506.jinja",
     "llamacpp__NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
@@ -87,7 +87,7 @@ fn tools() -> Vec<ToolDecl> {
 }
 
 #[test]
-fn each_template_tells_its_format() {
+fn each_template_is_detected_as_its_format() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/templates");
     for (file, format, _) in TEMPLATES {
         let Ok(template) = std::fs::read_to_string(format!("{directory}/{file}")) else { continue };
@@ -108,7 +108,7 @@ fn turns_of_the_models_own_templates_are_read() {
             continue;
         }
         let start = format.start_after(row["prompt"].as_str().unwrap_or_default());
-        // What the generation prompt has and history has not is not open there.
+        // Whatever the generation prompt has and history has not is not open there.
         let start = if row["unwritten"].as_str().is_some_and(|u| !u.trim().is_empty()) { Region::Text } else { start };
         let mut parser =
             Parser::new(format, ParserOptions { start, tools: tools(), parse_tools: true, calls_in_text: true });
@@ -158,7 +158,7 @@ fn the_renderer_writes_what_templates_write() {
         let (Some(format), Some(want)) = (by_name(name), turn_of(&row)) else { continue };
         let call = |c: &Value| Call {
             name: c["name"].as_str().unwrap_or_default().to_owned(),
-            // Python's separators, as the templates' tojson has them.
+            // Python's separators, as in the templates' tojson.
             arguments: spaced(&c["arguments"]),
         };
         let calls = row["calls"].as_array().map(|c| c.iter().map(call).collect()).unwrap_or_default();
@@ -170,7 +170,7 @@ fn the_renderer_writes_what_templates_write() {
     assert!(equal > 25, "{equal} turns");
 }
 
-/// JSON with blanks behind commas and colons.
+/// JSON with blanks after commas and colons.
 fn spaced(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(spaced).collect::<Vec<_>>().join(", ")),

@@ -1,19 +1,21 @@
-//! DeepSeek-V3 and Kimi K2: latent attention, sigmoid routing with a choice bias over groups of experts, shared experts.
+//! DeepSeek-V3 and Kimi K2: latent attention, sigmoid routing with a choice bias over groups of experts, shared
+//! experts.
 
 use std::sync::Arc;
 
 use rein_kernels::{RopeSpec, RouteSpec, Scoring};
 
-use crate::checkpoint::{Fields, LoadError};
-use crate::model::blocks::{Base, Defaults, MAX_HEAD_DIM};
-use crate::model::spec::{Attention, Linear, Mla, MlaQuery, Mlp, Moe, Norm, Shard, Spec};
+use crate::checkpoint::{ConfigFields, LoadError};
+use crate::model::blocks::{Base, ConfigDefaults, MAX_HEAD_DIM};
+use crate::model::spec::{Attention, LinearSpec, Mla, MlaQuery, Mlp, Moe, Norm, Shard, Spec};
 
-const DEFAULTS: Defaults = Defaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-6, theta: 1e4 };
+const DEFAULTS: ConfigDefaults =
+    ConfigDefaults { kv_heads: None, head_dim: None, max_positions: 4096, eps: 1e-6, theta: 1e4 };
 
-/// The two latent norms do not follow rms_norm_eps.
+/// The two latent norms use their own epsilon instead of rms_norm_eps.
 const LATENT_EPS: f32 = 1e-6;
 
-pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     if base.kv_heads != base.heads {
         let what = format!("{} must equal num_attention_heads, {}", base.kv_heads, base.heads);
@@ -58,10 +60,10 @@ impl Latent {
         let (nope, rope) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
         if rope % 2 == 1 || rope > MAX_HEAD_DIM {
             return Err(
-                config.error("qk_rope_head_dim", format!("must be even and at most {MAX_HEAD_DIM}, not {rope}"))
+                config.error("qk_rope_head_dim", format!("must be even and at most {MAX_HEAD_DIM}, got {rope}"))
             );
         }
-        // Derived numbers that newer configs write down.
+        // Derived values, present in newer configs.
         config.only("head_dim", rope)?;
         config.only("qk_head_dim", nope + rope)?;
         let frequencies = base.rope(rope)?;
@@ -91,9 +93,9 @@ impl Latent {
     fn layer(&self, base: &Base, i: usize) -> Attention {
         let at = format!("{}self_attn.", base.layer(i));
         let (h, heads, q_dim) = (base.hidden, base.heads, self.nope + self.rope);
-        let whole = |name: &str, shape, bias| Linear::new(format!("{at}{name}"), shape, bias, Shard::Whole);
+        let whole = |name: &str, shape, bias| LinearSpec::new(format!("{at}{name}"), shape, bias, Shard::Whole);
         let heads_out = |name: &str, width: usize, inp| {
-            Linear::new(format!("{at}{name}"), [heads * width, inp], false, Shard::OutHeads(width))
+            LinearSpec::new(format!("{at}{name}"), [heads * width, inp], false, Shard::OutHeads(width))
         };
         let norm = |name: &str, size| Norm { tensor: format!("{at}{name}.weight"), size, eps: LATENT_EPS };
         let query = match self.q_rank {
@@ -109,7 +111,7 @@ impl Latent {
             kv_a: whole("kv_a_proj_with_mqa", [self.kv_rank + self.rope, h], self.bias),
             kv_norm: norm("kv_a_layernorm", self.kv_rank),
             kv_b: heads_out("kv_b_proj", self.nope + self.v, self.kv_rank),
-            o: Linear::new(format!("{at}o_proj"), [h, heads * self.v], self.bias, Shard::InHeads(self.v)),
+            o: LinearSpec::new(format!("{at}o_proj"), [h, heads * self.v], self.bias, Shard::InHeads(self.v)),
             nope_dim: self.nope,
             rope_dim: self.rope,
             v_dim: self.v,
@@ -144,15 +146,16 @@ impl Experts {
         };
         let (n_group, topk_group) = (groups("n_group", 8)?, groups("topk_group", 4)?);
         if n_group == 0 || !count.is_multiple_of(n_group) || (n_group > 1 && count / n_group < 2) {
-            let what = format!("{n_group} groups cannot share {count} experts evenly, two or more to each");
+            let what = format!("{n_group} groups cannot split {count} experts evenly with at least two experts each");
             return Err(config.error("n_group", what));
         }
         if topk_group == 0 || topk_group > n_group {
-            return Err(config.error("topk_group", format!("must be from 1 to n_group, {n_group}, not {topk_group}")));
+            return Err(config.error("topk_group", format!("must be from 1 to {n_group} (n_group), got {topk_group}")));
         }
         let top_k = config.usize("num_experts_per_tok")?.unwrap_or(8);
         if top_k > count / n_group * topk_group {
-            let what = format!("{top_k} is more than the {topk_group} eligible groups hold");
+            let what =
+                format!("must be at most the number of experts in the {topk_group} eligible groups, got {top_k}");
             return Err(config.error("num_experts_per_tok", what));
         }
         let shared = match config.usize("n_shared_experts")? {

@@ -1,10 +1,10 @@
 //! Granite 3: Llama with four multipliers.
 
-use crate::checkpoint::{Fields, LoadError};
+use crate::checkpoint::{ConfigFields, LoadError};
 use crate::model::blocks::{Base, GqaStyle, LLAMA_DEFAULTS};
 use crate::model::spec::{Mlp, Spec};
 
-pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &LLAMA_DEFAULTS)?;
     let bias = base.flag("attention_bias", false)?;
     let style = GqaStyle {

@@ -1,13 +1,13 @@
 //! Mistral 7B and its dense successors: Llama with a sliding window over every layer.
 
-use crate::checkpoint::{Fields, LoadError};
-use crate::model::blocks::{Base, Defaults, GqaStyle};
+use crate::checkpoint::{ConfigFields, LoadError};
+use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
 use crate::model::spec::{Mlp, Spec};
 
-const DEFAULTS: Defaults =
-    Defaults { kv_heads: Some(8), head_dim: None, max_positions: 131_072, eps: 1e-6, theta: 1e4 };
+const DEFAULTS: ConfigDefaults =
+    ConfigDefaults { kv_heads: Some(8), head_dim: None, max_positions: 131_072, eps: 1e-6, theta: 1e4 };
 
-pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let style = GqaStyle::plain(&base)?;
     let inter = config.size("intermediate_size")?;

@@ -2,14 +2,14 @@
 
 use rein_kernels::{RouteSpec, Scoring};
 
-use crate::checkpoint::{Fields, LoadError};
-use crate::model::blocks::{Base, Defaults, GqaStyle};
+use crate::checkpoint::{ConfigFields, LoadError};
+use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
 use crate::model::spec::{Mlp, Spec};
 
-const DEFAULTS: Defaults =
-    Defaults { kv_heads: Some(8), head_dim: None, max_positions: 131_072, eps: 1e-5, theta: 1e6 };
+const DEFAULTS: ConfigDefaults =
+    ConfigDefaults { kv_heads: Some(8), head_dim: None, max_positions: 131_072, eps: 1e-5, theta: 1e6 };
 
-pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let style = GqaStyle::plain(&base)?;
     config.only("attention_bias", false)?;

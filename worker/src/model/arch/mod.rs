@@ -1,4 +1,5 @@
-//! One file per architecture, one row each in the table. A file turns config.json into a `Spec`.
+//! One file per architecture with one row in the table. A file turns config.json into a `Spec`; it does not know how
+//! one is executed.
 
 mod deepseek_v3;
 mod granite;
@@ -11,13 +12,13 @@ mod qwen3_moe;
 use serde_json::{Map, Value};
 
 use super::spec::Spec;
-use crate::checkpoint::{Fields, LoadError};
+use crate::checkpoint::{ConfigFields, LoadError};
 
 struct Architecture {
-    /// As in config.json's `architectures`.
+    /// As in `architectures` of config.json.
     name: &'static str,
     model_types: &'static [&'static str],
-    build: fn(&Fields, &str) -> Result<Spec, LoadError>,
+    build: fn(&ConfigFields, &str) -> Result<Spec, LoadError>,
 }
 
 const ARCHITECTURES: &[Architecture] = &[
@@ -36,15 +37,15 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     ARCHITECTURES.iter().map(|row| row.name)
 }
 
-/// A multimodal architecture of which only the language model runs. That one's keys are in `text_config`.
+/// A multimodal architecture of which only the language model runs. Its keys are in `text_config`.
 struct Wrapper {
     name: &'static str,
     model_type: &'static str,
-    /// Beginning of the language model's tensors' names.
+    /// Prefix of the language model's tensor names.
     prefix: &'static str,
-    /// Beginnings of the other parts' names.
+    /// Prefixes of the other parts' tensor names.
     others: &'static [&'static str],
-    /// Keys beside `text_config` that are of the other parts only.
+    /// Keys beside `text_config` that belong only to other parts.
     keys: &'static [&'static str],
 }
 
@@ -62,7 +63,7 @@ const WRAPPERS: &[Wrapper] = &[Wrapper {
     ],
 }];
 
-/// The object of config.json that describes the language model.
+/// The object in config.json that describes the language model.
 pub fn text_config(config: &Map<String, Value>) -> &Map<String, Value> {
     match (wrapper(config), config.get("text_config").and_then(Value::as_object)) {
         (Some(_), Some(text)) => text,
@@ -75,9 +76,9 @@ fn wrapper(config: &Map<String, Value>) -> Option<&'static Wrapper> {
     WRAPPERS.iter().find(|wrapper| wrapper.name == name)
 }
 
-/// Reads the keys around `text_config` like all others.
+/// Checks the keys beside `text_config` like all others.
 fn check_wrapper(wrapper: &Wrapper, config: &Map<String, Value>, spec: &Spec) -> Result<(), LoadError> {
-    let fields = Fields::new(config, "");
+    let fields = ConfigFields::new(config, "");
     fields.only("model_type", wrapper.model_type)?;
     fields.object("text_config")?;
     for key in wrapper.keys {
@@ -92,15 +93,15 @@ fn check_wrapper(wrapper: &Wrapper, config: &Map<String, Value>, spec: &Spec) ->
     }
 }
 
-/// Reads config.json as a whole: every key is implemented, harmless or refused.
+/// Reads all of config.json: every key is implemented, harmless or rejected.
 pub fn build(config: &Map<String, Value>) -> Result<Spec, LoadError> {
     let wrapper = wrapper(config);
-    if wrapper.is_some() && Fields::new(config, "").object("text_config")?.is_none() {
+    if wrapper.is_some() && ConfigFields::new(config, "").object("text_config")?.is_none() {
         return Err(LoadError::config("text_config", "is required"));
     }
     let text = text_config(config);
     let row = find(text)?;
-    let fields = Fields::new(text, "");
+    let fields = ConfigFields::new(text, "");
     let prefix = wrapper.map_or("", |w| w.prefix);
     let mut spec = (row.build)(&fields, prefix)?;
     fields.finish()?;
@@ -134,7 +135,7 @@ fn find(config: &Map<String, Value>) -> Result<&'static Architecture, LoadError>
     };
     match model_type {
         Some(kind) if !row.model_types.contains(&kind) => {
-            Err(LoadError::config("model_type", format!("{kind:?} does not go with {}", row.name)))
+            Err(LoadError::config("model_type", format!("{kind:?} does not match architecture {}", row.name)))
         }
         _ => Ok(row),
     }

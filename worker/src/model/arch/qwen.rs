@@ -1,22 +1,23 @@
 //! Qwen 2 and 2.5 (biases on q, k and v) and Qwen 3 (norms on each q and k head instead), dense.
 
-use crate::checkpoint::{Fields, LoadError};
-use crate::model::blocks::{Base, Defaults, GqaStyle};
+use crate::checkpoint::{ConfigFields, LoadError};
+use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
 use crate::model::spec::{Mlp, Spec};
 
-const QWEN2: Defaults = Defaults { kv_heads: Some(32), head_dim: None, max_positions: 32_768, eps: 1e-6, theta: 1e4 };
-const QWEN3: Defaults = Defaults { head_dim: Some(128), ..QWEN2 };
+const QWEN2: ConfigDefaults =
+    ConfigDefaults { kv_heads: Some(32), head_dim: None, max_positions: 32_768, eps: 1e-6, theta: 1e4 };
+const QWEN3: ConfigDefaults = ConfigDefaults { head_dim: Some(128), ..QWEN2 };
 
-pub fn build_qwen2(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+pub fn build_qwen2(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &QWEN2)?;
-    // The only biases there are; configs may say so under these names.
+    // The only biases of these models; configs may state them under these names.
     config.only("attention_bias", true)?;
     config.only("qkv_bias", true)?;
     let style = GqaStyle { qkv_bias: true, ..GqaStyle::plain(&base)? };
     dense("Qwen2ForCausalLM", &base, &style)
 }
 
-pub fn build_qwen3(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+pub fn build_qwen3(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &QWEN3)?;
     let style = GqaStyle::qwen3(&base)?;
     dense("Qwen3ForCausalLM", &base, &style)

@@ -2,13 +2,14 @@
 
 use rein_kernels::{RouteSpec, Scoring};
 
-use crate::checkpoint::{Fields, LoadError};
-use crate::model::blocks::{Base, Defaults, GqaStyle};
+use crate::checkpoint::{ConfigFields, LoadError};
+use crate::model::blocks::{Base, ConfigDefaults, GqaStyle};
 use crate::model::spec::{Mlp, Spec};
 
-const DEFAULTS: Defaults = Defaults { kv_heads: Some(4), head_dim: None, max_positions: 32_768, eps: 1e-6, theta: 1e4 };
+const DEFAULTS: ConfigDefaults =
+    ConfigDefaults { kv_heads: Some(4), head_dim: None, max_positions: 32_768, eps: 1e-6, theta: 1e4 };
 
-pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
+pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let style = GqaStyle::qwen3(&base)?;
     let experts = match config.usize("num_experts")? {
@@ -32,7 +33,7 @@ pub fn build(config: &Fields, prefix: &str) -> Result<Spec, LoadError> {
     let dense_layers = config.usizes("mlp_only_layers")?.unwrap_or_default();
     config.only("mlp_bias", false)?;
     config.only("shared_expert_intermediate_size", 0)?;
-    // Where the window is on, it is on in every layer, as in transformers.
+    // If the window is on, it applies to every layer, as in transformers.
     config.usize("max_window_layers")?;
     let on = base.flag("use_sliding_window", false)?;
     let window = base.uniform_window(base.sliding_window(Some(4096))?.filter(|_| on))?;

@@ -1,17 +1,17 @@
-//! config.json as published for well-known models: none of their keys may be refused.
+//! config.json as published for well-known models: no key may be rejected.
 
 use super::*;
 use crate::checkpoint::Quantization;
-use crate::model::spec::{Attention, Layer, Mlp};
+use crate::model::spec::{Attention, LayerSpec, Mlp};
 
 fn spec(text: &str) -> Spec {
     let config: Value = serde_json::from_str(text).expect("JSON");
     let config = config.as_object().expect("object");
-    Quantization::read(&Fields::new(text_config(config), "")).expect("weight format");
+    Quantization::read(&ConfigFields::new(text_config(config), "")).expect("weight format");
     build(config).unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn is_moe(layer: &Layer) -> bool {
+fn is_moe(layer: &LayerSpec) -> bool {
     matches!(layer.mlp, Mlp::Moe(_))
 }
 
@@ -31,7 +31,7 @@ const KIMI_K2: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "attention
     "transformers_version": "4.48.3", "use_cache": true, "v_head_dim": 128, "vocab_size": 163840}"#;
 
 #[test]
-fn kimi_k2() {
+fn kimi_k2_is_read() {
     let spec = spec(KIMI_K2);
     assert_eq!((spec.layers.len(), spec.vocab, spec.max_positions), (61, 163_840, 131_072));
     assert!(!is_moe(&spec.layers[0]) && spec.layers[1..].iter().all(is_moe));
@@ -43,7 +43,7 @@ fn kimi_k2() {
 }
 
 #[test]
-fn kimi_k2_inside_its_multimodal_wrapper() {
+fn kimi_k2_in_its_multimodal_wrapper_is_read() {
     let text: Value = serde_json::from_str(KIMI_K2).expect("JSON");
     let whole = serde_json::json!({"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25",
         "media_placeholder_token_id": 163605, "vision_config": {"hidden_size": 1152}, "text_config": text});
@@ -54,7 +54,7 @@ fn kimi_k2_inside_its_multimodal_wrapper() {
 }
 
 #[test]
-fn keys_around_the_language_model_are_read_too() {
+fn keys_beside_text_config_are_checked_too() {
     let text: Value = serde_json::from_str(KIMI_K2).expect("JSON");
     let outer = |key: &str, value: Value| {
         let mut whole = serde_json::json!({"architectures": ["KimiK25ForConditionalGeneration"], "dtype": "bfloat16",
@@ -77,21 +77,21 @@ fn keys_around_the_language_model_are_read_too() {
 }
 
 #[test]
-fn a_missing_number_of_experts_is_named_as_published() {
+fn errors_use_the_published_name_of_a_missing_key() {
     let config: Value = serde_json::from_str(&KIMI_K2.replace("\"n_routed_experts\": 384,", "")).expect("JSON");
     let error = build(config.as_object().expect("object")).expect_err("missing").to_string();
     assert!(error.contains("n_routed_experts"), "{error}");
 }
 
 #[test]
-fn deepseek_v3_with_its_prediction_layer() {
+fn deepseek_v3_with_its_prediction_layer_is_read() {
     let text = KIMI_K2.replace("\"num_nextn_predict_layers\": 0", "\"num_nextn_predict_layers\": 1");
     let spec = spec(&text.replace("kimi_k2", "deepseek_v3"));
     assert_eq!(spec.ignored, ["model.layers.61."]);
 }
 
 #[test]
-fn qwen3_30b_a3b() {
+fn qwen3_30b_a3b_is_read() {
     let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
         "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
         "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960,
@@ -104,7 +104,7 @@ fn qwen3_30b_a3b() {
     let plain = spec(text);
     assert!(plain.layers.iter().all(is_moe));
     assert_eq!(plain.shape().experts, vec![128; 48]);
-    // Qwen3-Coder-30B-A3B says what the architecture has anyway.
+    // Qwen3-Coder-30B-A3B states what the architecture implies.
     let said = r#"{"qkv_bias": false, "shared_expert_intermediate_size": 0, "use_qk_norm": true,"#;
     assert_eq!(spec(&text.replacen('{', said, 1)).linears().count(), plain.linears().count());
     for (key, other) in [("qkv_bias", r#"{"qkv_bias": true,"#), ("use_qk_norm", r#"{"use_qk_norm": false,"#)] {
@@ -115,7 +115,7 @@ fn qwen3_30b_a3b() {
 }
 
 #[test]
-fn mixtral_8x7b() {
+fn mixtral_8x7b_is_read() {
     let spec = spec(
         r#"{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
         "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
@@ -130,7 +130,7 @@ fn mixtral_8x7b() {
 }
 
 #[test]
-fn llama_3_1_8b_and_small_relatives() {
+fn llama_3_1_8b_and_similar_models_are_read() {
     let text = r#"{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
         "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096,
         "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false,
@@ -140,7 +140,7 @@ fn llama_3_1_8b_and_small_relatives() {
         "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
         "transformers_version": "4.43.0.dev0", "use_cache": true, "vocab_size": 128256}"#;
     assert_eq!(spec(text).kv_heads, 8);
-    // SmolLM2 and Falcon 3 write down a little more.
+    // SmolLM2 and Falcon 3 state a few more keys.
     let more = r#"{"is_llama_config": true, "rope_interleaved": false, "transformers.js_config": {"dtype": "q4"},
         "activation": "swiglu", "head_dim": 128,"#;
     assert_eq!(spec(&text.replacen('{', more, 1)).layers.len(), 32);
@@ -163,7 +163,7 @@ fn mistral_windows_are_absent_null_or_stated() {
 }
 
 #[test]
-fn qwen_2_5_and_3() {
+fn qwen_2_5_and_3_are_read() {
     let text = r#"{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
         "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
         "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28, "model_type": "qwen2",
@@ -182,7 +182,7 @@ fn qwen_2_5_and_3() {
 }
 
 #[test]
-fn granite_3_1() {
+fn granite_3_1_is_read() {
     let spec = spec(
         r#"{"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.1,
         "attention_multiplier": 0.0078125, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,

@@ -1,4 +1,4 @@
-//! Ranks of one group that are seated apart, as in several processes.
+//! Ranks of one group in separate processes, simulated with TCP links.
 
 use std::time::Duration;
 
@@ -7,14 +7,15 @@ use rein_kernels::collective::{AbortHandle, tcp};
 
 use super::*;
 
-/// Each rank's link over TCP, and how to end the group.
+/// Each rank's link over TCP, and a handle to end the group.
 fn links(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
     let listeners: Vec<_> =
-        (0..ranks).map(|_| tcp::Listener::bind("127.0.0.1:0", tcp::plain()).expect("loopback")).collect();
+        (0..ranks).map(|_| tcp::RankListener::bind("127.0.0.1:0", tcp::plain()).expect("loopback")).collect();
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let links: Vec<_> = std::thread::scope(|scope| {
         let joins = listeners.iter().enumerate().map(|(rank, listener)| {
-            let member = tcp::Member { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.clone() };
+            let member =
+                tcp::JoinRequest { group: "g".into(), epoch: 1, rank, protocol: 1, addresses: addresses.clone() };
             scope.spawn(move || listener.join(&member, Duration::from_secs(20)).expect("all come"))
         });
         let joins: Vec<_> = joins.collect();
@@ -24,9 +25,9 @@ fn links(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
     (links.into_iter().map(|link| Box::new(link) as Box<dyn Collective>).collect(), abort)
 }
 
-/// Seats each rank on its own; what they leave behind goes into `residents`, by rank.
+/// Loads each rank separately; the weights that they return go into `residents`, by rank.
 fn seat_apart(
-    model: &Model,
+    model: &ModelLoader,
     links: Vec<Box<dyn Collective>>,
     residents: Vec<Vec<Resident>>,
     home: &Sender<Resident>,
@@ -42,13 +43,13 @@ fn seat_apart(
     })
 }
 
-fn lead(seats: Vec<Result<Seated, LoadError>>) -> (Group, Vec<Seated>) {
+fn lead(seats: Vec<Result<Seated, LoadError>>) -> (RankGroup, Vec<Seated>) {
     let mut seats = seats.into_iter().map(|seat| seat.expect("seated"));
     let leader = seats.next().expect("rank 0").executor().expect("it leads");
     (leader, seats.collect())
 }
 
-fn steps(group: &mut Group) -> Vec<RowResult> {
+fn steps(group: &mut RankGroup) -> Vec<RowResult> {
     let mut results = Vec::new();
     for i in 0..4 {
         let rows = vec![row(1, &[5 + i, 6, 7], 3 * i as usize, &[0, 1], After::Draw)];
@@ -59,11 +60,11 @@ fn steps(group: &mut Group) -> Vec<RowResult> {
 }
 
 #[test]
-fn ranks_apart_compute_what_threads_compute_and_keep_their_weights() {
+fn separate_ranks_give_the_same_results_as_threads_and_keep_their_weights() {
     let fixture = fixture("deepseek_v3");
     let options = ModelOptions { tp: 2, ..f32_options() };
     let together = steps(&mut load(&fixture.dir, &options));
-    let model = Model::open(&fixture.dir, &options).expect("opens");
+    let model = ModelLoader::open(&fixture.dir, &options).expect("opens");
     let (home, homes) = bounded(8);
     let (first, abort) = links(2);
     let (mut group, followers) = lead(seat_apart(&model, first, vec![Vec::new(), Vec::new()], &home));
@@ -75,7 +76,7 @@ fn ranks_apart_compute_what_threads_compute_and_keep_their_weights() {
     let mut back: Vec<Resident> = homes.try_iter().collect();
     back.sort_by_key(|resident| resident.network.rank().rank);
     assert_eq!(back.iter().map(|resident| resident.network.rank().rank).collect::<Vec<_>>(), [0, 1]);
-    // Seated again, nothing is read.
+    // Loaded again, nothing is read.
     let (second, _) = links(2);
     let placement = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
     let again = std::thread::scope(|scope| {
@@ -100,9 +101,9 @@ fn ranks_apart_compute_what_threads_compute_and_keep_their_weights() {
 }
 
 #[test]
-fn a_rank_that_is_lost_ends_the_group_and_nobody_hangs() {
+fn a_lost_rank_ends_the_group_and_no_rank_hangs() {
     let fixture = fixture("llama3");
-    let model = Model::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
+    let model = ModelLoader::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
     let (home, _homes) = bounded(8);
     let (links, abort) = links(2);
     let (mut group, followers) = lead(seat_apart(&model, links, vec![Vec::new(), Vec::new()], &home));
@@ -120,11 +121,11 @@ fn a_rank_that_is_lost_ends_the_group_and_nobody_hangs() {
 }
 
 #[test]
-fn the_smallest_room_for_kv_blocks_is_everybodys() {
+fn all_ranks_use_the_smallest_number_of_kv_blocks() {
     let fixture = fixture("llama3");
     let open = |blocks| {
         let options = ModelOptions { tp: 2, kv_blocks: Some(blocks), ..f32_options() };
-        Model::open(&fixture.dir, &options).expect("opens")
+        ModelLoader::open(&fixture.dir, &options).expect("opens")
     };
     let models = [open(9), open(5)];
     let placement = Arc::new(place(&models[0].shape(), 2, 1).expect("a placement"));
@@ -145,11 +146,11 @@ fn the_smallest_room_for_kv_blocks_is_everybodys() {
 }
 
 #[test]
-fn ranks_that_agree_on_too_little_for_the_context_end_with_an_error() {
+fn ranks_without_room_for_the_context_fail_to_load() {
     let fixture = fixture("llama3");
     let open = |blocks, max_context| {
         let options = ModelOptions { tp: 2, kv_blocks: Some(blocks), max_context, ..f32_options() };
-        Model::open(&fixture.dir, &options).expect("opens")
+        ModelLoader::open(&fixture.dir, &options).expect("opens")
     };
     let models = [open(9, Some(72)), open(5, None)];
     let placement = Arc::new(place(&models[0].shape(), 2, 1).expect("a placement"));
@@ -164,14 +165,14 @@ fn ranks_that_agree_on_too_little_for_the_context_end_with_an_error() {
         let seats: Vec<_> = seats.collect();
         seats.into_iter().map(|seat| seat.join().expect("no panic")).collect()
     });
-    assert!(errors[0].as_ref().is_some_and(|error| error.contains("72 tokens do not fit")), "{errors:?}");
+    assert!(errors[0].as_ref().is_some_and(|error| error.contains("72 tokens exceed the KV cache")), "{errors:?}");
 }
 
 /// The test is the leader.
 #[test]
-fn a_rank_that_follows_refuses_steps_of_another_epoch() {
+fn a_follower_rejects_steps_of_another_epoch() {
     let fixture = fixture("llama3");
-    let model = Model::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
+    let model = ModelLoader::open(&fixture.dir, &ModelOptions { tp: 2, ..f32_options() }).expect("opens");
     let placement = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
     for epoch in [0, 2] {
         let (mut links, _) = links(2);
@@ -185,14 +186,14 @@ fn a_rank_that_follows_refuses_steps_of_another_epoch() {
         let rows = vec![row(1, &[5], 0, &[0], After::Draw)];
         let step = Step { epoch, rows, ..Step::default() };
         leader.share(0, &mut step.encode_to_vec()).expect("it follows");
-        // It takes part in nothing that the step is made of.
+        // It takes no part in the collectives of the step.
         let (done, refused) = bounded(1);
         let leader = std::thread::spawn(move || {
-            // Nobody listens any more when the test has failed.
+            // The receiver is gone if the test has failed.
             let _ = done.send(leader.all_reduce(&mut [0.0; 3]));
         });
         let refused = refused.recv_timeout(Duration::from_secs(5)).expect("the group ends").expect_err("refused");
-        assert!(refused.to_string().contains(&format!("a step of epoch {epoch} in epoch 1")), "{refused}");
+        assert!(refused.to_string().contains(&format!("step of epoch {epoch}, placement of epoch 1")), "{refused}");
         leader.join().expect("no panic");
         drop(follower);
     }

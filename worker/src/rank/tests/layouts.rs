@@ -1,4 +1,4 @@
-//! Layouts of experts that change while a group computes: nothing that it computes does.
+//! Expert layouts that change while a group computes: results do not change.
 
 use std::sync::atomic::AtomicBool;
 
@@ -9,12 +9,12 @@ use super::*;
 const RANKS: usize = 2;
 
 struct Running {
-    group: Group,
+    group: RankGroup,
     layouts: Arc<Layouts>,
 }
 
 fn start(
-    model: &Model,
+    model: &ModelLoader,
     placement: &Arc<Placement>,
     residents: Vec<Resident>,
     home: Option<Sender<Resident>>,
@@ -25,7 +25,7 @@ fn start(
     Running { group: seated.executor().expect("it leads"), layouts }
 }
 
-/// Token and logprobs of each of some steps of two sequences; `between` is called before each.
+/// Token and logprobs of some steps of two sequences; `between` is called before each step.
 fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<RowResult> {
     let mut results = Vec::new();
     for i in 0..8 {
@@ -42,8 +42,8 @@ fn run(running: &mut Running, mut between: impl FnMut(usize, &Layouts)) -> Vec<R
     results
 }
 
-/// Layout n: experts turned by n ranks, and every third one on all of them.
-fn turned(model: &Model, n: u64) -> Arc<Placement> {
+/// Layout n: experts rotated by n ranks, and every third expert on all ranks.
+fn turned(model: &ModelLoader, n: u64) -> Arc<Placement> {
     let mut placement = place(&model.shape(), RANKS, 1).expect("a placement");
     placement.layout = n;
     for (layer, &experts) in model.shape().experts.iter().enumerate() {
@@ -61,7 +61,7 @@ fn turned(model: &Model, n: u64) -> Arc<Placement> {
 fn outputs_do_not_change_while_experts_move() {
     for name in ["deepseek_v3", "qwen3_moe", "mixtral"] {
         let fixture = fixture(name);
-        let model = Model::open(&fixture.dir, &ModelOptions { tp: RANKS, ..f32_options() }).expect("opens");
+        let model = ModelLoader::open(&fixture.dir, &ModelOptions { tp: RANKS, ..f32_options() }).expect("opens");
         let first = Arc::new(place(&model.shape(), RANKS, 1).expect("a placement"));
         let mut undisturbed = start(&model, &first, Vec::new(), None);
         let want = run(&mut undisturbed, |_, _| ());
@@ -87,7 +87,7 @@ fn outputs_do_not_change_while_experts_move() {
         assert_eq!(got, want, "{name}");
         assert_eq!(moving.layouts.counts(), Some(counted), "{name}");
 
-        // What a group leaves behind serves another layout.
+        // The returned weights serve another layout.
         drop(moving);
         let back: Vec<Resident> = homes.iter().take(RANKS).collect();
         let mut again = start(&model, &turned(&model, 5), back, None);
@@ -96,8 +96,9 @@ fn outputs_do_not_change_while_experts_move() {
 }
 
 #[test]
-fn a_layout_that_has_not_been_loaded_ends_the_group() {
-    let model = Model::open(&fixture("deepseek_v3").dir, &ModelOptions { tp: RANKS, ..f32_options() }).expect("opens");
+fn a_step_with_a_layout_that_is_not_loaded_ends_the_group() {
+    let model =
+        ModelLoader::open(&fixture("deepseek_v3").dir, &ModelOptions { tp: RANKS, ..f32_options() }).expect("opens");
     let mut running = start(&model, &Arc::new(place(&model.shape(), RANKS, 1).expect("a placement")), Vec::new(), None);
     running.layouts.switch(7);
     let step = Step { epoch: 1, rows: vec![row(1, &[5], 0, &[0], After::Draw)], ..Step::default() };

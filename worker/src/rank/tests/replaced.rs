@@ -1,4 +1,4 @@
-//! Checkpoints that somebody changes after they were opened: what is loaded is what was there, or nothing.
+//! Checkpoints that change after they were opened: either the original bytes are loaded, or loading fails.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -9,15 +9,15 @@ use super::*;
 struct Opened {
     copy: Copied,
     path: PathBuf,
-    model: Model,
+    model: ModelLoader,
     whole: Vec<u8>,
 }
 
-/// As a worker opens it. With `hashed` it knows all bytes.
+/// A model as a worker opens it. With `hashed`, all bytes are known.
 fn opened(hashed: bool) -> Opened {
     let copy = Copied::of(&fixture("deepseek_v3"));
     let path = copy.path().join("model.safetensors");
-    let model = Model::open(copy.path(), &f32_options()).expect("opens");
+    let model = ModelLoader::open(copy.path(), &f32_options()).expect("opens");
     if hashed {
         model.hashes().expect("hashes");
     }
@@ -51,11 +51,11 @@ impl Opened {
         let error = self.scores().expect_err("other bytes");
         assert!(error.is_final(), "{error}");
         assert!(error.to_string().contains("model.safetensors") && error.to_string().contains(named), "{error}");
-        // Nor later, whatever the file is by then.
+        // It also fails later, whatever the file contains by then.
         assert!(self.scores().expect_err("other bytes").is_final());
     }
 
-    /// The last tensor's bytes in place, turned over.
+    /// Inverts the last tensor's bytes in place.
     fn write_in_place(&self) {
         let tail: Vec<u8> = self.whole[self.whole.len() - 64..].iter().map(|byte| !byte).collect();
         let file = OpenOptions::new().write(true).open(&self.path).expect("file");
@@ -70,7 +70,7 @@ impl Opened {
 }
 
 #[test]
-fn a_file_that_is_written_in_place_is_refused() {
+fn a_file_that_was_written_in_place_is_rejected() {
     for hashed in [false, true] {
         let it = opened(hashed);
         it.write_in_place();
@@ -84,11 +84,11 @@ fn a_file_that_is_written_in_place_is_refused() {
 }
 
 #[test]
-fn a_file_whose_time_is_put_back_gives_itself_away_by_its_bytes() {
+fn a_file_whose_time_was_reset_is_rejected_for_its_bytes() {
     let it = opened(true);
     it.keep_time(|| it.write_in_place());
     it.is_refused("has other bytes");
-    // What has been read before is known without hashes of the whole.
+    // Bytes that were read before are known without hashes of the whole file.
     let it = opened(false);
     it.scores().expect("loads");
     it.keep_time(|| it.write_in_place());
@@ -96,7 +96,7 @@ fn a_file_whose_time_is_put_back_gives_itself_away_by_its_bytes() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_or_grows_is_refused() {
+fn a_file_that_was_truncated_or_grew_is_rejected() {
     for (len, named) in [(0, "cut short"), (4096, "cut short"), (1 << 30, "bytes and has 1073741824")] {
         let it = opened(true);
         File::options().write(true).open(&it.path).and_then(|file| file.set_len(len)).expect("length");
@@ -105,7 +105,7 @@ fn a_file_that_is_cut_short_or_grows_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_replaced_by_another_is_read_as_it_was() {
+fn a_file_that_was_replaced_by_rename_is_read_as_it_was() {
     let it = opened(true);
     let want = it.scores().expect("loads");
     let other = it.copy.path().join("other");
@@ -117,7 +117,7 @@ fn a_file_that_is_replaced_by_another_is_read_as_it_was() {
 }
 
 #[test]
-fn who_owns_a_file_and_how_it_is_named_does_not_matter() {
+fn owner_and_name_of_a_file_may_change() {
     let it = opened(true);
     let want = it.scores().expect("loads");
     fs::set_permissions(&it.path, fs::Permissions::from_mode(0o600)).expect("mode");
@@ -126,7 +126,7 @@ fn who_owns_a_file_and_how_it_is_named_does_not_matter() {
 }
 
 #[test]
-fn weights_that_are_here_need_no_file() {
+fn loaded_weights_need_no_file() {
     let it = opened(true);
     let (home, homes) = bounded(1);
     drop(it.seat(1, Vec::new(), Some(home.clone())).expect("loads"));
@@ -136,7 +136,7 @@ fn weights_that_are_here_need_no_file() {
 }
 
 #[test]
-fn experts_of_a_changed_file_are_not_taken_up() {
+fn experts_of_a_changed_file_are_not_loaded() {
     let it = opened(true);
     let seated = it.seat(2, Vec::new(), None).expect("loads");
     let layouts = seated.layouts().clone();

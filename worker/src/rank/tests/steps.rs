@@ -1,4 +1,4 @@
-//! Steps as the scheduler makes them: chunks, strangers in the batch, held rows, masks, and what is refused.
+//! Steps as the scheduler makes them: chunks, batches, held rows, masks, and steps that are rejected.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn scoring(seq: u64, tokens: &[u32], range: std::ops::Range<usize>, blocks: &[u3
 }
 
 #[test]
-fn chunks_neighbours_and_block_order_change_no_bit() {
+fn results_do_not_depend_on_chunks_batch_or_block_order() {
     for name in ["deepseek_v3", "mistral", "qwen3_moe", "granite"] {
         let fixture = fixture(name);
         let tokens = &fixture.reference.tokens[..20];
@@ -38,7 +38,7 @@ fn chunks_neighbours_and_block_order_change_no_bit() {
 }
 
 #[test]
-fn a_held_row_draws_later_what_it_would_have_drawn_at_once() {
+fn a_held_row_draws_the_same_token_later() {
     for tp in [1, 2] {
         let fixture = fixture("qwen3");
         let prompt = &fixture.reference.greedy_prompt;
@@ -49,7 +49,7 @@ fn a_held_row_draws_later_what_it_would_have_drawn_at_once() {
         let later = run(&mut group, vec![row(2, &[], prompt.len(), &blocks, After::Draw)]);
         assert_eq!(at_once[0].token, later[0].token);
 
-        // Drawn from, it is used up; dropped, it is forgotten.
+        // A stash is used up by a draw and forgotten when dropped.
         let again = |seq| Step {
             epoch: 1,
             id: 1,
@@ -115,7 +115,7 @@ fn results_come_in_step_order_for_rows_that_draw_or_score() {
 }
 
 #[test]
-fn a_wrong_step_is_refused_and_the_next_one_runs() {
+fn an_invalid_step_is_rejected_and_the_next_one_runs() {
     let fixture = fixture("llama3");
     let mut group = load(&fixture.dir, &f32_options());
     let good = row(1, &[5, 6], 0, &[0], After::Draw);
@@ -127,8 +127,8 @@ fn a_wrong_step_is_refused_and_the_next_one_runs() {
         (step(vec![Row { blocks: vec![], ..good.clone() }]), "do not cover"),
         (step(vec![Row { blocks: vec![16], ..good.clone() }]), "no block 16"),
         (step(vec![Row { start: 127, ..good.clone() }]), "context of 128"),
-        (step(vec![Row { draw: None, ..good.clone() }]), "must say how"),
-        (step(vec![Row { tokens: vec![], ..good.clone() }]), "no logits"),
+        (step(vec![Row { draw: None, ..good.clone() }]), "must have draw parameters"),
+        (step(vec![Row { tokens: vec![], ..good.clone() }]), "no stashed logits"),
         (step(vec![row(1, &[], 0, &[0], After::Stash)]), "must draw"),
     ];
     for (step, expected) in cases {
@@ -141,7 +141,7 @@ fn a_wrong_step_is_refused_and_the_next_one_runs() {
 }
 
 #[test]
-fn the_shape_is_the_checkpoints() {
+fn the_shape_is_that_of_the_checkpoint() {
     let fixture = fixture("llama_awkward");
     let group = load(&fixture.dir, &ModelOptions { tp: 2, kv_blocks: None, ..f32_options() });
     let shape = group.shape();

@@ -1,9 +1,9 @@
-//! The end of the drain time.
+//! Aborting an engine at the end of the drain time.
 
 use super::*;
 
 #[tokio::test]
-async fn an_abort_ends_what_runs_waits_and_is_held_once_each() {
+async fn an_abort_ends_running_waiting_and_held_sequences_once_each() {
     let service = engine(EngineOptions { max_sequences: 2, step_tokens: 2, ..EngineOptions::default() });
     let mut held = open(&service, Start { hold: true, ..request(&[10]) }).await.unwrap();
     held.admitted().await;

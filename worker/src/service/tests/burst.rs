@@ -1,13 +1,13 @@
-//! More sequences at once than there are slots.
+//! More sequences at once than slots.
 
 use super::*;
 
 #[tokio::test]
-async fn a_burst_fills_slots_and_queue_before_it_is_refused() {
+async fn a_burst_fills_slots_and_queue_before_it_is_rejected() {
     let options =
         EngineOptions { max_sequences: 6, max_queue: 2, park_grace: Duration::MAX, ..EngineOptions::default() };
     let service = engine(options);
-    // All at once: the engine takes them between two steps, before any of them has a slot.
+    // All at once: the engine handles them between two steps, before any of them has a slot.
     let burst = (0..12).map(|_| open(&service, Start { hold: true, ..request(&[10]) }));
     let (taken, refused): (Vec<_>, Vec<_>) =
         futures::future::join_all(burst).await.into_iter().partition(Result::is_ok);

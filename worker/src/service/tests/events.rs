@@ -1,4 +1,4 @@
-//! What routers hear of cache and load.
+//! Events of cache and load, as routers receive them.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ async fn next(events: &mut Streaming<EngineEvents>) -> Result<EngineEvents, Stat
     next.expect("the stream goes on")
 }
 
-/// What a listener knows after these messages.
+/// What a listener knows after the messages so far.
 #[derive(Default)]
 struct Known {
     hashes: BTreeSet<u64>,
@@ -26,7 +26,7 @@ struct Known {
 }
 
 impl Known {
-    /// Listens on until that is known.
+    /// Reads events until `done`.
     async fn until(&mut self, events: &mut Streaming<EngineEvents>, done: impl Fn(&BTreeSet<u64>) -> bool) {
         while !done(&self.hashes) {
             let message = next(events).await.expect("no status");
@@ -57,7 +57,7 @@ fn short(prompt: Vec<u32>) -> Start {
 }
 
 #[tokio::test]
-async fn a_listener_hears_of_what_is_cached_what_comes_and_what_is_evicted() {
+async fn a_listener_gets_cached_stored_and_evicted_blocks() {
     let service = engine(EngineOptions::default());
     let old = prompt(1, 40);
     run(&service, short(old.clone())).await;
@@ -68,12 +68,12 @@ async fn a_listener_hears_of_what_is_cached_what_comes_and_what_is_evicted() {
     assert_eq!(first.load.map(|load| (load.running, load.used_blocks)), Some((0, 0)));
 
     let mut known = Known { hashes: first.stored.into_iter().collect(), resets: 0 };
-    // Generated tokens fill blocks too; the last token drawn has no KV entry.
+    // Generated tokens fill blocks too; the last drawn token has no KV entry.
     let script: Vec<u32> = (20..30).collect();
     run(&service, Start { prompt: prompt(2, 6), ..request(&script) }).await;
     let whole: Vec<u64> = hashes(&[prompt(2, 6), script, vec![EOS]].concat()[..16]);
     known.until(&mut events, |hashes| whole.iter().all(|hash| hashes.contains(hash))).await;
-    // 200 blocks in all, so the oldest go, the ends of prompts first.
+    // There are 200 blocks, so the oldest are evicted, ends of prompts first.
     for of in 3..10 {
         let next = prompt(of, 120);
         run(&service, short(next.clone())).await;
@@ -90,13 +90,13 @@ async fn a_listener_hears_of_what_is_cached_what_comes_and_what_is_evicted() {
 }
 
 #[tokio::test]
-async fn a_slow_listener_is_sent_a_fresh_snapshot() {
+async fn a_slow_listener_gets_a_new_snapshot() {
     let service = engine(EngineOptions::default());
     let mut events = listen(&service, INTERVAL_MS).await.expect("taken");
     let first = next(&mut events).await.expect("no status");
     assert!(first.reset && first.stored.is_empty());
-    // Each run stores 30 blocks and evicts as many in the end: far more than the 200 changes that are kept. What the
-    // transport has read ahead comes first.
+    // Each run stores 30 blocks and, once the cache is full, evicts as many: far more than the 200 changes that are
+    // kept. Messages that the transport has buffered come first.
     for of in 0..60 {
         run(&service, short(prompt(of, 120))).await;
     }
@@ -112,7 +112,7 @@ async fn a_slow_listener_is_sent_a_fresh_snapshot() {
 }
 
 #[tokio::test]
-async fn nobody_is_told_nothing_and_who_comes_back_is_told_all() {
+async fn without_listeners_nothing_is_recorded_and_a_returning_listener_gets_a_snapshot() {
     let service = engine(EngineOptions::default());
     let mut events = listen(&service, INTERVAL_MS).await.expect("taken");
     next(&mut events).await.expect("no status");
@@ -125,7 +125,7 @@ async fn nobody_is_told_nothing_and_who_comes_back_is_told_all() {
 }
 
 #[tokio::test]
-async fn the_stream_ends_with_the_engine_and_refuses_what_is_out_of_range() {
+async fn the_stream_ends_with_the_engine_and_rejects_invalid_intervals() {
     let gate = gated(EngineOptions::default());
     let mut events = listen(&gate.service, INTERVAL_MS).await.expect("taken");
     next(&mut events).await.expect("no status");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn routers_of_the_next_protocol_are_served_and_others_refused_by_name() {
+async fn routers_of_the_next_protocol_are_served_and_others_are_rejected_by_name() {
     let service = engine(EngineOptions::default());
     let mut client = EngineClient::new(service.clone().into_server());
     for number in [protocol::NUMBER - 1, protocol::NUMBER, protocol::NUMBER + 1] {

@@ -1,4 +1,4 @@
-//! Calls that some tools have of their own: what the grammar takes, the parser reads as that call.
+//! Calls of built-in tools: the parser reads what the grammar accepts.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn one(key: &str, schema: Value) -> Value {
 }
 
 #[test]
-fn builtin_calls_are_taken_where_their_tools_are_declared() {
+fn builtin_calls_are_accepted_if_their_tools_are_declared() {
     let b = Bench::new(by_name("llama_json").expect("a format"), false);
     let text = json!({"type": "string"});
     let search = ("brave_search", one("query", text.clone()));

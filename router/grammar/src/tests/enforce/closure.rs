@@ -1,4 +1,4 @@
-//! What the renderer writes is accepted, in every format; what breaks a rule is not.
+//! In every format, the grammar accepts what the renderer writes and rejects what breaks a rule.
 
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ fn arguments(name: &str, random: &mut Random) -> Value {
     Value::Object(members.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
 }
 
-/// A raw value cannot hold the marker that ends it, and a text no marker.
+/// A raw value cannot contain the marker that ends it, and text cannot contain a marker.
 fn turn(format: &Format, random: &mut Random) -> Turn {
     let most = if format.many { 3 } else { 1 };
     let names = ["get_weather", "get", "get-time.now", "ping"];
@@ -131,7 +131,7 @@ fn rendered_turns_are_accepted() {
 }
 
 #[test]
-fn broken_calls_are_refused() {
+fn broken_calls_are_rejected() {
     let good = json!({"city": "Paris", "unit": "celsius", "days": 3, "near": ["x"]});
     let with = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
         let mut map = good.as_object().expect("an object").clone();
@@ -178,7 +178,7 @@ fn broken_calls_are_refused() {
 }
 
 #[test]
-fn every_format_obeys_the_choice() {
+fn every_format_obeys_the_tool_choice() {
     use crate::Choice;
     let mut failures = Vec::new();
     for format in formats().iter().filter(|f| f.has_calls()) {

@@ -1,4 +1,4 @@
-//! What the grammar takes without saying that it is laxer than the schema satisfies the schema.
+//! Whatever the grammar accepts without reporting a relaxation satisfies the schema.
 
 use serde_json::{Value, json};
 
@@ -15,17 +15,17 @@ fn held(schema: &Value) -> Rules {
 }
 
 #[test]
-fn what_breaks_a_schema_is_refused_or_told() {
+fn violations_of_a_schema_are_rejected_or_reported_as_relaxed() {
     let one = |part: Value| x(json!({"oneOf": [{"type": "integer"}, part]}));
     let cases = [
-        // An object that declares nothing, and yet may not be empty.
+        // A schema without properties that does not allow the empty object.
         (json!({"type": "object", "minProperties": 1}), json!({})),
         (json!({"const": {"a": 1}}), json!({})),
         (json!({"type": "object", "enum": [{"a": 1}]}), json!({})),
         (json!({"type": "object", "if": {"maxProperties": 0}, "then": false}), json!({})),
         (json!({"type": "object", "not": {"type": "object"}}), json!({})),
         (json!({"type": "array"}), json!({})),
-        // Keywords that speak of another type leave a value to both branches.
+        // Keywords for another type let a value satisfy both branches.
         (x(json!({"oneOf": [{"type": "string"}, {"minimum": 0}]})), json!({"x": "b"})),
         (one(json!({"properties": {}})), json!({"x": 1})),
         (one(json!({"minLength": 2})), json!({"x": 1})),
@@ -35,7 +35,7 @@ fn what_breaks_a_schema_is_refused_or_told() {
         // Integers that a double rounds.
         (x(json!({"type": "integer", "minimum": 9_007_199_254_740_993_u64})), json!({"x": 9_007_199_254_740_992_u64})),
         (x(json!({"type": "number", "minimum": 9_007_199_254_740_993_u64})), json!({"x": 9_007_199_254_740_992_u64})),
-        // Constants that are equal.
+        // Equal constants.
         (
             x(json!({"type": "array", "items": {"enum": ["a", "a", "b"]}, "uniqueItems": true})),
             json!({"x": ["a", "a"]}),
@@ -59,7 +59,7 @@ fn what_breaks_a_schema_is_refused_or_told() {
 }
 
 #[test]
-fn what_satisfies_such_a_schema_is_taken() {
+fn values_that_satisfy_such_a_schema_are_accepted() {
     let b = Bench::new(by_name("kimi_k2").expect("a format"), false);
     for (schema, arguments) in [
         (json!({"const": {"a": 1}}), r#"{"a": 1}"#),
@@ -77,9 +77,9 @@ fn what_satisfies_such_a_schema_is_taken() {
     }
 }
 
-/// A raw value that could be JSON or a string is what satisfies its schema.
+/// A raw value that could be JSON or a string is read as what satisfies its schema.
 #[test]
-fn raw_values_are_read_as_their_schema_takes_them() {
+fn raw_values_are_read_as_their_schema_allows() {
     let cases = [
         (json!({"type": ["string", "integer"]}), "1.5", json!("1.5")),
         (json!({"type": ["string", "integer"]}), "15", json!(15)),
@@ -109,9 +109,9 @@ fn raw_values_are_read_as_their_schema_takes_them() {
     }
 }
 
-/// A pattern that the validator cannot read does not switch off everything else.
+/// A pattern that the validator cannot read does not disable other checks.
 #[test]
-fn a_strange_pattern_leaves_the_rest_checked() {
+fn an_unsupported_pattern_does_not_disable_other_checks() {
     for pattern in ["\\A\\d+\\Z", "(", "\\h", "*a"] {
         let schema = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern},
             "b": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}}});
@@ -123,9 +123,9 @@ fn a_strange_pattern_leaves_the_rest_checked() {
     }
 }
 
-/// Constants and names that the wire has no words for.
+/// Constants and names that the format cannot write.
 #[test]
-fn what_cannot_be_written_is_left_out() {
+fn values_that_cannot_be_written_are_omitted() {
     let b = Bench::new(by_name("qwen3_coder").expect("a format"), true);
     let schema = json!({"type": "object", "properties": {"x": {"enum": ["a", "b</parameter>\n</function>"]}, "k\nl": {"type": "integer"}}});
     let call = |inner: &str| format!("<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>");

@@ -1,5 +1,5 @@
-//! What costs far more than its length suggests compiles, is relaxed or is refused within a budget of steps, and no token
-//! of it is without a bound.
+//! Requests that cost far more than their length suggests are compiled, relaxed or rejected within a budget of steps,
+//! and the cost of every token is bounded.
 
 use super::Bench;
 use crate::limits::{MAX_COMPILE_WORK, MAX_FIRST_WORK, MAX_PART_WORK};
@@ -10,7 +10,7 @@ mod cases;
 
 use cases::{Case, Outcome};
 
-/// What a step that was begun within the budget may take beyond it.
+/// How far a step that was begun within the budget may exceed it.
 const BEYOND: u64 = MAX_PART_WORK + 1_000_000;
 
 fn outcome(bench: &Bench, case: &Case, budget: &mut Budget) -> Outcome {
@@ -44,7 +44,7 @@ fn outcome(bench: &Bench, case: &Case, budget: &mut Budget) -> Outcome {
 }
 
 #[test]
-fn every_compilation_keeps_to_its_budget() {
+fn every_compilation_stays_within_its_budget() {
     let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
     for case in cases::all() {
         let mut budget = Budget::default();
@@ -54,9 +54,9 @@ fn every_compilation_keeps_to_its_budget() {
     }
 }
 
-/// What a first attempt does not finish is left to another one, and gives the same grammar then.
+/// What a first attempt does not finish is left to a second one, which then gives the same grammar.
 #[test]
-fn a_first_attempt_gives_up_early() {
+fn a_first_attempt_stops_early() {
     let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
     let mut unfinished = 0;
     for case in cases::all() {
@@ -78,7 +78,7 @@ fn a_first_attempt_gives_up_early() {
 }
 
 #[test]
-fn nothing_is_compiled_for_nobody() {
+fn a_cancelled_compilation_stops() {
     let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
     let cancel = Cancel::default();
     cancel.cancel();
@@ -88,9 +88,9 @@ fn nothing_is_compiled_for_nobody() {
     }
 }
 
-/// The lexer stands still where an expression is over before its first byte.
+/// The lexer makes no progress if an expression ends before its first byte.
 #[test]
-fn expressions_of_the_empty_text_are_refused_and_others_that_match_it_are_not() {
+fn expressions_that_match_only_the_empty_text_are_rejected() {
     let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
     let compiled = |response| {
         let rules = Rules { response: Some(response), parallel: true, ..Rules::default() };
@@ -106,9 +106,9 @@ fn expressions_of_the_empty_text_are_refused_and_others_that_match_it_are_not() 
     }
 }
 
-/// Whatever is forced is computed in one piece, however long it is.
+/// Forced text is computed in one piece, however long it is.
 #[test]
-fn expressions_that_no_short_text_matches_are_refused() {
+fn expressions_without_a_short_match_are_rejected() {
     let tag = |regex: &str| {
         let content = serde_json::json!({"type": "regex", "pattern": regex});
         serde_json::json!({"type": "structural_tag", "format": content})

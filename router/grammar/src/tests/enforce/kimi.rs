@@ -1,4 +1,4 @@
-//! The rules of DESIGN.md section 3 and 4, one by one, in one format.
+//! The rules of DESIGN.md sections 3 and 4, one by one, in one format.
 
 use serde_json::json;
 
@@ -35,7 +35,7 @@ fn everything_is_send_and_sync() {
 }
 
 #[test]
-fn text_reasoning_and_calls() {
+fn text_reasoning_and_calls_are_accepted() {
     let (b, r) = (bench(), two());
     assert!(b.takes(&r, ""));
     assert!(b.takes(&r, "Hello, the weather.\n"));
@@ -55,14 +55,14 @@ fn text_reasoning_and_calls() {
 }
 
 #[test]
-fn letters_are_no_markers() {
+fn letters_do_not_count_as_markers() {
     let (b, r) = (bench(), two());
     assert!(b.takes(&r, "<|tool_calls_section_begin|><|tool_call_begin|>functions.rm:0"));
     assert!(b.takes(&r, "</think><think>"));
 }
 
 #[test]
-fn special_tokens_out_of_place_are_refused() {
+fn special_tokens_out_of_place_are_rejected() {
     let (b, r) = (bench(), two());
     for (text, good) in [
         ("a⟦<|tool_call_begin|>⟧", "a"),
@@ -82,7 +82,7 @@ fn special_tokens_out_of_place_are_refused() {
 }
 
 #[test]
-fn only_declared_names_with_the_running_number() {
+fn only_declared_names_with_the_running_number_are_accepted() {
     let (b, r) = (bench(), two());
     assert!(!b.takes(&r, &one("rm", 0, "{}")));
     assert!(!b.takes(&r, &one("get_weather2", 0, r#"{"city":"x"}"#)));
@@ -138,7 +138,7 @@ fn arguments_satisfy_the_schema() {
 }
 
 #[test]
-fn choices() {
+fn tool_choice_is_enforced() {
     let b = bench();
     let call = one("get", 0, "{}");
     let with = |choice: Choice| Rules { choice, ..two() };
@@ -169,7 +169,7 @@ fn choices() {
 }
 
 #[test]
-fn refusal_changes_nothing() {
+fn a_rejected_token_does_not_change_the_state() {
     let b = bench();
     let mut m = b.matcher(&two());
     let ids = b.tokens.text(&one("get_weather", 0, r#"{"city": "Paris"}"#));
@@ -198,7 +198,7 @@ fn refusal_changes_nothing() {
 }
 
 #[test]
-fn what_must_follow_is_forced() {
+fn tokens_without_an_alternative_are_forced() {
     let b = bench();
     let mut m = b.matcher(&Rules { choice: Choice::Named("get_weather".into()), start: Region::Reasoning, ..two() });
     let mut forced = 0;
@@ -236,7 +236,7 @@ fn what_must_follow_is_forced() {
 }
 
 #[test]
-fn grammars_are_kept() {
+fn grammars_are_cached() {
     let b = bench();
     let first = b.compile(&two());
     let second = b.compile(&Rules { calls_before: 7, ..two() });

@@ -1,4 +1,4 @@
-//! The grammar against what the renderer writes, what the parser reads and what a JSON-Schema validator says.
+//! Compares the grammar with the renderer, the parser and a JSON Schema validator.
 
 mod builtins;
 mod closure;
@@ -33,7 +33,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// With the markers of the format as added tokens, or only the stop token.
+    /// With the format's markers as added tokens, or only the stop token.
     pub fn of(format: &Format, spelled: bool) -> Self {
         let mut words: Vec<(Vec<u8>, bool)> = (0..=255).map(|b| (vec![b], false)).collect();
         let merges = "{\" \": \", \" \"} \"}} \n\n functions get_ weather name arguments parameters city \" true false null \
@@ -134,7 +134,7 @@ impl Bench {
         self.compile(rules).matcher().expect("a matcher")
     }
 
-    /// How many tokens were taken, and whether the turn may end after them.
+    /// The number of accepted tokens, and whether the turn may end after them.
     pub fn run(&self, matcher: &mut Matcher, ids: &[u32]) -> (usize, bool) {
         let mut taken = 0;
         for id in ids {
@@ -156,7 +156,7 @@ impl Bench {
         self.run(&mut self.matcher(rules), ids) == (ids.len(), true)
     }
 
-    /// How much of the text is taken.
+    /// The accepted prefix of the text.
     pub fn prefix(&self, rules: &Rules, text: &str) -> String {
         let ids = self.tokens.text(text);
         let (n, _) = self.run(&mut self.matcher(rules), &ids);
@@ -184,7 +184,7 @@ impl Bench {
         Ok(calls)
     }
 
-    /// Draws tokens from the masks until the turn ends; none if it does not within `most` tokens. Tokens that close
+    /// Draws tokens from the masks until the turn ends. None: it does not end within `most` tokens. Tokens that close
     /// something are preferred.
     pub fn walk(&self, matcher: &mut Matcher, random: &mut Random, most: usize) -> Option<Vec<u32>> {
         let stop = self.tokens.special(STOP);

@@ -1,4 +1,4 @@
-//! Grammars that are read here against llguidance's own reading of the same text: the same masks on random walks.
+//! Compares our parser of grammars with llguidance's: the same masks on random walks.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::tests::Random;
 use crate::{Choice, Rules, formats};
 
 #[test]
-fn both_readers_make_the_same_grammar() {
+fn both_parsers_make_the_same_grammar() {
     let simple = json!({"type": "object", "required": ["city"], "properties": {"city": {"type": "string"},
         "days": {"type": "integer"}, "unit": {"enum": ["c", "f"]}, "tags": {"type": "array", "items": {"type": "string"}}}});
     let mut random = Random::new(3);
@@ -37,7 +37,7 @@ fn both_readers_make_the_same_grammar() {
                     let all: Vec<u32> = (0..b.tokens.words.len() as u32)
                         .filter(|t| mask[*t as usize / 8] >> (t % 8) & 1 == 1)
                         .collect();
-                    // Not letters for ever.
+                    // Not only letters.
                     let signs: Vec<u32> = all.iter().copied().filter(|t| !(97..123).contains(t)).collect();
                     let from = if signs.is_empty() { &all } else { &signs };
                     if from.is_empty() {

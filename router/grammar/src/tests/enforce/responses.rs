@@ -1,3 +1,5 @@
+//! Tests of `response_format` and `structured_outputs`.
+
 use serde_json::json;
 
 use super::{Bench, rules, tool};
@@ -12,7 +14,7 @@ fn with_tool(response: Response) -> Rules {
 }
 
 #[test]
-fn json_with_and_without_tools() {
+fn json_responses_work_with_and_without_tools() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     for format in ["kimi_k2", "hermes", "plain", "llama_json", "qwen3_coder"] {
         let b = Bench::new(crate::by_name(format).expect("format"), false);
@@ -36,9 +38,9 @@ fn json_with_and_without_tools() {
     assert!(b.takes(&forced, "⟦<tool_call>⟧\n{\"name\": \"f\", \"arguments\": {}}\n⟦</tool_call>⟧"));
 }
 
-/// What the models write between reasoning and answer is layout, whatever the answer has to be.
+/// Whatever the models write between reasoning and answer is layout, whatever the answer must be.
 #[test]
-fn layout_around_reasoning_is_no_part_of_a_response() {
+fn layout_around_reasoning_does_not_belong_to_a_response() {
     let answers = [
         (Response::JsonSchema { schema: json!({"type": "integer"}), strict: true }, "7"),
         (Response::Regex("[a-z]+".into()), "yes"),
@@ -71,7 +73,7 @@ fn layout_around_reasoning_is_no_part_of_a_response() {
         assert!(b.takes(&respond(json.clone()), "\n⟦<think>⟧hm⟦</think>⟧\n\n7"), "{name}");
         assert!(b.takes(&respond(json.clone()), "\n\n7"), "{name}");
     }
-    // A blank by mistake forces reasoning only where the models write one before it.
+    // A blank by mistake forces reasoning only in formats that write one before it.
     let choice = respond(Response::Choice(vec!["yes".into()]));
     for (name, blank) in [("qwen3_coder", ""), ("glm45", "\n")] {
         let b = Bench::new(crate::by_name(name).expect("format"), false);
@@ -79,7 +81,7 @@ fn layout_around_reasoning_is_no_part_of_a_response() {
     }
 }
 
-/// Text before a call is no way around the response format.
+/// Text before a call does not bypass the response format.
 #[test]
 fn with_a_response_format_blocks_of_text_are_empty_or_the_response() {
     let json = with_tool(Response::JsonSchema { schema: json!({"type": "integer"}), strict: true });
@@ -106,9 +108,9 @@ fn with_a_response_format_blocks_of_text_are_empty_or_the_response() {
     assert!(!b.takes(&json, &format!("{said}⟦<|channel|>⟧final⟦<|message|>⟧7")));
 }
 
-/// Limits that nothing enforces are told, wherever they stand.
+/// Limits that nothing enforces are reported, wherever they are.
 #[test]
-fn unknown_fields_of_a_tag_are_refused_by_name() {
+fn unknown_fields_of_a_tag_are_rejected_by_name() {
     let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
     let integer = json!({"type": "json_schema", "json_schema": {"type": "integer"}});
     let tag = json!({"type": "tag", "begin": "<", "content": integer, "end": ">"});
@@ -142,10 +144,10 @@ fn unknown_fields_of_a_tag_are_refused_by_name() {
     }
 }
 
-/// A response to a regular expression is judged by another engine, which reads it as the grammar does: whole texts, anchored
-/// at both ends, and every quantifier as the grammar's reader has it.
+/// A response to a regular expression is validated by another engine, which reads it like the grammar: whole texts,
+/// anchored at both ends, with the same quantifiers.
 #[test]
-fn a_regex_is_judged_as_the_grammar_reads_it() {
+fn a_regex_is_validated_as_the_grammar_reads_it() {
     let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
     for (regex, texts) in [
         ("a|bc", vec!["a", "bc", "ab", "c", "abc", ""]),
@@ -172,7 +174,7 @@ fn a_regex_is_judged_as_the_grammar_reads_it() {
 }
 
 #[test]
-fn structured_outputs() {
+fn structured_outputs_are_enforced() {
     let b = Bench::new(crate::by_name("kimi_k2").expect("format"), false);
     let regex = respond(Response::Regex(r"\d{3}-[a-z/]+".into()));
     assert!(b.takes(&regex, "123-a/b") && !b.takes(&regex, "12-a"));
@@ -249,7 +251,7 @@ OKb"
     let upto_token = of(json!({"type": "tag", "begin": "<r>", "end": token("<|tool_call_end|>"),
         "content": {"type": "any_tokens", "exclude_tokens": ["<|other|>"]}}));
     assert!(b.takes(&upto_token, "<r>a <r>⟦<|tool_call_end|>⟧") && !b.takes(&upto_token, "<r>⟦<|other|>⟧"));
-    // An object as a family of models writes a call's arguments.
+    // An object, written as a family of models writes a call's arguments.
     let schema = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]});
     let styled = |style: &str| {
         of(tagged("<f>", json!({"type": "json_schema", "style": style, "json_schema": schema}), json!("</f>")))
@@ -292,9 +294,9 @@ OKb"
     }
 }
 
-/// What ends a tag may begin with what a number could go on with.
+/// The end of a tag may begin with a character that could continue a number.
 #[test]
-fn an_end_ends_a_number() {
+fn the_end_of_a_tag_ends_a_number() {
     let b = Bench::new(crate::PLAIN, false);
     let schemas = [
         json!({"type": "number"}),

@@ -1,4 +1,4 @@
-//! Schemas of growing nastiness, in JSON: the grammar is never wider than the validator.
+//! Increasingly difficult schemas, in JSON: the grammar is never wider than the validator.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{Bench, rules, tool};
 use crate::tests::Random;
 use crate::{Choice, Enforcement, RuleError, Rules, Tool};
 
-/// Objects that something can satisfy.
+/// Objects that can be satisfied.
 pub fn nasty() -> Vec<Value> {
     let object = |properties: Value, required: &[&str]| json!({"type": "object", "properties": properties, "required": required});
     vec![
@@ -88,7 +88,7 @@ fn bench() -> Bench {
     Bench::new(crate::by_name("kimi_k2").expect("kimi"), false)
 }
 
-/// The arguments of the one call.
+/// The arguments of the only call.
 fn arguments(text: &str) -> Vec<&str> {
     text.split("<|tool_call_argument_begin|>")
         .skip(1)
@@ -97,7 +97,7 @@ fn arguments(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn walks_are_valid_json() {
+fn random_walks_are_valid_json() {
     let b = bench();
     let mut random = Random::new(3);
     let mut failures = Vec::new();
@@ -132,7 +132,7 @@ fn walks_are_valid_json() {
 }
 
 #[test]
-fn any_order_and_nothing_else() {
+fn properties_come_in_any_order_and_others_are_rejected() {
     let b = bench();
     let schema = json!({"type": "object", "required": ["a", "b"], "properties": {
         "a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}, "d": {"type": "array", "items": {"type": "integer"}}}});
@@ -141,7 +141,7 @@ fn any_order_and_nothing_else() {
     let compiled = b.compile(&r);
     let members = [("a", "1"), ("b", "\"x\""), ("c", "true"), ("d", "[1, 2]"), ("e", "1"), ("a", "\"x\"")];
     let mut checked = 0;
-    // Every sequence of up to four members, repetitions included.
+    // Every sequence of up to four members, including repetitions.
     for code in 0..7_usize.pow(4) {
         let picked: Vec<_> =
             (0..4).map(|i| code / 7_usize.pow(i) % 7).take_while(|d| *d < 6).map(|d| members[d]).collect();
@@ -187,7 +187,7 @@ fn many_properties_keep_their_order() {
 }
 
 #[test]
-fn what_is_not_enforced_is_told() {
+fn relaxations_are_reported() {
     let b = bench();
     let schema = json!({"type": "object", "properties": {
         "a": {"type": "string", "pattern": "^(?=x)"}, "b": {"not": {"type": "string"}}, "c": {"type": "string", "format": "regex"},
@@ -208,9 +208,9 @@ fn what_is_not_enforced_is_told() {
     assert!(compiled.validate("g", "{}").is_err() && compiled.validate("f", "[").is_err());
 }
 
-/// Spelled out, twenty dependencies would be a million ways: they are left to validation instead.
+/// Expanded, twenty dependencies would be a million ways: they are left to validation instead.
 #[test]
-fn what_would_be_too_large_is_left_to_validation() {
+fn parts_that_would_be_too_large_are_left_to_validation() {
     let names: Vec<String> = (0..20).map(|i| format!("p{i}")).collect();
     let properties: serde_json::Map<String, Value> =
         names.iter().map(|n| (n.clone(), json!({"type": "integer"}))).collect();
@@ -222,7 +222,7 @@ fn what_would_be_too_large_is_left_to_validation() {
 }
 
 #[test]
-fn hopeless_schemas_are_refused() {
+fn unsatisfiable_schemas_are_rejected() {
     let b = bench();
     for schema in [
         json!([]),
@@ -243,7 +243,7 @@ fn hopeless_schemas_are_refused() {
 }
 
 #[test]
-fn an_empty_name_is_a_name() {
+fn an_empty_property_name_is_accepted() {
     let schema =
         json!({"type": "object", "properties": {"": {"type": "string"}, "a": {"type": "integer"}}, "required": ["a"]});
     let rules = rules(vec![tool("f", schema)]);
@@ -260,10 +260,11 @@ fn an_empty_name_is_a_name() {
     }
 }
 
-/// `schemas.json` holds schemas of real life's shapes with instances as Python's jsonschema judges them (formats too).
-/// Valid ones are taken however they are spelled, in either order; the others are not, unless validation is left to tell.
+/// `schemas.json` has realistic schemas with instances as judged by Python's jsonschema (including formats). Valid
+/// instances are accepted in every spelling and in either order; others are rejected, unless they are left to
+/// validation.
 #[test]
-fn instances_are_judged_as_by_another_validator() {
+fn instances_are_judged_as_by_python_jsonschema() {
     #[derive(serde::Deserialize)]
     struct Case {
         case: String,
@@ -304,7 +305,7 @@ fn instances_are_judged_as_by_another_validator() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Members in the other order.
+/// Members in reverse order.
 fn reversed(value: &Value) -> Value {
     match value {
         Value::Object(map) => Value::Object(map.iter().rev().map(|(k, v)| (k.clone(), reversed(v))).collect()),
@@ -343,7 +344,7 @@ fn arguments_one_by_one_obey_formats_lengths_and_patterns() {
 }
 
 #[test]
-fn arguments_that_nobody_declared_are_taken_where_the_schema_asks_for_them() {
+fn undeclared_arguments_are_accepted_if_the_schema_allows_them() {
     let schema =
         json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}});
     let rules = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema)]) };

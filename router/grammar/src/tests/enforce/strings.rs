@@ -1,4 +1,4 @@
-//! What a schema says of a string holds for its characters, however they are spelled.
+//! A schema's constraints on a string apply to its characters, however they are spelled.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ const PATTERNS: &[&str] = &[
     r"^$|^a$",
     r"^a?$",
 ];
-/// Two characters in JSON, and one beyond.
+/// Two characters in JSON, and one beyond the basic plane.
 const BEYOND_ASCII: &[char] =
     &['\u{7f}', '\u{85}', 'é', '\u{2028}', '\u{feff}', '\u{d7ff}', '\u{e000}', '😀', '\u{10ffff}'];
 
@@ -84,14 +84,14 @@ fn of(schema: Value) -> Rules {
     Rules { response: Some(Response::JsonSchema { schema, strict: true }), ..Rules::default() }
 }
 
-/// Blanks of which readers differ: the grammar finds a pattern only where all of them do.
+/// Blanks on which engines differ: the grammar matches a pattern only where all of them do.
 fn readers_differ(pattern: &str, c: char) -> bool {
     let blank = ('\u{1c}'..='\u{1f}').contains(&c) || matches!(c, '\u{85}' | '\u{feff}');
     blank && (pattern.contains(r"\s") || pattern.contains(r"\S")) && !pattern.contains(r"\s\S")
 }
 
 #[test]
-fn classes_hold_for_characters_however_they_are_spelled() {
+fn classes_apply_to_characters_in_every_spelling() {
     let b = Bench::new(crate::PLAIN, false);
     for pattern in PATTERNS {
         let schema = json!({"type": "string", "pattern": pattern});
@@ -115,9 +115,9 @@ fn classes_hold_for_characters_however_they_are_spelled() {
     }
 }
 
-/// Everything that a schema says of text, on texts of several characters in all spellings of each.
+/// Everything that a schema requires of text, for texts of several characters in all spellings.
 #[test]
-fn lengths_formats_and_constants_see_what_is_meant() {
+fn lengths_formats_and_constants_apply_to_decoded_text() {
     let b = Bench::new(crate::PLAIN, false);
     let texts =
         ["", "a", "\"", "\\", "a/b", "ab", "é", "😀", "😀\"", "\n\t", "2024-02-29", "2023-02-29", "a\\\"b", "\\\\"];
@@ -145,9 +145,9 @@ fn lengths_formats_and_constants_see_what_is_meant() {
     }
 }
 
-/// Long but ordinary addresses are no exception; what the judge refuses, the grammar does.
+/// Long but ordinary addresses are accepted; the grammar rejects what the validator rejects.
 #[test]
-fn formats_take_ordinary_values() {
+fn formats_accept_ordinary_values() {
     let b = Bench::new(crate::PLAIN, false);
     let parts = |part: &str, count: usize| vec![part; count].join(".");
     let mail = |local: String| format!("{local}@mail.example.com");
@@ -183,7 +183,7 @@ fn formats_take_ordinary_values() {
         for value in values {
             let ids = b.tokens.encode(format!("\"{value}\"").as_bytes());
             let taken = b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true);
-            // A name of so many parts is the one that the grammar leaves out.
+            // The grammar leaves out names with this many labels.
             let expected = judge.is_valid(&value.as_str().into()) && value.split('.').count() < 100;
             assert_eq!(taken, expected, "{format}: {value}");
         }
@@ -191,7 +191,7 @@ fn formats_take_ordinary_values() {
 }
 
 #[test]
-fn keys_are_judged_as_they_are_meant() {
+fn keys_are_judged_by_their_decoded_text() {
     let b = Bench::new(crate::PLAIN, false);
     let keys = ["a", "\"", "\\", "a/b", "n1", "n\"", "é", ""];
     for schema in [
@@ -222,9 +222,9 @@ fn keys_are_judged_as_they_are_meant() {
     }
 }
 
-/// Where nothing is escaped, each character is itself, a backslash too.
+/// Without escapes, each character stands for itself, including a backslash.
 #[test]
-fn raw_values_are_taken_as_they_stand() {
+fn raw_values_are_accepted_unescaped() {
     let takes = |name: &str, schema: Value, value: &str| {
         let b = Bench::new(crate::by_name(name).expect("a format"), false);
         let rules = super::rules(vec![super::tool("f", json!({"type": "object", "properties": {"a": schema}}))]);

@@ -1,4 +1,4 @@
-//! Random walks through the masks: whatever comes out is a turn that the parser reads and the validator accepts.
+//! Random walks through the masks: every result is a turn that the parser reads and the validator accepts.
 
 use super::{Bench, rules, tool};
 use crate::tests::Random;
@@ -30,7 +30,7 @@ fn walks_end_in_valid_calls() {
                 };
                 for _ in 0..2 {
                     let mut m = compiled.matcher().expect("a matcher");
-                    // No walk spells a marker by chance.
+                    // A walk does not spell a marker by chance.
                     let marker = format.begin.iter().chain(format.call).find_map(crate::format::marker);
                     let mut ids = Vec::new();
                     if spelled && format.calls == crate::Calls::AfterText {
@@ -79,9 +79,9 @@ fn walks_end_in_valid_calls() {
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
 }
 
-/// Text, reasoning and calls at will: each step holds the matcher's shortcuts against the parser.
+/// Text, reasoning and calls at random: each step compares the matcher's shortcuts with the parser.
 #[test]
-fn walks_of_any_kind_take_no_wrong_shortcut() {
+fn shortcuts_of_the_matcher_agree_with_the_parser() {
     let weather = serde_json::json!({"type": "object", "required": ["city"], "properties":
         {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}, "note": {"type": "string"}}});
     let mut ended = 0;

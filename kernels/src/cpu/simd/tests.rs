@@ -1,0 +1,123 @@
+use super::*;
+
+#[inline(always)]
+unsafe fn exp_all<S: Simd>(x: &mut [f32]) {
+    for chunk in x.chunks_exact_mut(16) {
+        // SAFETY: a chunk has 16 elements.
+        unsafe { S::store(chunk.as_mut_ptr(), S::exp(S::load(chunk.as_ptr()))) }
+    }
+}
+simd_fn!(fn exp_slice(x: &mut [f32]) = exp_all);
+
+#[inline(always)]
+unsafe fn sums_all<S: Simd>(x: &[f32; 256], out: &mut [f32; 16], single: &mut [f32; 16]) {
+    // SAFETY: each slice of 16 lies inside its array.
+    unsafe {
+        let mut v = [S::splat(0.0); 16];
+        for i in 0..16 {
+            v[i] = S::load(x.as_ptr().add(16 * i));
+            single[i] = S::sum(v[i]);
+        }
+        S::store(out.as_mut_ptr(), S::sums(v));
+    }
+}
+simd_fn!(fn sums_of(x: &[f32; 256], out: &mut [f32; 16], single: &mut [f32; 16]) = sums_all);
+
+#[inline(always)]
+unsafe fn expand_one<S: Simd>(src: &[u8; 64], dst: &mut [u32; 32]) {
+    // SAFETY: the arrays have the sizes asked for.
+    unsafe {
+        let [low, high] = S::widen_int8(src.as_ptr());
+        S::store(dst.as_mut_ptr().cast(), low);
+        S::store(dst.as_mut_ptr().add(16).cast(), high);
+    }
+}
+simd_fn!(fn expand(src: &[u8; 64], dst: &mut [u32; 32]) = expand_one);
+
+#[test]
+fn exp_is_accurate_everywhere() {
+    for isa in Isa::available() {
+        let x: Vec<f32> = (0..160_000).map(|i| -104.0 + i as f32 * 0.0012).filter(|x| *x < 88.0).collect();
+        let mut y = x[..x.len() / 16 * 16].to_vec();
+        // SAFETY: the set is available.
+        unsafe { exp_slice(isa, &mut y) };
+        for (x, y) in x.iter().zip(&y) {
+            let want = f64::from(*x).exp();
+            let error = (f64::from(*y) - want).abs() / want.max(1.2e-38);
+            assert!(error < 3e-7, "{isa:?}: exp({x}) = {y}, want {want}");
+        }
+        let mut edge = [f32::NEG_INFINITY, -1000.0, 0.0, -0.0, f32::NAN, 1.0, -104.5, -87.5]
+            .into_iter()
+            .chain([0.0; 8])
+            .collect::<Vec<_>>();
+        // SAFETY: the set is available.
+        unsafe { exp_slice(isa, &mut edge) };
+        assert_eq!((edge[0], edge[1], edge[2], edge[3]), (0.0, 0.0, 1.0, 1.0), "{isa:?}");
+        assert!(edge[4].is_nan(), "{isa:?}");
+    }
+}
+
+#[test]
+fn lane_sums_do_not_depend_on_the_slot() {
+    for isa in Isa::available() {
+        let row: Vec<f32> = (0..16).map(|i| ((i * 37 % 17) as f32 - 8.3) * 1.1f32.powi(i)).collect();
+        let x: [f32; 256] = std::array::from_fn(|i| row[i % 16] * (1 + i / 16) as f32);
+        let same: [f32; 256] = std::array::from_fn(|i| row[i % 16]);
+        let (mut out, mut single) = ([0.0; 16], [0.0; 16]);
+        // SAFETY: the set is available.
+        unsafe { sums_of(isa, &same, &mut out, &mut single) };
+        assert!(out.iter().all(|o| o.to_bits() == out[0].to_bits()), "{isa:?} {out:?}");
+        // SAFETY: as above.
+        unsafe { sums_of(isa, &x, &mut out, &mut single) };
+        for i in 0..16 {
+            let want: f64 = (0..16).map(|j| f64::from(x[16 * i + j])).sum();
+            assert!((f64::from(out[i]) - want).abs() < 1e-4, "{isa:?}");
+            assert!((f64::from(single[i]) - want).abs() < 1e-4, "{isa:?}");
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn transpose_all<S: Simd>(x: &mut [f32; 256]) {
+    // SAFETY: each row of 16 lies inside the array.
+    unsafe {
+        let mut v = [S::splat(0.0); 16];
+        for i in 0..16 {
+            v[i] = S::load(x.as_ptr().add(16 * i));
+        }
+        for (i, v) in S::transpose(v).into_iter().enumerate() {
+            S::store(x.as_mut_ptr().add(16 * i), v);
+        }
+    }
+}
+simd_fn!(fn transpose_of(x: &mut [f32; 256]) = transpose_all);
+
+#[test]
+fn transposed_lanes() {
+    for isa in Isa::available() {
+        let mut x: [f32; 256] = std::array::from_fn(|i| i as f32);
+        // SAFETY: the set is available.
+        unsafe { transpose_of(isa, &mut x) };
+        assert!((0..256).all(|i| x[i] == (i % 16 * 16 + i / 16) as f32), "{isa:?} {x:?}");
+    }
+}
+
+#[test]
+fn int8_expands_to_its_value() {
+    for isa in Isa::available() {
+        for base in 0..4u8 {
+            let src: [u8; 64] = std::array::from_fn(|i| base * 64 + i as u8);
+            let mut dst = [0u32; 32];
+            // SAFETY: the set is available.
+            unsafe { expand(isa, &src, &mut dst) };
+            for column in 0..32 {
+                for half in 0..2 {
+                    let byte = src[int8_slot(column, half)];
+                    let value = f32::from(byte & 0x7f) * if byte & 0x80 == 0 { 1.0 } else { -1.0 };
+                    let got = bf16::from_bits((dst[column] >> (16 * half)) as u16);
+                    assert_eq!(got.to_f32(), value, "{isa:?}");
+                }
+            }
+        }
+    }
+}

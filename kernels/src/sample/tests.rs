@@ -1,0 +1,148 @@
+use super::*;
+
+fn draw(logits: &[f32], spec: &SampleSpec) -> Option<u32> {
+    sample(&mut logits.to_vec(), spec)
+}
+
+/// Frequencies of tokens over many positions.
+fn frequencies(logits: &[f32], spec: &SampleSpec, draws: u32) -> Vec<f64> {
+    let mut counts = vec![0u32; logits.len()];
+    for position in 0..draws {
+        counts[draw(logits, &SampleSpec { position, ..*spec }).unwrap() as usize] += 1;
+    }
+    counts.into_iter().map(|c| f64::from(c) / f64::from(draws)).collect()
+}
+
+fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+    let e: Vec<f64> = logits.iter().map(|&l| (f64::from(l) / temperature).exp()).collect();
+    let sum: f64 = e.iter().sum();
+    e.iter().map(|e| e / sum).collect()
+}
+
+fn assert_close(got: &[f64], want: &[f64], draws: u32) {
+    for (g, w) in got.iter().zip(want) {
+        // Five standard deviations.
+        let tolerance = 5.0 * (w * (1.0 - w) / f64::from(draws)).sqrt();
+        assert!((g - w).abs() <= tolerance + 1e-12, "{got:?} {want:?}");
+    }
+}
+
+#[test]
+fn frequencies_follow_the_softmax() {
+    let logits = [1.0, 0.0, -1.0, 2.0, 0.5];
+    for temperature in [0.5, 1.0, 2.0] {
+        for seed in [0, 1, u64::MAX] {
+            let spec = SampleSpec { temperature, seed, ..Default::default() };
+            let got = frequencies(&logits, &spec, 20_000);
+            assert_close(&got, &softmax(&logits, f64::from(temperature)), 20_000);
+        }
+    }
+}
+
+#[test]
+fn filters_keep_what_they_should() {
+    // Probabilities 0.5, 0.25, 0.125, 0.125.
+    let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p.ln()).collect();
+    let all = SampleSpec::default();
+    let check = |spec: SampleSpec, want: [f64; 4]| assert_close(&frequencies(&logits, &spec, 8000), &want, 8000);
+    check(SampleSpec { top_k: 2, ..all }, [2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
+    check(SampleSpec { top_k: 3, ..all }, [4.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0, 0.0]);
+    check(SampleSpec { top_k: 1, ..all }, [1.0, 0.0, 0.0, 0.0]);
+    check(SampleSpec { top_k: 100, ..all }, [0.5, 0.25, 0.125, 0.125]);
+    check(SampleSpec { top_p: 0.74, ..all }, [2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
+    check(SampleSpec { top_p: 0.76, ..all }, [4.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0, 0.0]);
+    check(SampleSpec { top_p: 0.0, ..all }, [1.0, 0.0, 0.0, 0.0]);
+    check(SampleSpec { min_p: 0.4, ..all }, [2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
+    check(SampleSpec { min_p: 1.0, ..all }, [1.0, 0.0, 0.0, 0.0]);
+    check(SampleSpec { top_k: 3, top_p: 0.6, ..all }, [2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
+    check(SampleSpec { banned: &[0], ..all }, [0.0, 0.5, 0.25, 0.25]);
+    check(SampleSpec { mask: Some(&[0b1010]), ..all }, [0.0, 2.0 / 3.0, 0.0, 1.0 / 3.0]);
+    check(SampleSpec { logit_bias: &[(2, 2f32.ln()), (99, 5.0)], ..all }, [4.0 / 9.0, 2.0 / 9.0, 2.0 / 9.0, 1.0 / 9.0]);
+}
+
+#[test]
+fn top_p_over_a_large_vocabulary_is_the_sorted_prefix() {
+    let logits: Vec<f32> = (0..5000u32).map(|i| ((i.wrapping_mul(2_654_435_761) >> 8) % 1000) as f32 / 300.0).collect();
+    let mut ids: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, l)).collect();
+    ids.sort_by(order);
+    let p = softmax(&logits, 1.0);
+    let (mut mass, mut count) = (0.0, 0);
+    while mass < 0.6 {
+        mass += p[ids[count].0 as usize];
+        count += 1;
+    }
+    let mut kept: Vec<(u32, f32)> = logits.iter().enumerate().map(|(i, &l)| (i as u32, l)).collect();
+    let weight = |l: f32| f64::from(l).exp();
+    let total: f64 = kept.iter().map(|k| weight(k.1)).sum();
+    keep_top_p(&mut kept, 0.6 * total, &weight);
+    assert_eq!(kept, ids[..count]);
+}
+
+#[test]
+fn penalties_lower_the_logits_of_seen_tokens() {
+    let logits = [2.0, -2.0, 1.0, 1.5];
+    let greedy = SampleSpec { temperature: 0.0, ..Default::default() };
+    let processed = |spec: &SampleSpec| {
+        let mut l = logits;
+        process(&mut l, spec);
+        l
+    };
+    let spec = SampleSpec { repetition_penalty: 2.0, prompt: &[0, 1, 0, 7], generated: &[1], ..greedy };
+    assert_eq!(processed(&spec), [1.0, -4.0, 1.0, 1.5]);
+    assert_eq!(draw(&logits, &spec), Some(3));
+    let spec =
+        SampleSpec { presence_penalty: 0.5, frequency_penalty: 0.25, prompt: &[2], generated: &[0, 0, 3], ..greedy };
+    assert_eq!(processed(&spec), [1.0, -2.0, 1.0, 0.75]);
+    assert_eq!(draw(&logits, &spec), Some(0), "the tie goes to the lowest id");
+}
+
+#[test]
+fn nan_and_infinite_logits_never_win_and_never_panic() {
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    for temperature in [0.0, 1.0, 1e-30, 1e30] {
+        for (top_k, top_p, min_p) in [(0, 1.0, 0.0), (1, 0.5, 0.5), (2, 0.0, 0.0), (0, 0.9, 0.1)] {
+            let spec = SampleSpec { temperature, top_k, top_p, min_p, ..Default::default() };
+            assert_eq!(draw(&[], &spec), None);
+            assert_eq!(draw(&[nan, nan], &spec), None);
+            assert_eq!(draw(&[-inf, nan], &spec), None);
+            assert_eq!(draw(&[nan, -3.0, -inf], &spec), Some(1));
+            assert_eq!(draw(&[nan, 1e30, inf, 3.0], &spec), Some(2));
+            assert_eq!(draw(&[1.0, 2.0], &SampleSpec { mask: Some(&[0]), ..spec }), None);
+            assert_eq!(draw(&[1.0, 2.0], &SampleSpec { mask: Some(&[]), ..spec }), None);
+            assert_eq!(draw(&[1.0, 2.0], &SampleSpec { banned: &[0, 1, 9], ..spec }), None);
+            let token = draw(&[f32::MAX, f32::MIN, -0.0, 0.0], &spec);
+            assert!(token == Some(0) || temperature == 1e30, "{token:?}");
+        }
+    }
+    let both = frequencies(&[inf, 0.0, inf], &SampleSpec::default(), 1000);
+    assert_close(&both, &[0.5, 0.0, 0.5], 1000);
+}
+
+#[test]
+fn the_draw_depends_only_on_seed_position_and_masking() {
+    let logits = [0.0; 64];
+    let spec = SampleSpec { seed: 7, position: 3, ..Default::default() };
+    assert_eq!(draw(&logits, &spec), draw(&logits, &spec));
+    let all = [0xff; 8];
+    let series = |spec: SampleSpec| {
+        (0..40).map(|position| draw(&logits, &SampleSpec { position, ..spec }).unwrap()).collect::<Vec<_>>()
+    };
+    assert_ne!(series(spec), series(SampleSpec { seed: 8, ..spec }));
+    assert_ne!(series(spec), series(SampleSpec { mask: Some(&all), ..spec }));
+    assert!(series(spec).iter().any(|&t| t != series(spec)[0]));
+}
+
+#[test]
+fn logprobs_are_those_of_the_raw_logits() {
+    let logits = [1.0, 3.0, 2.0, 3.0, f32::NAN];
+    let p = softmax(&logits[..4], 1.0);
+    let got = logprobs(&logits, 2, 3);
+    assert!((f64::from(got.logprob) - p[2].ln()).abs() < 1e-6);
+    assert_eq!(got.rank, 3);
+    assert_eq!(got.top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 3, 2]);
+    assert!((f64::from(got.top[0].1) - p[1].ln()).abs() < 1e-6);
+    assert_eq!(logprobs(&logits, 3, 0).rank, 2);
+    assert_eq!(logprobs(&logits, 3, 0).top, []);
+    assert_eq!(logprobs(&logits, 4, 9).logprob, f32::NEG_INFINITY);
+    assert_eq!(logprobs(&[f32::NAN], 0, 1).logprob, f32::NEG_INFINITY);
+}

@@ -1,0 +1,40 @@
+//! Public type names have one meaning in the whole workspace.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{assert_none, files, is_test, read, without_tests};
+
+/// Names that still have two meanings. The list may only shrink.
+const WAITING: &[&str] = &[];
+
+/// The type that a line declares for the whole crate, or for others.
+fn declared(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let rest = line.strip_prefix("pub ").or_else(|| line.strip_prefix("pub(crate) "))?;
+    let rest = rest.strip_prefix("unsafe ").unwrap_or(rest);
+    let rest = ["struct ", "enum ", "trait ", "type "].iter().find_map(|kind| rest.strip_prefix(kind))?;
+    let name = rest.split(|c: char| !(c.is_alphanumeric() || c == '_')).next()?;
+    (!name.is_empty()).then_some(name)
+}
+
+#[test]
+fn public_type_names_are_unique() {
+    let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for path in files(&["rs"]).into_iter().filter(|path| !is_test(path)) {
+        for (number, line) in without_tests(&read(&path)).lines().enumerate() {
+            if let Some(name) = declared(line) {
+                places.entry(name.to_owned()).or_default().insert(format!("{}:{}", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(places.len() > 300, "only {} types found", places.len());
+    let twice: BTreeMap<_, _> = places.into_iter().filter(|(_, places)| places.len() > 1).collect();
+    let found = twice
+        .iter()
+        .filter(|(name, _)| !WAITING.contains(&name.as_str()))
+        .map(|(name, places)| format!("{name}: {}", places.iter().cloned().collect::<Vec<_>>().join(", ")))
+        .collect();
+    assert_none("public type names with several meanings", found);
+    let done = WAITING.iter().filter(|name| !twice.contains_key(**name)).map(|name| (*name).to_owned()).collect();
+    assert_none("names that are unique now: remove them from WAITING", done);
+}

@@ -1,0 +1,84 @@
+use rein_control_plane::place;
+use serde_json::json;
+
+use super::*;
+use crate::limits::MAX_SEQUENCES;
+
+const PRECISIONS: Precisions = Precisions { base: Precision::Bf16, linear: Precision::Bf16 };
+
+/// `free`: the memory that the weights leave.
+fn plan(options: &ModelOptions, free: usize) -> Result<KvPlan, LoadError> {
+    let config = json!({"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 8,
+        "max_position_embeddings": 100});
+    let spec = crate::model::build(config.as_object().expect("object")).expect("spec");
+    let placement = place(&spec.shape(), options.tp, 1).expect("placement");
+    let weights: usize = placement.ranks.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, options.tp)).sum();
+    // Embedding and head; then q and o, k and v, and the MLP of each layer.
+    if options.tp == 1 {
+        assert_eq!(weights, 2 * (2 * 8 * 16 + 2 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 8 * 16)));
+    }
+    let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
+    KvPlan::with_free(&spec, &mine, weights, PRECISIONS, options, weights + free)
+}
+
+#[test]
+fn the_kv_cache_is_a_share_of_free_memory_and_no_larger_than_useful() {
+    // 2 layers * (k + v) * 2 heads * 4 wide * 2 bytes.
+    let all = plan(&ModelOptions::default(), 1 << 30).expect("plan");
+    assert_eq!((all.bytes_per_token, all.blocks, all.max_context), (64, 7 * MAX_SEQUENCES, 100));
+    let few = plan(&ModelOptions::default(), 4 * 64 * 16 * 3).expect("plan");
+    assert_eq!((few.blocks, few.max_context), (3, 48));
+    assert!(few.to_string().contains("context 48 of 100 tokens"), "{few}");
+    let narrow = plan(&ModelOptions { max_sequences: 2, ..Default::default() }, 1 << 30).expect("plan");
+    assert_eq!(narrow.blocks, 7 * 2);
+    // Four ranks, two heads: each head is held twice.
+    let wide = plan(&ModelOptions { tp: 4, ..Default::default() }, 1 << 30).expect("plan");
+    assert_eq!(wide.bytes_per_token, 128);
+    assert!(all.to_string().contains("448 blocks of 16 tokens"), "{all}");
+    assert!(all.to_string().ends_with("context 100 tokens"), "{all}");
+}
+
+#[test]
+fn a_new_layout_has_room_beside_the_current_one() {
+    let spec = |experts: usize| {
+        let config = json!({"architectures": ["MixtralForCausalLM"], "vocab_size": 8, "hidden_size": 16,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 8,
+            "num_local_experts": experts, "num_experts_per_tok": 2, "max_position_embeddings": 100});
+        crate::model::build(config.as_object().expect("object")).expect("spec")
+    };
+    let expert = 2 * 3 * 16 * 8;
+    let of = |experts: usize, ranks, redundant| {
+        let spec = spec(experts);
+        let placement = place(&spec.shape(), ranks, 1).expect("placement");
+        bytes_of_moves(&spec, PRECISIONS, &placement.ranks[0], redundant) / expert
+    };
+    assert_eq!(of(8, 1, 2), 0, "it holds all");
+    assert_eq!(of(8, 2, 2), 2 * 4, "all that it lacks");
+    assert_eq!(of(256, 4, 2), 66, "those of one layer");
+    assert_eq!(of(128, 4, 2), EXPERT_MOVES);
+    // The KV cache is a share of the rest.
+    let (spec, options) = (spec(128), ModelOptions { tp: 4, max_sequences: 1 << 40, ..Default::default() });
+    let placement = place(&spec.shape(), 4, 1).expect("placement");
+    let mine: Vec<&RankPlacement> = placement.ranks[..2].iter().collect();
+    let blocks = |to_load: &[&RankPlacement], free: usize| {
+        let to_load = to_load.iter().copied();
+        let plan = KvPlan::within(&spec, &mine, to_load, 4, PRECISIONS, &options, free).expect("plan");
+        plan.blocks * plan.block_size * plan.bytes_per_token * DEFAULT_SHARE
+    };
+    let (room, free) = (2 * EXPERT_MOVES * expert, 1 << 30);
+    let (loaded, all) = (blocks(&[], free), blocks(&mine, free));
+    let weights: usize = mine.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, 4)).sum();
+    let block = 64 * 16 * DEFAULT_SHARE;
+    assert!((free - room).abs_diff(loaded) <= block, "{loaded}");
+    assert!((free - room - weights).abs_diff(all) <= block, "{all}");
+}
+
+#[test]
+fn errors_say_what_does_not_fit() {
+    let of = |options: ModelOptions, free| plan(&options, free).expect_err("refused").to_string();
+    assert!(of(ModelOptions { max_context: Some(101), ..Default::default() }, 1 << 30).contains("100"));
+    assert!(of(ModelOptions { max_context: Some(64), ..Default::default() }, 4 * 64 * 16 * 3).contains("64 tokens"));
+    assert!(of(ModelOptions::default(), 0).contains("kv_memory"));
+    assert!(of(ModelOptions::default(), 64).contains("one block"));
+}

@@ -1,0 +1,36 @@
+use super::*;
+
+fn seq(sampling: Sampling, limits: Limits) -> Seq {
+    let (sampling, limits) = (Some(sampling), Some(limits));
+    Seq::new(Start { prompt: vec![1, 2, 3], resume: vec![4, 5], sampling, limits, logprobs: 3, ..Start::default() })
+}
+
+fn neutral() -> Sampling {
+    Sampling { repetition_penalty: 1.0, ..Sampling::default() }
+}
+
+#[test]
+fn histories_are_sent_only_with_a_penalty_that_needs_them() {
+    let plain = seq(neutral(), Limits::default()).draw();
+    assert_eq!((plain.position, plain.logprobs), (2, 3));
+    assert!(plain.prompt.is_empty() && plain.generated.is_empty());
+    let presence = seq(Sampling { presence_penalty: 0.5, ..neutral() }, Limits::default()).draw();
+    assert_eq!((&presence.prompt[..], &presence.generated[..]), (&[][..], &[4, 5][..]));
+    let repetition = seq(Sampling { repetition_penalty: 1.1, ..neutral() }, Limits::default()).draw();
+    assert_eq!((&repetition.prompt[..], &repetition.generated[..]), (&[1, 2, 3][..], &[4, 5][..]));
+}
+
+#[test]
+fn stop_tokens_are_banned_before_min_tokens_unless_the_mask_leaves_only_them() {
+    let limits = Limits { max_tokens: 9, min_tokens: 3, stop_token_ids: vec![7], ignore_eos: false };
+    let mut seq = seq(neutral(), limits);
+    let mut blocks = BlockPool::new(4, 4, true);
+    assert_eq!(seq.draw().banned, [7]);
+    let steer = |epoch, keep, bits: u8| Steer { epoch, keep, mask: Some(vec![bits].into()), ..Steer::default() };
+    seq.steer(steer(1, 2, 0b1000_0001), 100, &mut blocks);
+    assert_eq!(seq.draw().banned, [7]);
+    seq.steer(steer(2, 2, 0b1000_0000), 100, &mut blocks);
+    assert!(seq.draw().banned.is_empty());
+    seq.push(7);
+    assert_eq!((seq.draw().mask, seq.draw().banned), (None, vec![]));
+}
