@@ -1,5 +1,5 @@
-//! Which group a request goes to, and what that is worth: hit rate of the prefix caches and evenness of load for each
-//! policy (simulated time, the same figures on every machine), and what a choice costs among 1,000 engines.
+//! Benchmark of routing: hit rate of the prefix caches and evenness of load per policy (in simulated time, so the
+//! figures are the same on every machine), and the cost of a choice among 1,000 engines.
 //!
 //!     cargo bench --bench routing [-- chat|agent|single|choice]
 
@@ -57,7 +57,8 @@ const CACHED: u32 = 2_000;
 const BLOCK_SIZE: u32 = 16;
 const CHOICES: u32 = 2_000;
 
-/// All engines have a system prompt of 20 blocks cached, and each the conversations of its own sessions, of 100 blocks.
+/// All engines have a system prompt of 20 blocks cached, and each has the conversations of its own sessions, of 100
+/// blocks.
 fn choices() {
     let routing = Routing::new(RoutePolicy::CacheAware);
     let seats: Vec<Seat> = (0..ENGINES).map(|_| routing.index().join()).collect();

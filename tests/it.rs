@@ -1,4 +1,4 @@
-//! The one integration binary: the built `rein` and the repository itself, seen from outside.
+//! The integration binary: tests the built `rein` and the repository from outside.
 
 mod it {
     pub mod cli;

@@ -1,7 +1,7 @@
 //! Four groups under a multi-turn load, in simulated time: the router's choice over the worker's own scheduler and
-//! prefix cache. Nothing here looks at a clock, so a seed gives the same figures everywhere.
+//! prefix cache. Nothing reads a clock, so a seed gives the same figures everywhere.
 
-// The test asks for less of it than the benchmark.
+// The test uses less of this module than the benchmark.
 #![allow(dead_code)]
 
 use std::cmp::Reverse;
@@ -23,42 +23,42 @@ use rein_worker::sim::{Sim, SimOptions};
 pub const GROUPS: usize = 4;
 const BLOCK_SIZE: usize = 16;
 const VOCAB: u32 = 32_000;
-/// What a step takes: to begin with, for each token of a prompt, for each row that draws (microseconds).
+/// Duration of a step in microseconds: base, per prompt token, per row that draws.
 const STEP_US: u64 = 15_000;
 const PREFILL_US: u64 = 60;
 const DECODE_US: u64 = 200;
-/// How often a group tells the routers what changed.
+/// How often a group sends its changes to the routers.
 const EVENTS_US: u64 = 50_000;
 const WINDOW_US: u64 = 10_000_000;
-/// Turns before this part of them all are not counted.
+/// This fraction of the turns is a warm-up and is not counted.
 const WARM_UP: usize = 4;
 
-/// Who asks what.
+/// A load: who asks what.
 #[derive(Debug, Clone)]
 pub struct Load {
     pub name: &'static str,
-    /// All turns of all sessions.
+    /// Number of turns of all sessions.
     pub turns: usize,
     /// Mean time between two new sessions.
     pub arrival_ms: f64,
     /// Mean time between an answer and the next turn of its session.
     pub think_ms: f64,
-    /// A session goes on with this probability.
+    /// Probability that a session continues.
     pub goes_on: f64,
-    /// System prompts, of which a session takes one by Zipf with exponent 1, and the tokens of one.
+    /// Number of system prompts, of which a session takes one by Zipf with exponent 1, and the tokens of each.
     pub systems: usize,
     pub system_tokens: (u32, u32),
     pub message_tokens: (u32, u32),
     pub answer_tokens: (u32, u32),
     /// KV blocks of a group.
     pub blocks: usize,
-    /// Routers, each with what it was told itself.
+    /// Number of routers, each with its own view of the caches.
     pub routers: usize,
     /// Requests name their session.
     pub names_session: bool,
 }
 
-/// Chats of about eight turns; a group's cache holds a fraction of the conversations that are open.
+/// Chats of about eight turns; a group's cache holds a fraction of the open conversations.
 pub const CHAT: Load = Load {
     name: "chat",
     turns: 3_000,
@@ -74,7 +74,7 @@ pub const CHAT: Load = Load {
     names_session: false,
 };
 
-/// Agents: long tool declarations that many sessions share, and a tool result for each message.
+/// Agents: long tool declarations that many sessions share, and a tool result per message.
 pub const AGENT: Load = Load {
     name: "agent",
     turns: 3_000,
@@ -89,7 +89,7 @@ pub const AGENT: Load = Load {
     ..CHAT
 };
 
-/// One question each under a shared system prompt: nothing to gain but the system prompts.
+/// One question each under a shared system prompt: only the system prompts can be shared.
 pub const SINGLE: Load = Load {
     name: "single",
     arrival_ms: 110.0,
@@ -107,14 +107,14 @@ pub struct Outcome {
     /// Per group: open sequences over time, and time in steps (microseconds).
     pub open: [f64; GROUPS],
     pub busy: [f64; GROUPS],
-    /// The largest share of open sequences that a group had in a window of ten seconds, in terms of the mean.
+    /// The largest share of open sequences that a group had in a window of ten seconds, relative to the mean.
     pub worst_window: f64,
-    /// From a turn's arrival to the first token, in microseconds.
+    /// From a turn's arrival to its first token, in microseconds.
     pub first_token: Vec<u64>,
     window: [f64; GROUPS],
 }
 
-/// The largest in terms of the mean.
+/// The largest value relative to the mean.
 fn peak(values: &[f64; GROUPS]) -> f64 {
     let mean = values.iter().sum::<f64>() / GROUPS as f64;
     values.iter().copied().fold(0.0, f64::max) / mean
@@ -147,7 +147,7 @@ struct Group {
     running: Option<(Step, u64)>,
     starts: Vec<(u64, Start)>,
     open: usize,
-    /// What is cached, and what may have changed since it was told.
+    /// What is cached, and what may have changed since the last message.
     held: HashMap<u64, u32>,
     told: HashSet<u64>,
     touched: HashSet<u64>,
@@ -224,7 +224,7 @@ impl<'a> Fleet<'a> {
         let group = |_| {
             let sim = Sim::new(SimOptions {
                 vocab_size: VOCAB as usize,
-                // The longest sessions are of 15,000 tokens and more.
+                // The longest sessions have 15,000 tokens or more.
                 max_context: load.blocks * BLOCK_SIZE,
                 blocks: load.blocks,
                 block_size: BLOCK_SIZE,
@@ -289,7 +289,7 @@ impl<'a> Fleet<'a> {
         self.now = until;
     }
 
-    /// Exponentially distributed.
+    /// An exponentially distributed pause.
     fn pause(&mut self, mean_ms: f64) -> u64 {
         (-(1.0 - self.rng.random::<f64>()).ln() * mean_ms * 1000.0) as u64
     }
@@ -345,7 +345,7 @@ impl<'a> Fleet<'a> {
         self.go(group);
     }
 
-    /// Between two steps a group takes what has come, and begins the next.
+    /// Between two steps a group handles what has arrived, and begins the next step.
     fn go(&mut self, at: usize) {
         let group = &mut self.groups[at];
         if group.running.is_some() {
@@ -411,7 +411,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// To all routers what changed in a group.
+    /// Sends a group's changes to all routers.
     fn tell(&mut self, at: usize) {
         let group = &mut self.groups[at];
         let (mut stored, mut removed) = (Vec::new(), Vec::new());
@@ -426,7 +426,7 @@ impl<'a> Fleet<'a> {
                 removed.push(hash);
             }
         }
-        // The order of a set is another in each run.
+        // The order of a set differs between runs.
         stored.sort_unstable();
         removed.sort_unstable();
         let stats = group.scheduler.stats();

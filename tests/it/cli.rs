@@ -1,4 +1,4 @@
-//! The commands that read and print, and what they say to bad input.
+//! The commands that read and print, and their errors for bad input.
 
 use std::io::Write;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn help_names_every_command_and_option() {
 }
 
 #[test]
-fn check_tells_whether_a_model_is_fit_for_tool_calls() {
+fn check_reports_whether_a_model_is_fit_for_tool_calls() {
     let demo = demo_model().display().to_string();
     let fit = run(&["check", "--model", &demo]);
     let table = String::from_utf8_lossy(&fit.stdout).into_owned();
@@ -90,7 +90,7 @@ fn pairs(ours: &serde_json::Value, theirs: &serde_json::Value) -> Vec<(f64, f64)
 }
 
 #[test]
-fn bad_arguments_are_named() {
+fn errors_name_bad_arguments() {
     let cases: &[(&[&str], &str)] = &[
         (&["serve"], "--model"),
         (&["serve", "--model", "/nonexistent/model"], "/nonexistent/model"),
@@ -106,9 +106,9 @@ fn bad_arguments_are_named() {
     }
 }
 
-/// Before anything is bound, loaded or asked for.
+/// Before anything is bound, loaded or requested.
 #[test]
-fn what_a_cluster_cannot_use_is_named_by_its_flag() {
+fn errors_of_cluster_commands_name_the_flag() {
     let demo = demo_model();
     let demo = demo.to_str().expect("utf-8");
     let worker = ["worker", "--model", demo, "--listen", "127.0.0.1:0"];
@@ -143,8 +143,8 @@ fn what_a_cluster_cannot_use_is_named_by_its_flag() {
 }
 
 #[test]
-fn nobody_has_to_read_what_is_said() {
-    // Both ends of the pipes are closed at once: what is written there fails.
+fn closed_output_pipes_are_no_error() {
+    // Both ends of the pipes are closed, so that writing fails.
     let mut child =
         rein().args(["formats"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rein starts");
     drop((child.stdout.take(), child.stderr.take()));
@@ -155,7 +155,7 @@ fn nobody_has_to_read_what_is_said() {
 }
 
 #[test]
-fn a_truncated_shard_is_refused_by_name() {
+fn a_truncated_shard_is_rejected_by_name() {
     let source = demo_model();
     let dir = std::env::temp_dir().join(format!("rein-truncated-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory");
@@ -176,7 +176,7 @@ fn a_truncated_shard_is_refused_by_name() {
 }
 
 #[test]
-fn unknown_architectures_are_refused_by_name() {
+fn unknown_architectures_are_rejected_by_name() {
     let dir = std::env::temp_dir().join(format!("rein-unknown-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory");
     std::fs::write(dir.join("config.json"), r#"{"architectures": ["MambaForCausalLM"]}"#).expect("writes");
@@ -189,7 +189,7 @@ fn unknown_architectures_are_refused_by_name() {
 }
 
 #[test]
-fn score_refuses_tokens_out_of_vocabulary() {
+fn score_rejects_tokens_out_of_vocabulary() {
     let dir = fixture("llama3");
     let path = std::env::temp_dir().join(format!("rein-tokens-{}.json", std::process::id()));
     std::fs::write(&path, "[1, 4000000]").expect("writes");

@@ -1,9 +1,13 @@
-//! Random requests against a served simulated engine: bodies, schemas, grammars and model output. Whatever is sent, the
-//! answer is whole, is no server error, costs bounded CPU time and leaves no memory behind.
+//! Random requests to a simulated engine: bodies, schemas, grammars and model output. Every answer must be complete,
+//! must not be a server error, and must cost bounded CPU time and memory.
 //!
-//! `REIN_FUZZ_SECONDS` is the time for all servers together (default 16), `REIN_FUZZ_SEED` another start of the random
-//! sequence, `REIN_BIN` another binary: `REIN_BIN=target/release/rein REIN_FUZZ_SECONDS=1800 cargo test --test it fuzz -- --nocapture`.
-//! A failure prints the smallest request that still fails. Kept as a file in `tests/fixtures/fuzz`, it is sent in each run.
+//! `REIN_FUZZ_SECONDS` is the time for all servers together (default 16), `REIN_FUZZ_SEED` another seed, `REIN_BIN`
+//! another binary:
+//!
+//!     REIN_BIN=target/release/rein REIN_FUZZ_SECONDS=1800 cargo test --test it fuzz -- --nocapture
+//!
+//! A failure prints the smallest request that still fails. Saved as a file in `tests/fixtures/fuzz`, it is sent in each
+//! run.
 
 mod constraints;
 mod requests;
@@ -20,18 +24,18 @@ use serde_json::Value;
 use super::process::{Response, Server, read_response, rein, repository};
 use requests::Case;
 
-/// The server's arguments beside the model and the engine.
+/// Arguments of the servers, besides model and engine.
 const SERVERS: [&[&str]; 4] =
     [&[], &["--enforcement", "off"], &["--format", "hermes"], &["--format", "llama_json", "--enforcement", "off"]];
 const SECONDS: u64 = 16;
-/// CPU time that one request may take, with the binary that `REIN_BIN` names (a release build) and with the one under test.
+/// CPU time limit of one request, with the binary in `REIN_BIN` (a release build) and with the one under test.
 const CPU_TIME: Duration = Duration::from_secs(1);
 const UNOPTIMISED_CPU_TIME: Duration = Duration::from_secs(8);
-/// What the process may grow by after the first half of its requests, when its caches have been filled: KiB.
+/// Allowed growth of the process after the first half of its requests, when its caches are full, in KiB.
 const GROWTH: u64 = 96 << 10;
-/// A run of fewer requests does not fill the caches in its first half.
+/// A run with fewer requests does not fill the caches in its first half.
 const REQUESTS_FOR_GROWTH: u64 = 50_000;
-/// Time to look for a smaller request that fails, too.
+/// Time to look for a smaller failing request.
 const SIMPLER: Duration = Duration::from_secs(30);
 
 fn variable(name: &str, default: u64) -> u64 {
@@ -79,12 +83,12 @@ fn payloads(body: &str) -> Result<Vec<Value>, String> {
     Ok(parsed)
 }
 
-/// Each choice ends once, and an error is the client's.
+/// Each choice ends once, and an error is the client's fault.
 fn check_stream(body: &str) -> Result<(), String> {
     let payloads = payloads(body)?;
     if let Some(error) = payloads.iter().find_map(|payload| payload.get("error")) {
         let code = error["code"].as_str().unwrap_or_default();
-        // The stream had begun: the status of the HTTP answer cannot tell.
+        // The stream had begun, so the HTTP status cannot show the error.
         let fault = error["type"] == "server_error" || code == "internal_error";
         return if fault { Err(format!("a server error in the stream: {error}")) } else { Ok(()) };
     }
@@ -117,7 +121,7 @@ fn check(case: &Case, answer: &Response) -> Result<(), String> {
     }
 }
 
-/// What is wrong with the answer to this request, if anything is.
+/// What is wrong with the answer to this request.
 fn try_case(server: &Server, case: &Case) -> Result<u16, String> {
     let before = cpu_time(server);
     let answer = read_response(server.send("POST", case.path, &case.body));
@@ -130,7 +134,7 @@ fn try_case(server: &Server, case: &Case) -> Result<u16, String> {
     Ok(answer.status)
 }
 
-/// Fails with the smallest request that is still answered wrongly.
+/// Fails with the smallest request that still fails.
 fn fail(server: &Server, mut tree: impl ValueTree<Value = Case>, mut what: String) -> ! {
     let mut smallest = tree.current();
     let mut simpler = tree.simplify();
@@ -148,7 +152,7 @@ fn fail(server: &Server, mut tree: impl ValueTree<Value = Case>, mut what: Strin
     panic!("POST {}\n{}\n{what}", smallest.path, smallest.body);
 }
 
-/// Requests that were answered wrongly once: first line the path, then the body.
+/// Requests that failed once: the path in the first line, then the body.
 fn kept() -> Vec<Case> {
     let folder = repository().join("tests/fixtures/fuzz");
     let mut files: Vec<_> =
@@ -165,7 +169,7 @@ fn kept() -> Vec<Case> {
 }
 
 #[test]
-fn hostile_requests_get_whole_answers_at_bounded_cost() {
+fn hostile_requests_get_complete_answers_at_bounded_cost() {
     let seconds = variable("REIN_FUZZ_SECONDS", SECONDS);
     let seed = variable("REIN_FUZZ_SEED", 1);
     for (number, arguments) in (0u64..).zip(SERVERS) {

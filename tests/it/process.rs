@@ -33,12 +33,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the demo model on free ports; returns once both listeners are announced.
+    /// Serves the demo model on free ports; returns when both listeners are announced.
     pub fn start(extra: &[&str]) -> Server {
         Server::of(rein(), extra)
     }
 
-    /// The same of a command with an environment of its own.
+    /// The same with a given command.
     pub fn of(mut command: Command, extra: &[&str]) -> Server {
         let mut child = command
             .args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--model"])
@@ -69,7 +69,7 @@ impl Server {
         assert!(status.expect("kill runs").success());
     }
 
-    /// Waits for the end; returns the status and what was still printed.
+    /// Waits for the end; returns the status and the remaining output.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).expect("output");
@@ -90,7 +90,7 @@ impl Server {
     }
 }
 
-/// Posts with these headers too, each with its line's end, and leaves the answer unread.
+/// Posts with additional headers, each with its line ending, and leaves the answer unread.
 pub fn request_with(to: SocketAddr, path: &str, headers: &str, body: &str) -> TcpStream {
     send(to, "POST", path, headers, body)
 }
@@ -113,7 +113,7 @@ fn send(to: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> 
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Already gone after wait(); then there is nothing to kill.
+        // After wait() there is nothing to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! `rein serve` as a process: listeners, drain, survival.
+//! `rein serve` as a process: listeners, draining, recovery.
 
 use std::io::Read;
 
@@ -43,7 +43,7 @@ fn tensor_parallel_ranks_give_the_same_greedy_answer() {
 }
 
 #[test]
-fn an_open_stream_finishes_while_draining_and_new_requests_are_refused() {
+fn an_open_stream_finishes_while_draining_and_new_requests_are_rejected() {
     let server = Server::start(&["--engine", "sim", "--sim-step-us", "20000"]);
     let mut request = chat("count", 60);
     request["stream"] = json!(true);
@@ -53,7 +53,7 @@ fn an_open_stream_finishes_while_draining_and_new_requests_are_refused() {
     let mut first = [0u8; 1];
     stream.read_exact(&mut first).expect("the stream begins");
     server.signal("TERM");
-    // The listener stays open while draining, so that clients are told why.
+    // The listener stays open while draining, so that clients get a reason.
     let refused = loop {
         let answer = server.post("/v1/chat/completions", chat("too late", 1));
         if answer.status != 200 {
@@ -69,7 +69,7 @@ fn an_open_stream_finishes_while_draining_and_new_requests_are_refused() {
 }
 
 #[test]
-fn what_is_open_when_the_drain_time_is_over_ends_with_an_error() {
+fn requests_open_at_the_end_of_the_drain_time_end_with_an_error() {
     let server = Server::start(&["--engine", "sim", "--sim-step-us", "20000", "--drain-seconds", "0"]);
     let mut request = chat("count", 3000);
     request["ignore_eos"] = json!(true);

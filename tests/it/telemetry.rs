@@ -1,4 +1,5 @@
-//! Traces and logs of real processes: one trace per request, from the caller's through the router's to the engine's.
+//! Traces and logs of real processes: one trace per request, from the caller's span through the router's to the
+//! engine's.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -36,7 +37,7 @@ struct Span {
     attributes: BTreeMap<String, String>,
 }
 
-/// Takes traces as an OpenTelemetry collector does.
+/// Accepts traces like an OpenTelemetry collector.
 struct Collector {
     spans: Arc<Mutex<Vec<Span>>>,
     address: SocketAddr,
@@ -104,7 +105,7 @@ impl Collector {
         format!("http://{}", self.address)
     }
 
-    /// Of the caller's trace; to be asked when the processes have ended.
+    /// The spans of the caller's trace, after the processes have ended.
     fn spans(&self) -> Vec<Span> {
         self.spans.lock().unwrap().iter().filter(|span| span.trace == TRACE).cloned().collect()
     }
@@ -114,7 +115,7 @@ fn named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
     spans.iter().filter(|span| span.name == name).collect()
 }
 
-/// The only one.
+/// The only span with this name.
 fn one<'a>(spans: &'a [Span], name: &str) -> &'a Span {
     let found = named(spans, name);
     assert_eq!(found.len(), 1, "{name}: {spans:#?}");
@@ -130,7 +131,7 @@ fn chat(max_tokens: u32) -> Value {
     })
 }
 
-/// A log in a file that goes with the test.
+/// A log file that is deleted with the test.
 struct Log(PathBuf);
 
 impl Log {
@@ -153,7 +154,7 @@ impl Drop for Log {
 }
 
 #[test]
-fn a_request_is_one_trace_and_part_of_the_callers() {
+fn a_request_is_one_trace_within_the_callers() {
     let collector = Collector::start();
     let server = Server::start(&["--engine", "sim", "--otlp-endpoint", &collector.endpoint()]);
     let headers = format!("traceparent: {CALLER}\r\nx-request-id: mine-7\r\n");
@@ -196,12 +197,12 @@ fn a_request_is_one_trace_and_part_of_the_callers() {
     parents.sort_unstable();
     assert_eq!(queues, parents, "one for an engine, one for a slot");
     let (prefill, decode) = (one(&spans, "prefill").time, one(&spans, "decode").time);
-    // The engine lets go of the sequence a little after its router is done.
+    // The engine frees the sequence a little after the router has finished.
     assert!(request.time.0 <= prefill.0 && prefill.1 <= decode.0 && decode.0 <= request.time.1, "{spans:#?}");
 }
 
 #[test]
-fn grpc_takes_part_in_traces_too() {
+fn grpc_calls_are_part_of_traces() {
     let collector = Collector::start();
     let server = Server::start(&["--engine", "sim", "--otlp-endpoint", &collector.endpoint()]);
     let address = format!("http://{}", server.grpc);
@@ -233,7 +234,7 @@ fn logs_name_the_request() {
     let mut command = rein();
     command.env("REIN_LOG", "info,rein_worker=debug").env("REIN_LOG_FORMAT", "json").stderr(file);
     let server = Server::of(command, &["--engine", "sim"]);
-    // With nowhere to send traces to, too, the caller's goes on to the engine.
+    // Without a collector, the caller's trace is still passed to the engine.
     let headers = format!("traceparent: {CALLER}\r\n");
     let answer = read_response(request_with(server.http, "/v1/chat/completions", &headers, &chat(4).to_string()));
     let id = answer.json()["id"].as_str().unwrap().to_owned();
@@ -254,7 +255,7 @@ fn logs_name_the_request() {
 }
 
 #[test]
-fn a_wrong_collector_is_told_and_an_absent_one_is_no_obstacle() {
+fn an_invalid_collector_is_reported_and_an_absent_one_is_tolerated() {
     let model = demo_model();
     let model = model.to_str().unwrap();
     let serve = ["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--engine", "sim", "--model", model];
@@ -265,7 +266,7 @@ fn a_wrong_collector_is_told_and_an_absent_one_is_no_obstacle() {
     let half = half.output().unwrap();
     assert!(String::from_utf8_lossy(&half.stderr).contains("OTEL_TRACES_SAMPLER_ARG: \"half\""), "{half:?}");
 
-    // Nobody listens there.
+    // Nothing listens there.
     let server = Server::start(&["--engine", "sim", "--otlp-endpoint", "http://127.0.0.1:1"]);
     assert_eq!(server.post("/v1/chat/completions", chat(4)).status, 200);
     server.signal("TERM");
@@ -304,7 +305,7 @@ impl Cluster {
         command
     }
 
-    /// Returns what it prints first.
+    /// Returns its first line of output.
     fn run(&mut self, name: &str, log: Option<File>, args: &[&str]) -> String {
         let mut command = self.command(args);
         if let Some(log) = log {
@@ -317,7 +318,7 @@ impl Cluster {
         line
     }
 
-    /// By name, the group that each worker serves.
+    /// The group that each worker serves, by name.
     fn groups(&self) -> BTreeMap<String, String> {
         let output = self.command(&["status", "--json"]).stderr(Stdio::null()).output().unwrap();
         let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
@@ -346,7 +347,7 @@ impl Drop for Cluster {
 }
 
 #[test]
-fn a_trace_goes_across_processes_and_tells_of_a_lost_worker() {
+fn a_trace_spans_processes_and_shows_a_lost_worker() {
     let collector = Collector::start();
     let (log, file) = Log::new("router");
     let mut cluster = Cluster::start(&collector);
@@ -391,7 +392,7 @@ fn a_trace_goes_across_processes_and_tells_of_a_lost_worker() {
     assert_eq!(resume.parent, request.id);
     let accepted: u32 = resume.attributes["accepted"].parse().unwrap();
     assert!(accepted > 0 && !resume.attributes["reason"].is_empty(), "{resume:?}");
-    // The other process's spans died with it.
+    // The other process's spans were lost with it.
     let sequence = one(&spans, "sequence");
     assert_eq!((&sequence.parent, &sequence.pid), (&resume.id, &pid));
     assert!([request, resume, sequence].iter().all(|span| span.state == "theirs=7"), "{spans:#?}");

@@ -20,7 +20,7 @@ def rein(*arguments, code=0):
 
 
 def results(directory):
-    """What came of each sample, without times and the ids that the server makes up."""
+    """The result of each sample, without times and the ids that the server makes up."""
     records = [json.loads(line) for line in (directory / "results.jsonl").read_text().splitlines()]
     kept = ("sample", "status", "finish_reason", "content", "reasoning", "usage", "problems")
     calls = lambda record: [(call["name"], call["arguments"]) for call in record.get("calls", [])]

@@ -1,4 +1,5 @@
-//! What clients constrain answers by: regular expressions, JSON Schemas, Lark grammars and structural tags, right and wrong ones.
+//! Constraints that clients send: regular expressions, JSON Schemas, Lark grammars and structural tags, valid and
+//! invalid.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 use serde_json::{Map, Value, json};
@@ -149,7 +150,7 @@ pub fn schema() -> BoxedStrategy<Value> {
     .boxed()
 }
 
-/// As tools have it, mostly: an object's schema.
+/// Mostly an object's schema, as tools have.
 pub fn parameters() -> BoxedStrategy<Value> {
     prop_oneof![
         6 => (object(schema(), 6), vec(name(), 0..3), schema()).prop_map(|(properties, required, more)| {

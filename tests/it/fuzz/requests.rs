@@ -1,4 +1,4 @@
-//! Requests: mostly right ones with something odd in them, so that they get far.
+//! Requests: mostly valid ones with something unusual, so that they are not rejected early.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use serde_json::{Map, Value, json};
@@ -18,7 +18,7 @@ pub struct Case {
     pub body: String,
 }
 
-/// What a model's output is put together from.
+/// Fragments of model output.
 const FRAGMENTS: &[&str] = &[
     "Hello",
     " ",
@@ -56,7 +56,7 @@ const FRAGMENTS: &[&str] = &[
     "-",
 ];
 
-/// Token ids of each fragment, with special tokens as themselves.
+/// Token ids of each fragment, with special tokens as such.
 pub fn vocabulary(server: &Server) -> Vec<Vec<u64>> {
     let ids = |text: &&str| {
         let answer = server.post("/tokenize", json!({"prompt": text, "add_special_tokens": false})).json();
@@ -130,11 +130,11 @@ fn tool_choice() -> BoxedStrategy<Value> {
     .boxed()
 }
 
-/// A chat whose fields are right, but for what only a grammar's compiler, an engine or a parser can stumble over.
+/// A chat with valid fields that challenges only the grammar's compiler, the engine or the parser.
 fn deep_chat(vocabulary: &[Vec<u64>]) -> BoxedStrategy<String> {
     let names = || select(vec!["f", "g", "get_weather", "n.m", "x-y"]);
     let tools = vec((names(), parameters()), 1..4).prop_map(|tools| {
-        // Of one name, the last.
+        // Of equal names, the last one wins.
         let tools: std::collections::BTreeMap<_, _> = tools.into_iter().collect();
         let tool = |(name, schema)| json!({"type": "function", "function": {"name": name, "parameters": schema}});
         tools.into_iter().map(tool).collect::<Vec<Value>>()
@@ -184,7 +184,7 @@ fn deep_chat(vocabulary: &[Vec<u64>]) -> BoxedStrategy<String> {
         .boxed()
 }
 
-/// A field and what it may be; each stands in a request now and then.
+/// A field and its possible values; a request has some of them.
 fn field(vocabulary: &[Vec<u64>]) -> BoxedStrategy<(String, Value)> {
     let with =
         |names: &'static [&'static str], value: BoxedStrategy<Value>| (select(names).prop_map(str::to_owned), value);
@@ -248,7 +248,7 @@ fn completion(vocabulary: &[Vec<u64>]) -> BoxedStrategy<String> {
         .boxed()
 }
 
-/// The text of a body with something broken in it.
+/// The text of a body with some damage.
 fn broken(body: BoxedStrategy<String>) -> BoxedStrategy<String> {
     let damage = select(vec![
         "", "\"", "{", "}", "[", ",", "\\", "\\ud800", "1e999", "-", "NaN", "\u{0}", "/*", "null", "\u{feff}", "🦀",

@@ -1,9 +1,9 @@
-//! Any JSON: odd numbers, texts with everything that needs an escape, deep and wide values.
+//! Arbitrary JSON: unusual numbers, texts with everything that needs an escape, deep and wide values.
 
 use proptest::{collection::vec, prelude::*, sample::select};
 use serde_json::{Map, Value, json};
 
-/// Texts that programs stumble over.
+/// Texts that often break programs.
 const TEXTS: &[&str] = &[
     "",
     " ",
@@ -41,7 +41,7 @@ pub fn text() -> BoxedStrategy<String> {
     .boxed()
 }
 
-/// A name as tools and properties have it, from few, so that names meet again.
+/// A name of a tool or property, from a small set, so that names repeat.
 pub fn name() -> BoxedStrategy<String> {
     prop_oneof![
         8 => select(vec!["f", "g", "get_weather", "a", "b", "city", "x-y", "n.m"]).prop_map(str::to_owned),
@@ -103,7 +103,7 @@ pub fn json() -> BoxedStrategy<Value> {
         .boxed()
 }
 
-/// A value within so many arrays or objects.
+/// A value inside this many arrays or objects.
 pub fn deep() -> BoxedStrategy<Value> {
     (leaf(), 1usize..200, any::<bool>())
         .prop_map(|(mut value, depth, arrays)| {

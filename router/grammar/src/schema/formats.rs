@@ -21,7 +21,8 @@ const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?([zZ
 const IPV4: &str = "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const POINTER: &str = "(/([^~/]|~[01])*)*";
 
-/// The texts of a format. They are parsed and spelled once per process, because many tools declare the same few formats.
+/// The texts of a format. They are parsed and spelled once per process, because many tools declare the same few
+/// formats.
 pub(super) struct FormatTexts {
     pub texts: Hir,
     spelled: [OnceLock<String>; Quotes::COUNT],

@@ -56,9 +56,5 @@ fn errors_name_the_field() {
 #[test]
 fn the_page_is_generated_from_the_table() {
     let page = include_str!("../../../../docs/reference/formats.md");
-    assert_eq!(
-        page,
-        markdown(),
-        "docs/reference/formats.md is outdated; write it with `rein formats --markdown`"
-    );
+    assert_eq!(page, markdown(), "docs/reference/formats.md is outdated; write it with `rein formats --markdown`");
 }
