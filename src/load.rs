@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rein_worker::checkpoint::LoadError;
 use rein_worker::node::TextFiles;
-use rein_worker::rank::{Dtype, RankGroup, ModelLoader, ModelOptions, Quantize};
+use rein_worker::rank::{Dtype, ModelLoader, ModelOptions, Quantize, RankGroup};
 
 use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
 

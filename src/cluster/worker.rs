@@ -56,8 +56,8 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         }
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let model = match &work {
-            Work::Model(model) => Some(&**model),
-            Work::Sim(_) => None,
+            Workload::Model(model) => Some(&**model),
+            Workload::Sim(_) => None,
         };
         let fingerprint = fingerprint::of(&args.weights, &args.engine, ranks, model, &files)?;
         let record = WorkerRecord {

@@ -45,6 +45,7 @@ impl Store {
             seat,
             release: crate::records::Release::default(),
             expires: None,
+            revision: None,
         };
         self.put(self.keys.worker(id), encode(&record));
     }

@@ -57,8 +57,8 @@ pub const MAX_SCHEMA_WAYS: usize = 500;
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 /// Bytes of arguments or of a response that are validated where they end; more are validated off the async threads.
 pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
-/// Size limits in bytes for a regular expression compiled for validating responses. They are tried in turn; the one that
-/// suffices counts in [`MAX_CACHED_BYTES`]. A larger expression is left to the grammar.
+/// Size limits in bytes of a compiled regular expression that validates responses. They are tried in turn; the first
+/// that suffices counts in [`MAX_CACHED_BYTES`]. A larger expression is left to the grammar.
 pub const JUDGED_REGEX_SIZES: [usize; 4] = [256 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// Bytes of a compiled regular expression per step of the budget.
 pub const REGEX_BYTES_PER_STEP: usize = 32;
