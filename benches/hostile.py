@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What hostile loads cost a server: answers, time, memory, and how long GET /health takes meanwhile.
+"""The cost of hostile loads for a server: answers, time, memory, and the duration of GET /health meanwhile.
 
     benches/hostile.py [--rein target/release/rein] [--model models/demo] [CASE ...]
 
@@ -26,7 +26,7 @@ SMALL = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_
 
 
 class Server:
-    """`rein serve` on ports of the system's choice."""
+    """`rein serve` on ports chosen by the system."""
 
     def __init__(self, rein, model=REPOSITORY / "models/demo", *extra):
         step = [] if "--sim-step-us" in extra else ["--sim-step-us", "2000"]
@@ -77,7 +77,7 @@ class Server:
 
 
 class Health(threading.Thread):
-    """Asks for /health every few milliseconds, and keeps how long each answer took."""
+    """Requests /health every few milliseconds, and records the duration of each answer."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -106,7 +106,7 @@ class Health(threading.Thread):
 
 
 def at_once(count, work):
-    """What `work(i)` gave for each i, or the error it raised; all at once."""
+    """The result of `work(i)` for each i, or its error; all run at once."""
     results, gate = [None] * count, threading.Barrier(count)
 
     def one(i):
@@ -125,8 +125,7 @@ def at_once(count, work):
 
 
 def load(server, path, bodies):
-    """Sends the bodies at once. Statuses, seconds, the 99th percentile of /health and the memory that it took beyond what was
-    there, in bytes."""
+    """Sends the bodies at once. Returns statuses, seconds, the 99th percentile of /health, and the additional memory in bytes."""
     server.post(CHAT, SMALL)
     server.reset_peak()
     before = server.memory("VmRSS")
@@ -163,19 +162,19 @@ def many_calls(count):
 
 
 def han(characters):
-    """No two runs alike, so that no cache of words helps."""
+    """Text without repetition, so that no cache of words helps."""
     text = "".join(chr(0x4E00 + (i * 7919 + i // 20_902) % 20_902) for i in range(characters))
     return json.dumps({**SMALL, "messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()
 
 
 def stalled(server, count):
-    """Connections with a stream each that nobody reads."""
+    """Connections, each with a stream that is not read."""
     body = json.dumps({**SMALL, "stream": True, "max_tokens": 4000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}).encode()
     request = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     sockets = []
     for _ in range(count):
         connection = socket.socket()
-        # Little fits in between.
+        # Small buffers, so that little is in transit.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((server.host, server.port))
         connection.sendall(request + body)
@@ -184,7 +183,7 @@ def stalled(server, count):
 
 
 def upload(server, path, body, context=None, **headers):
-    """As the simplest client does: all of the body, then the answer. Its status line, or the error that came instead."""
+    """Like the simplest client: sends the whole body, then reads the answer. Returns its status line, or the error."""
     raw = socket.create_connection((server.host, server.port), timeout=60)
     connection = context.wrap_socket(raw, server_hostname="localhost") if context else raw
     lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *(f"{k}: {v}" for k, v in headers.items())]
@@ -238,7 +237,7 @@ def stall_case(start):
 
 
 def burst_case(start):
-    # Steps long enough for most of the burst to come during one.
+    # Steps are long enough for most of the burst to arrive during one.
     server = start("--max-in-flight", "4000", "--max-queue", "1000", "--max-sequences", "1500", "--sim-step-us", "500000")
     try:
         answers = at_once(2000, lambda _: server.post(CHAT, SMALL)[0])

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# A cluster on this machine: etcd, a controller, two routers, two groups of two workers. Ctrl-C ends all of it.
+# Starts a cluster on this machine: etcd, a controller, two routers, two groups of two workers. Ctrl-C stops all of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rein=${REIN_BIN:-target/release/rein}
 model=${MODEL:-models/demo}
 dir=$(mktemp -d "${TMPDIR:-/tmp}/rein-cluster.XXXXXX")
 etcd_port=${ETCD_PORT:-23790}
-# Of both routers, HTTP and gRPC.
+# HTTP and gRPC ports of both routers.
 read -r http_1 http_2 grpc_1 grpc_2 <<<"${ROUTER_PORTS:-8000 8001 50051 50052}"
 export REIN_ETCD=127.0.0.1:$etcd_port REIN_CLUSTER=${REIN_CLUSTER:-local}
 
-# The clients first, the store last: each has what it needs to leave in order.
+# Routers first and etcd last, so that each process can still shut down in order.
 end() {
     trap - EXIT INT TERM HUP
     for kind in router worker controller etcd; do
@@ -22,7 +22,7 @@ end() {
 }
 declare -A pids
 names=()
-run() { # in a session of its own: a terminal's Ctrl-C reaches this script alone
+run() { # in its own session, so that a terminal's Ctrl-C reaches only this script
     local name=$1
     shift
     setsid "$@" >"$dir/$name.log" 2>&1 &
@@ -46,7 +46,7 @@ serving() { "$rein" status --json 2>/dev/null | grep -o '"state":"serving"' | wc
 tries=300
 until ready "$http_1" && ready "$http_2" && [[ $(serving) == 2 ]]; do
     for name in "${names[@]}"; do
-        kill -0 "${pids[$name]}" 2>/dev/null || { echo "cluster: $name has ended:" >&2; tail -5 "$dir/$name.log" >&2; exit 1; }
+        kill -0 "${pids[$name]}" 2>/dev/null || { echo "cluster: $name has exited:" >&2; tail -5 "$dir/$name.log" >&2; exit 1; }
     done
     ((tries--)) || { echo "cluster: two groups do not serve yet; logs are in $dir" >&2; exit 1; }
     sleep 0.2
@@ -59,9 +59,9 @@ cluster: ready. Playground: http://127.0.0.1:$http_1/   logs: $dir
     -d '{"model": "$(basename "$(realpath "$model")")", "messages": [{"role": "user", "content": "Hello"}]}'
   the other router: http://127.0.0.1:$http_2   gRPC: 127.0.0.1:$grpc_1 and :$grpc_2
   watch it:         REIN_ETCD=$REIN_ETCD REIN_CLUSTER=$REIN_CLUSTER $rein status --watch
-  kill a worker:    kill -9 ${pids[worker-1]}   (worker-1; streams go on)
+  kill a worker:    kill -9 ${pids[worker-1]}   (worker-1; streams continue)
   drain a worker:   REIN_ETCD=$REIN_ETCD REIN_CLUSTER=$REIN_CLUSTER $rein drain worker-2
 Ctrl-C stops all of it.
 EOF
-# A worker that was killed on purpose does not end the cluster.
+# A killed worker does not end the cluster.
 while kill -0 "${pids[etcd]}" 2>/dev/null; do sleep 1 & wait $! || true; done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing to build (setup.sh build), to run a cluster (cluster) or to test (test): Debian packages as root or through sudo,
-# Python packages into .venv. Says what it does; does nothing when all is there.
+# Installs what is missing to build (setup.sh build), to run a cluster (cluster) or to test (test): Debian packages as root
+# or through sudo, Python packages into .venv. Reports what it does; does nothing if everything is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?build, cluster or test}
@@ -11,7 +11,7 @@ fail() { echo "setup: $*" >&2; exit 1; }
 as_root=
 if [ "$(id -u)" = 0 ]; then as_root=env; elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then as_root="sudo -n"; fi
 
-# install PACKAGE...: true when they are installed afterwards.
+# install PACKAGE...: succeeds if they are installed afterwards.
 install() {
     [ -n "$as_root" ] && command -v apt-get >/dev/null || return 1
     say "installing Debian packages: $*"
@@ -36,7 +36,7 @@ make_venv() {
 export PATH="$PWD/.tools/bin:$PATH"
 if ! protoc --version >/dev/null 2>&1; then
     if ! install protobuf-compiler; then
-        say "no root here: taking protoc from the Python package grpcio-tools"
+        say "no root access: using protoc from the Python package grpcio-tools"
         make_venv
         .venv/bin/python -m pip install -q --disable-pip-version-check grpcio-tools \
             || fail "protoc is missing and could not be installed: sudo apt-get install protobuf-compiler"
@@ -48,17 +48,17 @@ fi
 
 [ "$what" = build ] && exit 0
 
-# The control plane's store; Debian puts it into /usr/bin.
+# The control plane's store; Debian installs it in /usr/bin.
 command -v etcd >/dev/null || install etcd-server \
     || fail "etcd is missing: install it (Debian: sudo apt-get install etcd-server)"
 
 [ "$what" = test ] || exit 0
 
-# The tests' second opinion on what is in the store.
+# The tests read the store with it.
 command -v etcdctl >/dev/null || install etcd-client \
     || fail "etcdctl is missing: install it (Debian: sudo apt-get install etcd-client)"
 
-# The playground's page is tested in it; without it those tests say that they were skipped.
+# Tests of the playground need it; without it they are skipped.
 command -v chromium >/dev/null || install chromium || say "no Chromium: the playground's tests are skipped"
 
 make_venv
@@ -71,7 +71,7 @@ if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
     echo "$sum" > $stamp
 fi
 
-# The Node clients of docs/howto/clients.md. The tests of those say that they were skipped where there is no npm.
+# The Node clients of docs/howto/clients.md. Their tests are skipped without npm.
 command -v npm >/dev/null || install nodejs npm || say "no npm: tests of Node clients are skipped"
 if command -v npm >/dev/null; then
     stamp=.node/package.sum

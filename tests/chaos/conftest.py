@@ -1,4 +1,4 @@
-"""The long fault tests: `make chaos`. Those that cut networks need root, for network namespaces."""
+"""Long fault tests, run by `make chaos`. Tests that cut networks need root, for network namespaces."""
 import pathlib
 import sys
 

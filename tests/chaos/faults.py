@@ -1,4 +1,4 @@
-"""Faults of a cluster's processes that come at random and overlap, and who was disturbed when."""
+"""Random, overlapping faults of a cluster's processes, and a record of when each process was disturbed."""
 import contextlib
 import heapq
 import itertools
@@ -11,7 +11,7 @@ import time
 from certificates import authority, named, signed
 from fleet import BIN
 
-# For so long after a process runs again, the store may still say what was so before.
+# For this long after a process runs again, the store may still have its earlier state.
 LINGER = 5.0
 NO_TLS = {"REIN_PEER_CA": None, "REIN_PEER_CERT": None, "REIN_PEER_KEY": None}
 
@@ -29,7 +29,7 @@ class Spans:
         return span
 
     def end(self, name, linger=0.0, span=None):
-        """The last one that began, or this one: another may have begun since."""
+        """Ends this span, or the last one that began: another may have begun since."""
         with self.lock:
             (span or self.spans[name][-1])[1] = time.monotonic() + linger
 
@@ -39,7 +39,7 @@ class Spans:
 
 
 class Sampler:
-    """The groups that serve, as the store says while it answers."""
+    """Samples the groups that serve, while the store answers."""
 
     def __init__(self, fleet):
         self.fleet, self.samples, self.bad_seats, self.over = fleet, [], set(), False
@@ -68,7 +68,7 @@ class Sampler:
 
 
 class Faults:
-    """Random faults, until `close`. Each begins, lasts for a while and ends; one process has one at a time."""
+    """Random faults. Each begins, lasts for a while and ends; a process has one fault at a time."""
 
     def __init__(self, fleet, random, workers):
         self.fleet, self.random, self.spans = fleet, random, Spans()
@@ -112,7 +112,7 @@ class Faults:
         return self.random.choice(names) if names else None
 
     def again(self, name, *arguments, linger=LINGER, **environment):
-        """Ends whatever still runs under this name, and starts it."""
+        """Kills the process with this name if it still runs, and starts it."""
         process = self.fleet.processes[name]
         if process.poll() is None:
             process.kill()
@@ -183,7 +183,7 @@ class Faults:
         return name, self.random.uniform(0.5, 8), begin, lambda: self.again(name)
 
     def router(self):
-        """One at a time, or clients have nobody to ask."""
+        """Restarts one router at a time, so that clients always have another one."""
         if any(name in self.busy for name in self.fleet.ports):
             return None
         name, number = self.random.choice(list(self.fleet.ports)), self.random.choice([signal.SIGKILL, signal.SIGTERM])
@@ -194,7 +194,7 @@ class Faults:
 
         def end():
             self.again(name)
-            # Until it is ready.
+            # The router counts as disturbed until it is ready.
             span = self.spans.begin(name)
             threading.Thread(target=self.ready, args=(name, self.fleet.processes[name], span), daemon=True).start()
 

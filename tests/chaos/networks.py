@@ -1,4 +1,4 @@
-"""A cluster of which every process lives in a network namespace of its own, so that any two can be cut off each other."""
+"""A cluster with a network namespace per process, so that the link between any two can be cut."""
 import os
 import subprocess
 
@@ -15,7 +15,7 @@ def ip(*arguments, check=True):
 
 
 class Networks(Fleet):
-    """As Fleet; clients are on the bridge. Process number n has the address NET.(n + 10)."""
+    """Like Fleet; clients are on the bridge. Process number n has the address NET.(n + 10)."""
 
     def __init__(self, directory, workers, group_size, **options):
         self.numbers = {}
@@ -55,7 +55,7 @@ class Networks(Fleet):
         return self.address(router)
 
     def cut(self, a, b):
-        """Nothing that one sends reaches the other, and nobody is told."""
+        """Drops all packets between the two, without an error for either."""
         for here, there in ((a, b), (b, a)):
             ip("-n", f"rein{self.numbers[here]}", "route", "add", "blackhole", f"{self.address(there)}/32")
 
@@ -71,7 +71,7 @@ class Networks(Fleet):
     def teardown():
         for n in range(32):
             ip("netns", "del", f"rein{n}", check=False)
-            # It would go with its namespace, but later.
+            # It would be deleted with its namespace, but later.
             ip("link", "del", f"reinv{n}", check=False)
         ip("link", "del", BRIDGE, check=False)
 

@@ -1,4 +1,4 @@
-"""What takes long, or cuts networks. Every figure that is printed is of this run."""
+"""Long tests, and tests that cut networks. All printed figures are measured in the run."""
 import signal
 import time
 
@@ -13,7 +13,7 @@ needs_namespaces = pytest.mark.skipif(not possible(), reason="network namespaces
 
 
 class Steady:
-    """Streams one after the other, for as long as it takes."""
+    """Load that runs continuously."""
 
     def __init__(self, fleet, undisturbed):
         self.fleet, self.undisturbed = fleet, undisturbed
@@ -32,8 +32,8 @@ class Steady:
                 return
             load = Load(targets(self.fleet), REQUESTS, retries, spread)
 
-    def say(self, what):
-        print(f"\n{what}: {self.requests} requests, longest silence {self.silence:.2f} s, {self.retried} tried again")
+    def report(self, what):
+        print(f"\n{what}: {self.requests} requests, longest silence {self.silence:.2f} s, {self.retried} retried")
 
 
 def whole(kind, directory):
@@ -76,11 +76,11 @@ def test_etcd_is_away_for_a_minute(fleet, undisturbed):
     fleet.start_etcd()
     steady.run(5)
     fleet.whole(2)
-    steady.say("etcd away for 60 s")
+    steady.report("etcd away for 60 s")
 
 
 def test_one_group_and_spares(tmp_path):
-    """Four workers, which without `--spares` are two groups."""
+    """Four workers, which would form two groups without `--spares`."""
     fleet = Fleet(tmp_path, workers=4, group_size=2, spares=1)
     try:
         fleet.whole(1)
@@ -105,7 +105,7 @@ def test_one_group_and_spares(tmp_path):
 
 
 def test_rolling_restarts_for_a_while(fleet, undisturbed):
-    """No request may fail, and only a router that leaves may refuse one, before it has begun to answer."""
+    """No request may fail. Only a leaving router may refuse a request, before it has begun to answer."""
     workers, routers, controller = (Steady(fleet, undisturbed) for _ in range(3))
     for _ in range(2):
         turns = [(workers, name, 0) for name in fleet.whole(2)["workers"]]
@@ -115,7 +115,7 @@ def test_rolling_restarts_for_a_while(fleet, undisturbed):
             fleet.start(name)
             fleet.whole(2)
     for steady, what in (workers, "workers"), (routers, "routers"), (controller, "the controller"):
-        steady.say(f"two rolling restarts of {what}")
+        steady.report(f"two rolling restarts of {what}")
     assert routers.retried, "no stream wanted to begin while its router was leaving"
 
 

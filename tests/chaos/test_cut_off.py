@@ -1,4 +1,4 @@
-"""A worker that is a group by itself is cut off from etcd: nobody can vouch for it, and still no stream may notice."""
+"""A worker that forms a group alone loses etcd: no peer can report that it is alive, and still no stream may be disturbed."""
 import time
 
 import pytest
@@ -6,13 +6,13 @@ import pytest
 from fleet import Load, assert_unnoticed, request, targets, undisturbed_answers, until
 from networks import Networks, possible
 
-# Spread so that some are open whenever the lease ends.
+# Spread so that some streams are open whenever the lease ends.
 REQUESTS = [{**request(2 * i + 1), "max_tokens": 400} for i in range(40)]
 SPREAD = 7
 
 
 @pytest.mark.skipif(not possible(), reason="network namespaces need root and ip")
-def test_a_group_of_one_without_etcd_is_given_up_and_comes_back(tmp_path):
+def test_a_group_of_one_without_etcd_is_dropped_and_returns(tmp_path):
     networks = Networks(tmp_path, workers=2, group_size=1)
     try:
         before = networks.whole(2)
@@ -21,10 +21,10 @@ def test_a_group_of_one_without_etcd_is_given_up_and_comes_back(tmp_path):
         load.reach(500)
         began = time.monotonic()
         networks.cut("w0", "etcd")
-        networks.wait("w0 is given up", lambda status: "w0" not in status["workers"] and len(status["groups"]) == 1)
+        networks.wait("w0 is dropped", lambda status: "w0" not in status["workers"] and len(status["groups"]) == 1)
         streams = sum(bool(answer.ids) and not answer.done for answer in load.answers)
-        print(f"\ngiven up after {time.monotonic() - began:.1f} s, {streams} streams open")
-        assert streams, "all were over by then"
+        print(f"\ndropped after {time.monotonic() - began:.1f} s, {streams} streams open")
+        assert streams, "all had ended by then"
         assert_unnoticed(load.join(), undisturbed)
         print(f"longest silence {load.silence:.2f} s")
         assert_unnoticed(Load(targets(networks), REQUESTS).join(), undisturbed)

@@ -1,4 +1,4 @@
-"""Random faults that overlap, under load, for REIN_CHAOS_SECONDS (60). REIN_SEED replays the same faults, as far as time allows."""
+"""Random overlapping faults under load, for REIN_CHAOS_SECONDS (60). REIN_SEED replays the same faults, except for their timing."""
 import json
 import os
 import random
@@ -12,14 +12,14 @@ from fleet import Answer, Fleet, Load, assert_unnoticed, request, targets, undis
 WORKERS = 5
 CLIENTS = 8
 REQUESTS = [request(i) for i in range(16)]
-# A request that waits for an engine waits so long; where a group was left for half of that, it has to be answered.
+# A request waits this long for an engine. If a group was available for half of that time, it must be answered.
 WAIT = 10.0
 ENOUGH = 5.0
 ALLOWED = {"capacity_lost", "unavailable"}
 
 
 class Client(threading.Thread):
-    """Asks one thing after the other, of routers that are not being restarted."""
+    """Sends one request after the other, to routers that are not being restarted."""
 
     def __init__(self, test, seed):
         super().__init__(daemon=True)
@@ -66,7 +66,7 @@ class Verdicts:
                 self.failed[kind] = self.failed.get(kind, 0) + 1
 
     def failure(self, router, began, ended, answer):
-        """Why it may have failed; None: it may not."""
+        """Why a failure is allowed. None: it is not."""
         if self.faults.spans.hit(router, began, ended):
             return "its router was restarted"
         if code(answer.error) in ALLOWED and not self.group_was_left(ended):
@@ -74,7 +74,7 @@ class Verdicts:
         return None
 
     def group_was_left(self, ended):
-        """For long enough without a break, in the time before."""
+        """Whether a group was available long enough without a break before this time."""
         run, step = 0.0, 0.25
         at = ended - WAIT
         while at <= ended:
@@ -92,14 +92,14 @@ class Verdicts:
         return any(not any(self.faults.spans.hit(worker, since, at) for worker in members) for members in groups)
 
     def story(self, ended):
-        """What the time before looked like: when a group was left, and the samples."""
+        """The time before the failure: when a group was available, and the samples."""
         samples = [(round(at - ended, 2), [sorted(group) for group in groups]) for at, groups in self.sampler.samples if ended - 15 < at <= ended]
         left = "".join("x" if self.left(ended - WAIT + i / 4) else "." for i in range(int(WAIT * 4) + 1))
         return left, samples
 
 
 def code(error):
-    """Of an error in a stream, or of a status before it."""
+    """The code of an error in a stream, or of an HTTP error before it."""
     if isinstance(error, dict):
         return error.get("code")
     text = str(error)
@@ -112,7 +112,7 @@ def code(error):
 
 
 def all_whole(status):
-    """Two groups of two; the fifth worker is a spare, or serves alone after a group of its own has lost the other one."""
+    """Two groups of two; the fifth worker is a spare, or serves alone after its group lost the other member."""
     groups = [[rank["worker"] for rank in group["ranks"]] for group in status["groups"].values()]
     serving = all(group["state"] == "serving" for group in status["groups"].values())
     return serving and len(status["workers"]) == WORKERS and sum(len(set(members)) == 2 for members in groups) == 2
@@ -143,8 +143,8 @@ def test_random_faults(tmp_path):
         print(f"{test.whole} answers as undisturbed, longest silence {test.silence:.1f} s; failed: {test.failed}")
         print(f"bad spares that had a seat (worker, state of its group, members): {sorted(sampler.bad_seats) or 'none'}")
         assert not test.wrong, "\n".join(map(str, test.wrong[:5]))
-        assert test.whole > seconds / 10, "hardly anything was answered"
-        # All faults are over: everything is whole again.
+        assert test.whole > seconds / 10, "too few requests were answered"
+        # After all faults, the cluster must recover.
         fleet.wait("all good workers serve, or are spares of groups that do", all_whole, timeout=120)
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
     finally:
