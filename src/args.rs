@@ -13,7 +13,7 @@ use rein_worker::limits;
 use self::listen::ListenAddr;
 use crate::bench::BenchOptions;
 use crate::key::KeyArgs;
-use crate::telemetry::Target;
+use crate::telemetry::LogTarget;
 use crate::tls::{PeerArgs, TlsArgs};
 use crate::verify::VerifyOptions;
 
@@ -71,7 +71,7 @@ pub enum Command {
 
 impl Command {
     /// Commands that answer requests tell of them: where to, and as what.
-    pub fn telemetry(&self) -> Option<Target<'_>> {
+    pub fn telemetry(&self) -> Option<LogTarget<'_>> {
         let (telemetry, service) = match self {
             Command::Serve(args) => (&args.edge.telemetry, "rein"),
             Command::Router(args) => (&args.edge.telemetry, "rein-router"),
@@ -79,7 +79,7 @@ impl Command {
             _ => return None,
         };
         let endpoint = telemetry.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty())?;
-        Some(Target { endpoint, service })
+        Some(LogTarget { endpoint, service })
     }
 }
 

@@ -34,7 +34,7 @@ const EXPORT: Duration = Duration::from_secs(3);
 const LOGGED: &str = "request_id";
 
 /// Where traces go.
-pub struct Target<'a> {
+pub struct LogTarget<'a> {
     pub endpoint: &'a str,
     /// What the process is called in traces, unless OTEL_SERVICE_NAME says it.
     pub service: &'static str,
@@ -62,7 +62,7 @@ impl Drop for Telemetry {
 
 /// Logs go to standard error; standard output belongs to a command's results. `REIN_LOG=debug` shows more,
 /// `REIN_LOG_FORMAT=json` writes one JSON object per line.
-pub fn init(target: Option<Target>) -> Result<Telemetry, Box<dyn Error>> {
+pub fn init(target: Option<LogTarget>) -> Result<Telemetry, Box<dyn Error>> {
     let exporting = target.map(|target| export(&target)).transpose()?;
     let traces = exporting.as_ref().map(|Exporting { provider, .. }| {
         tracing_opentelemetry::layer()
@@ -95,7 +95,7 @@ fn traced(metadata: &Metadata) -> bool {
     metadata.target().starts_with("rein") && *metadata.level() <= least
 }
 
-fn export(target: &Target) -> Result<Exporting, Box<dyn Error>> {
+fn export(target: &LogTarget) -> Result<Exporting, Box<dyn Error>> {
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio()?)));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("telemetry").enable_all().build()?;

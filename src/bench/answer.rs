@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
-use crate::client::{Failure, Response, collect, error_text, read_events};
+use crate::client::{ApiResponse, Failure, collect, error_text, read_events};
 
 /// One answer. Times count from the moment the request was sent.
 #[derive(Debug, Clone, Default)]
-pub struct Answer {
+pub struct BenchAnswer {
     /// When each chunk with content came. Empty without streaming.
     pub chunks: Vec<Duration>,
     /// When the last token was told: the last content or the finish reason, whichever is later.
@@ -80,7 +80,7 @@ impl Choice {
     }
 }
 
-impl Answer {
+impl BenchAnswer {
     fn take(&mut self, chunk: &Chunk, at: Duration) {
         if chunk.choices.iter().any(Choice::has_content) {
             self.chunks.push(at);
@@ -97,25 +97,25 @@ impl Answer {
     }
 }
 
-pub async fn read(response: Response, start: Instant, stream: bool) -> Result<Answer, Failure> {
+pub async fn read(response: ApiResponse, start: Instant, stream: bool) -> Result<BenchAnswer, Failure> {
     if stream { read_stream(response, start).await } else { read_whole(response, start).await }
 }
 
-async fn read_whole(response: Response, start: Instant) -> Result<Answer, Failure> {
+async fn read_whole(response: ApiResponse, start: Instant) -> Result<BenchAnswer, Failure> {
     let body = collect(response).await?;
     let total = start.elapsed();
     let chunk: Chunk = serde_json::from_slice(&body).map_err(|e| Failure::BadResponse(e.to_string()))?;
     if chunk.choices.is_empty() {
         return Err(Failure::BadResponse("no choices".into()));
     }
-    let mut answer = Answer { total, ..Answer::default() };
+    let mut answer = BenchAnswer { total, ..BenchAnswer::default() };
     answer.take(&chunk, total);
     answer.chunks.clear();
     Ok(answer)
 }
 
-async fn read_stream(response: Response, start: Instant) -> Result<Answer, Failure> {
-    let mut answer = Answer::default();
+async fn read_stream(response: ApiResponse, start: Instant) -> Result<BenchAnswer, Failure> {
+    let mut answer = BenchAnswer::default();
     let mut finished = false;
     let mut failure = None;
     let done = read_events(response, start, |data, at| match serde_json::from_slice::<Chunk>(data) {

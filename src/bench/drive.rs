@@ -8,9 +8,9 @@ use futures::future::join_all;
 use indicatif::ProgressBar;
 
 use super::BenchError;
-use super::answer::{self, Answer};
-use super::prompt::Work;
-use crate::client::{Connection, Endpoint, Failure};
+use super::answer::{self, BenchAnswer};
+use super::prompt::BenchRequests;
+use crate::client::{Endpoint, Failure, ReusedConnection};
 
 /// Pause of a client after a failed request.
 const BACK_OFF: Duration = Duration::from_millis(20);
@@ -25,7 +25,7 @@ pub enum Until {
 /// What came of the requests at one concurrency.
 #[derive(Debug)]
 pub struct Run {
-    pub answers: Vec<Answer>,
+    pub answers: Vec<BenchAnswer>,
     pub failures: Vec<Failure>,
     /// From the first request to the last answer.
     pub elapsed: Duration,
@@ -33,8 +33,8 @@ pub struct Run {
 
 /// Requests that do not count. They bring the endpoint's caches into their usual state, show early that it answers at all,
 /// and tell how long the prompts are.
-pub async fn warm_up(endpoint: &Endpoint, work: &mut Work, n: u32, wanted: u32) -> Result<(), BenchError> {
-    let mut connection = Connection::new(endpoint);
+pub async fn warm_up(endpoint: &Endpoint, work: &mut BenchRequests, n: u32, wanted: u32) -> Result<(), BenchError> {
+    let mut connection = ReusedConnection::new(endpoint);
     for i in 0..n {
         let body = work.body(u64::MAX - u64::from(i));
         match ask(&mut connection, work, body).await {
@@ -51,16 +51,16 @@ pub async fn warm_up(endpoint: &Endpoint, work: &mut Work, n: u32, wanted: u32) 
     Ok(())
 }
 
-async fn ask(connection: &mut Connection<'_>, work: &Work, body: Bytes) -> Result<Answer, Failure> {
+async fn ask(connection: &mut ReusedConnection<'_>, work: &BenchRequests, body: Bytes) -> Result<BenchAnswer, Failure> {
     connection.ask(work.path(), body, async |response, start| answer::read(response, start, work.stream()).await).await
 }
 
-pub async fn run(endpoint: &Endpoint, work: &Work, concurrency: u32, until: Until, bar: &ProgressBar) -> Run {
+pub async fn run(endpoint: &Endpoint, work: &BenchRequests, concurrency: u32, until: Until, bar: &ProgressBar) -> Run {
     let start = Instant::now();
     let sent = AtomicUsize::new(0);
     let failed = AtomicUsize::new(0);
     let client = async || {
-        let mut connection = Connection::new(endpoint);
+        let mut connection = ReusedConnection::new(endpoint);
         let (mut answers, mut failures) = (Vec::new(), Vec::new());
         loop {
             let more = match until {

@@ -18,9 +18,9 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use thiserror::Error;
 
-use crate::client::{ClientError, Dialect, Endpoint};
+use crate::client::{ApiDialect, ClientError, Endpoint};
 use crate::progress;
-use report::Report;
+use report::BenchReport;
 
 /// Seconds that the memory is read for, per probe.
 const PROBE_SECONDS: f64 = 2.0;
@@ -50,8 +50,8 @@ pub struct BenchOptions {
     #[arg(long, env = "REIN_BENCH_BASE_URL", value_name = "URL")]
     pub base_url: Option<String>,
     /// How to speak to the endpoint
-    #[arg(long, value_enum, default_value_t = Dialect::Openai)]
-    pub dialect: Dialect,
+    #[arg(long, value_enum, default_value_t = ApiDialect::Openai)]
+    pub dialect: ApiDialect,
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, env = "REIN_BENCH_MODEL", value_name = "NAME")]
     pub model: Option<String>,
@@ -82,7 +82,7 @@ pub struct BenchOptions {
     /// Send random token ids below this number instead of words (completions only)
     #[arg(long, value_name = "VOCAB", value_parser = clap::value_parser!(u32).range(2..))]
     pub prompt_ids: Option<u32>,
-    /// Answer length in tokens (max_tokens)
+    /// BenchAnswer length in tokens (max_tokens)
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub output_tokens: u32,
     /// Ask not to stop before the answer has its length; not every endpoint knows `ignore_eos`
@@ -144,7 +144,7 @@ pub enum BenchError {
 pub fn run(options: BenchOptions) -> Result<(), Box<dyn Error>> {
     let to_stdout = options.json.as_deref() == Some(Path::new("-"));
     let probe = if options.probe { Some(probe_machine(&options)?) } else { None };
-    let mut report = Report { probe, ..Report::default() };
+    let mut report = BenchReport { probe, ..BenchReport::default() };
     if !options.probe || options.base_url.is_some() {
         // One thread: enough for what is measured, and it leaves the other cores to an endpoint on the same machine.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -183,14 +183,14 @@ fn probe_machine(options: &BenchOptions) -> Result<report::Probe, BenchError> {
 }
 
 /// Drives the endpoint at each concurrency and adds what was measured to the report.
-pub async fn measure(options: &BenchOptions, report: &mut Report) -> Result<(), BenchError> {
+pub async fn measure(options: &BenchOptions, report: &mut BenchReport) -> Result<(), BenchError> {
     if options.endpoint == EndpointKind::Chat && options.prompt_ids.is_some() {
         return Err(BenchError::Option("--prompt-ids needs --endpoint completions".into()));
     }
     if options.endpoint == EndpointKind::Completions && options.tools > 0 {
         return Err(BenchError::Option("--tools needs --endpoint chat".into()));
     }
-    if options.dialect == Dialect::Grpc && (options.endpoint != EndpointKind::Chat || !options.stream) {
+    if options.dialect == ApiDialect::Grpc && (options.endpoint != EndpointKind::Chat || !options.stream) {
         return Err(BenchError::Option("--dialect grpc needs --endpoint chat and --stream true".into()));
     }
     let url = options.base_url.as_deref().unwrap_or(options.dialect.default_url());
@@ -201,7 +201,7 @@ pub async fn measure(options: &BenchOptions, report: &mut Report) -> Result<(), 
         Some(model) => model.clone(),
         None => endpoint.first_model().await?,
     };
-    let mut work = prompt::Work::new(options, &model);
+    let mut work = prompt::BenchRequests::new(options, &model);
     drive::warm_up(&endpoint, &mut work, options.warmup, options.prompt_tokens).await?;
     report.describe(url, &model, options);
     for &concurrency in &options.concurrency {

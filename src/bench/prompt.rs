@@ -145,7 +145,7 @@ const WORDS: &[&str] = &[
 
 /// The requests of one benchmark: number `n` is the same each time.
 #[derive(Debug)]
-pub struct Work {
+pub struct BenchRequests {
     options: BenchOptions,
     model: String,
     tools: Vec<Value>,
@@ -154,7 +154,7 @@ pub struct Work {
     next: AtomicU64,
 }
 
-impl Work {
+impl BenchRequests {
     pub fn new(options: &BenchOptions, model: &str) -> Self {
         let tools = (0..options.tools).map(tool).collect();
         Self {

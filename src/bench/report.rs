@@ -5,23 +5,23 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::answer::Answer;
+use super::answer::BenchAnswer;
 use super::drive::Run;
 use super::{BenchError, BenchOptions};
 use crate::quantiles::Quantiles;
 
 #[derive(Debug, Default, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probe>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<Target>,
-    pub levels: Vec<Level>,
+    pub target: Option<BenchTarget>,
+    pub levels: Vec<LoadLevel>,
 }
 
 /// What was asked for.
 #[derive(Debug, Serialize)]
-pub struct Target {
+pub struct BenchTarget {
     pub base_url: String,
     pub model: String,
     pub endpoint: &'static str,
@@ -36,7 +36,7 @@ pub struct Target {
 
 /// One concurrency.
 #[derive(Debug, Serialize)]
-pub struct Level {
+pub struct LoadLevel {
     pub concurrency: u32,
     pub seconds: f64,
     pub answered: usize,
@@ -93,11 +93,11 @@ impl Probe {
     }
 }
 
-impl Level {
+impl LoadLevel {
     pub fn new(concurrency: u32, run: &Run) -> Option<Self> {
         let answers = &run.answers;
         let seconds = run.elapsed.as_secs_f64().max(1e-9);
-        let tokens = |a: &Answer| a.completion_tokens.unwrap_or(a.chunks.len() as u64);
+        let tokens = |a: &BenchAnswer| a.completion_tokens.unwrap_or(a.chunks.len() as u64);
         let by_usage = answers.iter().filter(|a| a.completion_tokens.is_some()).count();
         let output: u64 = answers.iter().map(tokens).sum();
         let prompt: u64 = answers.iter().filter_map(|a| a.prompt_tokens).sum();
@@ -139,9 +139,9 @@ impl Level {
     }
 }
 
-impl Report {
+impl BenchReport {
     pub fn describe(&mut self, base_url: &str, model: &str, o: &BenchOptions) {
-        self.target = Some(Target {
+        self.target = Some(BenchTarget {
             base_url: base_url.to_owned(),
             model: model.to_owned(),
             endpoint: o.endpoint.name(),
@@ -156,7 +156,7 @@ impl Report {
     }
 
     pub fn add(&mut self, concurrency: u32, run: Run) -> Result<(), BenchError> {
-        match Level::new(concurrency, &run) {
+        match LoadLevel::new(concurrency, &run) {
             Some(level) => self.levels.push(level),
             None => {
                 let last = run.failures.last().map_or_else(|| "no request was sent".into(), ToString::to_string);
@@ -186,7 +186,7 @@ impl Report {
         let asked = (t.prompt_tokens, t.output_tokens);
         let _ = writeln!(out, "prompts of {} tokens, answers of up to {}, {} tools\n", asked.0, asked.1, t.tools);
         let mut rows: Vec<(String, Vec<String>)> = Vec::new();
-        let mut row = |name: &str, cell: &dyn Fn(&Level) -> Option<String>| {
+        let mut row = |name: &str, cell: &dyn Fn(&LoadLevel) -> Option<String>| {
             let cells: Vec<_> = self.levels.iter().map(cell).collect();
             if cells.iter().any(Option::is_some) {
                 let cells = cells.into_iter().map(|c| c.unwrap_or_else(|| "-".into())).collect();
@@ -203,7 +203,7 @@ impl Report {
         row("prompt tokens, mean", &|l| mean(l.prompt_tokens, l.answered));
         row("output tokens, mean", &|l| mean(l.output_tokens, l.answered));
         row("tool calls", &|l| (t.tools > 0).then(|| l.tool_calls.to_string()));
-        type Pick = fn(&Level) -> Option<Quantiles>;
+        type Pick = fn(&LoadLevel) -> Option<Quantiles>;
         let times: [(&str, Pick); 4] = [
             ("time to first token", |l| l.ttft_ms),
             ("inter-token latency", |l| l.itl_ms),

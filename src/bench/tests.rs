@@ -16,8 +16,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use super::prompt::Work;
-use super::report::Report;
+use super::prompt::BenchRequests;
+use super::report::BenchReport;
 use super::{BenchError, BenchOptions, measure};
 
 #[derive(Debug, Parser)]
@@ -121,10 +121,10 @@ async fn serve(mode: Mode) -> (String, Arc<AtomicUsize>) {
     (url, connections)
 }
 
-async fn bench(mode: Mode, args: &[&str]) -> (Result<(), BenchError>, Report, usize) {
+async fn bench(mode: Mode, args: &[&str]) -> (Result<(), BenchError>, BenchReport, usize) {
     let (url, connections) = serve(mode).await;
     let options = options(&[&["--base-url", &url], args].concat());
-    let mut report = Report::default();
+    let mut report = BenchReport::default();
     let result = measure(&options, &mut report).await;
     (result, report, connections.load(Ordering::Relaxed))
 }
@@ -204,32 +204,33 @@ async fn bad_targets_are_refused_by_name() {
         ("nothing", "must start with http://"),
         ("http://127.0.0.1:1/v1", "cannot connect"),
     ] {
-        let result = measure(&options(&["--base-url", url]), &mut Report::default()).await;
+        let result = measure(&options(&["--base-url", url]), &mut BenchReport::default()).await;
         assert!(result.as_ref().is_err_and(|e| e.to_string().contains(text)), "{url}: {result:?}");
     }
-    let result = measure(&options(&["--prompt-ids", "9"]), &mut Report::default()).await;
+    let result = measure(&options(&["--prompt-ids", "9"]), &mut BenchReport::default()).await;
     assert!(result.is_err_and(|e| e.to_string().contains("--endpoint completions")));
 }
 
 #[test]
 fn prompts_differ_unless_a_prefix_is_shared() {
-    let text = |work: &Work, n| {
+    let text = |work: &BenchRequests, n| {
         let body: Value = serde_json::from_slice(&work.body(n)).unwrap_or_default();
         body["messages"][0]["content"].as_str().unwrap_or_default().to_owned()
     };
-    let work = Work::new(&options(&["--prompt-tokens", "50"]), "m");
+    let work = BenchRequests::new(&options(&["--prompt-tokens", "50"]), "m");
     assert_eq!(text(&work, 1).split(' ').count(), 50);
     assert_eq!(text(&work, 1), text(&work, 1));
     assert_ne!(text(&work, 1)[..40], text(&work, 2)[..40]);
-    let work = Work::new(&options(&["--prompt-tokens", "50", "--shared-prefix", "30"]), "m");
+    let work = BenchRequests::new(&options(&["--prompt-tokens", "50", "--shared-prefix", "30"]), "m");
     let (a, b) = (text(&work, 1), text(&work, 2));
     let common = a.split(' ').zip(b.split(' ')).take_while(|(a, b)| a == b).count();
     assert!((30..34).contains(&common), "{common}");
-    let body: Value = serde_json::from_slice(&Work::new(&options(&["--tools", "9"]), "m").body(0)).unwrap_or_default();
+    let body: Value =
+        serde_json::from_slice(&BenchRequests::new(&options(&["--tools", "9"]), "m").body(0)).unwrap_or_default();
     let names: std::collections::BTreeSet<_> =
         body["tools"].as_array().into_iter().flatten().map(|t| t["function"]["name"].to_string()).collect();
     assert_eq!(names.len(), 9);
     let extra = options(&["--extra", r#"{"min_p": 0.1, "max_tokens": 3}"#]);
-    let body: Value = serde_json::from_slice(&Work::new(&extra, "m").body(0)).unwrap_or_default();
+    let body: Value = serde_json::from_slice(&BenchRequests::new(&extra, "m").body(0)).unwrap_or_default();
     assert_eq!((&body["min_p"], &body["max_tokens"]), (&json!(0.1), &json!(3)));
 }

@@ -2,7 +2,7 @@
 //! What an answer holds is read by those who ask.
 
 mod grpc;
-mod heard;
+mod received;
 mod sse;
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use heard::{Counting, Heard};
+use received::{Counting, ReceivedBytes};
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
 const GRPC_URL: &str = "http://127.0.0.1:50051";
@@ -39,7 +39,7 @@ const MAX_ERROR_CHARS: usize = 300;
 
 /// How an endpoint is spoken to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Dialect {
+pub enum ApiDialect {
     /// HTTP, as OpenAI has it
     #[default]
     Openai,
@@ -47,19 +47,19 @@ pub enum Dialect {
     Grpc,
 }
 
-impl Dialect {
+impl ApiDialect {
     pub fn default_url(self) -> &'static str {
         match self {
-            Dialect::Openai => DEFAULT_URL,
-            Dialect::Grpc => GRPC_URL,
+            ApiDialect::Openai => DEFAULT_URL,
+            ApiDialect::Grpc => GRPC_URL,
         }
     }
 }
 
 /// An answer that has begun.
-pub enum Response {
+pub enum ApiResponse {
     Http(http::Response<Incoming>),
-    Grpc(grpc::Events),
+    Grpc(grpc::GrpcEventStream),
 }
 
 /// A connection, plain or TLS.
@@ -89,7 +89,7 @@ pub struct Endpoint {
     headers: HeaderMap,
     timeout: Duration,
     tls: Option<Tls>,
-    dialect: Dialect,
+    dialect: ApiDialect,
 }
 
 #[derive(Debug, Clone)]
@@ -165,10 +165,10 @@ impl Endpoint {
         let bad = |why: &str| ClientError::Url(format!("{url}: {why}"));
         let uri: Uri = url.parse().map_err(|e| bad(&format!("{e}; expected something like {DEFAULT_URL}")))?;
         let (secure, dialect) = match uri.scheme_str() {
-            Some("http") => (false, Dialect::Openai),
-            Some("https") => (true, Dialect::Openai),
-            Some("grpc") => (false, Dialect::Grpc),
-            Some("grpcs") => (true, Dialect::Grpc),
+            Some("http") => (false, ApiDialect::Openai),
+            Some("https") => (true, ApiDialect::Openai),
+            Some("grpc") => (false, ApiDialect::Grpc),
+            Some("grpcs") => (true, ApiDialect::Grpc),
             _ => return Err(bad("must start with http:// or https://, or with grpc:// or grpcs:// for gRPC")),
         };
         let host = uri.host().ok_or_else(|| bad("has no host"))?;
@@ -203,11 +203,11 @@ impl Endpoint {
     }
 
     /// Sets the dialect. URLs that begin with grpc:// or grpcs:// allow gRPC only.
-    pub fn speak(mut self, dialect: Dialect) -> Result<Self, ClientError> {
-        if dialect == Dialect::Openai && self.dialect == Dialect::Grpc {
+    pub fn speak(mut self, dialect: ApiDialect) -> Result<Self, ClientError> {
+        if dialect == ApiDialect::Openai && self.dialect == ApiDialect::Grpc {
             return Err(ClientError::Url("grpc:// and grpcs:// need --dialect grpc".into()));
         }
-        if dialect == Dialect::Grpc && !self.prefix.is_empty() {
+        if dialect == ApiDialect::Grpc && !self.prefix.is_empty() {
             let message =
                 format!("a gRPC endpoint has no path, got {}; expected something like {GRPC_URL}", self.prefix);
             return Err(ClientError::Url(message));
@@ -239,7 +239,7 @@ impl Endpoint {
         socket.set_nodelay(true)?;
         let Some(tls) = &self.tls else { return Ok(Box::new(socket)) };
         let mut config = tls.config.clone();
-        if self.dialect == Dialect::Grpc {
+        if self.dialect == ApiDialect::Grpc {
             Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec()];
         }
         Ok(Box::new(TlsConnector::from(config).connect(tls.server.clone(), socket).await?))
@@ -258,12 +258,12 @@ impl Endpoint {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = || format!("{scheme}://{}{}/models", self.address, self.prefix);
         let failed = |e: Failure| ClientError::Models { url: url(), reason: e.to_string() };
-        if self.dialect == Dialect::Grpc {
+        if self.dialect == ApiDialect::Grpc {
             let first =
                 tokio::time::timeout(self.timeout, grpc::first_model(self)).await.unwrap_or(Err(Failure::Timeout));
             return first.map_err(failed);
         }
-        let mut connection = Connection::new(self);
+        let mut connection = ReusedConnection::new(self);
         let body = tokio::time::timeout(self.timeout, connection.get("/models"))
             .await
             .unwrap_or(Err(Failure::Timeout))
@@ -290,23 +290,23 @@ fn tls_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, ClientError> 
 
 /// A connection that is kept while it works and opened anew when it does not.
 #[derive(Debug)]
-pub struct Connection<'a> {
+pub struct ReusedConnection<'a> {
     endpoint: &'a Endpoint,
     open: Option<Open>,
     /// Of the gRPC dialect; it opens its connections itself.
-    client: Option<grpc::Client>,
+    client: Option<grpc::InferenceChannel>,
 }
 
 #[derive(Debug)]
 struct Open {
     sender: SendRequest<Full<Bytes>>,
     /// Bytes that have come from the server.
-    heard: Heard,
+    received: ReceivedBytes,
     /// A request was answered on it.
     used: bool,
 }
 
-impl<'a> Connection<'a> {
+impl<'a> ReusedConnection<'a> {
     pub fn new(endpoint: &'a Endpoint) -> Self {
         Self { endpoint, open: None, client: None }
     }
@@ -316,16 +316,16 @@ impl<'a> Connection<'a> {
         &mut self,
         path: &str,
         body: Bytes,
-        read: impl AsyncFnOnce(Response, Instant) -> Result<T, Failure>,
+        read: impl AsyncFnOnce(ApiResponse, Instant) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let timeout = self.endpoint.timeout;
         let patiently = async {
             let (response, start) = match self.endpoint.dialect {
-                Dialect::Openai => {
+                ApiDialect::Openai => {
                     let (response, start) = self.request(Method::POST, path, body).await?;
-                    (Response::Http(response), start)
+                    (ApiResponse::Http(response), start)
                 }
-                Dialect::Grpc => self.call(&body).await?,
+                ApiDialect::Grpc => self.call(&body).await?,
             };
             read(response, start).await
         };
@@ -340,7 +340,7 @@ impl<'a> Connection<'a> {
         collect_body(self.request(Method::GET, path, Bytes::new()).await?.0).await
     }
 
-    async fn call(&mut self, body: &[u8]) -> Result<(Response, Instant), Failure> {
+    async fn call(&mut self, body: &[u8]) -> Result<(ApiResponse, Instant), Failure> {
         let client = match &mut self.client {
             Some(client) => client,
             None => self.client.insert(grpc::client(self.endpoint)?),
@@ -348,7 +348,7 @@ impl<'a> Connection<'a> {
         let request = grpc::request(self.endpoint, body)?;
         let start = Instant::now();
         let events = client.chat(request).await.map_err(|status| grpc::failure(&status))?;
-        Ok((Response::Grpc(events.into_inner()), start))
+        Ok((ApiResponse::Grpc(events.into_inner()), start))
     }
 
     /// The answer, and when the request was sent. A server may close a connection that it kept, and a request can cross with
@@ -361,11 +361,13 @@ impl<'a> Connection<'a> {
     ) -> Result<(http::Response<Incoming>, Instant), Failure> {
         loop {
             let open = self.connect().await?;
-            let (used, heard) = (open.used, open.heard.bytes());
+            let (used, received) = (open.used, open.received.bytes());
             let start = Instant::now();
             let result = self.send(method.clone(), path, body.clone()).await;
             match (&result, &mut self.open) {
-                (Err(Failure::NoResponse(_)), Some(open)) if used && open.heard.bytes() == heard => self.open = None,
+                (Err(Failure::NoResponse(_)), Some(open)) if used && open.received.bytes() == received => {
+                    self.open = None
+                }
                 (_, Some(open)) => {
                     open.used = true;
                     return Ok((result?, start));
@@ -413,11 +415,11 @@ async fn open<S>(socket: S) -> Result<Open, hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let heard = Heard::default();
-    let (sender, connection) = handshake(TokioIo::new(Counting::new(socket, heard.clone()))).await?;
+    let received = ReceivedBytes::default();
+    let (sender, connection) = handshake(TokioIo::new(Counting::new(socket, received.clone()))).await?;
     // Ends with the connection, which ends with the sender; what breaks it, the sender reports.
     tokio::spawn(async move { connection.await.ok() });
-    Ok(Open { sender, heard, used: false })
+    Ok(Open { sender, received, used: false })
 }
 
 /// Seconds, or the date until which to wait.
@@ -430,10 +432,10 @@ fn retry_after(text: &str) -> Option<Duration> {
 }
 
 /// The whole body of an answer that is not streamed.
-pub async fn collect(response: Response) -> Result<Bytes, Failure> {
+pub async fn collect(response: ApiResponse) -> Result<Bytes, Failure> {
     match response {
-        Response::Http(response) => collect_body(response).await,
-        Response::Grpc(_) => Err(Failure::BadResponse("over gRPC every answer is a stream".into())),
+        ApiResponse::Http(response) => collect_body(response).await,
+        ApiResponse::Grpc(_) => Err(Failure::BadResponse("over gRPC every answer is a stream".into())),
     }
 }
 
@@ -445,16 +447,16 @@ async fn collect_body(response: http::Response<Incoming>) -> Result<Bytes, Failu
 /// Reads a stream to its end. `event` gets the data of each event but the last and when it came, counted from `start`.
 /// Tells whether that last one, `[DONE]`, came.
 pub async fn read_events(
-    response: Response,
+    response: ApiResponse,
     start: Instant,
     mut event: impl FnMut(&[u8], Duration),
 ) -> Result<bool, Failure> {
     let response = match response {
-        Response::Http(response) => response,
-        Response::Grpc(events) => return grpc::read_events(events, start, event).await,
+        ApiResponse::Http(response) => response,
+        ApiResponse::Grpc(events) => return grpc::read_events(events, start, event).await,
     };
     let mut body = response.into_body();
-    let mut events = sse::Events::default();
+    let mut events = sse::SseEvents::default();
     let mut done = false;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Failure::Broken(e.to_string()))?;

@@ -4,7 +4,7 @@
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Default)]
-pub struct Events {
+pub struct SseEvents {
     line: Vec<u8>,
     data: Vec<u8>,
     has_data: bool,
@@ -13,7 +13,7 @@ pub struct Events {
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooLong;
 
-impl Events {
+impl SseEvents {
     /// Takes bytes and calls `event` with the data of each event that they complete.
     pub fn push(&mut self, mut bytes: &[u8], mut event: impl FnMut(&[u8])) -> Result<(), TooLong> {
         while let Some(end) = bytes.iter().position(|&b| b == b'\n') {

@@ -10,20 +10,20 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::sse::{Events, TooLong};
-use super::{Connection, Endpoint, retry_after};
+use super::sse::{SseEvents, TooLong};
+use super::{Endpoint, ReusedConnection, retry_after};
 
 #[test]
 fn events_are_read_however_they_are_cut() {
     let text = b": comment\n\ndata: one\n\nevent: x\r\ndata: two\r\ndata:three\r\n\r\ndata:\n\nid: 4\n\ndata: cut";
     for size in 1..text.len() {
-        let (mut events, mut got) = (Events::default(), Vec::new());
+        let (mut events, mut got) = (SseEvents::default(), Vec::new());
         for part in text.chunks(size) {
             assert_eq!(events.push(part, |e| got.push(String::from_utf8_lossy(e).into_owned())), Ok(()));
         }
         assert_eq!(got, ["one", "two\nthree", ""], "cut by {size}");
     }
-    let mut events = Events::default();
+    let mut events = SseEvents::default();
     assert_eq!(events.push(&vec![b'x'; (16 << 20) + 1], |_| {}), Err(TooLong));
 }
 
@@ -141,7 +141,7 @@ async fn a_kept_connection_that_the_server_has_closed_is_opened_again() {
         (Manner::CloseAtFirst, [false; 4], 4),
     ] {
         let (endpoint, connections) = closing_server(manner).await;
-        let mut connection = Connection::new(&endpoint);
+        let mut connection = ReusedConnection::new(&endpoint);
         let mut results = Vec::new();
         for _ in 0..4 {
             let ask = connection.ask("/x", "{}".into(), async |response, _| super::collect(response).await);

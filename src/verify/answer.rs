@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::record::{Call, Kind, Mode, Problem, Usage};
-use crate::client::{Failure, Response, collect, error_text, read_events};
+use super::record::{Mode, Problem, ProblemKind, RecordedCall, TokenCounts};
+use crate::client::{ApiResponse, Failure, collect, error_text, read_events};
 
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct ModelAnswer {
     pub finish_reason: Option<String>,
     pub content: Option<String>,
     pub reasoning: Option<String>,
-    pub calls: Vec<Call>,
-    pub usage: Option<Usage>,
+    pub calls: Vec<RecordedCall>,
+    pub usage: Option<TokenCounts>,
     /// Until the first content, reasoning or call. None without streaming.
     pub first_token: Option<Duration>,
     pub total: Duration,
@@ -21,19 +21,19 @@ pub struct Answer {
     pub problems: Vec<Problem>,
 }
 
-pub async fn read(response: Response, start: Instant, mode: Mode) -> Result<Answer, Failure> {
+pub async fn read(response: ApiResponse, start: Instant, mode: Mode) -> Result<ModelAnswer, Failure> {
     match mode {
         Mode::NonStream => read_whole(response, start).await,
         Mode::Stream => read_stream(response, start).await,
     }
 }
 
-async fn read_whole(response: Response, start: Instant) -> Result<Answer, Failure> {
+async fn read_whole(response: ApiResponse, start: Instant) -> Result<ModelAnswer, Failure> {
     let body = collect(response).await?;
     let total = start.elapsed();
     let value: Value = serde_json::from_slice(&body).map_err(|e| Failure::BadResponse(e.to_string()))?;
     let choice = value.pointer("/choices/0").ok_or_else(|| Failure::BadResponse(no_choices(&body)))?;
-    let mut answer = Answer { total, usage: usage(&value), ..Answer::default() };
+    let mut answer = ModelAnswer { total, usage: usage(&value), ..ModelAnswer::default() };
     answer.finish_reason = text(choice, &["finish_reason"]);
     let message = choice.get("message").unwrap_or(&Value::Null);
     answer.content = text(message, &["content"]);
@@ -42,7 +42,7 @@ async fn read_whole(response: Response, start: Instant) -> Result<Answer, Failur
         let function = call.get("function").unwrap_or(&Value::Null);
         let arguments = answer.arguments(function);
         let name = text(function, &["name"]).unwrap_or_default();
-        answer.calls.push(Call { id: text(call, &["id"]), name, arguments: arguments.unwrap_or_default() });
+        answer.calls.push(RecordedCall { id: text(call, &["id"]), name, arguments: arguments.unwrap_or_default() });
     }
     Ok(answer)
 }
@@ -60,15 +60,15 @@ fn text(value: &Value, names: &[&str]) -> Option<String> {
     texts.find(|t| !t.is_empty()).map(str::to_owned)
 }
 
-fn usage(value: &Value) -> Option<Usage> {
+fn usage(value: &Value) -> Option<TokenCounts> {
     // Some engines put it into the choice.
     let usage =
         [value.get("usage"), value.pointer("/choices/0/usage")].into_iter().flatten().find(|u| u.is_object())?;
     let count = |name| usage.get(name).and_then(Value::as_u64);
-    Some(Usage { prompt_tokens: count("prompt_tokens"), completion_tokens: count("completion_tokens") })
+    Some(TokenCounts { prompt_tokens: count("prompt_tokens"), completion_tokens: count("completion_tokens") })
 }
 
-async fn read_stream(response: Response, start: Instant) -> Result<Answer, Failure> {
+async fn read_stream(response: ApiResponse, start: Instant) -> Result<ModelAnswer, Failure> {
     let mut parts = Parts::default();
     let mut failure = None;
     let done = read_events(response, start, |data, at| match serde_json::from_slice::<Value>(data) {
@@ -100,7 +100,7 @@ async fn read_stream(response: Response, start: Instant) -> Result<Answer, Failu
 /// A streamed answer while it comes in.
 #[derive(Debug, Default)]
 struct Parts {
-    answer: Answer,
+    answer: ModelAnswer,
     /// The index that the stream gives each call.
     indexes: Vec<u64>,
     begun: bool,
@@ -152,7 +152,7 @@ impl Parts {
                 self.answer.odd("the indexes of the calls do not count from 0");
             }
             self.indexes.push(index.unwrap_or(next));
-            self.answer.calls.push(Call::default());
+            self.answer.calls.push(RecordedCall::default());
             self.answer.calls.len() - 1
         });
         let arguments = self.answer.arguments(function).unwrap_or_default();
@@ -176,13 +176,13 @@ impl Parts {
     }
 }
 
-impl Answer {
+impl ModelAnswer {
     fn odd(&mut self, message: &str) {
-        self.note(Kind::StreamShape, message);
+        self.note(ProblemKind::StreamShape, message);
     }
 
     /// Says it once, however often it happens.
-    fn note(&mut self, kind: Kind, message: &str) {
+    fn note(&mut self, kind: ProblemKind, message: &str) {
         if !self.problems.iter().any(|p| p.message == message) {
             self.problems.push(Problem::new(kind, message));
         }
@@ -193,7 +193,7 @@ impl Answer {
             Value::String(text) => Some(text.clone()),
             Value::Null => None,
             other => {
-                self.note(Kind::ArgumentsType, "arguments are not a string");
+                self.note(ProblemKind::ArgumentsType, "arguments are not a string");
                 Some(other.to_string())
             }
         }

@@ -11,13 +11,13 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
 
-use super::answer::{self, Answer};
+use super::answer::{self, ModelAnswer};
 use super::judge::judge;
-use super::record::{Kind, Mode, Problem, Record, Status};
+use super::record::{Mode, Problem, ProblemKind, Record, Status};
 use super::sample::Sample;
-use super::store::{Settings, Store};
+use super::store::{ResultStore, Settings};
 use super::{VerifyError, VerifyOptions};
-use crate::client::{Connection, Endpoint, Failure};
+use crate::client::{Endpoint, Failure, ReusedConnection};
 
 /// The first pause before asking again; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -31,7 +31,7 @@ pub async fn run(
     options: &VerifyOptions,
     settings: &Settings,
     samples: &[Sample],
-    store: &RefCell<Store>,
+    store: &RefCell<ResultStore>,
     bar: &ProgressBar,
 ) -> Result<(), VerifyError> {
     let open = samples.iter().flat_map(|s| options.stream.modes().iter().map(move |m| (s, *m)));
@@ -41,7 +41,7 @@ pub async fn run(
     let open = RefCell::new(open);
     let failed = RefCell::new(0);
     let client = async || -> Result<(), VerifyError> {
-        let mut connection = Connection::new(endpoint);
+        let mut connection = ReusedConnection::new(endpoint);
         loop {
             // A statement of its own: the borrow must end before the next await.
             let next = open.borrow_mut().pop_front();
@@ -75,7 +75,7 @@ pub fn body(sample: &Sample, settings: &Settings) -> Map<String, Value> {
 }
 
 async fn ask(
-    connection: &mut Connection<'_>,
+    connection: &mut ReusedConnection<'_>,
     options: &VerifyOptions,
     settings: &Settings,
     sample: &Sample,
@@ -127,7 +127,7 @@ fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn answered(sample: &Sample, sent: &Map<String, Value>, mode: Mode, attempts: u32, answer: Answer) -> Record {
+fn answered(sample: &Sample, sent: &Map<String, Value>, mode: Mode, attempts: u32, answer: ModelAnswer) -> Record {
     Record {
         sample: sample.index,
         hash: sample.hash.clone(),
@@ -149,11 +149,11 @@ fn answered(sample: &Sample, sent: &Map<String, Value>, mode: Mode, attempts: u3
 fn failed(sample: &Sample, mode: Mode, attempts: u32, latency: Duration, failure: &Failure) -> Record {
     let kind = match failure {
         Failure::Connect(_) | Failure::NoResponse(_) | Failure::Status { .. } | Failure::BadRequest(_) => {
-            Kind::HttpError
+            ProblemKind::HttpError
         }
-        Failure::InStream(_) | Failure::Broken(_) => Kind::BrokenStream,
-        Failure::BadResponse(_) => Kind::BadResponse,
-        Failure::Timeout => Kind::Timeout,
+        Failure::InStream(_) | Failure::Broken(_) => ProblemKind::BrokenStream,
+        Failure::BadResponse(_) => ProblemKind::BadResponse,
+        Failure::Timeout => ProblemKind::Timeout,
     };
     Record {
         sample: sample.index,

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use rein_grammar::{Judge, Violation};
 use serde_json::{Map, Value};
 
-use super::answer::Answer;
-use super::record::{Call, Kind, Problem};
+use super::answer::ModelAnswer;
+use super::record::{Problem, ProblemKind, RecordedCall};
 use super::sample::Sample;
 
 /// Violations of one schema that are told.
@@ -41,12 +41,15 @@ impl<'a> Choice<'a> {
 }
 
 /// `sent` is the request as it went out, with the run's overrides.
-pub fn judge(sample: &Sample, sent: &Map<String, Value>, answer: &Answer) -> Vec<Problem> {
+pub fn judge(sample: &Sample, sent: &Map<String, Value>, answer: &ModelAnswer) -> Vec<Problem> {
     let mut problems = answer.problems.clone();
     let choice = Choice::of(sent);
     let truncated = answer.finish_reason.as_deref() == Some("length");
     if truncated && !answer.calls.is_empty() {
-        problems.push(Problem::new(Kind::Truncated, format!("{} calls, the last perhaps in part", answer.calls.len())));
+        problems.push(Problem::new(
+            ProblemKind::Truncated,
+            format!("{} calls, the last perhaps in part", answer.calls.len()),
+        ));
     }
     finish_reason(answer, &choice, &mut problems);
     let whole = answer.calls.len() - usize::from(truncated && !answer.calls.is_empty());
@@ -62,14 +65,14 @@ pub fn judge(sample: &Sample, sent: &Map<String, Value>, answer: &Answer) -> Vec
             response_format(sent, answer, &mut problems);
         }
         if let Some(mark) = answer.content.as_deref().and_then(markup) {
-            problems.push(Problem::new(Kind::LeakedMarkup, format!("the content has {mark}")));
+            problems.push(Problem::new(ProblemKind::LeakedMarkup, format!("the content has {mark}")));
         }
     }
     expectations(sample, answer, &mut problems);
     problems
 }
 
-fn finish_reason(answer: &Answer, choice: &Choice<'_>, problems: &mut Vec<Problem>) {
+fn finish_reason(answer: &ModelAnswer, choice: &Choice<'_>, problems: &mut Vec<Problem>) {
     let calls = answer.calls.len();
     let wrong = match answer.finish_reason.as_deref() {
         None => Some("none is given".to_owned()),
@@ -79,44 +82,44 @@ fn finish_reason(answer: &Answer, choice: &Choice<'_>, problems: &mut Vec<Proble
         Some("stop") if calls > 0 && !matches!(choice, Choice::Named(_)) => Some(format!("`stop` with {calls} calls")),
         Some(_) => None,
     };
-    problems.extend(wrong.map(|message| Problem::new(Kind::WrongFinishReason, message)));
+    problems.extend(wrong.map(|message| Problem::new(ProblemKind::WrongFinishReason, message)));
 }
 
 /// Judges one call: its name, its arguments, and those by the schema.
-fn arguments(sample: &Sample, call: &Call) -> Vec<Problem> {
+fn arguments(sample: &Sample, call: &RecordedCall) -> Vec<Problem> {
     if call.name.is_empty() {
-        return vec![Problem::new(Kind::MissingName, "the call has no name")];
+        return vec![Problem::new(ProblemKind::MissingName, "the call has no name")];
     }
     let named = |tool: &&Map<String, Value>| tool.get("name").and_then(Value::as_str) == Some(&call.name);
     let Some(tool) = sample.tools().find(named) else {
-        return vec![Problem::new(Kind::UndeclaredTool, format!("`{}` is not declared", call.name))];
+        return vec![Problem::new(ProblemKind::UndeclaredTool, format!("`{}` is not declared", call.name))];
     };
     let value: Value = match serde_json::from_str(&call.arguments) {
         Ok(value) => value,
-        Err(e) => return vec![Problem::new(Kind::InvalidJson, format!("{e}: {}", clip(&call.arguments)))],
+        Err(e) => return vec![Problem::new(ProblemKind::InvalidJson, format!("{e}: {}", clip(&call.arguments)))],
     };
     // Arguments are named: without a schema, an object is all that can be asked for.
     if !value.is_object() {
         return vec![violation("", format!("arguments must be an object: {}", clip(&call.arguments)))];
     }
     match tool.get("parameters").filter(|schema| !schema.is_null()) {
-        Some(schema) => by_schema(schema, &value, Kind::Schema),
+        Some(schema) => by_schema(schema, &value, ProblemKind::Schema),
         None => Vec::new(),
     }
 }
 
 fn violation(path: &str, message: String) -> Problem {
-    Problem { path: Some(path.to_owned()), ..Problem::new(Kind::Schema, message) }
+    Problem { path: Some(path.to_owned()), ..Problem::new(ProblemKind::Schema, message) }
 }
 
-fn by_schema(schema: &Value, value: &Value, kind: Kind) -> Vec<Problem> {
+fn by_schema(schema: &Value, value: &Value, kind: ProblemKind) -> Vec<Problem> {
     match compile(schema) {
         Ok(judge) => judge
             .violations(value, MAX_VIOLATIONS)
             .into_iter()
             .map(|Violation { path, message }| Problem { kind, ..violation(&path, clip(&message)) })
             .collect(),
-        Err(reason) => vec![Problem::new(Kind::SampleSchema, reason)],
+        Err(reason) => vec![Problem::new(ProblemKind::SampleSchema, reason)],
     }
 }
 
@@ -133,14 +136,14 @@ pub fn compile(schema: &Value) -> Result<Judge, String> {
     result.map_err(|Violation { path, message }| clip(&format!("{message} at {path}")))
 }
 
-fn ids(sample: &Sample, answer: &Answer, problems: &mut Vec<Problem>) {
+fn ids(sample: &Sample, answer: &ModelAnswer, problems: &mut Vec<Problem>) {
     let past: HashSet<&str> = sample.past_ids().collect();
     let mut seen = HashSet::new();
     for (at, call) in answer.calls.iter().enumerate() {
         let (kind, message) = match call.id.as_deref() {
-            None => (Kind::MissingId, "the call has no id".into()),
-            Some(id) if !seen.insert(id) => (Kind::DuplicateId, format!("`{id}` comes twice in the response")),
-            Some(id) if past.contains(id) => (Kind::DuplicateId, format!("`{id}` is a call of the history")),
+            None => (ProblemKind::MissingId, "the call has no id".into()),
+            Some(id) if !seen.insert(id) => (ProblemKind::DuplicateId, format!("`{id}` comes twice in the response")),
+            Some(id) if past.contains(id) => (ProblemKind::DuplicateId, format!("`{id}` is a call of the history")),
             Some(_) => continue,
         };
         problems.push(Problem { call: Some(at), tool: Some(call.name.clone()), ..Problem::new(kind, message) });
@@ -149,7 +152,7 @@ fn ids(sample: &Sample, answer: &Answer, problems: &mut Vec<Problem>) {
 
 fn tool_choice(
     sent: &Map<String, Value>,
-    answer: &Answer,
+    answer: &ModelAnswer,
     choice: &Choice<'_>,
     truncated: bool,
     problems: &mut Vec<Problem>,
@@ -164,13 +167,13 @@ fn tool_choice(
         }
         _ => None,
     };
-    problems.extend(broken.map(|message| Problem::new(Kind::ToolChoice, message)));
+    problems.extend(broken.map(|message| Problem::new(ProblemKind::ToolChoice, message)));
     if sent.get("parallel_tool_calls") == Some(&Value::Bool(false)) && calls.len() > 1 {
-        problems.push(Problem::new(Kind::ParallelCalls, format!("{} calls", calls.len())));
+        problems.push(Problem::new(ProblemKind::ParallelCalls, format!("{} calls", calls.len())));
     }
 }
 
-fn response_format(sent: &Map<String, Value>, answer: &Answer, problems: &mut Vec<Problem>) {
+fn response_format(sent: &Map<String, Value>, answer: &ModelAnswer, problems: &mut Vec<Problem>) {
     let Some(format) = sent.get("response_format") else { return };
     let kind = format.get("type").and_then(Value::as_str).unwrap_or("text");
     if kind == "text" {
@@ -178,12 +181,12 @@ fn response_format(sent: &Map<String, Value>, answer: &Answer, problems: &mut Ve
     }
     let content = answer.content.as_deref().unwrap_or_default();
     match (serde_json::from_str::<Value>(content), format.pointer("/json_schema/schema")) {
-        (Err(e), _) => problems.push(Problem::new(Kind::ResponseFormat, format!("{e}: {}", clip(content)))),
+        (Err(e), _) => problems.push(Problem::new(ProblemKind::ResponseFormat, format!("{e}: {}", clip(content)))),
         (Ok(value), Some(schema)) if kind == "json_schema" => {
-            problems.extend(by_schema(schema, &value, Kind::ResponseFormat));
+            problems.extend(by_schema(schema, &value, ProblemKind::ResponseFormat));
         }
         (Ok(value), _) if kind == "json_object" && !value.is_object() => {
-            problems.push(Problem::new(Kind::ResponseFormat, format!("not an object: {}", clip(content))));
+            problems.push(Problem::new(ProblemKind::ResponseFormat, format!("not an object: {}", clip(content))));
         }
         _ => {}
     }
@@ -199,7 +202,7 @@ fn markup(content: &str) -> Option<&str> {
     })
 }
 
-fn expectations(sample: &Sample, answer: &Answer, problems: &mut Vec<Problem>) {
+fn expectations(sample: &Sample, answer: &ModelAnswer, problems: &mut Vec<Problem>) {
     let truth = &sample.truth;
     let calls = &answer.calls;
     let missed = match (truth.expect.call, &truth.expect.tool) {
@@ -210,13 +213,13 @@ fn expectations(sample: &Sample, answer: &Answer, problems: &mut Vec<Problem>) {
         }
         _ => None,
     };
-    problems.extend(missed.map(|message| Problem::new(Kind::Expectation, message)));
+    problems.extend(missed.map(|message| Problem::new(ProblemKind::Expectation, message)));
     let counted = answer.usage.and_then(|u| u.prompt_tokens);
     if let (Some(truth), Some(counted)) = (truth.prompt_tokens, counted)
         && truth != counted
     {
         let message = format!("{counted} instead of {truth}");
-        problems.push(Problem::new(Kind::PromptTokens, message));
+        problems.push(Problem::new(ProblemKind::PromptTokens, message));
     }
 }
 

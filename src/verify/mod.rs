@@ -26,13 +26,13 @@ use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::client::{ClientError, Dialect, Endpoint};
+use crate::client::{ApiDialect, ClientError, Endpoint};
 use crate::progress;
 use crate::say;
 use compare::Comparison;
 use record::Mode;
 use reference::Reference;
-use store::{Settings, Store};
+use store::{ResultStore, Settings};
 use summary::Summary;
 
 /// The exit code of a run that worked and found too little accuracy. 1 is an error, 2 a wrong command line.
@@ -68,8 +68,8 @@ pub struct VerifyOptions {
     #[arg(long, env = "REIN_VERIFY_BASE_URL", value_name = "URL")]
     pub base_url: Option<String>,
     /// How to speak to the endpoint
-    #[arg(long, value_enum, default_value_t = Dialect::Openai)]
-    pub dialect: Dialect,
+    #[arg(long, value_enum, default_value_t = ApiDialect::Openai)]
+    pub dialect: ApiDialect,
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, env = "REIN_VERIFY_MODEL", value_name = "NAME")]
     pub model: Option<String>,
@@ -213,7 +213,7 @@ async fn verify(options: &VerifyOptions) -> Result<Summary, VerifyError> {
     // Files first: a wrong path should not cost a run.
     let samples = sample::load(options.samples.as_deref().unwrap_or(std::path::Path::new("-")))?;
     let reference = options.reference.as_deref().map(Reference::load).transpose()?;
-    if options.dialect == Dialect::Grpc && options.stream != StreamArg::Only {
+    if options.dialect == ApiDialect::Grpc && options.stream != StreamArg::Only {
         return Err(VerifyError::Option(
             "--stream must be `only` with --dialect grpc: every answer is a stream".into(),
         ));
@@ -236,7 +236,7 @@ async fn verify(options: &VerifyOptions) -> Result<Summary, VerifyError> {
         max_tokens: options.max_tokens,
         extra_body: options.extra_body.clone(),
     };
-    let store = RefCell::new(Store::open(&options.out, &settings, &samples, options.resume)?);
+    let store = RefCell::new(ResultStore::open(&options.out, &settings, &samples, options.resume)?);
     let wanted = options.limit.map_or(samples.len(), |n| samples.len().min(n as usize));
     let samples = &samples[..wanted];
     let bar = progress::bar(Some(0), "{elapsed} [{bar:30}] {pos}/{len} responses, {eta} left, {msg}");

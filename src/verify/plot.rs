@@ -111,14 +111,14 @@ pub fn stacks(title: &str, parts: &[Part], rows: &[(String, Vec<usize>)]) -> Str
     svg(rows.len() as f64 * 34.0, title, &out) + &legend + "</p>"
 }
 
-pub struct Line {
+pub struct PlotLine {
     pub name: &'static str,
     pub class: &'static str,
     pub values: Vec<f64>,
 }
 
 /// The share of values up to x, one line each, over a logarithmic x in milliseconds.
-pub fn distributions(title: &str, lines: &[Line]) -> String {
+pub fn distributions(title: &str, lines: &[PlotLine]) -> String {
     let (left, right, top, bottom, height) = (46.0, 16.0, 10.0, 42.0, 240.0);
     let values = || lines.iter().flat_map(|l| l.values.iter().copied()).filter(|v| *v > 0.0);
     let (low, high) = values().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));

@@ -44,19 +44,19 @@ pub struct Record {
     pub ttft_ms: Option<f64>,
     pub finish_reason: Option<String>,
     #[serde(default)]
-    pub calls: Vec<Call>,
+    pub calls: Vec<RecordedCall>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Usage>,
+    pub usage: Option<TokenCounts>,
     #[serde(default)]
     pub problems: Vec<Problem>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Call {
+pub struct RecordedCall {
     pub id: Option<String>,
     pub name: String,
     /// As sent, not parsed.
@@ -64,14 +64,14 @@ pub struct Call {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct TokenCounts {
     pub prompt_tokens: Option<u64>,
     pub completion_tokens: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
-    pub kind: Kind,
+    pub kind: ProblemKind,
     /// Which call of the response, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<usize>,
@@ -84,14 +84,14 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ProblemKind, message: impl Into<String>) -> Self {
         Self { kind, call: None, tool: None, path: None, message: message.into() }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum ProblemKind {
     UndeclaredTool,
     MissingName,
     InvalidJson,
@@ -116,10 +116,13 @@ pub enum Kind {
     Timeout,
 }
 
-impl Kind {
+impl ProblemKind {
     /// Whether a call with it counts as unsuccessful, as in the vendor verifier.
     pub fn fails_call(self) -> bool {
-        matches!(self, Kind::UndeclaredTool | Kind::MissingName | Kind::InvalidJson | Kind::Schema)
+        matches!(
+            self,
+            ProblemKind::UndeclaredTool | ProblemKind::MissingName | ProblemKind::InvalidJson | ProblemKind::Schema
+        )
     }
 
     pub fn name(self) -> String {
@@ -129,28 +132,28 @@ impl Kind {
 
     pub fn meaning(self) -> &'static str {
         match self {
-            Kind::UndeclaredTool => "a call of a tool that the request does not declare",
-            Kind::MissingName => "a call without a name",
-            Kind::InvalidJson => "arguments that are not JSON",
-            Kind::Schema => "arguments that violate the tool's schema",
-            Kind::WrongFinishReason => "a finish reason that does not fit the response",
-            Kind::Truncated => "the length limit cut the response off inside or after a call",
-            Kind::MissingId => "a call without an id",
-            Kind::DuplicateId => "an id that another call of the conversation has",
-            Kind::ArgumentsType => "arguments sent as an object, not as a string",
-            Kind::StreamShape => "a stream that clients cannot put together by the rules of the API",
-            Kind::StreamMismatch => "stream and non-stream differ at temperature 0",
-            Kind::ToolChoice => "tool_choice was not honoured",
-            Kind::ParallelCalls => "several calls although parallel_tool_calls is false",
-            Kind::ResponseFormat => "content that violates response_format",
-            Kind::LeakedMarkup => "tool markup of the model inside the content: a call that was lost",
-            Kind::Expectation => "the sample expects another decision",
-            Kind::PromptTokens => "usage.prompt_tokens differs from the sample's",
-            Kind::SampleSchema => "a schema in the sample that cannot be used; not the endpoint's fault",
-            Kind::HttpError => "no answer: connection or HTTP status",
-            Kind::BrokenStream => "a stream that ended early or with an error",
-            Kind::BadResponse => "a response that is none of this API",
-            Kind::Timeout => "no answer in time",
+            ProblemKind::UndeclaredTool => "a call of a tool that the request does not declare",
+            ProblemKind::MissingName => "a call without a name",
+            ProblemKind::InvalidJson => "arguments that are not JSON",
+            ProblemKind::Schema => "arguments that violate the tool's schema",
+            ProblemKind::WrongFinishReason => "a finish reason that does not fit the response",
+            ProblemKind::Truncated => "the length limit cut the response off inside or after a call",
+            ProblemKind::MissingId => "a call without an id",
+            ProblemKind::DuplicateId => "an id that another call of the conversation has",
+            ProblemKind::ArgumentsType => "arguments sent as an object, not as a string",
+            ProblemKind::StreamShape => "a stream that clients cannot put together by the rules of the API",
+            ProblemKind::StreamMismatch => "stream and non-stream differ at temperature 0",
+            ProblemKind::ToolChoice => "tool_choice was not honoured",
+            ProblemKind::ParallelCalls => "several calls although parallel_tool_calls is false",
+            ProblemKind::ResponseFormat => "content that violates response_format",
+            ProblemKind::LeakedMarkup => "tool markup of the model inside the content: a call that was lost",
+            ProblemKind::Expectation => "the sample expects another decision",
+            ProblemKind::PromptTokens => "usage.prompt_tokens differs from the sample's",
+            ProblemKind::SampleSchema => "a schema in the sample that cannot be used; not the endpoint's fault",
+            ProblemKind::HttpError => "no answer: connection or HTTP status",
+            ProblemKind::BrokenStream => "a stream that ended early or with an error",
+            ProblemKind::BadResponse => "a response that is none of this API",
+            ProblemKind::Timeout => "no answer in time",
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
-use super::plot::{self, Bar, Line, Part, escape};
-use super::record::{Kind, Mode, Problem, Record};
+use super::plot::{self, Bar, Part, PlotLine, escape};
+use super::record::{Mode, Problem, ProblemKind, Record};
 use super::sample::Sample;
-use super::store::Store;
+use super::store::ResultStore;
 use super::summary::{Counts, Summary, Trigger};
 
 /// Examples of each kind of problem.
@@ -52,7 +52,7 @@ pub fn percent(value: Option<f64>) -> String {
     value.map_or("–".into(), |v| format!("{:.2} %", v * 100.0))
 }
 
-pub fn html(summary: &Summary, samples: &[Sample], modes: &[Mode], store: &Store) -> String {
+pub fn html(summary: &Summary, samples: &[Sample], modes: &[Mode], store: &ResultStore) -> String {
     let pairs = samples.iter().flat_map(|s| modes.iter().map(move |m| (s.index, *m)));
     let records: Vec<&Record> = pairs.filter_map(|key| store.records().get(&key)).collect();
     let mut out = String::new();
@@ -175,10 +175,10 @@ fn problems(out: &mut String, s: &Summary, records: &[&Record]) {
         out.push_str("<p>None.</p>");
         return;
     }
-    let mut kinds: Vec<(Kind, usize)> = s.problems.iter().map(|(k, n)| (*k, *n)).collect();
+    let mut kinds: Vec<(ProblemKind, usize)> = s.problems.iter().map(|(k, n)| (*k, *n)).collect();
     kinds.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
     let most = kinds[0].1.max(1) as f64;
-    let bar = |(kind, n): &(Kind, usize)| Bar {
+    let bar = |(kind, n): &(ProblemKind, usize)| Bar {
         name: kind.name(),
         share: *n as f64 / most,
         figure: n.to_string(),
@@ -231,9 +231,9 @@ fn snippet(record: &Record, problem: &Problem) -> String {
 fn times(out: &mut String, s: &Summary, records: &[&Record]) {
     let latency = |mode| records.iter().filter(|r| r.answered() && r.mode == mode).map(|r| r.latency_ms).collect();
     let lines = [
-        Line { name: "whole answer, not streamed", class: "a", values: latency(Mode::NonStream) },
-        Line { name: "whole answer, streamed", class: "b", values: latency(Mode::Stream) },
-        Line { name: "first token", class: "c", values: records.iter().filter_map(|r| r.ttft_ms).collect() },
+        PlotLine { name: "whole answer, not streamed", class: "a", values: latency(Mode::NonStream) },
+        PlotLine { name: "whole answer, streamed", class: "b", values: latency(Mode::Stream) },
+        PlotLine { name: "first token", class: "c", values: records.iter().filter_map(|r| r.ttft_ms).collect() },
     ];
     out.push_str("<h2>Times</h2>");
     *out += &plot::distributions("Share of responses within a time", &lines);

@@ -53,14 +53,14 @@ impl Settings {
     }
 }
 
-pub struct Store {
+pub struct ResultStore {
     dir: PathBuf,
     /// By sample and mode; the last word on each.
     records: BTreeMap<(u64, Mode), Record>,
     file: File,
 }
 
-impl Store {
+impl ResultStore {
     /// Opens the directory; with `resume`, with what it already has.
     pub fn open(dir: &Path, settings: &Settings, samples: &[Sample], resume: bool) -> Result<Self, VerifyError> {
         let write = |path: &Path, source| VerifyError::Write { path: path.into(), source };

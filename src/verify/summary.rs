@@ -6,10 +6,10 @@ use std::fmt::Write;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::record::{Kind, Mode, Problem, Record};
+use super::record::{Mode, Problem, ProblemKind, Record};
 use super::reference::Reference;
 use super::sample::Sample;
-use super::store::{Settings, Store};
+use super::store::{ResultStore, Settings};
 use crate::quantiles::Quantiles;
 
 #[derive(Debug, Serialize)]
@@ -28,7 +28,7 @@ pub struct Summary {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub by_tag: BTreeMap<String, Counts>,
     /// Responses with each kind of problem.
-    pub problems: BTreeMap<Kind, usize>,
+    pub problems: BTreeMap<ProblemKind, usize>,
     /// Unanswered requests, by why.
     pub failures: BTreeMap<String, usize>,
     pub calls: usize,
@@ -148,7 +148,7 @@ pub fn ratio(part: usize, whole: usize) -> Option<f64> {
 }
 
 /// Compares the answers of each sample that must be equal, streamed or not, and notes where they differ.
-pub fn compare_streams(samples: &[Sample], settings: &Settings, store: &mut Store) -> Option<StreamComparison> {
+pub fn compare_streams(samples: &[Sample], settings: &Settings, store: &mut ResultStore) -> Option<StreamComparison> {
     let mut comparison = StreamComparison { compared: 0, mismatched: 0 };
     for sample in samples {
         let certain = super::drive::body(sample, settings).get("temperature").and_then(Value::as_f64) == Some(0.0);
@@ -159,8 +159,8 @@ pub fn compare_streams(samples: &[Sample], settings: &Settings, store: &mut Stor
         comparison.compared += 1;
         comparison.mismatched += usize::from(difference.is_some());
         // An interrupted run may have noted it already.
-        streamed.problems.retain(|p| p.kind != Kind::StreamMismatch);
-        streamed.problems.extend(difference.map(|message| Problem::new(Kind::StreamMismatch, message)));
+        streamed.problems.retain(|p| p.kind != ProblemKind::StreamMismatch);
+        streamed.problems.extend(difference.map(|message| Problem::new(ProblemKind::StreamMismatch, message)));
     }
     (comparison.compared > 0).then_some(comparison)
 }
@@ -198,7 +198,7 @@ impl Summary {
         samples: &[Sample],
         settings: &Settings,
         modes: &[Mode],
-        store: &mut Store,
+        store: &mut ResultStore,
         reference: Option<&Reference>,
     ) -> Self {
         let stream_comparison = compare_streams(samples, settings, store);
@@ -207,7 +207,7 @@ impl Summary {
         let both: Vec<_> = pairs().filter_map(|(s, m)| Some((s, records.get(&(s.index, m))?))).collect();
         let all = || both.iter().map(|(_, r)| *r);
         let mut by_tag: BTreeMap<String, Vec<&Record>> = BTreeMap::new();
-        let (mut problems, mut failures): (BTreeMap<Kind, usize>, BTreeMap<String, usize>) = Default::default();
+        let (mut problems, mut failures): (BTreeMap<ProblemKind, usize>, BTreeMap<String, usize>) = Default::default();
         for (sample, record) in &both {
             for tag in &sample.truth.tags {
                 by_tag.entry(tag.clone()).or_default().push(record);

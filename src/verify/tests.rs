@@ -14,7 +14,7 @@ use clap::Parser;
 use serde_json::{Value, json};
 
 use super::compare::Comparison;
-use super::record::{Kind, Mode, Record, Status};
+use super::record::{Mode, ProblemKind, Record, Status};
 use super::summary::{Counts, Trigger};
 use super::{Summary, VerifyError, VerifyOptions, store, verdict, verify};
 
@@ -205,7 +205,7 @@ impl Bench {
         text.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
     }
 
-    fn kinds(&self, sample: u64, mode: Mode) -> Vec<Kind> {
+    fn kinds(&self, sample: u64, mode: Mode) -> Vec<ProblemKind> {
         let of = |r: &Record| r.sample == sample && r.mode == mode;
         self.records().iter().filter(|r| of(r)).flat_map(|r| &r.problems).map(|p| p.kind).collect()
     }
@@ -255,24 +255,24 @@ async fn the_vendor_verifiers_counts() {
 
 #[tokio::test]
 async fn each_problem_has_its_kind_streamed_or_not() {
-    let cases: &[(&str, &[Kind])] = &[
+    let cases: &[(&str, &[ProblemKind])] = &[
         ("good", &[]),
-        ("bad json", &[Kind::InvalidJson]),
-        ("undeclared", &[Kind::UndeclaredTool]),
-        ("schema", &[Kind::Schema, Kind::Schema]),
+        ("bad json", &[ProblemKind::InvalidJson]),
+        ("undeclared", &[ProblemKind::UndeclaredTool]),
+        ("schema", &[ProblemKind::Schema, ProblemKind::Schema]),
         ("no parameters", &[]),
-        ("no object", &[Kind::Schema]),
-        ("odd schema", &[Kind::SampleSchema]),
+        ("no object", &[ProblemKind::Schema]),
+        ("odd schema", &[ProblemKind::SampleSchema]),
         ("stop", &[]),
-        ("stop with call", &[Kind::WrongFinishReason]),
-        ("none with call", &[Kind::WrongFinishReason]),
-        ("length", &[Kind::Truncated]),
-        ("no id", &[Kind::MissingId]),
-        ("twice", &[Kind::DuplicateId]),
-        ("leak", &[Kind::LeakedMarkup]),
-        ("object", &[Kind::ArgumentsType]),
-        ("refused", &[Kind::HttpError]),
-        ("nothing", &[Kind::BadResponse]),
+        ("stop with call", &[ProblemKind::WrongFinishReason]),
+        ("none with call", &[ProblemKind::WrongFinishReason]),
+        ("length", &[ProblemKind::Truncated]),
+        ("no id", &[ProblemKind::MissingId]),
+        ("twice", &[ProblemKind::DuplicateId]),
+        ("leak", &[ProblemKind::LeakedMarkup]),
+        ("object", &[ProblemKind::ArgumentsType]),
+        ("refused", &[ProblemKind::HttpError]),
+        ("nothing", &[ProblemKind::BadResponse]),
     ];
     let bench = Bench::new(&cases.iter().map(|(text, _)| *text).collect::<Vec<_>>()).await;
     let summary = bench.summary(&[]).await;
@@ -296,13 +296,13 @@ async fn streams_are_held_to_their_form() {
     let texts = ["broken", "error event", "no done", "named twice", "indexes", "mismatch", "spaces"];
     let bench = Bench::new(&texts).await;
     let summary = bench.summary(&[]).await;
-    let expected: [&[Kind]; 7] = [
-        &[Kind::BrokenStream],
-        &[Kind::BrokenStream],
-        &[Kind::StreamShape],
-        &[Kind::StreamShape],
-        &[Kind::StreamShape],
-        &[Kind::StreamMismatch],
+    let expected: [&[ProblemKind]; 7] = [
+        &[ProblemKind::BrokenStream],
+        &[ProblemKind::BrokenStream],
+        &[ProblemKind::StreamShape],
+        &[ProblemKind::StreamShape],
+        &[ProblemKind::StreamShape],
+        &[ProblemKind::StreamMismatch],
         &[],
     ];
     for (index, kinds) in (1..).zip(expected) {
@@ -421,8 +421,8 @@ async fn samples_may_say_what_is_right() {
     let bench = Bench::of(&lines).await;
     let summary = bench.summary(&["--stream", "never"]).await;
     let kinds: Vec<_> = (1..=4).map(|s| bench.kinds(s, Mode::NonStream)).collect();
-    let wrong = vec![Kind::Expectation];
-    assert_eq!(kinds, [vec![], vec![Kind::Expectation, Kind::PromptTokens], wrong.clone(), wrong]);
+    let wrong = vec![ProblemKind::Expectation];
+    assert_eq!(kinds, [vec![], vec![ProblemKind::Expectation, ProblemKind::PromptTokens], wrong.clone(), wrong]);
     let expected = summary.expected.clone().unwrap_or_default();
     assert_eq!((expected.true_positive, expected.false_positive, expected.false_negative), (2, 1, 1));
     let tokens = summary.prompt_tokens.clone().unwrap_or_else(|| panic!("no prompt tokens"));
@@ -454,12 +454,12 @@ async fn choices_and_formats_are_part_of_what_was_asked() {
     .await;
     bench.summary(&["--stream", "never"]).await;
     let kinds: Vec<_> = (1..=6).map(|s| bench.kinds(s, Mode::NonStream)).collect();
-    let expected: [&[Kind]; 6] = [
-        &[Kind::ToolChoice],
-        &[Kind::ToolChoice],
-        &[Kind::ToolChoice],
-        &[Kind::UndeclaredTool, Kind::ParallelCalls],
-        &[Kind::ResponseFormat],
+    let expected: [&[ProblemKind]; 6] = [
+        &[ProblemKind::ToolChoice],
+        &[ProblemKind::ToolChoice],
+        &[ProblemKind::ToolChoice],
+        &[ProblemKind::UndeclaredTool, ProblemKind::ParallelCalls],
+        &[ProblemKind::ResponseFormat],
         &[],
     ];
     assert_eq!(kinds, expected);

@@ -15,11 +15,11 @@ use tonic::{Code, Request, Status, Streaming};
 
 use super::{Endpoint, Failure, MAX_BODY_BYTES, MAX_ERROR_CHARS, retry_after};
 
-pub type Client = InferenceClient<Channel>;
-pub type Events = Streaming<v1::ChatEvent>;
+pub type InferenceChannel = InferenceClient<Channel>;
+pub type GrpcEventStream = Streaming<v1::ChatEvent>;
 
 /// A client that connects on first use and reconnects when the connection is lost.
-pub fn client(endpoint: &Endpoint) -> Result<Client, Failure> {
+pub fn client(endpoint: &Endpoint) -> Result<InferenceChannel, Failure> {
     // The scheme is `http` with TLS as well: the connector makes the TLS connection.
     let target = tonic::transport::Endpoint::try_from(format!("http://{}", endpoint.address));
     let target = target.map_err(|e| Failure::Connect(format!("{}: {e}", endpoint.address)))?;
@@ -85,7 +85,7 @@ fn text(status: &Status) -> String {
 
 /// Reads a stream to its end. Calls `event` with the OpenAI chunk of each event that has one.
 pub async fn read_events(
-    mut events: Events,
+    mut events: GrpcEventStream,
     start: Instant,
     mut event: impl FnMut(&[u8], Duration),
 ) -> Result<bool, Failure> {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
-use super::super::{Dialect, Endpoint, Failure};
+use super::super::{ApiDialect, Endpoint, Failure};
 use super::{chunk, failure, request};
 
 fn translated(more: Value) -> Result<v1::ChatRequest, String> {
@@ -285,13 +285,13 @@ fn urls_of_grpc_need_the_dialect() {
         let endpoint = Endpoint::new(url, None, None, Duration::from_secs(1)).and_then(|one| one.speak(dialect));
         endpoint.map(|endpoint| (endpoint.address, endpoint.tls.is_some())).map_err(|error| error.to_string())
     };
-    assert_eq!(endpoint("grpc://x:50051", Dialect::Grpc), Ok(("x:50051".into(), false)));
-    assert_eq!(endpoint("grpcs://x:50051/", Dialect::Grpc), Ok(("x:50051".into(), true)));
-    assert_eq!(endpoint("https://x", Dialect::Grpc), Ok(("x:443".into(), true)));
+    assert_eq!(endpoint("grpc://x:50051", ApiDialect::Grpc), Ok(("x:50051".into(), false)));
+    assert_eq!(endpoint("grpcs://x:50051/", ApiDialect::Grpc), Ok(("x:50051".into(), true)));
+    assert_eq!(endpoint("https://x", ApiDialect::Grpc), Ok(("x:443".into(), true)));
     for (url, dialect, said) in [
-        ("grpc://x", Dialect::Openai, "need --dialect grpc"),
-        ("grpc://x/v1", Dialect::Grpc, "has no path"),
-        ("ftp://x", Dialect::Grpc, "must start with"),
+        ("grpc://x", ApiDialect::Openai, "need --dialect grpc"),
+        ("grpc://x/v1", ApiDialect::Grpc, "has no path"),
+        ("ftp://x", ApiDialect::Grpc, "must start with"),
     ] {
         let error = endpoint(url, dialect).err();
         assert!(error.as_ref().is_some_and(|error| error.contains(said)), "{url}: {error:?}");

@@ -7,7 +7,7 @@ mod traps;
 
 use serde_json::{Map, Value, json};
 
-use schemas::{LEVELS, Parameters, Source};
+use schemas::{LEVELS, Parameters, RandomSource};
 use traps::{Scene, TRAPS};
 
 /// Tools beside the one that fits.
@@ -21,7 +21,7 @@ pub fn lines(n: u32, seed: u64) -> String {
 
 fn sample(i: u32, n: u32, seed: u64) -> Value {
     // Each sample has a source of its own.
-    let mut source = Source::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(i)));
+    let mut source = RandomSource::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(i)));
     let level = (i as usize * LEVELS.len()) / n.max(1) as usize;
     let (trap, spring) = TRAPS[i as usize % TRAPS.len()];
     let (tag, make) = LEVELS[level];
@@ -30,7 +30,7 @@ fn sample(i: u32, n: u32, seed: u64) -> Value {
     request(scene, [tag, trap])
 }
 
-fn scene(level: usize, parameters: Parameters, source: &mut Source) -> Scene {
+fn scene(level: usize, parameters: Parameters, source: &mut RandomSource) -> Scene {
     let target = format!("{}_{}", source.pick(VERBS), source.word());
     let example = parameters.1.clone();
     let mut tools = vec![tool(&target, parameters)];

@@ -12,21 +12,27 @@ pub type Field = (Value, Value);
 pub type Parameters = (Option<Value>, Value);
 
 /// A kind of schema: its tag, and what makes one.
-pub type Level = (&'static str, fn(&mut Source) -> Parameters);
+pub type SchemaLevel = (&'static str, fn(&mut RandomSource) -> Parameters);
 
-pub const LEVELS: &[Level] = &[
-    ("strings", |s| some(s.fields(&[Source::string, Source::string], 1))),
-    ("scalars", |s| some(s.fields(&[Source::integer, Source::number, Source::boolean, Source::string], 2))),
-    ("enums", |s| some(s.fields(&[Source::choice, Source::mixed_choice, Source::constant], 2))),
+pub const LEVELS: &[SchemaLevel] = &[
+    ("strings", |s| some(s.fields(&[RandomSource::string, RandomSource::string], 1))),
+    ("scalars", |s| {
+        some(s.fields(&[RandomSource::integer, RandomSource::number, RandomSource::boolean, RandomSource::string], 2))
+    }),
+    ("enums", |s| some(s.fields(&[RandomSource::choice, RandomSource::mixed_choice, RandomSource::constant], 2))),
     ("optional", |s| some(s.optional())),
-    ("arrays", |s| some(s.fields(&[Source::array, Source::numbers, Source::string], 2))),
+    ("arrays", |s| some(s.fields(&[RandomSource::array, RandomSource::numbers, RandomSource::string], 2))),
     ("nested", |s| some(s.nested(3))),
-    ("nested_arrays", |s| some(s.fields(&[Source::records, Source::matrix, Source::array], 3))),
-    ("unions", |s| some(s.fields(&[Source::any_of, Source::one_of, Source::nullable, Source::all_of], 3))),
+    ("nested_arrays", |s| some(s.fields(&[RandomSource::records, RandomSource::matrix, RandomSource::array], 3))),
+    ("unions", |s| {
+        some(s.fields(&[RandomSource::any_of, RandomSource::one_of, RandomSource::nullable, RandomSource::all_of], 3))
+    }),
     ("refs", |s| some(s.refs())),
-    ("bounds", |s| some(s.fields(&[Source::pattern, Source::format, Source::multiple, Source::bounded], 4))),
+    ("bounds", |s| {
+        some(s.fields(&[RandomSource::pattern, RandomSource::format, RandomSource::multiple, RandomSource::bounded], 4))
+    }),
     ("odd_keys", |s| some(s.odd_keys())),
-    ("empty", Source::empty),
+    ("empty", RandomSource::empty),
     ("conditions", |s| some(s.conditions())),
     ("dialects", |s| some(s.dialect())),
     ("everything", |s| some(s.everything())),
@@ -70,7 +76,7 @@ const ODD_KEYS: &[&str] = &[
 ];
 
 /// Where the variety comes from: equal seeds make equal samples.
-pub struct Source(StdRng);
+pub struct RandomSource(StdRng);
 
 fn some(field: Field) -> Parameters {
     (Some(field.0), field.1)
@@ -91,7 +97,7 @@ fn closed(mut field: Field) -> Field {
     field
 }
 
-impl Source {
+impl RandomSource {
     pub fn new(seed: u64) -> Self {
         Self(StdRng::seed_from_u64(seed))
     }

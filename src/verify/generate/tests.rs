@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::schemas::{LEVELS, Source};
+use super::schemas::{LEVELS, RandomSource};
 use super::traps::TRAPS;
 use super::{lines, sample};
 use crate::verify::judge::compile;
@@ -13,7 +13,7 @@ fn every_schema_compiles_and_accepts_its_example_and_refuses_others() {
     let mut strict = 0;
     for (name, make) in LEVELS {
         for seed in 0..60 {
-            let (schema, example) = make(&mut Source::new(seed));
+            let (schema, example) = make(&mut RandomSource::new(seed));
             let Some(schema) = schema else { continue };
             let judge = compile(&schema).unwrap_or_else(|e| panic!("{name}: {e}: {schema}"));
             let wrong = judge.violations(&example, usize::MAX);

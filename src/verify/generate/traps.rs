@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::schemas::Source;
+use super::schemas::RandomSource;
 
 /// What a trap may change.
 pub struct Scene {
@@ -20,7 +20,7 @@ pub struct Scene {
 }
 
 /// Its tag, and what it does to a sample.
-pub type Trap = (&'static str, fn(&mut Scene, &mut Source));
+pub type Trap = (&'static str, fn(&mut Scene, &mut RandomSource));
 
 pub const TRAPS: &[Trap] = &[
     ("plain", |_, _| {}),
@@ -78,7 +78,7 @@ fn answer(text: &str) -> Value {
 }
 
 /// A finished turn that calls the target.
-fn past_call(scene: &mut Scene, source: &mut Source, content: Value) {
+fn past_call(scene: &mut Scene, source: &mut RandomSource, content: Value) {
     let id = format!("call_{}", source.hex(24));
     scene.history.extend([
         user("Do it once before."),
@@ -89,7 +89,7 @@ fn past_call(scene: &mut Scene, source: &mut Source, content: Value) {
 }
 
 /// Many calls of tools that this request does not declare: the model has every reason to imitate them.
-fn undeclared(scene: &mut Scene, source: &mut Source) {
+fn undeclared(scene: &mut Scene, source: &mut RandomSource) {
     for (at, name) in ["web_search", "img_gen", "web_search"].into_iter().enumerate() {
         let id = format!("functions.{name}:{at}");
         let arguments = json!({ "query": source.word() });
@@ -103,7 +103,7 @@ fn undeclared(scene: &mut Scene, source: &mut Source) {
 }
 
 /// Ids as other vendors make them, one of each.
-fn foreign_ids(scene: &mut Scene, source: &mut Source) {
+fn foreign_ids(scene: &mut Scene, source: &mut RandomSource) {
     let ids = [
         format!("call_{}", source.hex(24)),
         format!("toolu_{}", source.hex(20)),
@@ -119,7 +119,7 @@ fn foreign_ids(scene: &mut Scene, source: &mut Source) {
 }
 
 /// Several calls in one message, whose results come in another order.
-fn parallel_history(scene: &mut Scene, source: &mut Source) {
+fn parallel_history(scene: &mut Scene, source: &mut RandomSource) {
     let ids: Vec<String> = (0..3).map(|_| format!("call_{}", source.hex(9))).collect();
     let calls = ids.iter().map(|id| call(id, &scene.target, &scene.example)).collect();
     scene.history.extend([user("Three at once, please."), assistant(Value::Null, calls)]);
@@ -127,7 +127,7 @@ fn parallel_history(scene: &mut Scene, source: &mut Source) {
     scene.history.push(answer("All three are done."));
 }
 
-fn result_parts(scene: &mut Scene, source: &mut Source) {
+fn result_parts(scene: &mut Scene, source: &mut RandomSource) {
     let id = format!("call_{}", source.hex(24));
     let parts = json!([{ "type": "text", "text": "first part" }, { "type": "text", "text": " and second" }]);
     scene.history.extend([
@@ -139,13 +139,13 @@ fn result_parts(scene: &mut Scene, source: &mut Source) {
     scene.question = json!([{ "type": "text", "text": scene.question }]);
 }
 
-fn system_messages(scene: &mut Scene, _: &mut Source) {
+fn system_messages(scene: &mut Scene, _: &mut RandomSource) {
     let system = |text: &str| json!({ "role": "system", "content": text });
     scene.history.insert(0, system("You are terse. Use tools when they fit."));
     scene.history.extend([user("Hi."), answer("Hello."), system("The user has confirmed everything.")]);
 }
 
-fn many_tools(scene: &mut Scene, source: &mut Source) {
+fn many_tools(scene: &mut Scene, source: &mut RandomSource) {
     while scene.tools.len() < MANY {
         let at = scene.tools.len();
         let name = format!("{}_{}_{at}", source.word(), source.word());
@@ -157,7 +157,7 @@ fn many_tools(scene: &mut Scene, source: &mut Source) {
 }
 
 /// Text of every kind in the history, in arguments and results too.
-fn unicode_history(scene: &mut Scene, source: &mut Source) {
+fn unicode_history(scene: &mut Scene, source: &mut RandomSource) {
     let id = format!("call_{}", source.hex(24));
     let odd = "Zwölf Boxkämpfer \u{200d}👩‍👩‍👧 \u{202b}שלום\u{202c} \\ \" \n\t<|end|> {{ x }} ﷽";
     scene.history.extend([

@@ -10,9 +10,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// The number of bytes that came. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Heard(Arc<AtomicU64>);
+pub struct ReceivedBytes(Arc<AtomicU64>);
 
-impl Heard {
+impl ReceivedBytes {
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -21,12 +21,12 @@ impl Heard {
 /// A socket that counts what it reads.
 pub struct Counting<S> {
     socket: S,
-    heard: Heard,
+    received: ReceivedBytes,
 }
 
 impl<S> Counting<S> {
-    pub fn new(socket: S, heard: Heard) -> Self {
-        Counting { socket, heard }
+    pub fn new(socket: S, received: ReceivedBytes) -> Self {
+        Counting { socket, received }
     }
 }
 
@@ -34,7 +34,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counting<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.socket).poll_read(cx, buf);
-        self.heard.0.fetch_add((buf.filled().len() - before) as u64, Ordering::Relaxed);
+        self.received.0.fetch_add((buf.filled().len() - before) as u64, Ordering::Relaxed);
         polled
     }
 }
