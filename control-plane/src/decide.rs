@@ -196,7 +196,11 @@ impl Controller {
         let record = |id: &String| view.groups.get(id).and_then(GroupState::record);
         self.names.observe(view);
         self.ended.retain(|_, ended| now < ended.expires());
-        for (_, (_, _, class)) in self.epochs.iter().filter(|(id, _)| record(id).is_none()) {
+        // A group that ends after a calm time does not break again and again. A thousand of them may end at once.
+        let ended = |(id, (_, cooldown, _)): &(&String, &(u64, Cooldown, WorkerClass))| {
+            record(id).is_none() && now < cooldown.expires()
+        };
+        for (_, (_, _, class)) in self.epochs.iter().filter(ended) {
             let ended = self.ended.entry(class.clone()).or_insert_with(|| Cooldown::new(now));
             *ended = ended.after_change(now);
         }

@@ -7,8 +7,9 @@ use jsonschema::{Draft, ValidationError, Validator};
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use crate::limits::{JUDGED_REGEX_SIZES, MAX_QUICK_JUDGEMENT_BYTES};
+use crate::limits::{JUDGED_REGEX_SIZES, MAX_JUDGED_PATTERNS_BYTES, MAX_QUICK_JUDGEMENT_BYTES};
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
+use crate::schema::compiled_bytes;
 use crate::schema::draft::{counting, named};
 
 /// The validators of a request: of its schemas, compiled on first use, and of its regular expression.
@@ -117,25 +118,66 @@ fn build(schema: &Value) -> Result<Validator, String> {
     options.build(&counting(schema)).map_err(|e| format!("at {}: {e}", e.instance_path()))
 }
 
-/// Without the patterns that the validator cannot express: one of them must not leave everything else unchecked.
+/// Without the patterns that the validator cannot compile at a bounded cost: one of them must not leave everything else
+/// unchecked.
 fn build_leniently(schema: &Value) -> Result<Validator, String> {
-    build(schema).or_else(|_| {
-        let mut known = schema.clone();
-        drop_patterns(&mut known);
+    let mut affordable = Affordable::default();
+    let mut costs_too_much = false;
+    each_pattern(schema, &mut |pattern| costs_too_much |= !affordable.keeps(pattern));
+    let mut known = std::borrow::Cow::Borrowed(schema);
+    if costs_too_much {
+        drop_patterns(known.to_mut(), &mut |pattern| affordable.keeps(pattern));
+    }
+    build(&known).or_else(|_| {
+        drop_patterns(known.to_mut(), &mut |pattern| build(&serde_json::json!({"pattern": pattern})).is_ok());
         build(&known)
     })
 }
 
-fn drop_patterns(schema: &mut Value) {
-    let builds = |pattern: &str| build(&serde_json::json!({"pattern": pattern})).is_ok();
+/// The patterns of a schema that may be compiled: as many as [`MAX_JUDGED_PATTERNS_BYTES`] hold.
+#[derive(Default)]
+struct Affordable {
+    bytes: u64,
+    kept: HashMap<String, bool>,
+}
+
+impl Affordable {
+    fn keeps(&mut self, pattern: &str) -> bool {
+        if let Some(kept) = self.kept.get(pattern) {
+            return *kept;
+        }
+        let bytes = self.bytes.saturating_add(compiled_bytes(pattern));
+        let kept = bytes <= MAX_JUDGED_PATTERNS_BYTES;
+        if kept {
+            self.bytes = bytes;
+        }
+        self.kept.insert(pattern.to_owned(), kept);
+        kept
+    }
+}
+
+fn each_pattern(schema: &Value, visit: &mut impl FnMut(&str)) {
     match schema {
         Value::Object(map) => {
-            if map.get("pattern").and_then(Value::as_str).is_some_and(|p| !builds(p)) {
+            map.get("pattern").and_then(Value::as_str).into_iter().for_each(&mut *visit);
+            let keys = map.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(|map| map.keys());
+            keys.for_each(|pattern| visit(pattern));
+            map.values().for_each(|part| each_pattern(part, visit));
+        }
+        Value::Array(all) => all.iter().for_each(|part| each_pattern(part, visit)),
+        _ => {}
+    }
+}
+
+fn drop_patterns(schema: &mut Value, keeps: &mut impl FnMut(&str) -> bool) {
+    match schema {
+        Value::Object(map) => {
+            if map.get("pattern").and_then(Value::as_str).is_some_and(|p| !keeps(p)) {
                 map.remove("pattern");
             }
             if let Some(Value::Object(patterns)) = map.get_mut("patternProperties") {
                 let all = patterns.len();
-                patterns.retain(|pattern, _| builds(pattern));
+                patterns.retain(|pattern, _| keeps(pattern));
                 if patterns.len() < all {
                     // Which names remain for these is unknown then.
                     map.remove("additionalProperties");
@@ -145,16 +187,16 @@ fn drop_patterns(schema: &mut Value) {
             // A part that became laxer would be stricter inside these.
             for keyword in ["not", "if", "oneOf"] {
                 let mut part = map.get(keyword).cloned().unwrap_or_default();
-                drop_patterns(&mut part);
+                drop_patterns(&mut part, keeps);
                 if map.get(keyword).is_some_and(|whole| *whole != part) {
                     map.remove(keyword);
                 }
             }
             map.iter_mut()
                 .filter(|(key, _)| *key != "const" && *key != "enum")
-                .for_each(|(_, part)| drop_patterns(part));
+                .for_each(|(_, part)| drop_patterns(part, keeps));
         }
-        Value::Array(all) => all.iter_mut().for_each(drop_patterns),
+        Value::Array(all) => all.iter_mut().for_each(|part| drop_patterns(part, keeps)),
         _ => {}
     }
 }

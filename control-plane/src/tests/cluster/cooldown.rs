@@ -67,3 +67,13 @@ fn after_a_time_without_changes_the_next_loss_is_repaired_at_once() {
     let after = cluster.placements().into_values().next().expect("a group");
     assert!(after.epoch() > before.epoch() && cluster.full() == 1);
 }
+
+#[test]
+fn groups_that_served_and_end_together_are_formed_again_at_once() {
+    let mut cluster = Cluster::new(24, 1, 0);
+    cluster.run(20.0);
+    assert_eq!(cluster.serving(), 24);
+    (0..24).for_each(|i| cluster.restart(&format!("w{i}")));
+    cluster.run(2.0);
+    assert_eq!(cluster.serving(), 24);
+}

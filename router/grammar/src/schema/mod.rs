@@ -37,6 +37,7 @@ use crate::validate::accepts;
 
 pub(crate) use flat::matches;
 pub(crate) use params::{Closer, Pattern};
+pub(crate) use pattern::compiled_bytes;
 pub(crate) use refs::local;
 use refs::mentions;
 pub(crate) use scalar::{Dialect, quoted};
