@@ -4,13 +4,12 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::VerifyError;
-use super::plot::escape;
+use super::page::{self, percent};
 use super::record::Record;
 use super::reference::Reference;
-use super::report::{STYLE, percent};
 use super::store::{RESULTS, RUN, SUMMARY, Settings, pretty};
 use super::summary::{Counts, Trigger, ratio};
 
@@ -107,27 +106,14 @@ impl Comparison {
         out
     }
 
-    fn html(&self) -> String {
-        let head: String = self.runs.iter().map(|run| format!("<th class=\"n\">{}</th>", escape(&run.name))).collect();
-        let mut out = format!(
-            "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
-             <title>Comparison of {n} runs</title><style>{STYLE}</style><h1>Comparison of {n} runs</h1>\
-             <div class=\"wide\"><table><tr><th></th>{head}</tr>",
-            n = self.runs.len()
-        );
-        for (name, cells) in self.rows() {
-            let cells: String = cells.iter().map(|cell| format!("<td class=\"n\">{}</td>", escape(cell))).collect();
-            let _ = write!(out, "<tr><td>{name}</td>{cells}</tr>");
-        }
-        let _ = writeln!(
-            out,
-            "</table></div><p class=\"soft\">Success rate: answered requests of all. Schema accuracy: of the answers with finish reason tool_calls, the \
-             share in which every call names a declared tool and satisfies its schema. Calls: whether an answer has the finish reason tool_calls, \
-             against the first run ({} answers without a counterpart). Made by rein {}.</p></html>",
-            self.unmatched,
-            env!("CARGO_PKG_VERSION")
-        );
-        out
+    fn html(&self) -> Result<String, minijinja::Error> {
+        page::render(&json!({
+            "title": format!("Comparison of {} runs", self.runs.len()),
+            "runs": self.runs.iter().map(|run| &run.name).collect::<Vec<_>>(),
+            "rows": self.rows(),
+            "unmatched": self.unmatched,
+            "version": env!("CARGO_PKG_VERSION"),
+        }))
     }
 
     /// Writes the page and the figures.
@@ -138,7 +124,7 @@ impl Comparison {
         };
         std::fs::create_dir_all(dir).map_err(|source| VerifyError::Write { path: dir.into(), source })?;
         write(dir.join(DATA), pretty(self))?;
-        write(dir.join(PAGE), self.html())
+        write(dir.join(PAGE), self.html()?)
     }
 }
 

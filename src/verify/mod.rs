@@ -6,6 +6,7 @@ mod compare;
 mod drive;
 mod generate;
 mod judge;
+mod page;
 mod plot;
 mod record;
 mod reference;
@@ -152,6 +153,8 @@ pub enum VerifyError {
     Read { option: &'static str, path: PathBuf, source: std::io::Error },
     #[error("--out: cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
+    #[error("--out: cannot make the page: {0}")]
+    Page(#[from] minijinja::Error),
     #[error("{path}: line {number}: {reason}")]
     Line { path: PathBuf, number: u64, reason: String },
     #[error("--samples: {0} has no samples")]
@@ -251,6 +254,6 @@ async fn verify(options: &VerifyOptions) -> Result<Summary, VerifyError> {
         return Err(VerifyError::AllFailed { sent: summary.total.failure_count, last });
     }
     store.write(store::SUMMARY, &store::pretty(&summary))?;
-    store.write(store::REPORT, &report::html(&summary, samples, options.stream.modes(), &store))?;
+    store.write(store::REPORT, &report::html(&summary, samples, options.stream.modes(), &store)?)?;
     Ok(summary)
 }

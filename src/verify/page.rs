@@ -1,0 +1,35 @@
+//! Renders report.html, the template of the pages of `rein verify`. It knows nothing of what the pages show.
+
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, Error, Output, State, UndefinedBehavior, Value, escape_formatter};
+use serde::Serialize;
+
+const TEMPLATE: &str = include_str!("report.html");
+
+/// `shown`: the variables of the template.
+pub fn render(shown: &impl Serialize) -> Result<String, Error> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::SemiStrict);
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.set_formatter(format);
+    environment.add_filter("percent", |value: Option<f64>| percent(value));
+    environment.add_filter("ms", |value: f64| format!("{value:.0} ms"));
+    // Coordinates in a plot.
+    environment.add_filter("px", |value: f64| format!("{value:.1}"));
+    environment.render_str(TEMPLATE, Value::from(Serde(shown)))
+}
+
+pub fn percent(value: Option<f64>) -> String {
+    value.map_or("–".into(), |v| format!("{:.2} %", v * 100.0))
+}
+
+/// Replaces what XML does not allow, and what changes the direction of the text.
+fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let odd = |c: char| (c.is_control() && c != '\n' && c != '\t') || ('\u{202a}'..='\u{202e}').contains(&c);
+    match value.as_str() {
+        Some(text) if !value.is_safe() && text.contains(odd) => {
+            escape_formatter(out, state, &Value::from(text.replace(odd, "\u{fffd}")))
+        }
+        _ => escape_formatter(out, state, value),
+    }
+}
