@@ -10,7 +10,6 @@ mod worker;
 
 pub use controller::run as controller;
 pub use drain::run as drain;
-pub use page::Text;
 pub use router::run as router;
 pub use status::run as status;
 pub use worker::run as worker;

@@ -4,16 +4,17 @@ use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
 
+use prometheus_client::registry::Registry;
 use rein_grammar::Enforcement;
 use rein_router::keys::ApiKeys;
 use rein_router::reread::FileError;
-use rein_router::{Policy, ProcessMetrics, Router, RouterConfig};
+use rein_router::{Policy, ProcessMetrics, Router, RouterConfig, scrape};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::args::{AdmissionArgs, EdgeArgs, EnforcementArg, MasksArg};
-use crate::cluster::Text;
 use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, serve_http, turned};
+use crate::metrics;
 use crate::say;
 use crate::tls::{self, Certificate, ServerTls};
 
@@ -45,13 +46,11 @@ pub fn config(args: &EdgeArgs) -> Result<RouterConfig, FileError> {
 
 /// Watches these certificates, and shows in `/metrics` how long they are valid.
 pub fn certificates(certificates: Vec<Certificate>) -> ProcessMetrics {
-    // What is watched beside is for workers.
+    // Only workers need to know when the first one expires.
     drop(tls::watch(certificates.clone()));
-    ProcessMetrics::new(move || {
-        let mut text = Text::default();
-        text.certificates(&certificates);
-        text.0
-    })
+    let mut registry = Registry::default();
+    metrics::certificates(&mut registry, certificates);
+    ProcessMetrics::new(move || scrape::text(&registry))
 }
 
 /// Bound before anything is loaded: a taken port is told at once.

@@ -13,6 +13,10 @@ mod formats;
 mod key;
 mod listen;
 mod load;
+mod metrics;
+#[cfg(test)]
+#[path = "../tests/metrics_reference.rs"]
+mod metrics_reference;
 mod parse;
 mod progress;
 mod quantiles;

@@ -2,9 +2,11 @@
 //!
 //! This module does not know how they are shown.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::sync::{Mutex, PoisonError};
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
 };
 
 use crate::{decide::DecisionKind, mirror::Mirror, records::Keys, view::ClusterView};
@@ -21,9 +23,10 @@ const KINDS: [(DecisionKind, &str); 6] = [
 
 #[derive(Debug, Default)]
 pub struct ControllerStats {
-    active: AtomicBool,
+    /// 1: this controller is the elected one.
+    active: Gauge,
     /// Decisions that were written, by kind.
-    decided: [AtomicU64; KINDS.len()],
+    decided: Family<[(&'static str, &'static str); 1], Counter>,
     observed: Mutex<Option<Observed>>,
 }
 
@@ -35,28 +38,37 @@ struct Observed {
 }
 
 impl ControllerStats {
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "1: this controller is the elected one. The sum over all controllers is 1, or 0 for a few seconds";
+        registry.register("rein_controller_active", help, self.active.clone());
+        for (_, kind) in KINDS {
+            // An alarm sees a counter rise only if it was there before.
+            drop(self.decided.get_or_create(&[("kind", kind)]));
+        }
+        let help = "Changes that this controller has made: `form` (a new group), `reform` (new members of a group), \
+            `dissolve` (the end of a group), `drain` (a group takes no new sequences), `relayout` (the experts of a \
+            group move), `seat` (seats repaired to match the placements)";
+        registry.register("rein_controller_decisions", help, self.decided.clone());
+    }
+
     pub(crate) fn observe(&self, keys: &Keys, mirror: &Mirror) {
         let observed = Observed { keys: keys.clone(), mirror: mirror.clone(), view: ClusterView::default() };
         *self.observed.lock().unwrap_or_else(PoisonError::into_inner) = Some(observed);
     }
 
     pub(crate) fn set_active(&self, active: bool) {
-        self.active.store(active, Ordering::Relaxed);
+        self.active.set(active.into());
     }
 
     pub(crate) fn decided(&self, kind: DecisionKind) {
-        if let Some(kind) = KINDS.iter().position(|(known, _)| *known == kind) {
-            self.decided[kind].fetch_add(1, Ordering::Relaxed);
+        if let Some((_, kind)) = KINDS.iter().find(|(known, _)| *known == kind) {
+            self.decided.get_or_create(&[("kind", *kind)]).inc();
         }
     }
 
     /// Whether this controller is the elected one.
     pub fn active(&self) -> bool {
-        self.active.load(Ordering::Relaxed)
-    }
-
-    pub fn decisions(&self) -> [(&'static str, u64); KINDS.len()] {
-        std::array::from_fn(|i| (KINDS[i].1, self.decided[i].load(Ordering::Relaxed)))
+        self.active.get() == 1
     }
 
     /// The cluster as last seen. None: the store has not been read yet.

@@ -3,34 +3,40 @@
 use crate::internal::EngineStats;
 
 pub struct Number {
-    /// Name without a prefix.
+    /// Name without a prefix, and for counters without `_total`.
     pub name: &'static str,
-    /// `gauge` or `counter`.
-    pub kind: &'static str,
+    pub kind: NumberKind,
+    /// One sentence or more, without the last full stop.
     pub help: &'static str,
     pub read: fn(&EngineStats) -> u64,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NumberKind {
+    Gauge,
+    Counter,
+}
+
 const fn gauge(name: &'static str, help: &'static str, read: fn(&EngineStats) -> u64) -> Number {
-    Number { name, kind: "gauge", help, read }
+    Number { name, kind: NumberKind::Gauge, help, read }
 }
 
 const fn counter(name: &'static str, help: &'static str, read: fn(&EngineStats) -> u64) -> Number {
-    Number { name, kind: "counter", help, read }
+    Number { name, kind: NumberKind::Counter, help, read }
 }
 
 pub const NUMBERS: [Number; 13] = [
-    gauge("running_sequences", "Sequences in the batch.", |s| s.running as u64),
-    gauge("waiting_sequences", "Sequences in the queue.", |s| s.waiting as u64),
-    gauge("used_blocks", "KV blocks in use.", |s| s.used_blocks as u64),
-    gauge("blocks", "KV blocks in total.", |s| s.total_blocks as u64),
-    counter("steps_total", "Steps executed.", |s| s.steps),
-    counter("prefill_tokens_total", "Prompt tokens computed.", |s| s.prefill_tokens),
-    counter("cached_tokens_total", "Prompt tokens taken from the prefix cache.", |s| s.cached_tokens),
-    counter("generated_tokens_total", "Tokens drawn.", |s| s.generated_tokens),
-    counter("preemptions_total", "Sequences that were preempted.", |s| s.preemptions),
-    counter("steers_total", "Steers received.", |s| s.steers),
-    counter("rewound_tokens_total", "Tokens rewound by steers.", |s| s.rewound_tokens),
-    counter("held_steps_total", "Steps in which a row waited for its steer.", |s| s.held_steps),
-    counter("cancelled_total", "Sequences whose router closed the stream.", |s| s.cancelled),
+    gauge("running_sequences", "Sequences in the batch", |s| s.running as u64),
+    gauge("waiting_sequences", "Sequences in the queue", |s| s.waiting as u64),
+    gauge("used_blocks", "KV blocks in use", |s| s.used_blocks as u64),
+    gauge("blocks", "KV blocks in total", |s| s.total_blocks as u64),
+    counter("steps", "Steps executed", |s| s.steps),
+    counter("prefill_tokens", "Prompt tokens computed", |s| s.prefill_tokens),
+    counter("cached_tokens", "Prompt tokens taken from the prefix cache", |s| s.cached_tokens),
+    counter("generated_tokens", "Tokens drawn, those refused later included", |s| s.generated_tokens),
+    counter("preemptions", "Sequences that were preempted", |s| s.preemptions),
+    counter("steers", "Steers received", |s| s.steers),
+    counter("rewound_tokens", "Tokens rewound by steers", |s| s.rewound_tokens),
+    counter("held_steps", "Steps in which a row waited for its steer", |s| s.held_steps),
+    counter("cancelled", "Sequences whose router closed the stream", |s| s.cancelled),
 ];

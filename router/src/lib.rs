@@ -41,6 +41,7 @@ mod rate;
 pub mod render;
 pub mod reread;
 pub mod route;
+pub mod scrape;
 pub mod steer;
 mod stop;
 mod stream;

@@ -12,7 +12,7 @@ use std::{
 
 use rein_proto::{
     internal::EngineStats,
-    stats::{NUMBERS, Number},
+    stats::{NUMBERS, Number, NumberKind},
 };
 
 use crate::{guide::GuideStats, model::now, outcomes::Outcomes};
@@ -282,7 +282,11 @@ fn write_engines(out: &mut String, engines: &[EngineReport]) {
         let _ = writeln!(out, "rein_engine_epoch{} {}", label(report), report.epoch);
     }
     for Number { name, kind, help, read } in NUMBERS {
-        let _ = writeln!(out, "# HELP rein_engine_{name} {help}\n# TYPE rein_engine_{name} {kind}");
+        let (name, kind) = match kind {
+            NumberKind::Gauge => (name.to_owned(), "gauge"),
+            NumberKind::Counter => (format!("{name}_total"), "counter"),
+        };
+        let _ = writeln!(out, "# HELP rein_engine_{name} {help}.\n# TYPE rein_engine_{name} {kind}");
         for report in engines {
             if let Some(stats) = &report.stats {
                 let _ = writeln!(out, "rein_engine_{name}{} {}", label(report), read(stats));

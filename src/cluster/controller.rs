@@ -5,16 +5,18 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prometheus_client::registry::Registry;
 use rein_control_plane::decide::ControllerSettings;
 use rein_control_plane::rebalance::Rebalance;
 use rein_control_plane::{ClusterView, ControllerOptions, ControllerStats, controller};
+use rein_router::scrape::{self, NO_LABELS};
 
-use super::page::{MetricsSocket, StatusPage, Text};
+use super::page::{MetricsSocket, StatusPage};
 use super::status::{state, worker_state};
 use super::{id, keys, store};
 use crate::args::ControllerArgs;
 use crate::listen::StopSignals;
-use crate::say;
+use crate::{metrics, say};
 
 pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
@@ -33,10 +35,7 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
         let mut stop = StopSignals::new()?;
         let http = MetricsSocket::new(args.http.as_ref()).await?;
         let page = StatusPage {
-            metrics: Box::new({
-                let stats = stats.clone();
-                move || metrics(&stats)
-            }),
+            metrics: metrics(&stats),
             // A standby is ready too, so that a rolling update can continue.
             ready: Box::new(move || match (stats.view(|_| ()), stats.active()) {
                 (None, _) => Err("the store has not been read yet"),
@@ -69,27 +68,22 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
 const GROUPS: [&str; 4] = ["serving", "loading", "broken", "draining"];
 const WORKERS: [&str; 3] = ["seated", "spare", "draining"];
 
-fn metrics(stats: &ControllerStats) -> String {
-    let mut text = Text::of_process();
-    let help = "Whether this controller is the elected one.";
-    text.family("rein_controller_active", "gauge", help).sample(&[], u8::from(stats.active()));
-    let help = "Changes that this controller has made to the cluster, by kind.";
-    let mut family = text.family("rein_controller_decisions_total", "counter", help);
-    for (kind, count) in stats.decisions() {
-        family.sample(&[("kind", kind)], count);
-    }
-    let (groups, workers, routers) = stats.view(seen).unwrap_or_default();
-    for (name, help, states, seen) in [
-        ("rein_controller_groups", "Groups by state.", &GROUPS[..], groups),
-        ("rein_controller_workers", "Workers by state.", &WORKERS[..], workers),
-    ] {
-        let mut family = text.family(name, "gauge", help);
-        for state in states {
-            family.sample(&[("state", state)], seen.get(state).copied().unwrap_or(0));
-        }
-    }
-    text.family("rein_controller_routers", "gauge", "Registered routers.").sample(&[], routers);
-    text.0
+fn metrics(stats: &Arc<ControllerStats>) -> Registry {
+    let mut registry = metrics::of_process();
+    stats.register(&mut registry);
+    let stats = stats.clone();
+    scrape::on_scrape(&mut registry, move |samples| {
+        let (groups, workers, routers) = stats.view(seen).unwrap_or_default();
+        let states = |states: &'static [&'static str], seen: Counts| {
+            states.iter().map(move |state| ([("state", *state)], seen.get(state).copied().unwrap_or(0)))
+        };
+        let help = "Groups by state: `serving`, `loading`, `broken`, `draining`";
+        samples.gauge("rein_controller_groups", help, states(&GROUPS, groups))?;
+        let help = "Workers by state: `seated`, `spare`, `draining`";
+        samples.gauge("rein_controller_workers", help, states(&WORKERS, workers))?;
+        samples.gauge("rein_controller_routers", "Registered routers", [(NO_LABELS, routers)])
+    });
+    registry
 }
 
 type Counts = BTreeMap<&'static str, usize>;

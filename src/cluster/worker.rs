@@ -5,29 +5,30 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
 use rein_control_plane::epoch;
 use rein_control_plane::limits::LEASE;
 use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Keys, ModelShape, SharedStore, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
-use rein_proto::stats::{NUMBERS, Number};
+use rein_router::scrape::{self, Samples};
 use rein_router::textmodel::{self, Overrides, TextModel};
 use rein_worker::executor::Executor;
-use rein_worker::metrics::STEP_SECONDS;
 use rein_worker::node::{self, EngineSwitch, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
 use rein_worker::rank::{ModelLoader, ModelOptions};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use super::page::{MetricsSocket, StatusPage, Text};
+use super::page::{MetricsSocket, StatusPage};
 use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, turned};
 use crate::say;
 use crate::tls::{self, Certificate, Peers, ServerTls};
-use crate::{fingerprint, load, serve};
+use crate::{fingerprint, load, metrics, serve};
 
 pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
@@ -234,10 +235,12 @@ struct Shown {
 fn page(workers: Vec<Shown>, certificates: Vec<Certificate>) -> StatusPage {
     let workers = Arc::new(workers);
     let shown = workers.clone();
-    let metrics = move || {
-        let of = |worker: &Shown| (worker.id.clone(), worker.readiness.verdict().ready, worker.switch.report());
-        metrics(&shown.iter().map(of).collect::<Vec<_>>(), &certificates)
+    let report = |worker: &Shown| ReportedWorker {
+        id: worker.id.clone(),
+        ready: worker.readiness.verdict().ready,
+        report: worker.switch.report(),
     };
+    let metrics = metrics(move || shown.iter().map(report).collect(), certificates);
     // With several workers: the first one that is not ready, otherwise the last.
     let ready = move || {
         let verdict = |worker: &Shown| match worker.readiness.verdict() {
@@ -246,38 +249,42 @@ fn page(workers: Vec<Shown>, certificates: Vec<Certificate>) -> StatusPage {
         };
         workers.iter().try_fold("", |_, worker| verdict(worker))
     };
-    StatusPage { metrics: Box::new(metrics), ready: Box::new(ready) }
+    StatusPage { metrics, ready: Box::new(ready) }
 }
 
-fn metrics(workers: &[(String, bool, WorkerReport)], certificates: &[Certificate]) -> String {
-    let mut text = Text::of_process();
-    text.certificates(certificates);
-    let help = "Whether the worker is ready.";
-    let mut family = text.family("rein_worker_ready", "gauge", help);
-    for (id, ready, report) in workers {
-        family.sample(&[("worker", id), ("standing", report.standing)], u8::from(*ready));
-    }
-    let mut family = text.family("rein_worker_epoch", "gauge", "Epoch of the worker's last seat; 0: none yet.");
-    for (id, _, report) in workers {
-        family.sample(&[("worker", id)], epoch::number(report.epoch));
-    }
-    let mut family =
-        text.family("rein_worker_routers", "gauge", "Routers connected to the engine that the worker leads.");
-    for (id, _, report) in workers {
-        family.sample(&[("worker", id)], report.routers);
-    }
-    let engines = || workers.iter().filter_map(|(id, _, report)| Some((id, report.engine.as_ref()?)));
-    for Number { name, kind, help, read } in NUMBERS {
-        let mut family = text.family(&format!("rein_worker_{name}"), kind, help);
-        for (id, (stats, _)) in engines() {
-            family.sample(&[("worker", id)], read(stats));
-        }
-    }
-    let mut family = text.family("rein_worker_step_seconds", "histogram", "Duration of a step.");
-    for (id, (_, times)) in engines() {
-        family.histogram(id, &STEP_SECONDS, &times.buckets, times.count, times.time);
-    }
-    text.0
+/// A worker at a scrape.
+struct ReportedWorker {
+    id: String,
+    ready: bool,
+    report: WorkerReport,
+}
+
+fn metrics(read: impl Fn() -> Vec<ReportedWorker> + Send + Sync + 'static, certificates: Vec<Certificate>) -> Registry {
+    let mut registry = metrics::of_process();
+    metrics::certificates(&mut registry, certificates);
+    scrape::on_scrape(&mut registry, move |samples| write(samples, &read()));
+    registry
+}
+
+fn write(samples: &mut Samples<'_>, workers: &[ReportedWorker]) -> std::fmt::Result {
+    let ready = |worker: &ReportedWorker| {
+        let labels = [("worker", worker.id.clone()), ("standing", worker.report.standing.to_owned())];
+        (labels, u32::from(worker.ready))
+    };
+    let help = "1: the worker is ready. `standing`: `leads`, `follows`, `spare`, `seating` (takes a seat, or waits for \
+        its group), `away` (could not load, takes no seat for a while), `leaving`, `unknown` (the store does not know \
+        it), `displaced` (the store has another worker under its id)";
+    samples.gauge("rein_worker_ready", help, workers.iter().map(ready))?;
+    let label = |worker: &ReportedWorker| [("worker", worker.id.clone())];
+    let epochs = workers.iter().map(|worker| (label(worker), epoch::number(worker.report.epoch)));
+    samples.gauge("rein_worker_epoch", "Epoch of the worker's last seat; 0: none yet", epochs)?;
+    let routers = workers.iter().map(|worker| (label(worker), worker.report.routers));
+    samples.gauge("rein_worker_routers", "Routers connected to the engine that the worker leads", routers)?;
+    let engines = || workers.iter().filter_map(|worker| Some((label(worker), worker.report.engine.as_ref()?)));
+    samples.engines("rein_worker", || engines().map(|(labels, (stats, _))| (labels, *stats)))?;
+    let times = engines().map(|(labels, (_, times))| (labels, times.clone()));
+    let help = "From the start of a step to its end, failed steps included";
+    samples.metric("rein_worker_step_seconds", help, MetricType::Histogram, times)
 }
 
 /// The executor, the model's shape, the number of ranks that fit, and the served name.

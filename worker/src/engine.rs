@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use prometheus_client::metrics::histogram::Histogram;
 use rein_proto::internal::{FromEngine, Start, Steer, Step, StepResult};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
@@ -18,7 +19,7 @@ use crate::error::Rejected;
 use crate::events::EventSource;
 use crate::executor::{Executor, ExecutorError};
 use crate::limits::{COMMAND_QUEUE, OUTPUT_BACKLOG, OUTPUT_HEADROOM};
-use crate::metrics::{EngineMetrics, StepTimes};
+use crate::metrics::{EngineMetrics, step_times};
 use crate::scheduler::{EngineOptions, Output, Scheduler, SchedulerEvent};
 use crate::seq::SeqId;
 use crate::trace::Stages;
@@ -88,17 +89,12 @@ pub struct EngineHealth {
     started: Instant,
     /// When the current step began: microseconds after `started`, plus one. 0: no step is running.
     since: AtomicU64,
-    pub times: StepTimes,
+    pub times: Histogram,
 }
 
 impl EngineHealth {
     pub fn new() -> Self {
-        EngineHealth {
-            lost: OnceLock::new(),
-            started: Instant::now(),
-            since: AtomicU64::new(0),
-            times: StepTimes::default(),
-        }
+        EngineHealth { lost: OnceLock::new(), started: Instant::now(), since: AtomicU64::new(0), times: step_times() }
     }
 
     fn begins(&self) {
@@ -107,7 +103,7 @@ impl EngineHealth {
 
     fn ends(&self) {
         if let Some(time) = self.step_time() {
-            self.times.observe(time);
+            self.times.observe(time.as_secs_f64());
         }
         self.since.store(0, Ordering::Relaxed);
     }

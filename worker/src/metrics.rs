@@ -1,8 +1,8 @@
 //! The engine's counters, readable while a step runs. This module does not know how they are shown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
+use prometheus_client::metrics::histogram::Histogram;
 use rein_proto::internal::EngineStats;
 
 macro_rules! metrics {
@@ -41,42 +41,10 @@ metrics! {
     cancelled: u64,
 }
 
-/// Upper bounds of the buckets of [`StepTimes`], in seconds.
-pub const STEP_SECONDS: [f64; 14] =
-    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+/// Upper bounds of the buckets of step durations, in seconds.
+const STEP_SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 
-/// Durations of steps. The engine thread writes them.
-#[derive(Debug, Default)]
-pub struct StepTimes {
-    buckets: [AtomicU64; STEP_SECONDS.len()],
-    count: AtomicU64,
-    micros: AtomicU64,
-}
-
-/// A reading of [`StepTimes`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct StepTimesSeen {
-    /// Steps per bucket of [`STEP_SECONDS`]; longer steps are in none.
-    pub buckets: [u64; STEP_SECONDS.len()],
-    pub count: u64,
-    pub time: Duration,
-}
-
-impl StepTimes {
-    pub fn observe(&self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        if let Some(bucket) = STEP_SECONDS.iter().position(|&end| seconds <= end) {
-            self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        self.micros.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
-    }
-
-    pub fn seen(&self) -> StepTimesSeen {
-        StepTimesSeen {
-            buckets: std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed)),
-            count: self.count.load(Ordering::Relaxed),
-            time: Duration::from_micros(self.micros.load(Ordering::Relaxed)),
-        }
-    }
+/// Durations of steps in seconds. The engine thread writes them.
+pub fn step_times() -> Histogram {
+    Histogram::new(STEP_SECONDS)
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, Stream};
+use prometheus_client::metrics::histogram::Histogram;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{
     EngineEvents, EngineInfo, EngineStats, EventsRequest, FromEngine, InfoRequest, Start, StatsRequest, ToEngine,
@@ -30,7 +31,7 @@ use crate::error::Rejected;
 use crate::events::{self, EventFeed};
 use crate::executor::{Executor, ExecutorShape};
 use crate::limits;
-use crate::metrics::{EngineMetrics, StepTimesSeen};
+use crate::metrics::EngineMetrics;
 use crate::request;
 use crate::scheduler::{EngineOptions, context_limit};
 use crate::seq::SeqId;
@@ -170,8 +171,8 @@ impl EngineService {
     }
 
     /// Durations of steps.
-    pub fn step_times(&self) -> StepTimesSeen {
-        self.shared.vitals.times.seen()
+    pub fn step_times(&self) -> Histogram {
+        self.shared.vitals.times.clone()
     }
 
     /// How long the current step has been running.

@@ -1,6 +1,7 @@
 use super::*;
 
 #[test]
-fn the_operations_page_lists_the_metrics() {
-    super::super::page::assert_documented("Controllers", &metrics(&ControllerStats::default()));
+fn the_reference_lists_the_metrics() {
+    let text = scrape::text(&metrics(&Arc::default()));
+    crate::metrics_reference::check("Controllers", &text);
 }

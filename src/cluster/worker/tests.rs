@@ -1,20 +1,26 @@
 use rein_proto::internal::EngineStats;
 
+use crate::metrics_reference;
 use crate::tls::Validity;
 
 use super::*;
 
 #[test]
-fn the_operations_page_lists_the_metrics() {
-    let times = rein_worker::metrics::StepTimes::default();
-    times.observe(Duration::from_millis(3));
-    times.observe(Duration::from_secs(100));
+fn the_reference_lists_the_metrics() {
+    let times = rein_worker::metrics::step_times();
+    times.observe(0.003);
+    times.observe(100.0);
     let stats = EngineStats { steps: 2, ..EngineStats::default() };
-    let leads = WorkerReport { standing: "leads", epoch: 7, engine: Some((stats, times.seen())), routers: 1 };
+    let leads = WorkerReport { standing: "leads", epoch: 7, engine: Some((stats, times)), routers: 1 };
     let spare = WorkerReport { standing: "spare", epoch: 0, engine: None, routers: 0 };
     let certificate = Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: i64::MAX / 2 }));
-    let text = metrics(&[("w0".into(), true, leads), ("w1".into(), false, spare)], &[certificate]);
-    super::super::page::assert_documented("Workers", &text);
+    let read = move || {
+        [("w0", true, leads.clone()), ("w1", false, spare.clone())]
+            .map(|(id, ready, report)| ReportedWorker { id: id.into(), ready, report })
+            .into()
+    };
+    let text = scrape::text(&metrics(read, vec![certificate]));
+    metrics_reference::check("Workers", &text);
     for line in [
         "rein_worker_ready{worker=\"w1\",standing=\"spare\"} 0",
         "rein_worker_steps_total{worker=\"w0\"} 2",

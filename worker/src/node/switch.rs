@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
+use prometheus_client::metrics::histogram::Histogram;
 use rein_proto::internal::engine_server::{self, EngineServer};
 use rein_proto::internal::{EngineInfo, EngineStats, EventsRequest, InfoRequest, StatsRequest, ToEngine};
 use tokio::sync::watch;
@@ -10,7 +11,6 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::readiness::{CurrentStanding, WorkerStanding};
 use crate::limits;
-use crate::metrics::StepTimesSeen;
 use crate::service::{EngineService, Outputs};
 
 #[derive(Debug, Clone, Default)]
@@ -26,7 +26,7 @@ pub struct WorkerReport {
     /// The epoch of its seat. 0: it has had none.
     pub epoch: u64,
     /// Present while it leads a group.
-    pub engine: Option<(EngineStats, StepTimesSeen)>,
+    pub engine: Option<(EngineStats, Histogram)>,
     /// Routers that listen to that engine.
     pub routers: usize,
 }

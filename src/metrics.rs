@@ -1,0 +1,36 @@
+//! What every process reports of itself in `/metrics`.
+
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use rein_router::scrape;
+
+use crate::tls::Certificate;
+
+/// A registry with the metrics of the process.
+pub fn of_process() -> Registry {
+    let mut registry = Registry::default();
+    let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("rein_build", "Always 1; the version is a label", build);
+    let help = "When the process began to serve, in seconds since 1970; a jump is a restart";
+    registry.register("process_start_time_seconds", help, ConstGauge::new(began()));
+    registry
+}
+
+/// When this was called first, in seconds since 1970.
+fn began() -> u64 {
+    static BEGAN: OnceLock<u64> = OnceLock::new();
+    *BEGAN.get_or_init(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
+pub fn certificates(registry: &mut Registry, certificates: Vec<Certificate>) {
+    scrape::on_scrape(registry, move |samples| {
+        let left = certificates.iter().filter_map(|one| Some(([("usage", one.usage)], one.seconds_left()?)));
+        let help = "Seconds until a certificate of this process expires; negative: since it has expired. \
+            `usage`: `peer` (`--peer-cert`) or `tls` (`--tls-cert`)";
+        samples.gauge("rein_certificate_expiry_seconds", help, left)
+    });
+}
