@@ -87,7 +87,12 @@ struct Example {
     sent: String,
 }
 
-pub fn html(summary: &Summary, samples: &[Sample], modes: &[Mode], store: &ResultStore) -> Result<String, minijinja::Error> {
+pub fn html(
+    summary: &Summary,
+    samples: &[Sample],
+    modes: &[Mode],
+    store: &ResultStore,
+) -> Result<String, minijinja::Error> {
     let pairs = samples.iter().flat_map(|s| modes.iter().map(move |m| (s.index, *m)));
     let records: Vec<&Record> = pairs.filter_map(|key| store.records().get(&key)).collect();
     let latency = |mode| records.iter().filter(|r| r.answered() && r.mode == mode).map(|r| r.latency_ms).collect();
