@@ -1,20 +1,28 @@
-//! The tables of docs/reference/metrics.md, made from what a process writes to /metrics. With REIN_UPDATE_DOCS set, the page
-//! is rewritten; otherwise it must be up to date.
+//! The tables of docs/reference/metrics.md, generated from what a process writes to /metrics.
+//!
+//! With REIN_UPDATE_DOCS set, a test rewrites the page. Otherwise the page must be up to date.
 
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 const PAGE: &str = "docs/reference/metrics.md";
 
+/// Metrics that every process has. The page lists them once.
+const COMMON: [&str; 3] = ["rein_build_info", "process_start_time_seconds", "rein_certificate_expiry_seconds"];
+
 /// Holds a section of the page to these metrics, of which each has a sample.
 pub fn check(section: &str, written: &str) {
+    // Tests of one program run at once.
+    static WRITING: Mutex<()> = Mutex::new(());
+    let _writing = WRITING.lock().unwrap_or_else(PoisonError::into_inner);
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = manifest.ancestors().map(|dir| dir.join(PAGE)).find(|page| page.exists()).expect("the page");
     let text = std::fs::read_to_string(&page).expect("the page");
     let (begin, end) = (format!("<!-- metrics: {section} -->\n"), "<!-- end -->\n");
     let (before, rest) = text.split_once(&begin).unwrap_or_else(|| panic!("{begin} in {PAGE}"));
     let (table, after) = rest.split_once(end).expect("the end of the section");
-    let expected = self::table(written);
+    let expected = self::table(written, section == "All processes");
     if std::env::var_os("REIN_UPDATE_DOCS").is_some() {
         std::fs::write(&page, [before, &begin, &expected, end, after].concat()).expect("the page is writable");
     } else {
@@ -22,10 +30,14 @@ pub fn check(section: &str, written: &str) {
     }
 }
 
-fn table(written: &str) -> String {
+/// `common`: of the common metrics, otherwise of the others.
+fn table(written: &str, common: bool) -> String {
     let mut table = String::from("| metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n");
     for line in written.lines() {
         let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) else { continue };
+        if COMMON.contains(&name) != common {
+            continue;
+        }
         let help = written.lines().find_map(|line| line.strip_prefix(&format!("# HELP {name} ")));
         let help = help.unwrap_or_else(|| panic!("{name} has no help"));
         let sample = |line: &&str| {

@@ -69,7 +69,8 @@ const GROUPS: [&str; 4] = ["serving", "loading", "broken", "draining"];
 const WORKERS: [&str; 3] = ["seated", "spare", "draining"];
 
 fn metrics(stats: &Arc<ControllerStats>) -> Registry {
-    let mut registry = metrics::of_process();
+    let mut registry = Registry::default();
+    metrics::register(&mut registry, Vec::new());
     stats.register(&mut registry);
     let stats = stats.clone();
     scrape::on_scrape(&mut registry, move |samples| {

@@ -260,8 +260,8 @@ struct ReportedWorker {
 }
 
 fn metrics(read: impl Fn() -> Vec<ReportedWorker> + Send + Sync + 'static, certificates: Vec<Certificate>) -> Registry {
-    let mut registry = metrics::of_process();
-    metrics::certificates(&mut registry, certificates);
+    let mut registry = Registry::default();
+    metrics::register(&mut registry, certificates);
     scrape::on_scrape(&mut registry, move |samples| write(samples, &read()));
     registry
 }

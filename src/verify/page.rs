@@ -1,6 +1,8 @@
 //! Renders report.html, the template of the pages of `rein verify`. It knows nothing of what the pages show.
 
 use minijinja::value::Serde;
+use std::fmt::Write;
+
 use minijinja::{AutoEscape, Environment, Error, Output, State, UndefinedBehavior, Value, escape_formatter};
 use serde::Serialize;
 
@@ -23,13 +25,21 @@ pub fn percent(value: Option<f64>) -> String {
     value.map_or("–".into(), |v| format!("{:.2} %", v * 100.0))
 }
 
-/// Replaces what XML does not allow, and what changes the direction of the text.
+/// Escapes text. Replaces what XML does not allow, and what changes the direction of the text. Slashes stay readable.
 fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let odd = |c: char| (c.is_control() && c != '\n' && c != '\t') || ('\u{202a}'..='\u{202e}').contains(&c);
-    match value.as_str() {
-        Some(text) if !value.is_safe() && text.contains(odd) => {
-            escape_formatter(out, state, &Value::from(text.replace(odd, "\u{fffd}")))
+    let Some(text) = value.as_str().filter(|_| !value.is_safe()) else { return escape_formatter(out, state, value) };
+    for c in text.chars() {
+        match c {
+            '&' => out.write_str("&amp;")?,
+            '<' => out.write_str("&lt;")?,
+            '>' => out.write_str("&gt;")?,
+            '"' => out.write_str("&quot;")?,
+            '\'' => out.write_str("&#x27;")?,
+            '\n' | '\t' => out.write_char(c)?,
+            '\u{202a}'..='\u{202e}' => out.write_char('\u{fffd}')?,
+            c if c.is_control() => out.write_char('\u{fffd}')?,
+            c => out.write_char(c)?,
         }
-        _ => escape_formatter(out, state, value),
     }
+    Ok(())
 }
