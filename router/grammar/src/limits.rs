@@ -62,8 +62,8 @@ pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
 pub const JUDGED_REGEX_SIZES: [usize; 4] = [256 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// Bytes of a compiled regular expression per step of the budget.
 pub const REGEX_BYTES_PER_STEP: usize = 32;
-/// Bytes of the patterns of one schema once they are compiled to validate finished arguments and responses, about 30 ms of
-/// a core. Patterns beyond are left to the grammar.
+/// Bytes of the patterns of one schema once they are compiled to validate finished arguments and responses, about 30
+/// ms of a core. Patterns beyond are left to the grammar.
 pub const MAX_JUDGED_PATTERNS_BYTES: u64 = 10 << 20;
 /// Repetitions in a structural tag.
 pub const MAX_TAG_REPEAT: i64 = 1000;
