@@ -232,6 +232,16 @@ def test_fields_that_vllm_has_are_as_the_page_says():
             assert fields <= (refused if cells[2].startswith("400") else read), line
 
 
+FOLDERS = ("src/", "router/", "worker/", "kernels/", "proto/", "control-plane/", "tests/", "scripts/", "benches/", "docs/", "models/", "packaging/")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_that_the_docs_name_exist(page):
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
+    paths = [span.split("::")[0] for span in spans if span.startswith(FOLDERS) and re.fullmatch(r"[\w./-]+(::\w+)?", span)]
+    assert not [path for path in paths if not (REPOSITORY / path).exists()]
+
+
 def test_metrics_that_the_docs_name_exist():
     listed = set()
     for page in [DOCS / "reference/metrics.md", DOCS / "operations.md"]:
