@@ -73,6 +73,14 @@ def test_blocks_that_do_not_run_say_why_and_are_few():
     assert len(skipped) <= MOST_NOT_RUN, [one.id for one in skipped]
 
 
+def test_make_targets_of_the_docs_exist():
+    targets = {target for page in RUN for language, code, _ in blocks(page) if language == "sh" for target in re.findall(r"^make ([\w-]+)", code, flags=re.M)}
+    assert {"serve", "test", "cluster"} <= targets
+    for target in targets:
+        done = subprocess.run(["make", "-n", target], cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.returncode == 0, (target, done.stderr)
+
+
 def test_the_quick_start_gets_the_call_that_it_shows(demo, clone):
     page = DOCS / "start/quickstart.md"
     code = [code for language, code, _ in blocks(page) if language == "sh" and "get_weather" in code]
