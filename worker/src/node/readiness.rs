@@ -1,4 +1,4 @@
-//! The readiness of a worker, for rolling restarts. docs/operations.md lists the states. It does not know why a group
+//! The readiness of a worker, for rolling restarts. docs/howto/upgrade.md lists the states. It does not know why a group
 //! changes.
 
 #[cfg(test)]
