@@ -12,6 +12,7 @@ pub mod internal {
 }
 
 pub mod protocol;
+pub mod splitmix;
 pub mod stats;
 pub mod trace;
 

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rein_proto::internal::{After, Draw, Row, RowResult, Step, StepResult, TokenLogprob, TopLogprob};
+use rein_proto::splitmix::mix_both;
 
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
 
@@ -81,11 +82,11 @@ impl Sim {
     /// The hash of all tokens up to the row's last.
     fn forward(&mut self, row: &Row, scores: &mut Vec<TokenLogprob>) -> Result<u64, ExecutorError> {
         let mut state = match (row.start as usize).checked_sub(1) {
-            None => mix(self.options.seed, u64::MAX),
+            None => mix_both(self.options.seed, u64::MAX),
             Some(before) => self.slots[self.slot(row, before)?],
         };
         for (index, &token) in row.tokens.iter().enumerate() {
-            state = mix(state, u64::from(token));
+            state = mix_both(state, u64::from(token));
             let slot = self.slot(row, row.start as usize + index)?;
             self.slots[slot] = state;
             if row.score >= 0
@@ -122,7 +123,7 @@ impl Sim {
         let excluded = |token| sampling.logit_bias.iter().any(|bias| bias.token == token && bias.bias <= -100.0);
         let random = match sampling.temperature == 0.0 {
             true => state,
-            false => mix(mix(state, sampling.seed), u64::from(draw.mask.is_some())),
+            false => mix_both(mix_both(state, sampling.seed), u64::from(draw.mask.is_some())),
         };
         let first = (random % u64::from(vocab)) as u32;
         (first..vocab).chain(0..first).find(|&token| allowed(token) && !excluded(token))
@@ -183,14 +184,6 @@ fn wait_until(until: Instant) {
     if !left.is_zero() {
         std::thread::sleep(left);
     }
-}
-
-/// One round of splitmix64 over both values.
-fn mix(state: u64, value: u64) -> u64 {
-    let mut z = (state ^ value.wrapping_mul(0xD6E8_FEB8_6659_FD93)).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

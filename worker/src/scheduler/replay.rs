@@ -10,6 +10,7 @@ use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rein_proto::internal::{Draw, Limits, Sampling};
+use rein_proto::splitmix::mix_both;
 
 use super::cached::CacheMirror;
 use super::*;
@@ -17,19 +18,13 @@ use super::*;
 const VOCAB: u32 = 29;
 const SEEDS: u64 = 3000;
 
-fn hash(state: u64, value: u64) -> u64 {
-    let mut z = (state ^ value.wrapping_mul(0xD6E8_FEB8_6659_FD93)).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z ^ (z >> 31)
-}
-
 fn hash_all(tokens: &[u32]) -> u64 {
-    tokens.iter().fold(7, |state, &token| hash(state, token.into()))
+    tokens.iter().fold(7, |state, &token| mix_both(state, token.into()))
 }
 
 /// The token that this model draws: a pure function of history, position, seed, mask and bans.
 fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: &[u32]) -> Option<u32> {
-    let state = hash(hash(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
+    let state = mix_both(mix_both(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
     let first = (state % u64::from(VOCAB)) as u32;
     (first..VOCAB).chain(0..first).find(|&token| {
         !banned.contains(&token) && mask.is_none_or(|mask| mask[token as usize / 8] >> (token % 8) & 1 == 1)
@@ -37,7 +32,7 @@ fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: 
 }
 
 fn score(history: &[u32], next: u32) -> f32 {
-    -((hash(hash_all(history), next.into()) % 1000) as f32) / 100.0
+    -((mix_both(hash_all(history), next.into()) % 1000) as f32) / 100.0
 }
 
 /// A model that stores in its KV slots what a real one would fold into keys and values.
@@ -71,7 +66,7 @@ impl Ledger {
             .map(|position| {
                 let slot = self.slots[self.slot(row, position)];
                 let (at, token, hashed) = slot.unwrap_or_else(|| panic!("row {row:?} reads an empty slot"));
-                past = hash(past, token.into());
+                past = mix_both(past, token.into());
                 assert_eq!((at, hashed), (position, past), "row {row:?} attends to another sequence's entries");
                 token
             })
