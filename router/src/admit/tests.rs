@@ -1,0 +1,137 @@
+use futures::{FutureExt, future::BoxFuture};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(3600);
+
+fn admitted(admission: &Admission, priority: i64) -> BoxFuture<'static, Result<Permit, Error>> {
+    admission.enter(None).unwrap().admit(priority, Instant::now() + LONG).boxed()
+}
+
+#[tokio::test]
+async fn full_then_free_then_draining() {
+    let admission = Admission::new(2, 0);
+    let first = admitted(&admission, 0).await.unwrap();
+    let second = admitted(&admission, 0).await.unwrap();
+    let full = admission.enter(None).err().unwrap();
+    assert_eq!((full.kind, full.retry_after.is_some()), (Kind::Full, true));
+    drop(first);
+    let third = admitted(&admission, 0).await.unwrap();
+    let mut drain = Box::pin(admission.drain());
+    assert!(futures::poll!(drain.as_mut()).is_pending());
+    assert_eq!(admission.enter(None).err().unwrap().kind, Kind::Unavailable);
+    drop(second);
+    assert!(futures::poll!(drain.as_mut()).is_pending());
+    drop(third);
+    drain.await;
+    assert_eq!(admission.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_waits_and_urgent_ones_go_first() {
+    let admission = Admission::new(1, 3);
+    let first = admitted(&admission, 0).await.unwrap();
+    let [mut calm, mut normal, mut urgent] = [10, 0, -10].map(|priority| admitted(&admission, priority));
+    for waiting in [&mut calm, &mut normal, &mut urgent] {
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+    }
+    assert_eq!(admission.enter(None).err().unwrap().code, Some("overloaded"));
+    let mut text = String::new();
+    admission.write_metrics(&mut text);
+    assert!(text.contains("rein_requests_waiting 3") && text.contains("shed_total{reason=\"full\"} 1"), "{text}");
+    drop(first);
+    assert!(futures::poll!(normal.as_mut()).is_pending());
+    let urgent = urgent.await.unwrap();
+    // One that leaves the line leaves no gap.
+    drop(normal);
+    assert!(futures::poll!(calm.as_mut()).is_pending());
+    drop(urgent);
+    drop(calm.await.unwrap());
+    admission.drain().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_is_drained_aborted_or_told_that_time_is_over() {
+    let admission = Admission::new(1, 3);
+    let first = admitted(&admission, 0).await.unwrap();
+    let impatient = admission.enter(None).unwrap();
+    let error = impatient.admit(0, Instant::now() + Duration::from_secs(5)).await.err().unwrap();
+    assert_eq!(error.kind, Kind::Deadline);
+    let mut waiting = admitted(&admission, 0);
+    assert!(futures::poll!(waiting.as_mut()).is_pending());
+    let mut drain = Box::pin(admission.drain());
+    assert!(futures::poll!(drain.as_mut()).is_pending());
+    drop(first);
+    // It had come before the drain, and is served.
+    let served = waiting.await.unwrap();
+    assert!(futures::poll!(drain.as_mut()).is_pending());
+    drop(served);
+    drain.await;
+    let admission = Admission::new(1, 3);
+    let _first = admitted(&admission, 0).await.unwrap();
+    let waiting = admitted(&admission, 0);
+    let mut answer = Box::pin(admission.unless_aborted(waiting));
+    assert!(futures::poll!(answer.as_mut()).is_pending());
+    admission.abort();
+    assert_eq!(answer.await.err().unwrap(), Error::shutting_down());
+}
+
+#[tokio::test(start_paused = true)]
+async fn measured_time_sends_away_who_would_be_late() {
+    let admission = Admission::new(1, 8);
+    let first = admitted(&admission, 0).await.unwrap();
+    tokio::time::advance(Duration::from_secs(20)).await;
+    drop(first);
+    let _second = admitted(&admission, 0).await.unwrap();
+    let hurried = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(15)).await;
+    let error = hurried.err().unwrap();
+    assert_eq!((error.kind, error.code), (Kind::Full, Some("deadline_unreachable")));
+    assert_eq!(error.retry_after, Some(Duration::from_secs(5)));
+    let mut patient = admission.enter(None).unwrap().admit(0, Instant::now() + Duration::from_secs(25)).boxed();
+    assert!(futures::poll!(patient.as_mut()).is_pending());
+}
+
+/// Requests that come, wait, leave at any point and end in any order: no permit is lost, none is there twice.
+#[tokio::test(start_paused = true)]
+async fn no_permit_is_lost_whoever_leaves_when() {
+    for seed in 0..200 {
+        let mut random = StdRng::seed_from_u64(seed);
+        let room = random.random_range(1..4);
+        let admission = Admission::new(room, 6);
+        let (mut places, mut waiting, mut permits) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..300 {
+            match random.random_range(0..6) {
+                0 => places.extend(admission.enter(None).ok()),
+                1 if !places.is_empty() => {
+                    let place: Place = places.swap_remove(random.random_range(0..places.len()));
+                    let admitted = place.admit(random.random_range(-3..3), Instant::now() + LONG);
+                    waiting.push(admitted.boxed());
+                }
+                // Leaves, called or not.
+                2 if !waiting.is_empty() => drop(waiting.swap_remove(random.random_range(0..waiting.len()))),
+                3 if !permits.is_empty() => drop(permits.swap_remove(random.random_range(0..permits.len()))),
+                4 if !places.is_empty() && random.random_bool(0.3) => drop(places.pop()),
+                _ if !waiting.is_empty() => {
+                    let at = random.random_range(0..waiting.len());
+                    if let std::task::Poll::Ready(permit) = futures::poll!(waiting[at].as_mut()) {
+                        drop(waiting.swap_remove(at));
+                        permits.push(permit.unwrap());
+                    }
+                }
+                _ => {}
+            }
+            assert!(permits.len() <= room as usize, "seed {seed}");
+        }
+        drop((places, waiting, permits));
+        assert_eq!((admission.in_flight(), *admission.0.present.borrow()), (0, 0), "seed {seed}");
+        assert!(admission.0.state().calls.is_empty(), "seed {seed}");
+        for _ in 0..room {
+            permits_are_free(&admission).await;
+        }
+    }
+}
+
+async fn permits_are_free(admission: &Admission) {
+    assert!(admitted(admission, 0).now_or_never().is_some_and(|permit| permit.is_ok()));
+}

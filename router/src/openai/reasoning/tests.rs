@@ -1,0 +1,52 @@
+use serde_json::json;
+
+use super::*;
+
+fn of(body: Value) -> Result<Reasoning, Error> {
+    let text = body.to_string();
+    let found = Fields::of(&text)?.read(|fields| read(fields))?;
+    assert_eq!(found.ignored, Vec::<String>::new());
+    Ok(found.value)
+}
+
+#[test]
+fn the_fields_of_all_apis_mean_the_same() {
+    let budget = |budget| Reasoning { budget: Some(budget), ..Reasoning::default() };
+    for (body, meant) in [
+        (json!({}), Reasoning::default()),
+        (json!({"reasoning": {}, "thinking": null, "thinking_token_budget": -1}), Reasoning::default()),
+        (json!({"thinking": true}), Reasoning { on: Some(true), ..Reasoning::default() }),
+        (json!({"enable_thinking": false}), Reasoning { on: Some(false), ..Reasoning::default() }),
+        (json!({"reasoning": {"enabled": true}}), Reasoning { on: Some(true), ..Reasoning::default() }),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), Reasoning { on: Some(true), ..budget(9) }),
+        (json!({"thinking_token_budget": 0}), budget(0)),
+        (json!({"thinking_budget": 5}), budget(5)),
+        (
+            json!({"reasoning": {"effort": "low", "max_tokens": 7, "exclude": true}}),
+            Reasoning { effort: Some("low".into()), hide: true, ..budget(7) },
+        ),
+        (
+            json!({"reasoning": {"effort": "low"}, "reasoning_effort": "low"}),
+            Reasoning { effort: Some("low".into()), ..Reasoning::default() },
+        ),
+    ] {
+        assert_eq!(of(body.clone()), Ok(meant), "{body}");
+    }
+    for (body, param, said) in [
+        (
+            json!({"thinking": true, "reasoning": {"enabled": false}}),
+            "reasoning.enabled",
+            "is false, but 'thinking' is true",
+        ),
+        (json!({"reasoning_effort": "low", "reasoning": {"effort": "high"}}), "reasoning.effort", "is high, but"),
+        (json!({"thinking_budget": 5, "thinking_token_budget": 6}), "thinking_budget", "is 5, but"),
+        (json!({"thinking_token_budget": -2}), "thinking_token_budget", "at least 0, got -2"),
+        (json!({"reasoning": {"max_tokens": "x"}}), "reasoning.max_tokens", "an integer"),
+        (json!({"reasoning": true}), "reasoning", "an object"),
+        (json!({"enable_thinking": 1}), "enable_thinking", "a boolean"),
+    ] {
+        let error = of(body).expect_err(param);
+        assert_eq!(error.param.as_deref(), Some(param));
+        assert!(error.message.contains(said), "{error}");
+    }
+}

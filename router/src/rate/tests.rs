@@ -1,0 +1,51 @@
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn a_minutes_worth_at_once_then_at_its_pace() {
+    let start = Instant::now();
+    let mut bucket = Bucket::new(6, start);
+    (0..6).for_each(|_| bucket.take(start).unwrap());
+    assert_eq!(bucket.take(start), Err(Duration::from_secs(10)));
+    assert_eq!((bucket.remaining(start), bucket.reset(start)), (0, Duration::from_secs(60)));
+    let later = start + Duration::from_secs(9);
+    assert!(bucket.take(later).is_err_and(|wait| wait.as_secs_f64() < 1.001));
+    // A clock that goes back brings nothing and breaks nothing.
+    assert!(bucket.take(start).is_err());
+    bucket.take(start + Duration::from_secs(10)).unwrap();
+    assert_eq!(bucket.remaining(start + Duration::from_secs(3600)), 6);
+}
+
+#[test]
+fn what_was_used_beyond_the_level_flows_back_first() {
+    let start = Instant::now();
+    let mut bucket = Bucket::new(60, start);
+    bucket.charge(180, start);
+    assert_eq!(bucket.ready(start), Err(Duration::from_secs(121)));
+    assert!(bucket.ready(start + Duration::from_secs(120)).is_err());
+    assert!(bucket.ready(start + Duration::from_secs(121)).is_ok());
+    bucket.resize(30, start + Duration::from_secs(3600));
+    assert_eq!((bucket.limit(), bucket.remaining(start + Duration::from_secs(3600))), (30, 30));
+}
+
+proptest! {
+    /// Over any time, no more than the burst and what flowed in; and after the wait that was told, there is one.
+    #[test]
+    fn never_more_than_the_limit(rate in 1u64..10_000, steps in proptest::collection::vec(0u64..5_000, 1..200)) {
+        let start = Instant::now();
+        let (mut bucket, mut now, mut taken) = (Bucket::new(rate, start), start, 0);
+        for step in steps {
+            now += Duration::from_millis(step);
+            match bucket.take(now) {
+                Ok(()) => taken += 1,
+                Err(wait) => {
+                    let mut later = bucket.clone();
+                    prop_assert!(later.take(now + wait + Duration::from_micros(1)).is_ok());
+                }
+            }
+            let most = rate as f64 + (now - start).as_secs_f64() * rate as f64 / MINUTE;
+            prop_assert!(f64::from(taken) <= most + 1e-3, "{taken} > {most}");
+        }
+    }
+}

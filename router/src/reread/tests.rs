@@ -1,0 +1,46 @@
+use super::*;
+
+struct Dir(PathBuf);
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn what_is_replaced_is_read_again_and_what_is_wrong_is_not_taken() {
+    let dir = Dir(std::env::temp_dir().join(format!("rein-reread-{}", std::process::id())));
+    std::fs::create_dir_all(&dir.0).unwrap();
+    let [a, b] = ["a", "b"].map(|name| Source { flag: "--number", path: dir.0.join(name) });
+    let sum = |contents: &[Vec<u8>]| {
+        let number = |(file, bytes): (usize, &Vec<u8>)| {
+            let text = String::from_utf8_lossy(bytes);
+            text.trim().parse::<u32>().map_err(|error| Wrong::new(file, error))
+        };
+        contents.iter().enumerate().map(number).sum::<Result<u32, Wrong>>()
+    };
+    let open = || Reread::open(vec![a.clone(), b.clone()], sum);
+    std::fs::write(&a.path, "1").unwrap();
+    let error = open().err().unwrap().to_string();
+    assert!(error.starts_with("--number: cannot read ") && error.contains("/b: "), "{error}");
+    std::fs::write(&b.path, "x").unwrap();
+    let error = open().err().unwrap().to_string();
+    assert!(error.ends_with("/b: invalid digit found in string"), "{error}");
+    std::fs::write(&b.path, "2").unwrap();
+    let reread = open().unwrap();
+    assert_eq!(*reread.get(), 3);
+    // Same size, same second: contents count, not dates.
+    std::fs::write(&b.path, "3").unwrap();
+    assert_eq!(*reread.refresh(), 4);
+    for wrong in ["x", "", "9999999999999"] {
+        std::fs::write(&b.path, wrong).unwrap();
+        assert_eq!(*reread.refresh(), 4, "{wrong}");
+    }
+    std::fs::remove_file(&b.path).unwrap();
+    assert_eq!(*reread.refresh(), 4);
+    std::fs::write(&b.path, "5").unwrap();
+    assert_eq!(*reread.refresh(), 6);
+    std::fs::write(&b.path, vec![b' '; FILE_BYTES as usize + 1]).unwrap();
+    assert_eq!(*reread.refresh(), 6);
+}

@@ -1,0 +1,60 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+use super::*;
+
+fn stall(seconds: u64) -> Stall {
+    Stall { after: Duration::from_secs(seconds), cut: Arc::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_nobody_reads_ends_and_one_that_is_read_slowly_does_not() {
+    let (mut client, server) = duplex(100);
+    let stall = stall(60);
+    let mut server = Connection::new(server, stall.clone());
+    let slow = tokio::spawn(async move {
+        let mut byte = [0; 10];
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_secs(50)).await;
+            client.read_exact(&mut byte).await?;
+        }
+        Ok::<_, io::Error>(client)
+    });
+    server.write_all(&[7; 300]).await.unwrap();
+    let _client = slow.await.unwrap().unwrap();
+    let began = Instant::now();
+    let error = server.write_all(&[7; 300]).await.unwrap_err();
+    assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, stall.after));
+    assert_eq!(stall.cut.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_reads_what_is_still_coming() {
+    let (mut client, server) = duplex(100);
+    let mut server = Connection::new(server, stall(60));
+    server.write_all(b"401").await.unwrap();
+    let sending = tokio::spawn(async move {
+        client.write_all(&[7; 100_000]).await?;
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await?;
+        Ok::<_, io::Error>(answer)
+    });
+    server.shutdown().await.unwrap();
+    drop(server);
+    assert_eq!(sending.await.unwrap().unwrap(), b"401");
+    // A client that only keeps its side open is not waited for.
+    let (_client, server) = duplex(100);
+    let began = Instant::now();
+    Connection::new(server, stall(60)).shutdown().await.unwrap();
+    assert_eq!(began.elapsed(), LINGER_SILENCE);
+    // Nor is one that sends without end.
+    let (mut client, server) = duplex(100);
+    let sending = tokio::spawn(async move {
+        while client.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(LINGER_SILENCE / 2).await;
+        }
+    });
+    let began = Instant::now();
+    Connection::new(server, stall(60)).shutdown().await.unwrap();
+    assert!(began.elapsed() <= LINGER_TIME + LINGER_SILENCE, "{:?}", began.elapsed());
+    sending.await.unwrap();
+}
