@@ -29,6 +29,7 @@ chaos: setup-test
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	python3 scripts/modules.py --check
 
 # Needs a served model for the second line; see docs/reference/bench.md.
 bench: setup

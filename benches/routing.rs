@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use fleet::{AGENT, CHAT, Load, SINGLE};
 use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad};
-use rein_router::route::index::Seat;
-use rein_router::route::{RoutePolicy, Routing, Target, key};
+use rein_router::fleet::route::index::Seat;
+use rein_router::fleet::route::{RoutePolicy, Routing, Target, key};
 
 #[path = "routing/fleet.rs"]
 mod fleet;

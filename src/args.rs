@@ -73,8 +73,8 @@ impl Command {
     /// Commands that answer requests tell of them: where to, and as what.
     pub fn telemetry(&self) -> Option<LogTarget<'_>> {
         let (telemetry, service) = match self {
-            Command::Serve(args) => (&args.edge.telemetry, "rein"),
-            Command::Router(args) => (&args.edge.telemetry, "rein-router"),
+            Command::Serve(args) => (&args.api.telemetry, "rein"),
+            Command::Router(args) => (&args.api.telemetry, "rein-router"),
             Command::Worker(args) => (&args.telemetry, "rein-worker"),
             _ => return None,
         };
@@ -167,14 +167,14 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
-    pub edge: EdgeArgs,
+    pub api: ApiArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
 }
 
 /// What clients meet: listeners, and how requests are read and held to their tools.
 #[derive(Debug, Clone, Args)]
-pub struct EdgeArgs {
+pub struct ApiArgs {
     /// Address of the OpenAI HTTP interface: HOST:PORT, `:PORT` (every IPv4 interface) or `PORT` (127.0.0.1); port 0 takes a
     /// free one
     #[arg(long, env = "REIN_HTTP", default_value = "127.0.0.1:8000", value_name = "ADDR")]
@@ -314,7 +314,7 @@ pub struct RouterArgs {
     #[command(flatten)]
     pub peer: PeerArgs,
     #[command(flatten)]
-    pub edge: EdgeArgs,
+    pub api: ApiArgs,
     /// How a sequence gets its group: cache-aware, least-load, power-of-two, round-robin or random
     #[arg(long, env = "REIN_POLICY", default_value = "cache-aware", value_name = "POLICY")]
     pub policy: RoutePolicy,

@@ -7,7 +7,7 @@ use std::io::Write;
 use clap::Args;
 use rand::TryRngCore;
 use rand::rngs::OsRng;
-use rein_router::keys::hashed;
+use rein_router::admission::keys::hashed;
 
 /// As much as nobody guesses.
 const KEY_BYTES: usize = 32;
@@ -41,7 +41,7 @@ pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
     });
     let entry = entry(args, &key);
     // What the server would refuse is not handed out.
-    rein_router::keys::check(&entry).map_err(|what| format!("--name: {what}"))?;
+    rein_router::admission::keys::check(&entry).map_err(|what| format!("--name: {what}"))?;
     // First what is shown only once.
     writeln!(std::io::stderr(), "{key}")?;
     std::io::stdout().write_all(entry.as_bytes())?;

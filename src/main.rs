@@ -1,15 +1,12 @@
 //! The binary `rein`: command line, config and composition. The only crate that knows all the others.
 
-mod accept;
+mod api_server;
 mod args;
 mod bench;
-mod check;
 mod client;
 mod cluster;
 mod config;
-mod edge;
 mod fingerprint;
-mod formats;
 mod key;
 mod listen;
 mod load;
@@ -17,17 +14,14 @@ mod metrics;
 #[cfg(test)]
 #[path = "../tests/metrics_reference.rs"]
 mod metrics_reference;
-mod parse;
 mod progress;
 mod quantiles;
-mod render;
-#[cfg(test)]
-mod routing_tests;
-mod say;
 mod score;
 mod serve;
 mod telemetry;
+mod terminal;
 mod tls;
+mod tools;
 mod verify;
 
 use std::io;
@@ -53,14 +47,14 @@ fn main() -> ExitCode {
         Command::Status(args) => cluster::status(*args),
         Command::Drain(args) => cluster::drain(*args),
         Command::Score(args) => score::run(&args),
-        Command::Render(args) => render::run(&args),
-        Command::Accept(args) => accept::run(&args),
-        Command::Check(args) => match check::run(&args) {
+        Command::Render(args) => tools::render::run(&args),
+        Command::Accept(args) => tools::accept::run(&args),
+        Command::Check(args) => match tools::check::run(&args) {
             Ok(verdict) => return verdict,
             Err(error) => Err(error),
         },
-        Command::Formats(args) => formats::run(&args),
-        Command::Parse(args) => parse::run(&args),
+        Command::Formats(args) => tools::formats::run(&args),
+        Command::Parse(args) => tools::parse::run(&args),
         Command::Key(args) => key::run(&args),
         Command::Bench(options) => bench::run(*options),
         Command::Verify(options) => match verify::run(*options) {
@@ -79,6 +73,6 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: Box<dyn std::error::Error>) -> ExitCode {
-    say::err(format_args!("rein: {error}"));
+    terminal::err(format_args!("rein: {error}"));
     ExitCode::FAILURE
 }

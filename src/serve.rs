@@ -1,22 +1,17 @@
 //! `rein serve`: router, engine and ranks in one process. The router calls the worker's gRPC service as a tower service,
 //! without a socket, so that the wire path is the only path.
 
-#[cfg(test)]
-mod failover_tests;
-#[cfg(test)]
-mod hedge_tests;
-
 use std::error::Error;
 use std::time::Duration;
 
-use rein_router::textmodel::{Overrides, TextModel};
 use rein_router::{ModelEntry, Router, RouterConfig};
+use rein_text::model_text::{Overrides, TextModel};
 use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
 
+use crate::api_server::{self, Listeners};
 use crate::args::{EngineArgs, EngineKind, ServeArgs};
-use crate::edge::{self, Listeners};
 use crate::listen::CLOSE_TIME;
 use crate::{fingerprint, load};
 
@@ -25,20 +20,20 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     if args.engine.engine == EngineKind::Sim && (args.model.tp != 1 || !weights.is_default()) {
         return Err("--engine sim loads no weights: --tp, --dtype, --quantize and --threads do not go with it".into());
     }
-    let policy = edge::policy(&args.edge)?;
+    let policy = api_server::policy(&args.api)?;
     let files = load::text_files(weights)?;
     let text = TextModel::load(
         &weights.model,
         &Overrides {
             name: args.engine.served_name.clone(),
-            template: args.edge.chat_template.clone(),
+            template: args.api.chat_template.clone(),
             max_context: args.engine.max_context.map(|n| n as usize),
             ..Overrides::from_env()?
         },
     )?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listeners = Listeners::bind(&args.edge).await?;
+        let listeners = Listeners::bind(&args.api).await?;
         let model = match args.engine.engine {
             EngineKind::Cpu => Some(load::model(&args)?),
             EngineKind::Sim => None,
@@ -49,9 +44,9 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             None => Box::new(sim(&args.engine, &text)),
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine));
-        let process_metrics = edge::certificates(listeners.certificate().into_iter().collect());
+        let process_metrics = api_server::certificates(listeners.certificate().into_iter().collect());
         let router = Router::new(
-            RouterConfig { process_metrics, ..edge::config(&args.edge)? },
+            RouterConfig { process_metrics, ..api_server::config(&args.api)? },
             vec![ModelEntry {
                 text,
                 engine: rein_router::transport(engine.clone().into_server()),
@@ -70,7 +65,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
                 tracing::warn!("the engine is still in a step");
             }
         };
-        listeners.serve(&router, Duration::from_secs(args.edge.drain_seconds), leaving, cut).await
+        listeners.serve(&router, Duration::from_secs(args.api.drain_seconds), leaving, cut).await
     })
 }
 

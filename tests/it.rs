@@ -2,8 +2,11 @@
 
 mod it {
     pub mod cli;
+    pub mod failover;
     pub mod fuzz;
+    pub mod hedging;
     pub mod process;
+    pub mod routing;
     pub mod serve;
     pub mod telemetry;
     pub mod tidy;

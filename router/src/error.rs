@@ -1,8 +1,10 @@
-//! What can go wrong, in terms that every surface shares. Only `http` and `grpc` turn a kind into a status code.
+//! What can go wrong, in terms that every surface shares. Only `api` turns a kind into a status code.
 
 use std::{fmt, time::Duration};
 
-use crate::{guide::GuideError, limits};
+use rein_text::InvalidRequest;
+
+use crate::limits;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -48,35 +50,20 @@ impl Error {
 
     /// A field of the request is wrong: its path, and what would be right.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Error { param: Some(param.into()), code: Some("invalid_value"), ..Error::new(Kind::Invalid, message) }
+        InvalidRequest::invalid(param, message).into()
     }
 
     pub fn wrong_type(param: &str, expected: &str, got: &serde_json::Value) -> Self {
-        use serde_json::Value::*;
-        let got = match got {
-            Null => "null",
-            Bool(_) => "a boolean",
-            Number(_) => "a number",
-            String(_) => "a string",
-            Array(_) => "an array",
-            Object(_) => "an object",
-        };
-        let message = format!("'{param}' must be {expected}, got {got}");
-        Error { code: Some("invalid_type"), ..Error::invalid(param, message) }
+        InvalidRequest::wrong_type(param, expected, got).into()
     }
 
     pub fn missing(param: &str, what: &str) -> Self {
-        Error {
-            code: Some("missing_required_parameter"),
-            ..Error::invalid(param, format!("'{param}' is required: {what}"))
-        }
+        InvalidRequest::missing(param, what).into()
     }
 
     /// A field that would change the result, and that this server does not implement.
     pub fn unsupported(param: impl Into<String>, why: &str) -> Self {
-        let param = param.into();
-        let message = format!("'{param}' is not supported: {why}");
-        Error { code: Some("unsupported_parameter"), ..Error::invalid(param, message) }
+        InvalidRequest::unsupported(param, why).into()
     }
 
     pub fn body_too_large(announced: Option<u64>, limit: usize) -> Self {
@@ -128,88 +115,6 @@ impl Error {
     pub fn internal(message: impl Into<String>, cause: impl fmt::Display) -> Self {
         Error { code: Some("internal_error"), cause: Some(cause.to_string()), ..Error::new(Kind::Internal, message) }
     }
-
-    /// The name the OpenAI body gives to this kind.
-    pub fn type_name(&self) -> &'static str {
-        match self.kind {
-            Kind::Invalid
-            | Kind::Unauthenticated
-            | Kind::NotFound
-            | Kind::MethodNotAllowed
-            | Kind::UnsupportedMediaType
-            | Kind::TooLarge
-            | Kind::BodyTimeout => "invalid_request_error",
-            Kind::Full => "rate_limit_error",
-            Kind::Unavailable => "service_unavailable_error",
-            Kind::Deadline => "timeout_error",
-            Kind::Internal => "server_error",
-        }
-    }
-
-    /// The message as clients see it: it may repeat what they sent, which may be long.
-    pub fn told(&self) -> &str {
-        clipped(&self.message)
-    }
-
-    /// The same of the field.
-    pub fn told_param(&self) -> Option<&str> {
-        self.param.as_deref().map(clipped)
-    }
-
-    /// The OpenAI error body.
-    pub fn body(&self) -> serde_json::Value {
-        serde_json::json!({"error": {
-            "message": self.told(),
-            "type": self.type_name(),
-            "param": self.told_param(),
-            "code": self.code,
-        }})
-    }
-
-    /// The request's own grammar ended it; no other request is affected.
-    pub fn from_matcher(error: rein_grammar::MatcherError) -> Self {
-        use rein_grammar::MatcherError::{DeadEnd, Internal, Limit, NoProgress};
-        // What the client constrains the answer by exceeds a limit or contradicts itself.
-        let code = match error {
-            Limit(_) => "grammar_limit_exceeded",
-            DeadEnd => "grammar_dead_end",
-            Internal(_) | NoProgress(_) => {
-                let failed = Error::internal("the grammar of this request failed", error);
-                return Error { code: Some("grammar_failed"), ..failed };
-            }
-        };
-        Error { code: Some(code), ..Error::new(Kind::Invalid, error.to_string()) }
-    }
-
-    pub fn from_guide(error: GuideError) -> Self {
-        match error {
-            GuideError::Matcher(error) => Error::from_matcher(error),
-            GuideError::NothingLeft => {
-                Error { code: Some("nothing_left"), ..Error::invalid("allowed_token_ids", error.to_string()) }
-            }
-        }
-    }
-
-    /// What a failed call to an engine means to the client.
-    pub fn from_engine(status: &tonic::Status) -> Self {
-        match status.code() {
-            tonic::Code::ResourceExhausted => Error::full(format!("the engine is full: {}", status.message())),
-            tonic::Code::InvalidArgument => {
-                Error { code: Some("invalid_request"), ..Error::new(Kind::Invalid, status.message()) }
-            }
-            tonic::Code::DeadlineExceeded => Error::deadline(),
-            // The second: an engine of another release.
-            tonic::Code::Unavailable | tonic::Code::FailedPrecondition => {
-                Error { cause: Some(status.to_string()), ..Error::unavailable("the engine cannot be reached") }
-            }
-            _ => Error::internal("the engine failed on this request", status),
-        }
-    }
-}
-
-fn clipped(text: &str) -> &str {
-    let end = (0..=limits::MESSAGE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    if text.len() <= limits::MESSAGE_BYTES { text } else { &text[..end] }
 }
 
 impl fmt::Display for Error {
@@ -223,3 +128,10 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<InvalidRequest> for Error {
+    fn from(invalid: InvalidRequest) -> Self {
+        let InvalidRequest { param, code, message } = invalid;
+        Error { param, code, ..Error::new(Kind::Invalid, message) }
+    }
+}

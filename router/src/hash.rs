@@ -1,5 +1,7 @@
 //! Numbers without a pattern from numbers with one.
 
+pub use rein_text::sha256_hex;
+
 /// What splitmix64 (Steele, Lea and Flood, 2014) adds for each number that it draws.
 pub const STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 

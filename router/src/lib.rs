@@ -1,148 +1,53 @@
 //! Rein's edge: OpenAI HTTP and gRPC in, one engine stream per sequence out.
 //!
-//! A request's way: [`http`] or [`grpc`] decode it into a [`job`], [`chat`] or [`complete`] turn that into tokens,
-//! [`generate`] starts a sequence per choice on an engine ([`pool`], [`steer`]), [`stream`] reads the tokens into typed
-//! events, and the surface encodes these.
+//! The folders stand on floors, and imports go down: [`api`], then the composition of one process (this file, `state`,
+//! `discovery`, `report`), [`request`], [`admission`] and [`fleet`], and the ground (`error`, `limits`, `metrics`, `trace` and
+//! what else knows none of them). docs/architecture.md walks a request through them.
 
-pub mod accept;
-mod admit;
-mod arrival;
-pub mod breaker;
-mod chat;
-pub mod check;
-mod choice;
-mod compiling;
-mod complete;
-mod conversation;
-mod delivery;
-mod effort;
+pub mod admission;
+mod api;
+mod blocking_pool;
+mod client_state;
+mod config;
+mod discovery;
 pub mod error;
-mod gate;
-mod generate;
-mod grpc;
-mod guide;
+pub mod fleet;
 mod hash;
-mod history;
-mod http;
-mod intake;
-mod job;
-pub mod keys;
+pub mod hot_reload;
 pub mod limits;
-pub mod members;
 mod metrics;
-mod model;
-mod offload;
-mod openai;
-mod openapi;
-mod outcomes;
-pub mod parse;
-pub mod pool;
-mod rate;
-pub mod render;
-pub mod reread;
-pub mod route;
+mod report;
+mod request;
 pub mod scrape;
-pub mod steer;
-mod stop;
-mod stream;
-pub mod template;
-pub mod textmodel;
-pub mod tokenize;
+mod state;
+mod surface_metrics;
 mod trace;
 
 use std::{
-    sync::{Arc, PoisonError, RwLock, atomic::AtomicU64},
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
 use rein_proto::v1::inference_server::SERVICE_NAME;
+use rein_text::model_text::{TextError, TextModel};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
-    admit::Admission,
-    effort::Effort,
-    intake::Intake,
-    members::Fleet,
-    metrics::{EngineReport, Metrics, PoolReport},
-    model::Model,
-    pool::Pool,
-    textmodel::{TextError, TextModel},
+    api::{grpc, http},
+    fleet::pool::Pool,
+    request::model::Model,
+    state::Core,
 };
 pub use crate::{
+    config::{Origin, ProcessMetrics, RouterConfig},
+    discovery::Fleet,
     error::{Error, Kind},
-    http::cors::Origin,
-    model::Policy,
-    pool::{EngineTransport, transport},
-    route::RoutePolicy,
+    fleet::{
+        pool::{EngineTransport, transport},
+        route::RoutePolicy,
+    },
+    request::model::Policy,
 };
-
-/// What an operator may set.
-#[derive(Debug, Clone)]
-pub struct RouterConfig {
-    /// Requests in flight; more wait. At least 1.
-    pub max_in_flight: u32,
-    /// Requests that may wait, above which 429 is answered.
-    pub max_queued: u32,
-    /// Pages of these origins may use the HTTP interface.
-    pub cors_origins: Vec<Origin>,
-    /// Who may ask. None: everybody.
-    pub keys: Option<keys::ApiKeys>,
-    /// Longest life of a request that brings no deadline of its own.
-    pub request_time: Duration,
-    /// How long a client may leave its answer unread until the request ends.
-    pub client_stall: Duration,
-    /// Bytes of a request body.
-    pub body_bytes: usize,
-    /// Control tokens that messages spell become control tokens. False: they stay text.
-    pub allow_control_tokens: bool,
-    /// Requests with tools are answered though the model's template does not show these to the model.
-    pub allow_dropped_tools: bool,
-    /// How a sequence gets its engine, where engines come and go.
-    pub policy: RoutePolicy,
-    /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None: never.
-    pub hedge_after: Option<Duration>,
-    /// What `/metrics` shows beside the router's own.
-    pub process_metrics: ProcessMetrics,
-}
-
-/// Metrics of the process around a router, in the Prometheus text format.
-#[derive(Clone, Default)]
-pub struct ProcessMetrics(Option<Arc<dyn Fn() -> String + Send + Sync>>);
-
-impl ProcessMetrics {
-    pub fn new(write: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        ProcessMetrics(Some(Arc::new(write)))
-    }
-
-    fn write(&self) -> String {
-        self.0.as_ref().map_or_else(String::new, |write| write())
-    }
-}
-
-impl std::fmt::Debug for ProcessMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("ProcessMetrics")
-    }
-}
-
-impl Default for RouterConfig {
-    fn default() -> Self {
-        RouterConfig {
-            max_in_flight: limits::IN_FLIGHT,
-            max_queued: limits::QUEUED,
-            cors_origins: Vec::new(),
-            keys: None,
-            request_time: limits::REQUEST_TIME,
-            client_stall: limits::CLIENT_STALL,
-            body_bytes: limits::BODY_BYTES,
-            allow_control_tokens: false,
-            allow_dropped_tools: false,
-            policy: RoutePolicy::CacheAware,
-            hedge_after: None,
-            process_metrics: ProcessMetrics::default(),
-        }
-    }
-}
 
 /// A model and one engine that runs it. Entries of the same name share their load.
 pub struct ModelEntry {
@@ -172,17 +77,6 @@ pub struct Router {
     grpc: tonic::service::Routes,
 }
 
-/// What all requests share.
-pub(crate) struct Core {
-    config: RouterConfig,
-    models: RwLock<Arc<Vec<Arc<Model>>>>,
-    admission: Admission,
-    intake: Intake,
-    effort: Arc<Effort>,
-    metrics: Arc<Metrics>,
-    health: HealthReporter,
-}
-
 impl Router {
     pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
         /// Each with its kind.
@@ -198,7 +92,7 @@ impl Router {
         if groups.is_empty() {
             return Err(BuildError::NoModel);
         }
-        let model = |(text, policy, engines)| Model::new(text, Pool::fixed(engines), &policy, &config).map(Arc::new);
+        let model = |(text, policy, engines)| Model::new(text, Pool::fixed(engines), &policy).map(Arc::new);
         let models = groups.into_iter().map(model).collect::<Result<_, _>>()?;
         Router::of(config, models)
     }
@@ -213,15 +107,7 @@ impl Router {
             return Err(BuildError::NoRequests);
         }
         let health = HealthReporter::new();
-        let core = Arc::new(Core {
-            admission: Admission::new(config.max_in_flight, config.max_queued),
-            effort: Arc::new(Effort::new(config.hedge_after)),
-            intake: Intake::new(config.body_bytes),
-            config,
-            models: RwLock::new(Arc::new(models)),
-            metrics: Arc::default(),
-            health: health.clone(),
-        });
+        let core = Arc::new(Core::new(config, models, health.clone()));
         let grpc = grpc::routes(core.clone(), health)?;
         Ok(Router { core, grpc })
     }
@@ -238,7 +124,7 @@ impl Router {
 
     /// Serves the models of a fleet, as they come and go. Never returns.
     pub async fn follow(&self, fleet: Fleet) {
-        members::follow(self.core.clone(), fleet).await;
+        discovery::follow(self.core.clone(), fleet).await;
     }
 
     /// Whether requests can be answered.
@@ -262,90 +148,12 @@ impl Router {
 
     /// When a client that does not read counts as stalled, and where connections that are cut for it are counted.
     pub fn client_stalls(&self) -> (Duration, Arc<AtomicU64>) {
-        (self.core.config.client_stall, self.core.metrics.connections_cut.clone())
+        (self.core.config.client_stall, self.core.surfaces.connections_cut.clone())
     }
 
     /// Requests that are being answered.
     pub fn in_flight(&self) -> usize {
         self.core.admission.in_flight()
-    }
-}
-
-impl Core {
-    fn models(&self) -> Arc<Vec<Arc<Model>>> {
-        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn named(&self, name: &str) -> Option<Arc<Model>> {
-        self.models().iter().find(|model| model.name() == name).cloned()
-    }
-
-    fn add(&self, model: Arc<Model>) {
-        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        let mut with: Vec<Arc<Model>> = models.iter().filter(|known| known.name() != model.name()).cloned().collect();
-        with.push(model);
-        with.sort_by(|a, b| a.name().cmp(b.name()));
-        *models = Arc::new(with);
-    }
-
-    fn model(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
-        let models = self.models();
-        let Some(first) = models.first() else { return Err(Error::unavailable("no model is served here yet")) };
-        let Some(name) = name.filter(|name| !name.is_empty()) else {
-            return Err(Error::missing("model", &format!("the name of a model, such as '{}'", first.name())));
-        };
-        models.iter().find(|model| model.name() == name).cloned().ok_or_else(|| {
-            let served: Vec<&str> = models.iter().map(|model| model.name()).collect();
-            Error::model_not_found(name, &served)
-        })
-    }
-
-    /// Where leaving the name out is not ambiguous, it may be.
-    fn model_or_only(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
-        match (name.filter(|name| !name.is_empty()), self.models().as_slice()) {
-            (None, [only]) => Ok(only.clone()),
-            (name, _) => self.model(name),
-        }
-    }
-
-    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. One that is
-    /// being retired, or has been, does not count where there are others.
-    async fn ready(&self) -> Result<(), Error> {
-        if self.admission.draining() {
-            return Err(Error::unavailable("this server is draining and takes no new requests"));
-        }
-        let models = self.models();
-        let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
-        let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
-            return Err(Error::unavailable("no model is served here now"));
-        };
-        for (_, model) in served.iter().filter(|(standing, _)| *standing == best) {
-            model.bounds().await?;
-            model.pool.answers().await?;
-        }
-        Ok(())
-    }
-
-    async fn report(&self) -> String {
-        let (mut engines, mut pools) = (Vec::new(), Vec::new());
-        for model in self.models().iter() {
-            let all = model.pool.stats().await;
-            engines.extend(all.into_iter().map(|(engine, stats)| {
-                let (engine, epoch) = (engine.group.clone(), rein_control_plane::epoch::number(engine.epoch));
-                EngineReport { model: model.name().into(), engine, epoch, stats }
-            }));
-            let (standings, kinds) = (model.pool.standings(), model.pool.kinds());
-            pools.push(PoolReport { model: model.name().into(), format: model.format.name, standings, kinds });
-        }
-        let (in_flight, limit) = (self.admission.in_flight(), self.admission.limit());
-        let mut report = self.metrics.write(in_flight, limit, &pools, &engines);
-        self.admission.write_metrics(&mut report);
-        self.effort.write_metrics(&mut report);
-        if let Some(keys) = &self.config.keys {
-            keys.write_metrics(&mut report);
-        }
-        report.push_str(&self.config.process_metrics.write());
-        report
     }
 }
 

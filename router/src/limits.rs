@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
+pub use rein_text::limits::{HEADER_NAMES, VALUE_BYTES};
+
 /// Bytes of a request body (HTTP) or message (gRPC).
 pub const BODY_BYTES: usize = 32 << 20;
-/// Fields of a body.
-pub const BODY_FIELDS: usize = 256;
-/// Bytes of memory that the values of a body may take once they are built, in addition to the size of the body.
-pub const VALUE_BYTES: usize = 32 << 20;
 /// Bytes of bodies and their values that a router holds for all requests together (at least four bodies).
 pub const HELD_BYTES: usize = 512 << 20;
 /// Bytes of each request that do not count towards `HELD_BYTES`.
@@ -54,14 +52,6 @@ pub const LARGE_WORK_BYTES: usize = 512 << 10;
 /// Bytes of text up to which the error of a prompt that does not fit has its exact number of tokens.
 pub const COUNTED_TEXT_BYTES: usize = 64 << 10;
 
-/// Messages of a conversation.
-pub const MESSAGES: usize = 16_384;
-/// Tool calls of a conversation, over all messages.
-pub const CALLS: usize = 16_384;
-/// Tools of a request.
-pub const TOOLS: usize = 1_024;
-/// Bytes of a tool's name.
-pub const TOOL_NAME_BYTES: usize = 256;
 /// Choices per prompt (`n`).
 pub const CHOICES: u32 = 128;
 /// Choices of a completion over all its prompts.
@@ -84,10 +74,6 @@ pub const CACHE_SALT_BYTES: usize = 256;
 pub const COMPLETION_TOKENS: u32 = 16;
 /// Bytes of a client's `x-request-id` that is sent back; a longer one is replaced.
 pub const REQUEST_ID_BYTES: usize = 128;
-/// Ignored fields, and relaxed schemas, that a response header names.
-pub const HEADER_NAMES: usize = 32;
-/// Bytes of each name in such a header.
-pub const HEADER_NAME_BYTES: usize = 128;
 /// Bytes of an error's message, and of its `param`: both may repeat what the client sent.
 pub const MESSAGE_BYTES: usize = 2 << 10;
 

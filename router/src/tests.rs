@@ -14,6 +14,8 @@ mod grpc_fields;
 mod guard;
 mod hostile;
 mod lifecycle;
+#[path = "../text/src/tests/model_dir.rs"]
+mod model_dir;
 mod pool;
 mod random;
 mod unheeded;
@@ -24,11 +26,13 @@ use axum::{body::Body, response::Response};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use rein_grammar::Enforcement;
+use rein_text::model_text::{Overrides, TextModel};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::{ModelEntry, Policy, Router, RouterConfig, textmodel::Overrides, textmodel::TextModel, transport};
+use crate::{ModelEntry, Policy, Router, RouterConfig, transport};
 use fake::Fake;
+use model_dir::{CONTEXT, model_dir};
 use rein_proto::internal::engine_server::EngineServer;
 
 /// Ids below 256 are bytes.
@@ -43,64 +47,10 @@ const END_CALL: u32 = 263;
 const CONTROL: u32 = 264;
 const EXTRA: u32 = 265;
 const VOCAB: u32 = 266;
-/// Prompt and output.
-const CONTEXT: u32 = 2048;
-
-const ADDED: [(&str, bool); 10] = [
-    ("<|im_end|>", true),
-    ("<think>", false),
-    ("</think>", false),
-    ("<|tool_calls_section_begin|>", false),
-    ("<|tool_calls_section_end|>", false),
-    ("<|tool_call_begin|>", false),
-    ("<|tool_call_argument_begin|>", false),
-    ("<|tool_call_end|>", false),
-    ("<|control|>", true),
-    ("<|extra|>", false),
-];
 
 const TEMPLATE: &str = "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}\
     {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}assistant: {% if thinking %}<think>{% endif %}{% endif %}";
-
-/// The character that a byte-level tokenizer writes for each byte.
-fn byte_chars() -> Vec<char> {
-    let printable =
-        |byte: u32| (33..=126).contains(&byte) || (161..=172).contains(&byte) || (174..=255).contains(&byte);
-    let mut other = 256..;
-    (0..256).filter_map(|byte| char::from_u32(if printable(byte) { byte } else { other.next()? })).collect()
-}
-
-/// Writes a model directory whose tokens are bytes and a few markers.
-pub(crate) fn model_dir(template: &str) -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let dir = std::env::temp_dir().join(format!("rein-router-test-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let vocab: serde_json::Map<String, Value> =
-        byte_chars().iter().enumerate().map(|(id, c)| (c.to_string(), id.into())).collect();
-    let added = |(i, (content, special)): (usize, &(&str, bool))| {
-        json!({"id": END as usize + i, "content": content, "special": special, "single_word": false, "lstrip": false,
-               "rstrip": false, "normalized": false})
-    };
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let tokenizer = json!({
-        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": ADDED.iter().enumerate().map(added).collect::<Vec<_>>(),
-        "pre_tokenizer": byte_level, "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []},
-    });
-    for (name, content) in [
-        ("tokenizer.json", tokenizer),
-        ("tokenizer_config.json", json!({"eos_token": "<|im_end|>", "chat_template": template})),
-        ("config.json", json!({"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": CONTEXT})),
-        ("generation_config.json", json!({"temperature": 0.5, "top_k": 40})),
-    ] {
-        std::fs::write(dir.join(name), content.to_string()).unwrap();
-    }
-    dir
-}
 
 fn entry(template: &str, fake: &Fake) -> ModelEntry {
     let dir = model_dir(template);
@@ -132,6 +82,14 @@ impl Edge {
     fn of(template: &str, config: RouterConfig, fake: Fake) -> Self {
         let entry = entry(template, &fake);
         Edge { router: Router::new(config, vec![entry]).unwrap(), fake }
+    }
+
+    /// With a policy of its own, and enforcement off.
+    fn with_policy(template: &str, policy: Policy) -> Self {
+        let fake = Fake::default();
+        let policy = Policy { enforcement: Enforcement::Off, ..policy };
+        let entry = ModelEntry { policy, ..entry(template, &fake) };
+        Edge { router: Router::new(RouterConfig::default(), vec![entry]).unwrap(), fake }
     }
 
     async fn send(&self, request: Request<Body>) -> Response {

@@ -5,6 +5,11 @@ use rein_proto::{trace, v1};
 use tracing::{Span, field::Empty, info_span};
 use uuid::Uuid;
 
+use crate::limits;
+
+/// The header, or metadata, with the client's id of its request.
+pub const REQUEST_ID: &str = "x-request-id";
+
 /// One request, under the name that everybody has for it.
 #[derive(Debug, Clone)]
 pub struct Trace {
@@ -40,7 +45,7 @@ impl Trace {
             completion_tokens = Empty,
         );
         trace::adopt(&span, header);
-        if let Some(own) = header(crate::http::REQUEST_ID).filter(|own| crate::http::is_request_id(own)) {
+        if let Some(own) = header(REQUEST_ID).filter(|own| is_request_id(own)) {
             span.record("client_request_id", own);
         }
         Trace { id, span }
@@ -94,4 +99,9 @@ fn finish(reason: v1::FinishReason) -> &'static str {
         v1::FinishReason::ToolCalls => "tool_calls",
         v1::FinishReason::Unspecified => "none",
     }
+}
+
+/// Whether a client's id for its request can be its name here.
+pub fn is_request_id(id: &str) -> bool {
+    (1..=limits::REQUEST_ID_BYTES).contains(&id.len())
 }

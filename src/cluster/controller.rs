@@ -16,7 +16,7 @@ use super::status::{state, worker_state};
 use super::{id, keys, store};
 use crate::args::ControllerArgs;
 use crate::listen::StopSignals;
-use crate::{metrics, say};
+use crate::{metrics, terminal};
 
 pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
@@ -44,7 +44,7 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
             }),
         };
         let http = http.open(page)?;
-        say::out(format_args!("rein: controller {} of cluster {}", options.id, args.cluster.cluster));
+        terminal::out(format_args!("rein: controller {} of cluster {}", options.id, args.cluster.cluster));
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let mut running = tokio::spawn(controller::run(store, keys, options, async {
             // The sender lives until then.
@@ -60,7 +60,7 @@ pub fn run(args: ControllerArgs) -> Result<(), Box<dyn Error>> {
         if let Some(http) = http {
             http.close().await;
         }
-        say::out("rein: stopped");
+        terminal::out("rein: stopped");
         Ok(())
     })
 }

@@ -7,7 +7,7 @@ use rein_control_plane::{Mirror, Transaction};
 
 use super::{keep_alive, keys, store};
 use crate::args::DrainArgs;
-use crate::say;
+use crate::terminal;
 
 pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
@@ -26,7 +26,7 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
         let incarnation = decode::<WorkerRecord>(&entry.value).map_or(u64::MAX, |record| record.incarnation);
         let asked = encode(&Drain { incarnation });
         store.commit(Transaction::default().put(keys.drain(&args.worker), asked, None)).await?;
-        say::out(format_args!("rein: {} is asked to leave", args.worker));
+        terminal::out(format_args!("rein: {} is asked to leave", args.worker));
         if args.no_wait {
             return Ok(());
         }
@@ -39,8 +39,8 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
         // A worker deletes the request before it leaves.
         let asked = keys.drain(&args.worker);
         match store.read(&asked).await?.entries.contains_key(&asked) {
-            false => say::out(format_args!("rein: {} has left", args.worker)),
-            true => say::out(format_args!(
+            false => terminal::out(format_args!("rein: {} has left", args.worker)),
+            true => terminal::out(format_args!(
                 "rein: {} is gone without having drained: it was killed, hung, or lost its connection to etcd",
                 args.worker
             )),

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::args::listen::ListenAddr;
 use crate::listen::{CLOSE_TIME, Stall, bind, serve_http, turned};
-use crate::say;
+use crate::terminal;
 
 /// The page's contents, computed at each request.
 pub struct StatusPage {
@@ -40,7 +40,7 @@ impl MetricsSocket {
 
     pub fn open(self, page: StatusPage) -> Result<Option<Listening>, Box<dyn Error>> {
         let Some(socket) = self.0 else { return Ok(None) };
-        say::out(format_args!("rein: http listening on http://{}", socket.local_addr()?));
+        terminal::out(format_args!("rein: http listening on http://{}", socket.local_addr()?));
         let (closing, closed) = watch::channel(false);
         let server = tokio::spawn(serve_http(routes(page), socket, None, Stall::default(), turned(closed)));
         Ok(Some(Listening { closing, server }))

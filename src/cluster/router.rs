@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use rein_control_plane::records::{RouterRecord, decode, encode};
 use rein_control_plane::{Session, SessionState, limits::LEASE};
-use rein_router::members::{Dial, Fleet};
-use rein_router::textmodel::Overrides;
+use rein_router::Fleet;
+use rein_router::fleet::membership::Dial;
 use rein_router::{Router, RouterConfig};
+use rein_text::model_text::Overrides;
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 
 use super::links::WorkerLinks;
 use super::{id, keys, store};
+use crate::api_server::{self, Listeners};
 use crate::args::RouterArgs;
-use crate::edge::{self, Listeners};
 use crate::listen::CLOSE_TIME;
 use crate::tls::Peers;
 
@@ -50,11 +51,11 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
     let links = WorkerLinks::new(peers.clone())?;
-    let policy = edge::policy(&args.edge)?;
-    if let Some(path) = &args.edge.chat_template {
+    let policy = api_server::policy(&args.api)?;
+    if let Some(path) = &args.api.chat_template {
         std::fs::read_to_string(path).map_err(|e| format!("--chat-template: cannot read {}: {e}", path.display()))?;
     }
-    let overrides = Overrides { template: args.edge.chat_template.clone(), ..Overrides::from_env()? };
+    let overrides = Overrides { template: args.api.chat_template.clone(), ..Overrides::from_env()? };
     let mut texts = HashMap::new();
     for dir in &args.model {
         let whole = dir.canonicalize().map_err(|e| format!("--model: {}: {e}", dir.display()))?;
@@ -69,14 +70,15 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listeners = Listeners::bind(&args.edge).await?;
+        let listeners = Listeners::bind(&args.api).await?;
         let (http, grpc) = (listeners.http.local_addr()?, listeners.grpc.local_addr()?);
         let id = id(&args.id, http.port())?;
         let dial: Dial = Arc::new(move |address| links.dial(address));
         let hedge_after = args.hedge_after.map(Duration::from_millis);
         let certificates = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
-        let process_metrics = edge::certificates(certificates);
-        let config = RouterConfig { policy: args.policy, hedge_after, process_metrics, ..edge::config(&args.edge)? };
+        let process_metrics = api_server::certificates(certificates);
+        let config =
+            RouterConfig { policy: args.policy, hedge_after, process_metrics, ..api_server::config(&args.api)? };
         let router = Router::open(config)?;
         let fleet = Fleet { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
         let following = {
@@ -109,7 +111,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             tell(true);
             router.drain().await;
         };
-        let drain = Duration::from_secs(args.edge.drain_seconds);
+        let drain = Duration::from_secs(args.api.drain_seconds);
         let served = tokio::select! {
             served = listeners.serve(&router, drain, leaving, std::future::ready(())) => served,
             why = conflict => Err(why.into()),

@@ -14,7 +14,7 @@ use rein_control_plane::{Keys, ModelShape, SharedStore, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::scrape::{self, Samples};
-use rein_router::textmodel::{self, Overrides, TextModel};
+use rein_text::model_text::{self, Overrides, TextModel};
 use rein_worker::executor::Executor;
 use rein_worker::node::{self, EngineSwitch, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
 use rein_worker::rank::{ModelLoader, ModelOptions};
@@ -26,7 +26,7 @@ use super::page::{MetricsSocket, StatusPage};
 use super::{keys, store};
 use crate::args::{EngineKind, WorkerArgs};
 use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, turned};
-use crate::say;
+use crate::terminal;
 use crate::tls::{self, Certificate, Peers, ServerTls};
 use crate::{fingerprint, load, metrics, serve};
 
@@ -65,7 +65,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             model: name,
             fingerprint: fingerprint.whole,
             text: fingerprint.text,
-            revision: textmodel::revision(&args.weights.model),
+            revision: model_text::revision(&args.weights.model),
             address: String::new(),
             mesh: at(&args, listener.address())?,
             device: vec!["cpu"; ranks].join(","),
@@ -121,7 +121,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         if let Some(http) = http {
             http.close().await;
         }
-        say::out("rein: stopped");
+        terminal::out("rein: stopped");
         Ok(())
     });
     // Hung threads do not keep the process alive.
@@ -206,7 +206,7 @@ impl Shared<'_> {
         let routes = Routes::new(switch.clone().into_server()).add_service(files).add_service(health);
         let shown = Shown { id: id.clone(), switch: switch.clone(), readiness: readiness.clone() };
         let server = tokio::spawn(serve_grpc(routes, socket, self.tls.clone(), Stall::default(), turned(closed)));
-        say::out(format_args!("rein: worker {id} listening on {address}"));
+        terminal::out(format_args!("rein: worker {id} listening on {address}"));
         let (store, work) = (self.store.clone(), self.work.clone());
         let (listener, leaving) = (self.listener.clone(), self.leaving.clone());
         let runs = async move {

@@ -19,7 +19,7 @@ fn a_flag_wins_over_the_file() {
     let file = "model = 'm'\ntp = 2\nmax-sequences = 5\nno-prefix-cache = true\nallow-control-tokens = true\n";
     let args = serve(with_file(file, &["rein", "serve", "--tp", "4"]).expect("valid"));
     assert_eq!((args.model.tp, args.engine.max_sequences, args.engine.no_prefix_cache), (4, 5, true));
-    assert_eq!((args.edge.allow_control_tokens, args.model.weights.model), (true, PathBuf::from("m")));
+    assert_eq!((args.api.allow_control_tokens, args.model.weights.model), (true, PathBuf::from("m")));
 }
 
 #[test]

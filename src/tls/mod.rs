@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use rein_router::reread::{FileError, Reread, Source, Wrong};
+use rein_router::hot_reload::{FileError, Reread, Source, Wrong};
 use thiserror::Error;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;

@@ -17,7 +17,7 @@ use std::time::Instant;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rein_kernels::collective::tcp::{ConnectionSide, Secure, Stream};
-use rein_router::reread::{Reread, Wrong};
+use rein_router::hot_reload::{Reread, Wrong};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
 use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};

@@ -29,7 +29,7 @@ use thiserror::Error;
 
 use crate::client::{ApiDialect, ClientError, Endpoint};
 use crate::progress;
-use crate::say;
+use crate::terminal;
 use compare::Comparison;
 use record::Mode;
 use reference::Reference;
@@ -201,11 +201,13 @@ fn verdict(options: &VerifyOptions, summary: &Summary) -> ExitCode {
     match summary.total.schema_accuracy {
         Some(accuracy) if accuracy >= least => ExitCode::SUCCESS,
         Some(accuracy) => {
-            say::err(format_args!("rein: the schema accuracy is {accuracy}, less than --min-schema-accuracy {least}"));
+            terminal::err(format_args!(
+                "rein: the schema accuracy is {accuracy}, less than --min-schema-accuracy {least}"
+            ));
             ExitCode::from(TOO_INACCURATE)
         }
         None => {
-            say::err("rein: no response called a tool: there is no schema accuracy for --min-schema-accuracy");
+            terminal::err("rein: no response called a tool: there is no schema accuracy for --min-schema-accuracy");
             ExitCode::from(TOO_INACCURATE)
         }
     }

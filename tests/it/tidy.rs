@@ -3,7 +3,10 @@
 mod names;
 mod prose;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+use rein_grammar::{Format, formats};
 
 const MAX_LINES: usize = 600;
 /// Files that are tables; each row reads on its own.
@@ -11,15 +14,16 @@ const TABLES: &[&str] = &["router/grammar/src/formats.rs"];
 /// Crates and what they must never depend on (DESIGN.md section 8).
 const NEVER: &[(&str, &[&str])] = &[
     ("router/Cargo.toml", &["rein-worker", "rein-kernels"]),
-    ("worker/Cargo.toml", &["rein-router", "rein-grammar", "axum", "minijinja"]),
-    ("router/grammar/Cargo.toml", &["tokio", "rein-proto", "tonic", "prost"]),
+    ("worker/Cargo.toml", &["rein-router", "rein-text", "rein-grammar", "axum", "minijinja"]),
+    ("router/text/Cargo.toml", &["tokio", "rein-proto", "rein-router", "tonic", "prost"]),
+    ("router/grammar/Cargo.toml", &["tokio", "rein-proto", "rein-text", "tonic", "prost"]),
     ("kernels/Cargo.toml", &["tokio", "rein-proto", "tonic", "prost"]),
     ("proto/Cargo.toml", &["tokio"]),
     ("control-plane/Cargo.toml", &["rein-router", "rein-worker", "rein-kernels"]),
 ];
 const BANNED_WORDS: &[&str] = &["Manager", "Helper", "utils"];
 /// Crates whose non-test code stands on a request path.
-const REQUEST_PATH: &[&str] = &["router/src", "router/grammar/src", "worker/src", "src"];
+const REQUEST_PATH: &[&str] = &["router/src", "router/text/src", "router/grammar/src", "worker/src", "src"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -47,14 +51,6 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Modules that are declared `#[cfg(test)]` and named for what they test.
-const TEST_MODULES: &[&str] = &[
-    "router/src/template/properties.rs",
-    "worker/src/scheduler/hold.rs",
-    "worker/src/scheduler/interleave.rs",
-    "worker/src/scheduler/replay.rs",
-];
-
 /// A source file without its items under `#[cfg(test)]`; their lines stay, empty, so that numbers hold.
 fn without_tests(text: &str) -> String {
     let mut out = String::new();
@@ -73,16 +69,10 @@ fn without_tests(text: &str) -> String {
     out
 }
 
+/// Unit tests stand in `tests.rs` or `tests/` beside their module, the others in `tests`.
 fn is_test(path: &Path) -> bool {
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-    path.starts_with("tests")
-        || TEST_MODULES.iter().any(|m| path == Path::new(m))
-        || name == "tests.rs"
-        || name.ends_with("_test.rs")
-        || name.ends_with("_tests.rs")
-        || path
-            .components()
-            .any(|c| c.as_os_str() == "tests" || c.as_os_str() == "benches" || c.as_os_str() == "examples")
+    let holds_tests = |part: &std::ffi::OsStr| ["tests", "benches", "examples"].iter().any(|folder| part == *folder);
+    path.ends_with("tests.rs") || path.components().any(|part| holds_tests(part.as_os_str()))
 }
 
 fn assert_none(what: &str, found: Vec<String>) {
@@ -194,20 +184,47 @@ fn nothing_unfinished_ignored_or_vaguely_named() {
     assert_none("unfinished code", found);
 }
 
+/// The markers of all formats that cannot be taken for words or punctuation of other code.
+fn telling_markers() -> BTreeSet<&'static str> {
+    let of_format = |format: &Format| [format.call_markers(), format.other_markers(), format.stops.to_vec()].concat();
+    let markers = formats().iter().flat_map(of_format);
+    markers.filter(|marker| marker.contains(['|', '｜', '_']) && marker.len() > 4).collect()
+}
+
 #[test]
 fn a_marker_is_spelled_in_one_place() {
-    let markers = ["<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"];
+    let markers = telling_markers();
+    assert!(markers.len() > 40, "{markers:?}");
     let found = files(&["rs"])
         .into_iter()
         .filter(|p| !is_test(p) && !p.ends_with("router/grammar/src/formats.rs"))
-        .filter(|p| {
-            let text = without_tests(&read(p));
+        .filter_map(|p| {
+            let text = without_tests(&read(&p));
             let code: Vec<&str> = text.lines().filter(|l| !l.trim_start().starts_with("//")).collect();
-            markers.iter().any(|m| code.iter().any(|l| l.contains(m)))
+            let spelled = markers.iter().find(|marker| code.iter().any(|line| line.contains(**marker)))?;
+            Some(format!("{}: {spelled}", p.display()))
         })
-        .map(|p| p.display().to_string())
         .collect();
-    assert_none("tool-call markers outside the format table", found);
+    assert_none("markers outside the format table", found);
+}
+
+#[test]
+fn unit_tests_stand_beside_their_module() {
+    let mut found = Vec::new();
+    for path in files(&["rs"]) {
+        let text = read(&path);
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            let module = lines.peek().and_then(|next| next.split("mod ").nth(1)).filter(|_| line == "#[cfg(test)]");
+            if module.is_some_and(|module| module != "tests;") {
+                found.push(format!("{}: a test module is `mod tests;`, in tests.rs", path.display()));
+            }
+        }
+        if path.to_str().is_some_and(|name| name.ends_with("_test.rs") || name.ends_with("_tests.rs")) {
+            found.push(format!("{}: unit tests stand in tests.rs, others in tests/it", path.display()));
+        }
+    }
+    assert_none("tests out of place", found);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""The template fragments of router/src/template/expected.json: what transformers' environment gives for each, or null where it raises.
+"""The template fragments of router/text/src/template/expected.json: what transformers' environment gives for each, or null where it raises.
 
 usage: fragments.py [--write]      --write: bring the expectations up to date, for fragments that were added
 """
@@ -8,7 +8,7 @@ import sys
 
 import template_battery
 
-PATH = pathlib.Path(__file__).resolve().parents[2] / "router/src/template/expected.json"
+PATH = pathlib.Path(__file__).resolve().parents[2] / "router/text/src/template/expected.json"
 NOW = "2026-11-21T10:30:05"
 
 

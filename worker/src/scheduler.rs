@@ -9,11 +9,7 @@
 
 mod cached;
 #[cfg(test)]
-mod hold;
-#[cfg(test)]
-mod interleave;
-#[cfg(test)]
-mod replay;
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -744,6 +744,19 @@ pub static PLAIN: &Format = &FORMATS[FORMATS.len() - 1];
 /// Text only: for completions without turns.
 pub static BARE: Format = BASE;
 
+/// Tokens that end a turn with a tokenizer that has the sign, whatever the format: the configuration files of such
+/// checkpoints name only some of them.
+static TURN_ENDS: &[(&str, &[&str])] = &[
+    // The tokenizer of Kimi names [EOS], its configuration <|im_end|>.
+    ("<|im_middle|>", &["[EOS]", "<|im_end|>"]),
+];
+
+/// The tokens that end a turn with a tokenizer, besides those that its configuration and a [`Format`] name. `special`:
+/// whether the tokenizer has an added token of this text.
+pub fn turn_ends(special: impl Fn(&str) -> bool) -> impl Iterator<Item = &'static str> {
+    TURN_ENDS.iter().filter(move |(sign, _)| special(sign)).flat_map(|(_, ends)| ends.iter().copied())
+}
+
 /// All formats, for listing.
 pub fn formats() -> &'static [Format] {
     FORMATS

@@ -9,9 +9,6 @@ mod budget;
 mod cache;
 mod codec;
 mod describe;
-#[cfg(test)]
-#[path = "tests/enforce/mod.rs"]
-mod enforce;
 mod event;
 mod format;
 mod formats;
@@ -40,14 +37,14 @@ pub use event::Event;
 pub use format::{
     Builtin, Calls, Codec, Detect, Format, Ids, Markers, Member, Reasoning, Region, Signs, Step, Wrap, spelled,
 };
-pub use formats::{BARE, PLAIN, by_name, detect, formats};
+pub use formats::{BARE, PLAIN, by_name, detect, formats, turn_ends};
 pub use grammars::{Compiled, Grammars};
 pub use load::FormatError;
 pub use matcher::{Matcher, MatcherError};
 pub use models::{Recommendation, recommendations};
-pub use parse::{Parser, ParserOptions, ToolDecl};
+pub use parse::{Parser, ParserOptions};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
-pub use rules::{Cause, Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
+pub use rules::{Cause, Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolDecl, Violation};
 pub use scan::{OwnedPiece, Piece};
 pub use validate::Judge;
 pub use vocab::{Encoder, Vocab, VocabError};

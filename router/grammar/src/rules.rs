@@ -28,6 +28,14 @@ pub struct Tool {
     pub strict: bool,
 }
 
+/// A declared tool. The name decides how an ambiguous header is split; the schema decides which raw values are strings.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ToolDecl {
+    pub name: String,
+    /// The JSON Schema of its arguments.
+    pub parameters: Option<Value>,
+}
+
 /// `tool_choice`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Choice {

@@ -1,9 +1,9 @@
 //! Every wrong request gets an error of its own that names the field, over both surfaces, and the server goes on.
 
+use rein_text::tokenize::MAX_TEXT_BYTES;
 use serde_json::json;
 
 use super::*;
-use crate::tokenize::MAX_TEXT_BYTES;
 
 /// Field to change, its value, the param and a part of the message.
 type Row = (&'static str, Value, &'static str, &'static str);

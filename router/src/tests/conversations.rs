@@ -95,14 +95,14 @@ async fn tools_that_a_system_message_declares_can_be_called() {
 #[test]
 fn the_latest_declaration_of_a_tool_counts() {
     let tool = |name: &str, description: &str| json!({"type": "function", "function": {"name": name, "description": description}});
-    let job = crate::job::ChatJob {
+    let job = crate::request::job::ChatJob {
         tools: vec![tool("f", "1"), tool("g", "2")],
         messages: json!([{"role": "system", "tools": [tool("h", "3"), tool("f", "4")]}, {"role": "user", "tools": [tool("i", "5")]},
             {"role": "assistant", "tool_calls": [{"function": {"name": "j", "arguments": "{}"}}]}])
         .as_array()
         .unwrap()
         .clone(),
-        ..crate::job::ChatJob::default()
+        ..crate::request::job::ChatJob::default()
     };
     assert_eq!(job.declared_tools(), [&tool("f", "4"), &tool("g", "2"), &tool("h", "3")]);
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
-use crate::openai;
+use crate::api::openai;
 
 fn document() -> Value {
-    serde_json::from_str(crate::openapi::DOCUMENT).unwrap()
+    serde_json::from_str(crate::api::openapi::DOCUMENT).unwrap()
 }
 
 fn properties(document: &Value, schema: &str) -> BTreeSet<String> {
@@ -36,7 +36,7 @@ fn every_route_that_asks_for_a_key_says_so() {
     for (path, item) in document()["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             let says = |status: &str| operation["responses"].get(status).is_some();
-            let keyed = !crate::gate::OPEN.contains(&path.as_str());
+            let keyed = !crate::api::authenticate::OPEN.contains(&path.as_str());
             // Looking at the list of models is free.
             assert_eq!((says("401"), says("429")), (keyed, keyed && method == "post"), "{method} {path}");
         }
@@ -45,7 +45,7 @@ fn every_route_that_asks_for_a_key_says_so() {
 
 #[test]
 fn every_route_in_the_code_is_described() {
-    let source = include_str!("../http.rs");
+    let source = include_str!("../api/http/mod.rs");
     let routes: BTreeSet<String> = source
         .lines()
         .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next())

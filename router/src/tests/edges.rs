@@ -7,7 +7,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::{fake::Ending, *};
-use crate::keys::{ApiKeys, hashed};
+use crate::admission::keys::{ApiKeys, hashed};
 
 const KEY: &str = "sk-rein-a-right-one";
 const OTHER: &str = "sk-rein-another";

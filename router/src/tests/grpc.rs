@@ -8,7 +8,8 @@ use tower::util::BoxCloneSyncService;
 
 use super::{fake::Ending, *};
 
-pub type Channel = BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::pool::TransportError>;
+pub type Channel =
+    BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::fleet::pool::TransportError>;
 
 /// The routes, called without a socket.
 pub fn channel(edge: &Edge) -> Channel {
@@ -169,7 +170,7 @@ async fn both_surfaces_refuse_with_the_same_words() {
 fn the_user_is_the_session_as_over_http() {
     let session = |user: Option<&str>| {
         let asked = v1::ChatRequest { user: user.map(str::to_owned), ..request(&[]) };
-        crate::grpc::request::chat(0, asked).unwrap().generation.session
+        crate::api::grpc::request::chat(0, asked).unwrap().generation.session
     };
     assert_eq!(session(Some("ada")).as_deref(), Some("ada"));
     assert_eq!((session(Some("")), session(None)), (None, None));

@@ -10,7 +10,7 @@ use super::{
     grpc::{client, events, request},
     *,
 };
-use crate::{grpc, openai};
+use crate::api::{grpc, openai};
 
 type Set<T> = fn(&mut T);
 

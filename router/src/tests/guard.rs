@@ -3,18 +3,18 @@
 use std::sync::LazyLock;
 
 use rein_proto::v1::{self, inference_client::InferenceClient};
+use rein_text::{
+    model_text::{ControlTokens, GenerationDefaults, Rendered},
+    template::{ChatTemplate, RenderInput, Sources, TemplateOptions},
+    tokenize::Tokenizer,
+};
 use serde_json::json;
 
 use super::*;
-use crate::{
-    model::Model,
-    template::{ChatTemplate, RenderInput, Sources, TemplateOptions},
-    textmodel::{ControlTokens, GenerationDefaults, Rendered},
-    tokenize::Tokenizer,
-};
+use crate::request::model::Model;
 
 fn allowing() -> Edge {
-    Edge::with(RouterConfig { allow_control_tokens: true, ..RouterConfig::default() }, Fake::default())
+    Edge::with_policy(TEMPLATE, Policy { allow_control_tokens: true, ..Policy::default() })
 }
 
 async fn rendered(edge: &Edge, more: Value) -> Vec<u32> {
@@ -152,8 +152,7 @@ fn models() -> Vec<(String, Model)> {
     let model = |text: TextModel| {
         (
             text.name.clone(),
-            Model::new(text, crate::pool::Pool::fixed(Vec::new()), &crate::Policy::default(), &RouterConfig::default())
-                .unwrap(),
+            Model::new(text, crate::fleet::pool::Pool::fixed(Vec::new()), &crate::Policy::default()).unwrap(),
         )
     };
     std::iter::once(demo).chain(public).map(model).collect()

@@ -174,7 +174,7 @@ async fn values_are_bounded_by_the_memory_that_they_take() {
     let deep = format!("{{\"messages\":{}{}}}", "[".repeat(200), "]".repeat(200));
     assert_eq!(edge.post_bytes("/tokenize", deep).await.json()["error"]["code"], "invalid_json");
     let call = "{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}";
-    let calls = format!("[{}{call}]", format!("{call},").repeat(limits::CALLS));
+    let calls = format!("[{}{call}]", format!("{call},").repeat(rein_text::limits::CALLS));
     let body = format!("{{\"messages\":[{{\"role\":\"assistant\",\"tool_calls\":{calls}}}]}}");
     let error = edge.post_bytes("/tokenize", body).await.json()["error"].clone();
     assert!(error["message"].as_str().unwrap().contains("at most 16384 tool_calls"), "{error}");
@@ -197,7 +197,7 @@ async fn an_answer_repeats_no_more_than_a_little_of_what_was_sent() {
     request[long] = 1.into();
     let answer = edge.post("/v1/chat/completions", request).await;
     answer.ok();
-    assert_eq!(answer.header("x-rein-ignored-fields"), "?".repeat(limits::HEADER_NAME_BYTES / 2));
+    assert_eq!(answer.header("x-rein-ignored-fields"), "?".repeat(rein_text::limits::HEADER_NAME_BYTES / 2));
 }
 
 #[tokio::test]
@@ -255,7 +255,7 @@ async fn an_output_that_needs_too_many_grammar_states_ends_its_request_alone() {
     let answer = edge.chat(&script, more.clone()).await;
     let error = answer.json()["error"].clone();
     assert_eq!((answer.status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("grammar_limit_exceeded")), "{error}");
-    assert!(error["message"].as_str().unwrap().contains("more grammar states than are allowed"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("exceeds the grammar's limits"), "{error}");
 
     let mut request = chat_request(&script, more.clone());
     request["stream"] = true.into();

@@ -8,8 +8,9 @@ use tonic::body::Body;
 
 use super::fake::Fake;
 use crate::{
-    RoutePolicy, limits,
-    pool::{Engine, EngineTransport, Listing, Pool, Standing, Wanted, transport},
+    RoutePolicy,
+    fleet::pool::{Engine, EngineTransport, Listing, Pool, Standing, Wanted, transport},
+    limits,
 };
 
 /// Takes calls and never answers.

@@ -53,8 +53,8 @@ async fn requests_that_lose_nothing_are_answered() {
     edge(FIRST).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
     let system = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]);
     edge(SOMETIMES).chat(&bytes("x"), json!({"tools": tools(&["weather"]), "messages": system})).await.ok();
-    let config = RouterConfig { allow_dropped_tools: true, ..RouterConfig::default() };
-    Edge::of(DROPS, config, Fake::default()).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
+    let policy = Policy { allow_dropped_tools: true, ..Policy::default() };
+    Edge::with_policy(DROPS, policy).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn variables_that_the_renderer_sets_are_refused() {
         assert_eq!(error["param"], format!("chat_template_kwargs.{name}"));
         assert!(error["message"].as_str().unwrap().contains(&format!("may not set '{name}'")), "{error}");
     }
-    assert!(crate::template::is_reserved("pad_token") && !crate::template::is_reserved("thinking"));
+    assert!(rein_text::template::is_reserved("pad_token") && !rein_text::template::is_reserved("thinking"));
 }
 
 #[tokio::test]

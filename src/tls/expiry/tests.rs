@@ -13,10 +13,7 @@ fn certificate(from: (i32, u8), until: (i32, u8)) -> CertificateDer<'static> {
 fn a_chain_is_valid_as_long_as_each_of_its_certificates() {
     let days = |year, month| i64::from((year - 1970) * 365 + (year - 1969) / 4 + 31 * (month - 1)) * 86_400;
     let one = certificate((1999, 1), (2049, 1));
-    assert_eq!(
-        Validity::of(std::slice::from_ref(&one)),
-        Some(Validity { from: days(1999, 1), until: days(2049, 1) })
-    );
+    assert_eq!(Validity::of(std::slice::from_ref(&one)), Some(Validity { from: days(1999, 1), until: days(2049, 1) }));
     let far = Validity::of(&[certificate((2049, 2), (2099, 2))]).expect("X.509");
     assert_eq!(
         (far.from, at(far.from).as_str(), at(far.until).as_str()),
@@ -33,8 +30,7 @@ fn a_chain_is_valid_as_long_as_each_of_its_certificates() {
 
 #[test]
 fn warnings_come_closer_and_closer_and_begin_anew_with_a_new_certificate() {
-    let mut warning =
-        Warning::new(Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: 1000 })));
+    let mut warning = Warning::new(Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: 1000 })));
     let mut told = Vec::new();
     for now in 0..1100 {
         let before = warning.of.map(|(_, due)| due);

@@ -11,7 +11,7 @@ pub(crate) mod types;
 use std::sync::Arc;
 
 use crate::event::Event;
-use crate::parse::ToolDecl;
+use crate::rules::ToolDecl;
 
 pub(crate) use code::Code;
 pub(crate) use object::Object;

@@ -11,14 +11,13 @@ mod see;
 
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::codec::json::Json;
 use crate::codec::{Body, End};
 use crate::event::Event;
 use crate::format::{Format, Markers, Region, Step};
 use crate::header::is_plausible;
 use crate::marks::{Lexicon, Mark};
+use crate::rules::ToolDecl;
 use crate::scan::{Input, Piece, framed, text};
 
 /// Text consumed at once where the state may change inside it.
@@ -26,14 +25,6 @@ const CHUNK: usize = 256;
 
 /// Bytes read at once: the buffer and each event stay small however long a piece is.
 const MOST_AT_ONCE: usize = 32 << 10;
-
-/// A declared tool. The name decides how an ambiguous header is split; the schema decides which raw values are strings.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ToolDecl {
-    pub name: String,
-    /// The JSON Schema of its arguments.
-    pub parameters: Option<Value>,
-}
 
 #[derive(Debug, Clone, Default)]
 pub struct ParserOptions {

@@ -8,7 +8,7 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 use super::{cases, fold, options};
-use crate::enforce::{Bench, rules, tool};
+use crate::tests::enforce::{Bench, rules, tool};
 use crate::{Choice, OwnedPiece, Parser, Region, Response, Rules, formats};
 
 /// Limits of examined bytes, per byte of output and in total.

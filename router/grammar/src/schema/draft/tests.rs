@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use crate::enforce::Bench;
+use crate::tests::enforce::Bench;
 use crate::{Response, RuleError, Rules};
 
 fn rules(schema: &serde_json::Value) -> Rules {

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
-use crate::enforce::Bench;
+use crate::tests::enforce::Bench;
 use crate::{Response, Rules};
 
 fn bound(value: Value, inclusive: bool) -> Option<Bound> {

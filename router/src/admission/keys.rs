@@ -1,0 +1,388 @@
+//! API keys: who may ask, and how much.
+//!
+//! The file holds hashes only. A key is 256 random bits, so a plain SHA-256 is right: what makes password hashes slow is
+//! there to make guessing slow, and nobody guesses 256 bits.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::{self, Write},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use ring::digest::{SHA256, digest};
+use serde::Deserialize;
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+use tokio::{sync::Semaphore, time::Instant};
+
+use crate::{
+    admission::rate::Bucket,
+    error::{Error, Kind},
+    hash::sha256_hex,
+    hot_reload::{FileError, Reread, Source, Wrong},
+};
+
+/// Keys of one file: each has labels of its own in `/metrics`.
+const KEYS: usize = 1024;
+/// Bytes of a key's name.
+const NAME_BYTES: usize = 64;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    key: Vec<Entry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    hash: String,
+    requests_per_minute: Option<u64>,
+    tokens_per_minute: Option<u64>,
+    max_in_flight: Option<u32>,
+    #[serde(default)]
+    priority: i64,
+}
+
+/// The keys of a file, which is read again when it changes.
+#[derive(Clone)]
+pub struct ApiKeys {
+    clients: Arc<Reread<Vec<Arc<Client>>>>,
+    refused: Arc<AtomicU64>,
+}
+
+struct Client {
+    name: String,
+    hash: [u8; HASH_BYTES],
+    max_in_flight: u32,
+    priority: i64,
+    usage: Arc<Usage>,
+}
+
+const HASH_BYTES: usize = 32;
+
+/// What a name has used. It outlives changes of the file.
+#[derive(Default)]
+struct Usage {
+    buckets: Mutex<Buckets>,
+    in_flight: AtomicU32,
+    requests: AtomicU64,
+    tokens: AtomicU64,
+    limited: [AtomicU64; LIMITS.len()],
+    long_grammars: Turn,
+}
+
+/// One at a time.
+struct Turn(Arc<Semaphore>);
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
+}
+
+#[derive(Default)]
+struct Buckets {
+    requests: Option<Bucket>,
+    tokens: Option<Bucket>,
+}
+
+const LIMITS: [&str; 3] = ["requests", "tokens", "in_flight"];
+const REQUESTS: usize = 0;
+const TOKENS: usize = 1;
+const IN_FLIGHT: usize = 2;
+
+/// Whose request it is.
+#[derive(Clone)]
+pub struct Caller(Arc<Client>);
+
+/// A limit per minute, what is left of it, and when all of it is there again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    pub limit: u64,
+    pub remaining: u64,
+    pub reset: Duration,
+}
+
+/// One request of a key's `max_in_flight`, until dropped.
+pub struct InFlight(Arc<Usage>);
+
+impl fmt::Debug for ApiKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clients.get().iter().map(|client| &client.name)).finish()
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Caller").field(&self.0.name).finish()
+    }
+}
+
+impl ApiKeys {
+    /// `flag` is the option that names the file.
+    pub fn open(flag: &'static str, path: PathBuf) -> Result<Self, FileError> {
+        let usages: Mutex<HashMap<String, Arc<Usage>>> = Mutex::default();
+        let build = move |files: &[Vec<u8>]| {
+            let mut usages = usages.lock().unwrap_or_else(PoisonError::into_inner);
+            clients(&files[0], &mut usages, Instant::now()).map_err(|what| Wrong::new(0, what))
+        };
+        let clients = Reread::open(vec![Source { flag, path }], build)?;
+        Ok(ApiKeys { clients: Arc::new(clients), refused: Arc::default() })
+    }
+
+    /// Whose key this is.
+    pub fn authenticate(&self, key: Option<&[u8]>) -> Result<Caller, Error> {
+        let Some(key) = key else {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            let message = "an API key is required: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'";
+            return Err(Error::unauthenticated(message));
+        };
+        self.find(key).ok_or_else(|| {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            // Not even a part of it is repeated.
+            Error::unauthenticated("the API key is not one of this server's")
+        })
+    }
+
+    /// Takes as long for a wrong key as for a right one, wherever that stands.
+    fn find(&self, key: &[u8]) -> Option<Caller> {
+        let clients = self.clients.get();
+        let given = digest(&SHA256, key);
+        let (mut found, mut at) = (Choice::from(0), 0u32);
+        for (i, client) in clients.iter().enumerate() {
+            let same = client.hash.as_slice().ct_eq(given.as_ref());
+            at.conditional_assign(&(i as u32), same);
+            found |= same;
+        }
+        bool::from(found).then(|| clients.get(at as usize).cloned().map(Caller)).flatten()
+    }
+
+    pub fn write_metrics(&self, out: &mut String) {
+        let clients = self.clients.get();
+        type Read = fn(&Usage) -> u64;
+        let table: [(&str, &str, &str, Read); 3] = [
+            ("rein_key_requests_total", "counter", "Requests by key.", |usage| usage.requests.load(Ordering::Relaxed)),
+            ("rein_key_tokens_total", "counter", "Prompt and generated tokens by key.", |usage| {
+                usage.tokens.load(Ordering::Relaxed)
+            }),
+            ("rein_key_requests_in_flight", "gauge", "Open requests by key.", |usage| {
+                usage.in_flight.load(Ordering::Relaxed).into()
+            }),
+        ];
+        for (name, kind, help, read) in table {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for client in &*clients {
+                let _ = writeln!(out, "{name}{{key=\"{}\"}} {}", client.name, read(&client.usage));
+            }
+        }
+        let name = "rein_key_limited_total";
+        let _ = writeln!(out, "# HELP {name} Requests refused by a limit of their key.\n# TYPE {name} counter");
+        for client in &*clients {
+            for (limit, count) in LIMITS.iter().zip(&client.usage.limited) {
+                let count = count.load(Ordering::Relaxed);
+                let _ = writeln!(out, "{name}{{key=\"{}\",limit=\"{limit}\"}} {count}", client.name);
+            }
+        }
+        let name = "rein_unauthenticated_total";
+        let refused = self.refused.load(Ordering::Relaxed);
+        let _ = writeln!(out, "# HELP {name} Requests without a right key.\n# TYPE {name} counter\n{name} {refused}");
+    }
+
+    #[cfg(test)]
+    pub fn refresh(&self) {
+        self.clients.refresh();
+    }
+}
+
+impl Caller {
+    /// Of the key; what may be shown.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// A request may ask for less urgency than its key has, not for more: else all would.
+    pub fn priority(&self, asked: Option<i64>) -> i64 {
+        asked.map_or(self.0.priority, |asked| asked.max(self.0.priority))
+    }
+
+    /// Grammars of this key that take long to compile have one turn together.
+    pub fn long_grammars(&self) -> Arc<Semaphore> {
+        self.0.usage.long_grammars.0.clone()
+    }
+
+    /// One more request, unless the key's rates forbid it.
+    pub fn begin(&self, now: Instant) -> Result<(), Error> {
+        let usage = &self.0.usage;
+        let mut buckets = usage.buckets();
+        if let Some(tokens) = &mut buckets.tokens
+            && let Err(wait) = tokens.ready(now)
+        {
+            let what = format!("{} tokens per minute", tokens.limit());
+            drop(buckets);
+            return Err(self.limited(TOKENS, what, wait));
+        }
+        if let Some(requests) = &mut buckets.requests
+            && let Err(wait) = requests.take(now)
+        {
+            let what = format!("{} requests per minute", requests.limit());
+            drop(buckets);
+            return Err(self.limited(REQUESTS, what, wait));
+        }
+        usage.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Tokens that were read or written for this key.
+    pub fn charge(&self, tokens: u64, now: Instant) {
+        self.0.usage.tokens.fetch_add(tokens, Ordering::Relaxed);
+        if let Some(bucket) = &mut self.0.usage.buckets().tokens {
+            bucket.charge(tokens, now);
+        }
+    }
+
+    /// A place among the requests that this key may have open at once.
+    pub fn enter(&self) -> Result<InFlight, Error> {
+        let usage = &self.0.usage;
+        let place = InFlight(usage.clone());
+        if usage.in_flight.fetch_add(1, Ordering::AcqRel) >= self.0.max_in_flight {
+            let what = format!("{} requests at once", self.0.max_in_flight);
+            return Err(self.limited(IN_FLIGHT, what, Duration::from_secs(1)));
+        }
+        Ok(place)
+    }
+
+    fn limited(&self, limit: usize, what: String, wait: Duration) -> Error {
+        self.0.usage.limited[limit].fetch_add(1, Ordering::Relaxed);
+        let message = format!("the key '{}' may have {what}; try again later", self.0.name);
+        Error { retry_after: Some(wait), code: Some("rate_limit_exceeded"), ..Error::full(message) }
+    }
+
+    /// The key's rates, of requests and of tokens. None: there is no limit.
+    pub fn rates(&self, now: Instant) -> [Option<Rate>; 2] {
+        let mut buckets = self.0.usage.buckets();
+        let Buckets { requests, tokens } = &mut *buckets;
+        let rate = |bucket: &mut Bucket| Rate {
+            limit: bucket.limit(),
+            remaining: bucket.remaining(now),
+            reset: bucket.reset(now),
+        };
+        [requests, tokens].map(|bucket| bucket.as_mut().map(rate))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Usage {
+    fn buckets(&self) -> MutexGuard<'_, Buckets> {
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the file. Of the errors, the first.
+fn clients(bytes: &[u8], usages: &mut HashMap<String, Arc<Usage>>, now: Instant) -> Result<Vec<Arc<Client>>, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| format!("is not UTF-8: {error}"))?;
+    // Without the line that it would quote: that could hold a key where a hash should be.
+    let file: File = toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
+        // Nor the value that is of a wrong type.
+        let what = error.message().split(" \"").next().unwrap_or_default();
+        format!("line {line}: {what}")
+    })?;
+    if file.key.is_empty() {
+        return Err("holds no [[key]]: nobody could ask anything".into());
+    }
+    if file.key.len() > KEYS {
+        return Err(format!("holds {} keys, at most {KEYS} are allowed", file.key.len()));
+    }
+    let (mut names, mut hashes) = (HashSet::new(), HashSet::new());
+    let mut checked = Vec::new();
+    for (i, entry) in file.key.iter().enumerate() {
+        let at = |field: &str| format!("key[{i}].{field}");
+        let plain = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
+        if !(1..=NAME_BYTES).contains(&entry.name.len()) || !entry.name.bytes().all(plain) {
+            let what = format!("must have 1 to {NAME_BYTES} letters, digits, dots, dashes or underscores");
+            return Err(format!("{} {what}", at("name")));
+        }
+        let hash = hash(&entry.hash).ok_or_else(|| {
+            format!("{} must be the SHA-256 of the key in 64 hexadecimal digits, as 'rein key' prints it", at("hash"))
+        })?;
+        if !names.insert(&entry.name) {
+            return Err(format!("{} is '{}', which another key has", at("name"), entry.name));
+        }
+        if !hashes.insert(hash) {
+            return Err(format!("{} is another key's as well", at("hash")));
+        }
+        let limits = [
+            ("requests_per_minute", entry.requests_per_minute),
+            ("tokens_per_minute", entry.tokens_per_minute),
+            ("max_in_flight", entry.max_in_flight.map(u64::from)),
+        ];
+        if let Some((field, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
+            return Err(format!("{} must be at least 1; without it there is no limit", at(field)));
+        }
+        checked.push((entry, hash));
+    }
+    // Only a file that is right changes anything.
+    usages.retain(|name, _| names.contains(name));
+    let client = |(entry, hash): (&Entry, [u8; HASH_BYTES])| {
+        let usage = usages.entry(entry.name.clone()).or_default().clone();
+        let mut buckets = usage.buckets();
+        set(&mut buckets.requests, entry.requests_per_minute, now);
+        set(&mut buckets.tokens, entry.tokens_per_minute, now);
+        drop(buckets);
+        let max_in_flight = entry.max_in_flight.unwrap_or(u32::MAX);
+        Arc::new(Client { name: entry.name.clone(), hash, max_in_flight, priority: entry.priority, usage })
+    };
+    Ok(checked.into_iter().map(client).collect())
+}
+
+fn set(bucket: &mut Option<Bucket>, per_minute: Option<u64>, now: Instant) {
+    match (bucket.as_mut(), per_minute) {
+        (Some(bucket), Some(per_minute)) if bucket.limit() == per_minute => {}
+        (Some(bucket), Some(per_minute)) => bucket.resize(per_minute, now),
+        (_, per_minute) => *bucket = per_minute.map(|per_minute| Bucket::new(per_minute, now)),
+    }
+}
+
+fn hash(text: &str) -> Option<[u8; HASH_BYTES]> {
+    let digits = text.strip_prefix("sha256:").unwrap_or(text).as_bytes();
+    if digits.len() != 2 * HASH_BYTES {
+        return None;
+    }
+    let mut hash = [0; HASH_BYTES];
+    for (byte, pair) in hash.iter_mut().zip(digits.as_chunks::<2>().0) {
+        let digit = |c: u8| char::from(c).to_digit(16);
+        *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
+    }
+    Some(hash)
+}
+
+/// What is wrong with the text of a key file, if anything.
+pub fn check(text: &str) -> Result<(), String> {
+    clients(text.as_bytes(), &mut HashMap::new(), Instant::now()).map(drop)
+}
+
+/// The hash of a key, as the file holds it.
+pub fn hashed(key: &str) -> String {
+    sha256_hex(key.as_bytes())
+}
+
+impl Error {
+    pub fn unauthenticated(message: &str) -> Self {
+        Error { code: Some("invalid_api_key"), ..Error::new(Kind::Unauthenticated, message) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

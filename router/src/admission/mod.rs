@@ -1,0 +1,295 @@
+//! Bounded requests in flight and in line, and the end of them.
+
+pub mod keys;
+mod queue;
+mod rate;
+
+use std::{
+    collections::HashMap,
+    fmt::Write,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{oneshot, watch},
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    admission::keys::InFlight,
+    error::{Error, Kind},
+    limits,
+    metrics::Histogram,
+};
+use queue::{Line, Step, Ticket};
+
+pub struct Admission(Arc<Hall>);
+
+struct Hall {
+    limit: u32,
+    queue: u32,
+    state: Mutex<State>,
+    draining: AtomicBool,
+    aborted: watch::Sender<bool>,
+    /// Requests that are here in any way.
+    present: watch::Sender<usize>,
+    waited: Histogram,
+    full: AtomicU64,
+    late: AtomicU64,
+}
+
+struct State {
+    line: Line,
+    /// To whoever waits.
+    calls: HashMap<Ticket, oneshot::Sender<()>>,
+}
+
+/// A request that may be read and then line up. Dropped, it is gone.
+pub struct Place(Seat);
+
+/// One request in flight, until dropped.
+pub struct Permit {
+    seat: Seat,
+    aborted: watch::Receiver<bool>,
+}
+
+/// One request's part of the hall.
+struct Seat {
+    hall: Arc<Hall>,
+    stage: Stage,
+    /// What it takes of its key's limit.
+    _of_key: Option<InFlight>,
+}
+
+enum Stage {
+    Coming,
+    Waiting(Ticket),
+    Served(Instant),
+    Gone,
+}
+
+impl Permit {
+    /// An engine's refusal, with the time after which requests that are here now will be done.
+    pub fn in_line(&self, error: Error) -> Error {
+        match error.kind {
+            Kind::Full => Error { retry_after: Some(retry_after(self.seat.hall.state().line.service())), ..error },
+            _ => error,
+        }
+    }
+
+    /// Returns when the request has to end now. Cancel-safe.
+    pub async fn aborted(&mut self) {
+        raised(&mut self.aborted).await;
+    }
+
+    /// The same without borrowing the permit.
+    pub fn when_aborted(&self) -> impl Future<Output = ()> + use<> {
+        let mut aborted = self.aborted.clone();
+        async move { raised(&mut aborted).await }
+    }
+}
+
+impl Place {
+    /// Waits for this request's turn; lower priorities are earlier. Who could only be served late is sent away at once.
+    pub async fn admit(mut self, priority: i64, deadline: Instant) -> Result<Permit, Error> {
+        let began = Instant::now();
+        if let Some(called) = self.0.line_up(priority, began, deadline)? {
+            tokio::select! {
+                biased;
+                // The hall lives as long as this place, and with it who calls.
+                _ = called => {}
+                () = sleep_until(deadline) => return Err(Error::deadline()),
+            }
+            self.0.stage = Stage::Served(Instant::now());
+        }
+        self.0.hall.waited.observe(began.elapsed());
+        let aborted = self.0.hall.aborted.subscribe();
+        Ok(Permit { seat: self.0, aborted })
+    }
+}
+
+impl Seat {
+    /// Some: to wait for.
+    fn line_up(
+        &mut self,
+        priority: i64,
+        now: Instant,
+        deadline: Instant,
+    ) -> Result<Option<oneshot::Receiver<()>>, Error> {
+        let mut state = self.hall.state();
+        match state.line.line_up(priority, now, deadline) {
+            Step::Go => {
+                self.stage = Stage::Served(now);
+                Ok(None)
+            }
+            Step::Wait(ticket) => {
+                let (call, called) = oneshot::channel();
+                state.calls.insert(ticket, call);
+                self.stage = Stage::Waiting(ticket);
+                Ok(Some(called))
+            }
+            Step::Late(after) => {
+                self.stage = Stage::Gone;
+                self.hall.tell(&state);
+                self.hall.late.fetch_add(1, Ordering::Relaxed);
+                let message = "this request would wait in the queue until after its deadline; try again later";
+                Err(Error {
+                    retry_after: Some(retry_after(Some(after))),
+                    code: Some("deadline_unreachable"),
+                    ..Error::full(message)
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.hall.state();
+        let next = match self.stage {
+            Stage::Coming => {
+                state.line.turn_back();
+                None
+            }
+            Stage::Waiting(ticket) if state.line.give_up(ticket) => {
+                state.calls.remove(&ticket);
+                None
+            }
+            // It was called and did not hear it any more.
+            Stage::Waiting(_) => state.line.done(None),
+            Stage::Served(since) => state.line.done(Some(since.elapsed())),
+            Stage::Gone => return,
+        };
+        if let Some(call) = next.and_then(|ticket| state.calls.remove(&ticket)) {
+            // One that does not hear it is about to be dropped, and passes it on.
+            let _ = call.send(());
+        }
+        self.hall.tell(&state);
+    }
+}
+
+impl Hall {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, state: &State) {
+        self.present.send_replace(state.line.present());
+    }
+}
+
+/// At least a second, and no longer than anybody would believe.
+fn retry_after(estimate: Option<Duration>) -> Duration {
+    estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::RETRY_AFTER_MOST)
+}
+
+impl Admission {
+    /// `queue`: requests that may be here beyond those in flight.
+    pub fn new(limit: u32, queue: u32) -> Self {
+        Admission(Arc::new(Hall {
+            limit,
+            queue,
+            state: Mutex::new(State {
+                line: Line::new(limit as usize, queue as usize, Instant::now()),
+                calls: HashMap::new(),
+            }),
+            draining: AtomicBool::new(false),
+            aborted: watch::Sender::new(false),
+            present: watch::Sender::new(0),
+            waited: Histogram::default(),
+            full: AtomicU64::new(0),
+            late: AtomicU64::new(0),
+        }))
+    }
+
+    pub fn enter(&self, of_key: Option<InFlight>) -> Result<Place, Error> {
+        if self.draining() {
+            return Err(Error::unavailable("this server is draining and takes no new requests"));
+        }
+        let mut state = self.0.state();
+        state.line.come().map_err(|after| {
+            self.0.full.fetch_add(1, Ordering::Relaxed);
+            let (limit, queue) = (self.0.limit, self.0.queue);
+            let message = format!(
+                "this server has {limit} requests in flight and {queue} in its queue, which is its limit; try again later"
+            );
+            Error { retry_after: Some(retry_after(after)), ..Error::full(message) }
+        })?;
+        self.0.tell(&state);
+        drop(state);
+        Ok(Place(Seat { hall: self.0.clone(), stage: Stage::Coming, _of_key: of_key }))
+    }
+
+    pub fn draining(&self) -> bool {
+        self.0.draining.load(Ordering::Acquire)
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.0.state().line.served()
+    }
+
+    /// Admits nothing more and returns when the last request is done.
+    pub async fn drain(&self) {
+        self.0.draining.store(true, Ordering::Release);
+        // An error means that the sender is gone, which lives as long as this.
+        let _ = self.0.present.subscribe().wait_for(|present| *present == 0).await;
+    }
+
+    /// Admits nothing more and ends what is open.
+    pub fn abort(&self) {
+        self.0.draining.store(true, Ordering::Release);
+        self.0.aborted.send_replace(true);
+    }
+
+    /// Does a request's work, unless the server stops before it is done.
+    pub async fn unless_aborted<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let mut aborted = self.0.aborted.subscribe();
+        tokio::select! {
+            biased;
+            result = work => result,
+            () = raised(&mut aborted) => Err(Error::shutting_down()),
+        }
+    }
+
+    pub fn write_metrics(&self, out: &mut String) {
+        let waiting = self.0.state().line.waiting();
+        let in_flight = self.in_flight();
+        let limit = self.0.queue;
+        for (name, help, value) in [
+            ("rein_requests_in_flight", "Admitted requests.", in_flight as u64),
+            (
+                "rein_requests_in_flight_limit",
+                "Requests in flight above which 429 is answered.",
+                u64::from(self.0.limit),
+            ),
+            ("rein_requests_waiting", "Requests in the router's queue.", waiting as u64),
+            (
+                "rein_requests_waiting_limit",
+                "Requests beyond those in flight, above which 429 is answered.",
+                limit.into(),
+            ),
+        ] {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
+        }
+        let name = "rein_requests_shed_total";
+        let _ = writeln!(out, "# HELP {name} Requests sent away by the router's queue.\n# TYPE {name} counter");
+        for (reason, count) in [("full", &self.0.full), ("deadline", &self.0.late)] {
+            let _ = writeln!(out, "{name}{{reason=\"{reason}\"}} {}", count.load(Ordering::Relaxed));
+        }
+        self.0.waited.write(out, "rein_request_wait_seconds", "Of admitted requests, in the router's queue.");
+    }
+}
+
+async fn raised(flag: &mut watch::Receiver<bool>) {
+    if flag.wait_for(|raised| *raised).await.is_err() {
+        // The router is gone, and with it who could raise it.
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests;

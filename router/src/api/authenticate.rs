@@ -1,0 +1,108 @@
+//! API keys over HTTP and gRPC: every request but those for health and metrics bears a key, where the operator has keys.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    middleware::Next,
+    response::Response,
+};
+use http::{HeaderMap, HeaderValue, Method, header};
+use tokio::time::Instant;
+
+use crate::{
+    admission::keys::{Caller, Rate},
+    api::status::{grpc_status, http_response},
+    error::Error,
+    state::Core,
+};
+
+/// Paths that need no key: nothing there is secret, and monitoring has no key.
+pub const OPEN: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+const OPEN_SERVICE: &str = "/grpc.health.v1.Health/";
+const X_API_KEY: &str = "x-api-key";
+/// Bytes of what a client gives as its key.
+const KEY_BYTES: usize = 512;
+
+pub async fn http(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
+    if OPEN.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    // The list of models does not count against the key's rates.
+    let counts = request.method() != Method::GET;
+    let refuse = |error: Error| {
+        let response = http_response(&error);
+        core.surfaces.request("http", "key", response.status().as_u16());
+        response
+    };
+    pass(&core, request, next, counts, refuse).await
+}
+
+pub async fn grpc(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
+    if request.uri().path().starts_with(OPEN_SERVICE) {
+        return next.run(request).await;
+    }
+    let refuse = |error: Error| {
+        let status = grpc_status(&error);
+        core.surfaces.request("grpc", "key", status.code() as i32 as u16);
+        status.into_http()
+    };
+    pass(&core, request, next, true, refuse).await
+}
+
+async fn pass(
+    core: &Core,
+    mut request: Request,
+    next: Next,
+    counts: bool,
+    refuse: impl FnOnce(Error) -> Response,
+) -> Response {
+    let Some(keys) = &core.config.keys else { return next.run(request).await };
+    let caller: Caller = match keys.authenticate(key(request.headers())) {
+        Ok(caller) => caller,
+        Err(error) => return refuse(error),
+    };
+    let begun = if counts { caller.begin(Instant::now()) } else { Ok(()) };
+    let mut response = match begun {
+        Ok(()) => {
+            request.extensions_mut().insert(caller.clone());
+            next.run(request).await
+        }
+        Err(error) => {
+            tracing::debug!(key = caller.name(), "{}", error.message);
+            refuse(error)
+        }
+    };
+    tell_rates(&caller, response.headers_mut());
+    response
+}
+
+/// The key of `Authorization: Bearer KEY` or `x-api-key: KEY`.
+fn key(headers: &HeaderMap) -> Option<&[u8]> {
+    let authorization = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
+    });
+    let key = authorization.or_else(|| headers.get(X_API_KEY)?.to_str().ok().map(str::trim))?;
+    (1..=KEY_BYTES).contains(&key.len()).then_some(key.as_bytes())
+}
+
+/// What is left of the key's rates, in the headers of the OpenAI API.
+fn tell_rates(caller: &Caller, headers: &mut HeaderMap) {
+    let names = [
+        ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+        ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+    ];
+    for (rate, names) in caller.rates(Instant::now()).into_iter().zip(names) {
+        let Some(Rate { limit, remaining, reset }) = rate else { continue };
+        let values = [limit.to_string(), remaining.to_string(), format!("{:.3}s", reset.as_secs_f64())];
+        for (name, value) in names.into_iter().zip(values) {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                headers.insert(name, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! Reads a request body within its limit.
+
+use axum::{body::Body, extract::Request};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, header};
+use http_body_util::BodyExt;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    error::{Error, Kind},
+    limits,
+    request::memory::Held,
+};
+
+/// The whole body, and what it holds of the budget. What is left of a body that is refused, the connection reads.
+pub async fn read(request: Request, limit: usize, mut held: Held, deadline: Instant) -> Result<(Bytes, Held), Error> {
+    let (parts, body) = request.into_parts();
+    check_type(&parts.headers)?;
+    let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|length: u64| length > limit as u64) {
+        return Err(Error::body_too_large(announced, limit));
+    }
+    let body = match timeout_at(deadline, collect(body, limit, &mut held)).await {
+        Ok(body) => body?,
+        Err(_) => return Err(Error::deadline()),
+    };
+    if body.is_empty() {
+        let message = "the body is empty; a JSON object is expected";
+        return Err(Error { code: Some("invalid_json"), ..Error::new(Kind::Invalid, message) });
+    }
+    Ok((body, held))
+}
+
+/// All of a body, charged as it comes.
+pub async fn collect(body: Body, limit: usize, held: &mut Held) -> Result<Bytes, Error> {
+    let until = Instant::now() + limits::BODY_TIME;
+    timeout_at(until, all(body, limit, held, until)).await.unwrap_or_else(|_| {
+        let message = format!("the body did not arrive within {} seconds", limits::BODY_TIME.as_secs());
+        Err(Error { code: Some("body_timeout"), ..Error::new(Kind::BodyTimeout, message) })
+    })
+}
+
+async fn all(mut body: Body, limit: usize, held: &mut Held, until: Instant) -> Result<Bytes, Error> {
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            let message = format!("the body could not be read: {error}");
+            Error { code: Some("broken_body"), ..Error::new(Kind::Invalid, message) }
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        if all.len() + data.len() > limit {
+            return Err(Error::body_too_large(None, limit));
+        }
+        held.charge(all.len() + data.len(), until).await?;
+        all.extend_from_slice(&data);
+    }
+    Ok(all.freeze())
+}
+
+/// JSON, or no word about it.
+fn check_type(headers: &HeaderMap) -> Result<(), Error> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let value = value.to_str().unwrap_or("(not text)");
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let message = format!("the content type must be application/json, got {value}");
+    Err(Error { code: Some("unsupported_content_type"), ..Error::new(Kind::UnsupportedMediaType, message) })
+}

@@ -1,0 +1,184 @@
+//! Reads a call's message within the budget, and refuses one that would take too much memory before it is decoded.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    middleware::Next,
+    response::Response,
+};
+use bytes::Bytes;
+use prost::Message;
+use prost_types::{FileDescriptorSet, field_descriptor_proto::Type};
+use rein_proto::DESCRIPTORS;
+use tokio::time::Instant;
+
+use crate::{
+    api::{body::collect, status::grpc_status},
+    error::{Error, Kind},
+    limits,
+    request::memory::Held,
+    state::Core,
+};
+
+/// A frame's flag and length.
+const FRAME: usize = 5;
+/// What a message in a message takes at most, decoded and as the JSON that templates get, besides its texts.
+const NESTED: usize = 1 << 10;
+/// What a field takes besides its text.
+const FIELD: usize = 32;
+/// Messages within each other, as the decoder has it.
+const DEPTH: usize = 100;
+
+/// What a call's message holds of the budget.
+#[derive(Clone)]
+pub struct Charged {
+    pub bytes: usize,
+    pub held: Arc<Held>,
+}
+
+pub async fn intake(State(core): State<Arc<Core>>, mut request: Request, next: Next) -> Response {
+    let Some(&shape) = SHAPES.inputs.get(request.uri().path()) else { return next.run(request).await };
+    let body = std::mem::take(request.body_mut());
+    match take(&core, body, shape).await {
+        Ok((body, charged)) => {
+            *request.body_mut() = body.into();
+            request.extensions_mut().insert(charged);
+            next.run(request).await
+        }
+        Err(error) => {
+            let status = grpc_status(&error);
+            core.surfaces.request("grpc", "body", status.code() as i32 as u16);
+            status.into_http()
+        }
+    }
+}
+
+async fn take(core: &Core, body: Body, shape: usize) -> Result<(Bytes, Charged), Error> {
+    let mut held = core.intake.hold();
+    let until = Instant::now() + limits::BODY_TIME;
+    let limit = core.config.body_bytes;
+    let body = collect(body, limit + FRAME, &mut held).await.map_err(|error| match error.kind {
+        Kind::TooLarge => Error::body_too_large(None, limit),
+        _ => error,
+    })?;
+    let (bytes, message) = (body.len(), body.clone());
+    let weigh = move || SHAPES.weigh(shape, message.get(FRAME..).unwrap_or_default());
+    let weight = core.intake.parse(bytes, until, weigh).await?;
+    held.charge(weight, until).await?;
+    Ok((body, Charged { bytes, held: Arc::new(held) }))
+}
+
+/// What the public messages are made of.
+struct Shapes {
+    messages: Vec<HashMap<u32, Field>>,
+    /// Of each call, by its path.
+    inputs: HashMap<String, usize>,
+}
+
+enum Field {
+    Message(usize),
+    Numbers,
+    Other,
+}
+
+static SHAPES: LazyLock<Shapes> = LazyLock::new(|| Shapes::new(DESCRIPTORS));
+
+impl Shapes {
+    fn new(descriptors: &[u8]) -> Self {
+        // What the build made of the .proto files; a test reads it.
+        let files = FileDescriptorSet::decode(descriptors).unwrap_or_default().file;
+        let mut all = Vec::new();
+        for file in &files {
+            let outer = format!(".{}", file.package());
+            let mut within: Vec<_> = file.message_type.iter().map(|message| (outer.clone(), message)).collect();
+            while let Some((outer, message)) = within.pop() {
+                let name = format!("{outer}.{}", message.name());
+                within.extend(message.nested_type.iter().map(|nested| (name.clone(), nested)));
+                all.push((name, message));
+            }
+        }
+        let numbers: HashMap<&str, usize> = all.iter().enumerate().map(|(i, (name, _))| (name.as_str(), i)).collect();
+        let field = |field: &prost_types::FieldDescriptorProto| {
+            let kind = match (field.r#type(), numbers.get(field.type_name())) {
+                (Type::Message, Some(&message)) => Field::Message(message),
+                (Type::String | Type::Bytes | Type::Message | Type::Group, _) => Field::Other,
+                _ => Field::Numbers,
+            };
+            (field.number() as u32, kind)
+        };
+        let messages = all.iter().map(|(_, message)| message.field.iter().map(field).collect()).collect();
+        let mut inputs = HashMap::new();
+        for file in &files {
+            for service in file.service.iter().filter(|_| file.package() == "rein.v1") {
+                for method in &service.method {
+                    let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
+                    inputs.extend(numbers.get(method.input_type()).map(|&input| (path, input)));
+                }
+            }
+        }
+        Shapes { messages, inputs }
+    }
+
+    /// About what a message takes once it is decoded. Bytes that are no such message are left to the decoder.
+    fn weigh(&self, shape: usize, message: &[u8]) -> Result<usize, Error> {
+        let limit = message.len() + limits::VALUE_BYTES;
+        let mut used = 0;
+        self.add(shape, message, DEPTH, limit, &mut used);
+        if used <= limit {
+            return Ok(used);
+        }
+        let text = format!("the message has too many values: one of this size may have values of {limit} bytes");
+        Err(Error { code: Some("too_many_values"), ..Error::new(Kind::Invalid, text) })
+    }
+
+    fn add(&self, shape: usize, mut bytes: &[u8], depth: usize, limit: usize, used: &mut usize) {
+        while let Some(tag) = varint(&mut bytes).filter(|_| *used <= limit) {
+            *used += FIELD;
+            let length = match tag & 7 {
+                0 => {
+                    varint(&mut bytes);
+                    0
+                }
+                1 => 8,
+                2 => varint(&mut bytes).map_or(usize::MAX, |length| usize::try_from(length).unwrap_or(usize::MAX)),
+                5 => 4,
+                _ => usize::MAX,
+            };
+            let Some((value, rest)) = bytes.split_at_checked(length) else { return };
+            bytes = rest;
+            if tag & 7 != 2 {
+                continue;
+            }
+            match self.messages.get(shape).and_then(|fields| fields.get(&((tag >> 3) as u32))) {
+                Some(Field::Message(nested)) if depth > 0 => {
+                    *used += NESTED;
+                    self.add(*nested, value, depth - 1, limit, used);
+                }
+                // A byte may be a number.
+                Some(Field::Numbers) => *used += 4 * length,
+                _ => *used += length,
+            }
+        }
+    }
+}
+
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0_u64;
+    for shift in (0..70).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

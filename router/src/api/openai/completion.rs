@@ -1,0 +1,118 @@
+//! `/v1/completions`: the request, and the chunks of a streamed answer.
+
+use rein_proto::v1::{self, chat_event::Event};
+use rein_text::fields::{self, Fields, Read, constraints};
+use serde_json::Value;
+
+use super::{
+    Delivery,
+    chunks::Chunks,
+    common, refused,
+    wire::{self, CompletionBody, CompletionChoice, CompletionLogprobs},
+};
+use crate::{
+    error::Error,
+    limits,
+    request::job::{CompletionJob, Prompt},
+};
+
+pub struct CompletionRequest {
+    pub job: CompletionJob,
+    pub delivery: Delivery,
+}
+
+pub fn completion(body: &[u8]) -> Result<Read<CompletionRequest>, Error> {
+    super::body(body)?.read(|fields| {
+        let (job, delivery) = read(fields)?;
+        Ok(CompletionRequest { job, delivery })
+    })
+}
+
+fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
+    let (mut generation, delivery) = common(fields)?;
+    generation.logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS)?;
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    if generation.limits.max_tokens == Some(0) && !echo {
+        return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0; 0 works with 'echo' only"));
+    }
+    fields.refuse(refused::IN_COMPLETIONS)?;
+    let response = constraints::response(fields)?;
+    let prompts = match fields.only_ids("prompt") {
+        Some(ids) => vec![Prompt::Ids(ids)],
+        None => prompts(fields.take("prompt"))?,
+    };
+    let job = CompletionJob {
+        model: fields.string("model")?,
+        prompts,
+        echo,
+        add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(true),
+        skip_special_tokens: fields.bool("skip_special_tokens")?.unwrap_or(true),
+        response,
+        generation,
+    };
+    Ok((job, delivery))
+}
+
+/// A string, a list of strings, token ids, or a list of lists of token ids.
+fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, Error> {
+    const SHAPES: &str = "a string, an array of strings, an array of token ids, or an array of arrays of token ids";
+    let items = match value {
+        None => return Err(Error::missing("prompt", SHAPES)),
+        Some(Value::String(text)) => return Ok(vec![Prompt::Text(text)]),
+        Some(Value::Array(items)) => items,
+        Some(other) => return Err(Error::wrong_type("prompt", SHAPES, &other)),
+    };
+    if items.first().is_some_and(Value::is_number) {
+        return Ok(vec![Prompt::Ids(fields::ids("prompt", &items)?)]);
+    }
+    let prompt = |(i, item)| match item {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => Ok(Prompt::Ids(fields::ids(&format!("prompt[{i}]"), &ids)?)),
+        other => Err(Error::wrong_type(&format!("prompt[{i}]"), "a string or an array of token ids", &other)),
+    };
+    items.into_iter().enumerate().map(prompt).collect()
+}
+
+/// One SSE payload. None: this event says nothing to an OpenAI client.
+pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
+    chunks.note(event);
+    let (mut text, mut choice_end, mut ends) = ("", None, false);
+    match event.event.as_ref()? {
+        Event::TextDelta(delta) => text = &delta.text,
+        Event::Done(done) => choice_end = Some(done),
+        Event::Usage(_) if chunks.delivery.include_usage => ends = true,
+        _ => return None,
+    }
+    let beginning = if ends { None } else { chunks.beginning(event.choice) }.unwrap_or_default();
+    let choice = CompletionChoice {
+        index: event.choice,
+        text,
+        logprobs: CompletionLogprobs::new(&event.logprobs),
+        finish_reason: choice_end.map(|done| wire::finish_reason(done.finish_reason())),
+        stop_reason: choice_end.and_then(wire::stop_reason),
+        token_ids: chunks.token_ids.then_some(event.token_ids.as_slice()),
+        prompt_token_ids: (!beginning.prompt_token_ids.is_empty()).then_some(&beginning.prompt_token_ids),
+        prompt_logprobs: wire::prompt_logprobs(&beginning.prompt_logprobs),
+        invalid_response: choice_end.map_or("", |done| &done.invalid_response),
+    };
+    let chunk = CompletionBody {
+        id: &chunks.start.id,
+        object: "text_completion",
+        created: chunks.start.created,
+        model: &chunks.start.model,
+        system_fingerprint: &chunks.start.system_fingerprint,
+        choices: Vec::from_iter((!ends).then_some(choice)),
+        usage: chunks.usage(event),
+    };
+    // Plain data with string keys always encodes.
+    serde_json::to_vec(&chunk).ok()
+}
+
+/// For tests of the documentation: every field that a request may have.
+#[cfg(test)]
+pub fn asked(body: Value) -> Vec<&'static str> {
+    let text = body.to_string();
+    let mut fields = Fields::of(&text).unwrap();
+    read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
+    fields.asked().to_vec()
+}

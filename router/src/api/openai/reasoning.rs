@@ -1,0 +1,84 @@
+//! Whether the model reasons, how much, and whether the client sees it: the fields of several APIs, which mean the same.
+
+use std::fmt::Display;
+
+use rein_text::fields::Fields;
+use serde_json::Value;
+
+use crate::error::Error;
+
+#[derive(Debug, Default, PartialEq)]
+pub struct Reasoning {
+    pub on: Option<bool>,
+    pub effort: Option<String>,
+    /// Most tokens of it.
+    pub budget: Option<u32>,
+    pub hide: bool,
+}
+
+/// The first value, if no later one is another.
+fn one<T: PartialEq + Display>(
+    values: impl IntoIterator<Item = (&'static str, Option<T>)>,
+) -> Result<Option<T>, Error> {
+    let mut said: Option<(&str, T)> = None;
+    for (name, value) in values {
+        match (&said, value) {
+            (_, None) => {}
+            (None, Some(value)) => said = Some((name, value)),
+            (Some((first, known)), Some(value)) if *known != value => {
+                return Err(Error::invalid(name, format!("'{name}' is {value}, but '{first}' is {known}")));
+            }
+            (Some(_), Some(_)) => {}
+        }
+    }
+    Ok(said.map(|(_, value)| value))
+}
+
+/// `thinking` (Kimi, DeepSeek, GLM, Anthropic), `enable_thinking` and `thinking_budget` (Qwen), `reasoning_effort` (OpenAI),
+/// `reasoning` (OpenRouter), `thinking_token_budget` (vLLM).
+pub fn read(fields: &mut Fields) -> Result<Reasoning, Error> {
+    let (thinking, its_budget) = thinking(fields)?;
+    let mut object =
+        fields.fields("reasoning")?.unwrap_or_else(|| Fields::within("reasoning.", serde_json::Map::new()));
+    let on = one([
+        ("thinking", thinking),
+        ("enable_thinking", fields.bool("enable_thinking")?),
+        ("reasoning.enabled", object.bool("enabled")?),
+    ])?;
+    let effort = one([
+        ("reasoning_effort", fields.string("reasoning_effort")?),
+        ("reasoning.effort", object.string("effort")?),
+    ])?;
+    let budget = one([
+        ("thinking_token_budget", fields.limit("thinking_token_budget")?),
+        ("thinking_budget", fields.limit("thinking_budget")?),
+        ("thinking.budget_tokens", its_budget),
+        ("reasoning.max_tokens", object.limit("max_tokens")?),
+    ])?;
+    let hide = object.bool("exclude")?.unwrap_or(false);
+    fields.remember(object);
+    Ok(Reasoning { on, effort, budget, hide })
+}
+
+/// A boolean, or `{"type": "enabled" | "disabled", "budget_tokens"}`.
+fn thinking(fields: &mut Fields) -> Result<(Option<bool>, Option<u32>), Error> {
+    match fields.take("thinking") {
+        None => Ok((None, None)),
+        Some(Value::Bool(on)) => Ok((Some(on), None)),
+        Some(Value::Object(map)) => {
+            let mut object = Fields::within("thinking.", map);
+            let on = match object.take("type").as_ref().and_then(Value::as_str) {
+                Some("enabled") => true,
+                Some("disabled") => false,
+                _ => return Err(Error::invalid("thinking.type", "'thinking.type' must be 'enabled' or 'disabled'")),
+            };
+            let budget = object.limit("budget_tokens")?;
+            fields.remember(object);
+            Ok((Some(on), budget))
+        }
+        Some(other) => Err(Error::wrong_type("thinking", "a boolean or an object with a type", &other)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! `/tokenize` and `/detokenize`, in vLLM's shapes.
+
+use rein_text::fields::Read;
+use rein_text::model_text::Rendered;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::chat;
+use crate::{
+    error::Error,
+    request::{job::ChatJob, model::Model},
+};
+
+pub struct Tokenize {
+    pub input: TokenizeInput,
+    pub model: Option<String>,
+    /// Report the tokens' texts too.
+    pub return_token_strs: bool,
+}
+
+pub enum TokenizeInput {
+    Text { prompt: String, add_special_tokens: bool },
+    Chat(Box<ChatJob>),
+}
+
+pub struct Detokenize {
+    pub model: Option<String>,
+    pub tokens: Vec<u32>,
+}
+
+/// A `prompt`, or `messages` and what else a chat is rendered from.
+pub fn tokenize(body: &[u8]) -> Result<Read<Tokenize>, Error> {
+    super::body(body)?.read(|fields| {
+        let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
+        let (model, input) = match fields.string("prompt")? {
+            Some(prompt) => {
+                let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
+                (fields.string("model")?, TokenizeInput::Text { prompt, add_special_tokens })
+            }
+            None => {
+                fields.only("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
+                let (mut job, _) = chat::conversation(fields).map_err(|error| match error.param.as_deref() {
+                    Some("messages") if error.code == Some("missing_required_parameter") => {
+                        Error::missing("prompt", "either 'prompt' or 'messages'")
+                    }
+                    _ => error,
+                })?;
+                job.exact = super::exact(fields);
+                (job.model.clone(), TokenizeInput::Chat(Box::new(job)))
+            }
+        };
+        Ok(Tokenize { input, model, return_token_strs })
+    })
+}
+
+pub fn detokenize(body: &[u8]) -> Result<Read<Detokenize>, Error> {
+    super::body(body)?.read(|fields| {
+        let model = fields.string("model")?;
+        let tokens = fields.ids("tokens")?.ok_or_else(|| Error::missing("tokens", "an array of token ids"))?;
+        Ok(Detokenize { model, tokens })
+    })
+}
+
+#[derive(Serialize)]
+struct Tokenized<'a> {
+    count: usize,
+    max_model_len: u32,
+    token_strs: Option<Vec<String>>,
+    tokens: &'a [u32],
+}
+
+#[derive(Serialize)]
+struct RenderedBody<'a> {
+    model: &'a str,
+    prompt: &'a str,
+    count: usize,
+    token_ids: &'a [u32],
+}
+
+#[derive(Serialize)]
+struct Detokenized<'a> {
+    prompt: &'a str,
+}
+
+/// The answer of `/tokenize`.
+pub fn tokenized(model: &Model, tokens: &[u32], context: u32, texts: bool) -> Vec<u8> {
+    let text = |&id: &u32| String::from_utf8_lossy(&model.token_bytes(id)).into_owned();
+    let token_strs = texts.then(|| tokens.iter().map(text).collect());
+    encoded(&Tokenized { count: tokens.len(), max_model_len: context, token_strs, tokens })
+}
+
+/// The answer of the render endpoint.
+pub fn rendered(model: &str, rendered: &Rendered) -> Vec<u8> {
+    let Rendered { prompt, ids } = rendered;
+    encoded(&RenderedBody { model, prompt, count: ids.len(), token_ids: ids })
+}
+
+/// The answer of `/detokenize`.
+pub fn detokenized(text: &[u8]) -> Vec<u8> {
+    encoded(&Detokenized { prompt: &String::from_utf8_lossy(text) })
+}
+
+/// Plain data with string keys always encodes.
+fn encoded(answer: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(answer).unwrap_or_default()
+}

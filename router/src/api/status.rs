@@ -1,0 +1,116 @@
+//! From errors to what clients see: status codes of HTTP and gRPC, and the OpenAI error body.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, StatusCode, header};
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+use crate::{
+    error::{Error, Kind},
+    limits,
+};
+
+/// The response of an HTTP request that failed.
+pub fn http_response(error: &Error) -> Response {
+    log_cause(error);
+    let mut response = (http_code(error.kind), Json(body(error))).into_response();
+    if error.kind == Kind::Unauthenticated {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    if let Some(after) = error.retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, whole_seconds(after).into());
+    }
+    response
+}
+
+/// The status of a gRPC call that failed: the same message as over HTTP; the body's other fields are trailers.
+pub fn grpc_status(error: &Error) -> Status {
+    log_cause(error);
+    let mut status = Status::new(grpc_code(error.kind), clipped(&error.message));
+    let retry_after = error.retry_after.map(|after| whole_seconds(after).to_string());
+    let param = error.param.as_deref().map(clipped);
+    for (name, value) in [("rein-param", param), ("rein-code", error.code), ("retry-after", retry_after.as_deref())] {
+        if let Some(value) = value.and_then(|value| value.parse().ok()) {
+            status.metadata_mut().insert(name, value);
+        }
+    }
+    status
+}
+
+/// The OpenAI error body.
+pub fn body(error: &Error) -> Value {
+    json!({"error": {
+        "message": clipped(&error.message),
+        "type": type_name(error.kind),
+        "param": error.param.as_deref().map(clipped),
+        "code": error.code,
+    }})
+}
+
+fn log_cause(error: &Error) {
+    if let Some(cause) = &error.cause {
+        tracing::error!(cause, "{}", error.message);
+    }
+}
+
+fn http_code(kind: Kind) -> StatusCode {
+    match kind {
+        Kind::Invalid => StatusCode::BAD_REQUEST,
+        Kind::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Kind::NotFound => StatusCode::NOT_FOUND,
+        Kind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+        Kind::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+        Kind::Full => StatusCode::TOO_MANY_REQUESTS,
+        Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Kind::Deadline => StatusCode::GATEWAY_TIMEOUT,
+        Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+fn grpc_code(kind: Kind) -> Code {
+    match kind {
+        Kind::Invalid | Kind::UnsupportedMediaType => Code::InvalidArgument,
+        Kind::Unauthenticated => Code::Unauthenticated,
+        Kind::NotFound => Code::NotFound,
+        Kind::MethodNotAllowed => Code::Unimplemented,
+        Kind::TooLarge | Kind::Full => Code::ResourceExhausted,
+        Kind::Unavailable => Code::Unavailable,
+        Kind::BodyTimeout | Kind::Deadline => Code::DeadlineExceeded,
+        Kind::Internal => Code::Internal,
+    }
+}
+
+/// The `type` of the OpenAI error body.
+fn type_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Invalid
+        | Kind::Unauthenticated
+        | Kind::NotFound
+        | Kind::MethodNotAllowed
+        | Kind::UnsupportedMediaType
+        | Kind::TooLarge
+        | Kind::BodyTimeout => "invalid_request_error",
+        Kind::Full => "rate_limit_error",
+        Kind::Unavailable => "service_unavailable_error",
+        Kind::Deadline => "timeout_error",
+        Kind::Internal => "server_error",
+    }
+}
+
+/// Whole seconds, rounded up, at least one.
+fn whole_seconds(time: Duration) -> u64 {
+    (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
+}
+
+/// Messages and fields may repeat what the client sent, which may be long.
+fn clipped(text: &str) -> &str {
+    let end = (0..=limits::MESSAGE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    if text.len() <= limits::MESSAGE_BYTES { text } else { &text[..end] }
+}

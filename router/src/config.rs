@@ -1,0 +1,117 @@
+//! What an operator may set for one router process. It knows no request.
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+
+use http::Uri;
+
+use crate::{admission::keys::ApiKeys, fleet::route::RoutePolicy, limits};
+
+/// What an operator may set.
+#[derive(Debug, Clone)]
+pub struct RouterConfig {
+    /// Requests in flight; more wait. At least 1.
+    pub max_in_flight: u32,
+    /// Requests that may wait, above which 429 is answered.
+    pub max_queued: u32,
+    /// Pages of these origins may use the HTTP interface.
+    pub cors_origins: Vec<Origin>,
+    /// Who may ask. None: everybody.
+    pub keys: Option<ApiKeys>,
+    /// Longest life of a request that brings no deadline of its own.
+    pub request_time: Duration,
+    /// How long a client may leave its answer unread until the request ends.
+    pub client_stall: Duration,
+    /// Bytes of a request body.
+    pub body_bytes: usize,
+    /// How a sequence gets its engine, where engines come and go.
+    pub policy: RoutePolicy,
+    /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None: never.
+    pub hedge_after: Option<Duration>,
+    /// What `/metrics` shows beside the router's own.
+    pub process_metrics: ProcessMetrics,
+}
+
+/// Metrics of the process around a router, in the Prometheus text format.
+#[derive(Clone, Default)]
+pub struct ProcessMetrics(Option<Arc<dyn Fn() -> String + Send + Sync>>);
+
+impl ProcessMetrics {
+    pub fn new(write: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        ProcessMetrics(Some(Arc::new(write)))
+    }
+
+    pub(crate) fn write(&self) -> String {
+        self.0.as_ref().map_or_else(String::new, |write| write())
+    }
+}
+
+impl fmt::Debug for ProcessMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ProcessMetrics")
+    }
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        RouterConfig {
+            max_in_flight: limits::IN_FLIGHT,
+            max_queued: limits::QUEUED,
+            cors_origins: Vec::new(),
+            keys: None,
+            request_time: limits::REQUEST_TIME,
+            client_stall: limits::CLIENT_STALL,
+            body_bytes: limits::BODY_BYTES,
+            policy: RoutePolicy::CacheAware,
+            hedge_after: None,
+            process_metrics: ProcessMetrics::default(),
+        }
+    }
+}
+
+/// An origin of web pages, as browsers send it: `scheme://host`, with a port where that is not the scheme's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// `*`
+    Any,
+    Of(String),
+}
+
+impl FromStr for Origin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "*" {
+            return Ok(Origin::Any);
+        }
+        let expected =
+            || format!("expected an origin such as https://chat.example or http://localhost:3000, or *, got {text:?}");
+        let (scheme, host) = text.split_once("://").ok_or_else(expected)?;
+        let uri = text.parse::<Uri>().map_err(|_| expected())?;
+        let authority = uri.authority().filter(|authority| authority.as_str() == host).ok_or_else(expected)?;
+        let named = authority.host();
+        let port = host.strip_prefix(named).unwrap_or(host);
+        if named.is_empty() || named.contains('*') || !(port.is_empty() || authority.port_u16().is_some()) {
+            return Err(expected());
+        }
+        let lower = text.to_ascii_lowercase();
+        // Browsers leave out the port that the scheme implies.
+        let implied = match scheme.to_ascii_lowercase().as_str() {
+            "http" => ":80",
+            "https" => ":443",
+            _ => "",
+        };
+        Ok(Origin::Of(lower.strip_suffix(implied).unwrap_or(&lower).to_owned()))
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Any => "*",
+            Origin::Of(origin) => origin,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! A second engine for a sequence whose first one keeps silent: the one that answers first has it, the other is let go.
+//!
+//! Nothing has been heard of the sequence then, so the two have the same start and a course each; with the engine, the
+//! winner brings its course. What is drawn is a function of the start, so that nobody can tell who won.
+
+use futures::{FutureExt, future::BoxFuture};
+use rein_proto::internal::{FinishReason, FromEngine, ToEngine, from_engine, to_engine};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Common, Course, Failure, Link, Start};
+use crate::fleet::{
+    pool::{Engine, Wanted},
+    retry_budget::Counted,
+};
+
+#[derive(Default)]
+pub(super) enum Hedge {
+    /// There is none, and there will be none.
+    #[default]
+    Settled,
+    Due(Instant),
+    Opening {
+        attempt: BoxFuture<'static, Result<Link, Failure>>,
+        course: Course,
+        /// For the engine once it has the start.
+        steer: Option<ToEngine>,
+        counted: Counted,
+    },
+    Open {
+        link: Link,
+        course: Course,
+        _counted: Counted,
+    },
+}
+
+pub(super) enum Turn {
+    /// It is time to ask a second engine.
+    Due,
+    Won(Box<Winner>),
+}
+
+pub(super) struct Winner {
+    pub link: Link,
+    pub course: Course,
+    pub answer: FromEngine,
+}
+
+impl Hedge {
+    pub fn new(common: &Common) -> Self {
+        common.effort.hedge_after.and_then(|after| Instant::now().checked_add(after)).map_or(Hedge::Settled, Hedge::Due)
+    }
+
+    /// Asks another engine than `engine`, if there is one that is in good health, and few sequences are hedged.
+    pub fn begin(common: &Common, start: &Start, course: &Course, engine: &Engine, span: &tracing::Span) -> Self {
+        let Some(counted) = common.effort.hedge() else { return Hedge::Settled };
+        let mut course = course.clone();
+        let (start, steering) = course.resume(start, false);
+        let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
+        let session = common.session;
+        let kind = Some((&*engine.kind, Instant::now()));
+        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
+        let Some(lease) = common.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
+        common.effort.hedges();
+        tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");
+        let steer = steering.map(|steering| ToEngine { kind: Some(to_engine::Kind::Steer(course.steer(steering))) });
+        let (deadline, span) = (common.deadline, span.clone());
+        let attempt = async move { Link::open(lease, start, deadline, &span).await }.boxed();
+        Hedge::Opening { attempt, course, steer, counted }
+    }
+
+    /// Never returns if nothing is to come. Cancel-safe.
+    pub async fn next(&mut self) -> Turn {
+        loop {
+            match self {
+                Hedge::Settled => return std::future::pending().await,
+                Hedge::Due(at) => {
+                    sleep_until(*at).await;
+                    return Turn::Due;
+                }
+                Hedge::Opening { .. } => self.opened().await,
+                Hedge::Open { link, .. } => {
+                    let heard = link.from.message().await;
+                    let (Hedge::Open { link, course, .. }, Ok(Some(answer))) = (std::mem::take(self), heard) else {
+                        continue;
+                    };
+                    let failed = matches!(&answer.kind, Some(from_engine::Kind::Finish(finish))
+                        if matches!(finish.reason(), FinishReason::Lost | FinishReason::Error));
+                    if !failed {
+                        return Turn::Won(Box::new(Winner { link, course, answer }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for what comes of asking the second engine. Cancel-safe.
+    async fn opened(&mut self) {
+        let Hedge::Opening { attempt, .. } = self else { return };
+        let opened = attempt.await;
+        *self = match (std::mem::take(self), opened) {
+            (Hedge::Opening { course, steer, counted, .. }, Ok(link)) => {
+                // The queue is empty: the engine has taken the start from it.
+                let told = steer.is_none_or(|steer| link.to.try_send(steer).is_ok());
+                if told { Hedge::Open { link, course, _counted: counted } } else { Hedge::Settled }
+            }
+            _ => Hedge::Settled,
+        };
+    }
+
+    /// The second engine, where it has taken the sequence, in place of one that is lost.
+    pub fn promote(&mut self) -> Option<(Link, Course)> {
+        match std::mem::take(self) {
+            Hedge::Open { link, course, .. } => Some((link, course)),
+            _ => None,
+        }
+    }
+
+    /// The same where the first engine never took the sequence: one that is still being asked is worth waiting for.
+    pub async fn instead(&mut self) -> Option<(Link, Course)> {
+        while let Hedge::Opening { .. } = self {
+            self.opened().await;
+        }
+        self.promote()
+    }
+
+    /// The sequence is steered before anything was heard of it: a second engine would know nothing of that.
+    pub fn withdraw(&mut self) {
+        if !matches!(self, Hedge::Due(_)) {
+            *self = Hedge::Settled;
+        }
+    }
+}

@@ -1,0 +1,543 @@
+//! The steering client among engines that fail in every way and at any time: seeds, virtual time.
+//!
+//! What an engine draws is a function of the tokens before and of the mask, and what a client steers one of the tokens it has,
+//! so that an oracle says what each sequence gets, whoever computes it. `REIN_SEED=n` replays one seed, `REIN_SEEDS=n` runs
+//! more of them.
+
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures::{Stream, stream};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rein_proto::internal::{engine_server::EngineServer, *};
+use tokio::time::{sleep, timeout};
+use tonic::Request;
+use tower::ServiceExt;
+
+use super::*;
+use crate::{
+    fleet::{
+        pool::{EngineTransport, Listing, transport},
+        route::RoutePolicy,
+    },
+    hash::mix,
+};
+
+const VOCAB: u32 = 29;
+const SEEDS: u64 = 400;
+const GROUPS: usize = 4;
+/// When engines stop failing.
+const CALM: Duration = Duration::from_secs(3);
+const SEQUENCES: u64 = 8;
+
+fn hash(state: u64, value: u64) -> u64 {
+    mix(state ^ mix(value))
+}
+
+fn past(prompt: &[u32], generated: &[u32]) -> u64 {
+    prompt.iter().chain(generated).fold(prompt.len() as u64, |state, &id| hash(state, id.into()))
+}
+
+/// What every engine draws after these tokens.
+fn draw(prompt: &[u32], generated: &[u32], mask: Option<&[u8]>) -> u32 {
+    let first = (past(prompt, generated) % u64::from(VOCAB)) as u32;
+    let allowed = |id: &u32| mask.is_none_or(|mask| mask[*id as usize / 8] >> (id % 8) & 1 == 1);
+    (first..VOCAB).chain(0..first).find(allowed).expect("a mask that allows something")
+}
+
+/// What a client wants after these tokens.
+#[derive(Default)]
+struct Wish {
+    append: Vec<u32>,
+    mask: Option<Bytes>,
+    /// Says first that it will say so.
+    holds: bool,
+    /// Wants to see the next token before another one is drawn.
+    one: bool,
+}
+
+fn mask(of: u64) -> Bytes {
+    let mut bits = vec![0; VOCAB.div_ceil(8) as usize];
+    for id in
+        (0..VOCAB).filter(|id| hash(of, u64::from(*id)).is_multiple_of(3) || u64::from(*id) == of % u64::from(VOCAB))
+    {
+        bits[id as usize / 8] |= 1 << (id % 8);
+    }
+    bits.into()
+}
+
+fn wish(prompt: &[u32], generated: &[u32], limit: usize) -> Option<Wish> {
+    let now = hash(past(prompt, generated), 1);
+    let room = limit - generated.len();
+    if !now.is_multiple_of(4) || room < 2 {
+        return None;
+    }
+    let append = match now >> 8 & 3 {
+        0 | 1 => (0..(now >> 10 & 3).min(room as u64 - 1)).map(|i| (hash(now, i) % u64::from(VOCAB)) as u32).collect(),
+        _ => Vec::new(),
+    };
+    let mask = (now >> 12 & 3 > 0).then(|| mask(now));
+    Some(Wish { append, mask, holds: now >> 14 & 3 == 0, one: now >> 16 & 1 == 0 })
+}
+
+fn oracle(sequence: &Sequence) -> Vec<u32> {
+    let (prompt, limit) = (&sequence.prompt, sequence.limit);
+    let (mut ids, mut masked) = (Vec::new(), sequence.masked.clone());
+    while ids.len() < limit {
+        ids.push(draw(prompt, &ids, masked.take().as_deref()));
+        if let Some(wish) = wish(prompt, &ids, limit) {
+            ids.extend(wish.append);
+            masked = wish.mask;
+        }
+    }
+    ids
+}
+
+struct Sequence {
+    name: String,
+    prompt: Vec<u32>,
+    limit: usize,
+    /// It begins held, with this mask for its first token.
+    masked: Option<Bytes>,
+    deadline: Duration,
+    /// The client goes after so many tokens.
+    leaves: Option<usize>,
+}
+
+/// How an attempt at a sequence ends before its time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum End {
+    Unavailable,
+    /// This sequence failed, and no other.
+    Internal,
+    Lost,
+    Eof,
+}
+
+struct World {
+    seed: u64,
+    calls: AtomicU64,
+    began: Instant,
+    /// The epoch of each group that lives.
+    epochs: Mutex<[u64; GROUPS]>,
+    /// Failures of each sequence.
+    blows: Mutex<HashMap<String, u32>>,
+    /// Of engines that were told what no client may tell.
+    wrong: Mutex<Vec<String>>,
+}
+
+impl World {
+    fn rng(&self) -> StdRng {
+        StdRng::seed_from_u64(hash(self.seed, self.calls.fetch_add(1, Relaxed)))
+    }
+
+    fn calm(&self) -> bool {
+        self.began.elapsed() >= CALM
+    }
+
+    fn lives(&self, group: usize, epoch: u64) -> bool {
+        self.epochs.lock().unwrap()[group] == epoch
+    }
+
+    fn blow(&self, sequence: &str) {
+        *self.blows.lock().unwrap().entry(sequence.into()).or_default() += 1;
+    }
+}
+
+#[derive(Clone)]
+struct Shaky {
+    world: Arc<World>,
+    group: usize,
+    epoch: u64,
+}
+
+/// As a channel's error, it has the other one as its source.
+#[derive(Debug, thiserror::Error)]
+#[error("transport")]
+struct Refused(#[source] tonic::ConnectError);
+
+type Said = Result<FromEngine, Status>;
+
+impl Shaky {
+    fn transport(self) -> EngineTransport {
+        let server = EngineServer::new(self.clone());
+        transport(tower::service_fn(move |request: http::Request<tonic::body::Body>| {
+            let (server, world) = (server.clone(), self.world.clone());
+            let refused = !world.calm() && world.rng().random_ratio(1, 12) || !world.lives(self.group, self.epoch);
+            async move {
+                match refused {
+                    true => Err(Refused(tonic::ConnectError("refused".into()))),
+                    false => Ok(server.oneshot(request).await.unwrap_or_else(|never| match never {})),
+                }
+            }
+        }))
+    }
+
+    async fn run(self, start: Start, mut steers: Streaming<ToEngine>, says: mpsc::Sender<Said>, mut rng: StdRng) {
+        let limit = start.limits.as_ref().map_or(0, |limits| limits.max_tokens as usize);
+        let (mut ids, mut said, mut epoch) = (start.resume.clone(), start.resume.len(), 0);
+        let (mut masked, mut holds, mut finished) = (None::<Bytes>, start.hold, false);
+        let say = async |kind| says.send(Ok(FromEngine { kind: Some(kind) })).await.is_ok();
+        let end = [End::Unavailable, End::Internal, End::Lost, End::Eof][rng.random_range(0..4)];
+        let mut left = if self.world.calm() || rng.random_ratio(1, 3) { u32::MAX } else { rng.random_range(0..12) };
+        let mut admitted = false;
+        loop {
+            let pause = Duration::from_micros(rng.random_range(0..4000));
+            let draws = !finished && (!holds || masked.is_some());
+            let dead = !self.world.lives(self.group, self.epoch);
+            if dead || left == 0 && !self.world.calm() {
+                self.world.blow(&start.request_id);
+                let lost = Finish { epoch, reason: FinishReason::Lost.into(), generated: 0, error: "a rank".into() };
+                let last = match end {
+                    _ if dead => says.send(Err(Status::unavailable("the engine has stopped"))).await,
+                    End::Unavailable => says.send(Err(Status::unavailable("gone"))).await,
+                    End::Internal => says.send(Err(Status::internal("a fault"))).await,
+                    End::Lost => says.send(Ok(FromEngine { kind: Some(from_engine::Kind::Finish(lost)) })).await,
+                    End::Eof => Ok(()),
+                };
+                return drop(last);
+            }
+            let steer = tokio::select! {
+                biased;
+                () = sleep(pause), if !admitted || draws => None,
+                steer = steers.message() => match steer {
+                    Ok(Some(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) })) => Some(steer),
+                    _ => return,
+                },
+                // Somebody may have to die of old age.
+                () = sleep(Duration::from_millis(5)) => continue,
+            };
+            left = left.saturating_sub(1);
+            if let Some(steer) = steer {
+                let keep = steer.keep as usize;
+                if steer.epoch <= epoch || keep > ids.len() || keep + steer.append.len() > limit {
+                    let wrong = format!("{}: {steer:?} after epoch {epoch} and {} tokens", start.request_id, ids.len());
+                    self.world.wrong.lock().unwrap().push(wrong);
+                }
+                ids.truncate(keep);
+                ids.extend(&steer.append);
+                // What was appended may be repeated.
+                said = if rng.random() { keep } else { ids.len() };
+                (epoch, masked, holds, finished) = (steer.epoch, steer.mask, steer.hold, false);
+                if steer.stop {
+                    return;
+                }
+            } else if !admitted {
+                let kind = Admitted { prompt_tokens: start.prompt.len() as u32, ..Admitted::default() };
+                admitted = say(from_engine::Kind::Admitted(kind)).await;
+            } else if ids.len() >= limit {
+                let generated = ids.len() as u32;
+                let finish = Finish { epoch, reason: FinishReason::Length.into(), generated, error: String::new() };
+                finished = say(from_engine::Kind::Finish(finish)).await;
+            } else {
+                let batch = if holds { 1 } else { rng.random_range(1..4).min(limit - ids.len()) };
+                for _ in 0..batch {
+                    ids.push(draw(&start.prompt, &ids, masked.take().as_deref()));
+                }
+                let (position, drawn) = (said as u32, ids[said..].to_vec());
+                said = ids.len();
+                say(from_engine::Kind::Tokens(Tokens { epoch, position, ids: drawn, logprobs: Vec::new() })).await;
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl engine_server::Engine for Shaky {
+    type GenerateStream = Pin<Box<dyn Stream<Item = Said> + Send>>;
+    type EventsStream = stream::Empty<Result<EngineEvents, Status>>;
+
+    async fn generate(
+        &self,
+        request: Request<Streaming<ToEngine>>,
+    ) -> Result<tonic::Response<Self::GenerateStream>, Status> {
+        let mut rng = self.world.rng();
+        sleep(Duration::from_micros(rng.random_range(0..3000))).await;
+        let mut requests = request.into_inner();
+        let Some(ToEngine { kind: Some(to_engine::Kind::Start(start)) }) = requests.message().await? else {
+            return Err(Status::invalid_argument("the first message must be Start"));
+        };
+        if !self.world.calm() && rng.random_ratio(1, 5) {
+            self.world.blow(&start.request_id);
+            return Err(match rng.random_range(0..3) {
+                0 => Status::resource_exhausted("full"),
+                1 => Status::unavailable("draining"),
+                _ => Status::internal("a fault"),
+            });
+        }
+        let (says, said) = mpsc::channel(4);
+        tokio::spawn(self.clone().run(start, requests, says, rng));
+        Ok(tonic::Response::new(Box::pin(ReceiverStream::new(said))))
+    }
+
+    async fn info(&self, _: Request<InfoRequest>) -> Result<tonic::Response<EngineInfo>, Status> {
+        Ok(tonic::Response::new(EngineInfo { max_sequences: 4, vocab_size: VOCAB, ..EngineInfo::default() }))
+    }
+
+    async fn stats(&self, _: Request<StatsRequest>) -> Result<tonic::Response<EngineStats>, Status> {
+        Ok(tonic::Response::new(EngineStats::default()))
+    }
+
+    async fn events(&self, _: Request<EventsRequest>) -> Result<tonic::Response<Self::EventsStream>, Status> {
+        Err(Status::unimplemented("none"))
+    }
+}
+
+/// Membership as it happens to be known; in the end, as it is.
+fn list(world: &Arc<World>, pool: &Pool, rng: &mut StdRng) {
+    let epochs = *world.epochs.lock().unwrap();
+    let known = |group: &usize| world.calm() || *group == 0 || !rng.random_ratio(1, 4);
+    let groups: Vec<usize> = (0..GROUPS).filter(known).collect();
+    let listing = |&group: &usize| Listing {
+        group: format!("g{group}"),
+        epoch: epochs[group],
+        kind: "k".into(),
+        revision: None,
+        address: group.to_string(),
+        draining: !world.calm() && rng.random_ratio(1, 5),
+    };
+    let listings: Vec<Listing> = groups.iter().map(listing).collect();
+    let of = |name: &str| name.trim_start_matches('g').parse::<usize>().unwrap();
+    let dial = |address: &str| {
+        let group = of(address);
+        Some(Shaky { world: world.clone(), group, epoch: epochs[group] }.transport())
+    };
+    pool.list(&listings, |engine| engine.epoch < epochs[of(&engine.group)], dial);
+}
+
+/// What it got, and why no more.
+async fn client(common: Common, sequence: &Sequence) -> (Vec<u32>, Result<(), Error>) {
+    let start = Start {
+        request_id: sequence.name.clone(),
+        prompt: sequence.prompt.clone(),
+        limits: Some(Limits { max_tokens: sequence.limit as u32, ..Limits::default() }),
+        hold: sequence.masked.is_some(),
+        logprobs: -1,
+        prompt_logprobs: -1,
+        finish_is_proposal: true,
+        ..Start::default()
+    };
+    let mut seen = Vec::new();
+    let ended = listen(common, sequence, start, &mut seen).await;
+    (seen, ended)
+}
+
+/// A client that now and then does not read for a while.
+fn wavering(seed: u64) -> watch::Receiver<Client> {
+    let (client, watched) = watch::channel(Client::Reads);
+    let mut rng = StdRng::seed_from_u64(seed);
+    tokio::spawn(async move {
+        while !client.is_closed() {
+            sleep(Duration::from_millis(rng.random_range(1..100))).await;
+            client.send_replace(Client::Away);
+            sleep(Duration::from_millis(rng.random_range(0..30))).await;
+            client.send_replace(Client::Reads);
+        }
+    });
+    watched
+}
+
+async fn listen(common: Common, sequence: &Sequence, start: Start, seen: &mut Vec<u32>) -> Result<(), Error> {
+    let wanted = Wanted { salt: "", tokens: &start.prompt, session: None, kind: None, refused: &[] };
+    let lease = common.pool.lease(&wanted, common.deadline, common.deadline).await?;
+    let spans = Spans { span: Span::none(), queue: Span::none() };
+    let mut stream = EngineStream::open(common, lease, start, spans).await?;
+    if let Some(mask) = &sequence.masked {
+        stream.steer(Steering::keep(0).mask(mask.clone())).await?;
+    }
+    let (mut admitted, mut waits) = (false, false);
+    loop {
+        match stream.hear().await? {
+            Heard::Admitted(_) => assert!(!std::mem::replace(&mut admitted, true), "admitted twice"),
+            Heard::Tokens(drawn) => {
+                assert!(admitted && !drawn.is_empty());
+                for token in drawn {
+                    seen.push(token.id);
+                    let wish = wish(&sequence.prompt, seen, sequence.limit);
+                    if wish.is_none() && !waits {
+                        continue;
+                    }
+                    let wish = wish.unwrap_or_default();
+                    if wish.holds {
+                        stream.steer(Steering::keep(seen.len()).hold()).await?;
+                        sleep(Duration::from_millis(past(&[], seen) % 20)).await;
+                    }
+                    let steering = Steering::keep(seen.len()).append(wish.append.iter().copied());
+                    let steering = Steering { mask: wish.mask, hold: wish.one, ..steering };
+                    waits = wish.one;
+                    // Without a mask it would wait for ever.
+                    let steering = Steering { hold: waits && steering.mask.is_some(), ..steering };
+                    waits = steering.hold;
+                    stream.steer(steering).await?;
+                    seen.extend(wish.append);
+                    break;
+                }
+            }
+            Heard::Finish(_) => {
+                assert_eq!(seen.len(), sequence.limit, "{}: an early finish", sequence.name);
+                return Ok(());
+            }
+        }
+        if sequence.leaves.is_some_and(|most| seen.len() >= most) {
+            stream.stop(seen.len());
+            return Ok(());
+        }
+        assert_eq!(stream.accepted(), seen);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    sequences: u64,
+    resumed: u64,
+    late: u64,
+    given_up: u64,
+    won: u64,
+    parked: u64,
+}
+
+async fn play(seed: u64) -> Tally {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let world = Arc::new(World {
+        seed,
+        calls: AtomicU64::new(0),
+        began: Instant::now(),
+        epochs: Mutex::new([1; GROUPS]),
+        blows: Mutex::default(),
+        wrong: Mutex::default(),
+    });
+    let policies = [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::PowerOfTwo, RoutePolicy::RoundRobin];
+    let pool = Arc::new(Pool::open(policies[rng.random_range(0..policies.len())]));
+    let hedge_after = rng.random::<bool>().then(|| Duration::from_micros(rng.random_range(0..20_000)));
+    let (metrics, effort) = (Arc::<FleetMetrics>::default(), Arc::new(Effort::new(hedge_after)));
+    let clients = Cell::new(0);
+    let common = |deadline: Duration| Common {
+        pool: pool.clone(),
+        session: None,
+        deadline: Instant::now() + deadline,
+        metrics: metrics.clone(),
+        effort: effort.clone(),
+        client: match clients.replace(clients.get() + 1) {
+            steady if steady % 3 > 0 => watch::channel(Client::Reads).1,
+            wavers => wavering(hash(seed, wavers)),
+        },
+    };
+    let sequence = |i: u64, rng: &mut StdRng| Sequence {
+        name: format!("s{i}"),
+        prompt: (0..rng.random_range(1..30)).map(|_| rng.random_range(0..VOCAB)).collect(),
+        limit: rng.random_range(1..60),
+        masked: rng.random_ratio(1, 4).then(|| mask(rng.random())),
+        deadline: if rng.random_ratio(1, 6) {
+            Duration::from_millis(rng.random_range(1..300))
+        } else {
+            Duration::from_secs(600)
+        },
+        leaves: rng.random_ratio(1, 8).then(|| rng.random_range(0..30)),
+    };
+    let sequences: Vec<(Duration, Sequence)> =
+        (0..SEQUENCES).map(|i| (Duration::from_millis(rng.random_range(0..400)), sequence(i, &mut rng))).collect();
+    list(&world, &pool, &mut rng);
+    let churning = {
+        let (world, pool) = (world.clone(), pool.clone());
+        let mut rng = StdRng::seed_from_u64(hash(seed, u64::MAX));
+        async move {
+            while !world.calm() {
+                sleep(Duration::from_millis(rng.random_range(1..150))).await;
+                if rng.random_ratio(1, 3) {
+                    world.epochs.lock().unwrap()[rng.random_range(0..GROUPS)] += 1;
+                    // Membership comes to know it later.
+                    sleep(Duration::from_millis(rng.random_range(0..40))).await;
+                }
+                list(&world, &pool, &mut rng);
+            }
+        }
+    };
+    let running = sequences.iter().map(|(after, sequence)| {
+        let common = &common;
+        async move {
+            sleep(*after).await;
+            let began = Instant::now();
+            let told = timeout(Duration::from_secs(700), client(common(sequence.deadline), sequence)).await;
+            (told.expect("a sequence that hangs"), began.elapsed())
+        }
+    });
+    let (told, ()) = tokio::join!(futures::future::join_all(running), churning);
+    let mut tally = Tally { sequences: SEQUENCES, ..Tally::default() };
+    for ((_, sequence), ((seen, ended), took)) in sequences.iter().zip(told) {
+        let wanted = oracle(sequence);
+        assert_eq!(seen, wanted[..seen.len()], "{}: other tokens", sequence.name);
+        match ended {
+            Ok(()) => {
+                let least = sequence.leaves.map_or(sequence.limit, |leaves| leaves.min(sequence.limit));
+                assert!(seen.len() >= least, "{}: {} of {least} tokens", sequence.name, seen.len());
+            }
+            Err(error) if error.message == Error::deadline().message => {
+                tally.late += 1;
+                // A client that sleeps on it hears of it afterwards.
+                let late = took.saturating_sub(sequence.deadline);
+                assert!(took >= sequence.deadline && late < Duration::from_millis(25), "{}: {took:?}", sequence.name);
+            }
+            Err(error) => {
+                tally.given_up += 1;
+                let blows = world.blows.lock().unwrap().get(&sequence.name).copied().unwrap_or(0);
+                assert!(blows > limits::RESUMES, "{}: given up after {blows}: {error:?}", sequence.name);
+            }
+        }
+    }
+    assert_eq!(*world.wrong.lock().unwrap(), Vec::<String>::new());
+    // Nothing is left behind: every place is free, and after the breakers' longest time everybody is asked again.
+    sleep(Duration::from_secs(60)).await;
+    list(&world, &pool, &mut rng);
+    assert_eq!(pool.engines().len(), GROUPS);
+    assert!(pool.engines().iter().all(|engine| engine.open() == 0));
+    let last: Vec<Sequence> = (0..2 * SEQUENCES)
+        .map(|i| Sequence { deadline: Duration::from_secs(600), leaves: None, ..sequence(SEQUENCES + i, &mut rng) })
+        .collect();
+    for sequence in &last {
+        let (seen, ended) = client(common(sequence.deadline), sequence).await;
+        assert!(ended.is_ok() && seen == oracle(sequence), "{}: {ended:?}", sequence.name);
+    }
+    tally.resumed = metrics.resumed.load(Relaxed);
+    tally.parked = metrics.parked.load(Relaxed);
+    let mut written = String::new();
+    effort.write_metrics(&mut written);
+    let won = written.lines().find_map(|line| line.strip_prefix("rein_hedges_won_total "));
+    tally.won = won.and_then(|won| won.parse().ok()).expect("a count");
+    tally
+}
+
+#[test]
+fn whatever_engines_do_clients_get_the_same_tokens() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = number("REIN_SEED").map_or(0..number("REIN_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1);
+    let (alone, mut total) = (seeds.end - seeds.start == 1, Tally::default());
+    for seed in seeds {
+        let run = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+            runtime.expect("a runtime").block_on(play(seed))
+        };
+        let tally = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
+            eprintln!("REIN_SEED={seed} replays this");
+            std::panic::resume_unwind(panic)
+        });
+        total.sequences += tally.sequences;
+        total.resumed += tally.resumed;
+        total.late += tally.late;
+        total.given_up += tally.given_up;
+        total.won += tally.won;
+        total.parked += tally.parked;
+    }
+    println!("{total:?}");
+    // Else it would show little.
+    assert!(alone || total.resumed > total.sequences / 4 && total.won > 0 && total.late > 0, "{total:?}");
+    assert!(alone || total.parked > total.sequences / 10, "{total:?}");
+    assert!(alone || total.given_up < total.sequences / 10, "{total:?}");
+}

@@ -1,0 +1,11 @@
+//! The engines: which there are, which one gets a sequence, and the stream to it. It knows tokens, and neither text, grammars
+//! nor chats.
+
+mod breaker;
+mod engine_error;
+pub mod engine_stream;
+pub mod membership;
+pub mod metrics;
+pub mod pool;
+pub mod retry_budget;
+pub mod route;

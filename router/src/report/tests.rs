@@ -1,0 +1,34 @@
+use std::time::Duration;
+
+use rein_proto::internal::EngineStats;
+
+use super::*;
+
+#[test]
+fn every_sample_is_declared_and_buckets_are_cumulative() {
+    let (surfaces, metrics) = (SurfaceMetrics::default(), RequestMetrics::default());
+    surfaces.request("http", "chat", 200);
+    surfaces.request("http", "chat", 200);
+    metrics.first_token.observe(Duration::from_millis(3));
+    metrics.first_token.observe(Duration::from_secs(100));
+    let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
+    let report = EngineReport { model: "a\"b".into(), engine: "0".into(), epoch: 7, stats };
+    let standings = [("serving", 1), ("draining", 0), ("unlisted", 0)];
+    let pool = PoolReport { model: "a".into(), format: "hermes", standings, kinds: 2 };
+    let text = compose(&surfaces, &metrics, &FleetMetrics::default(), &[pool], &[report]);
+    assert!(text.contains("rein_engine_epoch{model=\"a\\\"b\",engine=\"0\"} 7"));
+    assert!(text.contains("rein_engines{model=\"a\",standing=\"draining\"} 0"));
+    assert!(text.contains("rein_malformed_total{model=\"a\",format=\"hermes\"} 0"));
+    assert!(text.contains("rein_finished_total{model=\"a\",reason=\"length\"} 0"));
+    assert!(text.contains("rein_engine_kinds{model=\"a\"} 2"));
+    assert!(text.contains("rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 2"));
+    assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.0025\"} 0"));
+    assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"0.005\"} 1"));
+    assert!(text.contains("rein_time_to_first_token_seconds_bucket{le=\"+Inf\"} 2"));
+    assert!(text.contains("rein_engine_running_sequences{model=\"a\\\"b\",engine=\"0\"} 3"));
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+        assert!(text.contains(&format!("# TYPE {base} ")), "{line}");
+    }
+}

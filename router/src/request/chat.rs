@@ -1,0 +1,169 @@
+//! A chat request's way: render, encode, generate, read as regions.
+
+use std::sync::Arc;
+
+use rein_grammar::{Choice, Region, Rules, ToolDecl};
+use rein_text::{
+    call_ids, conversation,
+    model_text::{ReasoningMarkers, Rendered},
+    template::RenderInput,
+    tools::{declaration, tool},
+};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::{
+    error::Error,
+    request::{
+        delivery::ChatEvents,
+        generate::{self, Call, Defaults, Grammar, Plan, Reading, Sequence},
+        job::{ChatJob, Generation},
+        model::{Bounds, Model, bound},
+    },
+};
+
+const DEFAULTS: Defaults = Defaults { prompt: "messages", max_tokens: None };
+
+fn check(model: &Model, job: &ChatJob) -> Result<(), Error> {
+    job.check()?;
+    match model.format.letter_first {
+        true => Ok(conversation::check_letters_first(&job.tools, &job.messages)?),
+        false => Ok(()),
+    }
+}
+
+pub async fn render(model: &Arc<Model>, job: ChatJob, deadline: Instant) -> Result<Rendered, Error> {
+    let bytes = job.bytes;
+    let render = move |model: &Model| {
+        check(model, &job)?;
+        model.render(&Conversation::new(model, job).input, bound(bytes, deadline, None))
+    };
+    model.prepare(bytes, deadline, render).await
+}
+
+/// What a job comes to before it is generated.
+struct Prepared {
+    generation: Generation,
+    rules: Rules,
+    prompt: Vec<u32>,
+    resumed: bool,
+    skip_special_tokens: bool,
+}
+
+impl Prepared {
+    fn new(model: &Model, mut job: ChatJob, bounds: Bounds, deadline: Instant) -> Result<Self, Error> {
+        check(model, &job)?;
+        job.generation.check_vocabulary(bounds.vocab)?;
+        let generation = std::mem::take(&mut job.generation);
+        let skip_special_tokens = !job.show_special_tokens;
+        let mut rules = Rules {
+            tools: job.declared_tools().into_iter().filter_map(tool).collect(),
+            choice: job.tool_choice.clone(),
+            parallel: job.parallel_tool_calls,
+            response: job.response.take(),
+            enforcement: model.enforcement,
+            ..Rules::default()
+        };
+        let bound = bound(job.bytes, deadline, generation.fits(bounds.context));
+        let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
+        let Rendered { prompt, mut ids, .. } = model.render(&input, bound)?;
+        generate::truncate(&mut ids, &generation, bounds);
+        let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
+        (rules.start, rules.calls_before) = (start, calls_before);
+        Ok(Prepared { generation, rules, prompt: ids, resumed: resumed.is_some(), skip_special_tokens })
+    }
+}
+
+/// The events, and what of the request's schemas is not enforced to the letter, in words.
+pub async fn generate(mut call: Call, model: Arc<Model>, job: ChatJob) -> Result<(ChatEvents, Vec<String>), Error> {
+    let (bounds, bytes, deadline) = (model.bounds().await?, job.bytes, call.deadline);
+    let prepare = move |model: &Model| Prepared::new(model, job, bounds, deadline);
+    let Prepared { generation, rules, prompt, resumed, skip_special_tokens } =
+        model.prepare(bytes, deadline, prepare).await?;
+    call.held = None;
+    let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
+    let parse_tools = !declarations.is_empty() && rules.choice != Choice::None;
+    let (start, calls_before) = (rules.start, rules.calls_before);
+    let seed = generation.sampling.seed.unwrap_or_else(rand::random);
+    let mut plan = Plan::new(&generation, &model, bounds, prompt.len(), DEFAULTS, seed)?;
+    if parse_tools {
+        plan.spare_calls(&model);
+    }
+    let began = Instant::now();
+    let compiled = model.compile(rules, &call).await?;
+    call.metrics.grammar.compile.observe(began.elapsed());
+    let grammar = Grammar::new(compiled, &model);
+    let relaxed = Grammar::relaxed(grammar.as_ref());
+    let reading = Reading::Regions {
+        start,
+        resumed,
+        tools: declarations,
+        parse_tools,
+        calls_before,
+        skip_special_tokens,
+        grammar,
+    };
+    let events = generate::generate(call, model, reading, vec![Sequence { prompt, echo: None, plan }]).await?;
+    Ok((events, relaxed))
+}
+
+/// A request's messages as the template gets them.
+struct Conversation {
+    input: RenderInput,
+    /// Calls that the format's own ids have counted so far.
+    calls_before: usize,
+    /// The region in whose middle the answer goes on.
+    resumed: Option<Region>,
+}
+
+impl Conversation {
+    fn new(model: &Model, mut job: ChatJob) -> Self {
+        job.use_exact();
+        let continues = job.continues();
+        let (add_generation_prompt, kwargs) = (job.generation_prompt(), job.kwargs());
+        let mut messages = job.messages;
+        let calls_before = call_ids::native_ids(&mut messages, |name, index| model.format.native_id(name, index));
+        let last = messages.last_mut().and_then(Value::as_object_mut);
+        if let Some(last) = last {
+            conversation::CONTINUE.into_iter().for_each(|field| drop(last.shift_remove(field)));
+        }
+        let reasoning = model.reasoning_markers();
+        let tools_must_show = !model.allow_dropped_tools && job.tool_choice != Choice::None;
+        Conversation {
+            calls_before,
+            resumed: messages.last().filter(|_| continues).and_then(|last| resumed(last, reasoning.as_ref())),
+            input: RenderInput {
+                add_generation_prompt,
+                continue_final_message: continues,
+                kwargs,
+                tools: (!job.tools.is_empty()).then_some(job.tools),
+                documents: job.documents,
+                messages,
+                tools_must_show,
+                reasoning_open: reasoning.map(|markers| markers.open),
+                ..RenderInput::default()
+            },
+        }
+    }
+}
+
+/// The region in whose middle a message ends: reasoning if there is nothing else yet. None: it has not begun one.
+fn resumed(message: &Value, reasoning: Option<&ReasoningMarkers>) -> Option<Region> {
+    let content = match message.get("content") {
+        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
+        Some(Value::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    let begun = |text: &str, region| (!text.trim().is_empty()).then_some(region);
+    if content.is_empty() {
+        let said = ["reasoning_content", "reasoning"].into_iter().find_map(|name| message.get(name)?.as_str());
+        return begun(said.unwrap_or_default(), Region::Reasoning);
+    }
+    let inner = reasoning.and_then(|markers| Some((content.trim_start().strip_prefix(&markers.open)?, &markers.close)));
+    match inner.map(|(inner, close)| inner.split_once(close.as_str()).ok_or(inner)) {
+        None => begun(&content, Region::Text),
+        Some(Ok((_, text))) => begun(text, Region::Text),
+        // The opening alone still lets the parser take the layout after it.
+        Some(Err(inner)) => begun(inner, Region::Reasoning),
+    }
+}

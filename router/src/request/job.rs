@@ -1,0 +1,408 @@
+//! What both surfaces turn a request into, and the checks that do not depend on how it arrived.
+
+use std::{collections::HashMap, fmt::Display};
+
+use rein_grammar::{Choice, Response};
+use rein_proto::v1;
+use rein_text::{
+    conversation,
+    template::{self, ChatTemplate},
+};
+use serde_json::{Map, Value};
+
+use crate::{error::Error, limits};
+
+/// How to generate: what chat and completions share.
+#[derive(Debug, Clone, Default)]
+pub struct Generation {
+    pub sampling: v1::Sampling,
+    pub limits: v1::Limits,
+    pub n: Option<u32>,
+    /// Report the drawn tokens' logprobs, with this many alternatives.
+    pub logprobs: Option<u32>,
+    /// The same for the prompt's tokens.
+    pub prompt_logprobs: Option<u32>,
+    pub return_token_ids: bool,
+    pub cache_salt: Option<String>,
+    pub script: Vec<u32>,
+    /// The name under which the request gave max_tokens.
+    pub max_tokens_param: Option<&'static str>,
+    /// Tell what the grammar did.
+    pub return_grammar: bool,
+    /// Lower is earlier in the queue.
+    pub priority: Option<i64>,
+    /// Most tokens of reasoning; it is ended then.
+    pub thinking_token_budget: Option<u32>,
+    pub truncate_prompt_tokens: Option<Truncation>,
+    /// Requests of one session are best answered by one engine.
+    pub session: Option<String>,
+}
+
+/// How much of a prompt's end is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Truncation {
+    /// At most so many tokens.
+    To(u32),
+    /// What leaves room for the tokens that are to be generated.
+    Fitting,
+}
+
+impl Truncation {
+    /// A number of tokens, or -1 for what fits.
+    pub fn new(tokens: i128) -> Option<Self> {
+        match tokens {
+            -1 => Some(Truncation::Fitting),
+            1.. => Some(Truncation::To(tokens.try_into().unwrap_or(u32::MAX))),
+            _ => None,
+        }
+    }
+
+    pub fn invalid(value: impl Display) -> Error {
+        let message = format!("'truncate_prompt_tokens' must be at least 1, or -1 for what fits, got {value}");
+        Error::invalid("truncate_prompt_tokens", message)
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct ChatJob {
+    pub model: Option<String>,
+    /// In the OpenAI shape, as they came.
+    pub messages: Vec<Value>,
+    pub tools: Vec<Value>,
+    pub tool_choice: Choice,
+    /// False: at most one call per answer.
+    pub parallel_tool_calls: bool,
+    /// What the answer's text has to be.
+    pub response: Option<Response>,
+    pub documents: Option<Vec<Value>>,
+    /// Absent: true, unless the final message is to be continued.
+    pub add_generation_prompt: Option<bool>,
+    pub continue_final_message: bool,
+    pub thinking: Option<bool>,
+    pub reasoning_effort: Option<String>,
+    pub template_kwargs: Map<String, Value>,
+    /// Control tokens that are no markers are text.
+    pub show_special_tokens: bool,
+    pub generation: Generation,
+    /// About what its values take.
+    pub bytes: usize,
+    /// For the template, instead of the fields above, where JSON numbers need more than 64 bits.
+    pub exact: Option<Box<Exact>>,
+}
+
+/// See `template::lossless`. None: the field has no such number.
+#[derive(Debug, Clone)]
+pub struct Exact {
+    pub messages: Option<Vec<Value>>,
+    pub tools: Option<Vec<Value>>,
+    pub documents: Option<Vec<Value>>,
+    pub template_kwargs: Option<Map<String, Value>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+#[derive(Debug, Clone)]
+pub struct CompletionJob {
+    pub model: Option<String>,
+    pub prompts: Vec<Prompt>,
+    pub echo: bool,
+    pub add_special_tokens: bool,
+    pub skip_special_tokens: bool,
+    /// What the text has to be.
+    pub response: Option<Response>,
+    pub generation: Generation,
+}
+
+/// The names under which templates read whether the model is to think.
+const THINKING: [&str; 2] = ["thinking", "enable_thinking"];
+const REASONING_EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+/// Template variables that have a request field.
+const KWARGS_WITH_FIELD: [&str; 5] =
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"];
+
+impl ChatJob {
+    pub fn check(&self) -> Result<(), Error> {
+        conversation::check_messages(&self.messages)?;
+        conversation::check_tools(&self.tools, &self.messages)?;
+        self.check_choice()?;
+        if self.continue_final_message && self.add_generation_prompt == Some(true) {
+            let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true";
+            return Err(Error::invalid("continue_final_message", message));
+        }
+        if let (true, Some(last)) = (self.continue_final_message, self.messages.last()) {
+            conversation::check_continued("continue_final_message", last)?;
+        }
+        if let (Some(field), Some(true)) = (self.continue_field(), self.add_generation_prompt) {
+            let at = format!("messages[{}].{field}", self.messages.len() - 1);
+            let message = format!("'{at}' and 'add_generation_prompt' cannot both be true");
+            return Err(Error::invalid(at, message));
+        }
+        if let Some(effort) = &self.reasoning_effort
+            && !REASONING_EFFORTS.contains(&effort.as_str())
+        {
+            let message = format!("'reasoning_effort' must be one of {}, got '{effort}'", REASONING_EFFORTS.join(", "));
+            return Err(Error::invalid("reasoning_effort", message));
+        }
+        if let Some(name) = self.template_kwargs.keys().find(|name| template::is_reserved(name)) {
+            let why = match KWARGS_WITH_FIELD.contains(&name.as_str()) {
+                true => "it has a request field of its own",
+                false => "the server sets it itself",
+            };
+            let message = format!("'chat_template_kwargs' may not set '{name}': {why}");
+            return Err(Error::invalid(format!("chat_template_kwargs.{name}"), message));
+        }
+        self.generation.check("top_logprobs")
+    }
+
+    /// A choice can only be made among declared tools.
+    fn check_choice(&self) -> Result<(), Error> {
+        let declared = |name: &str| {
+            let names = self.declared_tools().into_iter().filter_map(|tool| tool.pointer("/function/name")?.as_str());
+            let names: Vec<&str> = names.collect();
+            match names.contains(&name) {
+                true => Ok(()),
+                false => {
+                    let message = format!("'tool_choice' names '{name}', which is not declared in 'tools'");
+                    Err(Error::invalid("tool_choice", message))
+                }
+            }
+        };
+        match &self.tool_choice {
+            Choice::Auto | Choice::None => Ok(()),
+            Choice::Required if self.declared_tools().is_empty() => {
+                Err(Error::invalid("tool_choice", "'tool_choice' is 'required', but 'tools' declares none"))
+            }
+            Choice::Required => Ok(()),
+            Choice::Named(name) => declared(name),
+            Choice::Allowed { names, .. } => names.iter().try_for_each(|name| declared(name)),
+        }
+    }
+
+    /// The field of the last message that asks for its continuation.
+    fn continue_field(&self) -> Option<&'static str> {
+        let last = self.messages.last()?;
+        conversation::CONTINUE.into_iter().find(|field| last.get(*field) == Some(&Value::Bool(true)))
+    }
+
+    /// Whether the answer goes on with the last message, by whatever field the request says so.
+    pub fn continues(&self) -> bool {
+        self.continue_final_message || self.continue_field().is_some()
+    }
+
+    pub fn generation_prompt(&self) -> bool {
+        self.add_generation_prompt.unwrap_or(!self.continues())
+    }
+
+    /// Every tool that the model may call: the request's and those that system messages declare, in this order. A name
+    /// that is declared again means its latest declaration.
+    pub fn declared_tools(&self) -> Vec<&Value> {
+        let mut declared: Vec<&Value> = Vec::new();
+        let mut places = HashMap::new();
+        for tool in self.tools.iter().chain(conversation::message_tools(&self.messages)) {
+            let place = *places.entry(tool.pointer("/function/name").and_then(Value::as_str)).or_insert(declared.len());
+            match declared.get_mut(place) {
+                Some(earlier) => *earlier = tool,
+                None => declared.push(tool),
+            }
+        }
+        declared
+    }
+
+    /// The fields that only a template can heed, and that this one never reads.
+    pub fn unread(&self, template: Option<&ChatTemplate>) -> Vec<String> {
+        let Some(template) = template else { return Vec::new() };
+        let tools = !self.declared_tools().is_empty();
+        let reads = |names: &[&str]| names.iter().any(|name| template.reads(name, tools));
+        let thinks = || reads(&THINKING);
+        let no_effort = self.reasoning_effort.as_deref() == Some("none");
+        let fields = [
+            ("documents", self.documents.is_some(), reads(&["documents"])),
+            ("thinking", self.thinking.is_some(), thinks()),
+            (
+                "reasoning_effort",
+                self.reasoning_effort.is_some(),
+                reads(&["reasoning_effort"]) || no_effort && thinks(),
+            ),
+        ];
+        let unread = fields.iter().filter(|(_, given, read)| *given && !read).map(|(name, ..)| (*name).to_owned());
+        let kwargs = self.template_kwargs.keys().filter(|name| !reads(&[name]));
+        unread.chain(kwargs.map(|name| format!("chat_template_kwargs.{name}"))).collect()
+    }
+
+    /// From here on the template sees the exact numbers.
+    pub fn use_exact(&mut self) {
+        if let Some(exact) = self.exact.take() {
+            let Exact { messages, tools, documents, template_kwargs } = *exact;
+            self.messages = messages.unwrap_or_else(|| std::mem::take(&mut self.messages));
+            self.tools = tools.unwrap_or_else(|| std::mem::take(&mut self.tools));
+            self.documents = documents.or_else(|| self.documents.take());
+            self.template_kwargs = template_kwargs.unwrap_or_else(|| std::mem::take(&mut self.template_kwargs));
+        }
+    }
+
+    /// The template's variables. What the request spells out in `chat_template_kwargs` wins.
+    pub fn kwargs(&self) -> Map<String, Value> {
+        let mut kwargs = Map::new();
+        let thinking = self.thinking.or((self.reasoning_effort.as_deref() == Some("none")).then_some(false));
+        if let Some(thinking) = thinking {
+            kwargs.extend(THINKING.map(|name| (name.to_owned(), thinking.into())));
+        }
+        if let Some(effort) = &self.reasoning_effort {
+            kwargs.insert("reasoning_effort".into(), effort.as_str().into());
+        }
+        kwargs.extend(self.template_kwargs.iter().map(|(name, value)| (name.clone(), value.clone())));
+        kwargs
+    }
+}
+
+impl CompletionJob {
+    pub fn check(&self) -> Result<(), Error> {
+        if self.prompts.is_empty() {
+            return Err(Error::invalid("prompt", "'prompt' must have at least one prompt"));
+        }
+        let choices = self.prompts.len() * self.generation.choices() as usize;
+        if choices > limits::COMPLETION_CHOICES {
+            let message = format!(
+                "{} prompts with n {} ask for {choices} choices, at most {} are allowed",
+                self.prompts.len(),
+                self.generation.choices(),
+                limits::COMPLETION_CHOICES
+            );
+            return Err(Error::invalid("prompt", message));
+        }
+        // Zero tokens with echo is how a prompt is scored without generating.
+        if self.generation.limits.max_tokens == Some(0) && self.echo {
+            let scored = Generation {
+                limits: v1::Limits { max_tokens: Some(1), ..self.generation.limits.clone() },
+                ..self.generation.clone()
+            };
+            return scored.check("logprobs");
+        }
+        self.generation.check("logprobs")
+    }
+}
+
+impl Generation {
+    pub fn choices(&self) -> u32 {
+        self.n.unwrap_or(1)
+    }
+
+    /// The most tokens that a prompt may have: those of the context, unless the prompt is cut to fit.
+    pub fn fits(&self, context: u32) -> Option<usize> {
+        self.truncate_prompt_tokens.is_none().then_some(context as usize)
+    }
+
+    pub fn max_tokens_param(&self) -> &'static str {
+        self.max_tokens_param.unwrap_or("max_tokens")
+    }
+
+    /// Ranges. `logprobs` is what the request calls the number of alternatives.
+    fn check(&self, logprobs: &str) -> Result<(), Error> {
+        let sampling = &self.sampling;
+        for (param, value, range) in [
+            ("temperature", sampling.temperature, range::TEMPERATURE),
+            ("top_p", sampling.top_p, range::TOP_P),
+            ("min_p", sampling.min_p, range::MIN_P),
+            ("repetition_penalty", sampling.repetition_penalty, range::REPETITION_PENALTY),
+            ("presence_penalty", sampling.presence_penalty, range::PRESENCE_PENALTY),
+            ("frequency_penalty", sampling.frequency_penalty, range::FREQUENCY_PENALTY),
+        ] {
+            value.map_or(Ok(()), |value| range.check(param, value, value))?;
+        }
+        for (&token, &bias) in &sampling.logit_bias {
+            range::LOGIT_BIAS.check(&format!("logit_bias.{token}"), bias, bias)?;
+        }
+        at_most("logit_bias", "entries", sampling.logit_bias.len(), limits::LOGIT_BIAS)?;
+        if self.limits.max_tokens == Some(0) {
+            let param = self.max_tokens_param();
+            return Err(Error::invalid(param, format!("'{param}' must be at least 1, got 0")));
+        }
+        if let (Some(min), Some(max)) = (self.limits.min_tokens, self.limits.max_tokens)
+            && min > max
+        {
+            let param = self.max_tokens_param();
+            return Err(Error::invalid("min_tokens", format!("'min_tokens' is {min}, more than '{param}', {max}")));
+        }
+        at_most("stop", "strings", self.limits.stop.len(), limits::STOP_STRINGS)?;
+        for (i, stop) in self.limits.stop.iter().enumerate() {
+            if stop.is_empty() {
+                return Err(Error::invalid(format!("stop[{i}]"), "'stop' must not have an empty string"));
+            }
+            at_most(&format!("stop[{i}]"), "bytes", stop.len(), limits::STOP_STRING_BYTES)?;
+        }
+        at_most("bad_words", "strings", sampling.bad_words.len(), limits::BAD_WORDS)?;
+        for (i, word) in sampling.bad_words.iter().enumerate() {
+            if word.trim().is_empty() {
+                return Err(Error::invalid(format!("bad_words[{i}]"), "'bad_words' must not have an empty string"));
+            }
+            at_most(&format!("bad_words[{i}]"), "bytes", word.len(), limits::STOP_STRING_BYTES)?;
+        }
+        at_most("stop_token_ids", "ids", self.limits.stop_token_ids.len(), limits::STOP_TOKEN_IDS)?;
+        if self.n.is_some_and(|n| n == 0 || n > limits::CHOICES) {
+            let message = format!("'n' must be between 1 and {}, got {}", limits::CHOICES, self.choices());
+            return Err(Error::invalid("n", message));
+        }
+        for (param, value) in [(logprobs, self.logprobs), ("prompt_logprobs", self.prompt_logprobs)] {
+            if let Some(value) = value.filter(|&value| value > limits::TOP_LOGPROBS) {
+                let message = format!("'{param}' must be between 0 and {}, got {value}", limits::TOP_LOGPROBS);
+                return Err(Error::invalid(param, message));
+            }
+        }
+        if let Some(salt) = &self.cache_salt {
+            if salt.is_empty() {
+                return Err(Error::invalid("cache_salt", "'cache_salt' must not be an empty string"));
+            }
+            at_most("cache_salt", "bytes", salt.len(), limits::CACHE_SALT_BYTES)?;
+        }
+        Ok(())
+    }
+
+    /// Every token id the request names is one the model has.
+    pub fn check_vocabulary(&self, vocab: u32) -> Result<(), Error> {
+        let check = |param: String, id: u32| match id < vocab {
+            true => Ok(()),
+            false => Err(out_of_vocabulary(param, id, vocab)),
+        };
+        for (i, &id) in self.limits.stop_token_ids.iter().enumerate() {
+            check(format!("stop_token_ids[{i}]"), id)?;
+        }
+        for (i, &id) in self.sampling.allowed_token_ids.iter().enumerate() {
+            check(format!("allowed_token_ids[{i}]"), id)?;
+        }
+        for &id in self.sampling.logit_bias.keys() {
+            check(format!("logit_bias.{id}"), id)?;
+        }
+        self.script.iter().enumerate().try_for_each(|(i, &id)| check(format!("script[{i}]"), id))
+    }
+}
+
+pub fn out_of_vocabulary(param: impl Into<String>, id: u32, vocab: u32) -> Error {
+    let param = param.into();
+    let message =
+        format!("'{param}' is token {id}, out of the vocabulary: ids are between 0 and {}", vocab.saturating_sub(1));
+    Error { code: Some("token_out_of_vocabulary"), ..Error::invalid(param, message) }
+}
+
+/// Of the fields that sampling reads.
+pub mod range {
+    use rein_text::fields::Range;
+
+    pub const TEMPERATURE: Range = Range::between(0.0, 2.0);
+    pub const TOP_P: Range = Range::above(0.0, 1.0);
+    pub const MIN_P: Range = Range::between(0.0, 1.0);
+    pub const REPETITION_PENALTY: Range = Range::above(0.0, 10.0);
+    pub const PRESENCE_PENALTY: Range = Range::between(-2.0, 2.0);
+    pub const FREQUENCY_PENALTY: Range = Range::between(-2.0, 2.0);
+    pub const LOGIT_BIAS: Range = Range::between(-100.0, 100.0);
+}
+
+fn at_most(param: &str, what: &str, got: usize, limit: usize) -> Result<(), Error> {
+    if got <= limit {
+        return Ok(());
+    }
+    Err(Error::invalid(param, format!("'{param}' may have at most {limit} {what}, got {got}")))
+}

@@ -1,0 +1,361 @@
+//! A model that is served: its text side, its format and the engines that run it.
+
+use std::{collections::HashSet, fmt::Write, sync::Arc, time::SystemTime};
+
+use rand::{Rng, distr::Alphanumeric};
+use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Response, Rules, Vocab};
+use rein_proto::{internal, v1};
+use rein_text::{
+    check::check,
+    model_text::{ControlTokens, ReasoningMarkers, Rendered, TextError, TextModel},
+    template::{Reason, RenderInput, TemplateError},
+    tokenize::{Bound, Encode, MAX_TEXT_BYTES, TokenizeError},
+};
+use ring::digest::{Digest, SHA256};
+use tokio::{sync::Semaphore, time::Instant};
+use tracing::{Instrument, info_span};
+
+use crate::{
+    blocking_pool::Workers,
+    error::Error,
+    fleet::pool::Pool,
+    limits,
+    request::{compile_queue::Compiling, generate::Call, job::out_of_vocabulary},
+};
+
+/// Random characters after `call_` in the id of a call whose format has no ids of its own.
+const CALL_ID_CHARS: usize = 24;
+
+/// Bytes of a fingerprint that clients see.
+const FINGERPRINT_BYTES: usize = 5;
+
+/// The engine kind that emits scripts.
+const SCRIPTED_KIND: &str = "sim";
+
+pub struct Model {
+    pub text: TextModel,
+    pub format: &'static Format,
+    pub enforcement: Enforcement,
+    pub mask_always: bool,
+    /// Requests with tools are answered though the template does not show these to the model.
+    pub allow_dropped_tools: bool,
+    /// None: the tokenizer's vocabulary cannot be steered; the reason.
+    grammars: Result<Steering, String>,
+    pub pool: Arc<Pool>,
+    /// Seconds since the epoch.
+    pub created: u64,
+    /// Of this release and the model's text files.
+    digest: Digest,
+    /// What messages cannot bring about. None: the operator lets them.
+    controls: Option<ControlTokens>,
+    texts: Workers,
+    compiling: Compiling,
+    /// Turns of grammars that are slow to match.
+    matching: Arc<Semaphore>,
+    /// Judges what is finished in place of the request's own schemas: as if its grammar had a hole.
+    #[cfg(test)]
+    pub judge: std::sync::OnceLock<Compiled>,
+}
+
+/// Grammars over the model's vocabulary.
+struct Steering {
+    /// Of a chat's turns, in the model's format.
+    turns: Arc<Grammars>,
+    /// Of plain completions.
+    texts: Arc<Grammars>,
+}
+
+/// What the model and its engine together allow.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    pub vocab: u32,
+    pub context: u32,
+    /// The engine takes the tokens it is to emit from the request.
+    pub scripted: bool,
+}
+
+impl Model {
+    pub fn new(mut text: TextModel, pool: Pool, policy: &Policy) -> Result<Self, TextError> {
+        let format = text.settle_format(policy.format);
+        if text.template.is_some() {
+            check(&text, format).warn();
+        }
+        let grammars = vocabulary(&text, format).map(|vocab| {
+            let vocab = Arc::new(vocab);
+            Steering {
+                turns: Arc::new(Grammars::new(format, vocab.clone())),
+                texts: Arc::new(Grammars::new(&grammar::BARE, vocab)),
+            }
+        });
+        let controls = match policy.allow_control_tokens {
+            true => None,
+            false => Some(ControlTokens::new(
+                &text,
+                |text| format.is_marker(text) || format.spells_markers_with(text),
+                reasoning_markers(format),
+            )?),
+        };
+        Ok(Model {
+            digest: digest(&text),
+            text,
+            format,
+            enforcement: policy.enforcement,
+            mask_always: policy.mask_always,
+            allow_dropped_tools: policy.allow_dropped_tools,
+            grammars,
+            pool: Arc::new(pool),
+            created: now(),
+            controls,
+            texts: Workers::default(),
+            compiling: Compiling::new(),
+            matching: Arc::new(Semaphore::new(limits::SLOW_MATCHES)),
+            #[cfg(test)]
+            judge: std::sync::OnceLock::new(),
+        })
+    }
+
+    pub fn reasoning_markers(&self) -> Option<ReasoningMarkers> {
+        reasoning_markers(self.format)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.text.name
+    }
+
+    pub async fn bounds(&self) -> Result<Bounds, Error> {
+        let info = self.pool.info().await?;
+        let text = self.text.max_context.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX);
+        let context = info.max_context.min(text);
+        Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
+    }
+
+    /// Renders and encodes a conversation. A large one is for `prepare`.
+    pub fn render(&self, input: &RenderInput, bound: Bound) -> Result<Rendered, Error> {
+        let rendered = match &self.controls {
+            Some(controls) => self.text.render_sanitized_within(input, controls, bound),
+            None => self.text.render_within(input, bound),
+        };
+        rendered.map_err(|error| text_error(error, "messages"))
+    }
+
+    /// Turns what has so many bytes into tokens: much of it off the async threads.
+    pub async fn prepare<T: Send + 'static>(
+        self: &Arc<Self>,
+        bytes: usize,
+        deadline: Instant,
+        work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        if bytes <= limits::INLINE_TEXT_BYTES {
+            return work(self);
+        }
+        let model = self.clone();
+        self.texts.run(bytes, deadline, move || work(&model)).await
+    }
+
+    /// Tokens of a text in which control tokens are spelled out. `param`: the field that holds it.
+    pub async fn encode(
+        self: &Arc<Self>,
+        text: String,
+        add_special_tokens: bool,
+        param: &'static str,
+        deadline: Instant,
+        most: Option<usize>,
+    ) -> Result<Vec<u32>, Error> {
+        let (bytes, bound) = (text.len(), bound(text.len(), deadline, most));
+        let encode = move |model: &Model| {
+            let how = Encode { add_special_tokens, parse_special: true };
+            let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode_within(&text, how, bound));
+            ids.map_err(|error| text_error(TextError::Tokenize(error), param))
+        };
+        self.prepare(bytes, deadline, encode).await
+    }
+
+    /// Tokens of a short text of the request in which control tokens are spelled out. `param`: the field that holds it.
+    pub fn tokens(&self, text: &str, param: &str) -> Result<Vec<u32>, Error> {
+        let ids = self.text.tokenizer.encode(text, Encode { add_special_tokens: false, parse_special: true });
+        ids.map_err(|error| text_error(TextError::Tokenize(error), param))
+    }
+
+    /// The grammar of a turn under these rules; None: there is nothing to enforce.
+    pub async fn compile(&self, rules: Rules, call: &Call) -> Result<Option<Compiled>, Error> {
+        self.compiled(rules, call, |steering| &steering.turns).await
+    }
+
+    /// The grammar of a text without turns, reasoning and calls.
+    pub async fn compile_text(&self, response: Option<Response>, call: &Call) -> Result<Option<Compiled>, Error> {
+        self.compiled(Rules { response, ..Rules::default() }, call, |steering| &steering.texts).await
+    }
+
+    async fn compiled(
+        &self,
+        rules: Rules,
+        call: &Call,
+        of: impl Fn(&Steering) -> &Arc<Grammars>,
+    ) -> Result<Option<Compiled>, Error> {
+        if !rules.binds() {
+            return Ok(None);
+        }
+        let grammars = match &self.grammars {
+            Ok(steering) => of(steering),
+            Err(cause) => return Err(Error::internal("this model's vocabulary cannot be steered", cause)),
+        };
+        let compiled = self.compiling.compile(grammars, rules, call.caller.as_ref(), call.deadline);
+        compiled.instrument(info_span!("grammar")).await
+    }
+
+    /// Work of a grammar that would hold up other requests on an async thread. It waits for its turn.
+    pub async fn match_slowly<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+        let failed = |cause: &dyn std::fmt::Display| Error::internal("the grammar of this request failed", cause);
+        let permit = self.matching.clone().acquire_owned().await.map_err(|closed| failed(&closed))?;
+        let work = move || {
+            let _permit = permit;
+            work()
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|panic| failed(&panic))
+    }
+
+    /// What a client may compare: with another fingerprint, a seed may draw other tokens. `kind`: the engine's.
+    pub fn system_fingerprint(&self, kind: &str) -> String {
+        let whole = ring::digest::digest(&SHA256, &[self.digest.as_ref(), kind.as_bytes()].concat());
+        whole.as_ref().iter().take(FINGERPRINT_BYTES).fold("fp_".to_owned(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+
+    /// The id of a call: the format's own, counted over the conversation, or a random one.
+    pub fn call_id(&self, name: &str, index: usize) -> String {
+        self.format.native_id(name, index).unwrap_or_else(|| {
+            let random = rand::rng().sample_iter(Alphanumeric).take(CALL_ID_CHARS).map(char::from);
+            "call_".chars().chain(random).collect()
+        })
+    }
+
+    /// The bytes that a token stands for; empty for ids beyond the tokenizer.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.text.tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default()
+    }
+
+    /// Bytes of tokens, control tokens spelled out; each has to be one of the tokenizer's.
+    pub fn detokenize(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
+        let tokenizer = &self.text.tokenizer;
+        let mut bytes = 0;
+        for (i, &id) in ids.iter().enumerate() {
+            let out = || out_of_vocabulary(format!("tokens[{i}]"), id, tokenizer.vocab_size() as u32);
+            bytes += tokenizer.token_bytes(id).ok_or_else(out)?.len();
+        }
+        if bytes > MAX_TEXT_BYTES {
+            let message = format!("'tokens' are a text of {bytes} bytes; the limit is {MAX_TEXT_BYTES}");
+            return Err(Error::invalid("tokens", message));
+        }
+        Ok(tokenizer.decode(ids))
+    }
+
+    /// Text of tokens, control tokens spelled out.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        String::from_utf8_lossy(&self.text.tokenizer.decode(ids)).into_owned()
+    }
+
+    pub fn logprob(&self, logprob: internal::TokenLogprob) -> v1::TokenLogprob {
+        let top = |top: internal::TopLogprob| v1::TopLogprob {
+            id: top.id,
+            token: self.token_bytes(top.id),
+            logprob: top.logprob,
+        };
+        v1::TokenLogprob {
+            id: logprob.id,
+            token: self.token_bytes(logprob.id),
+            logprob: logprob.logprob,
+            top: logprob.top.into_iter().map(top).collect(),
+            rank: logprob.rank,
+            text_offset: None,
+        }
+    }
+}
+
+/// How a model's output is read and held to its rules.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Policy {
+    /// None: as detected.
+    pub format: Option<&'static Format>,
+    pub enforcement: Enforcement,
+    /// A mask at every step instead of after a refusal: slower, for comparison.
+    pub mask_always: bool,
+    /// Control tokens that messages spell become control tokens. False: they stay text.
+    pub allow_control_tokens: bool,
+    /// Requests with tools are answered though the model's template does not show these to the model.
+    pub allow_dropped_tools: bool,
+}
+
+fn digest(text: &TextModel) -> Digest {
+    let TextModel { generation, stop_token_ids, vocab_size, architecture, max_context, .. } = text;
+    let settings = (env!("CARGO_PKG_VERSION"), generation, stop_token_ids, vocab_size, architecture, max_context);
+    ring::digest::digest(&SHA256, format!("{settings:?} {}", text.template_source()).as_bytes())
+}
+
+fn vocabulary(text: &TextModel, format: &'static Format) -> Result<Vocab, String> {
+    let template = text.template_source();
+    // What the template spells is the conversation's structure, unless the format's markers are spelled with it.
+    let structural =
+        |text: &str| !text.trim().is_empty() && template.contains(text) && !format.spells_markers_with(text);
+    let tokenizer = &text.tokenizer;
+    let control: HashSet<u32> = tokenizer
+        .added_tokens()
+        .filter(|(id, text)| format.is_control(text, tokenizer.is_control(*id)) || structural(text))
+        .map(|(id, _)| id)
+        .chain(text.stop_token_ids.iter().copied())
+        .collect();
+    let tokens = (0..text.vocab_size as u32).map(|id| {
+        let bytes = tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default();
+        (bytes, control.contains(&id))
+    });
+    let (tokenizer, controls) = (tokenizer.clone(), control.clone());
+    // Models write added tokens that are text as they learned them: as one token.
+    let encode = move |text: &str| {
+        let whole = tokenizer.encode(text, Encode::TEMPLATED).unwrap_or_default();
+        match whole.iter().any(|id| controls.contains(id)) {
+            true => tokenizer.encode(text, Encode::TEXT).unwrap_or_default(),
+            false => whole,
+        }
+    };
+    Vocab::new(tokens, &text.stop_token_ids, Some(Box::new(encode))).map_err(|error| error.to_string())
+}
+
+fn reasoning_markers(format: &Format) -> Option<ReasoningMarkers> {
+    let reasoning = format.reasoning.as_ref()?;
+    Some(ReasoningMarkers {
+        open: rein_grammar::spelled(reasoning.open),
+        close: rein_grammar::spelled(reasoning.close),
+    })
+}
+
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map(|time| time.as_secs()).unwrap_or_default()
+}
+
+fn text_error(error: TextError, param: &str) -> Error {
+    match error {
+        TextError::Template(TemplateError { reason: Reason::TooLarge, message, .. }) => {
+            Error { code: Some("context_length_exceeded"), ..Error::invalid("messages", message) }
+        }
+        TextError::Template(TemplateError { message, param, .. }) => Error {
+            code: Some("template_error"),
+            ..Error::invalid(param.unwrap_or_else(|| "messages".into()), message)
+        },
+        TextError::Tokenize(error @ TokenizeError::TooLong { .. }) => {
+            Error { code: Some("context_length_exceeded"), ..Error::invalid(param, error.to_string()) }
+        }
+        TextError::Tokenize(TokenizeError::TooMany { least, most }) => {
+            let message = format!("the prompt has at least {least} tokens, but this model's context is {most} tokens");
+            Error { code: Some("context_length_exceeded"), ..Error::invalid(param, message) }
+        }
+        TextError::Tokenize(TokenizeError::Late) => Error::deadline(),
+        other => Error::internal("the text could not be turned into tokens", other),
+    }
+}
+
+/// Of a text of so many bytes that may have `most` tokens. Of short ones all tokens are counted, to tell how many are too many.
+pub fn bound(bytes: usize, deadline: Instant, most: Option<usize>) -> Bound {
+    let bound = Bound::until(deadline);
+    most.filter(|_| bytes > limits::COUNTED_TEXT_BYTES).map_or(bound, |most| bound.tokens(most))
+}

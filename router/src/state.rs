@@ -1,0 +1,97 @@
+//! What all requests of one router share: the models, admission, budgets and metrics. It knows no API.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tonic_health::server::HealthReporter;
+
+use crate::{
+    admission::Admission,
+    config::RouterConfig,
+    error::Error,
+    fleet::{metrics::FleetMetrics, retry_budget::Effort},
+    request::{memory::Intake, metrics::RequestMetrics, model::Model},
+    surface_metrics::SurfaceMetrics,
+};
+
+/// What all requests share.
+pub struct Core {
+    pub config: RouterConfig,
+    models: RwLock<Arc<Vec<Arc<Model>>>>,
+    pub admission: Admission,
+    pub intake: Intake,
+    pub effort: Arc<Effort>,
+    pub metrics: Arc<RequestMetrics>,
+    pub fleet_metrics: Arc<FleetMetrics>,
+    pub surfaces: SurfaceMetrics,
+    pub health: HealthReporter,
+}
+
+impl Core {
+    pub fn new(config: RouterConfig, models: Vec<Arc<Model>>, health: HealthReporter) -> Self {
+        Core {
+            admission: Admission::new(config.max_in_flight, config.max_queued),
+            effort: Arc::new(Effort::new(config.hedge_after)),
+            intake: Intake::new(config.body_bytes),
+            config,
+            models: RwLock::new(Arc::new(models)),
+            metrics: Arc::default(),
+            fleet_metrics: Arc::default(),
+            surfaces: SurfaceMetrics::default(),
+            health,
+        }
+    }
+
+    pub fn models(&self) -> Arc<Vec<Arc<Model>>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn named(&self, name: &str) -> Option<Arc<Model>> {
+        self.models().iter().find(|model| model.name() == name).cloned()
+    }
+
+    pub fn add(&self, model: Arc<Model>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let mut with: Vec<Arc<Model>> = models.iter().filter(|known| known.name() != model.name()).cloned().collect();
+        with.push(model);
+        with.sort_by(|a, b| a.name().cmp(b.name()));
+        *models = Arc::new(with);
+    }
+
+    pub fn model(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
+        let models = self.models();
+        let Some(first) = models.first() else { return Err(Error::unavailable("no model is served here yet")) };
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
+            return Err(Error::missing("model", &format!("the name of a model, such as '{}'", first.name())));
+        };
+        models.iter().find(|model| model.name() == name).cloned().ok_or_else(|| {
+            let served: Vec<&str> = models.iter().map(|model| model.name()).collect();
+            Error::model_not_found(name, &served)
+        })
+    }
+
+    /// Where leaving the name out is not ambiguous, it may be.
+    pub fn model_or_only(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
+        match (name.filter(|name| !name.is_empty()), self.models().as_slice()) {
+            (None, [only]) => Ok(only.clone()),
+            (name, _) => self.model(name),
+        }
+    }
+
+    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. One that is
+    /// being retired, or has been, does not count where there are others.
+    pub async fn ready(&self) -> Result<(), Error> {
+        if self.admission.draining() {
+            return Err(Error::unavailable("this server is draining and takes no new requests"));
+        }
+        let models = self.models();
+        let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
+        let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
+            return Err(Error::unavailable("no model is served here now"));
+        };
+        for (_, model) in served.iter().filter(|(standing, _)| *standing == best) {
+            model.bounds().await?;
+            model.pool.answers().await?;
+        }
+        Ok(())
+    }
+}

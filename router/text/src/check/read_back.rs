@@ -1,0 +1,104 @@
+//! Whether the format reads what the template writes: a call is rendered as history and parsed as output.
+
+use rein_grammar::{Event, Parser, ParserOptions, Region};
+use serde_json::{Value as Json, json};
+
+use super::{Outcome, Subject, arguments, broken, calling, fine, result, tool, user, warning};
+use crate::pieces::pieces;
+use crate::template::RenderInput;
+use crate::tokenize::Encode;
+use crate::tools::{declaration, tool as declared};
+
+pub fn check(subject: &Subject<'_>) -> Outcome {
+    if !subject.format.has_calls() {
+        return broken("no format to read calls with");
+    }
+    let simple = json!({"city": "Paris"});
+    for (what, calls, text) in [
+        ("a simple call", vec![simple.clone()], None),
+        ("a call with arguments of several types", vec![arguments()], None),
+        ("text and a call", vec![simple.clone()], Some("Let me look.")),
+    ] {
+        match read(subject, &calls, text) {
+            Ok(read) if read == calls => {}
+            Ok(read) if read.is_empty() => {
+                return broken(format!(
+                    "the format {} does not see {what} that the template writes",
+                    subject.format.name
+                ));
+            }
+            Ok(read) => {
+                return broken(format!("the format {} reads {what} as {}", subject.format.name, Json::from(read)));
+            }
+            // Not all models may say something first.
+            Err(_) if text.is_some() => {}
+            Err(error) => return broken(format!("the template refuses {what}: {error}")),
+        }
+    }
+    let two = vec![simple, json!({"city": "Rome"})];
+    match read(subject, &two, None) {
+        _ if !subject.format.many => fine("the format reads what the template writes"),
+        Ok(read) if read == two => fine("the format reads what the template writes, several calls too"),
+        Ok(read) => broken(format!(
+            "of two calls that the template writes, the format {} reads {}",
+            subject.format.name,
+            Json::from(read)
+        )),
+        Err(error) => warning(format!("the template refuses two calls in one message: {error}")),
+    }
+}
+
+/// The arguments of the calls that the format finds in the turn that the template writes for these.
+fn read(subject: &Subject<'_>, calls: &[Json], text: Option<&str>) -> Result<Vec<Json>, String> {
+    let mut call = calling(calls);
+    if let Some(text) = text {
+        call["content"] = text.into();
+    }
+    let results: Vec<Json> = (0..calls.len()).map(result).collect();
+    let whole = |messages: Vec<Json>| {
+        subject.render(&RenderInput { add_generation_prompt: false, ..subject.input(messages, true) })
+    };
+    // Some templates want results behind calls.
+    let written = whole(vec![user(), call.clone()]).or_else(|_| whole([vec![user(), call], results].concat()))?;
+    let prompt = subject.render(&subject.input(vec![user()], true))?;
+    let (output, start) = match written.strip_prefix(&prompt) {
+        Some(output) => (output, subject.format.start_after(&prompt)),
+        // The prompt for an answer opens what the history does not have, such as reasoning.
+        None => (&written[turn_start(&prompt, &written)..], Region::Text),
+    };
+    let tokenizer = &subject.text.tokenizer;
+    let mut ids = tokenizer.encode(output, Encode::TEMPLATED).map_err(|error| error.to_string())?;
+    let end = ids.iter().position(|id| subject.text.stop_token_ids.contains(id)).unwrap_or(ids.len());
+    ids.truncate(end);
+    let tools = declared(&tool()).as_ref().map(declaration).into_iter().collect();
+    let mut parser =
+        Parser::new(subject.format, ParserOptions { start, tools, parse_tools: true, calls_in_text: true });
+    let mut events = Vec::new();
+    for piece in pieces(subject.format, tokenizer, &ids) {
+        parser.push(piece.as_piece(), &mut events);
+    }
+    parser.finish(&mut events);
+    let mut found = Vec::new();
+    let mut arguments = String::new();
+    for event in events {
+        match event {
+            Event::ToolCallStart { .. } => arguments.clear(),
+            Event::ArgumentsDelta { text, .. } => arguments.push_str(&text),
+            Event::ToolCallEnd { complete: true, .. } => {
+                found.push(serde_json::from_str(&arguments).unwrap_or_else(|_| Json::from(arguments.as_str())))
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Where two prompts go apart, but not inside a marker or a word.
+fn turn_start(prompt: &str, written: &str) -> usize {
+    let common = prompt
+        .char_indices()
+        .zip(written.chars())
+        .find(|((_, a), b)| a != b)
+        .map_or(prompt.len().min(written.len()), |((at, _), _)| at);
+    written[..common].rfind(['\n', '>', ']']).map_or(0, |at| at + 1)
+}

@@ -1,0 +1,133 @@
+use rein_grammar::by_name;
+
+use super::*;
+use crate::model_text::Overrides;
+use crate::tests::model_dir::model_dir;
+
+const KIMI: &str = "{% if tools %}<|control|>{{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}: \
+    {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}\
+    {%- if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>\
+    {{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>{% endfor %}\
+    {% if add_generation_prompt %}assistant: {% endif %}";
+
+fn report(template: &str, format: &str) -> Report {
+    let dir = model_dir(template);
+    let text = TextModel::load(&dir, &Overrides { name: Some("m".into()), ..Overrides::default() });
+    std::fs::remove_dir_all(dir).unwrap();
+    check(&text.unwrap(), by_name(format).unwrap())
+}
+
+fn finding(report: &Report, check: &str) -> (Verdict, String) {
+    let finding = report.findings.iter().find(|finding| finding.check == check).unwrap();
+    (finding.verdict, finding.message.clone())
+}
+
+#[test]
+fn a_template_that_does_all_is_fine() {
+    let report = report(KIMI, "kimi_k2");
+    let bad: Vec<_> = report.findings.iter().filter(|f| f.verdict > Verdict::Fine && f.check != "revision").collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+    assert_eq!(report.template_sha256.as_deref(), Some(sha256_hex(KIMI.as_bytes()).as_str()));
+}
+
+#[test]
+fn every_fault_is_told_by_its_check() {
+    let instead = |part: &str, other: &str| {
+        assert!(KIMI.contains(part), "{part}");
+        KIMI.replace(part, other)
+    };
+    for (template, format, check, verdict, words) in [
+        (instead("{{ tools | tojson }}", ""), "kimi_k2", "tools", Verdict::Broken, "never shows the tools"),
+        (
+            instead("if tools", "if tools and messages | length > 1"),
+            "kimi_k2",
+            "tools",
+            Verdict::Broken,
+            "drops the tools with a first question",
+        ),
+        (
+            instead("{{ m.content or '' }}", "{{ (m.content or '') if m.role != 'tool' }}"),
+            "kimi_k2",
+            "results",
+            Verdict::Broken,
+            "drops the results",
+        ),
+        (
+            instead("{{ m.role }}:", "{{ m.role if m.role != 'tool' else raise_exception('no results') }}:"),
+            "kimi_k2",
+            "results",
+            Verdict::Broken,
+            "no results",
+        ),
+        (
+            instead("c.function.arguments | tojson", "c.function.name"),
+            "kimi_k2",
+            "arguments",
+            Verdict::Broken,
+            "does not show the arguments",
+        ),
+        (
+            instead("{{ m.content or '' }}", "{{ raise_exception('silent') if not m.content }}{{ m.content }}"),
+            "kimi_k2",
+            "content",
+            Verdict::Broken,
+            "silent",
+        ),
+        (instead("{{ m.reasoning_content }}", ""), "kimi_k2", "reasoning", Verdict::Warning, "drops the reasoning"),
+        (
+            instead("assistant: {% endif %}", "{% endif %}"),
+            "kimi_k2",
+            "generation prompt",
+            Verdict::Warning,
+            "does not end where an answer begins",
+        ),
+        (
+            instead("{% if tools %}", "{% if tools | length %}"),
+            "kimi_k2",
+            "plain chat",
+            Verdict::Warning,
+            "refuses a chat without tools",
+        ),
+        (KIMI.to_owned(), "deepseek_v3", "markers", Verdict::Broken, "are never seen"),
+        (KIMI.to_owned(), "plain", "format", Verdict::Broken, "--format"),
+        (KIMI.to_owned(), "hermes", "read back", Verdict::Broken, "does not see a simple call"),
+        (
+            instead("{{ c.function.arguments | tojson }}", "{{ {'x': c.function.arguments} | tojson }}"),
+            "kimi_k2",
+            "read back",
+            Verdict::Broken,
+            "reads a simple call as",
+        ),
+        (
+            instead("{% for c in m.tool_calls %}", "{% for c in m.tool_calls[:1] %}"),
+            "kimi_k2",
+            "read back",
+            Verdict::Broken,
+            "of two calls that the template writes",
+        ),
+        (KIMI.to_owned(), "kimi_k2", "revision", Verdict::Warning, "recognised by what it does"),
+    ] {
+        let (found, message) = finding(&report(&template, format), check);
+        assert!(found == verdict && message.contains(words), "{check} {words}: {found:?} {message}");
+    }
+}
+
+#[test]
+fn without_a_template_there_are_no_tool_calls() {
+    let dir = model_dir("");
+    std::fs::write(dir.join("tokenizer_config.json"), r#"{"eos_token": "<|im_end|>"}"#).unwrap();
+    let text = TextModel::load(&dir, &Overrides::default());
+    std::fs::remove_dir_all(dir).unwrap();
+    let report = check(&text.unwrap(), by_name("plain").unwrap());
+    assert_eq!((report.worst(), report.findings.len()), (Verdict::Broken, 1));
+}
+
+#[test]
+fn checkpoints_known_to_be_outdated_are_told() {
+    let dir = model_dir("{{ messages }}");
+    let text = TextModel::load(&dir, &Overrides::default());
+    std::fs::remove_dir_all(dir).unwrap();
+    let text = TextModel { revision: Some("09d5f937b41ae72c90d7155c9a901e2b5831dfaf".into()), ..text.unwrap() };
+    let (verdict, message) = finding(&check(&text, by_name("kimi_k2").unwrap()), "revision");
+    assert!(verdict == Verdict::Warning && message.contains("94a4053eb8863059dd8afc00937f054e1365abbd"), "{message}");
+}

@@ -1,0 +1,325 @@
+//! Checks a conversation before a template sees it: templates answer wrong shapes with wrong prompts, not with errors.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use crate::{InvalidRequest, limits};
+
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+/// What other servers call the wish to have the final message continued: Kimi's, then DeepSeek's and Mistral's.
+pub const CONTINUE: [&str; 2] = ["partial", "prefix"];
+
+/// Messages in the OpenAI shape. They are checked, never changed.
+pub fn check_messages(messages: &[Value]) -> Result<(), InvalidRequest> {
+    if messages.is_empty() {
+        return Err(InvalidRequest::invalid("messages", "'messages' must have at least one message"));
+    }
+    if messages.len() > limits::MESSAGES {
+        let message = format!("'messages' may have at most {} messages, got {}", limits::MESSAGES, messages.len());
+        return Err(InvalidRequest::invalid("messages", message));
+    }
+    let calls = |message: &Value| message.get("tool_calls").and_then(Value::as_array).map_or(0, Vec::len);
+    let calls: usize = messages.iter().map(calls).sum();
+    if calls > limits::CALLS {
+        let message = format!("'messages' may have at most {} tool_calls in all, got {calls}", limits::CALLS);
+        return Err(InvalidRequest::invalid("messages", message));
+    }
+    for (i, message) in messages.iter().enumerate() {
+        let at = format!("messages[{i}]");
+        check_message(&at, message)?;
+        check_continue(&at, message, i + 1 == messages.len())?;
+    }
+    Ok(())
+}
+
+fn check_continue(at: &str, message: &Value, last: bool) -> Result<(), InvalidRequest> {
+    for field in CONTINUE {
+        let at = format!("{at}.{field}");
+        match message.get(field) {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(Value::Bool(true)) if last => check_continued(&at, message)?,
+            Some(Value::Bool(true)) => {
+                return Err(InvalidRequest::invalid(&*at, format!("'{at}' may be true on the last message only")));
+            }
+            Some(other) => return Err(InvalidRequest::wrong_type(&at, "a boolean", other)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a final message can be continued, as the request's field `asked` wants it.
+pub fn check_continued(asked: &str, last: &Value) -> Result<(), InvalidRequest> {
+    let invalid = |why: &str| Err(InvalidRequest::invalid(asked, format!("'{asked}' needs a final message {why}")));
+    if last.get("role").and_then(Value::as_str) != Some("assistant") {
+        return invalid("of the role assistant");
+    }
+    if last.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty()) {
+        return invalid("without tool_calls");
+    }
+    let given = |field: &str| last.get(field).is_some_and(|value| !value.is_null());
+    if !["content", "reasoning_content", "reasoning"].into_iter().any(given) {
+        return invalid("with content or reasoning_content");
+    }
+    Ok(())
+}
+
+fn check_message(at: &str, message: &Value) -> Result<(), InvalidRequest> {
+    let Value::Object(message) = message else { return Err(InvalidRequest::wrong_type(at, "an object", message)) };
+    let role = match message.get("role") {
+        None | Some(Value::Null) => {
+            return Err(InvalidRequest::missing(&format!("{at}.role"), &format!("one of {}", ROLES.join(", "))));
+        }
+        Some(Value::String(role)) => role.as_str(),
+        Some(other) => return Err(InvalidRequest::wrong_type(&format!("{at}.role"), "a string", other)),
+    };
+    if !ROLES.contains(&role) {
+        let message = format!("'{at}.role' must be one of {}, got '{role}'", ROLES.join(", "));
+        return Err(InvalidRequest::invalid(format!("{at}.role"), message));
+    }
+    for field in ["name", "tool_call_id", "reasoning_content", "reasoning", "refusal"] {
+        match message.get(field) {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => return Err(InvalidRequest::wrong_type(&format!("{at}.{field}"), "a string", other)),
+        }
+    }
+    for (field, instead) in [("function_call", "use tool_calls"), ("audio", "this server has no audio")] {
+        if message.get(field).is_some_and(|value| !value.is_null()) {
+            return Err(InvalidRequest::unsupported(format!("{at}.{field}"), instead));
+        }
+    }
+    let calls = check_calls(at, message)?;
+    if calls && role != "assistant" {
+        let text = format!("'{at}.tool_calls' belongs to the role assistant, not {role}");
+        return Err(InvalidRequest::invalid(format!("{at}.tool_calls"), text));
+    }
+    let given = |field: &str| message.get(field).is_some_and(|value| !value.is_null());
+    if role == "tool" && !given("tool_call_id") && !given("name") {
+        return Err(InvalidRequest::missing(&format!("{at}.tool_call_id"), "the id of the call that this answers"));
+    }
+    let declares = check_message_tools(at, role, message)?;
+    let says = match message.get("content") {
+        None | Some(Value::Null) => false,
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Array(parts)) => !parts.is_empty(),
+        Some(_) => true,
+    };
+    if declares && says {
+        let text = format!("'{at}' has 'tools' and 'content'; tools are declared in a message of their own");
+        return Err(InvalidRequest::invalid(format!("{at}.content"), text));
+    }
+    check_content(at, role == "assistant" || declares, message)
+}
+
+/// Whether the message declares tools.
+fn check_message_tools(at: &str, role: &str, message: &Map<String, Value>) -> Result<bool, InvalidRequest> {
+    let at = format!("{at}.tools");
+    match message.get("tools") {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Array(_)) if !declares_tools(role) => {
+            Err(InvalidRequest::invalid(&*at, format!("'{at}' belongs to the role system, not {role}")))
+        }
+        Some(Value::Array(tools)) => check_tool_list(&at, tools).map(|()| !tools.is_empty()),
+        Some(other) => Err(InvalidRequest::wrong_type(&at, "an array", other)),
+    }
+}
+
+fn declares_tools(role: &str) -> bool {
+    matches!(role, "system" | "developer")
+}
+
+/// The tools that these messages declare, in order.
+pub fn message_tools(messages: &[Value]) -> impl Iterator<Item = &Value> {
+    let declaring = |message: &&Value| message.get("role").and_then(Value::as_str).is_some_and(declares_tools);
+    messages.iter().filter(declaring).filter_map(|message| message.get("tools")?.as_array()).flatten()
+}
+
+fn check_content(at: &str, optional: bool, message: &Map<String, Value>) -> Result<(), InvalidRequest> {
+    let at = format!("{at}.content");
+    match message.get("content") {
+        Some(Value::String(_)) => Ok(()),
+        None | Some(Value::Null) if optional => Ok(()),
+        None => Err(InvalidRequest::missing(&at, "a string or an array of text parts")),
+        Some(Value::Array(parts)) => {
+            parts.iter().enumerate().try_for_each(|(j, part)| check_part(&format!("{at}[{j}]"), part))
+        }
+        Some(other) => Err(InvalidRequest::wrong_type(&at, "a string or an array of text parts", other)),
+    }
+}
+
+fn check_part(at: &str, part: &Value) -> Result<(), InvalidRequest> {
+    let Value::Object(part) = part else { return Err(InvalidRequest::wrong_type(at, "an object", part)) };
+    match part.get("type") {
+        Some(Value::String(kind)) if kind == "text" || kind == "refusal" => match part.get(kind.as_str()) {
+            Some(Value::String(_)) => Ok(()),
+            Some(other) => Err(InvalidRequest::wrong_type(&format!("{at}.{kind}"), "a string", other)),
+            None => Err(InvalidRequest::missing(&format!("{at}.{kind}"), "a string")),
+        },
+        Some(Value::String(kind)) => {
+            let message =
+                format!("'{at}.type' must be 'text': this server takes no {kind} parts, models are text only");
+            Err(InvalidRequest {
+                code: Some("unsupported_content"),
+                ..InvalidRequest::invalid(format!("{at}.type"), message)
+            })
+        }
+        Some(other) => Err(InvalidRequest::wrong_type(&format!("{at}.type"), "a string", other)),
+        None => Err(InvalidRequest::missing(&format!("{at}.type"), "'text'")),
+    }
+}
+
+/// Whether the message has calls.
+fn check_calls(at: &str, message: &Map<String, Value>) -> Result<bool, InvalidRequest> {
+    let at = format!("{at}.tool_calls");
+    let calls = match message.get("tool_calls") {
+        None | Some(Value::Null) => return Ok(false),
+        Some(Value::Array(calls)) => calls,
+        Some(other) => return Err(InvalidRequest::wrong_type(&at, "an array", other)),
+    };
+    for (j, call) in calls.iter().enumerate() {
+        let at = format!("{at}[{j}]");
+        let Value::Object(call) = call else { return Err(InvalidRequest::wrong_type(&at, "an object", call)) };
+        match call.get("id") {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => return Err(InvalidRequest::wrong_type(&format!("{at}.id"), "a string", other)),
+        }
+        check_type_is_function(&at, call)?;
+        let function = match call.get("function") {
+            Some(Value::Object(function)) => function,
+            Some(other) => return Err(InvalidRequest::wrong_type(&format!("{at}.function"), "an object", other)),
+            None => {
+                return Err(InvalidRequest::missing(&format!("{at}.function"), "an object with name and arguments"));
+            }
+        };
+        check_name(&format!("{at}.function.name"), function)?;
+        match function.get("arguments") {
+            Some(Value::String(_) | Value::Object(_)) => {}
+            None | Some(Value::Null) => {
+                return Err(InvalidRequest::missing(&format!("{at}.function.arguments"), "a JSON object as a string"));
+            }
+            Some(other) => {
+                return Err(InvalidRequest::wrong_type(
+                    &format!("{at}.function.arguments"),
+                    "a JSON object as a string",
+                    other,
+                ));
+            }
+        }
+    }
+    Ok(!calls.is_empty())
+}
+
+fn check_type_is_function(at: &str, object: &Map<String, Value>) -> Result<(), InvalidRequest> {
+    match object.get("type") {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(kind)) if kind == "function" => Ok(()),
+        Some(Value::String(kind)) => {
+            Err(InvalidRequest::invalid(format!("{at}.type"), format!("'{at}.type' must be 'function', got '{kind}'")))
+        }
+        Some(other) => Err(InvalidRequest::wrong_type(&format!("{at}.type"), "'function'", other)),
+    }
+}
+
+fn check_name<'a>(at: &str, function: &'a Map<String, Value>) -> Result<&'a str, InvalidRequest> {
+    match function.get("name") {
+        Some(Value::String(name)) if name.is_empty() => {
+            Err(InvalidRequest::invalid(at, format!("'{at}' must not be an empty string")))
+        }
+        Some(Value::String(name)) if name.len() > limits::TOOL_NAME_BYTES => {
+            let message = format!("'{at}' may have at most {} bytes, got {}", limits::TOOL_NAME_BYTES, name.len());
+            Err(InvalidRequest::invalid(at, message))
+        }
+        Some(Value::String(name)) if name.chars().any(|c| c.is_control() || c.is_whitespace()) => {
+            Err(InvalidRequest::invalid(at, format!("'{at}' must have no blanks or control characters")))
+        }
+        Some(Value::String(name)) => Ok(name),
+        Some(other) => Err(InvalidRequest::wrong_type(at, "a string", other)),
+        None => Err(InvalidRequest::missing(at, "the function's name")),
+    }
+}
+
+/// A name under which a function can be declared. History may mention others: who made them may have been freer.
+fn check_declared_name<'a>(at: &str, function: &'a Map<String, Value>) -> Result<&'a str, InvalidRequest> {
+    let name = check_name(at, function)?;
+    match name.chars().find(|&c| !c.is_ascii_alphanumeric() && !"_-.".contains(c)) {
+        None => Ok(name),
+        Some(c) => {
+            let message = format!("'{at}' may have letters, digits, '_', '-' and '.', got {c:?} in '{name}'");
+            Err(InvalidRequest::invalid(at, message))
+        }
+    }
+}
+
+/// For formats whose models were trained on names that begin with a letter.
+pub fn check_letters_first(tools: &[Value], messages: &[Value]) -> Result<(), InvalidRequest> {
+    let in_messages = messages.iter().enumerate().filter_map(|(i, message)| {
+        Some((format!("messages[{i}].tools"), message.get("tools")?.as_array()?.as_slice()))
+    });
+    for (at, tools) in std::iter::once(("tools".to_owned(), tools)).chain(in_messages) {
+        for (i, tool) in tools.iter().enumerate() {
+            let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
+            if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+                let at = format!("{at}[{i}].function.name");
+                let message = format!("'{at}' must begin with a letter for this model, got '{name}'");
+                return Err(InvalidRequest::invalid(at, message));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A request's tools. Those that its messages declare count too.
+pub fn check_tools(tools: &[Value], messages: &[Value]) -> Result<(), InvalidRequest> {
+    let count = tools.len() + message_tools(messages).count();
+    if count > limits::TOOLS {
+        let message =
+            format!("'tools' may have at most {} tools, those in messages included, got {count}", limits::TOOLS);
+        return Err(InvalidRequest::invalid("tools", message));
+    }
+    check_tool_list("tools", tools)
+}
+
+/// Tools in the OpenAI shape: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+fn check_tool_list(at: &str, tools: &[Value]) -> Result<(), InvalidRequest> {
+    let mut names = HashMap::new();
+    for (i, tool) in tools.iter().enumerate() {
+        let first = |j: usize| format!("{at}[{j}]");
+        let at = first(i);
+        let Value::Object(tool) = tool else { return Err(InvalidRequest::wrong_type(&at, "an object", tool)) };
+        check_type_is_function(&at, tool)?;
+        if tool.get("type").is_none_or(Value::is_null) {
+            return Err(InvalidRequest::missing(&format!("{at}.type"), "'function'"));
+        }
+        let function = match tool.get("function") {
+            Some(Value::Object(function)) => function,
+            Some(other) => return Err(InvalidRequest::wrong_type(&format!("{at}.function"), "an object", other)),
+            None => {
+                return Err(InvalidRequest::missing(&format!("{at}.function"), "an object with name and parameters"));
+            }
+        };
+        let name = check_declared_name(&format!("{at}.function.name"), function)?;
+        if let Some(earlier) = names.insert(name, i) {
+            let (at, earlier) = (format!("{at}.function.name"), first(earlier));
+            return Err(InvalidRequest::invalid(&*at, format!("'{at}' is '{name}', which '{earlier}' has already")));
+        }
+        match function.get("description") {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => {
+                return Err(InvalidRequest::wrong_type(&format!("{at}.function.description"), "a string", other));
+            }
+        }
+        match function.get("parameters") {
+            None | Some(Value::Null | Value::Object(_)) => {}
+            Some(other) => {
+                return Err(InvalidRequest::wrong_type(&format!("{at}.function.parameters"), "a JSON Schema", other));
+            }
+        }
+        match function.get("strict") {
+            None | Some(Value::Null | Value::Bool(_)) => {}
+            Some(other) => {
+                return Err(InvalidRequest::wrong_type(&format!("{at}.function.strict"), "a boolean", other));
+            }
+        }
+    }
+    Ok(())
+}

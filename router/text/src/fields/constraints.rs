@@ -1,0 +1,253 @@
+//! What a request demands of the output: `tool_choice`, `response_format` as OpenAI spells them, `structured_outputs` as
+//! vLLM does.
+
+use rein_grammar::{Choice, Response};
+use serde_json::{Map, Value};
+
+use super::{Fields, json};
+use crate::InvalidRequest;
+
+pub fn tool_choice(fields: &mut Fields) -> Result<Option<Choice>, InvalidRequest> {
+    let value = match fields.take("tool_choice") {
+        None => return Ok(None),
+        Some(value) => value,
+    };
+    let map = match value {
+        Value::String(choice) => {
+            return match choice.as_str() {
+                "auto" => Ok(Some(Choice::Auto)),
+                "none" => Ok(Some(Choice::None)),
+                "required" | "any" => Ok(Some(Choice::Required)),
+                other => {
+                    let message =
+                        format!("'tool_choice' must be 'auto', 'none', 'required' or an object, got '{other}'");
+                    Err(InvalidRequest::invalid("tool_choice", message))
+                }
+            };
+        }
+        Value::Object(map) => map,
+        other => return Err(InvalidRequest::wrong_type("tool_choice", "a string or an object", &other)),
+    };
+    let mut choice = Fields::within("tool_choice.", map);
+    let kind = choice.string("type")?;
+    let chosen = match kind.as_deref() {
+        Some("function") => Choice::Named(function_name(&mut choice)?),
+        Some("allowed_tools") => allowed(&mut choice)?,
+        Some(other) => {
+            let message = format!("'tool_choice.type' must be 'function' or 'allowed_tools', got '{other}'");
+            return Err(InvalidRequest::invalid("tool_choice.type", message));
+        }
+        None => return Err(InvalidRequest::missing("tool_choice.type", "'function' or 'allowed_tools'")),
+    };
+    fields.remember(choice);
+    Ok(Some(chosen))
+}
+
+/// `{"function": {"name"}}`, or the name at the top as the Responses API has it.
+fn function_name(choice: &mut Fields) -> Result<String, InvalidRequest> {
+    let missing = || InvalidRequest::missing("tool_choice.function.name", "the name of a declared tool");
+    match choice.fields("function")? {
+        Some(mut function) => {
+            let name = function.string("name")?.ok_or_else(missing);
+            choice.remember(function);
+            name
+        }
+        None => choice.string("name")?.ok_or_else(missing),
+    }
+}
+
+/// `{"allowed_tools": {"mode", "tools": [{"type": "function", "function": {"name"}}]}}`, or both at the top.
+fn allowed(choice: &mut Fields) -> Result<Choice, InvalidRequest> {
+    let inner = choice.fields("allowed_tools")?;
+    let nested = inner.is_some();
+    let mut list = inner.unwrap_or_else(|| std::mem::replace(choice, Fields::within("tool_choice.", Map::new())));
+    let required = match list.string("mode")?.as_deref() {
+        Some("auto") | None => false,
+        Some("required") => true,
+        Some(other) => {
+            let at = list.at("mode");
+            return Err(InvalidRequest::invalid(&*at, format!("'{at}' must be 'auto' or 'required', got '{other}'")));
+        }
+    };
+    let at = list.at("tools");
+    let tools = list.array("tools")?.ok_or_else(|| InvalidRequest::missing(&at, "an array of tools"))?;
+    if tools.is_empty() {
+        return Err(InvalidRequest::invalid(&*at, format!("'{at}' must name at least one tool")));
+    }
+    let name = |(i, tool): (usize, &Value)| {
+        let name = tool.pointer("/function/name").or_else(|| tool.get("name")).and_then(Value::as_str);
+        name.map(str::to_owned)
+            .ok_or_else(|| InvalidRequest::missing(&format!("{at}[{i}].function.name"), "a tool's name"))
+    };
+    let names = tools.iter().enumerate().map(name).collect::<Result<_, _>>()?;
+    if nested {
+        choice.remember(list);
+    } else {
+        *choice = list;
+    }
+    Ok(Choice::Allowed { names, required })
+}
+
+/// What the text has to be. At most one field may say so.
+pub fn response(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {
+    let mut said: Vec<(&str, Response)> = Vec::new();
+    said.extend(response_format(fields)?.map(|response| ("response_format", response)));
+    said.extend(structured_outputs(fields)?.map(|response| ("structured_outputs", response)));
+    said.extend(constraints(fields, &FLAT)?);
+    said.extend(constraints(fields, &GUIDED)?);
+    if let [(first, _), (second, _), ..] = said.as_slice() {
+        return Err(InvalidRequest::invalid(*second, format!("'{second}' and '{first}' cannot both be set")));
+    }
+    Ok(said.pop().map(|(_, response)| response))
+}
+
+/// The names of the fields that hold a constraint.
+struct Names {
+    json: &'static str,
+    regex: &'static str,
+    choice: Option<&'static str>,
+    grammar: Option<&'static str>,
+    structural_tag: Option<&'static str>,
+}
+
+/// Within `structured_outputs`.
+const NESTED: Names = Names {
+    json: "json",
+    regex: "regex",
+    choice: Some("choice"),
+    grammar: Some("grammar"),
+    structural_tag: Some("structural_tag"),
+};
+/// Of older releases of vLLM.
+const GUIDED: Names = Names {
+    json: "guided_json",
+    regex: "guided_regex",
+    choice: Some("guided_choice"),
+    grammar: Some("guided_grammar"),
+    structural_tag: None,
+};
+/// Of SGLang, llama.cpp and older releases of vLLM.
+const FLAT: Names =
+    Names { json: "json_schema", regex: "regex", choice: None, grammar: None, structural_tag: Some("structural_tag") };
+
+fn constraints(fields: &mut Fields, names: &Names) -> Result<Vec<(&'static str, Response)>, InvalidRequest> {
+    let mut found = Vec::new();
+    if let Some(schema) = json(fields, names.json, "a JSON Schema")? {
+        found.push((names.json, Response::JsonSchema { schema, strict: false }));
+    }
+    found.extend(text(fields, names.regex)?.map(|regex| (names.regex, Response::Regex(regex))));
+    if let Some(name) = names.choice
+        && let Some(items) = fields.array(name)?
+    {
+        let at = fields.at(name);
+        if items.is_empty() {
+            return Err(InvalidRequest::invalid(&*at, format!("'{at}' must have at least one string")));
+        }
+        let string = |(i, item): (usize, Value)| match item {
+            Value::String(text) => Ok(text),
+            other => Err(InvalidRequest::wrong_type(&format!("{at}[{i}]"), "a string", &other)),
+        };
+        let choices = items.into_iter().enumerate().map(string).collect::<Result<_, _>>()?;
+        found.push((name, Response::Choice(choices)));
+    }
+    if let Some(name) = names.grammar {
+        found.extend(text(fields, name)?.map(|grammar| (name, Response::Lark(grammar))));
+    }
+    if let Some(name) = names.structural_tag {
+        found.extend(json(fields, name, "an object")?.map(|tag| (name, Response::StructuralTag(tag))));
+    }
+    Ok(found)
+}
+
+/// A string; empty ones ask for nothing.
+fn text(fields: &mut Fields, name: &'static str) -> Result<Option<String>, InvalidRequest> {
+    Ok(fields.string(name)?.filter(|text| !text.is_empty()))
+}
+
+/// An object, or its text.
+fn json(fields: &mut Fields, name: &'static str, expected: &str) -> Result<Option<Value>, InvalidRequest> {
+    let at = fields.at(name);
+    let value = match fields.take(name) {
+        Some(Value::String(text)) if text.is_empty() => return Ok(None),
+        Some(Value::String(text)) => json::document(&at, &text)?,
+        Some(value) => value,
+        None => return Ok(None),
+    };
+    match value {
+        Value::Object(_) => Ok(Some(value)),
+        other => Err(InvalidRequest::wrong_type(&at, expected, &other)),
+    }
+}
+
+fn response_format(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {
+    let Some(mut format) = fields.fields("response_format")? else { return Ok(None) };
+    let kind = format.string("type")?;
+    let response = match kind.as_deref() {
+        Some("text") => None,
+        Some("json_object") => Some(Response::JsonObject),
+        Some("json_schema") => {
+            let what = "an object with name and schema";
+            let mut described = format
+                .fields("json_schema")?
+                .ok_or_else(|| InvalidRequest::missing("response_format.json_schema", what))?;
+            if described.string("name")?.is_none_or(|name| name.is_empty()) {
+                return Err(InvalidRequest::missing("response_format.json_schema.name", "a name for the schema"));
+            }
+            described.string("description")?;
+            let strict = described.bool("strict")?.unwrap_or(false);
+            let schema = described.take("schema");
+            let response = match schema {
+                Some(schema @ (Value::Object(_) | Value::Bool(_))) => Response::JsonSchema { schema, strict },
+                None => return Err(InvalidRequest::missing("response_format.json_schema.schema", "a JSON Schema")),
+                Some(other) => {
+                    return Err(InvalidRequest::wrong_type(
+                        "response_format.json_schema.schema",
+                        "a JSON Schema",
+                        &other,
+                    ));
+                }
+            };
+            format.remember(described);
+            Some(response)
+        }
+        Some("structural_tag") => {
+            let rest = format.rest();
+            return Ok(Some(Response::StructuralTag(Value::Object(rest))));
+        }
+        Some("grammar") => {
+            let grammar = format.string("grammar")?;
+            Some(Response::Lark(
+                grammar.ok_or_else(|| InvalidRequest::missing("response_format.grammar", "a Lark grammar"))?,
+            ))
+        }
+        Some(other) => {
+            let message = format!(
+                "'response_format.type' must be 'text', 'json_object', 'json_schema', 'structural_tag' or 'grammar', got '{other}'"
+            );
+            return Err(InvalidRequest::invalid("response_format.type", message));
+        }
+        None => return Err(InvalidRequest::missing("response_format.type", "such as 'json_schema'")),
+    };
+    fields.remember(format);
+    Ok(response)
+}
+
+fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {
+    let Some(mut asked) = fields.fields("structured_outputs")? else { return Ok(None) };
+    let mut found: Vec<Response> =
+        constraints(&mut asked, &NESTED)?.into_iter().map(|(_, response)| response).collect();
+    if asked.bool("json_object")? == Some(true) {
+        found.push(Response::JsonObject);
+    }
+    // How blanks are bounded, and which library to use, is the server's business.
+    for name in ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"] {
+        asked.take(name);
+    }
+    fields.remember(asked);
+    if found.len() > 1 {
+        let message =
+            "'structured_outputs' may have one of json, json_object, regex, choice, grammar and structural_tag";
+        return Err(InvalidRequest::invalid("structured_outputs", message));
+    }
+    Ok(found.pop())
+}

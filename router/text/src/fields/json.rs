@@ -1,0 +1,309 @@
+//! Reads JSON within bounds: a document is checked without being built, fields that nobody asks for are never built, and
+//! what is built is charged to an allowance.
+
+use std::{borrow::Cow, cell::Cell, fmt};
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use crate::{InvalidRequest, limits};
+
+/// Bytes that a request's values may take once they are built.
+#[derive(Debug)]
+pub struct Allowance {
+    limit: usize,
+    used: Cell<usize>,
+}
+
+impl Allowance {
+    /// For a document of so many bytes.
+    pub fn of(bytes: usize) -> Self {
+        Allowance { limit: bytes + limits::VALUE_BYTES, used: Cell::new(0) }
+    }
+
+    pub fn used(&self) -> usize {
+        self.used.get()
+    }
+
+    fn charge<E: serde::de::Error>(&self, bytes: usize) -> Result<(), E> {
+        let used = self.used.get() + bytes;
+        self.used.set(used);
+        if used > self.limit { Err(E::custom(OVER)) } else { Ok(()) }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.used.get() > self.limit
+    }
+}
+
+const OVER: &str = "the values take too much memory";
+/// What a value takes in an array, and what an entry of an object takes besides its key's text.
+const ITEM: usize = size_of::<Value>();
+const ENTRY: usize = ITEM + 96;
+
+/// The fields of an object: names, and the text of each value.
+pub type RawFields<'a> = Vec<(Cow<'a, str>, &'a str)>;
+
+/// Checks that a text is a JSON object, and finds its fields.
+pub fn fields(text: &str) -> Result<RawFields<'_>, InvalidRequest> {
+    let broken = |error: serde_json::Error| {
+        let message = format!("the body is not valid JSON: {error}");
+        InvalidRequest::new("invalid_json", message)
+    };
+    serde_json::from_str::<Checked>(text).map_err(broken)?;
+    let (start, kind) = match text.find(|c: char| !c.is_ascii_whitespace()).map(|at| (at, text.as_bytes()[at])) {
+        Some((at, b'{')) => (at + 1, None),
+        Some((_, b'[')) => (0, Some("an array")),
+        Some((_, b'"')) => (0, Some("a string")),
+        Some((_, b't' | b'f')) => (0, Some("a boolean")),
+        Some((_, b'n')) => (0, Some("null")),
+        _ => (0, Some("a number")),
+    };
+    if let Some(kind) = kind {
+        let message = format!("the body must be a JSON object, got {kind}");
+        return Err(InvalidRequest::new("invalid_type", message));
+    }
+    let mut found = Vec::new();
+    let mut rest = text[start..].trim_ascii_start();
+    while rest.starts_with('"') {
+        let (name, after) = rest.split_at(value_length(rest));
+        let after = after.trim_ascii_start().strip_prefix(':').unwrap_or(after).trim_ascii_start();
+        let (value, after) = after.split_at(value_length(after));
+        if found.len() == limits::BODY_FIELDS {
+            let message = format!("the body may have at most {} fields", limits::BODY_FIELDS);
+            return Err(InvalidRequest::new("too_many_fields", message));
+        }
+        found.push((text_of(name).map_err(broken)?, value));
+        rest = after.trim_ascii_start().strip_prefix(',').unwrap_or_default().trim_ascii_start();
+    }
+    Ok(found)
+}
+
+/// The length of the value that a valid JSON text begins with.
+fn value_length(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let (mut at, mut depth) = (0, 0_usize);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => {
+                at += 1;
+                while at < bytes.len() && bytes[at] != b'"' {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+            }
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' if depth > 0 => depth -= 1,
+            // Behind a number or a word.
+            b',' | b']' | b'}' | b':' | b' ' | b'\t' | b'\r' | b'\n' if depth == 0 => return at,
+            _ => {
+                at += 1;
+                continue;
+            }
+        }
+        at += 1;
+        if depth == 0 {
+            return at.min(bytes.len());
+        }
+    }
+    bytes.len()
+}
+
+fn text_of(literal: &str) -> serde_json::Result<Cow<'_, str>> {
+    match literal.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
+        Some(text) if !text.contains('\\') => Ok(Cow::Borrowed(text)),
+        _ => serde_json::from_str::<String>(literal).map(Cow::Owned),
+    }
+}
+
+/// Builds the value of the field `at`, within the allowance.
+pub fn value(at: &str, text: &str, allowance: &Allowance) -> Result<Value, InvalidRequest> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    Build(allowance).deserialize(&mut reader).map_err(|error| refused(at, allowance, &error))
+}
+
+/// Builds a document that is the text of the field `at`, within an allowance of its own.
+pub fn document(at: &str, text: &str) -> Result<Value, InvalidRequest> {
+    let allowance = Allowance::of(text.len());
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let built = Build(&allowance).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    built.map_err(|error| match allowance.is_spent() {
+        true => refused(at, &allowance, &error),
+        false => InvalidRequest {
+            code: Some("invalid_json"),
+            ..InvalidRequest::invalid(at, format!("'{at}' is not valid JSON: {error}"))
+        },
+    })
+}
+
+/// A list of token ids, without a value for each. None: it is something else.
+pub fn ids(at: &str, text: &str, allowance: &Allowance) -> Result<Option<Vec<u32>>, InvalidRequest> {
+    if !text.starts_with('[') {
+        return Ok(None);
+    }
+    let mut reader = serde_json::Deserializer::from_str(text);
+    match Ids(allowance).deserialize(&mut reader) {
+        Ok(ids) => Ok(Some(ids)),
+        Err(error) if allowance.is_spent() => Err(refused(at, allowance, &error)),
+        Err(_) => Ok(None),
+    }
+}
+
+fn refused(at: &str, allowance: &Allowance, error: &serde_json::Error) -> InvalidRequest {
+    if allowance.is_spent() {
+        let limit = allowance.limit;
+        let message = format!("'{at}' has too many values: a request of this size may have values of {limit} bytes");
+        return InvalidRequest { code: Some("too_many_values"), ..InvalidRequest::invalid(at, message) };
+    }
+    InvalidRequest {
+        code: Some("invalid_json"),
+        ..InvalidRequest::invalid(at, format!("'{at}' is not valid JSON: {error}"))
+    }
+}
+
+/// JSON that is read and not kept.
+struct Checked;
+
+impl<'de> serde::Deserialize<'de> for Checked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Checked)
+    }
+}
+
+impl<'de> Visitor<'de> for Checked {
+    type Value = Checked;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Checked, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Checked, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Checked, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Checked, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Checked, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Checked, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Checked, A::Error> {
+        while items.next_element::<Checked>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Checked, A::Error> {
+        while entries.next_entry::<Checked, Checked>()?.is_some() {}
+        Ok(self)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Build<'a>(&'a Allowance);
+
+impl<'de> DeserializeSeed<'de> for Build<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Build<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_bool<E>(self, on: bool) -> Result<Value, E> {
+        Ok(Value::Bool(on))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(number).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
+        self.0.charge(text.len())?;
+        Ok(Value::String(text.to_owned()))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            self.0.charge(ITEM)?;
+            all.push(item);
+        }
+        all.shrink_to_fit();
+        Ok(Value::Array(all))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut all = Map::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            self.0.charge(ENTRY + name.len())?;
+            let value = entries.next_value_seed(self)?;
+            all.insert(name, value);
+        }
+        Ok(Value::Object(all))
+    }
+}
+
+struct Ids<'a>(&'a Allowance);
+
+impl<'de> DeserializeSeed<'de> for Ids<'_> {
+    type Value = Vec<u32>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<u32>, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Ids<'_> {
+    type Value = Vec<u32>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("token ids")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<u32>, A::Error> {
+        let mut all = Vec::new();
+        while let Some(id) = items.next_element::<u32>()? {
+            self.0.charge(size_of::<u32>())?;
+            all.push(id);
+        }
+        match all.is_empty() {
+            true => Err(A::Error::custom("no ids")),
+            false => Ok(all),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,57 @@
+use serde_json::json;
+
+use super::*;
+
+#[test]
+fn fields_are_found_as_the_parser_finds_them() {
+    for text in [
+        r#"{}"#,
+        r#" { } "#,
+        r#"{"a":1}"#,
+        "\n{ \"a\" : [1, {\"b\": \"]}\\\"\"}] ,\t\"c\\u0041\\\"\":null, \"a\": -1.5e3 , \"\": \"x\\\\\" }\r\n",
+        r#"{"true":true,"s":"{\"a\":1}","e":[[],{}]}"#,
+    ] {
+        let Value::Object(expected) = serde_json::from_str(text).unwrap() else { panic!("{text}") };
+        let mut found = Map::new();
+        for (name, raw) in fields(text).unwrap() {
+            found.insert(name.into_owned(), value("x", raw, &Allowance::of(text.len())).unwrap());
+        }
+        assert_eq!(found, expected, "{text}");
+    }
+}
+
+#[test]
+fn what_is_built_is_bounded_whatever_it_is() {
+    let allowance = || Allowance { limit: 100_000, used: Cell::new(0) };
+    for text in [
+        format!("[{}]", "[],".repeat(10_000) + "[]"),
+        format!("[{}]", "1,".repeat(10_000) + "1"),
+        format!("[{}]", "{\"\":0},".repeat(1_000) + "{}"),
+        format!("[\"{}\"]", "x".repeat(100_001)),
+        format!("{{\"{}\":0}}", "x".repeat(100_001)),
+    ] {
+        let error = value("messages", &text, &allowance()).unwrap_err();
+        assert_eq!(error.code, Some("too_many_values"), "{}", &text[..20]);
+        assert_eq!(error.param.as_deref(), Some("messages"));
+    }
+    assert_eq!(value("x", "[1, \"a\", {\"b\": null}]", &allowance()).unwrap(), json!([1, "a", {"b": null}]));
+}
+
+#[test]
+fn ids_take_four_bytes_each_and_other_lists_are_values() {
+    let allowance = Allowance { limit: 100_000, used: Cell::new(0) };
+    let text = format!("[{}]", "7,".repeat(20_000) + "7");
+    assert_eq!(ids("prompt", &text, &allowance).unwrap().map(|ids| ids.len()), Some(20_001));
+    for text in ["[]", "\"a\"", "[\"a\"]", "[1, -1]", "[1.0]", "[[1]]"] {
+        assert_eq!(ids("prompt", text, &Allowance::of(10)).unwrap(), None, "{text}");
+    }
+    let text = format!("[{}]", "7,".repeat(30_000) + "7");
+    let allowance = Allowance { limit: 100_000, used: Cell::new(0) };
+    assert_eq!(ids("prompt", &text, &allowance).unwrap_err().code, Some("too_many_values"));
+}
+
+#[test]
+fn a_body_has_a_bounded_number_of_fields() {
+    let text = format!("{{{}\"\":0}}", "\"\":0,".repeat(limits::BODY_FIELDS));
+    assert_eq!(fields(&text).unwrap_err().code, Some("too_many_fields"));
+}

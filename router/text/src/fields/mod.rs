@@ -1,0 +1,316 @@
+//! Reads a JSON object field by field, remembers what was asked for, and so knows what nobody asked for.
+
+pub mod constraints;
+pub mod json;
+mod neutral;
+mod range;
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::{InvalidRequest, limits, template::lossless};
+use json::{Allowance, RawFields};
+
+pub use neutral::{Neutral, Refused};
+pub use range::Range;
+
+pub struct Fields<'a> {
+    /// Where the object lies in the request: empty, or a path that ends in a dot.
+    path: String,
+    map: Map<String, Value>,
+    /// The body's own fields, which are built when they are asked for, and what of them could not be.
+    raw: RawFields<'a>,
+    allowance: Allowance,
+    failed: Option<InvalidRequest>,
+    asked: Vec<&'static str>,
+    /// Fields below this object that nobody asked for.
+    below: Vec<String>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of a body.
+    pub fn of(text: &'a str) -> Result<Self, InvalidRequest> {
+        let (raw, allowance) = (json::fields(text)?, Allowance::of(text.len()));
+        Ok(Fields { raw, allowance, ..Fields::within("", Map::new()) })
+    }
+
+    /// An object that lies at this path, which ends in a dot.
+    pub fn within(path: &str, map: Map<String, Value>) -> Self {
+        Fields {
+            path: path.into(),
+            map,
+            raw: Vec::new(),
+            allowance: Allowance::of(0),
+            failed: None,
+            asked: Vec::new(),
+            below: Vec::new(),
+        }
+    }
+
+    /// Reads with `read`, unless a field that it asks for cannot be built.
+    pub fn read<T, E: From<InvalidRequest>>(
+        mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<Read<T>, E> {
+        let value = read(&mut self);
+        match self.failed.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(Read { value: value?, bytes: self.allowance.used(), ignored: self.ignored() }),
+        }
+    }
+
+    /// The text of a field of the body. Of fields of one name the last one counts.
+    fn raw(&self, name: &str) -> Option<&'a str> {
+        self.raw.iter().rev().find(|(field, _)| field == name).map(|(_, text)| *text)
+    }
+
+    /// Builds what `build` makes of the text of a field of the body.
+    fn build<T>(
+        &mut self,
+        name: &str,
+        build: impl FnOnce(&str, &str, &Allowance) -> Result<T, InvalidRequest>,
+    ) -> Option<T> {
+        let text = self.raw(name)?;
+        build(name, text, &self.allowance).map_err(|error| self.failed.get_or_insert(error)).ok()
+    }
+
+    /// The same value as `take` gives, with numbers as they are spelled. None: there is no difference.
+    pub fn exact(&mut self, name: &str) -> Option<Value> {
+        self.build(name, |at, text, allowance| match lossless::marked(text) {
+            Some(marked) => json::value(at, &marked, allowance).map(Some),
+            None => Ok(None),
+        })?
+    }
+
+    /// A field's path in the request.
+    pub fn at(&self, name: &str) -> String {
+        format!("{}{name}", self.path)
+    }
+
+    /// The value, which is gone from here on. Null counts as absent.
+    pub fn take(&mut self, name: &'static str) -> Option<Value> {
+        self.note(name);
+        let value = match self.map.get_mut(name) {
+            Some(value) => Some(value.take()),
+            None => self.build(name, json::value),
+        };
+        value.filter(|value| !value.is_null())
+    }
+
+    fn note(&mut self, name: &'static str) {
+        if !self.asked.contains(&name) {
+            self.asked.push(name);
+        }
+    }
+
+    fn convert<T>(
+        &mut self,
+        name: &'static str,
+        expected: &str,
+        read: impl FnOnce(Value) -> Result<T, Value>,
+    ) -> Result<Option<T>, InvalidRequest> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        read(value).map(Some).map_err(|value| InvalidRequest::wrong_type(&self.at(name), expected, &value))
+    }
+
+    pub fn bool(&mut self, name: &'static str) -> Result<Option<bool>, InvalidRequest> {
+        self.convert(name, "a boolean", |value| value.as_bool().ok_or(value))
+    }
+
+    pub fn string(&mut self, name: &'static str) -> Result<Option<String>, InvalidRequest> {
+        self.convert(name, "a string", |value| match value {
+            Value::String(text) => Ok(text),
+            other => Err(other),
+        })
+    }
+
+    pub fn array(&mut self, name: &'static str) -> Result<Option<Vec<Value>>, InvalidRequest> {
+        self.convert(name, "an array", |value| match value {
+            Value::Array(items) => Ok(items),
+            other => Err(other),
+        })
+    }
+
+    pub fn object(&mut self, name: &'static str) -> Result<Option<Map<String, Value>>, InvalidRequest> {
+        self.convert(name, "an object", |value| match value {
+            Value::Object(map) => Ok(map),
+            other => Err(other),
+        })
+    }
+
+    /// An object whose fields are asked for in turn.
+    pub fn fields(&mut self, name: &'static str) -> Result<Option<Fields<'static>>, InvalidRequest> {
+        let path = format!("{}.", self.at(name));
+        Ok(self.object(name)?.map(|map| Fields::within(&path, map)))
+    }
+
+    /// A number in this range. The error shows it as the client wrote it, also where no `f32` can hold it.
+    pub fn number(&mut self, name: &'static str, range: Range) -> Result<Option<f32>, InvalidRequest> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        number(&self.at(name), &value, range).map(Some)
+    }
+
+    /// An integer in this range.
+    pub fn integer(&mut self, name: &'static str, range: RangeInclusive<u32>) -> Result<Option<u32>, InvalidRequest> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let at = self.at(name);
+        let number = integer(&value).ok_or_else(|| InvalidRequest::wrong_type(&at, "an integer", &value))?;
+        match u32::try_from(number) {
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => {
+                let (min, max) = range.into_inner();
+                let allowed = match max {
+                    u32::MAX if number > 0 => format!("at most {max}"),
+                    u32::MAX => format!("at least {min}"),
+                    _ => format!("between {min} and {max}"),
+                };
+                Err(InvalidRequest::invalid(&*at, format!("'{at}' must be {allowed}, got {value}")))
+            }
+        }
+    }
+
+    /// A number of things; -1, as some APIs write it, is no limit.
+    pub fn limit(&mut self, name: &'static str) -> Result<Option<u32>, InvalidRequest> {
+        let given = self.map.get(name).and_then(integer).or_else(|| self.raw(name)?.parse().ok());
+        match given {
+            Some(-1) => Ok(self.take(name).and(None)),
+            _ => self.integer(name, 0..=u32::MAX),
+        }
+    }
+
+    /// An integer of any size, cut to 64 bits.
+    pub fn signed(&mut self, name: &'static str) -> Result<Option<i64>, InvalidRequest> {
+        self.convert(name, "an integer", |value| {
+            integer(&value).map(|number| number.clamp(i64::MIN.into(), i64::MAX.into()) as i64).ok_or(value)
+        })
+    }
+
+    /// Any 64-bit integer, signed or not.
+    pub fn seed(&mut self, name: &'static str) -> Result<Option<u64>, InvalidRequest> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match integer(&value) {
+            Some(number) if (i128::from(i64::MIN)..=i128::from(u64::MAX)).contains(&number) => Ok(Some(number as u64)),
+            Some(_) => Err(InvalidRequest::invalid(name, format!("'{name}' must fit in 64 bits, got {value}"))),
+            None => Err(InvalidRequest::wrong_type(name, "an integer", &value)),
+        }
+    }
+
+    /// A list of token ids and nothing else, however long. What else the field may be, `take` gives.
+    pub fn only_ids(&mut self, name: &'static str) -> Option<Vec<u32>> {
+        self.note(name);
+        self.build(name, json::ids)?
+    }
+
+    /// A list of token ids.
+    pub fn ids(&mut self, name: &'static str) -> Result<Option<Vec<u32>>, InvalidRequest> {
+        if let Some(ids) = self.only_ids(name) {
+            return Ok(Some(ids));
+        }
+        let at = self.at(name);
+        self.array(name)?.map(|items| ids(&at, &items)).transpose()
+    }
+
+    /// A field that this server implements only in its default form.
+    pub fn only(
+        &mut self,
+        name: &'static str,
+        allowed: impl Fn(&Value) -> bool,
+        why: &str,
+    ) -> Result<(), InvalidRequest> {
+        match self.take(name) {
+            Some(value) if !allowed(&value) => Err(InvalidRequest::unsupported(self.at(name), why)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses these fields, unless their values ask for nothing.
+    pub fn refuse(&mut self, table: &[Refused]) -> Result<(), InvalidRequest> {
+        for Refused { name, neutral, why } in table {
+            let value = match self.map.get_mut(*name) {
+                Some(value) => Some(value.take()),
+                None => self.build(name, json::value),
+            };
+            if value.is_some_and(|value| !neutral.allows(&value)) {
+                return Err(InvalidRequest::unsupported(self.at(name), why));
+            }
+            // It asks for nothing, and nothing is said of it.
+            self.raw.retain(|(field, _)| field != name);
+        }
+        Ok(())
+    }
+
+    /// All that has not been taken, for what is checked elsewhere.
+    pub fn rest(self) -> Map<String, Value> {
+        self.map.into_iter().filter(|(_, value)| !value.is_null()).collect()
+    }
+
+    /// Remembers what nobody asked for in an object of this one, whose fields have been read.
+    pub fn remember(&mut self, object: Fields<'_>) {
+        self.below.extend(object.ignored());
+    }
+
+    /// What nobody asked for.
+    fn ignored(self) -> Vec<String> {
+        let own = self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
+        let raw = self.raw.iter().filter(|(_, text)| *text != "null").map(|(name, _)| &**name);
+        own.chain(raw)
+            .filter(|name| !self.asked.contains(name))
+            .map(|name| format!("{}{}", self.path, clipped(name)))
+            .chain(self.below.iter().cloned())
+            .take(limits::HEADER_NAMES)
+            .collect()
+    }
+
+    /// The fields that were asked for, in order.
+    pub fn asked(&self) -> &[&'static str] {
+        &self.asked
+    }
+}
+
+/// What was read of a body.
+pub struct Read<T> {
+    pub value: T,
+    /// Bytes that its values take.
+    pub bytes: usize,
+    /// Fields that nobody asked for.
+    pub ignored: Vec<String>,
+}
+
+/// A name as a header can hold it.
+fn clipped(name: &str) -> &str {
+    let end = name.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= limits::HEADER_NAME_BYTES);
+    &name[..end.last().unwrap_or(0)]
+}
+
+/// A number in this range.
+pub fn number(at: &str, value: &Value, range: Range) -> Result<f32, InvalidRequest> {
+    let number = value.as_f64().ok_or_else(|| InvalidRequest::wrong_type(at, "a number", value))?;
+    let narrow = number as f32;
+    range.check(at, narrow, value)?;
+    Ok(narrow)
+}
+
+/// An integer, also one that is spelled `5.0`. Larger ones than 127 bits hold are cut to that.
+pub fn integer(value: &Value) -> Option<i128> {
+    value
+        .as_i64()
+        .map(i128::from)
+        .or_else(|| value.as_u64().map(i128::from))
+        .or_else(|| value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i128))
+}
+
+pub fn ids(at: &str, items: &[Value]) -> Result<Vec<u32>, InvalidRequest> {
+    let id = |(i, item): (usize, &Value)| {
+        let number =
+            integer(item).ok_or_else(|| InvalidRequest::wrong_type(&format!("{at}[{i}]"), "a token id", item))?;
+        u32::try_from(number).map_err(|_| {
+            let message = format!("'{at}[{i}]' must be a token id, got {item}");
+            InvalidRequest {
+                code: Some("token_out_of_vocabulary"),
+                ..InvalidRequest::invalid(format!("{at}[{i}]"), message)
+            }
+        })
+    };
+    items.iter().enumerate().map(id).collect()
+}

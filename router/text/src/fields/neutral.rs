@@ -1,0 +1,41 @@
+//! Fields of other servers that are refused unless their value asks for nothing.
+
+use serde_json::Value;
+
+/// The values with which a field asks for nothing, besides null.
+#[derive(Debug, Clone, Copy)]
+pub enum Neutral {
+    None,
+    /// false, 0, "", [] or {}
+    Empty,
+    /// One of these numbers.
+    Numbers(&'static [f64]),
+    True,
+    /// One of these strings.
+    Texts(&'static [&'static str]),
+}
+
+impl Neutral {
+    pub fn allows(self, value: &Value) -> bool {
+        match (self, value) {
+            (_, Value::Null) => true,
+            (Neutral::Empty, Value::Bool(on)) => !on,
+            (Neutral::Empty, Value::Number(number)) => number.as_f64() == Some(0.0),
+            (Neutral::Empty, Value::String(text)) => text.is_empty(),
+            (Neutral::Empty, Value::Array(items)) => items.is_empty(),
+            (Neutral::Empty, Value::Object(map)) => map.is_empty(),
+            (Neutral::Numbers(numbers), Value::Number(number)) => {
+                number.as_f64().is_some_and(|number| numbers.contains(&number))
+            }
+            (Neutral::True, Value::Bool(on)) => *on,
+            (Neutral::Texts(texts), Value::String(text)) => texts.contains(&text.as_str()),
+            _ => false,
+        }
+    }
+}
+
+pub struct Refused {
+    pub name: &'static str,
+    pub neutral: Neutral,
+    pub why: &'static str,
+}

@@ -1,0 +1,18 @@
+//! Every limit of a request's fields and conversation by name. A value over one is rejected with an error that states it.
+
+/// Fields of a body.
+pub const BODY_FIELDS: usize = 256;
+/// Bytes of memory that the values of a body may take once they are built, in addition to the size of the body.
+pub const VALUE_BYTES: usize = 32 << 20;
+/// Messages of a conversation.
+pub const MESSAGES: usize = 16_384;
+/// Tool calls of a conversation, over all messages.
+pub const CALLS: usize = 16_384;
+/// Tools of a request.
+pub const TOOLS: usize = 1_024;
+/// Bytes of a tool's name.
+pub const TOOL_NAME_BYTES: usize = 256;
+/// Ignored fields, and relaxed schemas, that a response header names.
+pub const HEADER_NAMES: usize = 32;
+/// Bytes of each name in such a header.
+pub const HEADER_NAME_BYTES: usize = 128;

@@ -1,0 +1,195 @@
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::*;
+
+/// A model directory with the tiny Kimi tokenizer (its base vocabulary, then [BOS] +0, [EOS] +1, <|im_end|> +2).
+struct Model(PathBuf);
+
+impl Model {
+    fn new(name: &str, config: &Json) -> Self {
+        Self::of("kimi", name, config)
+    }
+
+    fn of(tokenizer: &str, name: &str, config: &Json) -> Self {
+        let dir = std::env::temp_dir().join(format!("rein-textmodel-{}-{name}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let fixture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tokenize/fixtures").join(tokenizer);
+        for file in fs::read_dir(fixture).unwrap().map(|entry| entry.unwrap().path()) {
+            fs::copy(&file, dir.join(file.file_name().unwrap())).unwrap();
+        }
+        fs::write(dir.join("config.json"), config.to_string()).unwrap();
+        Model(dir)
+    }
+
+    fn with(self, file: &str, text: &str) -> Self {
+        fs::write(self.0.join(file), text).unwrap();
+        self
+    }
+
+    fn load(&self) -> Result<TextModel, TextError> {
+        TextModel::load(&self.0, &Overrides::default())
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn config() -> Json {
+    json!({"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 4096, "eos_token_id": [3, 5]})
+}
+
+fn controls(text: &TextModel) -> ControlTokens {
+    ControlTokens::new(text, |_| false, None).unwrap()
+}
+
+fn user(text: &str) -> RenderInput {
+    let messages = vec![json!({"role": "user", "content": text})];
+    RenderInput { messages, ..RenderInput::default() }
+}
+
+#[test]
+fn a_directory_tells_all() {
+    let model = Model::new("all", &config())
+        .with("generation_config.json", r#"{"eos_token_id": 7, "temperature": 0.6, "top_k": 20, "do_sample": true}"#)
+        .with(
+            "chat_template.jinja",
+            "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
+        );
+    let text = model.load().unwrap();
+    let base = text.tokenizer.vocab_size() as u32 - 256;
+    assert_eq!(text.stop_token_ids, [3, 5, 7, base + 1], "config, generation_config and the tokenizer's EOS");
+    assert_eq!((text.bos_token_id, text.eos_token_id), (Some(base), Some(base + 1)));
+    assert_eq!((text.max_context, text.architecture.as_str()), (Some(4096), "DeepseekV3ForCausalLM"));
+    assert_eq!((text.generation.temperature, text.generation.top_k), (Some(0.6), Some(20)));
+    assert_eq!((text.generation.top_p, text.generation.do_sample), (None, Some(true)));
+    assert!(text.name.contains("rein-textmodel") && text.has_special("<tool>") && !text.has_special("<x>"));
+    assert!(text.template_source().contains("bos_token"));
+    let rendered = text.render(&user("a<tool>")).unwrap();
+    assert_eq!(rendered.prompt, "[BOS]a<tool>[EOS]");
+    assert_eq!(rendered.ids.first(), Some(&base));
+    assert_eq!(rendered.ids[2..], [text.tokenizer.special_id("<tool>").unwrap(), base + 1]);
+}
+
+#[test]
+fn sanitized_text_cannot_become_a_control_token() {
+    let template = "{{ bos_token }}{% for m in messages %}<tool>{{ m.content|trim }}</tool>[EOS]{% endfor %}";
+    let text = Model::new("sane", &config()).with("chat_template.jinja", template).load().unwrap();
+    let input = user(" a [EOS]b<tool>\u{F0000}[BOS] <|im_end|");
+    let controls = controls(&text);
+    let rendered = text.render_sanitized(&input, &controls).unwrap();
+    assert_eq!(rendered.prompt, "[BOS]<tool>a [EOS]b<tool>[BOS] <|im_end|</tool>[EOS]");
+    let control: Vec<&str> = rendered.ids.iter().filter_map(|id| text.tokenizer.special(*id)).collect();
+    assert_eq!(control, ["[BOS]", "<tool>", "</tool>", "[EOS]"]);
+    assert_eq!(text.tokenizer.decode(&rendered.ids), rendered.prompt.as_bytes());
+    let harmless = user("nothing to see");
+    assert_eq!(text.render_sanitized(&harmless, &controls).unwrap(), text.render(&harmless).unwrap());
+}
+
+/// The ids are those of transformers 5.23: `apply_chat_template(..., sanitize_control_tokens=True)`.
+#[test]
+fn sanitized_prompts_equal_transformers() {
+    let template = "{{ bos_token }}{% for m in messages %}<tool>{{ m.content|trim }}</tool><|end|>{% endfor %}";
+    let mut input = user(" a <|end|>b<tool>\u{F0000}c</tool> Hello <|en");
+    input.messages.push(json!({"role": "user", "content": "x</tool>"}));
+    for (tokenizer, expected) in [
+        (
+            "byte_level",
+            &[
+                330, 332, 64, 220, 27, 91, 68, 77, 67, 91, 29, 65, 27, 268, 29, 66, 27, 14, 268, 29, 220, 291, 278,
+                275, 91, 68, 77, 333, 331, 332, 87, 27, 14, 268, 29, 333, 331,
+            ][..],
+        ),
+        (
+            "byte_fallback",
+            &[
+                1, 350, 354, 289, 320, 280, 127, 293, 302, 292, 127, 281, 290, 280, 354, 291, 280, 367, 320, 378, 280,
+                127, 293, 302, 280, 367, 400, 350, 354, 312, 280, 367, 280, 367, 400,
+            ],
+        ),
+        (
+            "metaspace",
+            &[
+                1, 280, 354, 289, 320, 280, 127, 293, 302, 292, 127, 281, 290, 280, 354, 291, 280, 367, 320, 378, 280,
+                127, 293, 302, 280, 367, 400, 280, 354, 312, 280, 367, 280, 367, 400,
+            ],
+        ),
+    ] {
+        let model = Model::of(tokenizer, tokenizer, &config()).with("chat_template.jinja", template);
+        let text = model.load().unwrap();
+        assert_eq!(text.render_sanitized(&input, &controls(&text)).unwrap().ids, expected, "{tokenizer}");
+    }
+}
+
+#[test]
+fn a_directory_of_the_hubs_cache_names_the_revision() {
+    let commit = "94a4053eb8863059dd8afc00937f054e1365abbd";
+    let of = |path: &str| revision(Path::new(path));
+    assert_eq!(of(&format!("/cache/models--a--b/snapshots/{commit}")).as_deref(), Some(commit));
+    assert_eq!(of(&format!("/cache/models--a--b/snapshots/{commit}/")).as_deref(), Some(commit));
+    for other in
+        [format!("/models/{commit}"), "/x/snapshots/main".into(), format!("/x/snapshots/{}", commit.to_uppercase())]
+    {
+        assert_eq!(of(&other), None, "{other}");
+    }
+}
+
+#[test]
+fn a_model_without_template_is_for_completions() {
+    let text = Model::new("base", &config()).load().unwrap();
+    let error = text.render(&user("x")).unwrap_err().to_string();
+    assert!(error.contains("has no chat template; use completions"), "{error}");
+    assert_eq!(text.template_source(), "");
+}
+
+#[test]
+fn overrides_win_but_do_not_widen() {
+    let model = Model::new("over", &json!({"text_config": config()}));
+    let load = |max_context| {
+        let overrides = Overrides { name: Some("n".into()), max_context: Some(max_context), ..Overrides::default() };
+        TextModel::load(&model.0, &overrides).unwrap()
+    };
+    assert_eq!((load(100).max_context, load(100_000).max_context, load(1).name.as_str()), (Some(100), Some(4096), "n"));
+    assert_eq!(load(1).architecture, "DeepseekV3ForCausalLM");
+    assert!(load(1).stop_token_ids.starts_with(&[3, 5]));
+}
+
+#[test]
+fn a_vocabulary_may_be_padded_beyond_the_tokenizer() {
+    let padded = json!({"max_position_embeddings": 8, "vocab_size": 9000, "eos_token_id": 8999});
+    let text = Model::new("padded", &padded).load().unwrap();
+    assert_eq!((text.vocab_size, text.stop_token_ids.last()), (9000, Some(&8999)));
+}
+
+#[test]
+fn bad_directories_are_refused_by_name() {
+    for (name, config, expected) in [
+        ("nothing", json!(null), "config.json"),
+        ("context", json!({"max_position_embeddings": 0}), "max_position_embeddings"),
+        ("eos", json!({"max_position_embeddings": 8, "eos_token_id": 1_000_000}), "eos_token_id: 1000000"),
+    ] {
+        let error = Model::new(name, &config).load().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = Model::new("json", &config()).with("generation_config.json", "{").load().unwrap_err().to_string();
+    assert!(error.contains("generation_config.json"), "{error}");
+    for (name, generation, expected) in [
+        ("generation", json!({"temperature": -1}), "generation_config.json: temperature: must be"),
+        ("list", json!([]), "must be a JSON object"),
+        ("geneos", json!({"eos_token_id": [9_999_999]}), "generation_config.json: eos_token_id: 9999999"),
+    ] {
+        let model = Model::new(name, &config()).with("generation_config.json", &generation.to_string());
+        let error = model.load().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let unnamed = Overrides { name: Some(String::new()), ..Overrides::default() };
+    let error = TextModel::load(&Model::new("unnamed", &config()).0, &unnamed).unwrap_err().to_string();
+    assert!(error.contains("name: the name under which"), "{error}");
+    let error = Model::new("jinja", &config()).with("chat_template.jinja", "{% if").load().unwrap_err().to_string();
+    assert!(error.contains("does not parse"), "{error}");
+}

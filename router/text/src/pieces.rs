@@ -1,0 +1,29 @@
+//! Tokens as the parser of a format reads them: bytes, and the special tokens that it knows.
+
+use rein_grammar::{Format, OwnedPiece};
+
+use crate::tokenize::{self, Tokenizer};
+
+/// Tokens as a parser of the format reads them.
+pub fn pieces(format: &Format, tokenizer: &Tokenizer, ids: &[u32]) -> Vec<OwnedPiece> {
+    let mut detokenizer = tokenizer.detokenizer();
+    let mut out = Vec::new();
+    let mut take = |piece: tokenize::Piece<'_>, control: bool| {
+        out.push(match piece {
+            tokenize::Piece::Bytes(bytes) => OwnedPiece::Bytes(bytes.to_vec()),
+            // As in a stream: added tokens that are neither control tokens nor markers are text.
+            tokenize::Piece::Special(text) if control || format.is_marker(text) => OwnedPiece::Special(text.to_owned()),
+            tokenize::Piece::Special(text) => OwnedPiece::Bytes(text.as_bytes().to_vec()),
+        });
+    };
+    for &id in ids {
+        let control = tokenizer.is_control(id);
+        for piece in detokenizer.push(id) {
+            take(piece, control);
+        }
+    }
+    if let Some(piece) = detokenizer.finish() {
+        take(piece, false);
+    }
+    out
+}

@@ -1,0 +1,388 @@
+//! Chat templates: messages to prompt text, byte for byte what transformers renders.
+//!
+//! A template is compiled once and probed once for what it understands (lists of parts, arguments as strings); a render
+//! then normalises the messages for it (`normalize`), runs it under limits, and cannot panic.
+
+mod engine;
+mod error;
+mod expression;
+mod filters;
+pub mod lossless;
+mod methods;
+mod normalize;
+mod operators;
+mod printf;
+mod probe;
+mod python;
+mod resume;
+mod rewrite;
+mod source;
+#[cfg(test)]
+mod tests;
+mod typescript;
+mod variadic;
+mod views;
+
+use std::collections::{BTreeMap, HashSet};
+
+use minijinja::Value;
+use serde_json::{Map, Value as Json};
+
+pub use engine::parse_now;
+pub use error::{Reason, TemplateError};
+pub use source::Sources;
+
+use engine::Engine;
+use normalize::Traits;
+
+use crate::tokenize::NAMED;
+use resume::Resume;
+
+/// Longest template source, bytes.
+pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
+/// Longest rendered prompt, bytes.
+pub const MAX_PROMPT_BYTES: usize = 4 << 20;
+/// Instructions that a model's own template may run in one render. One message costs a few hundred.
+pub const TEMPLATE_FUEL: u64 = 20_000_000;
+
+/// Private-use characters that a caller may put around parts of a conversation, to find them in the prompt: they print as
+/// themselves wherever a template prints text. transformers uses the same.
+pub(crate) const MARK_START: char = '\u{F0000}';
+pub(crate) const MARK_END: char = '\u{F0001}';
+
+/// Whether a variable of the template is not the client's to set: transformers' arguments and special tokens, and what the
+/// renderer and the engine define.
+pub fn is_reserved(variable: &str) -> bool {
+    const ARGUMENTS: [&str; 17] = [
+        "messages",
+        "conversation",
+        "conversations",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ];
+    const DEFINED: [&str; 10] = [
+        typescript::VARIABLE,
+        "raise_exception",
+        "strftime_now",
+        "range",
+        "dict",
+        "lipsum",
+        "cycler",
+        "joiner",
+        "namespace",
+        "additional_special_tokens",
+    ];
+    ARGUMENTS.contains(&variable)
+        || DEFINED.contains(&variable)
+        || NAMED.contains(&variable)
+        || variable.starts_with("__")
+}
+
+/// How templates of a model run.
+#[derive(Debug, Clone)]
+pub struct TemplateOptions {
+    /// The clock behind `strftime_now`; `None` is the local time.
+    pub now: Option<chrono::NaiveDateTime>,
+    /// Instructions per render.
+    pub fuel: u64,
+    /// Names such as `bos_token`, visible to the template.
+    pub special_tokens: Map<String, Json>,
+}
+
+impl Default for TemplateOptions {
+    fn default() -> Self {
+        TemplateOptions { now: None, fuel: TEMPLATE_FUEL, special_tokens: Map::new() }
+    }
+}
+
+/// One conversation to render.
+#[derive(Debug, Clone)]
+pub struct RenderInput {
+    pub messages: Vec<Json>,
+    pub tools: Option<Vec<Json>>,
+    pub documents: Option<Vec<Json>>,
+    /// Ends the prompt with the start of an assistant turn.
+    pub add_generation_prompt: bool,
+    /// Ends the prompt inside the last message, for the model to go on with it.
+    pub continue_final_message: bool,
+    /// `chat_template_kwargs`: variables for the template. They never replace messages or tools; `documents` are taken
+    /// from here where the input has none.
+    pub kwargs: Map<String, Json>,
+    /// How the model opens its reasoning: for continuing a message of mere reasoning that the template does not show.
+    pub reasoning_open: Option<String>,
+    /// It is an error if the prompt does not show the tools.
+    pub tools_must_show: bool,
+    /// Renders the messages as transformers' `render_jinja_template` does, without our normalisation and checks.
+    pub raw: bool,
+}
+
+impl Default for RenderInput {
+    fn default() -> Self {
+        RenderInput {
+            messages: Vec::new(),
+            tools: None,
+            documents: None,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            kwargs: Map::new(),
+            reasoning_open: None,
+            tools_must_show: false,
+            raw: false,
+        }
+    }
+}
+
+/// A model's chat template, or its set of named ones.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    engine: Engine,
+    templates: BTreeMap<String, Compiled>,
+}
+
+#[derive(Debug)]
+struct Compiled {
+    source: String,
+    traits: Traits,
+    /// The variables that it reads. None: it cannot be told.
+    reads: Option<HashSet<String>>,
+}
+
+impl ChatTemplate {
+    /// Compiles one template source.
+    pub fn from_source(source: &str, options: TemplateOptions) -> Result<Self, TemplateError> {
+        Self::from_sources(Sources::single(source), options)
+    }
+
+    /// Compiles a model's templates.
+    pub fn from_sources(sources: Sources, options: TemplateOptions) -> Result<Self, TemplateError> {
+        let mut engine = Engine::new(options);
+        let mut templates = BTreeMap::new();
+        for (name, source) in sources.templates {
+            engine.add(&name, &source)?;
+            let traits = probe::probe(&engine, &name, &source);
+            let reads = Engine::reads(&source);
+            templates.insert(name, Compiled { source, traits, reads });
+        }
+        if templates.is_empty() {
+            return Err(TemplateError::new(Reason::Missing, "the model has no chat template"));
+        }
+        Ok(ChatTemplate { engine, templates })
+    }
+
+    /// Source of the template that plain chats use.
+    pub fn source(&self) -> &str {
+        self.select(None, false).map(|(_, compiled)| compiled.source.as_str()).unwrap_or_default()
+    }
+
+    /// Source of the template that a chat with tools uses.
+    pub fn tool_source(&self) -> &str {
+        self.select(None, true).map(|(_, compiled)| compiled.source.as_str()).unwrap_or_default()
+    }
+
+    fn select(&self, name: Option<&str>, tools: bool) -> Result<(&str, &Compiled), TemplateError> {
+        let found = match name {
+            Some(name) => self.templates.get_key_value(name),
+            None => tools
+                .then(|| self.templates.get_key_value("tool_use"))
+                .flatten()
+                .or_else(|| self.templates.get_key_value("default"))
+                .or_else(|| self.templates.iter().next().filter(|_| self.templates.len() == 1)),
+        };
+        let names = || self.templates.keys().cloned().collect::<Vec<_>>().join(", ");
+        found.map(|(name, compiled)| (name.as_str(), compiled)).ok_or_else(|| match name {
+            Some(name) => {
+                TemplateError::new(Reason::Missing, format!("no chat template named {name}; there are {}", names()))
+            }
+            None => TemplateError::new(
+                Reason::Missing,
+                format!("the model has several chat templates and no default; there are {}", names()),
+            ),
+        })
+    }
+
+    /// Whether the template for chats (with tools or without) reads this variable anywhere.
+    pub fn reads(&self, variable: &str, tools: bool) -> bool {
+        let reads = self.select(None, tools).ok().and_then(|(_, compiled)| compiled.reads.as_ref());
+        reads.is_none_or(|reads| reads.contains(variable))
+    }
+
+    /// The first of the conversation's tools that its prompt does not show to the model. `prompt` is what it renders to.
+    pub fn dropped_tool(&self, input: &RenderInput, prompt: &str) -> Result<Option<String>, TemplateError> {
+        let (_, compiled) = self.select(None, true)?;
+        let names: Vec<&str> = tool_names(input).collect();
+        if names.is_empty() || (compiled.traits.tools && names.iter().all(|name| prompt.contains(name))) {
+            return Ok(None);
+        }
+        // A name may stand in the prompt for other reasons: names that nothing else has tell.
+        let stand_in = |i: usize| format!("xqzt{i}z");
+        let mut renamed = input.clone();
+        let declared = renamed.messages.iter_mut().filter_map(|message| message.get_mut("tools")?.as_array_mut());
+        for (i, tool) in
+            renamed.tools.iter_mut().chain(declared).flatten().filter(|tool| tool_name(tool).is_some()).enumerate()
+        {
+            tool["function"]["name"] = stand_in(i).into();
+        }
+        // A template that refuses these names has looked at them.
+        let Ok(prompt) = self.render(&renamed) else { return Ok(None) };
+        let dropped = names.iter().enumerate().find(|(i, _)| !prompt.contains(&stand_in(*i)));
+        Ok(dropped.map(|(_, name)| (*name).to_owned()))
+    }
+
+    /// Renders a conversation with the default template (or `tool_use`, where there is one and tools are given).
+    pub fn render(&self, input: &RenderInput) -> Result<String, TemplateError> {
+        self.prepare(None, input)?.render()
+    }
+
+    /// Renders with the template of that name.
+    pub fn render_named(&self, name: Option<&str>, input: &RenderInput) -> Result<String, TemplateError> {
+        self.prepare(name, input)?.render()
+    }
+
+    /// What the template is going to see: the input checked and, unless it is raw, brought into the form that the
+    /// template understands.
+    pub(crate) fn prepare(&self, name: Option<&str>, input: &RenderInput) -> Result<Prepared<'_>, TemplateError> {
+        let declares = |message: &Json| message.get("tools").is_some_and(|tools| !tools.is_null());
+        let with_tools = match &input.tools {
+            Some(tools) if input.raw || !tools.is_empty() => true,
+            _ => !input.raw && input.messages.iter().any(declares),
+        };
+        let (name, compiled) = self.select(name, with_tools)?;
+        let flag = |name: &str, given| match input.kwargs.get(name) {
+            Some(Json::Bool(on)) => *on,
+            _ => given,
+        };
+        let continued = flag("continue_final_message", input.continue_final_message);
+        let generation_prompt = flag("add_generation_prompt", input.add_generation_prompt);
+        if continued && generation_prompt {
+            return Err(TemplateError::input(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other",
+            ));
+        }
+        normalize::check(input)?;
+        let reserved = ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message"];
+        let free = input.kwargs.iter().filter(|(key, _)| !reserved.contains(&key.as_str()));
+        let mut chat = Prepared {
+            engine: &self.engine,
+            name,
+            source: &compiled.source,
+            messages: input.messages.clone(),
+            tools: input.tools.clone().filter(|tools| input.raw || !tools.is_empty()),
+            documents: match (&input.documents, input.kwargs.get("documents")) {
+                (None, Some(Json::Array(documents))) => Some(documents.clone()),
+                (documents, _) => documents.clone(),
+            },
+            kwargs: free.map(|(name, value)| (name.clone(), value.clone())).collect(),
+            generation_prompt,
+            resume: None,
+            reasoning_open: input.reasoning_open.clone(),
+        };
+        if !input.raw {
+            chat.normalize(&compiled.traits);
+        }
+        chat.messages = std::mem::take(&mut chat.messages).into_iter().map(normalize::alias_reasoning).collect();
+        chat.resume = continued.then(|| Resume::of(chat.messages.last(), input.raw));
+        // An empty text may stand for it by now.
+        let absent = |message: &Json| message.get("content").is_none_or(Json::is_null);
+        if chat.resume == Some(Resume::Content) && input.messages.last().is_some_and(absent) {
+            return Err(Resume::nothing(input.messages.len() - 1));
+        }
+        Ok(chat)
+    }
+}
+
+fn tool_name(tool: &Json) -> Option<&str> {
+    tool.pointer("/function/name")?.as_str()
+}
+
+/// The names of all tools that a conversation declares, in order.
+fn tool_names(input: &RenderInput) -> impl Iterator<Item = &str> {
+    let declared = input.messages.iter().filter_map(|message| message.get("tools")?.as_array());
+    input.tools.iter().chain(declared).flatten().filter_map(tool_name)
+}
+
+/// A conversation as its template is going to see it.
+#[derive(Debug, Clone)]
+pub(crate) struct Prepared<'a> {
+    engine: &'a Engine,
+    name: &'a str,
+    source: &'a str,
+    pub messages: Vec<Json>,
+    pub tools: Option<Vec<Json>>,
+    pub documents: Option<Vec<Json>>,
+    pub kwargs: Map<String, Json>,
+    generation_prompt: bool,
+    resume: Option<Resume>,
+    reasoning_open: Option<String>,
+}
+
+impl Prepared<'_> {
+    fn normalize(&mut self, traits: &Traits) {
+        if !traits.message_tools {
+            let declared = normalize::take_message_tools(&mut self.messages);
+            if !declared.is_empty() {
+                self.tools.get_or_insert_default().extend(declared);
+            }
+        }
+        self.messages = normalize::normalize(&self.messages, traits);
+        if let Some(tools) = self.tools.as_mut().filter(|_| self.source.contains(typescript::VARIABLE)) {
+            *tools = tools.iter().map(typescript::sorted).collect();
+            // Without the variable the template falls back to JSON, as it does in Python.
+            if let (false, Ok(text)) = (self.kwargs.contains_key(typescript::VARIABLE), typescript::declare(tools)) {
+                self.kwargs.insert(typescript::VARIABLE.into(), text.into());
+            }
+        }
+    }
+
+    /// Drops these characters wherever the conversation has them.
+    pub fn drop_chars(&mut self, chars: &[char]) {
+        fn drop(json: &mut Json, chars: &[char]) {
+            match json {
+                Json::String(text) if text.contains(chars) => text.retain(|c| !chars.contains(&c)),
+                Json::Array(items) => items.iter_mut().for_each(|item| drop(item, chars)),
+                Json::Object(map) => {
+                    if map.keys().any(|key| key.contains(chars)) {
+                        let kept = std::mem::take(map).into_iter();
+                        *map = kept.map(|(key, value)| (key.replace(chars, ""), value)).collect();
+                    }
+                    map.values_mut().for_each(|value| drop(value, chars));
+                }
+                _ => {}
+            }
+        }
+        let lists = [Some(&mut self.messages), self.tools.as_mut(), self.documents.as_mut()];
+        lists.into_iter().flatten().flatten().chain(self.kwargs.values_mut()).for_each(|json| drop(json, chars));
+    }
+
+    pub fn render(&self) -> Result<String, TemplateError> {
+        match self.resume {
+            Some(resume) => resume.render(self),
+            None => self.run(&self.messages, self.generation_prompt),
+        }
+    }
+
+    fn run(&self, messages: &[Json], generation_prompt: bool) -> Result<String, TemplateError> {
+        let list = |items: &[Json]| Value::from(items.iter().map(python::from_json).collect::<Vec<_>>());
+        let optional = |items: Option<&Vec<Json>>| items.map_or_else(|| Value::from(()), |items| list(items));
+        let mut context: Vec<(&str, Value)> = Vec::with_capacity(8 + self.kwargs.len());
+        context.extend(self.engine.special_tokens().iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
+        context.push(("add_generation_prompt", Value::from(generation_prompt)));
+        context.extend(self.kwargs.iter().map(|(k, v)| (k.as_str(), python::from_json(v))));
+        context.push(("messages", list(messages)));
+        context.push(("tools", optional(self.tools.as_ref())));
+        context.push(("documents", optional(self.documents.as_ref())));
+        self.engine.render(self.name, self.source, Value::from_pairs(context))
+    }
+}

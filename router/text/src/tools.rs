@@ -1,0 +1,18 @@
+//! Tools as the API declares them, for the grammar and for the parser.
+
+use rein_grammar::{Tool, ToolDecl};
+use serde_json::Value;
+
+/// A tool as the API declares it. None: it has no name.
+pub fn tool(tool: &Value) -> Option<Tool> {
+    let function = tool.get("function")?;
+    Some(Tool {
+        name: function.get("name")?.as_str()?.to_owned(),
+        parameters: function.get("parameters").filter(|schema| !schema.is_null()).cloned(),
+        strict: function.get("strict").and_then(Value::as_bool).unwrap_or(false),
+    })
+}
+
+pub fn declaration(tool: &Tool) -> ToolDecl {
+    ToolDecl { name: tool.name.clone(), parameters: tool.parameters.clone() }
+}

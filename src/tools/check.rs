@@ -1,0 +1,39 @@
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
+
+use rein_text::check::{Report, Verdict, check};
+use rein_text::model_text::{Overrides, TextModel};
+
+use crate::args::CheckArgs;
+
+/// Exit code 1 where tool calls would fail.
+pub fn run(args: &CheckArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let overrides =
+        Overrides { template: args.chat_template.clone(), tokenizer: args.tokenizer.clone(), ..Overrides::from_env()? };
+    let mut text = TextModel::load(&args.model, &overrides)?;
+    let format = text.settle_format(args.format.as_deref().map(super::formats::named).transpose()?);
+    let report = check(&text, format);
+    let out = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { table(&report) };
+    std::io::stdout().write_all(out.as_bytes())?;
+    Ok(ExitCode::from(u8::from(report.worst() == Verdict::Broken)))
+}
+
+fn table(report: &Report) -> String {
+    let head = [
+        ("model", Some(report.model.as_str())),
+        ("revision", report.revision.as_deref()),
+        ("template", report.template_sha256.as_deref()),
+        ("format", Some(report.format)),
+    ];
+    let head = head.into_iter().filter_map(|(name, value)| Some(format!("{name:18} {}\n", value?)));
+    let row = |finding: &rein_text::check::Finding| {
+        let verdict = match finding.verdict {
+            Verdict::Fine => "fine",
+            Verdict::Warning => "WARNING",
+            Verdict::Broken => "BROKEN",
+        };
+        format!("{:18} {verdict:8} {}\n", finding.check, finding.message)
+    };
+    head.chain(["\n".to_owned()]).chain(report.findings.iter().map(row)).collect()
+}

@@ -1,0 +1,5 @@
+mod hold;
+mod interleave;
+mod replay;
+
+use super::*;

@@ -1,0 +1,586 @@
+//! Random routers against the scheduler, replayed from a seed.
+//!
+//! The executor in this test keeps, in each KV slot, the token whose entry was written there and a hash of its whole
+//! past. A wrong block table, a write to a shared block or a stale entry then shows as a wrong history. Each sequence
+//! has an oracle that knows what it would get alone. `REIN_SEED=n` replays one seed, `REIN_SEEDS=n` runs more of them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rein_proto::internal::{Draw, Limits, Sampling};
+use rein_proto::splitmix::mix_both;
+
+use super::super::cached::CacheMirror;
+use super::*;
+
+const VOCAB: u32 = 29;
+const SEEDS: u64 = 3000;
+
+fn hash_all(tokens: &[u32]) -> u64 {
+    tokens.iter().fold(7, |state, &token| mix_both(state, token.into()))
+}
+
+/// The token that this model draws: a pure function of history, position, seed, mask and bans.
+fn draw(history: &[u32], position: u32, seed: u64, mask: Option<&[u8]>, banned: &[u32]) -> Option<u32> {
+    let state = mix_both(mix_both(hash_all(history), seed), u64::from(position) * 2 + u64::from(mask.is_some()));
+    let first = (state % u64::from(VOCAB)) as u32;
+    (first..VOCAB).chain(0..first).find(|&token| {
+        !banned.contains(&token) && mask.is_none_or(|mask| mask[token as usize / 8] >> (token % 8) & 1 == 1)
+    })
+}
+
+fn score(history: &[u32], next: u32) -> f32 {
+    -((mix_both(hash_all(history), next.into()) % 1000) as f32) / 100.0
+}
+
+/// A model that stores in its KV slots what a real one would fold into keys and values.
+struct Ledger {
+    block_size: usize,
+    /// Per slot: position, token, hash of all tokens up to it.
+    slots: Vec<Option<(usize, u32, u64)>>,
+    stashed: HashMap<u64, Vec<u32>>,
+    /// Per row of the last step, the history it attended to.
+    histories: Vec<(u64, Vec<u32>)>,
+}
+
+impl Ledger {
+    fn new(shape: &ExecutorShape) -> Self {
+        Self {
+            block_size: shape.block_size,
+            slots: vec![None; shape.blocks * shape.block_size],
+            stashed: HashMap::new(),
+            histories: Vec::new(),
+        }
+    }
+
+    fn slot(&self, row: &Row, position: usize) -> usize {
+        row.blocks[position / self.block_size] as usize * self.block_size + position % self.block_size
+    }
+
+    /// The tokens that attention at `end - 1` sees.
+    fn attend(&self, row: &Row, end: usize) -> Vec<u32> {
+        let mut past = 7;
+        (0..end)
+            .map(|position| {
+                let slot = self.slots[self.slot(row, position)];
+                let (at, token, hashed) = slot.unwrap_or_else(|| panic!("row {row:?} reads an empty slot"));
+                past = mix_both(past, token.into());
+                assert_eq!((at, hashed), (position, past), "row {row:?} attends to another sequence's entries");
+                token
+            })
+            .collect()
+    }
+
+    fn execute(&mut self, step: &Step) -> StepResult {
+        self.histories.clear();
+        for seq in &step.dropped {
+            assert!(self.stashed.remove(seq).is_some(), "dropped a stash that is not there");
+        }
+        let mut rows = Vec::new();
+        for row in &step.rows {
+            let (start, mut scores) = (row.start as usize, Vec::new());
+            let mut history = match row.tokens.is_empty() {
+                false => self.attend(row, start),
+                true => self.stashed.remove(&row.seq).expect("draws from a stash that is not there"),
+            };
+            assert_eq!(row.blocks.len(), (start + row.tokens.len()).div_ceil(self.block_size));
+            for (index, &token) in row.tokens.iter().enumerate() {
+                history.push(token);
+                let slot = self.slot(row, start + index);
+                self.slots[slot] = Some((start + index, token, hash_all(&history)));
+                if row.score >= 0
+                    && let Some(next) = row.tokens.get(index + 1).copied().or(row.next)
+                {
+                    scores.push(TokenLogprob { id: next, logprob: Some(score(&history, next)), rank: 0, top: vec![] });
+                }
+            }
+            if row.after() == After::Stash {
+                assert!(self.stashed.insert(row.seq, history.clone()).is_none(), "a stash was forgotten");
+            }
+            let mut result = RowResult { seq: row.seq, scores, ..RowResult::default() };
+            if let Some(Draw { position, mask, banned, sampling, .. }) = &row.draw {
+                let seed = sampling.as_ref().map_or(0, |sampling| sampling.seed);
+                result.token = draw(&history, *position, seed, mask.as_deref(), banned);
+                result.empty_mask = result.token.is_none();
+            }
+            if row.draw.is_some() || row.score >= 0 {
+                rows.push(result);
+            }
+            self.histories.push((row.seq, history));
+        }
+        StepResult { id: step.id, rows }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    Proposed,
+    Done,
+}
+
+/// What a sequence would get alone, implemented as simply as possible.
+#[derive(Debug)]
+struct Oracle {
+    start: Start,
+    tokens: Vec<u32>,
+    epoch: u64,
+    mask: Option<(usize, Bytes)>,
+    hold: Option<usize>,
+    state: State,
+    admitted: bool,
+    /// What the next Finish must say because of a Steer.
+    expect: Option<FinishReason>,
+    context: usize,
+}
+
+impl Oracle {
+    fn new(start: Start, context: usize) -> Self {
+        let tokens: Vec<u32> = start.prompt.iter().chain(&start.resume).copied().collect();
+        let hold = start.hold.then_some(start.resume.len());
+        let mut oracle = Self {
+            start,
+            tokens,
+            epoch: 0,
+            mask: None,
+            hold,
+            state: State::Open,
+            admitted: false,
+            expect: None,
+            context,
+        };
+        // A held sequence as long as the context is computed and waits, so that its prompt can be scored.
+        let waits = oracle.start.hold && oracle.generated() < oracle.limits().max_tokens as usize;
+        oracle.expect = oracle.full().filter(|_| !waits);
+        oracle
+    }
+
+    fn limits(&self) -> &Limits {
+        self.start.limits.as_ref().expect("set")
+    }
+
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.start.prompt.len()
+    }
+
+    fn full(&self) -> Option<FinishReason> {
+        let full = self.generated() >= self.limits().max_tokens as usize || self.tokens.len() >= self.context;
+        full.then_some(FinishReason::Length)
+    }
+
+    fn steer(&mut self, steer: &Steer) {
+        let valid = steer.epoch > self.epoch
+            && steer.keep as usize <= self.generated()
+            && steer.append.iter().all(|&token| token < VOCAB)
+            && steer.mask.as_ref().is_none_or(|mask| mask.len() == 4);
+        self.state = State::Open;
+        if !valid {
+            self.expect = Some(FinishReason::Error);
+            return;
+        }
+        self.epoch = steer.epoch;
+        self.tokens.truncate(self.start.prompt.len() + steer.keep as usize);
+        for &token in &steer.append {
+            if self.full().is_none() {
+                self.tokens.push(token);
+            }
+        }
+        self.mask = steer.mask.clone().map(|mask| (self.generated(), mask));
+        self.hold = steer.hold.then_some(self.generated() + 1);
+        self.expect = if steer.stop { Some(FinishReason::Steered) } else { self.full() };
+    }
+
+    /// None: the mask leaves no token.
+    fn next(&self) -> Option<u32> {
+        let position = self.generated();
+        let mask = self.mask.as_ref().filter(|(at, _)| *at == position).map(|(_, mask)| &mask[..]);
+        let stops = &self.limits().stop_token_ids;
+        let refuse = position < self.limits().min_tokens as usize && !self.limits().ignore_eos;
+        let seed = self.start.sampling.as_ref().expect("set").seed;
+        let only_stops = mask.is_some_and(|mask| {
+            (0..VOCAB + 3).filter(|t| mask[*t as usize / 8] >> (t % 8) & 1 == 1).all(|t| stops.contains(&t))
+        });
+        let banned = if refuse && !only_stops { &stops[..] } else { &[] };
+        draw(&self.tokens, position as u32, seed, mask, banned)
+    }
+
+    fn output(&mut self, kind: from_engine::Kind, last: bool) {
+        assert_eq!(self.state, State::Open, "an output after Finish: {kind:?}");
+        match kind {
+            from_engine::Kind::Admitted(admitted) => {
+                assert!(!std::mem::replace(&mut self.admitted, true) && self.expect.is_none() && !last);
+                assert_eq!(admitted.prompt_tokens as usize, self.start.prompt.len());
+                let prompt = &self.start.prompt;
+                let want: Vec<_> = match self.start.prompt_logprobs {
+                    -1 => Vec::new(),
+                    _ => (0..prompt.len())
+                        .map(|i| (prompt[i], (i > 0).then(|| score(&prompt[..i], prompt[i]))))
+                        .collect(),
+                };
+                let got: Vec<_> = admitted.prompt_logprobs.iter().map(|entry| (entry.id, entry.logprob)).collect();
+                assert_eq!(got, want, "prompt logprobs");
+            }
+            from_engine::Kind::Tokens(tokens) => {
+                assert!(self.admitted && self.expect.is_none() && !last);
+                assert!(self.hold.is_none_or(|hold| self.generated() < hold), "drew beyond a hold");
+                assert_eq!((tokens.epoch, tokens.position as usize), (self.epoch, self.generated()));
+                let next = self.next();
+                assert_eq!(tokens.ids, Vec::from_iter(next), "not the token it gets alone");
+                let Some(token) = next else { return };
+                self.tokens.push(token);
+                let stop = !self.limits().ignore_eos && self.limits().stop_token_ids.contains(&token);
+                self.expect = if stop { Some(FinishReason::Stop) } else { self.full() };
+            }
+            from_engine::Kind::Finish(finish) => {
+                let reason = match self.expect.take() {
+                    Some(reason) => reason,
+                    None => {
+                        assert_eq!(self.next(), None, "{finish:?} without a cause");
+                        FinishReason::Error
+                    }
+                };
+                assert_eq!((finish.reason(), finish.generated as usize), (reason, self.generated()), "{finish:?}");
+                assert_eq!(finish.epoch, self.epoch);
+                assert_eq!(finish.error.is_empty(), reason != FinishReason::Error);
+                let proposal =
+                    self.start.finish_is_proposal && matches!(reason, FinishReason::Stop | FinishReason::Length);
+                assert_eq!(last, !proposal);
+                self.state = if proposal { State::Proposed } else { State::Done };
+            }
+        }
+    }
+}
+
+struct World {
+    rng: StdRng,
+    shape: ExecutorShape,
+    scheduler: Scheduler,
+    ledger: Ledger,
+    listener: CacheMirror,
+    oracles: BTreeMap<u64, Oracle>,
+    paused: BTreeSet<u64>,
+    now: Duration,
+    next: u64,
+    prefixes: Vec<Vec<u32>>,
+    steps: Vec<Step>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let block_size = rng.random_range(1..6);
+        let shape = ExecutorShape {
+            model: "ledger".into(),
+            vocab_size: VOCAB as usize,
+            max_context: rng.random_range(8..60),
+            blocks: rng.random_range(4..40),
+            block_size,
+            kind: "sim",
+            ranks: 1,
+        };
+        let options = EngineOptions {
+            max_sequences: rng.random_range(1..9),
+            max_queue: rng.random_range(1..12),
+            step_tokens: rng.random_range(1..40),
+            park_grace: Duration::from_millis(50),
+            prefix_cache: rng.random_bool(0.9),
+        };
+        let prefixes =
+            (0..3).map(|_| (0..rng.random_range(1..24)).map(|_| rng.random_range(0..VOCAB)).collect()).collect();
+        Self {
+            scheduler: Scheduler::new(&shape, options),
+            ledger: Ledger::new(&shape),
+            listener: CacheMirror::default(),
+            oracles: BTreeMap::new(),
+            paused: BTreeSet::new(),
+            now: Duration::ZERO,
+            next: 1,
+            prefixes,
+            steps: Vec::new(),
+            shape,
+            rng,
+        }
+    }
+
+    fn tokens(&mut self, max: usize) -> Vec<u32> {
+        let len = self.rng.random_range(0..=max);
+        (0..len).map(|_| self.rng.random_range(0..VOCAB)).collect()
+    }
+
+    fn start(&mut self) {
+        let context = context_limit(&self.shape);
+        let mut prompt = self.prefixes[self.rng.random_range(0..3)].clone();
+        prompt.truncate(self.rng.random_range(1..=prompt.len()));
+        prompt.extend(self.tokens(6));
+        let hold = self.rng.random_bool(0.2);
+        prompt.truncate(context - usize::from(!hold));
+        if prompt.is_empty() {
+            return;
+        }
+        let max_tokens = self.rng.random_range(1..30u32);
+        let mut resume = if self.rng.random_bool(0.2) { self.tokens(max_tokens as usize) } else { Vec::new() };
+        resume.truncate(context - prompt.len());
+        let start = Start {
+            request_id: String::new(),
+            prompt,
+            resume,
+            sampling: Some(Sampling { seed: self.rng.random_range(0..4), ..Sampling::default() }),
+            limits: Some(Limits {
+                max_tokens,
+                min_tokens: self.rng.random_range(0..=max_tokens.min(4)),
+                stop_token_ids: if self.rng.random_bool(0.5) { self.tokens(2) } else { Vec::new() },
+                ignore_eos: self.rng.random_bool(0.2),
+            }),
+            hold,
+            cache_salt: if self.rng.random_bool(0.2) { "tenant".into() } else { String::new() },
+            logprobs: -1,
+            prompt_logprobs: if self.rng.random_bool(0.15) { 0 } else { -1 },
+            finish_is_proposal: self.rng.random_bool(0.4),
+            script: Vec::new(),
+            ..Start::default()
+        };
+        let id = self.next;
+        self.next += 1;
+        let event = SchedulerEvent::Start { seq: id, start: Box::new(start.clone()) };
+        match self.scheduler.apply(event) {
+            Ok(()) => drop(self.oracles.insert(id, Oracle::new(start, context))),
+            Err(rejected) => assert!(matches!(rejected, Rejected::QueueFull { .. })),
+        }
+    }
+
+    fn random_steer(&mut self, id: u64) {
+        let oracle = &self.oracles[&id];
+        let (generated, epoch) = (oracle.generated() as u32, oracle.epoch);
+        let keep = generated - self.rng.random_range(0..=generated.min(6));
+        let mut steer = Steer {
+            epoch: epoch + self.rng.random_range(1..3),
+            keep: if self.rng.random_bool(0.4) { generated } else { keep },
+            append: if self.rng.random_bool(0.3) { self.tokens(7) } else { Vec::new() },
+            mask: self.rng.random_bool(0.5).then(|| {
+                let mask: [u8; 4] = self.rng.random();
+                let narrow = [0, 1 << self.rng.random_range(0..8), 0, 0];
+                Bytes::copy_from_slice(if self.rng.random_bool(0.2) { &narrow } else { &mask })
+            }),
+            hold: self.rng.random_bool(0.4),
+            stop: self.rng.random_bool(0.03),
+        };
+        match self.rng.random_range(0..60) {
+            0 => steer.epoch = epoch,
+            1 => steer.keep = generated + 1,
+            2 => steer.append.push(VOCAB),
+            3 => steer.mask = Some(Bytes::from_static(&[255; 3])),
+            _ => {}
+        }
+        self.steer(id, steer);
+    }
+
+    fn steer(&mut self, id: u64, steer: Steer) {
+        self.oracles.get_mut(&id).expect("known").steer(&steer);
+        self.apply(SchedulerEvent::Steer { seq: id, steer });
+    }
+
+    fn apply(&mut self, event: SchedulerEvent) {
+        self.scheduler.apply(event).expect("only a Start is rejected");
+        self.read();
+    }
+
+    fn read(&mut self) {
+        for Output { seq, message, last } in self.scheduler.take_outputs() {
+            let oracle = self.oracles.get_mut(&seq).expect("an output of a sequence that is gone");
+            oracle.output(message.kind.expect("set"), last);
+            if oracle.state == State::Done {
+                self.oracles.remove(&seq);
+                self.paused.remove(&seq);
+            }
+        }
+        for (id, oracle) in &self.oracles {
+            assert!(oracle.expect.is_none(), "sequence {id} was to finish: {oracle:?}");
+        }
+    }
+
+    fn events(&mut self) {
+        if self.rng.random_bool(0.35) {
+            self.start();
+            self.read();
+        }
+        for id in self.oracles.keys().copied().collect::<Vec<_>>() {
+            match self.rng.random_range(0..100) {
+                0..12 => self.random_steer(id),
+                12..14 => {
+                    self.apply(SchedulerEvent::Cancel { seq: id });
+                    self.oracles.remove(&id);
+                    self.paused.remove(&id);
+                }
+                14..16 => {
+                    self.paused.insert(id);
+                    self.apply(SchedulerEvent::Pause { seq: id });
+                }
+                16..24 if self.paused.remove(&id) => self.apply(SchedulerEvent::Resume { seq: id }),
+                _ => {}
+            }
+        }
+    }
+
+    /// One round. False: there was nothing to do.
+    fn round(&mut self) -> bool {
+        self.now += Duration::from_millis(self.rng.random_range(0..20));
+        let scheduler = &self.scheduler;
+        let working = |work: &dyn Fn(NextWork) -> bool| -> Vec<u64> {
+            scheduler.running.iter().copied().filter(|id| work(scheduler.seqs[id].work())).collect()
+        };
+        let (drawing, able) = (working(&|work| work == NextWork::Draw), working(&|work| work != NextWork::Parked));
+        let step = self.scheduler.schedule(self.now);
+        self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
+        let rows: Vec<u64> = step.iter().flat_map(|step| &step.rows).map(|row| row.seq).collect();
+        if drawing.is_empty() {
+            assert!(able.first().is_none_or(|oldest| rows.contains(oldest)), "the oldest that can run does not");
+        } else {
+            assert_eq!(rows, drawing, "what is held back draws first, by itself");
+        }
+        let Some(step) = step else { return false };
+        let budget: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
+        assert!(budget <= self.scheduler.options.step_tokens, "{budget} tokens in a step");
+        assert!(!step.rows.is_empty() && step.rows.len() <= self.scheduler.options.max_sequences);
+        let result = self.ledger.execute(&step);
+        for (row, (seq, history)) in step.rows.iter().zip(&self.ledger.histories) {
+            let oracle = &self.oracles[seq];
+            assert!(!self.paused.contains(seq) && oracle.state == State::Open, "a parked row was computed");
+            assert_eq!(oracle.tokens.get(..history.len()), Some(&history[..]), "not this sequence's history");
+            assert_eq!(row.after() == After::Nothing, history.len() < oracle.tokens.len());
+        }
+        self.scheduler.commit(result);
+        self.scheduler.check().unwrap_or_else(|error| panic!("after commit: {error}"));
+        self.listener.hear(&mut self.scheduler);
+        self.read();
+        self.steps.push(step);
+        true
+    }
+
+    /// All routers read again and release holds: everything must finish.
+    fn wind_down(&mut self) {
+        for id in self.oracles.keys().copied().collect::<Vec<_>>() {
+            if self.paused.remove(&id) {
+                self.apply(SchedulerEvent::Resume { seq: id });
+            }
+            let oracle = &self.oracles[&id];
+            if oracle.state == State::Proposed {
+                self.apply(SchedulerEvent::Cancel { seq: id });
+                self.oracles.remove(&id);
+            } else {
+                let (epoch, keep) = (oracle.epoch + 1, oracle.generated() as u32);
+                self.steer(id, Steer { epoch, keep, ..Steer::default() });
+            }
+        }
+        let mut idle = 0;
+        while self.oracles.values().any(|oracle| oracle.state == State::Open) {
+            let ran = self.round();
+            idle = if ran { 0 } else { idle + 1 };
+            if !ran {
+                let wake_at = self.scheduler.wake_at();
+                self.now = wake_at.unwrap_or_else(|| panic!("nothing runs, nothing will: {:?}", self.scheduler));
+            }
+            assert!(idle < 10, "waits in vain: {:?}", self.scheduler);
+        }
+        for id in self.oracles.keys().copied().collect::<Vec<_>>() {
+            self.apply(SchedulerEvent::Cancel { seq: id });
+        }
+        assert!(self.scheduler.is_empty());
+        assert_eq!(self.scheduler.stats().used_blocks, 0);
+    }
+}
+
+/// Prints how to replay a failure.
+struct Report(u64);
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay this with REIN_SEED={}", self.0);
+        }
+    }
+}
+
+fn play(seed: u64) -> (Vec<Step>, EngineStats) {
+    let _report = Report(seed);
+    let mut world = World::new(seed);
+    for _ in 0..80 {
+        world.events();
+        world.round();
+    }
+    world.wind_down();
+    (world.steps, world.scheduler.stats())
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn every_sequence_gets_the_tokens_it_would_get_alone() {
+    if let Some(seed) = number("REIN_SEED") {
+        play(seed);
+        return;
+    }
+    let mut total = EngineStats::default();
+    for seed in 0..number("REIN_SEEDS").unwrap_or(SEEDS) {
+        let (_, stats) = play(seed);
+        total.steps += stats.steps;
+        total.generated_tokens += stats.generated_tokens;
+        total.cached_tokens += stats.cached_tokens;
+        total.preemptions += stats.preemptions;
+        total.rewound_tokens += stats.rewound_tokens;
+        total.held_steps += stats.held_steps;
+    }
+    println!("{total:?}");
+    let reached = [total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
+    assert!(reached.iter().all(|&count| count > 1000), "the seeds do not reach everything: {total:?}");
+}
+
+#[test]
+fn prompt_tokens_that_move_to_a_fresh_block_are_scored_once() {
+    let shape = ExecutorShape {
+        model: "ledger".into(),
+        vocab_size: VOCAB as usize,
+        max_context: 60,
+        blocks: 20,
+        block_size: 4,
+        kind: "sim",
+        ranks: 1,
+    };
+    let options = EngineOptions { max_sequences: 2, step_tokens: 5, ..EngineOptions::default() };
+    let mut scheduler = Scheduler::new(&shape, options);
+    let mut ledger = Ledger::new(&shape);
+    let limits = Some(Limits { max_tokens: 20, ..Limits::default() });
+    let other = Start { prompt: (1..9).collect(), limits, hold: true, prompt_logprobs: -1, ..Start::default() };
+    let sampling = Some(Sampling::default());
+    let scored = Start { resume: vec![9; 9], sampling, hold: false, prompt_logprobs: 0, ..other.clone() };
+    let mut oracle = Oracle::new(scored.clone(), 60);
+    scheduler.apply(SchedulerEvent::Start { seq: 1, start: Box::new(other) }).expect("room");
+    scheduler.apply(SchedulerEvent::Start { seq: 2, start: Box::new(scored) }).expect("room");
+    while scheduler.seqs[&2].computed < 8 {
+        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        scheduler.commit(ledger.execute(&step));
+    }
+    // Now the prompt's blocks are shared, and its last token must be computed again.
+    let steer = Steer { epoch: 1, ..Steer::default() };
+    oracle.steer(&steer);
+    scheduler.apply(SchedulerEvent::Steer { seq: 2, steer }).expect("taken");
+    scheduler.take_outputs();
+    while !oracle.admitted {
+        let step = scheduler.schedule(Duration::ZERO).expect("a step");
+        assert_eq!(step.rows[0].tokens, [5, 6, 7, 8], "the shared block is not written");
+        scheduler.commit(ledger.execute(&step));
+        for Output { message, last, .. } in scheduler.take_outputs() {
+            oracle.output(message.kind.expect("set"), last);
+        }
+    }
+}
+
+#[test]
+fn equal_events_give_equal_steps() {
+    for seed in 0..100 {
+        assert_eq!(play(seed).0, play(seed).0, "seed {seed}");
+    }
+}
