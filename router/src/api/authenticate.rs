@@ -18,14 +18,16 @@ use crate::{
 };
 
 /// Paths that need no key: nothing there is secret, and monitoring has no key.
-pub const OPEN: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+const OPEN: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+/// The playground's scripts. Its requests to the API carry a key.
+const OPEN_FOLDER: &str = "/playground/";
 const OPEN_SERVICE: &str = "/grpc.health.v1.Health/";
 const X_API_KEY: &str = "x-api-key";
 /// Bytes of what a client gives as its key.
 const KEY_BYTES: usize = 512;
 
 pub async fn http(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
-    if OPEN.contains(&request.uri().path()) {
+    if is_open(request.uri().path()) {
         return next.run(request).await;
     }
     // The list of models does not count against the key's rates.
@@ -36,6 +38,11 @@ pub async fn http(State(core): State<Arc<Core>>, request: Request, next: Next) -
         response
     };
     pass(&core, request, next, counts, refuse).await
+}
+
+/// Whether a path is served without a key.
+pub fn is_open(path: &str) -> bool {
+    OPEN.contains(&path) || path.starts_with(OPEN_FOLDER)
 }
 
 pub async fn grpc(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {

@@ -1,6 +1,7 @@
 //! The OpenAI API over HTTP: routes, bodies, status codes, server-sent events.
 
 mod cors;
+mod playground;
 mod sse;
 
 use std::{sync::Arc, time::Duration};
@@ -50,7 +51,8 @@ const TRACED: [(&str, &str, &str); 5] = [
 
 pub fn routes(core: Arc<Core>) -> axum::Router {
     axum::Router::new()
-        .route("/", get(playground))
+        .route("/", get(playground::page))
+        .route("/playground/{file}", get(playground::file))
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/chat/completions/render", post(render))
         .route("/v1/completions", post(completions))
@@ -235,13 +237,6 @@ async fn metrics(State(core): Shared) -> Response {
 
 async fn openapi_json() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], openapi::DOCUMENT).into_response()
-}
-
-/// One page, with nothing from elsewhere.
-async fn playground() -> Response {
-    let policy = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-    let headers = [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
-    (headers, include_str!("../playground.html")).into_response()
 }
 
 async fn no_route(State(core): Shared, uri: Uri) -> Response {

@@ -1,0 +1,55 @@
+//! The playground: a page and the scripts, style sheet and icon that it loads, all compiled in.
+
+use axum::{
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+};
+use http::{HeaderName, header};
+
+use super::{Shared, finish};
+use crate::error::{Error, Kind};
+
+/// Nothing but these files and this server's API. With trusted types, no script can turn text into markup.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+     form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+const PAGE: &str = include_str!("../playground/index.html");
+
+macro_rules! files {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!("../playground/", $name)))),*]
+    };
+}
+
+const FILES: &[(&str, &str)] = files!(
+    "api.js", "app.js", "dom.js", "icon.svg", "inspect.js", "log.js", "markdown.js", "messages.js", "panel.js", "session.js",
+    "store.js", "style.css", "tools.js"
+);
+
+pub async fn page() -> Response {
+    served("index.html", PAGE)
+}
+
+pub async fn file(State(core): Shared, Path(name): Path<String>) -> Response {
+    match FILES.iter().find(|(file, _)| *file == name) {
+        Some((name, text)) => served(name, text),
+        None => finish(&core, "none", Err(Error::new(Kind::NotFound, format!("the playground has no file '{name}'")))),
+    }
+}
+
+fn served(name: &str, text: &'static str) -> Response {
+    let kind = match name.rsplit('.').next() {
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "text/html; charset=utf-8",
+    };
+    let headers: [(HeaderName, &str); 4] = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // The files of one release belong together.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text).into_response()
+}
