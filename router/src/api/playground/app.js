@@ -32,7 +32,8 @@ const log = new Log($("log"), $("latest"), {
   rewrite: guarded((message, text) => session.rewrite(current, message, text)),
   give: guarded((message, part, text) => session.give(current, message, part, text)),
   inspect: message => {
-    inspect($("inspect"), `Answer: ${textOf(message).slice(0, 40) || "tool call"}`, () => session.bodyOf(current, message), message, session.traces.get(message.id)?.tokens);
+    const title = message.error ? "Failed answer" : `Answer: ${textOf(message).slice(0, 40) || "tool call"}`;
+    inspect($("inspect"), title, () => session.bodyOf(current, message), message, session.traces.get(message.id)?.tokens);
     panel.open("tab-inspect");
     drawer("panel", true);
   },

@@ -36,7 +36,7 @@ function prompt(body) {
 
 function block(label, text) {
   return el("div", { class: "block" }, el("div", { class: "code-bar" }, el("span", {}, label), copyButton(() => text, { class: "quiet" })),
-    el("pre", { tabindex: "0", "aria-label": label }, text));
+    el("pre", { tabindex: "0", role: "group", "aria-label": label }, text));
 }
 
 function grammar({ grammar }, tokens) {

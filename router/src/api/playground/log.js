@@ -178,13 +178,13 @@ function reasoningPart(part) {
 function malformedPart(part) {
   const node = el("div", { class: "call bad", role: "group", "aria-label": "Malformed call" },
     el("div", { class: "call-head" }, el("span", { class: "badge" }, "Malformed call"), "The model began a call that cannot be read."),
-    el("pre", { tabindex: "0", "aria-label": "Malformed call" }, part.text));
+    el("pre", { tabindex: "0", role: "group", "aria-label": "Malformed call" }, part.text));
   return { node, update: () => {} };
 }
 
 function callPart(part, view) {
   const name = el("strong"), id = el("code", { class: "id" }), badge = el("span", { class: "badge", hidden: true }, "Incomplete: not executed");
-  const text = el("pre", { class: "arguments", tabindex: "0", "aria-label": "Arguments" });
+  const text = el("pre", { class: "arguments", tabindex: "0", role: "group", "aria-label": "Arguments" });
   const node = el("div", { class: "call", role: "group" }, el("div", { class: "call-head" }, el("span", { class: "kind" }, "Tool call"), name, id, badge), text);
   const update = () => {
     name.textContent = part.name;
@@ -204,7 +204,7 @@ function outcome(part, { log, message }) {
   const results = resultsOf(messages, message);
   const given = results.get(part.id);
   if (given) {
-    const shown = el("pre", { tabindex: "0", "aria-label": `Result of ${part.name}` }, pretty(given.content));
+    const shown = el("pre", { tabindex: "0", role: "group", "aria-label": `Result of ${part.name}` }, pretty(given.content));
     const node = el("div", { class: "result" }, el("span", { class: "kind" }, "Result"), shown);
     const edit = () => log.editor(node, shown, given.content, "Send result", changed => log.actions.give(message, part, changed));
     node.append(log.toolbar(copyButton(() => given.content), button("Edit", edit)));
