@@ -22,8 +22,19 @@ macro_rules! files {
 }
 
 const FILES: &[(&str, &str)] = files!(
-    "api.js", "app.js", "dom.js", "icon.svg", "inspect.js", "log.js", "markdown.js", "messages.js", "panel.js", "session.js",
-    "store.js", "style.css", "tools.js"
+    "api.js",
+    "app.js",
+    "dom.js",
+    "icon.svg",
+    "inspect.js",
+    "log.js",
+    "markdown.js",
+    "messages.js",
+    "panel.js",
+    "session.js",
+    "store.js",
+    "style.css",
+    "tools.js"
 );
 
 pub async fn page() -> Response {
