@@ -181,6 +181,8 @@ def limits():
         rows = []
         for comment, name, kind, value in CONSTANT.findall(path.read_text()):
             words = " ".join(line.strip()[3:].strip() for line in comment.splitlines())
+            if not words or words.startswith("...") or words.endswith("..."):
+                raise SystemExit(f"{path.relative_to(ROOT)}: the comment of {name} must be a whole sentence")
             rows.append([f"`{name}`", quantity(name, kind, value), words])
         parts[f"limits {path.relative_to(ROOT).parent.as_posix()}"] = table(["limit", "value", "meaning"], rows)
     return parts

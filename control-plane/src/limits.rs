@@ -7,8 +7,9 @@ pub const STORE_CALL: Duration = Duration::from_secs(2);
 /// Concurrent store calls of a process. Further calls wait, within their time limit: a call abandoned after it was sent
 /// still costs the store, and is repeated.
 pub const STORE_CALLS: usize = 32;
-/// Waits between attempts to reach the store grow from the first to the second.
+/// Shortest wait between attempts to reach the store; it grows with each failure.
 pub const RETRY_FIRST: Duration = Duration::from_millis(50);
+/// Longest wait between attempts to reach the store.
 pub const RETRY_LONGEST: Duration = Duration::from_secs(1);
 /// How long to keep the stream of a lease that was renewed once, for leases with a long TTL.
 pub const RENEWAL_FIRST: Duration = Duration::from_secs(600);
@@ -30,21 +31,21 @@ pub const SETTLE: Duration = Duration::from_secs(3);
 /// How long a worker may serve in a group that the store does not have. Meanwhile the group's leader restores the
 /// record.
 pub const ORPHAN_TIME: Duration = Duration::from_secs(6);
-/// Shortest pause between changes of a group. It doubles while changes follow each other ...
+/// Shortest pause between changes of a group. It doubles while changes follow each other.
 pub const REFORM_PAUSE: Duration = Duration::from_secs(1);
-/// ... up to this. After twice the pause without a change it is reset.
+/// Longest such pause. After twice the pause without a change it is reset.
 pub const REFORM_PAUSE_LONGEST: Duration = Duration::from_secs(16);
-/// How long other workers are preferred over one whose ranks did not join a group. It doubles each time ...
+/// How long other workers are preferred over one whose ranks did not join a group. It doubles each time.
 pub const BLAME_PAUSE: Duration = Duration::from_secs(10);
-/// ... up to this. After four times the pause it is reset.
+/// Longest such time. After four times the pause it is reset.
 pub const BLAME_PAUSE_LONGEST: Duration = Duration::from_secs(300);
 /// Number of peers that a worker probes.
 pub const PROBED: usize = 16;
 /// How long the controller waits for the probes of a new worker: longer than a probe may take.
 pub const PROBE_PATIENCE: Duration = Duration::from_secs(4);
-/// Shortest time that a draining member waits, so that routers notice ...
+/// Shortest time that a draining member waits, so that routers notice.
 pub const DRAIN_QUIET: Duration = Duration::from_millis(500);
-/// ... and the longest, for sequences to finish. The remaining ones resume on another group.
+/// Longest time that a draining member waits for sequences to finish. The remaining ones resume on another group.
 pub const DRAIN_TIME: Duration = Duration::from_secs(30);
 /// The controller handles changes within this time as one.
 pub const BURST: Duration = Duration::from_millis(20);

@@ -1,5 +1,5 @@
-//! Every limit of the router. A request that exceeds one is refused with an error that names it. docs/reference/limits.md is
-//! generated from these comments (`scripts/reference.py`).
+//! Every limit of the router. A request that exceeds one is refused with an error that names it.
+//! docs/reference/limits.md is generated from these comments (`scripts/reference.py`).
 
 use std::time::Duration;
 
@@ -91,7 +91,8 @@ pub const RETRIES_AT_ONCE: f64 = 1000.0;
 pub const HEDGED_ONE_IN: usize = 20;
 /// Longest wait of a sequence that has lost its engine for another engine.
 pub const RESUME_WAIT: Duration = Duration::from_secs(120);
-/// How long such a sequence waits for an engine of its own kind: another kind's answer continues differently.
+/// How long a sequence that has lost its engine waits for one of its own kind: another kind's answer continues
+/// differently.
 pub const KIND_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait of a new sequence while there is no engine.
 pub const ENGINE_WAIT: Duration = Duration::from_secs(10);

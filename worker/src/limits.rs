@@ -26,9 +26,13 @@ pub const RESERVE_DIVISOR: usize = 100;
 
 /// Size of one message in either direction: prompts and prompt logprobs of the longest contexts.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
+/// Bytes of a request's id.
 pub const MAX_REQUEST_ID_BYTES: usize = 256;
+/// Bytes of a cache salt.
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
+/// Entries of a sequence's logit bias.
 pub const MAX_LOGIT_BIAS: usize = 4096;
+/// Stop tokens of a sequence.
 pub const MAX_STOP_TOKENS: usize = 512;
 /// Alternatives with logprobs per token.
 pub const MAX_LOGPROBS: i32 = 20;
@@ -40,9 +44,9 @@ pub const EVENT_LISTENERS: usize = 256;
 pub const EVENT_LOG: usize = 65_536;
 /// Hashes in one part of a snapshot.
 pub const EVENT_PART: usize = 32_768;
-/// The shortest interval between two messages that a listener may ask for ...
+/// The shortest interval between two messages of events that a listener may ask for.
 pub const EVENT_INTERVAL: Duration = Duration::from_millis(50);
-/// ... and the longest, at which it hears of an idle engine.
+/// The longest interval between two messages of events, also from an idle engine.
 pub const EVENT_SILENCE: Duration = Duration::from_secs(1);
 
 /// Default time after which a read of the checkpoint that returns nothing counts as stalled.

@@ -14,5 +14,5 @@ pub const TOOLS: usize = 1_024;
 pub const TOOL_NAME_BYTES: usize = 256;
 /// Ignored fields, and relaxed schemas, that a response header names.
 pub const HEADER_NAMES: usize = 32;
-/// Bytes of each name in such a header.
+/// Bytes of each field or schema that a response header names.
 pub const HEADER_NAME_BYTES: usize = 128;
