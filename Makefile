@@ -23,7 +23,7 @@ test: setup-test lint
 
 chaos: setup-test
 	cargo build --release --locked --bin rein
-	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane -p rein-router --lib -- whatever
+	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane -p rein-router --lib -- for_all_seeds
 	REIN_BIN=$(CURDIR)/target/release/rein $(PYTHON) -m pytest -q -rs -s tests/chaos
 
 lint: setup

@@ -479,7 +479,7 @@ fn all_serve_in_the_end(seed: u64) {
 }
 
 #[test]
-fn all_workers_serve_after_any_faults() {
+fn all_workers_serve_after_any_faults_for_all_seeds() {
     seeds(120, all_serve_in_the_end);
 }
 

@@ -411,12 +411,12 @@ fn paused(run: impl Future<Output = ()>) {
 }
 
 #[test]
-fn sessions_settle_under_any_store_faults() {
+fn sessions_settle_under_any_store_faults_for_all_seeds() {
     seeds(1000, |seed| paused(everything_settles(seed)));
 }
 
 #[test]
-fn elections_have_one_winner_under_any_store_faults() {
+fn elections_have_one_winner_under_any_store_faults_for_all_seeds() {
     seeds(300, |seed| paused(one_leads(seed)));
 }
 

@@ -289,7 +289,7 @@ fn bad_members_stop_nobody(seed: u64) {
 }
 
 #[test]
-fn bad_members_never_block_good_ones() {
+fn bad_members_never_block_good_ones_for_all_seeds() {
     seeds(40, bad_members_stop_nobody);
 }
 

@@ -68,7 +68,7 @@ fn a_mixed_fleet_is_never_mixed_up(seed: u64) {
 }
 
 #[test]
-fn groups_never_mix_releases() {
+fn groups_never_mix_releases_for_all_seeds() {
     seeds(40, a_mixed_fleet_is_never_mixed_up);
 }
 

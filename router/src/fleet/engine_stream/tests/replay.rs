@@ -515,7 +515,7 @@ async fn play(seed: u64) -> Tally {
 }
 
 #[test]
-fn whatever_engines_do_clients_get_the_same_tokens() {
+fn clients_get_the_same_tokens_for_all_seeds() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = number("REIN_SEED").map_or(0..number("REIN_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1);
     let (alone, mut total) = (seeds.end - seeds.start == 1, Tally::default());
