@@ -24,7 +24,7 @@ use crate::{
     placement::{Placement, place},
     rebalance::Rebalance,
     records::{GroupMember, GroupRecord, Keys, Seat, WorkerRecord, WorkerState, encode},
-    store::{Condition, Revision, Transaction},
+    store::{KeyCondition, Revision, Transaction},
     view::{ClusterView, GroupState},
 };
 
@@ -353,7 +353,7 @@ impl Controller {
             } else if !record.draining {
                 let flagged = GroupRecord { draining: true, ..(**record).clone() };
                 let key = self.keys.placement(id);
-                let transaction = Transaction::default().when(Condition::At(key.clone(), at));
+                let transaction = Transaction::default().when(KeyCondition::At(key.clone(), at));
                 let why = format!(
                     "{id}: worker {} is draining; the group accepts no new sequences",
                     record.members[leaving[0]].worker
@@ -476,7 +476,7 @@ impl Controller {
                 let workers: Vec<&str> = members.iter().map(|member| member.worker.as_str()).collect();
                 let why = format!("{id}: formed, epoch 1 on {}", workers.join(", "));
                 let key = self.keys.placement(&id);
-                let mut transaction = Transaction::default().when(Condition::Absent(key.clone()));
+                let mut transaction = Transaction::default().when(KeyCondition::Absent(key.clone()));
                 for worker in workers {
                     let seat = Seat { group: Some(id.clone()), epoch };
                     let at = self.keys.seat(worker);

@@ -11,7 +11,7 @@ use crate::{
     mirror::Mirror,
     records::Release,
     session::SessionState,
-    store::{Condition, LeaseId, Revision, Store, StoreError, Transaction},
+    store::{KeyCondition, LeaseId, Revision, Store, StoreError, Transaction},
 };
 
 /// Proof of leadership.
@@ -24,8 +24,8 @@ pub struct Leadership {
 
 impl Leadership {
     /// Must be part of every transaction of the leader.
-    pub fn condition(&self) -> Condition {
-        Condition::At(self.key.clone(), self.revision)
+    pub fn condition(&self) -> KeyCondition {
+        KeyCondition::At(self.key.clone(), self.revision)
     }
 
     /// Returns when the key is no longer held, or the session has another lease.
@@ -85,7 +85,8 @@ pub async fn campaign(
             }
             continue;
         }
-        let transaction = Transaction::default().when(Condition::Absent(key.to_owned())).put(key, ballot, Some(lease));
+        let transaction =
+            Transaction::default().when(KeyCondition::Absent(key.to_owned())).put(key, ballot, Some(lease));
         match store.commit(transaction).await {
             Ok(Some(revision)) => return Leadership { key: key.to_owned(), lease, revision },
             // Another candidate was faster.

@@ -25,7 +25,7 @@ use tokio::{
 use crate::{
     limits,
     store::{
-        ChangeStream, Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Write,
+        ChangeStream, Changes, Entry, KeyCondition, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Write,
     },
 };
 
@@ -238,9 +238,9 @@ impl Store for Etcd {
             .conditions
             .into_iter()
             .map(|condition| match condition {
-                Condition::Absent(key) => Compare::create_revision(key, CompareOp::Equal, 0),
-                Condition::Present(key) => Compare::create_revision(key, CompareOp::Greater, 0),
-                Condition::At(key, revision) => Compare::mod_revision(key, CompareOp::Equal, revision as i64),
+                KeyCondition::Absent(key) => Compare::create_revision(key, CompareOp::Equal, 0),
+                KeyCondition::Present(key) => Compare::create_revision(key, CompareOp::Greater, 0),
+                KeyCondition::At(key, revision) => Compare::mod_revision(key, CompareOp::Equal, revision as i64),
             })
             .collect();
         let writes: Vec<TxnOp> = transaction

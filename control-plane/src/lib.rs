@@ -35,5 +35,5 @@ pub use records::Keys;
 pub use session::{NameHolder, Session, SessionState};
 pub use shared_store::SharedStore;
 pub use stats::ControllerStats;
-pub use store::{Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction};
+pub use store::{Changes, Entry, KeyCondition, LeaseId, Revision, Snapshot, Store, StoreError, Transaction};
 pub use view::ClusterView;

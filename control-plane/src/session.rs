@@ -16,7 +16,7 @@ use crate::{
     backoff::Backoff,
     limits,
     mirror::Mirror,
-    store::{Condition, Entry, LeaseId, Revision, Store, StoreError, Transaction},
+    store::{Entry, KeyCondition, LeaseId, Revision, Store, StoreError, Transaction},
 };
 
 /// What this node has in the store, as far as it knows.
@@ -244,8 +244,8 @@ impl SessionTask {
                 .map(|taken| taken.revision)
                 .filter(|at| desired.over == Some(*at));
             transaction = transaction.when(match self.put.get(&name.key).copied().or(over) {
-                Some(at) => Condition::At(name.key.clone(), at),
-                None => Condition::Absent(name.key.clone()),
+                Some(at) => KeyCondition::At(name.key.clone(), at),
+                None => KeyCondition::Absent(name.key.clone()),
             });
         }
         let Some(revision) = self.store.commit(transaction).await? else {
@@ -354,7 +354,7 @@ impl SessionTask {
     /// Puts deleted keys again. A key that another process overwrote stays: two processes that hold the same seat for a
     /// moment would overwrite each other forever.
     async fn restore_missing(&mut self) -> Result<(), StoreError> {
-        let there = |transaction: Transaction, key: &String| transaction.when(Condition::Present(key.clone()));
+        let there = |transaction: Transaction, key: &String| transaction.when(KeyCondition::Present(key.clone()));
         let all = self.put.keys().fold(Transaction::default(), there);
         if self.put.is_empty() || self.store.commit(all).await?.is_some() {
             return Ok(());
@@ -379,7 +379,7 @@ impl SessionTask {
     async fn release(&self, lease: Option<LeaseId>) {
         let Some(lease) = lease else { return };
         let gone = |transaction: Transaction, (key, at): (&String, &Revision)| {
-            transaction.when(Condition::At(key.clone(), *at)).delete(key.clone())
+            transaction.when(KeyCondition::At(key.clone(), *at)).delete(key.clone())
         };
         let ended = async {
             // The lease may be shared. Keys that another process has overwritten since are not ours.

@@ -25,7 +25,7 @@ use crate::{
     backoff::Backoff,
     limits, mirror,
     store::{
-        ChangeStream, Changes, Condition, Entry, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Write,
+        ChangeStream, Changes, Entry, KeyCondition, LeaseId, Revision, Snapshot, Store, StoreError, Transaction, Write,
     },
 };
 
@@ -116,8 +116,8 @@ impl Shared {
 
 impl State {
     /// The answer to a transaction without writes.
-    fn answer(&self, conditions: &[Condition]) -> Option<Revision> {
-        let holds = |condition: &Condition| condition.holds(self.snapshot.entries.get(condition.key()));
+    fn answer(&self, conditions: &[KeyCondition]) -> Option<Revision> {
+        let holds = |condition: &KeyCondition| condition.holds(self.snapshot.entries.get(condition.key()));
         conditions.iter().all(holds).then_some(self.snapshot.revision)
     }
 
@@ -212,7 +212,7 @@ async fn write(store: Arc<dyn Store>, mut wanted: mpsc::Receiver<PendingWrite>) 
                 continue;
             }
             let Transaction { conditions, writes } = &one.transaction;
-            let own = writes.iter().map(Write::key).chain(conditions.iter().map(Condition::key));
+            let own = writes.iter().map(Write::key).chain(conditions.iter().map(KeyCondition::key));
             let own: BTreeSet<String> = own.map(str::to_owned).collect();
             let fits = keys.len() + own.len() <= limits::WRITES && keys.is_disjoint(&own);
             if !fits && !together.is_empty() {
@@ -266,7 +266,7 @@ impl Store for SharedStore {
     }
 
     async fn commit(&self, transaction: Transaction) -> Result<Option<Revision>, StoreError> {
-        let ours = |condition: &Condition| condition.key().starts_with(&self.root);
+        let ours = |condition: &KeyCondition| condition.key().starts_with(&self.root);
         if transaction.writes.is_empty() && transaction.conditions.iter().all(ours) {
             self.synced().await?;
             return Ok(self.shared.state().answer(&transaction.conditions));

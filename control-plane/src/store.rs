@@ -51,26 +51,26 @@ impl Snapshot {
 
 /// What must hold for a transaction to be executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Condition {
+pub enum KeyCondition {
     Absent(String),
     Present(String),
     /// The key was last written at this revision.
     At(String, Revision),
 }
 
-impl Condition {
+impl KeyCondition {
     /// Whether it holds, where `now` is the current entry of its key.
     pub fn holds(&self, now: Option<&Entry>) -> bool {
         match self {
-            Condition::Absent(_) => now.is_none(),
-            Condition::Present(_) => now.is_some(),
-            Condition::At(_, revision) => now.is_some_and(|entry| entry.revision == *revision),
+            KeyCondition::Absent(_) => now.is_none(),
+            KeyCondition::Present(_) => now.is_some(),
+            KeyCondition::At(_, revision) => now.is_some_and(|entry| entry.revision == *revision),
         }
     }
 
     pub fn key(&self) -> &str {
         match self {
-            Condition::Absent(key) | Condition::Present(key) | Condition::At(key, _) => key,
+            KeyCondition::Absent(key) | KeyCondition::Present(key) | KeyCondition::At(key, _) => key,
         }
     }
 }
@@ -92,12 +92,12 @@ impl Write {
 /// Writes that take effect together, and only if all conditions hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<KeyCondition>,
     pub writes: Vec<Write>,
 }
 
 impl Transaction {
-    pub fn when(mut self, condition: Condition) -> Self {
+    pub fn when(mut self, condition: KeyCondition) -> Self {
         self.conditions.push(condition);
         self
     }

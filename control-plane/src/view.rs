@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::{
     connectivity::LinkReport,
     records::{ExpertLoad, GroupRecord, Keys, Load, Ready, Release, RouterRecord, Seat, Trouble, WorkerRecord, decode},
-    store::{Condition, Entry, Revision, Snapshot},
+    store::{Entry, KeyCondition, Revision, Snapshot},
 };
 
 #[derive(Debug, Clone, Default)]
@@ -134,10 +134,10 @@ impl ClusterView {
     }
 
     /// The condition that the key is as in this view.
-    pub fn unchanged(&self, key: String) -> Condition {
+    pub fn unchanged(&self, key: String) -> KeyCondition {
         match self.seen.get(&key) {
-            Some(&revision) => Condition::At(key, revision),
-            None => Condition::Absent(key),
+            Some(&revision) => KeyCondition::At(key, revision),
+            None => KeyCondition::Absent(key),
         }
     }
 

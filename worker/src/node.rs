@@ -23,7 +23,7 @@ use rein_control_plane::epoch;
 use rein_control_plane::records::{
     Drain, GroupRecord, Keys, Load, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
 };
-use rein_control_plane::{Condition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
+use rein_control_plane::{KeyCondition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
 use rein_kernels::collective::tcp::{Abort, RankListener};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
@@ -555,7 +555,7 @@ impl Node {
         let at = now.known.read(&view, &key);
         let older = now.known.record.as_ref().is_some_and(|record| record.epoch() < now.record.epoch());
         if at.is_none() || older {
-            let condition = at.map_or(Condition::Absent(key.clone()), |at| Condition::At(key.clone(), at));
+            let condition = at.map_or(KeyCondition::Absent(key.clone()), |at| KeyCondition::At(key.clone(), at));
             let back = Transaction::default().when(condition);
             match self.store.commit(back.put(key, encode(&*now.record), None)).await {
                 Ok(Some(_)) => tracing::warn!(group = now.group, "the store had lost the placement; restored it"),

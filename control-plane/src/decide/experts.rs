@@ -7,7 +7,7 @@ use crate::{
     epoch, limits,
     rebalance::relayout,
     records::{GroupRecord, encode},
-    store::{Condition, Revision, Transaction},
+    store::{KeyCondition, Revision, Transaction},
     view::GroupState,
 };
 
@@ -54,7 +54,7 @@ impl Controller {
         );
         let record = GroupRecord { placement: change.placement, ..(**record).clone() };
         let key = self.keys.placement(id);
-        let transaction = Transaction::default().when(Condition::At(key.clone(), at));
+        let transaction = Transaction::default().when(KeyCondition::At(key.clone(), at));
         let transaction = transaction.put(key, encode(&record), None);
         round.decisions.push(Decision { kind: DecisionKind::Relayout, why, transaction });
     }

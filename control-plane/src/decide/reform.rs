@@ -10,7 +10,7 @@ use crate::{
     epoch, limits,
     placement::Placement,
     records::{GroupMember, GroupRecord, Seat, WorkerRecord, WorkerState, encode},
-    store::{Condition, Revision, Transaction},
+    store::{KeyCondition, Revision, Transaction},
     view::ClusterView,
 };
 
@@ -55,7 +55,7 @@ impl Controller {
             free.retain(|(id, _)| !members.iter().any(|member| member.worker == *id));
         }
         let key = self.keys.placement(id);
-        let mut transaction = Transaction::default().when(Condition::At(key.clone(), at));
+        let mut transaction = Transaction::default().when(KeyCondition::At(key.clone(), at));
         let stays = |worker: &str| members.iter().any(|member| member.worker == worker);
         let gone: Vec<&GroupMember> = record.members.iter().filter(|member| !stays(&member.worker)).collect();
         let free_seat = encode(&Seat { group: None, epoch });

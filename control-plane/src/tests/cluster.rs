@@ -21,7 +21,7 @@ use crate::{
     decide::{Controller, ControllerSettings},
     rebalance::Rebalance,
     records::{ExpertLoad, GroupRecord, Load, Ready, Release, Seat, Trouble, WorkerRecord, WorkerState, encode},
-    store::{Condition, Entry, Transaction, Write},
+    store::{Entry, KeyCondition, Transaction, Write},
 };
 
 const TICK: Duration = Duration::from_millis(100);
@@ -154,7 +154,7 @@ impl Cluster {
     }
 
     fn commit(&mut self, transaction: Transaction) -> bool {
-        let holds = |condition: &Condition| condition.holds(self.store.entries.get(condition.key()));
+        let holds = |condition: &KeyCondition| condition.holds(self.store.entries.get(condition.key()));
         if !transaction.conditions.iter().all(holds) {
             return false;
         }

@@ -13,7 +13,7 @@ use futures::StreamExt;
 
 use super::{etcd::Server, values};
 use crate::{
-    Changes, Condition, Memory, Mirror, Snapshot, Store, StoreError, Transaction,
+    Changes, KeyCondition, Memory, Mirror, Snapshot, Store, StoreError, Transaction,
     store::{ChangeStream, LeaseId, Revision},
 };
 
@@ -37,15 +37,15 @@ async fn keeps_its_promises(store: Arc<dyn Store>) {
 
     // Conditions: all or nothing.
     let both = put("/a/2", "two").put("/a/3", "three", None);
-    let stale = both.clone().when(Condition::Absent("/a/2".into())).when(Condition::At("/a/1".into(), first + 1));
+    let stale = both.clone().when(KeyCondition::Absent("/a/2".into())).when(KeyCondition::At("/a/1".into(), first + 1));
     assert_eq!(store.commit(stale).await, Ok(None));
     assert_eq!(store.read("/a/").await.expect("reachable").entries.len(), 1);
-    let fresh = both.when(Condition::Absent("/a/2".into())).when(Condition::At("/a/1".into(), first));
+    let fresh = both.when(KeyCondition::Absent("/a/2".into())).when(KeyCondition::At("/a/1".into(), first));
     let written = store.commit(fresh).await.expect("reachable").expect("the conditions hold");
-    let question = |key: &str| Transaction::default().when(Condition::Present(key.into()));
+    let question = |key: &str| Transaction::default().when(KeyCondition::Present(key.into()));
     assert!(store.commit(question("/a/1")).await.expect("reachable").is_some());
     assert_eq!(store.commit(question("/a/none")).await, Ok(None));
-    let taken = put("/a/2", "again").when(Condition::Absent("/a/2".into()));
+    let taken = put("/a/2", "again").when(KeyCondition::Absent("/a/2".into()));
     assert_eq!(store.commit(taken).await, Ok(None));
 
     // A watch returns later changes under its prefix only.

@@ -6,7 +6,7 @@ use super::{assert_none, files, is_test, read, without_tests};
 
 /// Names that still have two meanings. The list may only shrink.
 const WAITING: &[&str] =
-    &["Call", "Choice", "Condition", "Delivery", "Piece", "Prompt", "Reasoning", "Report", "Rules", "Seat", "Step"];
+    &["Call", "Choice", "Delivery", "Piece", "Prompt", "Reasoning", "Report", "Rules", "Seat", "Step"];
 
 /// The type that a line declares for the whole crate, or for others.
 fn declared(line: &str) -> Option<&str> {
