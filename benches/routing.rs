@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fleet::{AGENT, CHAT, Load, SINGLE};
 use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad};
-use rein_router::fleet::route::index::Seat;
+use rein_router::fleet::route::index::EngineSlot;
 use rein_router::fleet::route::{RoutePolicy, Routing, Target, key};
 
 #[path = "routing/fleet.rs"]
@@ -61,7 +61,7 @@ const CHOICES: u32 = 2_000;
 /// blocks.
 fn choices() {
     let routing = Routing::new(RoutePolicy::CacheAware);
-    let seats: Vec<Seat> = (0..ENGINES).map(|_| routing.index().join()).collect();
+    let seats: Vec<EngineSlot> = (0..ENGINES).map(|_| routing.index().join()).collect();
     let conversation = |engine: usize, session: u32| -> Vec<u32> {
         let own = (0..80 * BLOCK_SIZE).map(|at| (engine as u32 * 100 + session) ^ at << 8);
         (0..20 * BLOCK_SIZE).chain(own).collect()

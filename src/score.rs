@@ -1,3 +1,5 @@
+//! `rein score`: the perplexity of a model on a text.
+
 use std::error::Error;
 use std::io::{Read, Write};
 

@@ -13,7 +13,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad, Limits, Sampling, Start, Step, StepResult, from_engine};
-use rein_router::fleet::route::index::Seat;
+use rein_router::fleet::route::index::EngineSlot;
 use rein_router::fleet::route::{RoutePolicy, Routing, Target, key};
 use rein_worker::EngineOptions;
 use rein_worker::executor::Executor;
@@ -177,7 +177,7 @@ enum Happens {
 
 struct Router {
     routing: Routing,
-    seats: Vec<Seat>,
+    seats: Vec<EngineSlot>,
     open: [u32; GROUPS],
 }
 

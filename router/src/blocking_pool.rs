@@ -1,5 +1,5 @@
-//! Work that is too long for the async threads: on threads of its own, bounded in number, and in turn. It knows nothing of
-//! what the work is.
+//! Work that is too long for the async threads: on threads of its own, bounded in number, and in turn. It knows nothing
+//! of what the work is.
 
 use std::{fmt, num::NonZero, sync::Arc, thread::available_parallelism};
 
@@ -27,8 +27,8 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Does the work, which reads so many bytes, unless the deadline passes first. Work that has begun goes on then, with
-    /// its thread, and its result is dropped.
+    /// Does the work, which reads so many bytes, unless the deadline passes first. Work that has begun goes on then,
+    /// with its thread, and its result is dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,

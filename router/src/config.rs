@@ -25,7 +25,8 @@ pub struct RouterConfig {
     pub body_bytes: usize,
     /// How a sequence gets its engine, where engines come and go.
     pub policy: RoutePolicy,
-    /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None: never.
+    /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None:
+    /// never.
     pub hedge_after: Option<Duration>,
     /// What `/metrics` shows beside the router's own.
     pub process_metrics: ProcessMetrics,

@@ -1,8 +1,8 @@
 //! Rein's edge: OpenAI HTTP and gRPC in, one engine stream per sequence out.
 //!
 //! The folders stand on floors, and imports go down: [`api`], then the composition of one process (this file, `state`,
-//! `discovery`, `report`), [`request`], [`admission`] and [`fleet`], and the ground (`error`, `limits`, `metrics`, `trace` and
-//! what else knows none of them). docs/architecture.md walks a request through them.
+//! `discovery`, `report`), [`request`], [`admission`] and [`fleet`], and the ground (`error`, `limits`, `metrics`,
+//! `trace` and what else knows none of them). docs/architecture.md walks a request through them.
 
 pub mod admission;
 mod api;

@@ -1,5 +1,5 @@
-//! The Prometheus text format: the registry of a process as text, and metrics that are read when they are scraped. It knows
-//! no metric by name.
+//! The Prometheus text format: the registry of a process as text, and metrics that are read when they are scraped. It
+//! knows no metric by name.
 
 use std::fmt;
 

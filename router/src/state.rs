@@ -77,8 +77,8 @@ impl Core {
         }
     }
 
-    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. One that is
-    /// being retired, or has been, does not count where there are others.
+    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. One
+    /// that is being retired, or has been, does not count where there are others.
     pub async fn ready(&self) -> Result<(), Error> {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));

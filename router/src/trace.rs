@@ -1,5 +1,5 @@
-//! A request in traces and logs: one span from its arrival to its last event, with a child for each of its stages. Nothing
-//! here happens per token.
+//! A request in traces and logs: one span from its arrival to its last event, with a child for each of its stages.
+//! Nothing here happens per token.
 
 use rein_proto::{trace, v1};
 use tracing::{Span, field::Empty, info_span};

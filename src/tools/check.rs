@@ -1,8 +1,10 @@
+//! `rein check`: whether a model directory can be served, and what is wrong with it.
+
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
 
-use rein_text::check::{Report, Verdict, check};
+use rein_text::check::{CheckReport, Verdict, check};
 use rein_text::model_text::{Overrides, TextModel};
 
 use crate::args::CheckArgs;
@@ -19,7 +21,7 @@ pub fn run(args: &CheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(u8::from(report.worst() == Verdict::Broken)))
 }
 
-fn table(report: &Report) -> String {
+fn table(report: &CheckReport) -> String {
     let head = [
         ("model", Some(report.model.as_str())),
         ("revision", report.revision.as_deref()),

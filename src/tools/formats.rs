@@ -1,3 +1,5 @@
+//! `rein formats`: the formats that Rein enforces, as Markdown, JSON or one name per line.
+
 use std::error::Error;
 use std::io::{BufWriter, Write};
 

@@ -1,11 +1,12 @@
 //! `rein parse`: a model's output to typed events, JSON lines in and out, with no server.
 //!
-//! A line is `{"text" | "token_ids", "tools", "chunks", "in_reasoning"}`, giving `{"reasoning", "content", "tool_calls",
-//! "incomplete_tool_calls", "events", "malformed"}`. `chunks` says how the output is cut before it is read: `"all"` (the default), `"char"`, or a
-//! number of bytes; token ids come one by one. A line that cannot be answered gives `{"error"}`; the next line goes on.
+//! A line is `{"text" | "token_ids", "tools", "chunks", "in_reasoning"}`, giving `{"reasoning", "content",
+//! "tool_calls", "incomplete_tool_calls", "events", "malformed"}`. `chunks` says how the output is cut before it is
+//! read: `"all"` (the default), `"char"`, or a number of bytes; token ids come one by one. A line that cannot be
+//! answered gives `{"error"}`; the next line goes on.
 //!
-//! The other way round, `{"reasoning", "content", "tool_calls", "in_reasoning", "calls_before"}` gives `{"text"}`: what a
-//! model of the format would have written.
+//! The other way round, `{"reasoning", "content", "tool_calls", "in_reasoning", "calls_before"}` gives `{"text"}`: what
+//! a model of the format would have written.
 
 use std::error::Error;
 use std::path::Path;

@@ -90,7 +90,7 @@ async fn a_silent_engine_changes_no_token_and_no_count() {
     assert!(hedges > 0 && won == hedges, "{won} of {hedges}");
     assert_eq!((metric(&router, "rein_resumed_total").await, metric(&router, "rein_retries_total").await), (0, 0));
     drop(gate);
-    // Both answer now, and whoever comes second is let go.
+    // Both answer now, and the later one is dropped.
     let (hedged, _) = answers(&router).await;
     assert_same(&hedged, &undisturbed, "awake");
 }

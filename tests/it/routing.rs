@@ -1,4 +1,5 @@
-//! What routing by cache must give, on the worker's own scheduler: the figures of docs/understand/routing.md, from fixed seeds.
+//! What routing by cache must give, on the worker's own scheduler: the figures of docs/understand/routing.md, from
+//! fixed seeds.
 
 use rein_router::fleet::route::RoutePolicy;
 

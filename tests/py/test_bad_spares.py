@@ -156,13 +156,13 @@ def lose_a_rank(fleet, undisturbed, bad, good=None):
 KINDS = {
     "of another authority": (over_tls, of_another_authority, "invalid peer certificate: BadSignature"),
     "without TLS": (over_tls, without_tls, "TLS handshake"),
-    "with TLS where nobody has it": (plain, with_tls_where_nobody_has_it, "do both sides use TLS"),
+    "with TLS where nobody has it": (plain, with_tls_where_nobody_has_it, "both sides use TLS"),
     "at a wrong address": (plain, at_a_wrong_address, "cannot connect to 127.0.0.3:"),
     "at the address of another": (plain, at_the_address_of_another, "another worker listens"),
     "behind a firewall": (plain, behind(drops), "cannot connect to .*timed out"),
     "behind a firewall, over TLS": (over_tls, behind(drops), "cannot connect to .*timed out"),
-    "that never answers": (plain, behind(never_answers), "does not answer"),
-    "that never answers, over TLS": (over_tls, behind(never_answers), "does not answer"),
+    "that never answers": (plain, behind(never_answers), "did not answer"),
+    "that never answers, over TLS": (over_tls, behind(never_answers), "did not answer"),
     "that hangs up": (plain, behind(hangs_up), "without an answer"),
 }
 

@@ -17,7 +17,7 @@ use crate::limits::{
     MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
-use crate::rules::{Cause, Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, Violation};
+use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, Violation};
 use crate::schema;
 use crate::validate::{self, Validators};
 use crate::vocab::Vocab;
@@ -92,8 +92,10 @@ impl Grammars {
 
     fn binds(&self, rules: &Rules) -> bool {
         // Tools that cannot be written are accepted if none may be called: they are only part of the prompt.
-        let for_the_prompt =
-            !self.format.has_calls() && rules.response.is_none() && !rules.must_call() && rules.choice == Choice::None;
+        let for_the_prompt = !self.format.has_calls()
+            && rules.response.is_none()
+            && !rules.must_call()
+            && rules.choice == ToolChoice::None;
         rules.binds() && !for_the_prompt
     }
 
@@ -415,10 +417,10 @@ fn check(rules: &Rules) -> Result<(), RuleError> {
     }
     let unknown = |name: &String| !names.contains(name);
     match &rules.choice {
-        Choice::Named(name) if unknown(name) => {
+        ToolChoice::Named(name) if unknown(name) => {
             Err(RuleError::invalid("tool_choice", format!("no tool {name:?} is declared")))
         }
-        Choice::Allowed { names, .. } if names.iter().any(unknown) => {
+        ToolChoice::Allowed { names, .. } if names.iter().any(unknown) => {
             Err(RuleError::invalid("tool_choice", "allows a tool that is not declared"))
         }
         _ if rules.must_call() && rules.callable().is_empty() => {

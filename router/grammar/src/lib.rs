@@ -44,7 +44,7 @@ pub use matcher::{Matcher, MatcherError};
 pub use models::{Recommendation, recommendations};
 pub use parse::{Parser, ParserOptions};
 pub use render::{Call, RenderOptions, Turn, render, render_text};
-pub use rules::{Cause, Choice, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolDecl, Violation};
+pub use rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, ToolDecl, Violation};
 pub use scan::{OwnedPiece, Piece};
 pub use validate::Judge;
 pub use vocab::{Encoder, Vocab, VocabError};

@@ -8,7 +8,7 @@ use crate::format::Region;
 #[derive(Debug, Clone, Default)]
 pub struct Rules {
     pub tools: Vec<Tool>,
-    pub choice: Choice,
+    pub choice: ToolChoice,
     /// More than one call per turn, if the format supports that.
     pub parallel: bool,
     pub response: Option<Response>,
@@ -38,7 +38,7 @@ pub struct ToolDecl {
 
 /// `tool_choice`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Choice {
+pub enum ToolChoice {
     #[default]
     Auto,
     None,
@@ -144,23 +144,23 @@ impl Rules {
     /// The tools that may be called.
     pub(crate) fn callable(&self) -> Vec<&Tool> {
         let allowed = |t: &&Tool| match &self.choice {
-            Choice::Auto | Choice::Required => true,
-            Choice::None => false,
-            Choice::Named(name) => t.name == *name,
-            Choice::Allowed { names, .. } => names.contains(&t.name),
+            ToolChoice::Auto | ToolChoice::Required => true,
+            ToolChoice::None => false,
+            ToolChoice::Named(name) => t.name == *name,
+            ToolChoice::Allowed { names, .. } => names.contains(&t.name),
         };
         self.tools.iter().filter(allowed).collect()
     }
 
     /// Whether a turn without a call is rejected.
     pub(crate) fn must_call(&self) -> bool {
-        matches!(self.choice, Choice::Required | Choice::Named(_) | Choice::Allowed { required: true, .. })
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_) | ToolChoice::Allowed { required: true, .. })
     }
 
     /// Whether the choice of tools has a rule that free text could violate.
     pub fn binds(&self) -> bool {
         let policy = self.enforcement != Enforcement::Off || self.tools.iter().any(|t| t.strict);
-        self.response.is_some() || (!self.tools.is_empty() && (policy || self.choice != Choice::Auto))
+        self.response.is_some() || (!self.tools.is_empty() && (policy || self.choice != ToolChoice::Auto))
     }
 
     /// What is enforced of a tool's calls.

@@ -1,7 +1,7 @@
 //! API keys: who may ask, and how much.
 //!
-//! The file holds hashes only. A key is 256 random bits, so a plain SHA-256 is right: what makes password hashes slow is
-//! there to make guessing slow, and nobody guesses 256 bits.
+//! The file holds hashes only. A key is 256 random bits, so a plain SHA-256 is right: what makes password hashes slow
+//! is there to make guessing slow, and nobody guesses 256 bits.
 
 use std::{
     collections::{HashMap, HashSet},

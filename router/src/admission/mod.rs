@@ -25,7 +25,7 @@ use crate::{
     limits,
     metrics::Histogram,
 };
-use queue::{Line, Step, Ticket};
+use queue::{Line, QueueStep, Ticket};
 
 pub struct Admission(Arc<Hall>);
 
@@ -122,17 +122,17 @@ impl Seat {
     ) -> Result<Option<oneshot::Receiver<()>>, Error> {
         let mut state = self.hall.state();
         match state.line.line_up(priority, now, deadline) {
-            Step::Go => {
+            QueueStep::Go => {
                 self.stage = Stage::Served(now);
                 Ok(None)
             }
-            Step::Wait(ticket) => {
+            QueueStep::Wait(ticket) => {
                 let (call, called) = oneshot::channel();
                 state.calls.insert(ticket, call);
                 self.stage = Stage::Waiting(ticket);
                 Ok(Some(called))
             }
-            Step::Late(after) => {
+            QueueStep::Late(after) => {
                 self.stage = Stage::Gone;
                 self.hall.tell(&state);
                 self.hall.late.fetch_add(1, Ordering::Relaxed);

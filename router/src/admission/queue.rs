@@ -1,8 +1,8 @@
 //! Who is served, who waits and who is sent away. No clock and no I/O: a function of what happened, so that a seed
 //! replays it.
 //!
-//! A request *comes* (its body is still to be read), *lines up* once its priority and its deadline are known, is served,
-//! and is *done*. `room` are served at once, `places` more may be here besides.
+//! A request *comes* (its body is still to be read), *lines up* once its priority and its deadline are known, is
+//! served, and is *done*. `room` are served at once, `places` more may be here besides.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,7 +25,7 @@ pub struct Ticket {
 }
 
 #[derive(Debug, PartialEq)]
-pub enum Step {
+pub enum QueueStep {
     Go,
     Wait(Ticket),
     /// It would be served after its deadline. To come back after this time.
@@ -84,11 +84,11 @@ impl Line {
         self.coming = self.coming.saturating_sub(1);
     }
 
-    pub fn line_up(&mut self, priority: i64, now: Instant, deadline: Instant) -> Step {
+    pub fn line_up(&mut self, priority: i64, now: Instant, deadline: Instant) -> QueueStep {
         self.coming = self.coming.saturating_sub(1);
         if self.served < self.room {
             self.served += 1;
-            return Step::Go;
+            return QueueStep::Go;
         }
         let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
         let since = now.saturating_duration_since(self.start).as_micros() as i128;
@@ -101,11 +101,11 @@ impl Line {
             && let Some(wait) = self.wait(before())
             && wait >= left
         {
-            return Step::Late(wait - left);
+            return QueueStep::Late(wait - left);
         }
         self.next += 1;
         self.waiting.insert(ticket, ());
-        Step::Wait(ticket)
+        QueueStep::Wait(ticket)
     }
 
     /// One stops waiting. False: it had been called before, and is being served.

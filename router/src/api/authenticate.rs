@@ -1,4 +1,5 @@
-//! API keys over HTTP and gRPC: every request but those for health and metrics bears a key, where the operator has keys.
+//! API keys over HTTP and gRPC: every request but those for health and metrics bears a key, where the operator has
+//! keys.
 
 use std::sync::Arc;
 

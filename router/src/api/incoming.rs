@@ -8,7 +8,7 @@ use crate::{
     admission::{Permit, Place, keys::Caller},
     error::Error,
     fleet::route,
-    request::{generate::Call, job::Generation},
+    request::{generate::RequestContext, job::Generation},
     state::Core,
     trace::Trace,
 };
@@ -56,10 +56,10 @@ impl Arrival {
     }
 
     /// The same, for a generation.
-    pub async fn call(self, trace: &Trace, generation: &Generation) -> Result<Call, Error> {
+    pub async fn call(self, trace: &Trace, generation: &Generation) -> Result<RequestContext, Error> {
         let priority = priority(self.caller.as_ref(), generation.priority);
         let named = || generation.session.as_deref().map(route::key);
-        Ok(Call {
+        Ok(RequestContext {
             trace: trace.clone(),
             began: self.began,
             deadline: self.deadline,

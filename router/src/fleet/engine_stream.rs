@@ -90,8 +90,8 @@ impl Steering {
     }
 }
 
-/// One sequence. Dropping it frees its slot. When its engine is lost, it goes on on another, from the tokens that count:
-/// what is drawn is a function of these, so that nobody can tell.
+/// One sequence. Dropping it frees its slot. When its engine is lost, it goes on on another, from the tokens that
+/// count: what is drawn is a function of these, so that nobody can tell.
 pub struct EngineStream {
     /// None: it has no engine, because its client does not read.
     link: Option<Link>,
@@ -171,8 +171,8 @@ impl Failure {
     }
 }
 
-/// The error of a request that lost its engine, where the last attempt at it failed with this one: engines that are gone, or
-/// full because others are, mean that the cluster has lost capacity.
+/// The error of a request that lost its engine, where the last attempt at it failed with this one: engines that are
+/// gone, or full because others are, mean that the cluster has lost capacity.
 fn without_engine(error: Error) -> Error {
     match error.kind {
         Kind::Unavailable | Kind::Full => Error::capacity_lost(error.cause.as_deref().unwrap_or(&error.message)),
@@ -221,8 +221,8 @@ pub struct Spans {
 }
 
 impl EngineStream {
-    /// Returns when an engine, at first that of the lease, has taken the sequence into its queue, or all have refused it.
-    /// `span` is the request's, `queue` the part of it that ends here.
+    /// Returns when an engine, at first that of the lease, has taken the sequence into its queue, or all have refused
+    /// it. `span` is the request's, `queue` the part of it that ends here.
     pub async fn open(common: Common, lease: Lease, start: Start, spans: Spans) -> Result<Self, Error> {
         let counted = common.effort.begin();
         let Spans { span, queue } = spans;
@@ -485,9 +485,9 @@ impl EngineStream {
 }
 
 impl Common {
-    /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try. Where others may
-    /// join, one that cannot be reached costs no try: no engine had the sequence, and each one's breaker says when it is
-    /// asked again.
+    /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try. Where
+    /// others may join, one that cannot be reached costs no try: no engine had the sequence, and each one's breaker
+    /// says when it is asked again.
     async fn open(&self, on: On<'_>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
         let now = Instant::now();
         let (mut lease, kind, wait) = match on {

@@ -1,5 +1,5 @@
-//! Which worker groups serve which model, as the cluster's records say, and the text files of a model from its workers. It
-//! knows the files as bytes only.
+//! Which worker groups serve which model, as the cluster's records say, and the text files of a model from its workers.
+//! It knows the files as bytes only.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -26,7 +26,7 @@ use crate::{
     fleet::{
         breaker::{Breaker, Condition, Fault, Pass},
         route::{
-            self, Prompt, RoutePolicy, Routing, Seat, Target,
+            self, EngineSlot, PromptHashes, RoutePolicy, Routing, Target,
             follow::{follow_events, interval},
         },
     },
@@ -67,7 +67,7 @@ pub struct Engine {
     info: OnceCell<EngineInfo>,
     breaker: Mutex<Breaker>,
     /// What it has cached and has to do, as it says itself.
-    seat: Arc<Seat>,
+    seat: Arc<EngineSlot>,
     listening: OnceLock<AbortHandle>,
 }
 
@@ -270,8 +270,8 @@ impl Pool {
         self.listed().iter().map(|listed| listed.engine.clone()).collect()
     }
 
-    /// What each engine says of itself now, if it does so in time. One that membership no longer has, and that has nothing
-    /// to do, has left: that it does not answer would be no news.
+    /// What each engine says of itself now, if it does so in time. One that membership no longer has, and that has
+    /// nothing to do, has left: that it does not answer would be no news.
     pub async fn stats(&self) -> Vec<(Arc<Engine>, Option<EngineStats>)> {
         let here = |listed: &&Listed| listed.is_here() || listed.engine.open.load(Ordering::Relaxed) > 0;
         let engines: Vec<Arc<Engine>> = self.listed().iter().filter(here).map(|listed| listed.engine.clone()).collect();
@@ -318,8 +318,8 @@ impl Pool {
         self.fixed
     }
 
-    /// These groups serve now. An engine that is not among them stays as the last choice for a while, unless its group has
-    /// gone on to another epoch: membership may know too little, and whoever answers is there.
+    /// These groups serve now. An engine that is not among them stays as the last choice for a while, unless its group
+    /// has gone on to another epoch: membership may know too little, and whoever answers is there.
     pub fn list(
         &self,
         listings: &[Listing],
@@ -393,13 +393,14 @@ impl Pool {
         }
     }
 
-    /// The best standing of the engines that membership has: one that it no longer has may be there all the same, or not.
+    /// The best standing of the engines that membership has: one that it no longer has may be there all the same, or
+    /// not.
     pub fn standing(&self) -> Option<Standing> {
         self.listed().iter().filter(|listed| listed.is_here()).map(|listed| listed.standing).min()
     }
 
-    /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where others
-    /// may join, not beyond `until` nor the request's deadline.
+    /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where
+    /// others may join, not beyond `until` nor the request's deadline.
     pub async fn lease(&self, wanted: &Wanted<'_>, until: Instant, deadline: Instant) -> Result<Lease, Error> {
         let until = until.min(deadline);
         let prompt = self.routing.prompt(wanted.salt, wanted.tokens);
@@ -442,8 +443,8 @@ impl Pool {
         }
     }
 
-    /// One that serves and has not failed lately, other than this group's and like it: for a sequence that has an engine
-    /// already.
+    /// One that serves and has not failed lately, other than this group's and like it: for a sequence that has an
+    /// engine already.
     pub fn another(&self, wanted: &Wanted<'_>, than: &str) -> Option<Lease> {
         let now = Instant::now();
         let healthy = |listed: &&Listed| {
@@ -457,7 +458,7 @@ impl Pool {
     }
 
     /// Of the best standing, the one that the policy takes.
-    fn choose<'listed>(&self, listed: &'listed [Listed], prompt: &Prompt, session: Option<u64>) -> Option<Lease> {
+    fn choose<'listed>(&self, listed: &'listed [Listed], prompt: &PromptHashes, session: Option<u64>) -> Option<Lease> {
         let now = Instant::now();
         let class = |listed: &Listed| {
             let standing = match listed.standing {
@@ -497,8 +498,8 @@ impl Pool {
         }
     }
 
-    /// The first good answer of the engines, those first that are well; not each of them in turn: one may be slow to say
-    /// nothing. None: there are no engines.
+    /// The first good answer of the engines, those first that are well; not each of them in turn: one may be slow to
+    /// say nothing. None: there are no engines.
     async fn first<'a, T: 'a>(
         &self,
         ask: impl Fn(Arc<Engine>) -> BoxFuture<'a, Result<T, Error>>,

@@ -1,5 +1,5 @@
-//! What a router spends on sequences beyond one attempt each: trying again elsewhere, and hedging. Both are bounded over all
-//! its requests, so that engines in trouble get no multiple of their load.
+//! What a router spends on sequences beyond one attempt each: trying again elsewhere, and hedging. Both are bounded
+//! over all its requests, so that engines in trouble get no multiple of their load.
 
 use std::{
     fmt::Write,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rein_grammar::{Choice, Region, Rules, ToolDecl};
+use rein_grammar::{Region, Rules, ToolChoice, ToolDecl};
 use rein_text::{
     call_ids, conversation,
     model_text::{ReasoningMarkers, Rendered},
@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     request::{
         delivery::ChatEvents,
-        generate::{self, Call, Defaults, Grammar, Plan, Reading, Sequence},
+        generate::{self, Defaults, Grammar, Plan, Reading, RequestContext, Sequence},
         job::{ChatJob, Generation},
         model::{Bounds, Model, bound},
     },
@@ -75,14 +75,18 @@ impl Prepared {
 }
 
 /// The events, and what of the request's schemas is not enforced to the letter, in words.
-pub async fn generate(mut call: Call, model: Arc<Model>, job: ChatJob) -> Result<(ChatEvents, Vec<String>), Error> {
+pub async fn generate(
+    mut call: RequestContext,
+    model: Arc<Model>,
+    job: ChatJob,
+) -> Result<(ChatEvents, Vec<String>), Error> {
     let (bounds, bytes, deadline) = (model.bounds().await?, job.bytes, call.deadline);
     let prepare = move |model: &Model| Prepared::new(model, job, bounds, deadline);
     let Prepared { generation, rules, prompt, resumed, skip_special_tokens } =
         model.prepare(bytes, deadline, prepare).await?;
     call.held = None;
     let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
-    let parse_tools = !declarations.is_empty() && rules.choice != Choice::None;
+    let parse_tools = !declarations.is_empty() && rules.choice != ToolChoice::None;
     let (start, calls_before) = (rules.start, rules.calls_before);
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
     let mut plan = Plan::new(&generation, &model, bounds, prompt.len(), DEFAULTS, seed)?;
@@ -128,7 +132,7 @@ impl Conversation {
             conversation::CONTINUE.into_iter().for_each(|field| drop(last.shift_remove(field)));
         }
         let reasoning = model.reasoning_markers();
-        let tools_must_show = !model.allow_dropped_tools && job.tool_choice != Choice::None;
+        let tools_must_show = !model.allow_dropped_tools && job.tool_choice != ToolChoice::None;
         Conversation {
             calls_before,
             resumed: messages.last().filter(|_| continues).and_then(|last| resumed(last, reasoning.as_ref())),

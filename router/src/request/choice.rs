@@ -192,7 +192,8 @@ impl Choice {
         most.saturating_sub(self.transcript.completion_tokens) as usize
     }
 
-    /// Ends reasoning whose budget is spent; `last` is the latest token. Whether it did: where it cannot be ended, the next token is waited for.
+    /// Ends reasoning whose budget is spent; `last` is the latest token. Whether it did: where it cannot be ended, the
+    /// next token is waited for.
     async fn end_reasoning(&mut self, last: Option<u32>) -> Result<bool, Error> {
         let room = self.room();
         let Some(Guided { guide, thinking: Some(ThinkingBudget { tokens, open, close }), .. }) = &mut self.guided

@@ -1,5 +1,5 @@
-//! When grammars are compiled: what was compiled before needs no turn, small schemas wait for small ones only, and nothing
-//! is compiled for a request that has ended. It knows no status codes.
+//! When grammars are compiled: what was compiled before needs no turn, small schemas wait for small ones only, and
+//! nothing is compiled for a request that has ended. It knows no status codes.
 
 use std::sync::Arc;
 

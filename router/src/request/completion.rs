@@ -10,7 +10,7 @@ use crate::{
     limits,
     request::{
         delivery::ChatEvents,
-        generate::{self, Call, Defaults, Grammar, Plan, Reading, Sequence},
+        generate::{self, Defaults, Grammar, Plan, Reading, RequestContext, Sequence},
         job::{CompletionJob, Prompt, out_of_vocabulary},
         model::Model,
     },
@@ -18,9 +18,10 @@ use crate::{
 
 const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits::COMPLETION_TOKENS) };
 
-/// The events are a chat's without regions, reasoning and calls. With them, what of the schema is not enforced, in words.
+/// The events are a chat's without regions, reasoning and calls. With them, what of the schema is not enforced, in
+/// words.
 pub async fn generate(
-    mut call: Call,
+    mut call: RequestContext,
     model: Arc<Model>,
     job: CompletionJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {

@@ -63,11 +63,11 @@ pub struct Watch(Arc<Shared>);
 impl Watch {
     /// The stream as its client reads it: the outermost one, which is polled when the client has room. From here on the
     /// client is watched.
-    pub fn over<S>(self, stream: S) -> Delivery<S> {
+    pub fn over<S>(self, stream: S) -> WatchedStream<S> {
         let shared = self.0;
         shared.state().unread_since = Some(Instant::now());
         let watcher = tokio::spawn(watch(shared.clone())).abort_handle();
-        Delivery { stream, shared, watcher }
+        WatchedStream { stream, shared, watcher }
     }
 }
 
@@ -128,13 +128,13 @@ impl Shared {
 }
 
 /// A stream whose reader is watched.
-pub struct Delivery<S> {
+pub struct WatchedStream<S> {
     stream: S,
     shared: Arc<Shared>,
     watcher: AbortHandle,
 }
 
-impl<S: Stream + Unpin> Stream for Delivery<S> {
+impl<S: Stream + Unpin> Stream for WatchedStream<S> {
     type Item = S::Item;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
@@ -148,7 +148,7 @@ impl<S: Stream + Unpin> Stream for Delivery<S> {
     }
 }
 
-impl<S> Drop for Delivery<S> {
+impl<S> Drop for WatchedStream<S> {
     fn drop(&mut self) {
         self.watcher.abort();
     }

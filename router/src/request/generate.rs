@@ -35,7 +35,7 @@ use crate::{
         metrics::RequestMetrics,
         model::{Model, now},
         outcomes::Unfinished,
-        transcript::{Opening, Reader, Report, Transcript},
+        transcript::{Opening, Reader, TokenDetails, Transcript},
     },
     trace::Trace,
 };
@@ -43,7 +43,7 @@ use crate::{
 pub use plan::{Defaults, Plan, truncate};
 
 /// What a surface knows of a request besides what is in it.
-pub struct Call {
+pub struct RequestContext {
     pub trace: Trace,
     pub began: Instant,
     pub deadline: Instant,
@@ -132,11 +132,11 @@ pub struct Sequence {
     pub plan: Plan,
 }
 
-/// Starts the first choice: an error here comes before any event. The other choices, and the prompt's logprobs, need the
-/// first choice's prompt computed; the stream waits for that. The events have exactly one terminal item: `Usage`, after each
-/// choice's `Done`, or an error.
+/// Starts the first choice: an error here comes before any event. The other choices, and the prompt's logprobs, need
+/// the first choice's prompt computed; the stream waits for that. The events have exactly one terminal item: `Usage`,
+/// after each choice's `Done`, or an error.
 pub async fn generate(
-    call: Call,
+    call: RequestContext,
     model: Arc<Model>,
     reading: Reading,
     sequences: Vec<Sequence>,
@@ -183,7 +183,7 @@ pub async fn generate(
 
 /// Every choice of every prompt, and how each begins.
 async fn open_all(
-    call: &Call,
+    call: &RequestContext,
     client: &watch::Receiver<Client>,
     model: &Arc<Model>,
     reading: &Reading,
@@ -205,7 +205,7 @@ async fn open_all(
 
 /// A prompt, of which `n` choices are generated.
 struct Prompt<'a> {
-    call: &'a Call,
+    call: &'a RequestContext,
     client: &'a watch::Receiver<Client>,
     model: &'a Arc<Model>,
     reading: &'a Reading,
@@ -231,7 +231,7 @@ impl Prompt<'_> {
             min_tokens: plan.limits.min_tokens,
             stop_ids: plan.limits.stop_token_ids.clone(),
             named_stop_ids: plan.named_stop_ids.clone(),
-            report: Report {
+            report: TokenDetails {
                 token_ids: plan.token_ids,
                 logprobs: plan.logprobs.is_some(),
                 grammar: plan.grammar_report,
@@ -387,7 +387,7 @@ impl Merged {
 
 /// A generation from its first engine stream to its end, however it ends.
 struct Running {
-    call: Call,
+    call: RequestContext,
     unfinished: Unfinished,
     ended: bool,
     finish: Option<v1::FinishReason>,
@@ -395,7 +395,7 @@ struct Running {
 }
 
 impl Running {
-    fn new(call: Call, unfinished: Unfinished, usage: v1::Usage) -> Self {
+    fn new(call: RequestContext, unfinished: Unfinished, usage: v1::Usage) -> Self {
         call.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
         Running { call, unfinished, ended: false, finish: None, usage }
     }

@@ -1,6 +1,6 @@
-//! One sequence's grammar: which drawn tokens stand, and what to tell the engine about the others. No clock of its own, no
-//! I/O: what it decides depends on the tokens alone, never on how many came at once, so that the same seed gives the same
-//! tokens at any latency and after any failover.
+//! One sequence's grammar: which drawn tokens stand, and what to tell the engine about the others. No clock of its own,
+//! no I/O: what it decides depends on the tokens alone, never on how many came at once, so that the same seed gives the
+//! same tokens at any latency and after any failover.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -54,8 +54,8 @@ pub struct Judgement {
     pub ended: bool,
 }
 
-/// Whether the engine waits for a mask at every step: worth its latency once a model is refused often. A function of the
-/// history of acceptance alone.
+/// Whether the engine waits for a mask at every step: worth its latency once a model is refused often. A function of
+/// the history of acceptance alone.
 #[derive(Debug, Default)]
 struct Hold {
     /// One bit per judged token, the latest lowest; 1: refused.
@@ -95,7 +95,7 @@ pub enum GuideError {
 }
 
 /// What a guide goes by.
-pub struct Rules {
+pub struct SessionRules {
     /// None: everything is allowed that is not restricted.
     pub matcher: Option<Matcher>,
     pub restrictions: Restrictions,
@@ -134,8 +134,8 @@ pub struct Guide {
 }
 
 impl Guide {
-    pub fn new(rules: Rules) -> Self {
-        let Rules { matcher, restrictions, opening, stop_ids, vocab, always } = rules;
+    pub fn new(rules: SessionRules) -> Self {
+        let SessionRules { matcher, restrictions, opening, stop_ids, vocab, always } = rules;
         Guide {
             matcher,
             restrictions,
@@ -182,7 +182,8 @@ impl Guide {
         self.timed(|guide| guide.judge(drawn, room))
     }
 
-    /// Ends reasoning, or whatever is open, with these tokens. None: they cannot stand here, such as within a character.
+    /// Ends reasoning, or whatever is open, with these tokens. None: they cannot stand here, such as within a
+    /// character.
     pub fn force(&mut self, ids: &[u32], room: usize) -> Result<Option<Judgement>, GuideError> {
         if ids.len() > room || !self.can_follow(ids)? {
             return Ok(None);
@@ -311,7 +312,8 @@ impl Guide {
         Ok(true)
     }
 
-    /// Whether a stop token means a call here: a model that has said all it wants to say, but has to call a tool, does so now.
+    /// Whether a stop token means a call here: a model that has said all it wants to say, but has to call a tool, does
+    /// so now.
     fn stop_opens_call(&self) -> Result<bool, GuideError> {
         Ok(!self.opening.is_empty() && self.due.is_empty() && self.can_follow(&self.opening)?)
     }
@@ -327,7 +329,8 @@ impl Guide {
         if !self.restrictions.is_empty() && mask.iter().all(|&byte| byte == 0) {
             return Err(GuideError::NothingLeft);
         }
-        // Where the mask already refuses a call's first token, which is nearly everywhere, no matcher needs to be copied.
+        // Where the mask already refuses a call's first token, which is nearly everywhere, no matcher needs to be
+        // copied.
         let allowed = |id: u32| mask.get(id as usize / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1);
         if self.opening.first().is_some_and(|&id| allowed(id)) && self.stop_opens_call()? {
             for &id in &self.stop_ids {

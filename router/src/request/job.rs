@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fmt::Display};
 
-use rein_grammar::{Choice, Response};
+use rein_grammar::{Response, ToolChoice};
 use rein_proto::v1;
 use rein_text::{
     conversation,
@@ -69,7 +69,7 @@ pub struct ChatJob {
     /// In the OpenAI shape, as they came.
     pub messages: Vec<Value>,
     pub tools: Vec<Value>,
-    pub tool_choice: Choice,
+    pub tool_choice: ToolChoice,
     /// False: at most one call per answer.
     pub parallel_tool_calls: bool,
     /// What the answer's text has to be.
@@ -172,13 +172,13 @@ impl ChatJob {
             }
         };
         match &self.tool_choice {
-            Choice::Auto | Choice::None => Ok(()),
-            Choice::Required if self.declared_tools().is_empty() => {
+            ToolChoice::Auto | ToolChoice::None => Ok(()),
+            ToolChoice::Required if self.declared_tools().is_empty() => {
                 Err(Error::invalid("tool_choice", "'tool_choice' is 'required', but 'tools' declares none"))
             }
-            Choice::Required => Ok(()),
-            Choice::Named(name) => declared(name),
-            Choice::Allowed { names, .. } => names.iter().try_for_each(|name| declared(name)),
+            ToolChoice::Required => Ok(()),
+            ToolChoice::Named(name) => declared(name),
+            ToolChoice::Allowed { names, .. } => names.iter().try_for_each(|name| declared(name)),
         }
     }
 

@@ -1,5 +1,5 @@
-//! What requests hold in memory until they are tokens: their bodies while they are read, their values after that. All of it
-//! is charged to one budget.
+//! What requests hold in memory until they are tokens: their bodies while they are read, their values after that. All
+//! of it is charged to one budget.
 
 use std::sync::Arc;
 
@@ -50,7 +50,8 @@ impl Intake {
 }
 
 impl Held {
-    /// Charges this many bytes in all. What little a usual request holds is free, so that it never waits for large ones.
+    /// Charges this many bytes in all. What little a usual request holds is free, so that it never waits for large
+    /// ones.
     pub async fn charge(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
         let units = bytes.saturating_sub(limits::FREE_BYTES).div_ceil(UNIT);
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);

@@ -1,5 +1,5 @@
-//! A request from its decoded form to its last event: rendered, encoded, planned, generated and read as typed events. It knows
-//! neither HTTP nor status codes.
+//! A request from its decoded form to its last event: rendered, encoded, planned, generated and read as typed events.
+//! It knows neither HTTP nor status codes.
 
 pub mod chat;
 mod choice;

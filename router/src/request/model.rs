@@ -20,7 +20,7 @@ use crate::{
     error::Error,
     fleet::pool::Pool,
     limits,
-    request::{compile_queue::Compiling, generate::Call, job::out_of_vocabulary},
+    request::{compile_queue::Compiling, generate::RequestContext, job::out_of_vocabulary},
 };
 
 /// Random characters after `call_` in the id of a call whose format has no ids of its own.
@@ -177,19 +177,23 @@ impl Model {
     }
 
     /// The grammar of a turn under these rules; None: there is nothing to enforce.
-    pub async fn compile(&self, rules: Rules, call: &Call) -> Result<Option<Compiled>, Error> {
+    pub async fn compile(&self, rules: Rules, call: &RequestContext) -> Result<Option<Compiled>, Error> {
         self.compiled(rules, call, |steering| &steering.turns).await
     }
 
     /// The grammar of a text without turns, reasoning and calls.
-    pub async fn compile_text(&self, response: Option<Response>, call: &Call) -> Result<Option<Compiled>, Error> {
+    pub async fn compile_text(
+        &self,
+        response: Option<Response>,
+        call: &RequestContext,
+    ) -> Result<Option<Compiled>, Error> {
         self.compiled(Rules { response, ..Rules::default() }, call, |steering| &steering.texts).await
     }
 
     async fn compiled(
         &self,
         rules: Rules,
-        call: &Call,
+        call: &RequestContext,
         of: impl Fn(&Steering) -> &Arc<Grammars>,
     ) -> Result<Option<Compiled>, Error> {
         if !rules.binds() {
@@ -354,7 +358,8 @@ fn text_error(error: TextError, param: &str) -> Error {
     }
 }
 
-/// Of a text of so many bytes that may have `most` tokens. Of short ones all tokens are counted, to tell how many are too many.
+/// Of a text of so many bytes that may have `most` tokens. Of short ones all tokens are counted, to tell how many are
+/// too many.
 pub fn bound(bytes: usize, deadline: Instant, most: Option<usize>) -> Bound {
     let bound = Bound::until(deadline);
     most.filter(|_| bytes > limits::COUNTED_TEXT_BYTES).map_or(bound, |most| bound.tokens(most))

@@ -83,8 +83,8 @@ fn write<'a>(
     }
 }
 
-/// The choices of one request that have not ended. Each is counted exactly once; those that are left when this is dropped
-/// ended with the request.
+/// The choices of one request that have not ended. Each is counted exactly once; those that are left when this is
+/// dropped ended with the request.
 pub struct Unfinished {
     metrics: Arc<RequestMetrics>,
     model: String,

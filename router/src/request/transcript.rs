@@ -26,7 +26,7 @@ pub enum Reader {
 
 /// What of the tokens the client wants to see.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Report {
+pub struct TokenDetails {
     pub token_ids: bool,
     pub logprobs: bool,
     pub grammar: bool,
@@ -46,10 +46,11 @@ pub struct Opening {
     /// Ids that end the output, and of them those that the request named.
     pub stop_ids: Vec<u32>,
     pub named_stop_ids: Vec<u32>,
-    pub report: Report,
+    pub report: TokenDetails,
     /// What the output obeys: finished calls are held against their schemas once more.
     pub grammar: Option<Compiled>,
-    /// The region that the prompt ends in, and whether in its middle: then nothing at the start of the output is layout.
+    /// The region that the prompt ends in, and whether in its middle: then nothing at the start of the output is
+    /// layout.
     pub start: Region,
     pub resumed: bool,
     /// Calls the conversation made before, from which the format's own ids count on.
@@ -94,8 +95,8 @@ pub struct Transcript {
     told: u32,
     /// A stop string matched: there is no text beyond what is out.
     cut: bool,
-    /// The echoed prompt is out. Like all content it is told once there is some output: the time of the first content is
-    /// that of the first token.
+    /// The echoed prompt is out. Like all content it is told once there is some output: the time of the first content
+    /// is that of the first token.
     echoed: bool,
     pub(crate) completion_tokens: u32,
     reasoning_tokens: u32,
@@ -466,21 +467,23 @@ fn read(
     reader: &mut Reader,
     format: &'static Format,
     control: bool,
-    piece: tokenize::Piece<'_>,
+    piece: tokenize::TokenPiece<'_>,
     parsed: &mut Vec<Event>,
 ) {
     match (reader, piece) {
-        (Reader::Regions { parser, .. }, tokenize::Piece::Bytes(bytes)) => parser.push(Piece::Bytes(&bytes), parsed),
-        (Reader::Regions { parser, skip_special_tokens }, tokenize::Piece::Special(text)) => {
+        (Reader::Regions { parser, .. }, tokenize::TokenPiece::Bytes(bytes)) => {
+            parser.push(Piece::Bytes(&bytes), parsed)
+        }
+        (Reader::Regions { parser, skip_special_tokens }, tokenize::TokenPiece::Special(text)) => {
             let hidden = control && *skip_special_tokens;
             let piece =
                 if hidden || format.is_marker(text) { Piece::Special(text) } else { Piece::Bytes(text.as_bytes()) };
             parser.push(piece, parsed);
         }
-        (Reader::Plain { .. }, tokenize::Piece::Bytes(bytes)) => {
+        (Reader::Plain { .. }, tokenize::TokenPiece::Bytes(bytes)) => {
             parsed.push(Event::TextDelta(String::from_utf8_lossy(&bytes).into_owned()));
         }
-        (Reader::Plain { skip_special_tokens }, tokenize::Piece::Special(text)) => {
+        (Reader::Plain { skip_special_tokens }, tokenize::TokenPiece::Special(text)) => {
             if !(control && *skip_special_tokens) {
                 parsed.push(Event::TextDelta(text.to_owned()));
             }

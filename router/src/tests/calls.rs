@@ -280,8 +280,8 @@ async fn a_response_that_breaks_its_schema_says_so_in_its_last_event() {
     }
 }
 
-/// Regular expressions and choices are judged by another engine than the grammar's. Nobody but the grammar says what its own
-/// texts are: an answer to a client's grammar is not judged.
+/// Regular expressions and choices are judged by another engine than the grammar's. Nobody but the grammar says what
+/// its own texts are: an answer to a client's grammar is not judged.
 #[tokio::test]
 async fn a_response_that_breaks_its_expression_or_choices_says_so() {
     for (asked, judge, judged) in [
@@ -328,8 +328,8 @@ async fn a_response_that_a_stop_cuts_is_judged() {
     }
 }
 
-/// A call that the grammar let through and its schema refuses, although nothing was relaxed: what has been told of it is
-/// taken back, it is counted, and logged for whoever runs the router.
+/// A call that the grammar let through and its schema refuses, although nothing was relaxed: what has been told of it
+/// is taken back, it is counted, and logged for whoever runs the router.
 #[tokio::test]
 async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     let schema = |max| json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": max}}});

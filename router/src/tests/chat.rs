@@ -1,3 +1,5 @@
+//! Chat completions over HTTP: streams, whole answers and their fields.
+
 use serde_json::json;
 
 use super::*;

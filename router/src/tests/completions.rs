@@ -1,3 +1,5 @@
+//! Text completions over HTTP.
+
 use serde_json::json;
 
 use super::*;

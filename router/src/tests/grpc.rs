@@ -1,3 +1,5 @@
+//! The gRPC service: the same requests give the same outputs and errors as over HTTP.
+
 use std::time::Duration;
 
 use futures::StreamExt;

@@ -1,4 +1,5 @@
-//! What a request asks of the template and the template does not do: tools that no prompt shows, variables that nothing reads.
+//! What a request asks of the template and the template does not do: tools that no prompt shows, variables that nothing
+//! reads.
 
 use super::*;
 

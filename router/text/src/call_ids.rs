@@ -1,7 +1,7 @@
 //! Call ids of a conversation, before a template sees them.
 //!
-//! Clients bring ids of their own, of other servers, or none. A model was trained on its format's ids, numbered over the
-//! conversation, so every call gets its own again, and every result the id of the call that it answers.
+//! Clients bring ids of their own, of other servers, or none. A model was trained on its format's ids, numbered over
+//! the conversation, so every call gets its own again, and every result the id of the call that it answers.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,8 +16,8 @@ const MAX_COUNT: usize = 1 << 20;
 ///
 /// A result belongs to the call of its id: of several, to one that has no result yet, and then to the latest. Results
 /// without an id, or with an id that no call has, belong to the calls of the turn that no id names: by the tool's name
-/// where they have it, else in order. A result that answers no call stays as it is, where the format can tell its id from
-/// the others'.
+/// where they have it, else in order. A result that answers no call stays as it is, where the format can tell its id
+/// from the others'.
 pub fn native_ids(messages: &mut [Value], native: impl Fn(&str, usize) -> Option<String>) -> usize {
     let mut calls = Calls::default();
     let mut next = 0;

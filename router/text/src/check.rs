@@ -1,5 +1,5 @@
-//! `rein check`: whether a model directory is fit for tool calls, told before a request fails. Template, format and tokenizer are
-//! tried against each other. No weights, and nothing of a request.
+//! `rein check`: whether a model directory is fit for tool calls, told before a request fails. Template, format and
+//! tokenizer are tried against each other. No weights, and nothing of a request.
 
 mod read_back;
 mod revisions;
@@ -40,7 +40,7 @@ pub struct Finding {
 
 /// What was found out about a model directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct CheckReport {
     pub model: String,
     pub format: &'static str,
     /// Of the template for chats with tools. None: there is no template.
@@ -50,7 +50,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-impl Report {
+impl CheckReport {
     pub fn worst(&self) -> Verdict {
         self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine)
     }
@@ -65,8 +65,8 @@ impl Report {
 }
 
 /// Checks a model whose output is read by this format.
-pub fn check(text: &TextModel, format: &'static Format) -> Report {
-    let mut report = Report {
+pub fn check(text: &TextModel, format: &'static Format) -> CheckReport {
+    let mut report = CheckReport {
         model: text.name.clone(),
         format: format.name,
         template_sha256: text.template.as_ref().map(|template| sha256_hex(template.tool_source().as_bytes())),

@@ -1,5 +1,5 @@
-//! The text side of a model: chat templates, tokenizers, call ids, stop strings, and the checks of a request's fields and
-//! conversation. It knows no engine, no network and no async runtime.
+//! The text side of a model: chat templates, tokenizers, call ids, stop strings, and the checks of a request's fields
+//! and conversation. It knows no engine, no network and no async runtime.
 
 pub mod call_ids;
 pub mod check;

@@ -1,4 +1,5 @@
-//! Every limit of a request's fields and conversation by name. A value over one is rejected with an error that states it.
+//! Every limit of a request's fields and conversation by name. A value over one is rejected with an error that states
+//! it.
 
 /// Fields of a body.
 pub const BODY_FIELDS: usize = 256;

@@ -189,8 +189,8 @@ impl TextModel {
         })
     }
 
-    /// The format that the model's calls are read by: the chosen one, else the one that its files show. Some formats end a turn with tokens
-    /// that no configuration file names; they end it from here on.
+    /// The format that the model's calls are read by: the chosen one, else the one that its files show. Some formats
+    /// end a turn with tokens that no configuration file names; they end it from here on.
     pub fn settle_format(&mut self, chosen: Option<&'static Format>) -> &'static Format {
         let special = |name: &str| self.has_special(name);
         let detect = Detect {

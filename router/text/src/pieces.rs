@@ -8,12 +8,14 @@ use crate::tokenize::{self, Tokenizer};
 pub fn pieces(format: &Format, tokenizer: &Tokenizer, ids: &[u32]) -> Vec<OwnedPiece> {
     let mut detokenizer = tokenizer.detokenizer();
     let mut out = Vec::new();
-    let mut take = |piece: tokenize::Piece<'_>, control: bool| {
+    let mut take = |piece: tokenize::TokenPiece<'_>, control: bool| {
         out.push(match piece {
-            tokenize::Piece::Bytes(bytes) => OwnedPiece::Bytes(bytes.to_vec()),
+            tokenize::TokenPiece::Bytes(bytes) => OwnedPiece::Bytes(bytes.to_vec()),
             // As in a stream: added tokens that are neither control tokens nor markers are text.
-            tokenize::Piece::Special(text) if control || format.is_marker(text) => OwnedPiece::Special(text.to_owned()),
-            tokenize::Piece::Special(text) => OwnedPiece::Bytes(text.as_bytes().to_vec()),
+            tokenize::TokenPiece::Special(text) if control || format.is_marker(text) => {
+                OwnedPiece::Special(text.to_owned())
+            }
+            tokenize::TokenPiece::Special(text) => OwnedPiece::Bytes(text.as_bytes().to_vec()),
         });
     };
     for &id in ids {

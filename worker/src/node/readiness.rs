@@ -1,5 +1,5 @@
-//! The readiness of a worker, for rolling restarts. docs/howto/upgrade.md lists the states. It does not know why a group
-//! changes.
+//! The readiness of a worker, for rolling restarts. docs/howto/upgrade.md lists the states. It does not know why a
+//! group changes.
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::json::push_escaped;
 use super::types::declared;
-use super::{Call, End, Progress};
+use super::{End, OpenCall, Progress};
 use crate::event::Event;
 
 /// The argument's name if the schema has none.
@@ -22,11 +22,11 @@ pub(crate) fn key(parameters: Option<&Value>) -> Option<String> {
 
 #[derive(Debug)]
 pub(crate) struct Code {
-    call: Call,
+    call: OpenCall,
 }
 
 impl Code {
-    pub fn new(mut call: Call, out: &mut Vec<Event>) -> Self {
+    pub fn new(mut call: OpenCall, out: &mut Vec<Event>) -> Self {
         let key = key(call.declared().and_then(|tool| tool.parameters.as_ref()));
         call.start(out);
         call.delta = format!("{{{}: \"", Value::from(key.as_deref().unwrap_or(KEY))).into_bytes();

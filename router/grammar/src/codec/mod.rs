@@ -112,7 +112,7 @@ impl Body {
 
 /// A call that is being reported.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct OpenCall {
     pub index: usize,
     pub name: Option<String>,
     pub id: Option<String>,
@@ -124,7 +124,7 @@ pub(crate) struct Call {
     pub delta: Vec<u8>,
 }
 
-impl Call {
+impl OpenCall {
     /// Sets the name, without the prefix of another format that some models write.
     pub fn set_name(&mut self, name: String) {
         let declares = |name: &str| self.tools.iter().any(|tool| tool.name == name);

@@ -1,7 +1,7 @@
 //! The codecs of JSON arguments, alone or inside an object that also has the name.
 
 use super::json::{self, Fed, Json};
-use super::{Call, End, Progress, Trust};
+use super::{End, OpenCall, Progress, Trust};
 use crate::event::Event;
 use crate::format::{self, Codec};
 use crate::scan::text;
@@ -29,7 +29,7 @@ enum Member {
 
 #[derive(Debug)]
 pub(crate) struct Object {
-    call: Call,
+    call: OpenCall,
     codec: Codec,
     json: Json,
     /// The id follows the arguments, so the call starts when the object is complete.
@@ -47,7 +47,7 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    pub fn new(call: Call, codec: Codec, header: &str) -> Self {
+    pub fn new(call: OpenCall, codec: Codec, header: &str) -> Self {
         let late_id = match codec {
             Codec::Object { members, .. } => {
                 let at = |found: fn(&format::Member) -> bool| members.iter().position(found);

@@ -4,7 +4,7 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::types::{Types, declared, declares};
-use super::{Call, End, json, python};
+use super::{End, OpenCall, json, python};
 use crate::event::Event;
 use crate::format::{Step, marker};
 use crate::header::{is_plausible, slots};
@@ -93,7 +93,7 @@ struct Reading {
 
 #[derive(Debug)]
 pub(crate) struct Params {
-    pub call: Call,
+    pub call: OpenCall,
     shape: Shape,
     at: At,
     keys: Vec<String>,
@@ -104,7 +104,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    pub fn new(mut call: Call, shape: Shape, out: &mut Vec<Event>) -> Self {
+    pub fn new(mut call: OpenCall, shape: Shape, out: &mut Vec<Event>) -> Self {
         call.start(out);
         call.delta.push(b'{');
         Self {

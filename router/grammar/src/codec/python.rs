@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::json::push_escaped;
 use super::types::declares;
-use super::{Call, End, Progress};
+use super::{End, OpenCall, Progress};
 use crate::event::Event;
 
 /// Reserved words cannot name an argument; models append `_`.
@@ -83,14 +83,14 @@ pub(crate) fn to_json(text: &str) -> Option<String> {
 /// Reads keyword arguments up to the closing parenthesis.
 #[derive(Debug)]
 pub(crate) struct Python {
-    call: Call,
+    call: OpenCall,
     reader: Reader,
     /// Text read before it was certain to be a call.
     raw: Vec<u8>,
 }
 
 impl Python {
-    pub fn new(call: Call, header: &str) -> Self {
+    pub fn new(call: OpenCall, header: &str) -> Self {
         Self { call, reader: Reader::arguments(), raw: header.as_bytes().to_vec() }
     }
 

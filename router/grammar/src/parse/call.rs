@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Parser, State, framed, text};
-use crate::codec::{Body, Call, End, Object, Params, Progress, Python, Trust};
+use crate::codec::{Body, End, Object, OpenCall, Params, Progress, Python, Trust};
 use crate::event::Event;
 use crate::format::{Codec, Ids, Step, marker};
 use crate::header::{self, is_plausible, label, slots};
@@ -171,14 +171,14 @@ impl Parser {
         true
     }
 
-    pub(super) fn call(&self, name: Option<String>, id: Option<String>) -> Call {
+    pub(super) fn call(&self, name: Option<String>, id: Option<String>) -> OpenCall {
         let trust = match &self.trial {
             Some(trial) if trial.explicit => Trust::Letters,
             Some(_) => Trust::Name,
             None => Trust::Marker,
         };
         let tools = Arc::clone(&self.tools);
-        let mut call = Call { index: self.calls, name: None, id, tools, trust, started: false, delta: Vec::new() };
+        let mut call = OpenCall { index: self.calls, name: None, id, tools, trust, started: false, delta: Vec::new() };
         if let Some(name) = name {
             call.set_name(name);
         }

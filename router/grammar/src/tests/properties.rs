@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{cases, fold, options};
 use crate::tests::enforce::{Bench, rules, tool};
-use crate::{Choice, OwnedPiece, Parser, Region, Response, Rules, formats};
+use crate::{OwnedPiece, Parser, Region, Response, Rules, ToolChoice, formats};
 
 /// Limits of examined bytes, per byte of output and in total.
 const WORK: (u64, u64) = (600, 20_000);
@@ -189,7 +189,7 @@ proptest! {
             }
         }
         for name in ["kimi_k2", "qwen3_coder", "llama_pythonic"] {
-            let rules = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema.clone())]) };
+            let rules = Rules { choice: ToolChoice::Required, ..rules(vec![tool("f", schema.clone())]) };
             let _ = bench(name).grammars.compile(&rules);
         }
     }

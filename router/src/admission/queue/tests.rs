@@ -46,11 +46,11 @@ fn day(seed: u64) {
                 coming -= 1;
                 let priority = random.random_range(-20..20);
                 match line.line_up(priority, now, now + FAR) {
-                    Step::Go => served.push(now),
-                    Step::Wait(ticket) => {
+                    QueueStep::Go => served.push(now),
+                    QueueStep::Wait(ticket) => {
                         assert!(waiting.insert(ticket, Waiting { since: now, priority }).is_none());
                     }
-                    Step::Late(_) => panic!("seed {seed}: nobody is late"),
+                    QueueStep::Late(_) => panic!("seed {seed}: nobody is late"),
                 }
             }
             7 if coming > 0 => {
@@ -101,15 +101,15 @@ fn nobody_waits_for_ever() {
     let start = Instant::now();
     let mut line = Line::new(1, 10_000, start);
     line.come().unwrap();
-    assert_eq!(line.line_up(0, start, start + FAR), Step::Go);
+    assert_eq!(line.line_up(0, start, start + FAR), QueueStep::Go);
     line.come().unwrap();
-    let Step::Wait(patient) = line.line_up(50, start, start + FAR) else { panic!("full") };
+    let QueueStep::Wait(patient) = line.line_up(50, start, start + FAR) else { panic!("full") };
     // Twenty urgent ones a second, without end; ten are served.
     for tenth in 0.. {
         let now = start + Duration::from_millis(100 * tenth);
         for _ in 0..2 {
             line.come().unwrap();
-            assert!(matches!(line.line_up(-50, now, now + FAR), Step::Wait(_)));
+            assert!(matches!(line.line_up(-50, now, now + FAR), QueueStep::Wait(_)));
         }
         if line.done(None) == Some(patient) {
             assert!(now > start + PRIORITY_STEP * 100, "before the urgent ones that came in time");
@@ -128,19 +128,19 @@ fn who_would_be_late_is_sent_away_with_the_time_to_come_back() {
         line.come().unwrap();
         line.line_up(priority, start, start + left)
     };
-    assert_eq!(up(&mut line, 0, second), Step::Go);
-    assert_eq!(up(&mut line, 0, second), Step::Go);
+    assert_eq!(up(&mut line, 0, second), QueueStep::Go);
+    assert_eq!(up(&mut line, 0, second), QueueStep::Go);
     // Nothing is known of how long one takes: the benefit of the doubt.
-    let Step::Wait(doubtful) = up(&mut line, 0, second) else { panic!("full") };
+    let QueueStep::Wait(doubtful) = up(&mut line, 0, second) else { panic!("full") };
     assert!(line.give_up(doubtful));
     assert_eq!(line.done(Some(Duration::from_secs(10))), None);
-    assert_eq!(up(&mut line, 0, second), Step::Go);
+    assert_eq!(up(&mut line, 0, second), QueueStep::Go);
     // Two are served 10 s each: the next in 5 s, the one after in 10 s.
-    assert_eq!(up(&mut line, 0, Duration::from_secs(5)), Step::Late(Duration::ZERO));
-    let Step::Wait(first) = up(&mut line, 0, Duration::from_secs(6)) else { panic!("in time") };
-    assert_eq!(up(&mut line, 0, Duration::from_secs(6)), Step::Late(4 * second));
+    assert_eq!(up(&mut line, 0, Duration::from_secs(5)), QueueStep::Late(Duration::ZERO));
+    let QueueStep::Wait(first) = up(&mut line, 0, Duration::from_secs(6)) else { panic!("in time") };
+    assert_eq!(up(&mut line, 0, Duration::from_secs(6)), QueueStep::Late(4 * second));
     // An urgent one has nobody before it.
-    let Step::Wait(urgent) = up(&mut line, -5, Duration::from_secs(6)) else { panic!("in time") };
+    let QueueStep::Wait(urgent) = up(&mut line, -5, Duration::from_secs(6)) else { panic!("in time") };
     assert_eq!(line.done(None), Some(urgent));
     assert_eq!(line.done(None), Some(first));
     assert_eq!(line.present(), 2);
@@ -152,7 +152,7 @@ fn no_place_is_the_old_rule_full_or_not() {
     let mut line = Line::new(1, 0, start);
     line.come().unwrap();
     assert_eq!(line.come(), Err(None));
-    assert_eq!(line.line_up(0, start, start), Step::Go);
+    assert_eq!(line.line_up(0, start, start), QueueStep::Go);
     assert_eq!(line.done(Some(Duration::from_secs(3))), None);
     line.come().unwrap();
     assert_eq!(line.come(), Err(Some(Duration::from_secs(3))));
@@ -163,7 +163,7 @@ fn a_burst_that_is_refused_is_told_how_long_the_line_is_though_nobody_has_lined_
     let start = Instant::now();
     let mut line = Line::new(2, 8, start);
     line.come().unwrap();
-    assert_eq!(line.line_up(0, start, start + FAR), Step::Go);
+    assert_eq!(line.line_up(0, start, start + FAR), QueueStep::Go);
     assert_eq!(line.done(Some(Duration::from_secs(4))), None);
     (0..10).for_each(|_| line.come().unwrap());
     // Two at a time, 4 s each, and eight of the ten will be waiting.

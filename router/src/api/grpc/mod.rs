@@ -15,7 +15,7 @@ use crate::{
     },
     error::{Error, Kind},
     limits,
-    request::{chat, completion, delivery::Watch, generate::Call, memory::Held, model::Model},
+    request::{chat, completion, delivery::Watch, generate::RequestContext, memory::Held, model::Model},
     state::Core,
     trace::Trace,
 };
@@ -183,7 +183,7 @@ impl Inference for Service {
         let answer = async {
             let arrival = self.arrival(&request)?;
             let (job, held) = self.read(request, arrival.deadline(), request::chat).await?;
-            let call = Call { held, ..arrival.call(&trace, &job.generation).await? };
+            let call = RequestContext { held, ..arrival.call(&trace, &job.generation).await? };
             let model = self.core.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let ignored = job.unread(model.text.template.as_ref());
@@ -201,7 +201,7 @@ impl Inference for Service {
         let answer = async {
             let arrival = self.arrival(&request)?;
             let (job, held) = self.read(request, arrival.deadline(), |_, message| request::complete(message)).await?;
-            let call = Call { held, ..arrival.call(&trace, &job.generation).await? };
+            let call = RequestContext { held, ..arrival.call(&trace, &job.generation).await? };
             let model = self.core.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let (events, relaxed) = completion::generate(call, model, job).await?;

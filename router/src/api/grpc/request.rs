@@ -1,6 +1,6 @@
 //! Protobuf requests as jobs.
 
-use rein_grammar::{Choice, Response};
+use rein_grammar::{Response, ToolChoice};
 use rein_proto::v1;
 use rein_text::fields::json;
 use rein_text::template::lossless;
@@ -111,18 +111,18 @@ fn truncation(tokens: Option<i32>) -> Result<Option<Truncation>, Error> {
     tokens.map(|tokens| Truncation::new(tokens.into()).ok_or_else(|| Truncation::invalid(tokens))).transpose()
 }
 
-fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<Choice, Error> {
+fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<ToolChoice, Error> {
     use v1::tool_choice::Mode;
-    let Some(choice) = choice else { return Ok(Choice::Auto) };
-    let allowed = |required| Choice::Allowed { names: choice.names.clone(), required };
+    let Some(choice) = choice else { return Ok(ToolChoice::Auto) };
+    let allowed = |required| ToolChoice::Allowed { names: choice.names.clone(), required };
     match Mode::try_from(choice.mode) {
-        Ok(Mode::Unspecified | Mode::Auto) if choice.names.is_empty() => Ok(Choice::Auto),
+        Ok(Mode::Unspecified | Mode::Auto) if choice.names.is_empty() => Ok(ToolChoice::Auto),
         Ok(Mode::Unspecified | Mode::Auto) => Ok(allowed(false)),
-        Ok(Mode::None) => Ok(Choice::None),
-        Ok(Mode::Required) if choice.names.is_empty() => Ok(Choice::Required),
+        Ok(Mode::None) => Ok(ToolChoice::None),
+        Ok(Mode::Required) if choice.names.is_empty() => Ok(ToolChoice::Required),
         Ok(Mode::Required) => Ok(allowed(true)),
         Ok(Mode::Named) if choice.name.is_empty() => Err(Error::missing("tool_choice.name", "a declared tool's name")),
-        Ok(Mode::Named) => Ok(Choice::Named(choice.name)),
+        Ok(Mode::Named) => Ok(ToolChoice::Named(choice.name)),
         Err(unknown) => Err(Error::invalid("tool_choice", format!("'tool_choice' has no mode {}", unknown.0))),
     }
 }

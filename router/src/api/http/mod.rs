@@ -32,7 +32,9 @@ use crate::{
         status::http_response,
     },
     error::{Error, Kind},
-    request::{chat, completion, delivery::ChatEvents, generate::Call, job::ChatJob, memory::Held, model::Model},
+    request::{
+        chat, completion, delivery::ChatEvents, generate::RequestContext, job::ChatJob, memory::Held, model::Model,
+    },
     state::Core,
     trace::{REQUEST_ID, Trace, is_request_id},
 };
@@ -80,7 +82,7 @@ async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace
         let (Read { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, held) =
             read(&core, request, arrival.deadline(), openai::chat).await?;
         job.bytes = bytes;
-        let call = Call { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
+        let call = RequestContext { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
         let model = core.model(job.model.as_deref())?.clone();
         ignored.extend(job.unread(model.text.template.as_ref()));
         trace.asks(model.name(), delivery.stream);
@@ -105,7 +107,7 @@ async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, re
         let arrival = arrival(&core, &request)?;
         let (Read { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, held) =
             read(&core, request, arrival.deadline(), openai::completion).await?;
-        let call = Call { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
+        let call = RequestContext { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
         let model = core.model(job.model.as_deref())?.clone();
         trace.asks(model.name(), delivery.stream);
         // The usage so far is counted in token ids, whoever else wants them.
@@ -281,8 +283,8 @@ fn json_bytes(body: Vec<u8>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Every answer has an id: the client's own if it sent one, else the completion's, else a new one. What is traced is so from
-/// here on.
+/// Every answer has an id: the client's own if it sent one, else the completion's, else a new one. What is traced is so
+/// from here on.
 async fn request_id(mut request: Request, next: Next) -> Response {
     let valid = |id: &&HeaderValue| id.to_str().is_ok_and(is_request_id);
     let given = request.headers().get(REQUEST_ID).filter(valid).cloned();

@@ -1,15 +1,15 @@
 //! `/v1/chat/completions`: the request, and the chunks of a streamed answer.
 
-use rein_grammar::Choice;
+use rein_grammar::ToolChoice;
 use rein_proto::v1::{self, chat_event::Event};
 use rein_text::fields::{Fields, Read, constraints};
 use serde_json::Value;
 
 use super::{
-    Delivery,
+    DeliveryOptions,
     chunks::Chunks,
     common,
-    reasoning::{self, Reasoning},
+    reasoning::{self, ReasoningFields},
     refused,
     wire::{
         ChatChoice, ChatChunk, ChatLogprobs, Delta, FunctionDelta, GrammarReport, ToolCall, ToolCallDelta,
@@ -24,7 +24,7 @@ use crate::{
 
 pub struct ChatRequest {
     pub job: ChatJob,
-    pub delivery: Delivery,
+    pub delivery: DeliveryOptions,
 }
 
 pub fn chat(body: &[u8]) -> Result<Read<ChatRequest>, Error> {
@@ -35,7 +35,7 @@ pub fn chat(body: &[u8]) -> Result<Read<ChatRequest>, Error> {
     })
 }
 
-pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
+pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Error> {
     let (mut generation, mut delivery) = common(fields)?;
     if generation.limits.max_tokens == Some(0) {
         return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0"));
@@ -50,7 +50,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
     let (conversation, hide) = conversation(fields)?;
     delivery.hide_reasoning |= hide;
     generation.thinking_token_budget = conversation.generation.thinking_token_budget;
-    let tool_choice = constraints::tool_choice(fields)?.unwrap_or(Choice::Auto);
+    let tool_choice = constraints::tool_choice(fields)?.unwrap_or(ToolChoice::Auto);
     let parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let response = constraints::response(fields)?;
     let text_only = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(|item| item == "text"));
@@ -65,7 +65,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, Delivery), Error> {
 /// What a template is rendered from, and whether the client does not want to see reasoning.
 pub(super) fn conversation(fields: &mut Fields) -> Result<(ChatJob, bool), Error> {
     let messages = fields.array("messages")?;
-    let Reasoning { on, effort, budget, hide } = reasoning::read(fields)?;
+    let ReasoningFields { on, effort, budget, hide } = reasoning::read(fields)?;
     let job = ChatJob {
         model: fields.string("model")?,
         messages: messages.ok_or_else(|| Error::missing("messages", "an array of messages"))?,

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use rein_proto::v1::{self, chat_event::Event};
 
-use super::{Delivery, wire::Usage};
+use super::{DeliveryOptions, wire::Usage};
 
 /// Encodes the events of one answer as the payloads of its stream.
 ///
-/// How a choice begins (its role, the prompt's ids and logprobs) goes out with its first content: clients take the time of
-/// the first chunk for the time to the first token.
+/// How a choice begins (its role, the prompt's ids and logprobs) goes out with its first content: clients take the time
+/// of the first chunk for the time to the first token.
 pub struct Chunks {
-    pub(super) delivery: Delivery,
+    pub(super) delivery: DeliveryOptions,
     /// The client asked for token ids.
     pub(super) token_ids: bool,
     /// The stream's id, model and time.
@@ -23,7 +23,7 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    pub fn new(delivery: Delivery, token_ids: bool) -> Self {
+    pub fn new(delivery: DeliveryOptions, token_ids: bool) -> Self {
         Chunks {
             delivery,
             token_ids,

@@ -5,7 +5,7 @@ use rein_text::fields::{self, Fields, Read, constraints};
 use serde_json::Value;
 
 use super::{
-    Delivery,
+    DeliveryOptions,
     chunks::Chunks,
     common, refused,
     wire::{self, CompletionBody, CompletionChoice, CompletionLogprobs},
@@ -18,7 +18,7 @@ use crate::{
 
 pub struct CompletionRequest {
     pub job: CompletionJob,
-    pub delivery: Delivery,
+    pub delivery: DeliveryOptions,
 }
 
 pub fn completion(body: &[u8]) -> Result<Read<CompletionRequest>, Error> {
@@ -28,7 +28,7 @@ pub fn completion(body: &[u8]) -> Result<Read<CompletionRequest>, Error> {
     })
 }
 
-fn read(fields: &mut Fields) -> Result<(CompletionJob, Delivery), Error> {
+fn read(fields: &mut Fields) -> Result<(CompletionJob, DeliveryOptions), Error> {
     let (mut generation, delivery) = common(fields)?;
     generation.logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS)?;
     let echo = fields.bool("echo")?.unwrap_or(false);

@@ -3,7 +3,7 @@
 use rein_proto::v1::{self, chat_event::Event};
 
 use super::{
-    Delivery,
+    DeliveryOptions,
     wire::{
         self, ChatBody, ChatBodyChoice, ChatLogprobs, CompletionBody, CompletionChoice, CompletionLogprobs,
         GrammarReport, Message, ToolCall, Usage,
@@ -73,7 +73,7 @@ fn fold(events: Vec<v1::ChatEvent>) -> Answer {
 }
 
 /// The body of a chat that was not streamed.
-pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: Delivery, token_ids: bool) -> Vec<u8> {
+pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: DeliveryOptions, token_ids: bool) -> Vec<u8> {
     let answer = fold(events);
     let first = answer.choices.first().map(|choice| &choice.start);
     let choice = |(index, choice)| {

@@ -35,7 +35,7 @@ pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion}
 
 /// How the client wants its answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Delivery {
+pub struct DeliveryOptions {
     pub stream: bool,
     pub include_usage: bool,
     /// Each chunk tells the tokens so far.
@@ -78,7 +78,7 @@ const HARMLESS: [&str; 7] =
     ["metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "request_id"];
 
 /// What chat and completions have in common.
-fn common(fields: &mut Fields) -> Result<(Generation, Delivery), Error> {
+fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
     for name in HARMLESS {
         fields.take(name);
     }
@@ -144,7 +144,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, Delivery), Error> {
         fields.remember(usage);
     }
     let hide_reasoning = fields.bool("include_reasoning")? == Some(false);
-    Ok((generation, Delivery { stream, include_usage, continuous_usage, hide_reasoning }))
+    Ok((generation, DeliveryOptions { stream, include_usage, continuous_usage, hide_reasoning }))
 }
 
 /// vLLM writes -1 for off.

@@ -1,4 +1,5 @@
-//! Whether the model reasons, how much, and whether the client sees it: the fields of several APIs, which mean the same.
+//! Whether the model reasons, how much, and whether the client sees it: the fields of several APIs, which mean the
+//! same.
 
 use std::fmt::Display;
 
@@ -8,7 +9,7 @@ use serde_json::Value;
 use crate::error::Error;
 
 #[derive(Debug, Default, PartialEq)]
-pub struct Reasoning {
+pub struct ReasoningFields {
     pub on: Option<bool>,
     pub effort: Option<String>,
     /// Most tokens of it.
@@ -34,9 +35,9 @@ fn one<T: PartialEq + Display>(
     Ok(said.map(|(_, value)| value))
 }
 
-/// `thinking` (Kimi, DeepSeek, GLM, Anthropic), `enable_thinking` and `thinking_budget` (Qwen), `reasoning_effort` (OpenAI),
-/// `reasoning` (OpenRouter), `thinking_token_budget` (vLLM).
-pub fn read(fields: &mut Fields) -> Result<Reasoning, Error> {
+/// `thinking` (Kimi, DeepSeek, GLM, Anthropic), `enable_thinking` and `thinking_budget` (Qwen), `reasoning_effort`
+/// (OpenAI), `reasoning` (OpenRouter), `thinking_token_budget` (vLLM).
+pub fn read(fields: &mut Fields) -> Result<ReasoningFields, Error> {
     let (thinking, its_budget) = thinking(fields)?;
     let mut object =
         fields.fields("reasoning")?.unwrap_or_else(|| Fields::within("reasoning.", serde_json::Map::new()));
@@ -57,7 +58,7 @@ pub fn read(fields: &mut Fields) -> Result<Reasoning, Error> {
     ])?;
     let hide = object.bool("exclude")?.unwrap_or(false);
     fields.remember(object);
-    Ok(Reasoning { on, effort, budget, hide })
+    Ok(ReasoningFields { on, effort, budget, hide })
 }
 
 /// A boolean, or `{"type": "enabled" | "disabled", "budget_tokens"}`.

@@ -9,7 +9,7 @@ use rein_proto::internal::{EngineEvents, EventsRequest, engine_client::EngineCli
 use tokio::time::{sleep, timeout};
 use tonic::{Code, Response, Status, Streaming};
 
-use super::index::Seat;
+use super::index::EngineSlot;
 use crate::{fleet::pool::EngineTransport, limits};
 
 /// How often to hear from each of so many engines: news of many engines together come no more often than a router can
@@ -23,7 +23,7 @@ pub fn interval(engines: usize) -> Duration {
 /// router's. Returns only if the engine has no events; otherwise it is to be dropped when the engine is.
 pub async fn follow_events(
     client: EngineClient<EngineTransport>,
-    seat: Arc<Seat>,
+    seat: Arc<EngineSlot>,
     interval: Duration,
     open: impl Fn() -> u32 + Send,
 ) {
@@ -48,7 +48,7 @@ pub async fn follow_events(
 /// Until the stream ends; why, and whether anything was heard.
 async fn listen(
     client: &EngineClient<EngineTransport>,
-    seat: &Seat,
+    seat: &EngineSlot,
     interval_ms: u32,
     open: &(impl Fn() -> u32 + Send),
 ) -> (Status, bool) {

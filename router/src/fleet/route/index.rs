@@ -1,8 +1,8 @@
 //! What the prefix caches of all engines hold: one map from a block's content hash to the engines that have it.
 //!
-//! Sharded, so that a look at it never waits for long. Two layers: what engines reported, bounded by bytes, and what they
-//! are expected to hold soon because a sequence was sent there, for a bounded time. An engine that leaves or starts
-//! anew gets another slot, and the entries of slots given up are swept out many slots at a time.
+//! Sharded, so that a look at it never waits for long. Two layers: what engines reported, bounded by bytes, and what
+//! they are expected to hold soon because a sequence was sent there, for a bounded time. An engine that leaves or
+//! starts anew gets another slot, and the entries of slots given up are swept out many slots at a time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use rein_proto::block_hash;
 use rein_proto::internal::{EngineEvents, EngineLoad};
 
-use super::Prompt;
+use super::PromptHashes;
 use super::layer::{Layer, set};
 use crate::limits;
 
@@ -66,8 +66,8 @@ impl BlockIndex {
     }
 
     /// A place for one more engine.
-    pub fn join(self: &Arc<Self>) -> Seat {
-        Seat {
+    pub fn join(self: &Arc<Self>) -> EngineSlot {
+        EngineSlot {
             slot: AtomicU32::new(self.seat()),
             used: AtomicBool::new(false),
             block_size: AtomicU32::new(0),
@@ -119,7 +119,7 @@ impl BlockIndex {
     }
 
     /// How much of a prompt is cached where.
-    pub fn matches(&self, prompt: &Prompt, now: Duration) -> Matches {
+    pub fn matches(&self, prompt: &PromptHashes, now: Duration) -> Matches {
         let mut tokens = Vec::new();
         let (mut active, mut holders) = (Vec::new(), Vec::new());
         for (size, chain) in &prompt.chains {
@@ -151,7 +151,7 @@ impl BlockIndex {
     }
 
     /// A sequence with this prompt was sent there.
-    pub fn anticipate(&self, seat: &Seat, prompt: &Prompt, now: Duration) {
+    pub fn anticipate(&self, seat: &EngineSlot, prompt: &PromptHashes, now: Duration) {
         let (slot, size) = (seat.slot.load(Ordering::Relaxed), seat.block_size.load(Ordering::Relaxed));
         let Some((_, chain)) = prompt.chains.iter().find(|(other, _)| *other == size && slot != NO_SLOT) else {
             return;
@@ -195,14 +195,14 @@ pub struct Matches {
 }
 
 impl Matches {
-    pub fn of(&self, seat: &Seat) -> u32 {
+    pub fn of(&self, seat: &EngineSlot) -> u32 {
         self.tokens.get(seat.slot.load(Ordering::Relaxed) as usize).copied().unwrap_or(0)
     }
 }
 
 /// An engine's place in the index. Its entries go with it.
 #[derive(Debug)]
-pub struct Seat {
+pub struct EngineSlot {
     slot: AtomicU32,
     /// There may be entries for the slot.
     used: AtomicBool,
@@ -215,7 +215,7 @@ pub struct Seat {
     index: Arc<BlockIndex>,
 }
 
-impl Seat {
+impl EngineSlot {
     /// What the engine told, when `open` of its sequences were of this router. False: it speaks of hashes that are not
     /// ours; its load counts, its cache does not.
     pub fn apply(&self, events: &EngineEvents, open: u32) -> bool {
@@ -300,7 +300,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for EngineSlot {
     fn drop(&mut self) {
         self.set_block_size(0);
         self.index.retire(self.slot.load(Ordering::Relaxed));

@@ -1,8 +1,8 @@
 //! Which engine gets a sequence: the one that has most of its prompt cached, within what its load allows.
 //!
-//! Engines tell what their prefix caches hold ([`follow`]), one [`index`] for all of them keeps it, and [`choose`] weighs
-//! what it finds for a prompt against load. Everything but [`follow`] is a pure function of its arguments and of what
-//! the index was told; time comes in as an argument.
+//! Engines tell what their prefix caches hold ([`follow`]), one [`index`] for all of them keeps it, and [`choose`]
+//! weighs what it finds for a prompt against load. Everything but [`follow`] is a pure function of its arguments and of
+//! what the index was told; time comes in as an argument.
 
 pub mod choose;
 pub mod follow;
@@ -22,7 +22,7 @@ use rein_proto::block_hash;
 use crate::limits;
 use choose::{Candidate, choose};
 use index::BlockIndex;
-pub use index::Seat;
+pub use index::EngineSlot;
 
 /// How an engine is chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,13 +66,13 @@ impl FromStr for RoutePolicy {
 
 /// A prompt as the engines' caches know it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Prompt {
+pub struct PromptHashes {
     tokens: u32,
     /// Per block size in use the hashes of its full blocks.
     chains: Vec<(u32, Vec<u64>)>,
 }
 
-impl Prompt {
+impl PromptHashes {
     /// `tokens` are all that the engine will be given: the prompt, and what a sequence that moves has generated so far.
     pub fn new(index: &BlockIndex, salt: &str, tokens: &[u32]) -> Self {
         // An engine computes the last token in any case.
@@ -81,7 +81,7 @@ impl Prompt {
             let blocks = block_hash::chain(salt, before, size as usize);
             (size, blocks.take(limits::ROUTE_BLOCKS).collect())
         };
-        Prompt { tokens: tokens.len() as u32, chains: index.block_sizes().into_iter().map(chain).collect() }
+        PromptHashes { tokens: tokens.len() as u32, chains: index.block_sizes().into_iter().map(chain).collect() }
     }
 }
 
@@ -95,7 +95,7 @@ pub fn key(name: &str) -> u64 {
 pub struct Target<'a> {
     /// [`key`] of its name.
     pub engine: u64,
-    pub seat: &'a Seat,
+    pub seat: &'a EngineSlot,
     /// Sequences that this router has open there.
     pub open: u32,
     /// Sequences that it computes at once.
@@ -124,16 +124,22 @@ impl Routing {
     }
 
     /// Nothing where the policy does not look at prompts.
-    pub fn prompt(&self, salt: &str, tokens: &[u32]) -> Prompt {
+    pub fn prompt(&self, salt: &str, tokens: &[u32]) -> PromptHashes {
         match self.policy {
-            RoutePolicy::CacheAware => Prompt::new(&self.index, salt, tokens),
-            _ => Prompt::default(),
+            RoutePolicy::CacheAware => PromptHashes::new(&self.index, salt, tokens),
+            _ => PromptHashes::default(),
         }
     }
 
     /// Which of these engines gets a sequence. Its prompt counts as cached there from now on. `now` is time since any
     /// moment, the same for all calls.
-    pub fn pick(&self, engines: &[Target<'_>], prompt: &Prompt, session: Option<u64>, now: Duration) -> Option<usize> {
+    pub fn pick(
+        &self,
+        engines: &[Target<'_>],
+        prompt: &PromptHashes,
+        session: Option<u64>,
+        now: Duration,
+    ) -> Option<usize> {
         let matches = self.index.matches(prompt, now);
         let candidates: Vec<Candidate> = engines
             .iter()

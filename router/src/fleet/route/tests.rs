@@ -34,14 +34,14 @@ fn chain(salt: &str, tokens: &[u32]) -> Vec<u64> {
 }
 
 /// A seat of an engine that has these tokens cached.
-fn seat(index: &Arc<BlockIndex>, tokens: &[u32]) -> Seat {
+fn seat(index: &Arc<BlockIndex>, tokens: &[u32]) -> EngineSlot {
     let seat = index.join();
     assert!(seat.apply(&events(true, &chain("", tokens), &[]), 0));
     seat
 }
 
-fn matched<const N: usize>(index: &BlockIndex, seats: [&Seat; N], tokens: &[u32]) -> [u32; N] {
-    let matches = index.matches(&Prompt::new(index, "", tokens), NOW);
+fn matched<const N: usize>(index: &BlockIndex, seats: [&EngineSlot; N], tokens: &[u32]) -> [u32; N] {
+    let matches = index.matches(&PromptHashes::new(index, "", tokens), NOW);
     seats.map(|seat| matches.of(seat))
 }
 
@@ -57,7 +57,7 @@ fn a_match_is_the_longest_prefix_in_whole_blocks_under_the_same_salt() {
     assert_eq!(matched(&index, [&long, &short, &other], &tokens(30)), [20, 8, 0]);
     assert_eq!(matched(&index, [&long, &short, &other], &tokens(20)), [16, 8, 0], "the last token is always computed");
     assert_eq!(matched(&index, [&long, &short, &other], &[&tokens(12)[..], &[99; 9]].concat()), [12, 8, 0]);
-    let salted = index.matches(&Prompt::new(&index, "tenant", &tokens(30)), NOW);
+    let salted = index.matches(&PromptHashes::new(&index, "tenant", &tokens(30)), NOW);
     assert_eq!(salted.of(&long), 0);
     assert_eq!(matched(&index, [&long], &[]), [0]);
     // A hole ends the match.
@@ -84,7 +84,7 @@ fn engines_with_blocks_of_other_sizes_are_found_and_other_hashes_are_not_taken()
     }
     drop(four);
     assert_eq!(index.block_sizes(), [8]);
-    let prompt = Prompt::new(&index, "", &tokens(30));
+    let prompt = PromptHashes::new(&index, "", &tokens(30));
     index.anticipate(&eight, &prompt, NOW);
     assert_eq!(index.matches(&prompt, NOW).of(&eight), 24);
 }
@@ -93,7 +93,7 @@ fn engines_with_blocks_of_other_sizes_are_found_and_other_hashes_are_not_taken()
 fn where_a_prompt_was_sent_it_is_expected_for_a_while() {
     let index = index();
     let (there, elsewhere) = (seat(&index, &[]), seat(&index, &[]));
-    let prompt = Prompt::new(&index, "", &tokens(21));
+    let prompt = PromptHashes::new(&index, "", &tokens(21));
     index.anticipate(&there, &prompt, NOW);
     let at = |now| [&there, &elsewhere].map(|seat| index.matches(&prompt, now).of(seat));
     assert_eq!(at(NOW), [20, 0]);
@@ -122,7 +122,7 @@ fn an_engine_that_leaves_or_starts_anew_is_forgotten_and_its_slot_used_again() {
         assert!(goes.apply(&events(true, &[], &[]), 0));
         assert_eq!(matched(&index, [&stays, &goes], &tokens(30)), [20, 0]);
     }
-    let fresh: Vec<Seat> = (0..100).map(|_| index.join()).collect();
+    let fresh: Vec<EngineSlot> = (0..100).map(|_| index.join()).collect();
     assert!(fresh.iter().all(|seat| matched(&index, [seat], &tokens(30)) == [0]), "a slot with another's entries");
     drop(fresh);
     drop(stays);
@@ -157,7 +157,7 @@ fn random_engines_are_known_as_by_a_plain_index() {
     for seed in 0..60 {
         let mut rng = StdRng::seed_from_u64(seed);
         let index = index();
-        let mut engines: Vec<(Seat, BTreeSet<u64>)> = Vec::new();
+        let mut engines: Vec<(EngineSlot, BTreeSet<u64>)> = Vec::new();
         let mut now = NOW;
         let prompts: Vec<Vec<u32>> = (0..6)
             .map(|_| (0..rng.random_range(1..60)).map(|at| if at < 20 { at } else { rng.random_range(0..3) }).collect())
@@ -183,7 +183,7 @@ fn random_engines_are_known_as_by_a_plain_index() {
                     assert!(seat.apply(&events(reset, stored, removed), 0));
                 }
                 _ => {
-                    let matches = index.matches(&Prompt::new(&index, "", prompt), now);
+                    let matches = index.matches(&PromptHashes::new(&index, "", prompt), now);
                     for (seat, known) in &engines {
                         let whole = (prompt.len() - 1) / SIZE as usize;
                         let want = hashes[..whole].iter().take_while(|hash| known.contains(hash)).count() as u32 * SIZE;
@@ -335,7 +335,7 @@ fn a_load_is_what_others_have_there_and_what_we_have_now() {
 #[test]
 fn a_conversation_stays_where_it_began_and_a_new_one_does_not_follow() {
     let routing = Routing::new(RoutePolicy::CacheAware);
-    let seats: Vec<Seat> = (0..4).map(|_| seat(routing.index(), &[])).collect();
+    let seats: Vec<EngineSlot> = (0..4).map(|_| seat(routing.index(), &[])).collect();
     let target = |open: [u32; 4]| -> Vec<Target<'_>> {
         (0..4).map(|i| Target { engine: mix(i as u64), seat: &seats[i], open: open[i], slots: 64 }).collect()
     };
@@ -354,5 +354,5 @@ fn a_conversation_stays_where_it_began_and_a_new_one_does_not_follow() {
     let plain = Routing::new(RoutePolicy::RoundRobin);
     let round = |turn: u32| plain.pick(&target([turn; 4]), &plain.prompt("", &conversation), None, NOW);
     assert_eq!([0, 1, 2].map(round), [Some(0), Some(1), Some(2)]);
-    assert_eq!(plain.pick(&[], &Prompt::default(), None, NOW), None);
+    assert_eq!(plain.pick(&[], &PromptHashes::default(), None, NOW), None);
 }

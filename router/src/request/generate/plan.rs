@@ -97,8 +97,8 @@ impl Plan {
         })
     }
 
-    /// Where tools can be called: a stop that is a marker of the format's calls ends the answer behind the call that the
-    /// marker is a part of, and never inside it. The engine does not know such a stop.
+    /// Where tools can be called: a stop that is a marker of the format's calls ends the answer behind the call that
+    /// the marker is a part of, and never inside it. The engine does not know such a stop.
     pub fn spare_calls(&mut self, model: &Model) {
         let eos = &model.text.stop_token_ids;
         let token = |id: &&u32| !eos.contains(id);
@@ -150,7 +150,7 @@ impl Plan {
             return Ok(None);
         }
         let compiled = grammar.map(|grammar| &grammar.compiled);
-        let rules = grammar_session::Rules {
+        let rules = grammar_session::SessionRules {
             matcher: compiled.map(Compiled::matcher).transpose().map_err(Error::from_matcher)?,
             restrictions: self.restrictions.clone(),
             opening: compiled.map(|compiled| compiled.opening().to_vec()).unwrap_or_default(),

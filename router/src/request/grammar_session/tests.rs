@@ -1,9 +1,9 @@
-//! A toy engine of any latency, to hold the guide to its promises: same tokens whatever the timing, same tokens as with masks
-//! at every step when greedy, same distribution when not.
+//! A toy engine of any latency, to hold the guide to its promises: same tokens whatever the timing, same tokens as with
+//! masks at every step when greedy, same distribution when not.
 
 use std::sync::Arc;
 
-use rein_grammar::{Choice, Enforcement, Format, Grammars, Matcher, Response, Rules, Tool, Vocab, by_name};
+use rein_grammar::{Enforcement, Format, Grammars, Matcher, Response, Rules, Tool, ToolChoice, Vocab, by_name};
 use serde_json::json;
 
 use super::*;
@@ -46,10 +46,10 @@ fn opened(matcher: Matcher, opening: &[u32], always: bool) -> Guide {
 fn restricted(matcher: Option<Matcher>, restrictions: Restrictions, opening: &[u32], always: bool) -> Guide {
     let vocab = 256 + MARKERS.len();
     let (opening, stop_ids) = (opening.to_vec(), vec![END]);
-    Guide::new(super::Rules { matcher, restrictions, opening, stop_ids, vocab, always })
+    Guide::new(super::SessionRules { matcher, restrictions, opening, stop_ids, vocab, always })
 }
 
-fn weather(choice: Choice) -> Rules {
+fn weather(choice: ToolChoice) -> Rules {
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
         "required": ["city"]});
     Rules {
@@ -83,7 +83,8 @@ impl Model {
         let weight = |id: u32| {
             let allowed = mask.is_none_or(|mask| mask[id as usize / 8] >> (id % 8) & 1 == 1);
             let liked = self.likes.iter().find(|(liked, _)| *liked == id).map_or(1.0, |(_, weight)| *weight);
-            // A greedy model's preferences differ at every position; a drawing one's do not, so that they can be counted.
+            // A greedy model's preferences differ at every position; a drawing one's do not, so that they can be
+            // counted.
             let base = if self.greedy { unit(mix(state, u64::from(id) + 7)) } else { 1.0 };
             if allowed { base * liked } else { 0.0 }
         };
@@ -137,11 +138,11 @@ fn run(mut guide: Guide, model: &Model, max: usize, ahead: impl Fn(usize) -> usi
 #[test]
 fn timing_and_masks_do_not_change_greedy_tokens() {
     let mut ended = 0;
-    for (seed, choice) in (0..60).zip([Choice::Required, Choice::Auto, Choice::None].iter().cycle()) {
+    for (seed, choice) in (0..60).zip([ToolChoice::Required, ToolChoice::Auto, ToolChoice::None].iter().cycle()) {
         let matcher = matcher(&weather(choice.clone()));
         let likes = vec![(END, 1.2), (259, 1.3)];
         let model = Model { seed, greedy: true, likes };
-        let opening: &[u32] = if *choice == Choice::Required { &[259] } else { &[] };
+        let opening: &[u32] = if *choice == ToolChoice::Required { &[259] } else { &[] };
         let guide = |always| opened(matcher.clone(), opening, always);
         let (masked, stats) = run(guide(true), &model, 120, |_| 1);
         let opened = u64::from(!opening.is_empty());
@@ -158,7 +159,7 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
 #[test]
 fn timing_does_not_change_drawn_tokens() {
     for seed in 0..60 {
-        let matcher = matcher(&weather(Choice::Required));
+        let matcher = matcher(&weather(ToolChoice::Required));
         let model = Model { seed, greedy: false, likes: vec![(259, 40.0), (END, 9.0)] };
         let at = |latency: usize| run(plain(matcher.clone(), false), &model, 150, |_| latency);
         let (first, stats) = at(1);
@@ -169,7 +170,8 @@ fn timing_does_not_change_drawn_tokens() {
     }
 }
 
-/// The second token after an accepted first one is drawn as if a mask had been there all along: chi-square over 8,000 draws.
+/// The second token after an accepted first one is drawn as if a mask had been there all along: chi-square over 8,000
+/// draws.
 #[test]
 fn refusing_and_redrawing_is_masked_sampling() {
     let rules = Rules { response: Some(Response::Regex("[a-h][0-9]?x".into())), parallel: true, ..Rules::default() };
@@ -208,12 +210,12 @@ fn refusing_and_redrawing_is_masked_sampling() {
 
 #[test]
 fn a_model_that_wants_to_end_but_must_call_opens_a_call() {
-    let mut guide = opened(matcher(&weather(Choice::Required)), &[259], false);
+    let mut guide = opened(matcher(&weather(ToolChoice::Required)), &[259], false);
     guide.begin(100).unwrap();
     let judgement = guide.take(&[u32::from(b'\n'), END], 100).unwrap();
     assert_eq!((judgement.stand, &judgement.forced[..2]), (1, [259, 261].as_slice()));
     assert!(judgement.steering.is_some() && !judgement.ended);
-    let mut free = plain(matcher(&weather(Choice::Auto)), false);
+    let mut free = plain(matcher(&weather(ToolChoice::Auto)), false);
     free.begin(100).unwrap();
     let judgement = free.take(&[u32::from(b'h'), END], 100).unwrap();
     assert!(judgement.ended && judgement.stand == 2);
@@ -244,7 +246,7 @@ fn holding_begins_after_refusals_and_lets_go() {
 
 #[test]
 fn a_call_is_forced_where_nothing_else_can_come() {
-    let mut guide = plain(matcher(&weather(Choice::Required)), false);
+    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false);
     assert!(guide.begin(100).unwrap().forced.is_empty());
     // The engine opens the section; the rest up to the first argument is the grammar's.
     let judgement = guide.take(&[259], 100).unwrap();
@@ -252,14 +254,14 @@ fn a_call_is_forced_where_nothing_else_can_come() {
     assert!(text.starts_with(b"functions.get_weather:0"), "{:?}", String::from_utf8_lossy(&text));
     assert_eq!(judgement.forced[0], 261);
     // Where it drew on, what agrees stands and the rest is overruled, without counting against it.
-    let mut guide = plain(matcher(&weather(Choice::Required)), false);
+    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false);
     guide.begin(100).unwrap();
     let overruled = guide.take(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
     assert_eq!(overruled.stand, 3);
     assert_eq!(overruled.forced, judgement.forced[2..]);
     assert_eq!(guide.stats().refused, 0);
     // No room: no more than that.
-    let mut guide = plain(matcher(&weather(Choice::Required)), false);
+    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false);
     guide.begin(4).unwrap();
     let judgement = guide.take(&[259], 4).unwrap();
     assert_eq!(judgement.forced.len(), 3);
@@ -321,7 +323,7 @@ fn byte(c: char) -> u32 {
 #[test]
 fn restricted_tokens_are_refused_with_and_without_a_grammar() {
     let words = vec![vec![byte('b')], vec![byte('a'), byte('c')]];
-    for matcher in [None, Some(matcher(&weather(Choice::Auto)))] {
+    for matcher in [None, Some(matcher(&weather(ToolChoice::Auto)))] {
         let mut guide = restricted(matcher, Restrictions::new(&[], words.clone(), 300), &[], false);
         guide.begin(100).unwrap();
         let judgement = guide.take(&[byte('x'), byte('c'), byte('a'), byte('c'), byte('z')], 100).unwrap();
@@ -345,14 +347,14 @@ fn allowed_tokens_are_drawn_under_masks_and_end_only_where_the_end_is_one_of_the
     assert_eq!((refused.stand, refused.ended), (0, false));
     // Nothing that the grammar allows is allowed.
     let none = Restrictions::new(&[END], vec![], 300);
-    let mut guide = restricted(Some(matcher(&weather(Choice::Required))), none, &[], true);
+    let mut guide = restricted(Some(matcher(&weather(ToolChoice::Required))), none, &[], true);
     assert_eq!(guide.begin(100).map(|_| ()), Err(GuideError::NothingLeft));
 }
 
 #[test]
 fn reasoning_is_ended_where_the_grammar_lets_it() {
     let think = 256 + MARKERS.iter().position(|marker| *marker == "</think>").unwrap() as u32;
-    let rules = rein_grammar::Rules { start: rein_grammar::Region::Reasoning, ..weather(Choice::Auto) };
+    let rules = rein_grammar::Rules { start: rein_grammar::Region::Reasoning, ..weather(ToolChoice::Auto) };
     for matcher in [None, Some(matcher(&rules))] {
         let bound = matcher.is_some();
         let mut guide = restricted(matcher, Restrictions::default(), &[], false);

@@ -57,8 +57,8 @@ impl CallReport {
 }
 
 impl Transcript {
-    /// A call is told as it grows where the grammar makes sure that it comes out whole and valid. Without a grammar, and
-    /// where the grammar is laxer than the tool's schema, it is told when it is whole.
+    /// A call is told as it grows where the grammar makes sure that it comes out whole and valid. Without a grammar,
+    /// and where the grammar is laxer than the tool's schema, it is told when it is whole.
     pub(super) fn begin_call(&mut self, name: String) {
         let grammar = self.opening.grammar.as_ref();
         let held = grammar.is_none_or(|grammar| grammar.relaxations().iter().any(|relaxation| relaxation.tool == name));

@@ -42,7 +42,8 @@ pub fn check(subject: &Subject<'_>) -> Outcome {
     fine("no outdated revision that is known")
 }
 
-/// Whether content that is a list shows its Python repr, which Moonshot's correction mended. Requests never come to that here: parts are joined.
+/// Whether content that is a list shows its Python repr, which Moonshot's correction mended. Requests never come to
+/// that here: parts are joined.
 fn prints_parts(subject: &Subject<'_>) -> bool {
     let mut call = calling(&[json!({})]);
     call["content"] = json!([{"type": "text", "text": "x"}]);

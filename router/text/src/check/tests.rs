@@ -10,14 +10,14 @@ const KIMI: &str = "{% if tools %}<|control|>{{ tools | tojson }}\n{% endif %}{%
     {{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>{% endfor %}\
     {% if add_generation_prompt %}assistant: {% endif %}";
 
-fn report(template: &str, format: &str) -> Report {
+fn report(template: &str, format: &str) -> CheckReport {
     let dir = model_dir(template);
     let text = TextModel::load(&dir, &Overrides { name: Some("m".into()), ..Overrides::default() });
     std::fs::remove_dir_all(dir).unwrap();
     check(&text.unwrap(), by_name(format).unwrap())
 }
 
-fn finding(report: &Report, check: &str) -> (Verdict, String) {
+fn finding(report: &CheckReport, check: &str) -> (Verdict, String) {
     let finding = report.findings.iter().find(|finding| finding.check == check).unwrap();
     (finding.verdict, finding.message.clone())
 }

@@ -1,13 +1,13 @@
-//! What a request demands of the output: `tool_choice`, `response_format` as OpenAI spells them, `structured_outputs` as
-//! vLLM does.
+//! What a request demands of the output: `tool_choice`, `response_format` as OpenAI spells them, `structured_outputs`
+//! as vLLM does.
 
-use rein_grammar::{Choice, Response};
+use rein_grammar::{Response, ToolChoice};
 use serde_json::{Map, Value};
 
 use super::{Fields, json};
 use crate::InvalidRequest;
 
-pub fn tool_choice(fields: &mut Fields) -> Result<Option<Choice>, InvalidRequest> {
+pub fn tool_choice(fields: &mut Fields) -> Result<Option<ToolChoice>, InvalidRequest> {
     let value = match fields.take("tool_choice") {
         None => return Ok(None),
         Some(value) => value,
@@ -15,9 +15,9 @@ pub fn tool_choice(fields: &mut Fields) -> Result<Option<Choice>, InvalidRequest
     let map = match value {
         Value::String(choice) => {
             return match choice.as_str() {
-                "auto" => Ok(Some(Choice::Auto)),
-                "none" => Ok(Some(Choice::None)),
-                "required" | "any" => Ok(Some(Choice::Required)),
+                "auto" => Ok(Some(ToolChoice::Auto)),
+                "none" => Ok(Some(ToolChoice::None)),
+                "required" | "any" => Ok(Some(ToolChoice::Required)),
                 other => {
                     let message =
                         format!("'tool_choice' must be 'auto', 'none', 'required' or an object, got '{other}'");
@@ -31,7 +31,7 @@ pub fn tool_choice(fields: &mut Fields) -> Result<Option<Choice>, InvalidRequest
     let mut choice = Fields::within("tool_choice.", map);
     let kind = choice.string("type")?;
     let chosen = match kind.as_deref() {
-        Some("function") => Choice::Named(function_name(&mut choice)?),
+        Some("function") => ToolChoice::Named(function_name(&mut choice)?),
         Some("allowed_tools") => allowed(&mut choice)?,
         Some(other) => {
             let message = format!("'tool_choice.type' must be 'function' or 'allowed_tools', got '{other}'");
@@ -57,7 +57,7 @@ fn function_name(choice: &mut Fields) -> Result<String, InvalidRequest> {
 }
 
 /// `{"allowed_tools": {"mode", "tools": [{"type": "function", "function": {"name"}}]}}`, or both at the top.
-fn allowed(choice: &mut Fields) -> Result<Choice, InvalidRequest> {
+fn allowed(choice: &mut Fields) -> Result<ToolChoice, InvalidRequest> {
     let inner = choice.fields("allowed_tools")?;
     let nested = inner.is_some();
     let mut list = inner.unwrap_or_else(|| std::mem::replace(choice, Fields::within("tool_choice.", Map::new())));
@@ -85,7 +85,7 @@ fn allowed(choice: &mut Fields) -> Result<Choice, InvalidRequest> {
     } else {
         *choice = list;
     }
-    Ok(Choice::Allowed { names, required })
+    Ok(ToolChoice::Allowed { names, required })
 }
 
 /// What the text has to be. At most one field may say so.

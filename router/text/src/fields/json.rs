@@ -1,5 +1,5 @@
-//! Reads JSON within bounds: a document is checked without being built, fields that nobody asks for are never built, and
-//! what is built is charged to an allowance.
+//! Reads JSON within bounds: a document is checked without being built, fields that nobody asks for are never built,
+//! and what is built is charged to an allowance.
 
 use std::{borrow::Cow, cell::Cell, fmt};
 

@@ -2,9 +2,9 @@
 //!
 //! As transformers' `sanitize_control_tokens`, and stricter: control tokens spelled in the conversation's strings are
 //! wrapped in private-use markers before the template runs, so that its output tells what a message brought along and
-//! what the template wrote. Unlike there, the prompt is the one that the template gives without markers; keys of objects
-//! are marked too; pieces of text that a template joins cannot make a token; and what begins and ends the reasoning of
-//! an assistant message that opens with it stays what it is.
+//! what the template wrote. Unlike there, the prompt is the one that the template gives without markers; keys of
+//! objects are marked too; pieces of text that a template joins cannot make a token; and what begins and ends the
+//! reasoning of an assistant message that opens with it stays what it is.
 
 use std::collections::HashSet;
 use std::ops::Range;

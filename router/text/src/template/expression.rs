@@ -1,5 +1,5 @@
-//! The expressions inside a tag, rewritten to what the engine reads as Jinja2 does. Everything else is copied, so that the
-//! engine's own parser stays the judge of the syntax.
+//! The expressions inside a tag, rewritten to what the engine reads as Jinja2 does. Everything else is copied, so that
+//! the engine's own parser stays the judge of the syntax.
 //!
 //! - Escapes in string literals are Python's.
 //! - `a % b` may format, `'ab' * n` may be empty, `x[a:b:c]` is Python's slice: each becomes a call. So does `a + b` in

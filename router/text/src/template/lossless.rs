@@ -1,8 +1,8 @@
 //! JSON numbers that a template must print as Python does.
 //!
 //! `serde_json` turns an integer beyond 64 bits into a float and may round a float's last digit. Python keeps both. So
-//! number literals that `serde_json` could change are carried as marked strings: U+F0002 followed by the literal. A client
-//! that sends such a string itself gains nothing, it prints as the number it spells.
+//! number literals that `serde_json` could change are carried as marked strings: U+F0002 followed by the literal. A
+//! client that sends such a string itself gains nothing, it prints as the number it spells.
 
 use serde_json::Value as Json;
 

@@ -45,13 +45,13 @@ pub const MAX_PROMPT_BYTES: usize = 4 << 20;
 /// Instructions that a model's own template may run in one render. One message costs a few hundred.
 pub const TEMPLATE_FUEL: u64 = 20_000_000;
 
-/// Private-use characters that a caller may put around parts of a conversation, to find them in the prompt: they print as
-/// themselves wherever a template prints text. transformers uses the same.
+/// Private-use characters that a caller may put around parts of a conversation, to find them in the prompt: they print
+/// as themselves wherever a template prints text. transformers uses the same.
 pub(crate) const MARK_START: char = '\u{F0000}';
 pub(crate) const MARK_END: char = '\u{F0001}';
 
-/// Whether a variable of the template is not the client's to set: transformers' arguments and special tokens, and what the
-/// renderer and the engine define.
+/// Whether a variable of the template is not the client's to set: transformers' arguments and special tokens, and what
+/// the renderer and the engine define.
 pub fn is_reserved(variable: &str) -> bool {
     const ARGUMENTS: [&str; 17] = [
         "messages",
@@ -218,7 +218,8 @@ impl ChatTemplate {
         reads.is_none_or(|reads| reads.contains(variable))
     }
 
-    /// The first of the conversation's tools that its prompt does not show to the model. `prompt` is what it renders to.
+    /// The first of the conversation's tools that its prompt does not show to the model. `prompt` is what it renders
+    /// to.
     pub fn dropped_tool(&self, input: &RenderInput, prompt: &str) -> Result<Option<String>, TemplateError> {
         let (_, compiled) = self.select(None, true)?;
         let names: Vec<&str> = tool_names(input).collect();

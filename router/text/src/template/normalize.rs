@@ -188,8 +188,8 @@ fn wrong(at: &str, expected: &str, got: &Json) -> TemplateError {
     TemplateError::input(at, format!("{at} must be {expected}, got {got}"))
 }
 
-/// The messages for a template with these traits: string arguments parsed, text parts joined, nulls dropped. Content that is
-/// null or missing becomes what the template understands.
+/// The messages for a template with these traits: string arguments parsed, text parts joined, nulls dropped. Content
+/// that is null or missing becomes what the template understands.
 pub(super) fn normalize(messages: &[Json], traits: &Traits) -> Vec<Json> {
     messages.iter().map(|message| message.as_object().map_or(Json::Null, |m| one(m, traits))).collect()
 }

@@ -106,8 +106,8 @@ fn no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, me
     }
 }
 
-/// What to write where messages of these conversations have no content: that with which most of them can be rendered. Null
-/// if the template makes a difference between it and an empty text, for it tests for one.
+/// What to write where messages of these conversations have no content: that with which most of them can be rendered.
+/// Null if the template makes a difference between it and an empty text, for it tests for one.
 fn absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Json>]) -> Absent {
     let prompts = |content: Option<Json>| -> Vec<Option<String>> {
         let filled = |message: &Json| match (&content, message.get("content")) {
@@ -145,8 +145,8 @@ fn with(mut message: Json, field: &str, value: Json) -> Json {
     message
 }
 
-/// Whether an object of arguments appears as JSON or, for want of a filter, as Python's dict. Otherwise the template writes
-/// arguments in its own way, and a string of JSON amid it is not what the model has learned.
+/// Whether an object of arguments appears as JSON or, for want of a filter, as Python's dict. Otherwise the template
+/// writes arguments in its own way, and a string of JSON amid it is not what the model has learned.
 fn shows_dict(prompt: &str) -> bool {
     let solid: String = prompt.chars().filter(|c| !c.is_whitespace()).collect();
     [r#"{"xqzkey":"xqzvalue"}"#, "{'xqzkey':'xqzvalue'}", r#"{\"xqzkey\":\"xqzvalue\"}"#]

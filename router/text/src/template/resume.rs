@@ -1,5 +1,5 @@
-//! Prompts that end inside their last message, as transformers' `continue_final_message`: a tag is put behind the text to
-//! be continued, and the prompt cut at it.
+//! Prompts that end inside their last message, as transformers' `continue_final_message`: a tag is put behind the text
+//! to be continued, and the prompt cut at it.
 
 use serde_json::Value as Json;
 

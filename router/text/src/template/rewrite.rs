@@ -120,8 +120,8 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// A rewritten source in which every assignment also prints its value: the engine says which variables a template reads, but not
-/// what `{% set x = x or 1 %}` reads.
+/// A rewritten source in which every assignment also prints its value: the engine says which variables a template
+/// reads, but not what `{% set x = x or 1 %}` reads.
 pub(super) fn printing_assignments(source: &str) -> String {
     let mut out = String::with_capacity(source.len() * 2);
     let mut rest = source;
@@ -256,7 +256,8 @@ fn variadic(tail: &str, rest: &str) -> Option<(String, String, String)> {
     Some((name.trim().to_owned(), format!("[{}]", names.join(", ")), open))
 }
 
-/// Range of the iterable expression in what follows `for`: after the first `in`, up to a filter, `recursive` or the end.
+/// Range of the iterable expression in what follows `for`: after the first `in`, up to a filter, `recursive` or the
+/// end.
 fn iterable(tail: &str) -> Option<(usize, usize)> {
     let word = |code: &str, at: usize, word: &str| {
         code[at..].starts_with(word)

@@ -26,7 +26,8 @@ impl Sources {
     }
 
     /// Reads a model directory: `chat_template.jinja` and `additional_chat_templates/*.jinja`, else `chat_template` of
-    /// `tokenizer_config.json` (a string, or a list of named ones), else `chat_template.json`. Empty when there is none.
+    /// `tokenizer_config.json` (a string, or a list of named ones), else `chat_template.json`. Empty when there is
+    /// none.
     pub fn from_model(dir: &Path, tokenizer_config: &Json) -> Result<Self, TemplateError> {
         let mut templates = BTreeMap::new();
         let file = dir.join("chat_template.jinja");

@@ -1,5 +1,5 @@
-//! Tools as TypeScript declarations, which is how Kimi K2.5 reads them: its tokenizer's code makes them of the tools and
-//! gives them to the template as `tools_ts_str`. Values print as in Python, because that code is Python.
+//! Tools as TypeScript declarations, which is how Kimi K2.5 reads them: its tokenizer's code makes them of the tools
+//! and gives them to the template as `tools_ts_str`. Values print as in Python, because that code is Python.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;

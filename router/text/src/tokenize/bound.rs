@@ -45,9 +45,9 @@ impl Bound {
     }
 }
 
-/// Bytes of text of which there is at least one token. None where a token may stand for any number of bytes, or none for
-/// some: behind normalizers and pre-tokenizers that drop text, with an unknown token, or with tokens that take the blanks
-/// around them.
+/// Bytes of text of which there is at least one token. None where a token may stand for any number of bytes, or none
+/// for some: behind normalizers and pre-tokenizers that drop text, with an unknown token, or with tokens that take the
+/// blanks around them.
 pub(super) fn longest(tokenizer: &tokenizers::Tokenizer, table: &Table, decoding: &Decoding) -> Option<usize> {
     let json = |part: Result<Json, serde_json::Error>| part.ok();
     let normalizer = json(serde_json::to_value(tokenizer.get_normalizer()))?;

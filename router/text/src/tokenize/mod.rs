@@ -20,7 +20,7 @@ use tokenizers::{AddedVocabulary, PreTokenizedString};
 pub use bound::Bound;
 pub use load::read_json;
 pub(crate) use load::{NAMED, token_text};
-pub use stream::{Detokenizer, Piece};
+pub use stream::{Detokenizer, TokenPiece};
 
 use bytes::{Decoding, Join, Start, Table};
 
@@ -184,7 +184,8 @@ impl Tokenizer {
         self.0.table.len()
     }
 
-    /// The bytes of a token as they stand in the middle of a text; for an added token its text. `None` for an unused id.
+    /// The bytes of a token as they stand in the middle of a text; for an added token its text. `None` for an unused
+    /// id.
     pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
         self.0.table.get(id).map(Cow::Borrowed)
     }

@@ -5,7 +5,7 @@ use super::bytes::Join;
 
 /// What a token adds to the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece<'a> {
+pub enum TokenPiece<'a> {
     /// Text, never empty and always valid UTF-8: a broken sequence has become U+FFFD.
     Bytes(Vec<u8>),
     /// An added token, special or not.
@@ -27,24 +27,24 @@ impl Detokenizer {
     }
 
     /// Takes the next token; gives none, one or two pieces (text held back before an added token, and the token).
-    pub fn push(&mut self, id: u32) -> impl Iterator<Item = Piece<'_>> + use<'_> {
+    pub fn push(&mut self, id: u32) -> impl Iterator<Item = TokenPiece<'_>> + use<'_> {
         let (text, special) = match self.tokenizer.special(id) {
             Some(special) => {
                 self.join.special(&mut self.held);
-                (broken(&mut self.held), Some(Piece::Special(special)))
+                (broken(&mut self.held), Some(TokenPiece::Special(special)))
             }
             None => {
                 self.join.text(&self.tokenizer.0.table, id, &mut self.held);
                 (whole(&mut self.held), None)
             }
         };
-        text.map(Piece::Bytes).into_iter().chain(special)
+        text.map(TokenPiece::Bytes).into_iter().chain(special)
     }
 
     /// Ends the sequence; gives what was held back, broken characters as U+FFFD.
-    pub fn finish(&mut self) -> Option<Piece<'static>> {
+    pub fn finish(&mut self) -> Option<TokenPiece<'static>> {
         self.join.end_run(&mut self.held);
-        broken(&mut self.held).map(Piece::Bytes)
+        broken(&mut self.held).map(TokenPiece::Bytes)
     }
 }
 

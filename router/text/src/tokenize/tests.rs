@@ -28,9 +28,9 @@ fn ids(case: &Json, key: &str) -> Vec<u32> {
 fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let mut detokenizer = tokenizer.detokenizer();
     let mut out = String::new();
-    let mut put = |piece: Piece<'_>| match piece {
-        Piece::Bytes(bytes) => out.push_str(std::str::from_utf8(&bytes).expect("whole characters")),
-        Piece::Special(text) => out.push_str(text),
+    let mut put = |piece: TokenPiece<'_>| match piece {
+        TokenPiece::Bytes(bytes) => out.push_str(std::str::from_utf8(&bytes).expect("whole characters")),
+        TokenPiece::Special(text) => out.push_str(text),
     };
     for id in ids {
         detokenizer.push(*id).for_each(&mut put);
@@ -87,16 +87,16 @@ fn incomplete_characters_are_held() {
     let [a, b, c] = [0xe5, 0x8c, 0x97].map(byte);
     assert_eq!(detokenizer.push(a).count(), 0);
     assert_eq!(detokenizer.push(b).count(), 0);
-    assert_eq!(detokenizer.push(c).collect::<Vec<_>>(), [Piece::Bytes("北".into())]);
+    assert_eq!(detokenizer.push(c).collect::<Vec<_>>(), [TokenPiece::Bytes("北".into())]);
     // An added token breaks a character off.
     assert_eq!(detokenizer.push(a).count(), 0);
     let end = tokenizer.special_id("<|im_end|>").unwrap();
     assert_eq!(
         detokenizer.push(end).collect::<Vec<_>>(),
-        [Piece::Bytes("\u{fffd}".into()), Piece::Special("<|im_end|>")]
+        [TokenPiece::Bytes("\u{fffd}".into()), TokenPiece::Special("<|im_end|>")]
     );
     assert_eq!(detokenizer.push(a).count(), 0);
-    assert_eq!(detokenizer.finish(), Some(Piece::Bytes("\u{fffd}".into())));
+    assert_eq!(detokenizer.finish(), Some(TokenPiece::Bytes("\u{fffd}".into())));
     assert_eq!(detokenizer.finish(), None);
 }
 

@@ -179,7 +179,7 @@ fn broken_calls_are_rejected() {
 
 #[test]
 fn every_format_obeys_the_tool_choice() {
-    use crate::Choice;
+    use crate::ToolChoice;
     let mut failures = Vec::new();
     for format in formats().iter().filter(|f| f.has_calls()) {
         for &spelled in ways(format) {
@@ -190,23 +190,23 @@ fn every_format_obeys_the_tool_choice() {
                 let ids = b.tokens.ids(&render(format, &turn, RenderOptions { spelled, ..RenderOptions::default() }));
                 b.run(&mut b.matcher(rules), &ids) == (ids.len(), true)
             };
-            let with = |choice: Choice| Rules { choice, ..tools() };
+            let with = |choice: ToolChoice| Rules { choice, ..tools() };
             let mut check = |what: &str, got: bool, want: bool| {
                 if got != want {
                     failures.push(format!("{} {spelled}: {what}: {got}", format.name));
                 }
             };
-            let named = with(Choice::Named("get".into()));
+            let named = with(ToolChoice::Named("get".into()));
             check("auto text", takes(&tools(), "hello", vec![]), true);
             check("auto call", takes(&tools(), "", vec![call("ping")]), true);
-            check("none text", takes(&with(Choice::None), "hello", vec![]), true);
-            check("none call", takes(&with(Choice::None), "", vec![call("ping")]), false);
-            check("required text", takes(&with(Choice::Required), "hello", vec![]), false);
-            check("required call", takes(&with(Choice::Required), "", vec![call("ping")]), true);
+            check("none text", takes(&with(ToolChoice::None), "hello", vec![]), true);
+            check("none call", takes(&with(ToolChoice::None), "", vec![call("ping")]), false);
+            check("required text", takes(&with(ToolChoice::Required), "hello", vec![]), false);
+            check("required call", takes(&with(ToolChoice::Required), "", vec![call("ping")]), true);
             check("named other", takes(&named, "", vec![call("ping")]), false);
             check("named", takes(&named, "", vec![call("get")]), true);
-            let allowed = with(Choice::Allowed { names: vec!["ping".into()], required: true });
-            for (what, demand) in [("required", with(Choice::Required)), ("allowed", allowed)] {
+            let allowed = with(ToolChoice::Allowed { names: vec!["ping".into()], required: true });
+            for (what, demand) in [("required", with(ToolChoice::Required)), ("allowed", allowed)] {
                 let thinks = || format.reasoning.is_some().then(|| "so".to_owned());
                 let ids = |reasoning: Option<String>, text: &str| {
                     let turn = Turn { reasoning, text: text.into(), calls: vec![call("ping")] };

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Bench, STOP, rules, tool};
-use crate::{Choice, Enforcement, Matcher, Region, Rules};
+use crate::{Enforcement, Matcher, Region, Rules, ToolChoice};
 
 const BEGIN: &str = "⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧";
 const END: &str = "⟦<|tool_call_end|>⟧⟦<|tool_calls_section_end|>⟧";
@@ -141,22 +141,22 @@ fn arguments_satisfy_the_schema() {
 fn tool_choice_is_enforced() {
     let b = bench();
     let call = one("get", 0, "{}");
-    let with = |choice: Choice| Rules { choice, ..two() };
-    let none = with(Choice::None);
+    let with = |choice: ToolChoice| Rules { choice, ..two() };
+    let none = with(ToolChoice::None);
     assert!(b.takes(&none, "⟦<think>⟧a⟦</think>⟧text"));
     assert!(!b.takes(&none, &call));
     assert_eq!(b.prefix(&none, "⟦<think>⟧a⟦<|tool_calls_section_begin|>⟧"), "<think>a");
-    let required = with(Choice::Required);
+    let required = with(ToolChoice::Required);
     assert!(!b.takes(&required, "") && !b.takes(&required, "text") && !b.takes(&required, "⟦<think>⟧a"));
     assert!(b.takes(&required, &call) && b.takes(&required, &format!("\n\n{call}")));
     assert_eq!(b.prefix(&required, &format!("text{call}")), "", "text comes before no call that is demanded");
     assert_eq!(b.prefix(&required, &format!("⟦<think>⟧a⟦</think>⟧\nI{call}")), "<think>a</think>\n");
     assert!(b.takes(&required, &format!("⟦<think>⟧a⟦</think>⟧{call}")));
-    let named = with(Choice::Named("get".into()));
+    let named = with(ToolChoice::Named("get".into()));
     assert!(
         b.takes(&named, &call) && !b.takes(&named, &one("get_weather", 0, r#"{"city":""}"#)) && !b.takes(&named, "")
     );
-    let allowed = |required| with(Choice::Allowed { names: vec!["get".into()], required });
+    let allowed = |required| with(ToolChoice::Allowed { names: vec!["get".into()], required });
     assert!(b.takes(&allowed(false), "") && !b.takes(&allowed(true), ""));
     assert!(!b.takes(&allowed(false), &one("get_weather", 0, r#"{"city":""}"#)));
     let single = Rules { parallel: false, ..two() };
@@ -164,7 +164,7 @@ fn tool_choice_is_enforced() {
     assert!(
         !b.takes(&single, &format!("{BEGIN}functions.get:0{ARGUMENTS}{{}}{NEXT}functions.get:1{ARGUMENTS}{{}}{END}"))
     );
-    assert!(b.grammars.compile(&with(Choice::Named("rm".into()))).is_err());
+    assert!(b.grammars.compile(&with(ToolChoice::Named("rm".into()))).is_err());
     assert!(b.grammars.compile(&rules(Vec::new())).expect("nothing").is_none());
 }
 
@@ -200,7 +200,8 @@ fn a_rejected_token_does_not_change_the_state() {
 #[test]
 fn tokens_without_an_alternative_are_forced() {
     let b = bench();
-    let mut m = b.matcher(&Rules { choice: Choice::Named("get_weather".into()), start: Region::Reasoning, ..two() });
+    let mut m =
+        b.matcher(&Rules { choice: ToolChoice::Named("get_weather".into()), start: Region::Reasoning, ..two() });
     let mut forced = 0;
     assert_eq!(m.accept(b.tokens.special("<|tool_calls_section_begin|>")), Ok(true));
     let mut out = Vec::new();
@@ -223,7 +224,7 @@ fn tokens_without_an_alternative_are_forced() {
         "{text:?} {forced}"
     );
     // Forcing does not narrow what is accepted: bytes count, not tokens.
-    let mut m = b.matcher(&Rules { choice: Choice::Named("get_weather".into()), ..two() });
+    let mut m = b.matcher(&Rules { choice: ToolChoice::Named("get_weather".into()), ..two() });
     for id in b.tokens.text("⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧") {
         m.forced();
         assert_eq!(m.accept(id), Ok(true));

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Bench, rules, schemas::nasty, tool};
 use crate::tests::Random;
-use crate::{Choice, Rules, formats};
+use crate::{Rules, ToolChoice, formats};
 
 #[test]
 fn both_parsers_make_the_same_grammar() {
@@ -20,7 +20,7 @@ fn both_parsers_make_the_same_grammar() {
             let b = Bench::new(format, spelled);
             let others = nasty().into_iter().skip(i % 4).step_by(4);
             for (at, schema) in std::iter::once(simple.clone()).chain(others).enumerate() {
-                let choice = if at % 2 == 0 { Choice::Auto } else { Choice::Required };
+                let choice = if at % 2 == 0 { ToolChoice::Auto } else { ToolChoice::Required };
                 let r = Rules { choice, ..rules(vec![tool("f", schema.clone()), tool("get_weather", simple.clone())]) };
                 let Ok(Some(compiled)) = b.grammars.compile(&r) else { continue };
                 let mut ours = compiled.matcher().expect("a matcher");

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{Bench, rules, tool};
-use crate::{Choice, Response, Rules};
+use crate::{Response, Rules, ToolChoice};
 
 fn respond(response: Response) -> Rules {
     Rules { response: Some(response), ..rules(Vec::new()) }
@@ -33,7 +33,7 @@ fn json_responses_work_with_and_without_tools() {
     assert!(b.takes(&both, r#"{"a": 1}"#));
     assert!(b.takes(&both, "⟦<tool_call>⟧\n{\"name\": \"f\", \"arguments\": {}}\n⟦</tool_call>⟧"));
     assert!(!b.takes(&both, "text"));
-    let forced = Rules { choice: Choice::Required, ..both };
+    let forced = Rules { choice: ToolChoice::Required, ..both };
     assert!(!b.takes(&forced, r#"{"a": 1}"#));
     assert!(b.takes(&forced, "⟦<tool_call>⟧\n{\"name\": \"f\", \"arguments\": {}}\n⟦</tool_call>⟧"));
 }
@@ -91,7 +91,7 @@ fn with_a_response_format_blocks_of_text_are_empty_or_the_response() {
     let call = format!(
         "⟦<|open|>⟧tools⟦<|sep|>⟧⟦<|open|>⟧call tool=\"f\" index=\"1\"⟦<|sep|>⟧⟦<|close|>⟧call⟦<|sep|>⟧⟦<|close|>⟧tools⟦<|sep|>⟧{finish}"
     );
-    let required = Rules { choice: Choice::Required, ..json.clone() };
+    let required = Rules { choice: ToolChoice::Required, ..json.clone() };
     for rules in [&json, &required] {
         assert!(b.takes(rules, &call) && b.takes(rules, &format!("{}{call}", block(""))));
         assert!(b.takes(rules, &format!("{}{call}", block("\n"))));

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Bench, rules, tool};
 use crate::tests::Random;
-use crate::{Choice, Enforcement, RuleError, Rules, Tool};
+use crate::{Enforcement, RuleError, Rules, Tool, ToolChoice};
 
 /// Objects that can be satisfied.
 pub fn nasty() -> Vec<Value> {
@@ -103,7 +103,7 @@ fn random_walks_are_valid_json() {
     let mut failures = Vec::new();
     let (mut ended, mut calls) = (0, 0);
     for schema in nasty() {
-        let r = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema.clone())]) };
+        let r = Rules { choice: ToolChoice::Required, ..rules(vec![tool("f", schema.clone())]) };
         let compiled = match b.grammars.compile(&r) {
             Ok(Some(compiled)) => compiled,
             other => {
@@ -173,7 +173,7 @@ fn many_properties_keep_their_order() {
     let properties: serde_json::Map<String, Value> =
         (0..70).map(|i| (format!("p{i}"), json!({"type": "integer"}))).collect();
     let schema = json!({"type": "object", "properties": properties, "required": ["p3", "p69"]});
-    let r = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema)]) };
+    let r = Rules { choice: ToolChoice::Required, ..rules(vec![tool("f", schema)]) };
     let call = |a: &str| {
         format!(
             "⟦<|tool_calls_section_begin|>⟧⟦<|tool_call_begin|>⟧functions.f:0⟦<|tool_call_argument_begin|>⟧{a}⟦<|tool_call_end|>⟧⟦<|tool_calls_section_end|>⟧"
@@ -319,7 +319,7 @@ fn arguments_one_by_one_obey_formats_lengths_and_patterns() {
     let schema = json!({"type": "object", "additionalProperties": false, "properties": {
         "at": {"type": "string", "format": "date"}, "p": {"type": "string", "pattern": "^[a-c]{2,3}$"},
         "l": {"type": "string", "minLength": 2, "maxLength": 3}, "n": {"type": "string", "not": {"enum": ["bad", "worse"]}}}});
-    let rules = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema)]) };
+    let rules = Rules { choice: ToolChoice::Required, ..rules(vec![tool("f", schema)]) };
     for name in ["llama_pythonic", "qwen3_coder", "deepseek_v3_2", "kimi_k3", "hermes"] {
         let b = Bench::new(crate::by_name(name).expect("a format"), false);
         let compiled = b.compile(&rules);
@@ -347,7 +347,7 @@ fn arguments_one_by_one_obey_formats_lengths_and_patterns() {
 fn undeclared_arguments_are_accepted_if_the_schema_allows_them() {
     let schema =
         json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}});
-    let rules = Rules { choice: Choice::Required, ..rules(vec![tool("f", schema)]) };
+    let rules = Rules { choice: ToolChoice::Required, ..rules(vec![tool("f", schema)]) };
     for format in crate::formats().iter().filter(|f| f.has_calls()) {
         let b = Bench::new(format, false);
         let call = crate::Call { name: "f".into(), arguments: r#"{"a": "x", "other": 3}"#.into() };

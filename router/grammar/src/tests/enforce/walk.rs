@@ -2,7 +2,7 @@
 
 use super::{Bench, rules, tool};
 use crate::tests::Random;
-use crate::{Choice, Rules, formats};
+use crate::{Rules, ToolChoice, formats};
 
 #[test]
 fn walks_end_in_valid_calls() {
@@ -18,7 +18,7 @@ fn walks_end_in_valid_calls() {
             let (mut ended, mut bad) = (0, 0);
             for schema in super::schemas::nasty() {
                 let r = Rules {
-                    choice: Choice::Required,
+                    choice: ToolChoice::Required,
                     ..rules(vec![tool("f", schema.clone()), tool("f2", schema.clone())])
                 };
                 let compiled = match b.grammars.compile(&r) {
@@ -91,7 +91,7 @@ fn shortcuts_of_the_matcher_agree_with_the_parser() {
         }
         let b = Bench::new(format, spelled);
         let mut random = Random::new(5);
-        for choice in [Choice::Auto, Choice::None] {
+        for choice in [ToolChoice::Auto, ToolChoice::None] {
             let r = Rules { choice, ..rules(vec![tool("get_weather", weather.clone()), tool("f", weather.clone())]) };
             let Ok(Some(compiled)) = b.grammars.compile(&r) else { continue };
             for _ in 0..6 {

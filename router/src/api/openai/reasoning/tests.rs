@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 
-fn of(body: Value) -> Result<Reasoning, Error> {
+fn of(body: Value) -> Result<ReasoningFields, Error> {
     let text = body.to_string();
     let found = Fields::of(&text)?.read(|fields| read(fields))?;
     assert_eq!(found.ignored, Vec::<String>::new());
@@ -11,23 +11,23 @@ fn of(body: Value) -> Result<Reasoning, Error> {
 
 #[test]
 fn the_fields_of_all_apis_mean_the_same() {
-    let budget = |budget| Reasoning { budget: Some(budget), ..Reasoning::default() };
+    let budget = |budget| ReasoningFields { budget: Some(budget), ..ReasoningFields::default() };
     for (body, meant) in [
-        (json!({}), Reasoning::default()),
-        (json!({"reasoning": {}, "thinking": null, "thinking_token_budget": -1}), Reasoning::default()),
-        (json!({"thinking": true}), Reasoning { on: Some(true), ..Reasoning::default() }),
-        (json!({"enable_thinking": false}), Reasoning { on: Some(false), ..Reasoning::default() }),
-        (json!({"reasoning": {"enabled": true}}), Reasoning { on: Some(true), ..Reasoning::default() }),
-        (json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), Reasoning { on: Some(true), ..budget(9) }),
+        (json!({}), ReasoningFields::default()),
+        (json!({"reasoning": {}, "thinking": null, "thinking_token_budget": -1}), ReasoningFields::default()),
+        (json!({"thinking": true}), ReasoningFields { on: Some(true), ..ReasoningFields::default() }),
+        (json!({"enable_thinking": false}), ReasoningFields { on: Some(false), ..ReasoningFields::default() }),
+        (json!({"reasoning": {"enabled": true}}), ReasoningFields { on: Some(true), ..ReasoningFields::default() }),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), ReasoningFields { on: Some(true), ..budget(9) }),
         (json!({"thinking_token_budget": 0}), budget(0)),
         (json!({"thinking_budget": 5}), budget(5)),
         (
             json!({"reasoning": {"effort": "low", "max_tokens": 7, "exclude": true}}),
-            Reasoning { effort: Some("low".into()), hide: true, ..budget(7) },
+            ReasoningFields { effort: Some("low".into()), hide: true, ..budget(7) },
         ),
         (
             json!({"reasoning": {"effort": "low"}, "reasoning_effort": "low"}),
-            Reasoning { effort: Some("low".into()), ..Reasoning::default() },
+            ReasoningFields { effort: Some("low".into()), ..ReasoningFields::default() },
         ),
     ] {
         assert_eq!(of(body.clone()), Ok(meant), "{body}");

@@ -1,8 +1,8 @@
 //! The steering client among engines that fail in every way and at any time: seeds, virtual time.
 //!
-//! What an engine draws is a function of the tokens before and of the mask, and what a client steers one of the tokens it has,
-//! so that an oracle says what each sequence gets, whoever computes it. `REIN_SEED=n` replays one seed, `REIN_SEEDS=n` runs
-//! more of them.
+//! What an engine draws is a function of the tokens before and of the mask, and what a client steers one of the tokens
+//! it has, so that an oracle says what each sequence gets, whoever computes it. `REIN_SEED=n` replays one seed,
+//! `REIN_SEEDS=n` runs more of them.
 
 use std::{
     cell::Cell,

@@ -66,7 +66,7 @@ impl Fake {
     }
 }
 
-fn follow(fake: &Fake, seat: &Arc<Seat>) -> tokio::task::JoinHandle<()> {
+fn follow(fake: &Fake, seat: &Arc<EngineSlot>) -> tokio::task::JoinHandle<()> {
     let client = EngineClient::new(transport(EngineServer::new(fake.clone())));
     tokio::spawn(follow_events(client, seat.clone(), Duration::from_millis(70), || 1))
 }
