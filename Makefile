@@ -1,12 +1,19 @@
-# make serve: build and serve the demo model.   make test: every check and test.   make cluster: a cluster on this machine.
-# make chaos: the long fault tests (as root those that cut networks too).   All install what is missing.
-.PHONY: serve cluster test chaos lint bench setup setup-test clean
+# make serve      build, and serve the demo model
+# make cluster    run a cluster on this machine
+# make test       run all checks and tests
+# make lint       check the format of the code, clippy's lints, and the protos
+# make chaos      run the long fault tests; those that cut networks need root
+# make bench      benchmark a server on $(HTTP)
+# make reference  write the reference pages of the command line
+# make dist       make packages in target/dist: an archive, a Debian package, a Python wheel
+# Each installs what it needs and is missing.
+.PHONY: serve cluster test chaos lint bench reference dist clean setup setup-cluster setup-dist setup-lint setup-test
 
 MODEL ?= models/demo
 HTTP ?= 127.0.0.1:8000
 GRPC ?= 127.0.0.1:50051
 PYTHON := .venv/bin/python
-# A protoc that setup.sh had to bring along itself.
+# setup.sh puts protoc there if it cannot install the Debian package.
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
 serve: setup
@@ -26,19 +33,32 @@ chaos: setup-test
 	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane -p rein-router --lib -- for_all_seeds
 	REIN_BIN=$(CURDIR)/target/release/rein $(PYTHON) -m pytest -q -rs -s tests/chaos
 
-lint: setup
+lint: setup-lint
+	scripts/proto.sh check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	python3 scripts/modules.py --check
 
-# Needs a served model for the second line; see docs/reference/bench.md.
+# The second line needs a running server; see docs/reference/bench.md.
 bench: setup
 	cargo build --release --locked --bin rein
 	target/release/rein bench --probe --model-dir $(MODEL)
 	target/release/rein bench --base-url http://$(HTTP)/v1 --concurrency 1,8 --output-tokens 64
 
+reference: setup
+	REIN_UPDATE_REFERENCE=1 cargo test --locked --bin rein reference
+
+dist: setup-dist
+	scripts/dist.sh
+
 setup:
 	@scripts/setup.sh build
+
+setup-lint:
+	@scripts/setup.sh lint
+
+setup-dist:
+	@scripts/setup.sh dist
 
 setup-cluster:
 	@scripts/setup.sh cluster

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing to build (setup.sh build), to run a cluster (cluster) or to test (test): Debian packages as root
-# or through sudo, Python packages into .venv. Reports what it does; does nothing if everything is installed.
+# Installs what is missing: to build (setup.sh build), to check the code (lint), to make packages (dist), to run a cluster
+# (cluster) or to test (test, which includes the others). Debian packages need root or sudo; Python packages go to .venv, other
+# tools to .tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?build, cluster or test}
+what=${1:?expected build, lint, dist, cluster or test}
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -11,7 +12,7 @@ fail() { echo "setup: $*" >&2; exit 1; }
 as_root=
 if [ "$(id -u)" = 0 ]; then as_root=env; elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then as_root="sudo -n"; fi
 
-# install PACKAGE...: succeeds if they are installed afterwards.
+# install PACKAGE...: whether the packages are installed afterwards.
 install() {
     [ -n "$as_root" ] && command -v apt-get >/dev/null || return 1
     say "installing Debian packages: $*"
@@ -32,7 +33,7 @@ make_venv() {
         || fail "python3 cannot make a virtual environment: install python3-venv (Debian: sudo apt-get install python3-venv)"
 }
 
-# protoc: Debian's, or (without root) the one inside PyPI's grpcio-tools.
+# protoc: Debian's package, or (without root) the one in PyPI's grpcio-tools.
 export PATH="$PWD/.tools/bin:$PATH"
 if ! protoc --version >/dev/null 2>&1; then
     if ! install protobuf-compiler; then
@@ -48,41 +49,60 @@ fi
 
 [ "$what" = build ] && exit 0
 
-# The control plane's store; Debian installs it in /usr/bin.
+# npm_install NAME VERSION: a package of the npm registry, in .tools.
+npm_install() {
+    [ "$(node -p "require('./.tools/node_modules/$1/package.json').version" 2>/dev/null)" = "$2" ] && return 0
+    command -v npm >/dev/null || install npm || fail "npm is missing: install it (Debian: sudo apt-get install npm)"
+    say "installing the npm package $1 into .tools"
+    npm install --silent --no-audit --no-fund --no-save --prefix .tools "$1@$2" >/dev/null || fail "the npm package $1 could not be installed"
+}
+
+# pip_install FILE: the packages that a requirements file lists, in .venv.
+pip_install() {
+    make_venv
+    local stamp sum
+    stamp=.venv/$(echo "$1" | tr / -).sum sum=$(cksum < "$1")
+    [ "$(cat "$stamp" 2>/dev/null)" = "$sum" ] && return 0
+    say "installing Python packages into .venv ($1)"
+    .venv/bin/python -m pip install -q --disable-pip-version-check -r "$1" \
+        || fail "the Python packages of $1 could not be installed; see pip's message above"
+    echo "$sum" > "$stamp"
+}
+
+if [ "$what" = lint ] || [ "$what" = test ]; then npm_install @bufbuild/buf 1.75.0; fi
+
+if [ "$what" = dist ] || [ "$what" = test ]; then
+    command -v dpkg-deb >/dev/null || fail "dpkg-deb is missing: packages can only be made on Debian and its derivatives"
+    command -v objdump >/dev/null || install binutils || fail "objdump is missing: install binutils (Debian: sudo apt-get install binutils)"
+    pip_install packaging/requirements.txt
+fi
+
+if [ "$what" = lint ] || [ "$what" = dist ]; then exit 0; fi
+
+# The store of the control plane.
 command -v etcd >/dev/null || install etcd-server \
     || fail "etcd is missing: install it (Debian: sudo apt-get install etcd-server)"
 
 [ "$what" = test ] || exit 0
 
-# The tests read the store with it.
+# With it, the tests check what is in etcd.
 command -v etcdctl >/dev/null || install etcd-client \
     || fail "etcdctl is missing: install it (Debian: sudo apt-get install etcd-client)"
 
-# Tests of the playground need it; without it they are skipped.
+# The tests of the playground run in it; they are skipped without it.
 command -v chromium >/dev/null || install chromium || say "no Chromium: the playground's tests are skipped"
 
-make_venv
-stamp=.venv/requirements.sum
-sum=$(cksum < tests/py/requirements.txt)
-if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
-    say "installing Python packages into .venv (tests/py/requirements.txt)"
-    .venv/bin/python -m pip install -q --disable-pip-version-check -r tests/py/requirements.txt \
-        || fail "the Python packages of tests/py/requirements.txt could not be installed; see pip's message above"
-    echo "$sum" > $stamp
-fi
+pip_install tests/py/requirements.txt
 
-# The Node clients of docs/howto/clients.md. Their tests are skipped without npm.
-command -v npm >/dev/null || install nodejs npm || say "no npm: tests of Node clients are skipped"
-if command -v npm >/dev/null; then
-    stamp=.node/package.sum
-    sum=$(cksum < tests/node/package.json)
-    if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
-        say "installing Node packages into .node (tests/node/package.json)"
-        mkdir -p .node && cp tests/node/package.json .node/
-        npm install --prefix .node --no-audit --no-fund --loglevel=error >/dev/null \
-            || fail "the Node packages of tests/node/package.json could not be installed; see npm's message above"
-        echo "$sum" > $stamp
-    fi
+# The Node clients of docs/howto/clients.md.
+stamp=.node/package.sum
+sum=$(cksum < tests/node/package.json)
+if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
+    say "installing Node packages into .node (tests/node/package.json)"
+    mkdir -p .node && cp tests/node/package.json .node/
+    npm install --prefix .node --no-audit --no-fund --loglevel=error >/dev/null \
+        || fail "the Node packages of tests/node/package.json could not be installed; see npm's message above"
+    echo "$sum" > $stamp
 fi
 
 # grpcurl is a Go program that Debian does not package.

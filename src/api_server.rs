@@ -1,4 +1,5 @@
-//! The router's side of a process: its listeners, from the first request to the last.
+//! The public side of a process that has a router: its HTTP and gRPC listeners, from the first request to the end of
+//! the drain. It does not know where the engines are.
 
 use std::error::Error;
 use std::future::Future;
@@ -12,13 +13,14 @@ use rein_router::{Policy, ProcessMetrics, Router, RouterConfig, scrape};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::args::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg};
+use crate::args::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, ToolCallArgs};
+use crate::banner::{self, Banner};
 use crate::listen::{CLOSE_TIME, Stall, StopSignals, bind, serve_grpc, serve_http, turned};
 use crate::metrics;
 use crate::terminal;
 use crate::tls::{self, Certificate, ServerTls};
 
-pub fn policy(args: &ApiArgs) -> Result<Policy, Box<dyn Error>> {
+pub fn policy(args: &ToolCallArgs) -> Result<Policy, Box<dyn Error>> {
     Ok(Policy {
         format: args.format.as_deref().map(crate::tools::formats::named).transpose()?,
         enforcement: match args.enforcement {
@@ -37,14 +39,14 @@ pub fn config(args: &ApiArgs) -> Result<RouterConfig, FileError> {
     Ok(RouterConfig {
         max_in_flight: *max_in_flight,
         max_queued: *max_queued,
-        cors_origins: args.cors_origin.clone(),
+        cors_origins: args.network.cors_origin.clone(),
         client_stall: Duration::from_secs(*client_stall_timeout),
         keys: api_keys.as_ref().map(|path| ApiKeys::open("--api-keys", path.clone())).transpose()?,
         ..RouterConfig::default()
     })
 }
 
-/// Watches these certificates, and shows in `/metrics` how long they are valid.
+/// Watches these certificates, and reports in `/metrics` how long they stay valid.
 pub fn certificates(certificates: Vec<Certificate>) -> ProcessMetrics {
     // Only workers need to know when the first one expires.
     drop(tls::watch(certificates.clone()));
@@ -53,7 +55,7 @@ pub fn certificates(certificates: Vec<Certificate>) -> ProcessMetrics {
     ProcessMetrics::new(move || scrape::text(&registry))
 }
 
-/// Bound before anything is loaded: a taken port is told at once.
+/// Bound before anything is loaded, so that a port in use is reported at once.
 pub struct Listeners {
     pub http: TcpListener,
     pub grpc: TcpListener,
@@ -63,23 +65,29 @@ pub struct Listeners {
 
 impl Listeners {
     pub async fn bind(args: &ApiArgs) -> Result<Self, Box<dyn Error>> {
-        Ok(Listeners {
+        let listeners = Listeners {
             http_tls: args.tls.listener(tls::HTTP)?,
             grpc_tls: args.tls.listener(tls::GRPC)?,
-            http: bind("--http", &args.http).await?,
-            grpc: bind("--grpc", &args.grpc).await?,
-        })
+            http: bind("--http", &args.network.http).await?,
+            grpc: bind("--grpc", &args.network.grpc).await?,
+        };
+        let has_keys = args.admission.api_keys.is_some();
+        banner::warn_if_open("--http", listeners.http.local_addr()?, has_keys);
+        banner::warn_if_open("--grpc", listeners.grpc.local_addr()?, has_keys);
+        Ok(listeners)
     }
 
-    /// What public listeners show; both show the same.
+    /// The certificate of the public listeners; both use the same.
     pub fn certificate(&self) -> Option<Certificate> {
         self.http_tls.as_ref().map(|tls| tls.certificate.clone())
     }
 
-    /// Until a signal to stop. Then `leaving`, which drains the router, has its time, and `cut` runs where that is over.
+    /// Serves until a signal to stop. Then `leaving`, which drains the router, may take the time `drain`; `cut` runs if
+    /// that is not enough.
     pub async fn serve(
         self,
         router: &Router,
+        banner: Banner,
         drain: Duration,
         leaving: impl Future<Output = ()>,
         cut: impl Future<Output = ()>,
@@ -93,20 +101,21 @@ impl Listeners {
         let http_server =
             tokio::spawn(serve_http(router.http(), http, http_tls, stall.clone(), turned(closed.clone())));
         let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, stall, turned(closed)));
-        // Whoever reads that it listens may stop it at once.
+        // Before the lines below: a process that reads them may send a signal at once.
         let mut stop = StopSignals::new()?;
         terminal::out(format_args!("rein: http listening on {scheme}://{http_address}"));
         terminal::out(format_args!("rein: grpc listening on {grpc_address}"));
+        terminal::out(banner.urls(scheme, http_address, grpc_address));
 
         let signal = stop.next().await;
-        tracing::info!(signal, "draining: open requests finish, new ones are refused");
+        tracing::info!(signal, "draining: open requests finish, new requests are rejected");
         let reason = tokio::select! {
             () = leaving => None,
             () = tokio::time::sleep(drain) => Some("the drain time is over"),
             signal = stop.next() => Some(signal),
         };
         if let Some(reason) = reason {
-            tracing::warn!(reason, "open requests are ended with an error");
+            tracing::warn!(reason, "open requests end with an error");
             router.abort();
             cut.await;
         }
@@ -117,7 +126,7 @@ impl Listeners {
                 http??;
                 grpc??;
             }
-            Err(_) => tracing::warn!("connections still open are cut"),
+            Err(_) => tracing::warn!("open connections are closed"),
         }
         terminal::out("rein: stopped");
         Ok(())

@@ -16,11 +16,12 @@ pub use worker::run as worker;
 
 use std::error::Error;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rein_control_plane::limits::STORE_SILENCE;
 use rein_control_plane::records::{Release, is_valid_name};
-use rein_control_plane::{Etcd, EtcdError, EtcdOptions, EtcdTls, Keys, Store};
+use rein_control_plane::{Etcd, EtcdError, EtcdOptions, EtcdTls, Keys, Store, StoreError};
 use rein_proto::protocol;
 use tokio::task::JoinSet;
 
@@ -68,6 +69,20 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
     Ok(Arc::new(etcd))
 }
 
+/// The error of a command that runs once and cannot use the store. A store that cannot be reached is one plain line;
+/// the transport's error chain goes to the log.
+fn store_error(args: &ClusterArgs, error: StoreError) -> String {
+    match error {
+        StoreError::Unavailable(reason) => {
+            tracing::debug!(reason, "etcd");
+            let endpoints = args.etcd.join(", ");
+            let advice = "start etcd, or set --etcd to its endpoints (REIN_LOG=debug shows the cause)";
+            format!("--etcd: cannot reach etcd at {endpoints}; {advice}")
+        }
+        error => format!("--etcd: {error}"),
+    }
+}
+
 /// etcd closes connections that carry only keepalive pings. A process that only watches must therefore read something
 /// from time to time, until the result is dropped.
 fn keep_alive(store: Arc<dyn Store>, key: String) -> JoinSet<()> {
@@ -82,8 +97,15 @@ fn keep_alive(store: Arc<dyn Store>, key: String) -> JoinSet<()> {
     reading
 }
 
+/// The release of this process, which started when this was called first.
 fn release() -> Release {
-    Release { protocol: protocol::NUMBER, version: protocol::VERSION.into() }
+    static STARTED: OnceLock<u64> = OnceLock::new();
+    let started = *STARTED.get_or_init(seconds_since_1970);
+    Release { protocol: protocol::NUMBER, version: protocol::VERSION.into(), started }
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
 
 /// The given id, or one made of the host name and `what`.

@@ -1,10 +1,10 @@
-//! Values from a TOML file become the defaults of the command's flags, so that file, environment and flags are parsed
-//! and checked by the same code and end in the same struct.
+//! The config file. Its values become the defaults of the command's options, so that the same code parses and checks
+//! values from the file, the environment and the command line. This module knows no option by name.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use thiserror::Error;
 
 use crate::args::Cli;
@@ -15,24 +15,31 @@ pub enum ConfigError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: {source}")]
     Parse { path: PathBuf, source: Box<toml::de::Error> },
-    #[error("{path}: unknown key `{key}`; the keys are the long options of `rein {command}`")]
+    #[error("{path}: unknown key `{key}`; expected a long option of `rein {command}` without the dashes")]
     UnknownKey { path: PathBuf, key: String, command: String },
-    #[error("{path}: `{key}` must be a string, a number, a boolean or a list of those")]
+    #[error("{path}: `{key}` must be a string, a number, a boolean or a list of these")]
     Type { path: PathBuf, key: String },
 }
 
-/// Parses the command line, with the config file's values (if one is named) as defaults.
+/// Parses the command line, with the values of the config file (if one is given) as defaults.
 pub fn parse(args: Vec<OsString>) -> Result<Cli, Box<dyn std::error::Error>> {
-    let mut command = Cli::command();
-    if let Some(path) = config_path(&args) {
-        let name = subcommand(&command, &args);
-        if let Some(name) = name {
-            let values = read(&path)?;
-            command = apply(command, &path, &name, values)?;
-        }
+    Ok(cli(&defaults(&args)?.get_matches_from(args))?)
+}
+
+/// The declaration of the command line, with the values of the config file as defaults.
+pub fn defaults(args: &[OsString]) -> Result<clap::Command, ConfigError> {
+    let command = Cli::command();
+    let (Some(path), Some(name)) = (config_path(args), subcommand(&command, args)) else { return Ok(command) };
+    let values = read(&path)?;
+    apply(command, &path, &name, values)
+}
+
+fn cli(matches: &ArgMatches) -> Result<Cli, clap::Error> {
+    let mut cli = Cli::from_arg_matches(matches)?;
+    if let (Some(network), Some((_, options))) = (cli.command.network_mut(), matches.subcommand()) {
+        network.apply_host_and_port(|option| options.value_source(option));
     }
-    let matches = command.get_matches_from(args);
-    Ok(Cli::from_arg_matches(&matches)?)
+    Ok(cli)
 }
 
 fn config_path(args: &[OsString]) -> Option<PathBuf> {

@@ -1,4 +1,4 @@
-//! `rein key`: a new API key, and its entry for the key file.
+//! `rein key`: makes an API key and its entry for the key file.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -9,29 +9,30 @@ use rand::TryRngCore;
 use rand::rngs::OsRng;
 use rein_router::admission::keys::hashed;
 
-/// As much as nobody guesses.
+/// Random bytes in a key.
 const KEY_BYTES: usize = 32;
 
 #[derive(Debug, Clone, Args)]
 pub struct KeyArgs {
-    /// Name of the key: what logs and metrics show
+    /// Name of the key in logs and metrics
     #[arg(long, value_name = "NAME")]
     pub name: String,
-    /// Requests that it may begin per minute [default: no limit]
+    /// Maximum number of requests per minute [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub requests_per_minute: Option<u64>,
-    /// Prompt and generated tokens that it may use per minute [default: no limit]
+    /// Maximum number of prompt and generated tokens per minute [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub tokens_per_minute: Option<u64>,
-    /// Requests that it may have open at once [default: no limit]
+    /// Maximum number of requests in flight [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_in_flight: Option<u32>,
-    /// Priority of its requests: lower is earlier in the queue
+    /// Priority of its requests in the queue; lower numbers come first
     #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     pub priority: i64,
 }
 
-/// The entry goes to standard output, so that `>> keys.toml` takes it; the key itself is shown on standard error, once.
+/// Prints the entry on standard output, for `>> keys.toml`, and the key on standard error. The key is not stored
+/// anywhere.
 pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
     let mut bytes = [0; KEY_BYTES];
     OsRng.try_fill_bytes(&mut bytes)?;
@@ -40,9 +41,9 @@ pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
         key
     });
     let entry = entry(args, &key);
-    // What the server would refuse is not handed out.
+    // Checks the entry as the server will.
     rein_router::admission::keys::check(&entry).map_err(|what| format!("--name: {what}"))?;
-    // First what is shown only once.
+    // The key first: it cannot be shown again.
     writeln!(std::io::stderr(), "{key}")?;
     std::io::stdout().write_all(entry.as_bytes())?;
     Ok(())

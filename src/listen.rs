@@ -1,4 +1,5 @@
-//! Listeners of a process: connections are bounded, and open ones end before it does.
+//! HTTP and gRPC listeners. They bound the number of connections and close them in order when the process ends. They
+//! know nothing of what is served.
 
 mod connection;
 
@@ -19,20 +20,20 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
 
-use crate::args::listen::ListenAddr;
+use crate::args::address::ListenAddr;
 use crate::tls::{ServerTls, Socket};
 use connection::Connection;
 pub use connection::Stall;
 
-/// Connections that may wait to be accepted, as far as the kernel allows (`net.core.somaxconn`): with tokio's 1,024 clients that
-/// come by the thousand are dropped, and in the end reset.
+/// Length of the accept queue; the kernel caps it at `net.core.somaxconn`. With tokio's default of 1,024, a burst of
+/// thousands of clients loses connections.
 const BACKLOG: u32 = 16_384;
 
-/// Listens on the first address of the name that is one of this machine's.
+/// Listens on the first of the name's addresses that this machine has. `flag` is named in errors.
 pub async fn bind(flag: &str, address: &ListenAddr) -> Result<TcpListener, Box<dyn Error>> {
     let listen = |address: SocketAddr| {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // As TcpListener::bind does: who is started again need not wait for the old connections' end.
+        // As in TcpListener::bind: a restarted process does not wait until the old connections are gone.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
@@ -43,41 +44,43 @@ pub async fn bind(flag: &str, address: &ListenAddr) -> Result<TcpListener, Box<d
     while let Some(next) = addresses.next() {
         match listen(next) {
             Ok(listener) => return Ok(listener),
-            // A port that is taken is an error also where another address has it free: clients would meet two servers.
-            Err(e) if addresses.peek().is_some() && elsewhere(&e) => {}
+            // A port in use is an error even if it is free on another address: clients would reach two different
+            // servers.
+            Err(e) if addresses.peek().is_some() && is_of_another_machine(&e) => {}
             Err(e) => return Err(failed(e).into()),
         }
     }
     Err(failed(io::ErrorKind::AddrNotAvailable.into()).into())
 }
 
-/// Whether this machine does not have the address, or not its family.
-fn elsewhere(error: &io::Error) -> bool {
+/// Whether this machine does not have the address, or no address of its family.
+fn is_of_another_machine(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
 
-/// The error of a machine without IPv6 (Linux).
+/// The error number of a Linux machine without IPv6.
 const EAFNOSUPPORT: i32 = 97;
 
-/// HTTP connections open at once.
+/// Maximum number of open HTTP connections.
 const HTTP_CONNECTIONS: usize = 16_384;
-/// Bytes of an answer that wait for the client, and of a request's head, on each of them.
+/// Buffer of an HTTP connection in bytes: for the head of a request, and for output that the client has not read.
 const HTTP_BUFFER: usize = 64 << 10;
-/// gRPC connections open at once ...
+/// Maximum number of open gRPC connections.
 const GRPC_CONNECTIONS: usize = 4_096;
-/// ... and requests open at once on one of them.
+/// Maximum number of open requests on a gRPC connection.
 const GRPC_STREAMS: u32 = 4_096;
-/// Silence on a gRPC connection after which the client is asked whether it is still there.
+/// Idle time of a gRPC connection after which a keepalive ping is sent.
 const GRPC_KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Time in which a request's head has to arrive; idle connections are closed after it.
+/// Timeout for the head of a request. It also closes idle connections.
 const HEADER_TIME: Duration = Duration::from_secs(60);
-/// Pause after a connection could not be accepted.
+/// Pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How long idle connections get to close after the drain.
+/// Time that connections have to close after the drain.
 pub const CLOSE_TIME: Duration = Duration::from_secs(2);
 
+/// Returns when the value is true.
 pub async fn turned(mut closed: watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is the end as well.
+    // An error means that the sender was dropped, which also closes.
     let _ = closed.wait_for(|closed| *closed).await;
 }
 
@@ -112,7 +115,7 @@ pub async fn serve_grpc(
     .await
 }
 
-/// Takes connections until `closed`, and returns when they have ended. At most `most` are open at once.
+/// Accepts connections until `closed`, and returns when they have ended. At most `most` are open at the same time.
 async fn accept<C>(
     surface: &'static str,
     listener: TcpListener,
@@ -130,7 +133,7 @@ where
     let slots = Arc::new(Semaphore::new(most));
     let mut closed = pin!(closed);
     loop {
-        // More clients wait in the kernel's backlog.
+        // While no slot is free, clients wait in the kernel's accept queue.
         let slot = tokio::select! {
             slot = slots.clone().acquire_owned() => slot.map_err(|e| format!("{surface}: {e}"))?,
             () = &mut closed => break,
@@ -142,14 +145,14 @@ where
         let socket = match socket {
             Ok((socket, _)) => socket,
             Err(error) => {
-                // Out of descriptors, say: others have to close first.
-                tracing::warn!(%error, surface, "accept");
+                // For example, no file descriptor is free until another connection closes.
+                tracing::warn!(%error, surface, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
         };
         if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY");
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let (watcher, tls, serve, stall) = (open.watcher(), tls.clone(), serve.clone(), stall.clone());
         tokio::spawn(async move {
@@ -157,10 +160,10 @@ where
                 Ok(socket) => {
                     let socket = TokioIo::new(Connection::new(socket, stall));
                     if let Err(error) = watcher.watch(serve(socket)).await {
-                        tracing::debug!(%error, surface, "connection");
+                        tracing::debug!(%error, surface, "connection failed");
                     }
                 }
-                Err(error) => tracing::debug!(%error, surface, "TLS handshake"),
+                Err(error) => tracing::debug!(%error, surface, "TLS handshake failed"),
             }
             drop(slot);
         });
@@ -169,6 +172,7 @@ where
     Ok(())
 }
 
+/// SIGTERM and SIGINT.
 pub struct StopSignals {
     term: Signal,
     int: Signal,

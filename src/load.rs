@@ -1,15 +1,19 @@
-//! A checkpoint directory to a group of ranks, with a progress bar while it loads.
+//! Loads a model directory into a group of ranks of this process. Progress is shown as a bar on a terminal, as log
+//! lines otherwise.
 
 use std::error::Error;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rein_worker::LoadLog;
 use rein_worker::checkpoint::LoadError;
 use rein_worker::node::TextFiles;
 use rein_worker::rank::{Dtype, ModelLoader, ModelOptions, Quantize, RankGroup};
 
 use crate::args::{DtypeArg, EngineArgs, ModelArgs, QuantizeArg, ServeArgs, WeightArgs};
+use crate::{model_dir, progress};
+
+const BAR: &str = "loading weights {bar:40} {bytes}/{total_bytes} {bytes_per_sec}";
 
 pub fn options(args: &ModelArgs) -> ModelOptions {
     ModelOptions { tp: args.tp.into(), ..weights(&args.weights) }
@@ -32,7 +36,7 @@ fn weights(args: &WeightArgs) -> ModelOptions {
     }
 }
 
-/// As the engine of a process has them.
+/// The options of a process that serves.
 pub fn engine_options(args: &WeightArgs, engine: &EngineArgs) -> ModelOptions {
     ModelOptions {
         kv_memory: engine.kv_memory.map(|mib| (mib as usize) << 20),
@@ -43,7 +47,7 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs) -> ModelOptions {
     }
 }
 
-/// What is wrong with a checkpoint or an option, by its flag.
+/// The error message, with the flag that it is about. `ranks` is the flag that sets the number of ranks.
 pub fn flagged(error: LoadError, ranks: &str) -> String {
     match error {
         LoadError::Option { option, what } => format!("--{}: {what}", option.replace('_', "-")),
@@ -53,10 +57,13 @@ pub fn flagged(error: LoadError, ranks: &str) -> String {
     }
 }
 
-/// Reads the text files, so that whoever reads them next neither waits for a FIFO nor for a file system that hangs.
+/// Reads the text files of a model directory with a timeout, so that later reads do not wait for a FIFO or a file
+/// system that hangs.
 pub fn text_files(args: &WeightArgs) -> Result<TextFiles, String> {
     let timeout = Duration::from_secs_f64(args.read_timeout);
-    TextFiles::read(&args.model, timeout).map_err(|error| format!("--model: {error}"))
+    let files = TextFiles::read(&args.model, timeout).map_err(|error| format!("--model: {error}"))?;
+    model_dir::check(&args.model)?;
+    Ok(files)
 }
 
 /// Opens the checkpoint, without its weights.
@@ -67,28 +74,22 @@ pub fn model(args: &ServeArgs) -> Result<ModelLoader, String> {
 }
 
 pub fn group(model: &ModelLoader) -> Result<RankGroup, Box<dyn Error>> {
-    let group = with_bar(|progress| RankGroup::of(model, progress)).map_err(|error| flagged(error, "--tp"))?;
-    tracing::info!("{}", group.plan());
+    let group = with_progress(|progress| RankGroup::of(model, progress)).map_err(|error| flagged(error, "--tp"))?;
+    tracing::info!("weights: {}; {}", group.weights(), group.plan());
     Ok(group)
 }
 
-/// Shows what `load` tells of its progress: (bytes read, bytes to read).
-pub fn with_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
-    let bar = bar();
-    let loaded = load(&mut |loaded, total| {
+/// Shows the progress that `load` reports: bytes read, bytes to read.
+pub fn with_progress<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
+    if !std::io::stderr().is_terminal() {
+        let mut log = LoadLog::start();
+        return load(&mut |done, total| log.report(done, total));
+    }
+    let bar = progress::bar(Some(0), BAR);
+    let loaded = load(&mut |done, total| {
         bar.set_length(total);
-        bar.set_position(loaded);
+        bar.set_position(done);
     });
     bar.finish_and_clear();
     loaded
-}
-
-/// Hidden where nobody looks at a terminal.
-fn bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    if !std::io::stderr().is_terminal() {
-        bar.set_draw_target(ProgressDrawTarget::hidden());
-    }
-    let style = ProgressStyle::with_template("loading {bar:40} {bytes}/{total_bytes} {bytes_per_sec}");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -1,7 +1,8 @@
-//! The binary `rein`: command line, config and composition. The only crate that knows all the others.
+//! The binary `rein`: command line, config file and composition. It is the only crate that knows all the others.
 
 mod api_server;
 mod args;
+mod banner;
 mod bench;
 mod client;
 mod cluster;
@@ -14,8 +15,10 @@ mod metrics;
 #[cfg(test)]
 #[path = "../tests/metrics_reference.rs"]
 mod metrics_reference;
+mod model_dir;
 mod progress;
 mod quantiles;
+mod reference;
 mod score;
 mod serve;
 mod telemetry;
@@ -34,7 +37,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return fail(error),
     };
-    // Until the command is done.
+    // Flushes traces when it is dropped, after the command.
     let _telemetry = match telemetry::init(cli.command.telemetry()) {
         Ok(telemetry) => telemetry,
         Err(error) => return fail(error),
@@ -61,10 +64,12 @@ fn main() -> ExitCode {
             Ok(verdict) => return verdict,
             Err(error) => Err(error),
         },
+        Command::Completions(args) => reference::completions(&args),
+        Command::Man(args) => reference::man(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
+        // The reader of the output closed it, as `head` does.
         Err(error) if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }

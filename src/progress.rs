@@ -1,4 +1,4 @@
-//! Progress bars: on standard error, and only where somebody looks.
+//! Progress bars on standard error. They are hidden where standard error is not a terminal.
 
 use std::io::IsTerminal;
 

@@ -1,4 +1,4 @@
-//! `rein score`: the perplexity of a model on a text.
+//! `rein score`: log-probabilities of given token ids.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -19,9 +19,10 @@ pub fn run(args: &ScoreArgs) -> Result<(), Box<dyn Error>> {
     };
     let tokens: Vec<u32> =
         serde_json::from_str(&text).map_err(|e| format!("--tokens: not a JSON array of token ids: {e}"))?;
+    load::text_files(&args.model.weights)?;
     let options = load::options(&args.model);
     let output =
-        load::with_bar(|progress| score_with_progress(&args.model.weights.model, &options, &tokens, progress))?;
+        load::with_progress(|progress| score_with_progress(&args.model.weights.model, &options, &tokens, progress))?;
     writeln!(std::io::stdout(), "{}", serde_json::to_string(&output)?)?;
     Ok(())
 }

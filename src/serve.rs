@@ -1,5 +1,5 @@
-//! `rein serve`: router, engine and ranks in one process. The router calls the worker's gRPC service as a tower service,
-//! without a socket, so that the wire path is the only path.
+//! `rein serve`: router, engine and ranks in one process. The router calls the worker's gRPC service as a tower service
+//! without a socket, so that a request takes the same path as in a cluster.
 
 use std::error::Error;
 use std::time::Duration;
@@ -7,26 +7,29 @@ use std::time::Duration;
 use rein_router::{ModelEntry, Router, RouterConfig};
 use rein_text::model_text::{Overrides, TextModel};
 use rein_worker::EngineOptions;
+use rein_worker::bytes::ByteCount;
 use rein_worker::executor::Executor;
 use rein_worker::sim::{Sim, SimOptions};
 
 use crate::api_server::{self, Listeners};
 use crate::args::{EngineArgs, EngineKind, ServeArgs};
+use crate::banner::Banner;
 use crate::listen::CLOSE_TIME;
 use crate::{fingerprint, load};
 
 pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let weights = &args.model.weights;
     if args.engine.engine == EngineKind::Sim && (args.model.tp != 1 || !weights.is_default()) {
-        return Err("--engine sim loads no weights: --tp, --dtype, --quantize and --threads do not go with it".into());
+        let why = "--engine sim loads no weights and cannot be combined with --tp, --dtype, --quantize or --threads";
+        return Err(why.into());
     }
-    let policy = api_server::policy(&args.api)?;
+    let policy = api_server::policy(&args.api.tool_calls)?;
     let files = load::text_files(weights)?;
-    let text = TextModel::load(
+    let mut text = TextModel::load(
         &weights.model,
         &Overrides {
             name: args.engine.served_name.clone(),
-            template: args.api.chat_template.clone(),
+            template: args.api.tool_calls.chat_template.clone(),
             max_context: args.engine.max_context.map(|n| n as usize),
             ..Overrides::from_env()?
         },
@@ -34,14 +37,33 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listeners = Listeners::bind(&args.api).await?;
+        let format = text.settle_format(policy.format).name;
+        let banner = Banner::new(&format!("serves {}", text.name))
+            .row("model", format_args!("{} ({})", weights.model.display(), text.architecture))
+            .row("format", format);
         let model = match args.engine.engine {
             EngineKind::Cpu => Some(load::model(&args)?),
             EngineKind::Sim => None,
         };
         let fingerprint = fingerprint::of(weights, &args.engine, args.model.tp.into(), model.as_ref(), &files)?;
-        let executor: Box<dyn Executor> = match model {
-            Some(model) => Box::new(load::group(&model)?),
-            None => Box::new(sim(&args.engine, &text)),
+        let (executor, banner): (Box<dyn Executor>, _) = match model {
+            Some(model) => {
+                let group = load::group(&model)?;
+                let (weights, kv, tp) = (group.weights(), group.plan(), args.model.tp);
+                let ranks = if tp == 1 { "1 rank".to_owned() } else { format!("{tp} ranks") };
+                let banner = banner
+                    .row("weights", format_args!("{weights}, {ranks} on cpu"))
+                    .row("KV cache", format_args!("{} for {} tokens", ByteCount(kv.bytes() as u64), kv.tokens()))
+                    .row("context", format_args!("{} tokens", kv.max_context));
+                (Box::new(group), banner)
+            }
+            None => {
+                let sim = sim(&args.engine, &text);
+                let context = sim.shape().max_context;
+                let banner =
+                    banner.row("weights", "none (sim engine)").row("context", format_args!("{context} tokens"));
+                (Box::new(sim), banner)
+            }
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine));
         let process_metrics = api_server::certificates(listeners.certificate().into_iter().collect());
@@ -54,18 +76,19 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
                 policy,
             }],
         )?;
-        // The engine's end after the router's: what is being answered may still have sequences to begin.
+        // The engine drains after the router, because open requests may still start sequences.
         let leaving = async {
             router.drain().await;
             engine.drain().await;
         };
         let cut = async {
-            // It answers after the step that is running.
+            // Returns after the current step.
             if tokio::time::timeout(CLOSE_TIME, engine.abort()).await.is_err() {
                 tracing::warn!("the engine is still in a step");
             }
         };
-        listeners.serve(&router, Duration::from_secs(args.api.drain_seconds), leaving, cut).await
+        let drain = Duration::from_secs(args.api.network.drain_seconds);
+        listeners.serve(&router, banner, drain, leaving, cut).await
     })
 }
 

@@ -1,4 +1,4 @@
-//! What a process tells of itself: logs on standard error, and traces to an OpenTelemetry collector if one is named.
+//! Logs on standard error, and traces to an OpenTelemetry collector if one is configured.
 
 use std::error::Error;
 use std::io::IsTerminal;
@@ -22,31 +22,31 @@ use tracing_subscriber::registry::{LookupSpan, SpanRef};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
-/// Spans that wait for the collector; more are dropped, never waited for.
+/// Length of the queue of spans for the collector. When it is full, spans are dropped.
 const QUEUE: usize = 8192;
-/// Spans of one message to the collector.
+/// Maximum number of spans in one message to the collector.
 const BATCH: usize = 512;
-/// Longest wait of a finished span for its message to fill.
+/// Maximum delay of a finished span before it is sent.
 const DELAY: Duration = Duration::from_secs(1);
-/// Longest wait for the collector to take a message, and for the last ones when the process ends.
+/// Timeout for sending a message, and for sending the last spans when the process ends.
 const EXPORT: Duration = Duration::from_secs(3);
-/// The field that makes a span part of the log: who reads the log wants to know which request, not which stage.
+/// Log lines show the spans with this field: the request, but not its stages.
 const LOGGED: &str = "request_id";
 
 /// Where traces go.
-pub struct LogTarget<'a> {
+pub struct TraceTarget<'a> {
     pub endpoint: &'a str,
-    /// What the process is called in traces, unless OTEL_SERVICE_NAME says it.
+    /// Name of the service in traces, unless OTEL_SERVICE_NAME is set.
     pub service: &'static str,
 }
 
-/// Dropped, it sends what is left.
+/// Dropping it sends the remaining spans.
 #[must_use]
 pub struct Telemetry(Option<Exporting>);
 
 struct Exporting {
     provider: SdkTracerProvider,
-    /// The connection to the collector lives on it.
+    /// Runs the connection to the collector.
     runtime: Runtime,
 }
 
@@ -54,15 +54,14 @@ impl Drop for Telemetry {
     fn drop(&mut self) {
         let Some(Exporting { provider, runtime }) = self.0.take() else { return };
         if let Err(error) = provider.shutdown_with_timeout(EXPORT) {
-            tracing::warn!(%error, "the last traces did not reach the collector");
+            tracing::warn!(%error, "the last traces were not sent to the collector");
         }
         runtime.shutdown_background();
     }
 }
 
-/// Logs go to standard error; standard output belongs to a command's results. `REIN_LOG=debug` shows more,
-/// `REIN_LOG_FORMAT=json` writes one JSON object per line.
-pub fn init(target: Option<LogTarget>) -> Result<Telemetry, Box<dyn Error>> {
+/// Sets up logs and traces. Logs go to standard error, because standard output is for a command's results.
+pub fn init(target: Option<TraceTarget>) -> Result<Telemetry, Box<dyn Error>> {
     let exporting = target.map(|target| export(&target)).transpose()?;
     let traces = exporting.as_ref().map(|Exporting { provider, .. }| {
         tracing_opentelemetry::layer()
@@ -74,10 +73,10 @@ pub fn init(target: Option<LogTarget>) -> Result<Telemetry, Box<dyn Error>> {
             .with_filter(filter_fn(traced))
     });
     let level = EnvFilter::try_from_env("REIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    // A warning names its request, whatever else is not shown.
+    // Spans with a request id are always enabled, so that a warning names its request.
     let shown = level.or(filter_fn(|metadata| metadata.is_span() && metadata.fields().field(LOGGED).is_some()));
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
-    // It would be told on standard error, which is what cannot be written, and end the process.
+    // Reporting that standard error cannot be written would write to standard error, and panic.
     let log = log.log_internal_errors(false);
     let json = std::env::var("REIN_LOG_FORMAT").is_ok_and(|format| format == "json");
     let log = if json { log.json().boxed() } else { log.boxed() };
@@ -89,13 +88,13 @@ pub fn init(target: Option<LogTarget>) -> Result<Telemetry, Box<dyn Error>> {
     Ok(Telemetry(exporting))
 }
 
-/// Rein's own spans, and what is logged as a problem within one.
+/// Traces contain Rein's own spans, and the warnings and errors within them.
 fn traced(metadata: &Metadata) -> bool {
     let least = if metadata.is_span() { Level::INFO } else { Level::WARN };
     metadata.target().starts_with("rein") && *metadata.level() <= least
 }
 
-fn export(target: &LogTarget) -> Result<Exporting, Box<dyn Error>> {
+fn export(target: &TraceTarget) -> Result<Exporting, Box<dyn Error>> {
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio()?)));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("telemetry").enable_all().build()?;
@@ -120,7 +119,7 @@ fn export(target: &LogTarget) -> Result<Exporting, Box<dyn Error>> {
     Ok(Exporting { provider, runtime })
 }
 
-/// The authorities of the web, and one of one's own.
+/// Trusts the public certificate authorities, and the one in OTEL_EXPORTER_OTLP_CERTIFICATE.
 fn tls() -> Result<ClientTlsConfig, String> {
     let config = ClientTlsConfig::new().trust_anchors(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     let name = "OTEL_EXPORTER_OTLP_CERTIFICATE";
@@ -129,7 +128,7 @@ fn tls() -> Result<ClientTlsConfig, String> {
     Ok(config.ca_certificate(Certificate::from_pem(pem)))
 }
 
-/// OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win.
+/// The process's attributes. OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence.
 fn resource(service: &'static str) -> Resource {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let own = [
@@ -147,14 +146,14 @@ fn resource(service: &'static str) -> Resource {
     }
 }
 
-/// The part of all traces that begin here which is kept; what a caller has begun goes on as the caller says.
+/// The share of traces to keep. It applies to traces that start here; for others, the caller has decided.
 fn ratio() -> Result<f64, String> {
     let name = "OTEL_TRACES_SAMPLER_ARG";
     let Some(text) = std::env::var(name).ok().filter(|text| !text.is_empty()) else { return Ok(1.0) };
     text.parse()
         .ok()
         .filter(|ratio| (0.0..=1.0).contains(ratio))
-        .ok_or_else(|| format!("{name}: {text:?} is no number between 0 and 1"))
+        .ok_or_else(|| format!("{name} must be a number from 0 to 1, got {text:?}"))
 }
 
 struct Headers(Vec<(String, String)>);
@@ -183,7 +182,7 @@ impl Extractor for Given<'_> {
     }
 }
 
-/// The caller's context, and the id of its trace.
+/// The caller's trace context and trace id.
 fn caller(get: Get) -> Option<(Context, String)> {
     let caller = TraceContextPropagator::new().extract_with_context(&Context::new(), &Given(get));
     let trace =
@@ -193,12 +192,12 @@ fn caller(get: Get) -> Option<(Context, String)> {
 
 fn adopt(span: &Span, get: Get) -> Option<String> {
     let (caller, trace) = caller(get)?;
-    // A span that is not traced has no parent either.
+    // Setting the parent of a span that is not traced fails, which is harmless.
     let _ = span.set_parent(caller);
     Some(trace)
 }
 
-/// Where nothing is exported, what the caller said is handed on as it is: this process is no part of the trace.
+/// The caller's headers. Without an exporter they are forwarded unchanged, and this process is not part of the trace.
 struct Caller(Vec<(String, String)>);
 
 fn pass(span: &Span, get: Get) -> Option<String> {

@@ -1,14 +1,15 @@
-//! Lines for the person who started the process. Errors while writing are ignored: the reader may have gone.
+//! Lines on the process's standard streams. That nobody reads them any more is no reason for the process to end, so
+//! write errors are ignored.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// On standard output.
+/// Writes a line to standard output.
 pub fn out(line: impl Display) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// On standard error.
+/// Writes a line to standard error.
 pub fn err(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -72,7 +72,8 @@ pub async fn campaign(
             news(&mut held).await;
             continue;
         };
-        let ballot = format!("{candidate} {} {} {}", lease.0, release.protocol, release.version);
+        let Release { protocol, version, started } = release;
+        let ballot = format!("{candidate} {} {protocol} {version} {started}", lease.0);
         if let Some(entry) = mirror.read().await.entries.get(key) {
             if entry.value == ballot.as_bytes() {
                 // Our own write, whose answer was lost.

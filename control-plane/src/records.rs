@@ -129,6 +129,9 @@ pub struct Release {
     pub protocol: u32,
     #[serde(default)]
     pub version: String,
+    /// When the process started, in seconds since 1970; 0: older releases do not say.
+    #[serde(default)]
+    pub started: u64,
 }
 
 /// A registered worker process.
@@ -288,6 +291,9 @@ pub struct Load {
     pub waiting: u32,
     pub used_blocks: u32,
     pub total_blocks: u32,
+    /// Generated since the last report. Older releases report none.
+    #[serde(default)]
+    pub tokens_per_second: u32,
 }
 
 /// How much each expert of a group is used.

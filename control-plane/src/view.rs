@@ -102,12 +102,13 @@ impl ClusterView {
             ["routers", id] => set(&mut self.routers, id.to_owned(), read(key, entry)),
             ["links", id] => set(&mut self.links, id.to_owned(), read(key, entry).map(Arc::new)),
             ["controller"] => {
-                // Id, lease, protocol and version.
+                // Id, lease, protocol, version and start time.
                 let said = entry.map(|entry| String::from_utf8_lossy(&entry.value).into_owned()).unwrap_or_default();
                 let part = |i| said.split(' ').nth(i).filter(|part| !part.is_empty()).map(str::to_owned);
                 self.controller = part(0);
                 let protocol = part(2).and_then(|number| number.parse().ok()).unwrap_or_default();
-                self.controller_release = Release { protocol, version: part(3).unwrap_or_default() };
+                let started = part(4).and_then(|seconds| seconds.parse().ok()).unwrap_or_default();
+                self.controller_release = Release { protocol, version: part(3).unwrap_or_default(), started };
             }
             ["drains", id] => {
                 self.drains.retain(|known| known != id);

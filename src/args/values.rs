@@ -1,4 +1,4 @@
-//! Values of options that clap cannot check by their type alone.
+//! Parsers for option values whose type alone does not make them valid.
 
 use std::net::IpAddr;
 
@@ -8,11 +8,11 @@ use tokio_rustls::rustls::pki_types::ServerName;
 pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if s.is_finite() && s > 0.0 => Ok(s),
-        _ => Err("must be a number above 0".into()),
+        _ => Err("must be a number greater than 0".into()),
     }
 }
 
-/// Seconds in which something can happen: a tenth to a day.
+/// Seconds from 0.1 to 86400, one day.
 pub fn deadline(text: &str) -> Result<f64, String> {
     let within = seconds(text).ok().filter(|seconds| (0.1..=86_400.0).contains(seconds));
     within.ok_or_else(|| "must be a number of seconds from 0.1 to 86400".into())
@@ -22,15 +22,15 @@ pub fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, 
     serde_json::from_str(text).map_err(|e| format!("must be a JSON object: {e}"))
 }
 
-/// A number above 1.
+/// A number greater than 1.
 pub fn factor(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if factor.is_finite() && factor > 1.0 => Ok(factor),
-        _ => Err("must be a number above 1".into()),
+        _ => Err("must be a number greater than 1".into()),
     }
 }
 
-/// Where an etcd listens: `host:port`, or with a scheme.
+/// An etcd endpoint: `HOST:PORT`, or with a scheme.
 pub fn etcd(text: &str) -> Result<String, String> {
     let example = "expected HOST:PORT, such as 10.0.0.5:2379, or https://HOST:PORT";
     let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
@@ -47,7 +47,7 @@ pub fn etcd(text: &str) -> Result<String, String> {
     }
 }
 
-/// The address of a collector.
+/// The URL of an OpenTelemetry collector.
 pub fn collector(text: &str) -> Result<String, String> {
     let uri = text.parse::<Uri>().ok();
     let complete =
@@ -58,11 +58,13 @@ pub fn collector(text: &str) -> Result<String, String> {
     }
 }
 
-/// A machine's name or address, without scheme and port.
+/// A host name or IP address that others can reach, without scheme and port.
 pub fn host(text: &str) -> Result<String, String> {
     let address = text.parse::<IpAddr>();
     match (&address, ServerName::try_from(text)) {
-        (Ok(address), _) if address.is_unspecified() => Err("others cannot reach it; name this machine's host".into()),
+        (Ok(address), _) if address.is_unspecified() => {
+            Err("other processes cannot reach this address; expected this machine's host name or IP address".into())
+        }
         (Ok(_), _) | (Err(_), Ok(ServerName::DnsName(_))) => Ok(text.to_owned()),
         _ => Err("expected a host name or an IP address, without scheme and port".into()),
     }

@@ -5,7 +5,7 @@ use std::error::Error;
 use rein_control_plane::records::{Drain, WorkerRecord, decode, encode};
 use rein_control_plane::{Mirror, Transaction};
 
-use super::{keep_alive, keys, store};
+use super::{keep_alive, keys, store, store_error};
 use crate::args::DrainArgs;
 use crate::terminal;
 
@@ -15,7 +15,7 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
     runtime.block_on(async {
         let key = keys.worker(&args.worker);
         let there = |snapshot: &rein_control_plane::Snapshot| snapshot.entries.contains_key(&key);
-        let snapshot = store.read(&key).await?;
+        let snapshot = store.read(&key).await.map_err(|error| store_error(&args.cluster, error))?;
         let Some(entry) = snapshot.entries.get(&key) else {
             let cluster = &args.cluster.cluster;
             return Err(

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::args::listen::ListenAddr;
+use crate::args::address::ListenAddr;
 use crate::listen::{CLOSE_TIME, Stall, bind, serve_http, turned};
 use crate::terminal;
 

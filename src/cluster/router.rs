@@ -18,7 +18,9 @@ use super::links::WorkerLinks;
 use super::{id, keys, store};
 use crate::api_server::{self, Listeners};
 use crate::args::RouterArgs;
+use crate::banner::Banner;
 use crate::listen::CLOSE_TIME;
+use crate::model_dir;
 use crate::tls::Peers;
 
 /// How often the router publishes its record.
@@ -51,18 +53,17 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
     let links = WorkerLinks::new(peers.clone())?;
-    let policy = api_server::policy(&args.api)?;
-    if let Some(path) = &args.api.chat_template {
+    let tool_calls = &args.api.tool_calls;
+    let policy = api_server::policy(tool_calls)?;
+    if let Some(path) = &tool_calls.chat_template {
         std::fs::read_to_string(path).map_err(|e| format!("--chat-template: cannot read {}: {e}", path.display()))?;
     }
-    let overrides = Overrides { template: args.api.chat_template.clone(), ..Overrides::from_env()? };
+    let overrides = Overrides { template: tool_calls.chat_template.clone(), ..Overrides::from_env()? };
     let mut texts = HashMap::new();
     for dir in &args.model {
+        model_dir::check(dir)?;
         let whole = dir.canonicalize().map_err(|e| format!("--model: {}: {e}", dir.display()))?;
         let name = whole.file_name().ok_or_else(|| format!("--model: {} has no directory name", dir.display()))?;
-        if !whole.join("config.json").is_file() {
-            return Err(format!("--model: {} is not a model directory: config.json is missing", dir.display()).into());
-        }
         let name = name.to_string_lossy().into_owned();
         if texts.insert(name.clone(), whole).is_some() {
             return Err(format!("--model: two directories have the name {name}; names must be unique").into());
@@ -111,9 +112,10 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             tell(true);
             router.drain().await;
         };
-        let drain = Duration::from_secs(args.api.drain_seconds);
+        let drain = Duration::from_secs(args.api.network.drain_seconds);
+        let banner = Banner::new(&format!("is router {id} of cluster {}", args.cluster.cluster));
         let served = tokio::select! {
-            served = listeners.serve(&router, drain, leaving, std::future::ready(())) => served,
+            served = listeners.serve(&router, banner, drain, leaving, std::future::ready(())) => served,
             why = conflict => Err(why.into()),
         };
         following.abort();

@@ -3,17 +3,16 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rein_control_plane::connectivity::Connectivity;
 use rein_control_plane::epoch;
 use rein_control_plane::rebalance::worst;
-use rein_control_plane::records::{Keys, Load, Release, Trouble, WorkerRecord, WorkerState};
+use rein_control_plane::records::{Load, Release, Trouble, WorkerRecord, WorkerState};
 use rein_control_plane::view::GroupState;
 use rein_control_plane::{ClusterView, Mirror};
 use serde_json::{Value, json};
 
-use super::{keep_alive, keys, store};
+use super::{keep_alive, keys, seconds_since_1970, store, store_error};
 use crate::args::StatusArgs;
 
 pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
@@ -26,7 +25,7 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
         };
         let mut out = std::io::stdout();
         if !args.watch {
-            let snapshot = store.read(keys.root()).await?;
+            let snapshot = store.read(keys.root()).await.map_err(|error| store_error(&args.cluster, error))?;
             if snapshot.entries.is_empty() {
                 let cluster = &args.cluster.cluster;
                 return Err(
@@ -40,17 +39,13 @@ pub fn run(args: StatusArgs) -> Result<(), Box<dyn Error>> {
         let mut mirror = Mirror::new(store, "status", keys.root());
         let mut snapshot = mirror.read().await;
         loop {
-            let shown = show(&read(&keys, &snapshot));
+            let shown = show(&ClusterView::read(&keys, &snapshot));
             // Moves the cursor home and clears the screen.
             let before = if args.json { "" } else { "\x1b[H\x1b[2J" };
             out.write_all(format!("{before}{shown}").as_bytes()).and_then(|()| out.flush())?;
             snapshot = mirror.changed().await;
         }
     })
-}
-
-fn read(keys: &Keys, snapshot: &rein_control_plane::Snapshot) -> ClusterView {
-    ClusterView::read(keys, snapshot)
 }
 
 /// The state of a group.
@@ -66,9 +61,8 @@ pub fn state(group: &GroupState) -> &'static str {
 
 /// Why a worker would get no seat, or no seat with some of its peers. Empty: there is no reason.
 fn seat_refusal(connectivity: &Connectivity, id: &str, worker: &WorkerRecord) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     match worker.expires {
-        Some(expires) if expires <= now => "its certificate has expired".into(),
+        Some(expires) if expires <= seconds_since_1970() => "its certificate has expired".into(),
         _ => connectivity.why(id).join("; "),
     }
 }
@@ -132,6 +126,7 @@ fn json(view: &ClusterView) -> Value {
                 "state": worker.state, "ranks": worker.ranks, "group_size": worker.group_size,
                 "group": worker.seat.group, "epoch": epoch::number(worker.seat.epoch), "incarnation": worker.incarnation,
                 "version": worker.release.version, "protocol": worker.release.protocol,
+                "started": worker.release.started,
             });
             (id.clone(), value)
         })
@@ -157,15 +152,27 @@ fn experts(group: &GroupState) -> Option<Value> {
 fn table(cluster: &str, view: &ClusterView) -> String {
     let controller = match &view.controller {
         Some(id) => format!(
-            "{id} (version {}, protocol {})",
+            "{id} (age {}, version {}, protocol {})",
+            age(&view.controller_release),
             version(&view.controller_release),
             view.controller_release.protocol
         ),
         None => "none".to_owned(),
     };
     let mut out = format!("cluster {cluster}   controller {controller}\n\n");
-    let mut rows =
-        vec![row(["GROUP", "MODEL", "STATE", "EPOCH", "RANKS", "WORKERS", "RUNNING", "WAITING", "KV", "IMBALANCE"])];
+    let mut rows = vec![row([
+        "GROUP",
+        "MODEL",
+        "STATE",
+        "EPOCH",
+        "RANKS",
+        "WORKERS",
+        "RUNNING",
+        "WAITING",
+        "TOK/S",
+        "KV",
+        "IMBALANCE",
+    ])];
     for (id, group) in &view.groups {
         let Some(record) = group.record() else { continue };
         let load = group.load.clone().unwrap_or_default();
@@ -182,19 +189,20 @@ fn table(cluster: &str, view: &ClusterView) -> String {
             &workers,
             &running,
             &waiting,
+            &load.tokens_per_second.to_string(),
             &format!("{kv} %"),
             &experts(group).and_then(|e| e["imbalance"].as_f64()).map_or("-".into(), |worst| format!("{worst:.2}")),
         ]));
     }
     out.push_str(&aligned(&rows));
     let mut rows =
-        vec![row(["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "VERSION", "PROTOCOL"])];
+        vec![row(["WORKER", "ADDRESS", "DEVICE", "STATE", "GROUP", "RANK", "EXPERTS", "AGE", "VERSION", "PROTOCOL"])];
     for (id, worker) in &view.workers {
         let group = worker.seat.group.as_deref();
         let record = group.and_then(|group| view.groups.get(group)?.record());
         let member = record.and_then(|record| Some((record, record.member(id, worker.incarnation)?)));
         let asked = worker.state == WorkerState::Ready && view.drains.contains(id);
-        let state = if asked { "asked to leave" } else { worker_state(view, id, worker) };
+        let state = if asked { "drain requested" } else { worker_state(view, id, worker) };
         let rank = member.map_or_else(
             || "-".into(),
             |(record, member)| record.members[member].ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
@@ -205,8 +213,8 @@ fn table(cluster: &str, view: &ClusterView) -> String {
         });
         let group = member.and(group).unwrap_or("-");
         let (experts, protocol) = (experts.to_string(), worker.release.protocol.to_string());
-        let version = version(&worker.release);
-        rows.push(row([id, &worker.address, &worker.device, state, group, &rank, &experts, version, &protocol]));
+        let (age, version) = (age(&worker.release), version(&worker.release));
+        rows.push(row([id, &worker.address, &worker.device, state, group, &rank, &experts, &age, version, &protocol]));
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
@@ -217,11 +225,12 @@ fn table(cluster: &str, view: &ClusterView) -> String {
             out.push_str(&format!("{id}: {why}\n"));
         }
     }
-    let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "VERSION", "PROTOCOL"])];
+    let mut rows = vec![row(["ROUTER", "HTTP", "GRPC", "STATE", "IN FLIGHT", "AGE", "VERSION", "PROTOCOL"])];
     for (id, router) in &view.routers {
         let state = if router.draining { "draining" } else { "serving" };
         let (in_flight, protocol) = (router.in_flight.to_string(), router.release.protocol.to_string());
-        rows.push(row([id, &router.http, &router.grpc, state, &in_flight, version(&router.release), &protocol]));
+        let (age, version) = (age(&router.release), version(&router.release));
+        rows.push(row([id, &router.http, &router.grpc, state, &in_flight, &age, version, &protocol]));
     }
     out.push('\n');
     out.push_str(&aligned(&rows));
@@ -230,6 +239,21 @@ fn table(cluster: &str, view: &ClusterView) -> String {
 
 fn version(release: &Release) -> &str {
     if release.version.is_empty() { "-" } else { &release.version }
+}
+
+/// Time since the process started; `-` for releases that do not report it.
+fn age(release: &Release) -> String {
+    match release.started {
+        0 => "-".into(),
+        started => duration(seconds_since_1970().saturating_sub(started)),
+    }
+}
+
+/// The time in the largest unit of which it has at least two.
+fn duration(seconds: u64) -> String {
+    let units = [(86_400, "d"), (3600, "h"), (60, "min")];
+    let unit = units.into_iter().find(|(length, _)| seconds >= 2 * length);
+    unit.map_or_else(|| format!("{seconds} s"), |(length, name)| format!("{} {name}", seconds / length))
 }
 
 fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
@@ -246,3 +270,6 @@ fn aligned(rows: &[Vec<String>]) -> String {
     };
     rows.iter().map(line).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,21 +33,21 @@ use crate::{fingerprint, load, metrics, serve};
 pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
     let (keys, store) = (keys(&args.cluster)?, store(&args.cluster)?);
     let peers = Peers::open(&args.peer)?;
-    let (ranks, group_size) = (args.devices.len(), usize::from(args.group_size));
+    let (ranks, group_size) = (args.group.devices.len(), usize::from(args.group.group_size));
     if !group_size.is_multiple_of(ranks) {
         return Err(format!(
             "--group-size: must be a multiple of {ranks}, the number of devices of this worker, got {group_size}"
         )
         .into());
     }
-    if args.replicas > 1 && args.engine.engine != EngineKind::Sim {
+    if args.group.replicas > 1 && args.engine.engine != EngineKind::Sim {
         return Err("--replicas: needs --engine sim; start one process per worker of a real model".into());
     }
     let files = load::text_files(&args.weights)?;
     let (work, shape, most_ranks, name) = work(&args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let ran = runtime.block_on(async {
-        let mesh = args.mesh.clone().unwrap_or_else(|| args.listen.any_port());
+        let mesh = args.network.mesh.clone().unwrap_or_else(|| args.network.listen.any_port());
         let secure = peers.as_ref().map_or_else(tcp::plain, Peers::secure);
         let failed = |e: std::io::Error| format!("--mesh: cannot listen on {mesh}: {e}");
         let addresses = mesh.resolve().await.map_err(failed)?;
@@ -73,17 +73,17 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
             ranks,
             most_ranks,
             group_size,
-            redundant_experts: args.redundant_experts.into(),
+            redundant_experts: args.group.redundant_experts.into(),
             incarnation: started.as_millis() as u64,
             state: WorkerState::Ready,
             seat: Seat::default(),
             release: super::release(),
             expires: None,
         };
-        let http = MetricsSocket::new(args.http.as_ref()).await?;
+        let http = MetricsSocket::new(args.network.http.as_ref()).await?;
         let (leave, leaving) = watch::channel(false);
         // Many workers in one process share one connection to etcd.
-        let store = match (args.replicas, &args.id) {
+        let store = match (args.group.replicas, &args.id) {
             (..2, _) => store,
             (_, id) => Arc::new(SharedStore::new(store, &super::id(id, "replicas")?, keys.root())) as Arc<dyn Store>,
         };
@@ -93,7 +93,7 @@ pub fn run(args: WorkerArgs) -> Result<(), Box<dyn Error>> {
         let listener = Arc::new(listener);
         let shared = Shared { args: &args, tls, keys, store, work, files, listener, record, leaving, expires };
         let (mut workers, mut shown) = (JoinSet::new(), Vec::new());
-        for replica in 0..args.replicas {
+        for replica in 0..args.group.replicas {
             let (worker, runs) = shared.worker(replica).await?;
             workers.spawn(runs);
             shown.push(worker);
@@ -142,7 +142,7 @@ fn warn_if_open(flag: &str, address: SocketAddr, who: &str) {
 
 /// The address at which other processes reach this one.
 fn at(args: &WorkerArgs, address: SocketAddr) -> Result<String, Box<dyn Error>> {
-    let host = match &args.advertise {
+    let host = match &args.network.advertise {
         Some(host) => host.clone(),
         None if address.ip().is_unspecified() => {
             return Err(
@@ -177,13 +177,13 @@ impl Shared<'_> {
         replica: u16,
     ) -> Result<(Shown, impl Future<Output = Result<(), String>> + use<>), Box<dyn Error>> {
         let args = self.args;
-        let listen = if replica == 0 { args.listen.clone() } else { args.listen.any_port() };
+        let listen = if replica == 0 { args.network.listen.clone() } else { args.network.listen.any_port() };
         let socket = bind("--listen", &listen).await?;
         let address = socket.local_addr()?;
         if self.tls.is_none() && replica == 0 {
             warn_if_open("--listen", address, OPEN_GRPC);
         }
-        let id = match (&args.id, args.replicas) {
+        let id = match (&args.id, args.group.replicas) {
             (Some(id), 2..) => Some(format!("{id}-{replica}")),
             (id, _) => id.clone(),
         };
@@ -194,7 +194,7 @@ impl Shared<'_> {
             id: id.clone(),
             record: WorkerRecord { address: address.clone(), ..self.record.clone() },
             engine: serve::engine_options(&args.engine),
-            step_deadline: Duration::from_secs_f64(args.step_deadline),
+            step_deadline: Duration::from_secs_f64(args.group.step_deadline),
             lease: LEASE,
             expires: self.expires.clone(),
         };
@@ -294,15 +294,15 @@ fn work(args: &WorkerArgs) -> Result<(Workload, ModelShape, usize, String), Box<
         EngineKind::Cpu => {
             let options = load::engine_options(&args.weights, &args.engine);
             let flagged = |error| load::flagged(error, "--group-size");
-            let options = ModelOptions { redundant_experts: args.redundant_experts.into(), ..options };
+            let options = ModelOptions { redundant_experts: args.group.redundant_experts.into(), ..options };
             let model = ModelLoader::open(dir, &options).map_err(flagged)?;
-            let (shape, group_size) = (model.shape(), usize::from(args.group_size));
-            let most = model.most_ranks(args.devices.len(), group_size).map_err(flagged)?;
+            let (shape, group_size) = (model.shape(), usize::from(args.group.group_size));
+            let most = model.most_ranks(args.group.devices.len(), group_size).map_err(flagged)?;
             let name = args.engine.served_name.clone().unwrap_or_else(|| model.name());
             Ok((Workload::Model(Arc::new(model)), shape, most, name))
         }
         EngineKind::Sim => {
-            if !args.weights.is_default() || args.group_size != 1 || args.redundant_experts != 0 {
+            if !args.weights.is_default() || args.group.group_size != 1 || args.group.redundant_experts != 0 {
                 let what = "remove --dtype, --quantize, --threads, --group-size and --redundant-experts";
                 return Err(format!("--engine sim loads no weights and has one rank: {what}").into());
             }

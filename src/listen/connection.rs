@@ -1,8 +1,8 @@
-//! A connection whose client is neither waited for without end nor cut off in the middle of what it sends.
+//! A connection with a write timeout and a lingering close. It does not know the protocol.
 //!
-//! A write that makes no progress for the stall time ends the connection. A close lingers: what the client is still sending
-//! is read and dropped, because a socket that is closed with unread data is reset, and the client may then never see the
-//! answer, such as a 401 to a request whose body nobody read.
+//! A write without progress for the stall time ends the connection. A close lingers: what the client is still sending
+//! is read and dropped. The kernel resets a socket that is closed with unread data, and the client may then lose the
+//! answer, such as a 401 to a request whose body was not read.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,16 +14,16 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How long a closed connection is read on at most, ...
+/// A lingering connection closes after this time,
 const LINGER_TIME: Duration = Duration::from_secs(60);
-/// ... for how long a silence, ...
+/// after this time without data from the client,
 const LINGER_SILENCE: Duration = Duration::from_secs(1);
-/// ... and how many bytes.
+/// or after this many bytes.
 const LINGER_BYTES: usize = 512 << 20;
-/// Read at once while lingering.
+/// Bytes per read while lingering.
 const LINGER_READ: usize = 16 << 10;
 
-/// When a client counts as stalled, and how many were cut off for it.
+/// The write timeout, and a counter of the connections that it closed.
 #[derive(Clone)]
 pub struct Stall {
     pub after: Duration,
@@ -31,7 +31,7 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// A stream's request ends before its connection does.
+    /// A stalled request ends before its connection is closed.
     pub fn of(router: &rein_router::Router) -> Self {
         let (stall, cut) = router.client_stalls();
         Stall { after: stall + rein_router::limits::STALL_GRACE, cut }
@@ -54,7 +54,7 @@ pub struct Connection<S> {
 
 enum Closing {
     Open,
-    /// Nothing more is written. Reads until the first of these times, and at most so many bytes.
+    /// Nothing more is written. Reads until the earlier of the two times, and at most `left` bytes.
     Lingering {
         silent: Pin<Box<Sleep>>,
         until: Instant,
@@ -68,7 +68,7 @@ impl<S> Connection<S> {
         Connection { stream, stall, writing: None, closing: Closing::Open }
     }
 
-    /// Whether the client has not read for too long, given what came of a write.
+    /// Applies the stall timeout to the result of a write.
     fn watched<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             self.writing = None;
@@ -78,7 +78,7 @@ impl<S> Connection<S> {
         let waiting = self.writing.get_or_insert_with(|| Box::pin(tokio::time::sleep(after)));
         ready!(waiting.as_mut().poll(cx));
         self.stall.cut.fetch_add(1, Ordering::Relaxed);
-        let message = format!("the client has read nothing for {} seconds", after.as_secs_f64());
+        let message = format!("the client read nothing for {} seconds", after.as_secs_f64());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }
 }

@@ -1,5 +1,5 @@
-//! How long the certificates in use are still valid: for the log, for metrics, and for the cluster. It does not judge whether
-//! anybody trusts them.
+//! When the certificates in use expire: for the log, for metrics and for the cluster. It does not check who trusts
+//! them.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,12 +8,13 @@ use chrono::{DateTime, NaiveDateTime};
 use tokio::sync::watch;
 use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 
-/// How often it is looked whether the files have changed, and how long they are still right.
-const LOOK: Duration = Duration::from_secs(5);
-/// A warning comes when only this part of a certificate's life is left, and again at each half of what was left then.
+/// How often the certificates are checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The first warning comes when 1/5 of a certificate's validity is left. Each further warning comes when half of the
+/// time that was left at the last one has passed.
 const WARN_PART: i64 = 5;
 
-/// In seconds since 1970, both included.
+/// In seconds since 1970, both inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
     pub from: i64,
@@ -21,7 +22,7 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// That of all certificates of a chain. None: one of them is not X.509 as RFC 5280 has it.
+    /// The time in which all certificates of a chain are valid. None if one of them is not X.509 (RFC 5280).
     pub fn of(chain: &[CertificateDer]) -> Option<Self> {
         let all = chain.iter().map(|certificate| validity(certificate)).collect::<Option<Vec<_>>>()?;
         let (from, until) = (all.iter().map(|one| one.from).max()?, all.iter().map(|one| one.until).min()?);
@@ -38,15 +39,15 @@ impl Validity {
     }
 }
 
-/// A moment, for people.
+/// A time in UTC, for people.
 pub fn at(seconds: i64) -> String {
     DateTime::from_timestamp(seconds, 0).map_or_else(|| seconds.to_string(), |at| at.format("%F %T UTC").to_string())
 }
 
-/// A certificate that this process shows.
+/// A certificate that this process uses.
 #[derive(Clone)]
 pub struct Certificate {
-    /// What it is for: `peer` or `tls`.
+    /// `peer` or `tls`.
     pub usage: &'static str,
     pub flag: &'static str,
     read: Arc<dyn Fn() -> Option<Validity> + Send + Sync>,
@@ -61,12 +62,12 @@ impl Certificate {
         Certificate { usage, flag, read: Arc::new(read) }
     }
 
-    /// As its file says now.
+    /// Of the certificate that is loaded now.
     pub fn validity(&self) -> Option<Validity> {
         (self.read)()
     }
 
-    /// Seconds until it expires; negative: since.
+    /// Seconds until it expires; negative after that.
     pub fn seconds_left(&self) -> Option<i64> {
         self.validity().map(|validity| validity.until - now())
     }
@@ -80,20 +81,20 @@ fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64)
 }
 
-/// Logs that certificates are about to expire. What it returns says until when the first one is valid, as long as this process
-/// lasts.
+/// Logs warnings before certificates expire, for the rest of the process's life. The returned channel has the time at
+/// which the first certificate expires, in seconds since 1970.
 pub fn watch(certificates: Vec<Certificate>) -> watch::Receiver<Option<u64>> {
     let first = certificates.first().cloned();
     let until = move || first.as_ref().and_then(Certificate::until);
     let (tell, told) = watch::channel(until());
     tokio::spawn(async move {
         let mut warnings: Vec<Warning> = certificates.into_iter().map(Warning::new).collect();
-        // Not until nobody is told: warnings are for people.
+        // It also runs when nothing receives from the channel, because the warnings are for people.
         loop {
             warnings.iter_mut().for_each(|warning| warning.look(now()));
             let valid = until();
             tell.send_if_modified(|told| std::mem::replace(told, valid) != valid);
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     });
     told
@@ -101,7 +102,7 @@ pub fn watch(certificates: Vec<Certificate>) -> watch::Receiver<Option<u64>> {
 
 struct Warning {
     certificate: Certificate,
-    /// Of which a warning is due when less is left than this many seconds.
+    /// A warning is due when fewer than this many seconds of this validity are left.
     of: Option<(Validity, i64)>,
 }
 
@@ -119,7 +120,7 @@ impl Warning {
         let (flag, left) = (self.certificate.flag, validity.until - now);
         let told = left < due;
         if told && left < 0 {
-            tracing::error!("{flag}: the certificate expired on {}: nobody accepts it any more", at(validity.until));
+            tracing::error!("{flag}: the certificate expired on {}; peers and clients reject it", at(validity.until));
         } else if told {
             tracing::warn!("{flag}: the certificate expires on {}, in {left} s", at(validity.until));
         }
@@ -128,7 +129,7 @@ impl Warning {
     }
 }
 
-/// Tag, contents and what follows of the element at the beginning of some DER.
+/// Splits DER into its first element's tag and contents, and the rest.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -149,7 +150,7 @@ const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// Of a certificate: the fifth part of what is signed, after the serial number, the algorithm and the issuer (RFC 5280, 4.1).
+/// Of a certificate: it follows the version, serial number, algorithm and issuer of the signed part (RFC 5280, 4.1).
 fn validity(der: &[u8]) -> Option<Validity> {
     let sequence = |der| element(der).filter(|(tag, ..)| *tag == SEQUENCE).map(|(_, contents, _)| contents);
     let mut part = sequence(sequence(der)?)?;
@@ -167,7 +168,7 @@ fn validity(der: &[u8]) -> Option<Validity> {
 fn time(tag: u8, text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     let text = match tag {
-        // Years of two digits are those from 1950 to 2049.
+        // Two digits stand for the years from 1950 to 2049.
         UTC_TIME if text.get(..2)? < "50" => format!("20{text}"),
         UTC_TIME => format!("19{text}"),
         GENERALIZED_TIME => text.to_owned(),

@@ -1,4 +1,4 @@
-//! The accepting side, and connections that are plain or not.
+//! The accepting side of TLS, and connections with or without TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::{Certificate, HANDSHAKE_TIME};
 
-/// A listener's side of TLS. Clones share the certificates.
+/// TLS of a listener. Clones share the certificates.
 #[derive(Clone)]
 pub struct ServerTls {
     config: Arc<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
@@ -27,17 +27,17 @@ pub enum Socket {
 }
 
 impl ServerTls {
-    /// `config` is asked for each connection.
+    /// `config` is called for each connection, so that it can return reloaded certificates.
     pub fn new(config: impl Fn() -> Arc<ServerConfig> + Send + Sync + 'static, certificate: Certificate) -> Self {
         ServerTls { config: Arc::new(config), certificate }
     }
 
-    /// Shakes hands, within a time that no client can stretch.
+    /// Performs the handshake, within [`HANDSHAKE_TIME`].
     pub async fn accept(&self, socket: TcpStream) -> io::Result<Socket> {
         let accepting = TlsAcceptor::from((self.config)()).accept(socket);
         match tokio::time::timeout(HANDSHAKE_TIME, accepting).await {
             Ok(accepted) => accepted.map(|stream| Socket::Tls(Box::new(stream))),
-            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long")),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake timed out")),
         }
     }
 

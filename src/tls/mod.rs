@@ -1,7 +1,7 @@
-//! TLS at the edges: what public listeners show, and what the processes of a cluster show each other.
+//! TLS for the public listeners, and mutual TLS between the processes of a cluster. It does not know what is served.
 //!
-//! Certificates and keys are PEM files. They are read again when they change, so that rotation needs no restart:
-//! connections that are open go on, new ones see the new files.
+//! Certificates and keys are PEM files. They are reloaded when they change: open connections continue, new connections
+//! use the new files, and no process restarts.
 
 mod expiry;
 mod listen;
@@ -25,53 +25,53 @@ pub use expiry::{Certificate, Validity, watch};
 pub use listen::{ServerTls, Socket};
 pub use peer::Peers;
 
-/// Longest time from a connection to the end of its handshake.
+/// Timeout for a TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 pub const HTTP: &[u8] = b"http/1.1";
 pub const GRPC: &[u8] = b"h2";
 
-/// What public listeners show.
+/// TLS of the public listeners.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "TLS")]
 pub struct TlsArgs {
-    /// Certificate chain (PEM) of the HTTP and gRPC listeners; without it they are plain
+    /// Certificate chain (PEM) of the HTTP and gRPC listeners [default: no TLS]
     #[arg(long, env = "REIN_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
-    /// Private key (PEM) of that certificate
+    /// Private key (PEM) of --tls-cert
     #[arg(long, env = "REIN_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 }
 
-/// What the processes of a cluster show each other: all of the three files, or none.
+/// Mutual TLS between the processes of a cluster: all three files, or none.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Mutual TLS between processes")]
 pub struct PeerArgs {
-    /// Certificates (PEM) of the authorities that sign the cluster's processes
+    /// CA certificates (PEM) that sign the certificates of the cluster's processes [default: no TLS]
     #[arg(long, env = "REIN_PEER_CA", value_name = "FILE")]
     pub peer_ca: Option<PathBuf>,
-    /// Certificate chain (PEM) of this process, for both sides of a connection
+    /// Certificate chain (PEM) of this process, used as server and as client
     #[arg(long, env = "REIN_PEER_CERT", value_name = "FILE")]
     pub peer_cert: Option<PathBuf>,
-    /// Private key (PEM) of that certificate
+    /// Private key (PEM) of --peer-cert
     #[arg(long, env = "REIN_PEER_KEY", value_name = "FILE")]
     pub peer_key: Option<PathBuf>,
-    /// DNS name that the certificate of every process of this cluster bears
+    /// DNS name that every certificate of this cluster contains as a subject alternative name
     #[arg(long, env = "REIN_PEER_NAME", default_value = "rein-peer", value_name = "NAME", requires = "peer_ca")]
     pub peer_name: String,
 }
 
 #[derive(Debug, Error)]
 pub enum TlsError {
-    #[error("{given} needs {missing} beside it")]
+    #[error("{given} needs {missing}")]
     Incomplete { given: &'static str, missing: &'static str },
-    #[error("--peer-name: '{0}' is not a DNS name; expected something like rein-peer")]
+    #[error("--peer-name: '{0}' is not a DNS name; expected a name such as rein-peer")]
     PeerName(String),
     #[error(transparent)]
     File(#[from] FileError),
 }
 
 impl TlsArgs {
-    /// A listener's side of TLS, if these options ask for it. `protocol` is what is spoken on it.
+    /// TLS for a listener of this protocol (ALPN); None if these options do not enable it.
     pub fn listener(&self, protocol: &'static [u8]) -> Result<Option<ServerTls>, TlsError> {
         let options = [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key)];
         let Some(sources) = all_or_none(options)? else { return Ok(None) };
@@ -82,7 +82,7 @@ impl TlsArgs {
     }
 }
 
-/// What a public listener shows.
+/// The configuration of a public listener, and how long its certificate is valid.
 struct Public {
     config: Arc<ServerConfig>,
     validity: Option<Validity>,
@@ -102,7 +102,7 @@ fn public(files: &[Vec<u8>], protocol: &[u8], now: UnixTime) -> Result<Public, W
     Ok(Public { config: Arc::new(config), validity })
 }
 
-/// Options that only make sense together.
+/// The files of options that must be given together.
 fn all_or_none<const N: usize>(
     options: [(&'static str, &Option<PathBuf>); N],
 ) -> Result<Option<[Source; N]>, TlsError> {
@@ -131,7 +131,7 @@ fn certificates(files: &[Vec<u8>], file: usize) -> Result<Vec<CertificateDer<'st
 }
 
 fn private_key(files: &[Vec<u8>], file: usize) -> Result<PrivateKeyDer<'static>, Wrong> {
-    // The error is not repeated: nothing of this file belongs into a log.
+    // The error is dropped, because it may quote the file.
     PrivateKeyDer::from_pem_slice(&files[file]).map_err(|_| Wrong::new(file, "holds no private key (PEM)"))
 }
 

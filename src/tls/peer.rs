@@ -1,12 +1,11 @@
-//! Mutual TLS between the processes of a cluster: gRPC and the links between ranks.
+//! Mutual TLS between the processes of a cluster, for gRPC and for the links between ranks.
 //!
-//! Who is a peer? Whoever holds a certificate that the cluster's authority signed *and* that bears the cluster's name
-//! (`--peer-name`, `rein-peer` if nothing is said). The name is not the address: processes are found by IP addresses
-//! that come and go, and a certificate per address would have to follow them. That is safe because the question that a
-//! connection has to answer is "is this one of us", not "which of us is it": all processes of a cluster trust each
-//! other with the same things, and who plays which role is decided by membership, not by the address that was dialled.
-//! Both sides check the same two things, so that an authority that signs other things too (a company's) lets none of
-//! those in, and two clusters under one authority keep apart by their names.
+//! A peer is a process whose certificate is signed by the cluster's CA *and* contains the cluster's name
+//! (`--peer-name`, `rein-peer` by default). The name is not the address: processes have IP addresses that come and go,
+//! and certificates would have to follow them. This is safe because a connection must prove that a process belongs to
+//! the cluster, not which process it is: all processes of a cluster have the same rights, and the membership in etcd
+//! decides which process has which role. Both sides check CA and name. So a company's CA can be used: its other
+//! certificates are rejected, and the names separate two clusters under the same CA.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -37,10 +36,10 @@ use super::{
     private_key, provider,
 };
 
-/// Names the protocol between ranks in a handshake, so that no gRPC connection can be led to a rank or the other way round.
+/// ALPN name of the protocol between ranks. It keeps a gRPC connection from being routed to a rank, and the reverse.
 const RANK: &[u8] = b"rein-rank";
 
-/// What this process shows its peers, and what it asks of them. Clones share the certificates.
+/// This process's certificate, and the checks of its peers' certificates. Clones share the files.
 #[derive(Clone)]
 pub struct Peers {
     pub(super) configs: Arc<Reread<Configs>>,
@@ -53,7 +52,7 @@ pub(super) struct Configs {
     validity: Option<Validity>,
 }
 
-/// What time it is: a certificate is judged by it.
+/// The clock by which a certificate is valid or not.
 pub(super) type Clock = fn() -> UnixTime;
 
 struct Pair {
@@ -62,12 +61,12 @@ struct Pair {
 }
 
 impl Peers {
-    /// None: these options do not ask for it.
+    /// None if these options do not enable mutual TLS.
     pub fn open(args: &PeerArgs) -> Result<Option<Self>, TlsError> {
         Self::open_at(args, UnixTime::now)
     }
 
-    /// `clock` is asked when this process judges its own certificate.
+    /// `clock` is for the check of this process's own certificate.
     pub(super) fn open_at(args: &PeerArgs, clock: Clock) -> Result<Option<Self>, TlsError> {
         let options = [("--peer-ca", &args.peer_ca), ("--peer-cert", &args.peer_cert), ("--peer-key", &args.peer_key)];
         let Some(sources) = all_or_none(options)? else { return Ok(None) };
@@ -80,20 +79,20 @@ impl Peers {
         Ok(Some(Peers { configs: Arc::new(configs), name }))
     }
 
-    /// For a gRPC listener that serves peers only.
+    /// TLS for a gRPC listener that accepts only peers.
     pub fn server(&self) -> ServerTls {
         let configs = self.configs.clone();
         ServerTls::new(move || configs.get().grpc.server.clone(), self.certificate())
     }
 
-    /// What this process shows its peers.
+    /// This process's certificate.
     pub fn certificate(&self) -> Certificate {
         let configs = self.configs.clone();
         Certificate::new("peer", "--peer-cert", move || configs.get().validity)
     }
 
-    /// A gRPC channel to a peer, which connects when it is used. The endpoint's address begins with `http://`: what is
-    /// spoken inside of TLS.
+    /// A gRPC channel to a peer, which connects on first use. The endpoint's address starts with `http://`, because
+    /// tonic must not add TLS of its own.
     pub fn channel(&self, endpoint: &Endpoint) -> Channel {
         let peers = self.clone();
         endpoint.connect_with_connector_lazy(tower::service_fn(move |uri| peers.clone().connect(uri)))
@@ -103,8 +102,8 @@ impl Peers {
         self,
         uri: Uri,
     ) -> io::Result<TokioIo<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>> {
-        let host = uri.host().ok_or_else(|| io::Error::other("the address names no host"))?;
-        let port = uri.port_u16().ok_or_else(|| io::Error::other("the address names no port"))?;
+        let host = uri.host().ok_or_else(|| io::Error::other("the address has no host"))?;
+        let port = uri.port_u16().ok_or_else(|| io::Error::other("the address has no port"))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let connecting = async {
             let socket = tokio::net::TcpStream::connect((host, port)).await?;
@@ -113,7 +112,7 @@ impl Peers {
         };
         match tokio::time::timeout(HANDSHAKE_TIME, connecting).await {
             Ok(connected) => connected.map(TokioIo::new),
-            Err(_) => Err(too_long()),
+            Err(_) => Err(handshake_timeout()),
         }
     }
 
@@ -125,35 +124,35 @@ impl Peers {
             match side {
                 ConnectionSide::Connects => {
                     let connection = ClientConnection::new(rank.client.clone(), peers.name.clone());
-                    shake_hands(connection.map_err(io::Error::other)?, socket)
+                    handshake(connection.map_err(io::Error::other)?, socket)
                 }
                 ConnectionSide::Accepts => {
                     let connection = ServerConnection::new(rank.server.clone());
-                    shake_hands(connection.map_err(io::Error::other)?, socket)
+                    handshake(connection.map_err(io::Error::other)?, socket)
                 }
             }
         })
     }
 }
 
-fn too_long() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long")
+fn handshake_timeout() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake timed out")
 }
 
-/// The handshake is done here and not with the first bytes that are sent, because here it has a time limit of its own:
-/// whoever reads later may have none, or one that is over before an answer can come.
-fn shake_hands<C, S>(mut connection: C, mut socket: TcpStream) -> io::Result<Box<dyn Stream>>
+/// Performs the handshake before any data is sent, with its own timeout. Later reads may have no timeout, or one that
+/// is too short for a handshake.
+fn handshake<C, S>(mut connection: C, mut socket: TcpStream) -> io::Result<Box<dyn Stream>>
 where
     C: DerefMut<Target = ConnectionCommon<S>> + Send + 'static,
     S: SideData + 'static,
 {
     let timeouts = (socket.read_timeout()?, socket.write_timeout()?);
-    // All of it takes no longer than one read may.
+    // The whole handshake may take as long as one read.
     let deadline = Instant::now() + timeouts.0.map_or(HANDSHAKE_TIME, |limit| limit.min(HANDSHAKE_TIME));
     while connection.is_handshaking() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(too_long());
+            return Err(handshake_timeout());
         }
         socket.set_read_timeout(Some(left))?;
         socket.set_write_timeout(Some(left))?;
@@ -162,22 +161,22 @@ where
         } else if connection.read_tls(&mut socket)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         } else if let Err(error) = connection.process_new_packets() {
-            // The other side is told why, if it still listens.
+            // Sends the TLS alert, if the other side still reads.
             let _ = connection.write_tls(&mut socket);
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }
     }
     let mut link = Link { connection, socket };
-    // The last word of the handshake may not have been sent.
+    // The last message of the handshake may not have been sent yet.
     link.send()?;
     link.socket.set_read_timeout(timeouts.0)?;
     link.socket.set_write_timeout(timeouts.1)?;
     Ok(Box::new(link))
 }
 
-/// TLS over a socket that blocks, with or without time limits. (`rustls::StreamOwned` reads while it writes, if the
-/// socket takes nothing for now, and so can wait for ever in spite of a time limit for writing.) A limit that is over
-/// loses nothing: half a record stays for the next read, and what `write` has taken goes out before anything else does.
+/// TLS over a blocking socket, with or without timeouts. (`rustls::StreamOwned` may read while it writes, and so wait
+/// forever in spite of a write timeout.) A timeout loses no data: half a record stays for the next read, and data that
+/// `write` has accepted is sent before any other.
 struct Link<C> {
     connection: C,
     socket: TcpStream,
@@ -206,11 +205,11 @@ where
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.connection.reader().read(buf) {
-                // Nothing whole has come yet.
+                // No complete record has arrived yet.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => return read,
             }
-            // That nothing more comes is told by the reader.
+            // The reader reports the end of the stream.
             self.connection.read_tls(&mut self.socket)?;
             if let Err(error) = self.connection.process_new_packets() {
                 let _ = self.send();
@@ -229,7 +228,7 @@ where
         self.send()?;
         let taken = self.connection.writer().write(buf)?;
         match self.send() {
-            // What is taken is taken: an error that stays is told the next time.
+            // The data is accepted, so this must not fail; a lasting error is reported by the next call.
             Err(error) if taken == 0 => Err(error),
             _ => Ok(taken),
         }
@@ -247,7 +246,7 @@ fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Resu
     let roots = Arc::new(authorities(files, CA)?);
     let (chain, key) = (certificates(files, CERT)?, private_key(files, KEY)?);
     let validity = Validity::of(&chain);
-    // A process that its own peers would refuse learns it here.
+    // Checks this process's own certificate as its peers will.
     let own = ParsedCertificate::try_from(&chain[0]).map_err(|error| Wrong::new(CERT, error))?;
     verify_server_name(&own, name).map_err(|error| Wrong::new(CERT, error))?;
 
@@ -258,7 +257,7 @@ fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Resu
     let as_client =
         |verifier: &Arc<dyn ClientCertVerifier>| verifier.verify_client_cert(&chain[0], &chain[1..], now).map(drop);
     let judged = judged.and_then(|()| verifier.as_ref().map_or(Ok(()), as_client));
-    judged.map_err(|error| Wrong::new(CERT, refusal(&error)))?;
+    judged.map_err(|error| Wrong::new(CERT, rejection(&error)))?;
     let verifier = Named { signed: verifier.map_err(|error| Wrong::new(CA, error))?, name: name.clone() };
     let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let builder = builder.map_err(|error| Wrong::new(CERT, error))?.with_client_cert_verifier(Arc::new(verifier));
@@ -267,7 +266,7 @@ fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Resu
     let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let builder = builder.map_err(|error| Wrong::new(CERT, error))?.with_root_certificates(roots);
     let mut client = builder.with_client_auth_cert(chain, key).map_err(|error| Wrong::new(KEY, error))?;
-    // A resumed session would be let in by what was right when it began, not by the files of today.
+    // A resumed session would be accepted by the files of its first handshake, not by the current ones.
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
     client.resumption = Resumption::disabled();
@@ -280,8 +279,8 @@ fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Resu
     Ok(Configs { grpc: pair(GRPC), rank: pair(RANK), validity })
 }
 
-/// Why the peers would refuse this process's own certificate.
-fn refusal(error: &Error) -> String {
+/// Why the peers would reject this process's own certificate.
+fn rejection(error: &Error) -> String {
     let Error::InvalidCertificate(error) = error else { return error.to_string() };
     let since_1970 = |time: &UnixTime| expiry::at(time.as_secs() as i64);
     match error {
@@ -291,22 +290,22 @@ fn refusal(error: &Error) -> String {
         }
         CertificateError::NotValidYet => "the certificate is not valid yet".into(),
         CertificateError::NotValidYetContext { not_before, .. } => {
-            format!("the certificate, or one of its chain, is valid only from {} on", since_1970(not_before))
+            format!("the certificate, or one of its chain, is not valid before {}", since_1970(not_before))
         }
         CertificateError::UnknownIssuer => {
-            "no authority in --peer-ca has signed the certificate, directly or by its chain".into()
+            "the certificate is not signed by a CA in --peer-ca, directly or through its chain".into()
         }
         CertificateError::BadSignature => {
-            "the certificate was not signed with the key of the authority in --peer-ca that it names".into()
+            "the signature of the certificate does not match its issuer in --peer-ca".into()
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "the certificate's extended key usage must allow both serverAuth and clientAuth".into()
         }
-        error => format!("the certificate is refused: {error}"),
+        error => format!("the certificate is not valid: {error}"),
     }
 }
 
-/// A client is signed by the authority, and bears the name.
+/// Accepts clients whose certificate is signed by the CA and contains the cluster's name.
 #[derive(Debug)]
 struct Named {
     signed: Arc<dyn ClientCertVerifier>,

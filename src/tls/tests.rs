@@ -1,4 +1,5 @@
-//! Who is let in, who is not, and what the errors say. Certificates are made here, so that none expires.
+//! Which peers are accepted and rejected, and with what errors. The tests make their certificates, so that none
+//! expires.
 
 mod ranks;
 
@@ -23,7 +24,7 @@ use tokio_rustls::rustls::pki_types::{ServerName, UnixTime};
 
 use super::*;
 
-/// An authority that signs in the test.
+/// A CA of the test.
 pub struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -49,7 +50,7 @@ impl Authority {
         (params.signed_by(&key, &self.issuer).expect("signed").pem(), key.serialize_pem())
     }
 
-    /// A process of the cluster that bears this name.
+    /// A process of the cluster with this name in its certificate.
     pub fn peer(&self, name: &str) -> (Dir, Peers) {
         self.peer_with(name, |_| {})
     }
@@ -59,7 +60,7 @@ impl Authority {
         let (cert, key) = self.sign(&[name], change);
         let mut args = dir.peer_args(&self.pem, &cert, &key);
         args.peer_name = name.into();
-        // At any time at which it may: strangers do not judge themselves.
+        // At a time at which its certificate is valid: the peers under test do not check themselves.
         let clocks: [peer::Clock; 3] = [UnixTime::now, || years_since_1970(49), || years_since_1970(2031)];
         let opened = clocks.into_iter().find_map(|clock| Peers::open_at(&args, clock).ok());
         let peers = opened.expect("right").expect("asked for");
@@ -71,7 +72,7 @@ fn years_since_1970(years: u64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(years * 365 * 86_400 + years / 4 * 86_400))
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed after the test.
 pub struct Dir(PathBuf);
 
 impl Dir {
@@ -105,7 +106,7 @@ impl Drop for Dir {
     }
 }
 
-/// Accepts one connection, and gives back the byte that it brings.
+/// Accepts one connection, and echoes one byte.
 async fn echo(tls: ServerTls) -> (SocketAddr, tokio::task::JoinHandle<std::io::Result<()>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let address = listener.local_addr().expect("bound");
@@ -118,7 +119,7 @@ async fn echo(tls: ServerTls) -> (SocketAddr, tokio::task::JoinHandle<std::io::R
     (address, serving)
 }
 
-/// What each side says to the other: Ok, or why not.
+/// Connects two peers. Returns the result of each side.
 async fn meet(client: &Peers, server: &Peers) -> [Result<(), String>; 2] {
     let (address, serving) = echo(server.server()).await;
     let uri = format!("http://{address}").parse().expect("an address");
@@ -133,14 +134,14 @@ async fn meet(client: &Peers, server: &Peers) -> [Result<(), String>; 2] {
 }
 
 #[tokio::test]
-async fn peers_of_one_authority_and_name_meet_and_no_others() {
+async fn only_peers_with_the_same_authority_and_name_connect() {
     let (ours, theirs, forged) = (Authority::new("ours"), Authority::new("theirs"), Authority::new("ours"));
     let (_a, a) = ours.peer("rein-peer");
     let (_b, b) = ours.peer("rein-peer");
     assert_eq!(meet(&a, &b).await, [Ok(()), Ok(())]);
 
-    // Another authority, though the name is right; another name under ours; one of ours whose time is over or not yet
-    // come. In both roles.
+    // Another CA with the right name, another name under the same CA, and certificates that are expired or not yet
+    // valid, in both roles.
     let (_c, other_authority) = theirs.peer("rein-peer");
     let (_h, forgery) = forged.peer("rein-peer");
     let (_d, other_name) = ours.peer("rein-other");
@@ -156,20 +157,20 @@ async fn peers_of_one_authority_and_name_meet_and_no_others() {
         (&early, "not valid yet"),
     ] {
         let [called, served] = meet(stranger, &a).await;
-        assert!(called.is_err() && served.is_err(), "{why}: let in as a client");
+        assert!(called.is_err() && served.is_err(), "{why}: accepted as a client");
         let told = [called, served].map(Result::unwrap_err);
         assert!(told.iter().any(|told| told.contains(why)), "{told:?}");
         let [called, served] = meet(&a, stranger).await;
-        assert!(called.is_err() && served.is_err(), "{why}: let in as a server");
+        assert!(called.is_err() && served.is_err(), "{why}: accepted as a server");
     }
-    // Each of them alone is no reason: who is refused above is refused for what it says.
+    // A peer that differs only in a valid expiry time is accepted.
     let (_g, same) = ours.peer_with("rein-peer", |params| params.not_after = date_time_ymd(4000, 1, 1));
     assert_eq!(meet(&same, &a).await, [Ok(()), Ok(())]);
 }
 
-/// The name alone, where one authority signs for all.
+/// Checks the name alone: one CA signs all certificates.
 #[tokio::test]
-async fn a_client_without_the_name_is_refused_by_the_server_itself() {
+async fn the_server_rejects_a_client_without_the_name() {
     let ours = Authority::new("ours");
     let (_a, server) = ours.peer("rein-peer");
     let (cert, key) = ours.sign(&["somebody.example"], |_| {});
@@ -194,7 +195,7 @@ async fn a_client_without_the_name_is_refused_by_the_server_itself() {
 }
 
 #[tokio::test]
-async fn a_plain_client_gets_nothing_from_a_peer() {
+async fn a_client_without_tls_gets_no_data_from_a_peer() {
     let (_dir, server) = Authority::new("ours").peer("rein-peer");
     let (address, serving) = echo(server.server()).await;
     let mut socket = TcpStream::connect(address).await.expect("it listens");
@@ -207,7 +208,7 @@ async fn a_plain_client_gets_nothing_from_a_peer() {
 }
 
 #[tokio::test]
-async fn grpc_goes_over_it() {
+async fn grpc_works_over_mutual_tls() {
     let ours = Authority::new("ours");
     let (_a, client) = ours.peer("rein-peer");
     let (_b, server) = ours.peer("rein-peer");
@@ -230,13 +231,13 @@ async fn grpc_goes_over_it() {
 }
 
 #[tokio::test]
-async fn a_new_authority_is_taken_up_and_the_old_one_is_out() {
+async fn a_new_authority_replaces_the_old_one() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let (_a, client) = old.peer("rein-peer");
     let (dir, server) = old.peer("rein-peer");
     assert_eq!(meet(&client, &server).await, [Ok(()), Ok(())]);
     let (cert, key) = new.sign(&["rein-peer"], |_| {});
-    // While only half of the files are new, the old ones count.
+    // While the new files do not match, the old ones stay in use.
     dir.file("cert.pem", &cert);
     server.configs.refresh();
     assert_eq!(meet(&client, &server).await, [Ok(()), Ok(())]);
@@ -259,7 +260,7 @@ fn errors_name_the_option_and_the_file() {
     };
     assert_eq!(fails(&|_| {}), "");
     let said = fails(&|args| args.peer_ca = None);
-    assert_eq!(said, "--peer-cert needs --peer-ca beside it");
+    assert_eq!(said, "--peer-cert needs --peer-ca");
     let said = fails(&|args| args.peer_name = "10.0.0.1".into());
     assert!(said.starts_with("--peer-name: '10.0.0.1' is not a DNS name"), "{said}");
     let said = fails(&|args| args.peer_key = Some(dir.0.join("none.pem")));
@@ -289,14 +290,13 @@ fn errors_name_the_option_and_the_file() {
     let public = |cert, key| TlsArgs { tls_cert: cert, tls_key: key }.listener(HTTP);
     assert!(public(None, None).expect("nothing asked for").is_none());
     let said = public(Some(dir.file("c.pem", &cert)), None).err().map(|error| error.to_string());
-    assert_eq!(said.as_deref(), Some("--tls-cert needs --tls-key beside it"));
+    assert_eq!(said.as_deref(), Some("--tls-cert needs --tls-key"));
     let tls = public(Some(dir.file("c.pem", &cert)), Some(dir.file("k.pem", &key))).expect("right").expect("asked");
     assert_eq!(tls.config().alpn_protocols, [HTTP]);
 }
 
-/// What its peers would refuse, it refuses itself.
 #[test]
-fn a_process_judges_its_own_certificate() {
+fn a_process_rejects_its_own_certificate_if_its_peers_would() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let dir = Dir::new();
     let fails = |signer: &Authority, change: &dyn Fn(&mut CertificateParams)| {
@@ -316,10 +316,10 @@ fn a_process_judges_its_own_certificate() {
         |params: &mut CertificateParams| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     type Change<'a> = &'a dyn Fn(&mut CertificateParams);
     let cases: [(&Authority, Change, &str); 6] = [
-        (&theirs, &|_| {}, "no authority in --peer-ca has signed"),
-        (&Authority::new("ours"), &|_| {}, "not signed with the key"),
+        (&theirs, &|_| {}, "not signed by a CA in --peer-ca"),
+        (&Authority::new("ours"), &|_| {}, "does not match its issuer"),
         (&ours, &over, "expired on 2020-01-01 00:00:00 UTC"),
-        (&ours, &early, "valid only from 4000-01-01 00:00:00 UTC on"),
+        (&ours, &early, "not valid before 4000-01-01 00:00:00 UTC"),
         (&ours, &server, "serverAuth and clientAuth"),
         (&ours, &client, "serverAuth and clientAuth"),
     ];
@@ -354,7 +354,7 @@ fn a_public_certificate_must_be_valid_when_it_is_read() {
 }
 
 #[test]
-fn a_certificate_tells_when_it_expires_and_a_new_one_is_read() {
+fn the_expiry_time_follows_the_certificate_in_the_file() {
     let ours = Authority::new("ours");
     let (dir, peers) = ours.peer_with("rein-peer", |params| params.not_after = date_time_ymd(2040, 1, 1));
     let certificate = peers.certificate();
@@ -365,7 +365,7 @@ fn a_certificate_tells_when_it_expires_and_a_new_one_is_read() {
     peers.configs.refresh();
     let later = certificate.seconds_left().expect("it expires");
     assert!((later - left - 366 * 86_400).abs() < 10, "{left} s, then {later} s");
-    // One that has expired is not taken up.
+    // An expired certificate does not replace the one in use.
     let (cert, key) = ours.sign(&["rein-peer"], |params| params.not_after = date_time_ymd(2020, 1, 1));
     dir.peer_args(&ours.pem, &cert, &key);
     peers.configs.refresh();

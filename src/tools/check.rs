@@ -1,4 +1,4 @@
-//! `rein check`: whether a model directory can be served, and what is wrong with it.
+//! `rein check`: whether a model directory supports tool calls, and what is wrong with it.
 
 use std::error::Error;
 use std::io::Write;
@@ -9,8 +9,9 @@ use rein_text::model_text::{Overrides, TextModel};
 
 use crate::args::CheckArgs;
 
-/// Exit code 1 where tool calls would fail.
+/// Returns exit code 1 if tool calls would fail.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, Box<dyn Error>> {
+    crate::model_dir::check(&args.model)?;
     let overrides =
         Overrides { template: args.chat_template.clone(), tokenizer: args.tokenizer.clone(), ..Overrides::from_env()? };
     let mut text = TextModel::load(&args.model, &overrides)?;

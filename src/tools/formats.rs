@@ -1,4 +1,4 @@
-//! `rein formats`: the formats that Rein enforces, as Markdown, JSON or one name per line.
+//! `rein formats` lists the tool-call formats. Also parses the values of `--format`.
 
 use std::error::Error;
 use std::io::{BufWriter, Write};
@@ -37,7 +37,7 @@ pub fn run(args: &FormatsArgs) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A name of the table, else a file.
+/// The format of a `--format` option: a name in the table, or a JSON file.
 pub fn named(name: &str) -> Result<&'static Format, String> {
     if let Some(format) = by_name(name) {
         return Ok(format);
@@ -46,7 +46,7 @@ pub fn named(name: &str) -> Result<&'static Format, String> {
         Ok(text) => Format::from_json(&text).map_err(|e| format!("--format: {name}: {e}")),
         Err(error) => {
             let names: Vec<&str> = formats().iter().map(|f| f.name).collect();
-            Err(format!("--format: {name} is no file ({error}) and none of {}", names.join(", ")))
+            Err(format!("--format: {name} is neither a file ({error}) nor one of {}", names.join(", ")))
         }
     }
 }

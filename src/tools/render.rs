@@ -19,7 +19,10 @@ pub fn run(args: &RenderArgs) -> Result<(), Box<dyn Error>> {
     let overrides =
         Overrides { template: args.template.clone(), tokenizer: args.tokenizer.clone(), ..Overrides::from_env()? };
     let source = match &args.model {
-        Some(dir) => RenderSource::model(dir, &overrides)?,
+        Some(dir) => {
+            crate::model_dir::check(dir)?;
+            RenderSource::model(dir, &overrides)?
+        }
         None => RenderSource::parts(&overrides)?,
     };
     answer_lines(std::io::stdin().lock(), std::io::stdout().lock(), |line| source.answer(line))?;

@@ -59,6 +59,9 @@ impl StreamArg {
 
 #[derive(Debug, Clone, Args)]
 #[command(
+    override_usage = "rein verify [OPTIONS] --samples <FILE> --out <DIR>\n       \
+                      rein verify --generate <N> [--seed <SEED>] --out <FILE>\n       \
+                      rein verify --compare <DIR> <DIR>... --out <DIR>",
     after_help = "Examples:\n  rein verify --generate 200 --out samples.jsonl\n  rein verify --base-url http://host:8000/v1 \
                         --samples samples.jsonl --out result --min-schema-accuracy 0.99\n  rein verify \
                         --compare result other --out compared\n\nThe directory of --out gets \

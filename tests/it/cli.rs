@@ -15,7 +15,7 @@ fn stderr(output: &std::process::Output) -> String {
 }
 
 #[test]
-fn help_names_every_command_and_option() {
+fn help_lists_every_command_and_option() {
     let help = run(&["--help"]);
     let text = String::from_utf8_lossy(&help.stdout);
     for word in ["serve", "score", "render", "check", "formats", "parse", "accept", "bench", "verify", "--config"] {
@@ -25,6 +25,58 @@ fn help_names_every_command_and_option() {
     let text = String::from_utf8_lossy(&serve.stdout);
     for word in ["--model", "--tp", "--engine", "--http", "--grpc", "--quantize", "REIN_TP"] {
         assert!(text.contains(word), "{word} in {text}");
+    }
+}
+
+#[test]
+fn a_hub_id_as_the_model_says_how_to_download_it() {
+    for command in ["serve", "check", "render"] {
+        let output = run(&[command, "--model", "no-such-organization/no-such-model"]);
+        assert_eq!(output.status.code(), Some(1), "{command}");
+        let said = stderr(&output);
+        let download = "hf download no-such-organization/no-such-model --local-dir no-such-model";
+        assert!(said.starts_with("rein: --model: ") && said.contains(download), "{command}: {said}");
+    }
+}
+
+#[test]
+fn status_without_etcd_is_one_plain_line() {
+    for command in [&["status"][..], &["drain", "worker-1"]] {
+        // The discard port of the loopback interface, on which nothing listens.
+        let output = run(&[command, &["--etcd", "127.0.0.1:9"]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        let expected = "rein: --etcd: cannot reach etcd at 127.0.0.1:9; start etcd, or set --etcd to its endpoints \
+                        (REIN_LOG=debug shows the cause)\n";
+        assert_eq!(stderr(&output), expected);
+    }
+}
+
+#[test]
+fn completions_and_man_pages_cover_every_command() {
+    let commands = ["serve", "router", "worker", "controller", "status", "verify", "completions"];
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(&["completions", shell]);
+        let script = String::from_utf8_lossy(&output.stdout).into_owned();
+        for word in commands.iter().chain(&["max-in-flight"]) {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    let dir = std::env::temp_dir().join(format!("rein-man-{}", std::process::id()));
+    let output = run(&["man", &dir.display().to_string()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for command in commands {
+        let page = std::fs::read_to_string(dir.join(format!("rein-{command}.1"))).expect(command);
+        assert!(page.contains(".SH OPTIONS"), "{command}: {page}");
+    }
+    std::fs::remove_dir_all(&dir).expect("cleans up");
+}
+
+#[test]
+fn the_usage_of_verify_names_what_it_needs() {
+    let output = run(&["verify", "--help"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for usage in ["[OPTIONS] --samples <FILE> --out <DIR>", "--generate <N>", "--compare <DIR> <DIR>... --out <DIR>"] {
+        assert!(text.contains(&format!("rein verify {usage}")), "{usage} in {text}");
     }
 }
 

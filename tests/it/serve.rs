@@ -1,10 +1,11 @@
 //! `rein serve` as a process: listeners, draining, recovery.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
 
 use serde_json::json;
 
-use super::process::{Server, read_response};
+use super::process::{Server, demo_model, read_response, rein};
 
 fn chat(content: &str, max_tokens: u32) -> serde_json::Value {
     json!({"model": "demo", "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "temperature": 0})
@@ -23,10 +24,45 @@ fn serves_the_demo_model_and_stops_on_sigterm() {
     let message = &answer["choices"][0]["message"];
     assert!(message["content"].as_str().is_some_and(|c| !c.is_empty()), "{answer}");
     assert!(answer["usage"]["completion_tokens"].as_u64().is_some_and(|n| n > 0), "{answer}");
+    let base = format!("http://{}", server.http);
     server.signal("TERM");
     let (status, rest) = server.wait();
     assert!(status.success(), "{status}");
     assert!(rest.contains("rein: stopped"), "{rest:?}");
+    let expected = [
+        ("model", "(DeepseekV3ForCausalLM)"),
+        ("format", "kimi_k2"),
+        ("weights", "bf16, "),
+        ("context", "4096 tokens"),
+        ("API", &format!("{base}/v1")),
+        ("playground", &format!("{base}/")),
+        ("metrics", &format!("{base}/metrics")),
+    ];
+    for (label, value) in expected {
+        let row = rest.lines().find(|line| line.trim_start().starts_with(label));
+        assert!(row.is_some_and(|row| row.contains(value)), "{label}: {value} in {rest}");
+    }
+}
+
+#[test]
+fn the_log_shows_loading_progress_and_warns_of_an_open_listener() {
+    let said = |address: &str| {
+        let mut command = rein();
+        command.env("REIN_LOG", "info").args(["serve", "--http", address, "--grpc", "0", "--model"]).arg(demo_model());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rein starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it listens");
+        child.kill().expect("it runs");
+        let output = child.wait_with_output().expect("ends");
+        (line, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (line, log) = said("0");
+    assert!(line.starts_with("rein: http listening on http://127.0.0.1:"), "{line}");
+    assert!(log.contains("weights loaded: 10.4 MiB in "), "{log}");
+    assert!(!log.contains("without an API key"), "{log}");
+    let (_, log) = said(":0");
+    let warning = log.lines().find(|line| line.contains("WARN")).unwrap_or_default();
+    assert!(warning.contains("--http: 0.0.0.0:") && warning.contains("without an API key"), "{log}");
 }
 
 #[test]

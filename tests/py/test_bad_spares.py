@@ -207,7 +207,7 @@ def test_a_process_that_its_peers_would_refuse_does_not_start(tmp_path):
     mixed = {**named(tmp_path, "peer"), "REIN_PEER_KEY": str(tmp_path / "other.key")}
     for environment, why in (
         (named(tmp_path, "expired"), "expired.pem: the certificate, or one of its chain, expired on "),
-        (strange, "peer.pem: the certificate was not signed with the key of the authority in --peer-ca"),
+        (strange, "peer.pem: the signature of the certificate does not match its issuer in --peer-ca"),
         (named(tmp_path, "other"), "other.pem: .*another-name"),
         (mixed, "--peer-key: .*other.key: "),
     ):

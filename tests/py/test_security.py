@@ -156,7 +156,7 @@ def test_a_certificate_that_expires_while_it_is_served_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--tls-cert", CA], "--tls-cert needs --tls-key beside it"),
+    (["--tls-cert", CA], "--tls-cert needs --tls-key"),
     (["--tls-cert", CA, "--tls-key", CA], "--tls-key: "),
     (["--tls-cert", "missing.pem", "--tls-key", CA], "--tls-cert: cannot read missing.pem"),
     (["--api-keys", "missing.toml"], "--api-keys: cannot read missing.toml"),

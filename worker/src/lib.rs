@@ -4,12 +4,14 @@
 //! knows token ids; it must not know text, tools or grammars.
 
 pub mod blocks;
+pub mod bytes;
 pub mod checkpoint;
 mod engine;
 pub mod error;
 mod events;
 pub mod executor;
 pub mod limits;
+mod load_log;
 pub mod metrics;
 pub mod model;
 pub mod node;
@@ -22,5 +24,6 @@ mod service;
 pub mod sim;
 mod trace;
 
+pub use load_log::LoadLog;
 pub use scheduler::EngineOptions;
 pub use service::{EngineService, start};

@@ -6,6 +6,7 @@
 mod checkpoint_watch;
 mod expert_layout;
 mod files;
+mod load_report;
 mod probe;
 mod readiness;
 mod seat;
@@ -20,9 +21,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rein_control_plane::connectivity::{LinkReport, needs_links};
 use rein_control_plane::epoch;
-use rein_control_plane::records::{
-    Drain, GroupRecord, Keys, Load, Ready, Seat, WorkerRecord, WorkerState, decode, encode,
-};
+use rein_control_plane::records::{Drain, GroupRecord, Keys, Ready, Seat, WorkerRecord, WorkerState, decode, encode};
 use rein_control_plane::{KeyCondition, Mirror, NameHolder, Session, Store, StoreError, Transaction};
 use rein_kernels::collective::tcp::{Abort, RankListener};
 use tokio::net::TcpStream;
@@ -33,6 +32,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use checkpoint_watch::CheckpointWatch;
 use expert_layout::{ExpertMigration, StoredRecord};
 pub use files::TextFiles;
+use load_report::LoadReport;
 use probe::Probing;
 pub use readiness::{Readiness, ReadinessVerdict};
 pub use seat::Workload;
@@ -115,8 +115,8 @@ struct Membership {
     /// The group's keys. Followed only by a leader, and by ranks with experts.
     mirror: Option<Mirror>,
     known: StoredRecord,
-    /// The load published last, and when.
-    told: Option<(Instant, Load)>,
+    /// The load published last.
+    reported: Option<LoadReport>,
 }
 
 impl Membership {
@@ -428,7 +428,7 @@ impl Node {
             migration: None,
             mirror: None,
             known: StoredRecord::default(),
-            told: None,
+            reported: None,
         });
         self.publish_record();
     }
@@ -533,22 +533,10 @@ impl Node {
             engine.give_up(&why);
             return self.trouble(why, Some(rank)).await;
         }
-        let stats = engine.engine_stats();
-        let load = Load {
-            epoch: now.record.epoch(),
-            running: stats.running,
-            waiting: stats.waiting,
-            used_blocks: stats.used_blocks,
-            total_blocks: stats.total_blocks,
-        };
-        let idle = |load: &Load| load.running + load.waiting == 0;
-        let fresh = now
-            .told
-            .as_ref()
-            .is_some_and(|(at, told)| at.elapsed() < limits::LOAD_INTERVAL && idle(told) == idle(&load));
-        if !fresh {
-            self.session.put(self.options.keys.load(&now.group), encode(&load));
-            now.told = Some((Instant::now(), load));
+        let (epoch, stats) = (now.record.epoch(), engine.engine_stats());
+        if let Some(report) = LoadReport::due(now.reported.as_ref(), Instant::now(), epoch, &stats) {
+            self.session.put(self.options.keys.load(&now.group), encode(&report.load));
+            now.reported = Some(report);
         }
         let key = self.options.keys.placement(&now.group);
         let Some(view) = now.mirror.as_ref().map(Mirror::view).filter(|view| view.revision > 0) else { return };

@@ -29,7 +29,7 @@ mod thread;
 
 use layout::LayoutInbox;
 pub use layout::Layouts;
-pub use memory::KvPlan;
+pub use memory::{KvPlan, WeightMemory};
 use open::Checkpoint;
 use thread::{LeaderQueues, RankJob, RankReport};
 
@@ -118,6 +118,7 @@ pub struct Resident {
 /// The ranks of a group in this process, loaded and linked.
 pub struct Seated {
     pub plan: KvPlan,
+    weights: WeightMemory,
     // Dropped before the ranks are joined: the leader's thread ends with it.
     leader: Option<Leader>,
     ranks: Ranks,
@@ -217,6 +218,7 @@ impl ModelLoader {
         drop(residents);
         let to_load = || mine.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(rank, _)| *rank);
         let plan = KvPlan::new(spec, &mine, to_load(), size, *precisions, &self.options)?;
+        let held = WeightMemory::new(spec, &mine, size, *precisions);
         let total: u64 = to_load().map(|rank| model::bytes_to_load(spec, weights, rank, size)).sum();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (self.options.threads.unwrap_or(cores) / links.len().max(1)).max(1);
@@ -283,7 +285,7 @@ impl ModelLoader {
             ranks: size,
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
-        Ok(Seated { plan, ranks, leader, shape, epoch: placement.epoch, layouts })
+        Ok(Seated { plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts })
     }
 }
 
@@ -302,13 +304,14 @@ impl Resident {
 impl Seated {
     /// The executor, if the leader is in this process. Dropping it ends the group.
     pub fn executor(self) -> Option<RankGroup> {
-        let Seated { plan, ranks, leader, shape, epoch, layouts } = self;
+        let Seated { plan, weights, ranks, leader, shape, epoch, layouts } = self;
         let wanted = layouts.wanted.clone();
         leader.map(|leader| RankGroup {
             shape,
             epoch,
             wanted,
             plan,
+            weights,
             leader,
             _ranks: ranks,
             stashed: HashSet::new(),
@@ -342,6 +345,7 @@ pub struct RankGroup {
     /// The expert layout of the next steps.
     wanted: Arc<AtomicU64>,
     plan: KvPlan,
+    weights: WeightMemory,
     // As in `Seated`.
     leader: Leader,
     _ranks: Ranks,
@@ -369,6 +373,10 @@ impl RankGroup {
 
     pub fn plan(&self) -> &KvPlan {
         &self.plan
+    }
+
+    pub fn weights(&self) -> &WeightMemory {
+        &self.weights
     }
 
     /// Checks a step before any rank sees it.

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use super::limits::{JOIN_TIME, LOOK};
 use crate::executor::Executor;
+use crate::load_log::LoadLog;
 use crate::rank::{Layouts, ModelLoader, Resident, Seated};
 use crate::scheduler::EngineOptions;
 use crate::service::{self, EngineService};
@@ -128,8 +129,10 @@ impl SeatTask {
         };
         let links = self.link()?;
         let own = Some(self.record.first_rank(self.member));
+        let placement = Arc::new(self.record.placement.clone());
+        let mut log = LoadLog::start();
         let seated = model
-            .seat(&Arc::new(self.record.placement.clone()), links, self.residents, Some(self.home), &mut |_, _| ())
+            .seat(&placement, links, self.residents, Some(self.home), &mut |done, total| log.report(done, total))
             .map_err(|error| match error {
                 crate::checkpoint::LoadError::Kernel(rein_kernels::KernelError::Aborted(reason)) => {
                     let suspect = self.links.ends().first().and_then(|(group_end, _)| group_end.abort()?.suspect);
@@ -140,7 +143,6 @@ impl SeatTask {
                 }
             })?;
         tracing::info!("{}", seated.plan);
-        let placement = &self.record.placement;
         let experts = placement.ranks.len() > 1 && placement.ranks[0].experts.iter().any(|layer| !layer.is_empty());
         let layouts = experts.then(|| seated.layouts().clone());
         if !seated.leads() {
@@ -150,7 +152,7 @@ impl SeatTask {
         Ok(TakenSeat { engine: group, layouts, _followers: None })
     }
 
-    /// GroupLinks each of this member's ranks with the other ranks.
+    /// Links each of this member's ranks with the other ranks.
     fn link(&self) -> Result<Vec<Box<dyn Collective>>, SeatError> {
         let size = self.record.placement.ranks.len();
         let (first, ranks) = (self.record.first_rank(self.member), &self.record.members[self.member].ranks);

@@ -1,4 +1,4 @@
-//! Sizes the KV cache from free memory. It does not know sequences.
+//! Sizes the KV cache from free memory, and reports the memory of the weights. It does not know sequences.
 
 use std::fmt;
 
@@ -7,6 +7,7 @@ use rein_control_plane::limits::EXPERT_MOVES;
 use rein_kernels::Precision;
 
 use super::ModelOptions;
+use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
 use crate::model::{Precisions, Spec, bytes_of_copies, bytes_to_hold};
 
@@ -14,6 +15,36 @@ use crate::model::{Precisions, Spec, bytes_of_copies, bytes_to_hold};
 const DEFAULT_SHARE: usize = 4;
 /// Assumed free memory where the system does not report it.
 const UNKNOWN_FREE: usize = 2 << 30;
+
+/// The weights of the ranks in this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightMemory {
+    pub bytes: usize,
+    pub precisions: Precisions,
+}
+
+impl WeightMemory {
+    pub(super) fn new(spec: &Spec, mine: &[&RankPlacement], ranks: usize, precisions: Precisions) -> Self {
+        let bytes = mine.iter().map(|rank| bytes_to_hold(spec, precisions, rank, ranks)).sum();
+        WeightMemory { bytes, precisions }
+    }
+}
+
+impl fmt::Display for WeightMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |precision| match precision {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::Int8 => "int8",
+        };
+        let Precisions { base, linear } = self.precisions;
+        match base == linear {
+            true => write!(f, "{}, ", name(base))?,
+            false => write!(f, "{} (embedding and KV cache {}), ", name(linear), name(base))?,
+        }
+        write!(f, "{}", ByteCount(self.bytes as u64))
+    }
+}
 
 /// The KV cache of the ranks in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,23 +62,33 @@ pub struct KvPlan {
 
 impl fmt::Display for KvPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tokens = self.blocks * self.block_size;
-        let mib = (tokens * self.bytes_per_token) as f64 / f64::from(1 << 20);
         write!(
             f,
-            "KV cache: {} blocks of {} tokens ({tokens} tokens, {mib:.1} MiB, {} bytes per token), context ",
-            self.blocks, self.block_size, self.bytes_per_token
+            "KV cache: {} blocks of {} tokens ({} tokens, {}, {} bytes per token), context ",
+            self.blocks,
+            self.block_size,
+            self.tokens(),
+            ByteCount(self.bytes() as u64),
+            self.bytes_per_token
         )?;
         match self.max_context == self.full_context {
             true => write!(f, "{} tokens", self.max_context),
             false => {
-                write!(f, "{} of {} tokens: the KV cache holds no more", self.max_context, self.full_context)
+                write!(f, "{} of {} tokens, limited by the size of the KV cache", self.max_context, self.full_context)
             }
         }
     }
 }
 
 impl KvPlan {
+    pub fn tokens(&self) -> usize {
+        self.blocks * self.block_size
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.tokens() * self.bytes_per_token
+    }
+
     /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet.
     pub(super) fn new<'a>(
         spec: &Spec,

@@ -7,7 +7,7 @@ use super::*;
 fn upgrade(cluster: &mut Cluster, id: &str, protocol: u32) {
     cluster.restart(id);
     let record = &mut cluster.workers.get_mut(id).expect("known").record;
-    record.release = Release { protocol, version: format!("0.{protocol}.0") };
+    record.release = Release { protocol, version: format!("0.{protocol}.0"), started: 0 };
 }
 
 fn protocols(cluster: &Cluster) -> Vec<u32> {

@@ -40,6 +40,15 @@ fn the_kv_cache_is_a_share_of_free_memory_and_no_larger_than_useful() {
 }
 
 #[test]
+fn the_weights_are_shown_with_their_types() {
+    let bytes = 3 << 20;
+    assert_eq!(WeightMemory { bytes, precisions: PRECISIONS }.to_string(), "bf16, 3.0 MiB");
+    let precisions = Precisions { base: Precision::Bf16, linear: Precision::Int8 };
+    let shown = WeightMemory { bytes, precisions }.to_string();
+    assert_eq!(shown, "int8 (embedding and KV cache bf16), 3.0 MiB");
+}
+
+#[test]
 fn a_new_layout_has_room_beside_the_current_one() {
     let spec = |experts: usize| {
         let config = json!({"architectures": ["MixtralForCausalLM"], "vocab_size": 8, "hidden_size": 16,

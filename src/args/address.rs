@@ -1,4 +1,4 @@
-//! Addresses to listen on, as people write them.
+//! Addresses to listen on, as given on the command line.
 
 use std::fmt;
 use std::io;
@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use super::values;
 
-/// `HOST:PORT`, where the host is a name or an address (IPv6 in brackets), `:PORT` for every IPv4 interface, or `PORT` for
-/// 127.0.0.1.
+/// `HOST:PORT`, where the host is a name or an IP address (IPv6 in brackets), `:PORT` for all IPv4 interfaces, or
+/// `PORT` for 127.0.0.1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddr {
     host: String,
@@ -18,10 +18,18 @@ pub struct ListenAddr {
 impl ListenAddr {
     /// The same host with a port that the system chooses.
     pub fn any_port(&self) -> Self {
-        ListenAddr { host: self.host.clone(), port: 0 }
+        self.with_port(0)
     }
 
-    /// Where to listen, in the order in which to try: IPv4 first, as most clients of a name try it.
+    pub fn with_port(&self, port: u16) -> Self {
+        ListenAddr { host: self.host.clone(), port }
+    }
+
+    pub fn with_host(&self, host: String) -> Self {
+        ListenAddr { host, port: self.port }
+    }
+
+    /// The socket addresses to try, in order. IPv4 comes first, because most clients try it first.
     pub async fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         let mut addresses: Vec<SocketAddr> = tokio::net::lookup_host((self.host.as_str(), self.port)).await?.collect();
         addresses.sort_by_key(SocketAddr::is_ipv6);
@@ -56,7 +64,7 @@ impl FromStr for ListenAddr {
             Some(("", port)) => (Ipv4Addr::UNSPECIFIED.to_string(), port),
             Some((host, port)) => (host.to_owned(), port),
         };
-        // Digits alone: `+80` is a number for Rust, too.
+        // Rust would also parse `+80`.
         let port =
             Some(port).filter(|port| port.bytes().all(|c| c.is_ascii_digit())).and_then(|port| port.parse().ok());
         let named =
@@ -65,6 +73,14 @@ impl FromStr for ListenAddr {
             Some(port) if named => Ok(ListenAddr { host, port }),
             _ => Err(expected()),
         }
+    }
+}
+
+/// The host of a [`ListenAddr`] alone: a name or an IP address, without a port.
+pub fn listen_host(text: &str) -> Result<String, String> {
+    match text.parse::<IpAddr>().is_ok() || values::host(text).is_ok() {
+        true => Ok(text.to_owned()),
+        false => Err("expected a host name or an IP address without a port, such as 0.0.0.0, localhost or ::1".into()),
     }
 }
 

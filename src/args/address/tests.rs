@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn addresses_are_read_as_people_write_them() {
+fn all_forms_of_addresses_are_parsed() {
     for (text, shown) in [
         ("127.0.0.1:8000", "127.0.0.1:8000"),
         ("0.0.0.0:0", "0.0.0.0:0"),
@@ -41,6 +41,17 @@ fn addresses_are_read_as_people_write_them() {
     ] {
         let error = bad.parse::<ListenAddr>().expect_err(bad);
         assert!(error.contains("expected HOST:PORT"), "{bad}: {error}");
+    }
+}
+
+#[test]
+fn host_and_port_are_replaced_separately() {
+    let address: ListenAddr = "127.0.0.1:8000".parse().expect("an address");
+    assert_eq!(address.with_host(listen_host("::").expect("a host")).to_string(), "[::]:8000");
+    assert_eq!(address.with_host(listen_host("0.0.0.0").expect("a host")).to_string(), "0.0.0.0:8000");
+    assert_eq!(address.with_port(9000).to_string(), "127.0.0.1:9000");
+    for bad in ["", "h:80", "[::1]", "http://h", "a b"] {
+        assert!(listen_host(bad).is_err(), "{bad}");
     }
 }
 

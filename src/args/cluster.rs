@@ -1,0 +1,184 @@
+//! Options of the commands that run or inspect a cluster.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use rein_router::RoutePolicy;
+
+use super::address::ListenAddr;
+use super::{ApiArgs, EngineArgs, TelemetryArgs, WeightArgs, values};
+use crate::tls::PeerArgs;
+
+/// The cluster, and the etcd that stores its state.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct ClusterArgs {
+    /// Comma-separated etcd endpoints, HOST:PORT or https://HOST:PORT
+    #[arg(long, env = "REIN_ETCD", default_value = "127.0.0.1:2379", value_delimiter = ',', value_name = "ENDPOINTS", value_parser = values::etcd)]
+    pub etcd: Vec<String>,
+    /// Name of the cluster: letters, digits, `-`, `_` and `.`; starts with a letter or a digit
+    #[arg(long, env = "REIN_CLUSTER", default_value = "default", value_name = "NAME")]
+    pub cluster: String,
+    /// CA certificate (PEM) of etcd; turns TLS on
+    #[arg(long, env = "REIN_ETCD_CA", value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// Client certificate (PEM) for etcd
+    #[arg(long, env = "REIN_ETCD_CERT", value_name = "FILE", requires = "etcd_key")]
+    pub etcd_cert: Option<PathBuf>,
+    /// Private key (PEM) of the client certificate
+    #[arg(long, env = "REIN_ETCD_KEY", value_name = "FILE", requires = "etcd_cert")]
+    pub etcd_key: Option<PathBuf>,
+    /// Server name in etcd's certificate, if it differs from the endpoint's host
+    #[arg(long, env = "REIN_ETCD_NAME", value_name = "NAME", requires = "etcd_ca")]
+    pub etcd_name: Option<String>,
+    /// etcd user; the password comes from --etcd-password-file or REIN_ETCD_PASSWORD
+    #[arg(long, env = "REIN_ETCD_USER", value_name = "USER")]
+    pub etcd_user: Option<String>,
+    /// File with the etcd user's password
+    #[arg(long, env = "REIN_ETCD_PASSWORD_FILE", value_name = "FILE", requires = "etcd_user")]
+    pub etcd_password_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct RouterArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Name of this router in the cluster [default: host name and port]
+    #[arg(long, env = "REIN_ID", value_name = "NAME", help_heading = "Cluster")]
+    pub id: Option<String>,
+    #[command(flatten)]
+    pub peer: PeerArgs,
+    #[command(flatten)]
+    pub api: ApiArgs,
+    /// How a sequence's worker group is chosen: cache-aware, least-load, power-of-two, round-robin or random
+    #[arg(long, env = "REIN_POLICY", default_value = "cache-aware", value_name = "POLICY", help_heading = "Routing")]
+    pub policy: RoutePolicy,
+    /// Milliseconds without a first token after which a sequence is also sent to a second group; the faster one serves
+    /// it [default: never]
+    #[arg(long, env = "REIN_HEDGE_AFTER", value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=3_600_000), help_heading = "Routing")]
+    pub hedge_after: Option<u64>,
+    /// Comma-separated directories with the text files (config.json, tokenizer, template) of models, each used for the
+    /// model of the directory's name [default: fetched from the workers]
+    #[arg(long, env = "REIN_MODEL", value_delimiter = ',', value_name = "DIRS", help_heading = "Routing")]
+    pub model: Vec<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct WorkerArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Name of this worker in the cluster [default: host name and port]
+    #[arg(long, env = "REIN_ID", value_name = "NAME", help_heading = "Cluster")]
+    pub id: Option<String>,
+    #[command(flatten)]
+    pub peer: PeerArgs,
+    #[command(flatten)]
+    pub weights: WeightArgs,
+    #[command(flatten)]
+    pub group: WorkerGroupArgs,
+    #[command(flatten)]
+    pub network: WorkerNetworkArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    pub telemetry: TelemetryArgs,
+}
+
+/// The group that a worker joins, and what it contributes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Worker group")]
+pub struct WorkerGroupArgs {
+    /// Ranks per group. Workers of the same model form groups as they join; those left over are spares
+    #[arg(long, env = "REIN_GROUP_SIZE", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub group_size: u16,
+    /// Comma-separated devices; this process holds one rank on each
+    #[arg(long, env = "REIN_DEVICES", default_value = "cpu", value_delimiter = ',', value_name = "DEVICES")]
+    pub devices: Vec<Device>,
+    /// Redundant experts: copies of busy experts that each rank has room for, per layer
+    #[arg(long, env = "REIN_REDUNDANT_EXPERTS", default_value_t = 0, value_name = "N")]
+    pub redundant_experts: u16,
+    /// Seconds after which a running step counts as hung and the group is formed again
+    #[arg(long, env = "REIN_STEP_DEADLINE", default_value = "60", value_name = "S", value_parser = values::deadline)]
+    pub step_deadline: f64,
+    /// Workers in this process, each with its own name and port; for load tests with --engine sim
+    #[arg(long, env = "REIN_REPLICAS", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub replicas: u16,
+}
+
+/// A worker's listeners.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Network")]
+pub struct WorkerNetworkArgs {
+    /// Address of the gRPC services for routers; port 0 picks a free port
+    #[arg(long, env = "REIN_LISTEN", default_value = "127.0.0.1:0", value_name = "ADDR")]
+    pub listen: ListenAddr,
+    /// Address to which ranks of other workers connect; port 0 picks a free port [default: the host of --listen, port
+    /// 0]
+    #[arg(long, env = "REIN_MESH", value_name = "ADDR")]
+    pub mesh: Option<ListenAddr>,
+    /// Host name or IP address under which routers and other workers reach this process [default: the host of --listen]
+    #[arg(long, env = "REIN_ADVERTISE", value_name = "HOST", value_parser = values::host)]
+    pub advertise: Option<String>,
+    /// Address of the admin HTTP server (/metrics, /health, /ready), unencrypted and unauthenticated; port 0 picks a
+    /// free port [default: none]
+    #[arg(long, env = "REIN_HTTP", value_name = "ADDR")]
+    pub http: Option<ListenAddr>,
+}
+
+/// Where a rank computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    Cpu,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ControllerArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Name of this controller in the cluster [default: host name and process id]
+    #[arg(long, env = "REIN_ID", value_name = "NAME", help_heading = "Cluster")]
+    pub id: Option<String>,
+    /// Workers per model to keep as spares for lost ones instead of forming one more group
+    #[arg(long, env = "REIN_SPARES", default_value_t = 0, value_name = "N", help_heading = "Placement")]
+    pub spares: usize,
+    /// Minimum seconds between two expert layouts of a group; 0 disables rebalancing
+    #[arg(
+        long,
+        env = "REIN_REBALANCE_EVERY",
+        default_value_t = 60,
+        value_name = "SECONDS",
+        help_heading = "Placement"
+    )]
+    pub rebalance_every: u64,
+    /// Rebalance a layer's experts when its busiest rank has more than this many times the mean load
+    #[arg(long, env = "REIN_REBALANCE_ABOVE", default_value = "1.1", value_name = "FACTOR", value_parser = values::factor, help_heading = "Placement")]
+    pub rebalance_above: f64,
+    /// Address of the admin HTTP server (/metrics, /health, /ready), unencrypted and unauthenticated; port 0 picks a
+    /// free port [default: none]
+    #[arg(long, env = "REIN_HTTP", value_name = "ADDR", help_heading = "Network")]
+    pub http: Option<ListenAddr>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Show the status again at every change
+    #[arg(long)]
+    pub watch: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct DrainArgs {
+    /// Name of the worker in `rein status`
+    #[arg(value_name = "WORKER")]
+    pub worker: String,
+    /// Return at once instead of when the worker has left
+    #[arg(long)]
+    pub no_wait: bool,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}

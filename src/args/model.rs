@@ -1,0 +1,127 @@
+//! Options of a model's weights and of the engine that executes it.
+
+use std::path::PathBuf;
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Args, ValueEnum};
+use rein_worker::limits;
+
+use super::values;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DtypeArg {
+    /// The checkpoint's type
+    Auto,
+    F32,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum QuantizeArg {
+    None,
+    Int8,
+}
+
+/// Which weights to load, and as which types.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct WeightArgs {
+    /// Model directory in the Hub's layout: config.json, *.safetensors, tokenizer, chat template
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
+    pub model: PathBuf,
+    /// Type of the weights in memory and of the KV cache
+    #[arg(long, env = "REIN_DTYPE", value_enum, default_value_t = DtypeArg::Auto)]
+    pub dtype: DtypeArg,
+    /// Quantize the weights of the large matrix products while loading
+    #[arg(long, env = "REIN_QUANTIZE", value_enum, default_value_t = QuantizeArg::None)]
+    pub quantize: QuantizeArg,
+    /// Compute threads of all ranks in this process together [default: all cores]
+    #[arg(long, env = "REIN_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Seconds without data from the disk or file server after which loading fails
+    #[arg(long, env = "REIN_READ_TIMEOUT", default_value = "60", value_name = "S", value_parser = values::deadline)]
+    pub read_timeout: f64,
+}
+
+impl WeightArgs {
+    /// Whether the options that control how weights are loaded have their defaults.
+    pub fn is_default(&self) -> bool {
+        self.dtype == DtypeArg::Auto && self.quantize == QuantizeArg::None && self.threads.is_none()
+    }
+}
+
+/// A model in one process; shared by `serve` and `score`.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    #[command(flatten)]
+    pub weights: WeightArgs,
+    /// Tensor- and expert-parallel ranks; must divide the number of attention heads
+    #[arg(long, env = "REIN_TP", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub tp: u16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EngineKind {
+    /// The model, on this machine's CPU
+    Cpu,
+    /// A simulation without weights: seeded or scripted tokens, step times from a cost model
+    Sim,
+}
+
+/// The engine: context, KV cache, batching.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Backend that executes the steps
+    #[arg(long, env = "REIN_ENGINE", value_enum, default_value_t = EngineKind::Cpu)]
+    pub engine: EngineKind,
+    /// Name of the model in the API [default: the name of the model directory]
+    #[arg(long, env = "REIN_SERVED_NAME", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub served_name: Option<String>,
+    /// Maximum number of tokens in prompt and answer together [default: the model's, or what the KV cache holds]
+    #[arg(long, env = "REIN_MAX_CONTEXT", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_context: Option<u32>,
+    /// Memory for the KV cache in MiB, at most what --max-sequences contexts of --max-context tokens need [default: a
+    /// quarter of the free memory]
+    #[arg(long, env = "REIN_KV_MEMORY", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub kv_memory: Option<u64>,
+    /// Tokens per KV block
+    #[arg(long, env = "REIN_BLOCK_SIZE", default_value_t = 16, value_name = "TOKENS", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub block_size: u16,
+    /// Maximum number of running sequences; others wait in the engine's queue
+    #[arg(long, env = "REIN_MAX_SEQUENCES", default_value_t = limits::MAX_SEQUENCES as u32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub max_sequences: u32,
+    /// Maximum number of sequences in the engine's queue; requests beyond it get status 429
+    #[arg(long, env = "REIN_MAX_QUEUE", default_value_t = limits::MAX_QUEUE as u32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_queue: u32,
+    /// Maximum number of tokens in one step; longer prompts are computed in chunks
+    #[arg(long, env = "REIN_TOKEN_BUDGET", default_value_t = limits::STEP_TOKENS as u32, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub token_budget: u32,
+    /// Disable the prefix cache, which shares the KV blocks of equal prompt prefixes
+    #[arg(long, env = "REIN_NO_PREFIX_CACHE")]
+    pub no_prefix_cache: bool,
+    #[command(flatten)]
+    pub sim: SimArgs,
+}
+
+/// Cost model of the sim engine: step time = base + prefill tokens * a + decode rows * b.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sim engine (--engine sim)")]
+pub struct SimArgs {
+    /// Microseconds per step
+    #[arg(long, env = "REIN_SIM_STEP_US", default_value_t = 0, value_name = "US")]
+    pub sim_step_us: u64,
+    /// Additional microseconds per prefill token
+    #[arg(long, env = "REIN_SIM_PREFILL_US", default_value_t = 0, value_name = "US")]
+    pub sim_prefill_us: u64,
+    /// Additional microseconds per decoding sequence
+    #[arg(long, env = "REIN_SIM_DECODE_US", default_value_t = 0, value_name = "US")]
+    pub sim_decode_us: u64,
+    /// Number of KV blocks
+    #[arg(long, env = "REIN_SIM_BLOCKS", default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub sim_blocks: u32,
+    /// Seed of the generated tokens
+    #[arg(long, env = "REIN_SIM_SEED", default_value_t = 0, value_name = "SEED")]
+    pub sim_seed: u64,
+}

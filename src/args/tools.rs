@@ -1,0 +1,96 @@
+//! Options of the commands that read files or standard input and print.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap_complete::Shell;
+
+use super::ModelArgs;
+
+#[derive(Debug, Clone, Args)]
+pub struct ScoreArgs {
+    /// File with a JSON array of token ids; `-` reads standard input
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct RenderArgs {
+    /// Model directory, for its template and tokenizer
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR", required_unless_present_any = ["template", "tokenizer"])]
+    pub model: Option<PathBuf>,
+    /// Chat template file to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub template: Option<PathBuf>,
+    /// Directory with the tokenizer to use instead of the model's
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct AcceptArgs {
+    /// Tool-call format: a name that `rein formats` lists, or a JSON file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub format: String,
+    /// Directory with the tokenizer
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: PathBuf,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct CheckArgs {
+    /// Model directory: config.json, tokenizer, chat template
+    #[arg(long, env = "REIN_MODEL", value_name = "DIR")]
+    pub model: PathBuf,
+    /// Chat template file to use instead of the model's
+    #[arg(long, env = "REIN_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    /// Directory with the tokenizer to use instead of the model's
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Tool-call format: a name that `rein formats` lists, or a JSON file [default: detected from the model directory]
+    #[arg(long, env = "REIN_FORMAT", value_name = "NAME|FILE")]
+    pub format: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct FormatsArgs {
+    /// Print JSON
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+    /// Print the formats page of the documentation
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ParseArgs {
+    /// Tool-call format: a name that `rein formats` lists, or a JSON file
+    #[arg(long, value_name = "NAME|FILE")]
+    pub format: String,
+    /// Directory with the tokenizer, for lines with token_ids
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// The reverse: from reasoning, content and tool_calls to the text that the model would write
+    #[arg(long, conflicts_with = "tokenizer")]
+    pub render: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct CompletionsArgs {
+    /// Shell to complete commands for
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ManArgs {
+    /// Directory for the pages, rein.1, rein-serve.1 and so on; it is created if it is missing
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+}
