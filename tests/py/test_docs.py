@@ -19,7 +19,7 @@ RUN = [REPOSITORY / "README.md", *sorted((DOCS / "start").glob("*.md")), *sorted
 COMMANDS = ("sh", "python")
 MOST_NOT_RUN = 24
 # Written or rewritten elsewhere; each is checked once it is here.
-COMING = {}
+COMING = set()
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*?) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)\n *```", re.S)
 
 
