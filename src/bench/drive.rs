@@ -22,7 +22,7 @@ pub enum Until {
     Elapsed(Duration),
 }
 
-/// What came of the requests at one concurrency.
+/// The results of the requests at one concurrency.
 #[derive(Debug)]
 pub struct Run {
     pub answers: Vec<BenchAnswer>,
@@ -31,8 +31,8 @@ pub struct Run {
     pub elapsed: Duration,
 }
 
-/// Requests that do not count. They bring the endpoint's caches into their usual state, show early that it answers at all,
-/// and tell how long the prompts are.
+/// Requests that do not count. They bring the endpoint's caches into their usual state, show early that it answers at
+/// all, and tell how long the prompts are.
 pub async fn warm_up(endpoint: &Endpoint, work: &mut BenchRequests, n: u32, wanted: u32) -> Result<(), BenchError> {
     let mut connection = ReusedConnection::new(endpoint);
     for i in 0..n {

@@ -1,5 +1,5 @@
-//! `rein bench`: drives an OpenAI endpoint, ours or another, and says how fast it answers; and measures what this machine's
-//! memory allows at best. docs/reference/bench.md explains every figure.
+//! `rein bench`: drives an OpenAI endpoint, ours or another, and says how fast it answers; and measures what this
+//! machine's memory allows at best. docs/reference/bench.md explains every figure.
 
 mod answer;
 mod drive;

@@ -177,8 +177,8 @@ impl BenchRequests {
         self.options.stream
     }
 
-    /// Corrects the length of prompts, given that the present ones have `measured` tokens. The template and the tools have a
-    /// share that does not grow with the words, which two measurements would tell; one is enough to come close.
+    /// Corrects the length of prompts, given that the present ones have `measured` tokens. The template and the tools
+    /// have a share that does not grow with the words, which two measurements would tell; one is enough to come close.
     pub fn calibrate(&mut self, measured: u64) {
         if self.options.prompt_ids.is_none() && measured > 0 {
             let missing = f64::from(self.options.prompt_tokens) - measured as f64;

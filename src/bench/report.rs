@@ -77,8 +77,8 @@ pub struct Probe {
     pub bound_tokens_per_second: Option<f64>,
 }
 
-/// The weights of a checkpoint. Active: read for each token of one stream, that is, without the embedding and with only the
-/// routed experts that a token uses.
+/// The weights of a checkpoint. Active: read for each token of one stream, that is, without the embedding and with only
+/// the routed experts that a token uses.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Weights {
     pub total_parameters: f64,

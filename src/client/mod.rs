@@ -351,8 +351,8 @@ impl<'a> ReusedConnection<'a> {
         Ok((ApiResponse::Grpc(events.into_inner()), start))
     }
 
-    /// The answer, and when the request was sent. A server may close a connection that it kept, and a request can cross with
-    /// that: one that was sent on such a connection and got no byte is sent once more, on a new one.
+    /// The answer, and when the request was sent. A server may close a connection that it kept, and a request can cross
+    /// with that: one that was sent on such a connection and got no byte is sent once more, on a new one.
     async fn request(
         &mut self,
         method: Method,

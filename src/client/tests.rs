@@ -91,7 +91,7 @@ fn secrets_are_not_repeated() {
 /// What a server does with the requests of one connection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Manner {
-    /// Answers the first and closes, without a word that it will.
+    /// Answers the first and closes without announcing it.
     CloseAfterAnswer,
     /// Answers the first, reads the second and closes.
     CloseAtSecond,
@@ -136,7 +136,8 @@ async fn a_kept_connection_that_the_server_has_closed_is_opened_again() {
     for (manner, answered, connected) in [
         (Manner::CloseAfterAnswer, [true; 4], 4),
         (Manner::CloseAtSecond, [true; 4], 4),
-        // What has begun to be answered has been taken, and is not sent twice; nor is what a new connection does not answer.
+        // What has begun to be answered has been taken, and is not sent twice; nor is what a new connection does not
+        // answer.
         (Manner::BreakSecond, [true, false, true, false], 2),
         (Manner::CloseAtFirst, [false; 4], 4),
     ] {

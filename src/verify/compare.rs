@@ -1,4 +1,5 @@
-//! `rein verify --compare`: results of several runs side by side, of other endpoints or settings, as text, JSON and one HTML page.
+//! `rein verify --compare`: results of several runs side by side, of other endpoints or settings, as text, JSON and one
+//! HTML page.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -36,8 +36,8 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// The share of values up to x over a logarithmic x in milliseconds: one line for each name, class and list of values. None:
-/// there are no values.
+/// The share of values up to x over a logarithmic x in milliseconds: one line for each name, class and list of values.
+/// None: there are no values.
 pub fn distributions(lines: [(&'static str, &'static str, Vec<f64>); 3]) -> Option<Plot> {
     let values = || lines.iter().flat_map(|(.., values)| values.iter().copied()).filter(|v| *v > 0.0);
     let (low, high) = values().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));

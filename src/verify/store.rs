@@ -1,4 +1,4 @@
-//! The directory of a run: what was asked of whom (run.json) and what came of it (results.jsonl), kept so that an
+//! The directory of a run: what was asked of whom (run.json) and its results (results.jsonl), kept so that an
 //! interrupted run can go on.
 
 use std::collections::{BTreeMap, HashMap};

@@ -1,7 +1,7 @@
 //! Whether an engine is to be asked: a circuit breaker. No clock: a function of what happened and `now`, so that a seed
 //! replays it.
 //!
-//! *Closed*: the engine is asked. It opens when the engine is gone, or after several failures within a while. *Open*: it
+//! *Closed*: the engine is asked. It opens when the engine is gone, or after several failures in a while. *Open*: it
 //! is not asked, for a time that grows with each failure in a row. *Half open*: after that time one request goes there;
 //! its end decides. The times differ from engine to engine by their names, so that engines that fell together are not
 //! tried together.
@@ -21,7 +21,7 @@ pub const OPEN_FIRST: Duration = Duration::from_secs(1);
 pub const OPEN_MOST: Duration = Duration::from_secs(30);
 /// A probe that has not come back for so long is not waited for any more: another may go.
 pub const PROBE_TIME: Duration = Duration::from_secs(10);
-/// An engine that did not fail for so long begins anew with the shortest time.
+/// An engine that did not fail for so long starts again with the shortest time.
 pub const CLEAN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]

@@ -90,7 +90,7 @@ impl Steering {
     }
 }
 
-/// One sequence. Dropping it frees its slot. When its engine is lost, it goes on on another, from the tokens that
+/// One sequence. Dropping it frees its slot. When its engine is lost, it continues on another, from the tokens that
 /// count: what is drawn is a function of these, so that nobody can tell.
 pub struct EngineStream {
     /// None: it has no engine, because its client does not read.
@@ -138,7 +138,7 @@ enum On<'a> {
     Any(Option<&'a str>),
 }
 
-/// What came of a call to an engine.
+/// How a call to an engine failed.
 enum Failure {
     /// Nobody was there to be asked.
     Unreached(Error),

@@ -41,7 +41,7 @@ pub struct Refusal {
     pub id: u32,
 }
 
-/// What came of some drawn tokens.
+/// The result of some drawn tokens.
 #[derive(Debug, Default)]
 pub struct Judgement {
     /// How many of them stand, from the first.

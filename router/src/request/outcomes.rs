@@ -42,7 +42,7 @@ fn add(counts: &Counts, model: &str, label: &'static str, count: u64) {
 }
 
 impl Outcomes {
-    /// What came of the calls of one choice.
+    /// Counts the outcomes of the calls of one choice.
     pub(crate) fn calls(&self, model: &str, format: &'static str, report: &CallReport) {
         for outcome in Outcome::ALL {
             add(&self.calls, model, outcome.name(), report.outcomes[outcome as usize]);

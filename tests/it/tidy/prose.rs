@@ -48,8 +48,8 @@ fn quotes(path: &Path) -> bool {
 }
 
 /// Files whose prose is still to be rewritten. The lists may only shrink.
-const WORDS_WAITING: &[&str] = &["CHANGELOG.md", "docs", "router/src", "src"];
-const COLUMNS_WAITING: &[&str] = &["CHANGELOG.md", "docs", "src"];
+const WORDS_WAITING: &[&str] = &["CHANGELOG.md"];
+const COLUMNS_WAITING: &[&str] = &["CHANGELOG.md"];
 const LINKS_WAITING: &[&str] = &["CHANGELOG.md"];
 
 fn waits(list: &[&str], path: &Path) -> bool {

@@ -68,7 +68,7 @@ impl Hedge {
         Hedge::Opening { attempt, course, steer, counted }
     }
 
-    /// Never returns if nothing is to come. Cancel-safe.
+    /// Never returns if no more events follow. Cancel-safe.
     pub async fn next(&mut self) -> Turn {
         loop {
             match self {
@@ -93,7 +93,7 @@ impl Hedge {
         }
     }
 
-    /// Waits for what comes of asking the second engine. Cancel-safe.
+    /// Waits for the answer of the second engine. Cancel-safe.
     async fn opened(&mut self) {
         let Hedge::Opening { attempt, .. } = self else { return };
         let opened = attempt.await;

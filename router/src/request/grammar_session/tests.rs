@@ -34,7 +34,7 @@ fn matcher(rules: &Rules) -> Matcher {
     Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().unwrap().matcher().unwrap()
 }
 
-/// Without a word on how a call begins.
+/// Without an opening for calls.
 fn plain(matcher: Matcher, always: bool) -> Guide {
     opened(matcher, &[], always)
 }

@@ -1,4 +1,4 @@
-//! The calls of one choice: what is told of them, when, and what came of each.
+//! The calls of one choice: what is reported of them, when, and the outcome of each.
 
 use rein_proto::v1::{self, chat_event};
 
@@ -13,7 +13,7 @@ pub(super) struct CallSoFar {
     held: bool,
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Whole, and its schema accepts the arguments.

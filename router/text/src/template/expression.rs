@@ -4,7 +4,7 @@
 //! - Escapes in string literals are Python's.
 //! - `a % b` may format, `'ab' * n` may be empty, `x[a:b:c]` is Python's slice: each becomes a call. So does `a + b` in
 //!   templates that mark text as safe, where Jinja2 escapes the other operand.
-//! - `x.items` without a call is the method of a dict even where the dict has such a key; `x['items']` is where it has not.
+//! - `x.items` without a call is the dict's method even if the dict has such a key; `x['items']` is if it has not.
 //! - Unary pluses are dropped, and a tuple that is printed gets its parentheses.
 
 use super::views::METHODS;

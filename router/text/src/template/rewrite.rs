@@ -2,7 +2,7 @@
 //!
 //! - Line ends become `\n`.
 //! - `{% generation %}` (training marks, no output) becomes `{% with %}`, which has the same scope.
-//! - The iterable of every `for` passes through the filter `ITERATE`: iterating none is an error in Python (here it would
+//! - The iterable of every `for` passes the filter `ITERATE`: iterating none is an error in Python (here it would
 //!   drop text from the prompt in silence), and a string is a sequence of known length.
 //! - Expressions: see `expression`.
 //! - `{% with a = 1, b = a %}` assigns at once, so that `b` is the outer `a`.
