@@ -147,6 +147,8 @@ pub const REFUSALS_IN_A_ROW: u32 = 8;
 pub const FORCED_TOKENS: usize = 3;
 /// Refused tokens that `return_grammar` reports.
 pub const REFUSALS_TOLD: usize = 64;
+/// Tokens whose decisions `return_decisions` reports, from the first.
+pub const DECISIONS_TOLD: usize = 8192;
 /// Bytes of the schemas and grammars of a request that gets a first attempt at compiling.
 pub const SMALL_GRAMMAR_BYTES: usize = 64 << 10;
 /// First attempts at compiling a grammar at once, per model; each takes some milliseconds.

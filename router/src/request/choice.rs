@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     fleet::engine_stream::{Drawn, EngineStream, Heard},
     request::{
-        grammar_session::{Guide, GuideError, Judgement, Refusal},
+        grammar_session::{Decision, Guide, GuideError, Judgement, Origin, Refusal},
         metrics::RequestMetrics,
         transcript::{Flow, Outcome, Transcript},
     },
@@ -250,15 +250,26 @@ impl Choice {
 
     /// For whoever asked: `Done` tells it.
     fn report_grammar(&mut self) {
-        let Some(Guided { guide, .. }) = self.guided.as_ref().filter(|_| self.transcript.opening.report.grammar) else {
+        let Some(Guided { guide, .. }) = self.guided.as_mut().filter(|_| self.transcript.opening.report.grammar) else {
             return;
         };
         let stats = guide.stats();
+        let model = &self.transcript.model;
         let refusal = |refusal: &Refusal| v1::Refusal {
             position: refusal.position,
             id: refusal.id,
-            token: self.transcript.model.token_bytes(refusal.id),
+            token: model.token_bytes(refusal.id),
         };
+        let decision = |Decision { id, origin, refused }| {
+            let kind = match origin {
+                Origin::Drawn => v1::DecisionKind::Drawn,
+                Origin::Masked => v1::DecisionKind::Masked,
+                Origin::Forced => v1::DecisionKind::Forced,
+            };
+            let refused = refused.iter().map(refusal).collect();
+            v1::Decision { id, token: model.token_bytes(id), kind: kind.into(), refused }
+        };
+        self.transcript.decisions.extend(guide.take_decisions().into_iter().map(decision));
         self.transcript.grammar_report = Some(v1::GrammarReport {
             checked: stats.checked,
             refused: stats.refused,
@@ -267,6 +278,7 @@ impl Choice {
             masks: stats.masks,
             nanos: stats.nanos,
             refusals: guide.refusals().iter().map(refusal).collect(),
+            decisions: Vec::new(),
         });
     }
 

@@ -7,6 +7,7 @@ use std::{collections::VecDeque, time::Instant};
 use bytes::Bytes;
 use rein_grammar::{Matcher, MatcherError};
 
+pub use decisions::{Decision, Origin};
 pub use restrictions::Restrictions;
 
 use crate::{
@@ -14,7 +15,9 @@ use crate::{
     fleet::engine_stream::Steering,
     limits,
 };
+use decisions::Decisions;
 
+mod decisions;
 mod restrictions;
 
 /// What was checked and what it cost, for /metrics and for whoever asks.
@@ -131,6 +134,8 @@ pub struct Guide {
     /// The last judgement took so long that it held up whatever else the thread had to do.
     slow: bool,
     refusals: Vec<Refusal>,
+    /// None: nobody asks for them.
+    decisions: Option<Box<Decisions>>,
 }
 
 impl Guide {
@@ -152,7 +157,19 @@ impl Guide {
             stats: GuideStats::default(),
             slow: false,
             refusals: Vec::new(),
+            decisions: None,
         }
+    }
+
+    /// Records what is decided about each token.
+    pub fn with_decisions(mut self) -> Self {
+        self.decisions = Some(Box::default());
+        self
+    }
+
+    /// The decisions since the last call. Empty without [`Guide::with_decisions`].
+    pub fn take_decisions(&mut self) -> Vec<Decision> {
+        self.decisions.as_mut().map(|decisions| decisions.take()).unwrap_or_default()
     }
 
     pub fn stats(&self) -> GuideStats {
@@ -228,6 +245,9 @@ impl Guide {
             }
             judgement.stand += 1;
             self.position += 1;
+            if let Some(decisions) = &mut self.decisions {
+                decisions.drawn(id);
+            }
             self.in_a_row = 0;
             self.hold.accepted();
             if self.due.pop_front().is_none() || self.due.is_empty() {
@@ -255,6 +275,9 @@ impl Guide {
                 }
                 judgement.forced.push(id);
                 self.position += 1;
+                if let Some(decisions) = &mut self.decisions {
+                    decisions.forced(id);
+                }
                 self.in_a_row = 0;
                 self.hold.accepted();
                 if self.due.is_empty() {
@@ -270,7 +293,11 @@ impl Guide {
         }
         self.waiting = hold;
         let mut steering = Steering::keep(keep).append(judgement.forced.iter().copied());
-        if hold || (overruled && judgement.forced.is_empty()) {
+        let masked = hold || (overruled && judgement.forced.is_empty());
+        if let Some(decisions) = &mut self.decisions {
+            decisions.steered(masked);
+        }
+        if masked {
             steering = steering.mask(self.mask()?);
         }
         if hold {
@@ -345,8 +372,12 @@ impl Guide {
     fn refuse(&mut self, id: u32) {
         self.stats.refused += 1;
         self.hold.refused();
+        let refusal = Refusal { position: self.position as u32, id };
+        if let Some(decisions) = &mut self.decisions {
+            decisions.refused(refusal);
+        }
         if self.refusals.len() < limits::REFUSALS_TOLD {
-            self.refusals.push(Refusal { position: self.position as u32, id });
+            self.refusals.push(refusal);
         }
     }
 

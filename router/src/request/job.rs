@@ -29,6 +29,8 @@ pub struct Generation {
     pub max_tokens_param: Option<&'static str>,
     /// Tell what the grammar did.
     pub return_grammar: bool,
+    /// Tell what the grammar decided about each token.
+    pub return_decisions: bool,
     /// Lower is earlier in the queue.
     pub priority: Option<i64>,
     /// Most tokens of reasoning; it is ended then.

@@ -87,6 +87,8 @@ pub struct Transcript {
     /// Where and why the finished response is not what was asked for.
     pub(crate) invalid_response: Option<String>,
     pub(crate) grammar_report: Option<v1::GrammarReport>,
+    /// Of the tokens so far, and of those that were judged with them.
+    pub(crate) decisions: Vec<v1::Decision>,
     /// Of tokens that no event has reported yet.
     token_ids: Vec<u32>,
     logprobs: Vec<v1::TokenLogprob>,
@@ -141,6 +143,7 @@ impl Transcript {
             response,
             invalid_response: None,
             grammar_report: None,
+            decisions: Vec::new(),
             token_ids: Vec::new(),
             logprobs: Vec::new(),
             next_offset,
@@ -390,12 +393,17 @@ impl Transcript {
         if !self.echoed && !self.opening.echo.is_empty() {
             self.emit(chat_event::Event::TextDelta(v1::Delta::default()));
         }
+        let grammar = self.grammar_report.take().map(|report| {
+            // A stop may have ended the output before the last token that was judged.
+            self.decisions.truncate(self.completion_tokens as usize);
+            v1::GrammarReport { decisions: std::mem::take(&mut self.decisions), ..report }
+        });
         let done = v1::Done {
             finish_reason: reason.into(),
             usage: Some(self.usage()),
             stop_reason: std::mem::take(&mut self.stop_reason),
             stop_token: self.stop_token.take(),
-            grammar: self.grammar_report.take(),
+            grammar,
             malformed: self.report.malformed.clone(),
             incomplete_tool_calls: self.report.incomplete.clone(),
             invalid_response: self.invalid_response.clone().unwrap_or_default(),

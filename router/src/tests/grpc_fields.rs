@@ -79,6 +79,7 @@ fn chat_rows() -> Vec<(&'static str, Set<v1::ChatRequest>, Value)> {
         ("continue_final_message", |r| r.continue_final_message = Some(true), json!({"continue_final_message": true})),
         ("return_token_ids", |r| r.return_token_ids = true, json!({"return_token_ids": true})),
         ("return_grammar", |r| r.return_grammar = true, json!({"return_grammar": true})),
+        ("return_decisions", |r| r.return_decisions = true, json!({"return_decisions": true})),
         ("cache_salt", |r| r.cache_salt = Some("s".into()), json!({"cache_salt": "s"})),
         ("n", |r| r.n = Some(3), json!({"n": 3})),
         ("user", |r| r.user = Some("u".into()), json!({"user": "u"})),
@@ -274,5 +275,35 @@ async fn a_grammar_report_comes_with_done_where_it_is_asked_for() {
         assert_eq!(reports.len(), 1);
         assert_eq!(reports[0].as_ref().is_some_and(|report| report.checked > 0), asked, "{reports:?}");
         assert_eq!(reports[0].is_some(), asked);
+    }
+}
+
+#[tokio::test]
+async fn decisions_come_with_done_where_they_are_asked_for() {
+    let edge = Edge::new();
+    for asked in [true, false] {
+        let response_format = constrained(Kind::Choice(v1::response_format::Choice { options: vec!["yes".into()] }));
+        let request = v1::ChatRequest {
+            response_format,
+            return_grammar: true,
+            return_decisions: asked,
+            return_token_ids: true,
+            ..request(&bytes("yes"))
+        };
+        let (mut ids, mut decided) = (Vec::new(), Vec::new());
+        for event in events(&edge, request).await {
+            ids.extend(event.token_ids);
+            if let Some(v1::chat_event::Event::Done(done)) = event.event {
+                decided.extend(done.grammar.unwrap().decisions);
+            }
+        }
+        if !asked {
+            assert_eq!(decided, []);
+            continue;
+        }
+        assert!(!ids.is_empty());
+        assert_eq!(decided.iter().map(|decision| decision.id).collect::<Vec<_>>(), ids);
+        assert!(decided.iter().all(|decision| decision.kind() != v1::DecisionKind::Unspecified));
+        assert_eq!(decided[0].token, b"y");
     }
 }

@@ -47,6 +47,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Er
     }
     generation.logprobs = logprobs.then(|| top.unwrap_or(0));
     generation.return_grammar = fields.bool("return_grammar")?.unwrap_or(false);
+    generation.return_decisions = fields.bool("return_decisions")?.unwrap_or(false);
     let (conversation, hide) = conversation(fields)?;
     delivery.hide_reasoning |= hide;
     generation.thinking_token_budget = conversation.generation.thinking_token_budget;

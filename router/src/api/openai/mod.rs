@@ -115,6 +115,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
         script: fields.ids("script")?.unwrap_or_default(),
         max_tokens_param: completion_limit.map(|_| "max_completion_tokens"),
         return_grammar: false,
+        return_decisions: false,
         priority: fields.signed("priority")?,
         thinking_token_budget: None,
         truncate_prompt_tokens: truncation(fields)?,

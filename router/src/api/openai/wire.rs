@@ -359,6 +359,18 @@ pub struct GrammarReport {
     masks: u64,
     microseconds: f64,
     refusals: Vec<Refusal>,
+    /// With return_decisions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    decisions: Vec<Decision>,
+}
+
+/// How a generated token came about.
+#[derive(Serialize, Debug)]
+struct Decision {
+    id: u32,
+    token: String,
+    kind: &'static str,
+    refused: Vec<Refusal>,
 }
 
 #[derive(Serialize, Debug)]
@@ -375,6 +387,16 @@ impl From<&v1::GrammarReport> for GrammarReport {
             id: refusal.id,
             token: String::from_utf8_lossy(&refusal.token).into_owned(),
         };
+        let decision = |decision: &v1::Decision| Decision {
+            id: decision.id,
+            token: String::from_utf8_lossy(&decision.token).into_owned(),
+            kind: match decision.kind() {
+                v1::DecisionKind::Masked => "masked",
+                v1::DecisionKind::Forced => "forced",
+                v1::DecisionKind::Drawn | v1::DecisionKind::Unspecified => "drawn",
+            },
+            refused: decision.refused.iter().map(refusal).collect(),
+        };
         GrammarReport {
             checked: report.checked,
             refused: report.refused,
@@ -383,6 +405,7 @@ impl From<&v1::GrammarReport> for GrammarReport {
             masks: report.masks,
             microseconds: report.nanos as f64 / 1e3,
             refusals: report.refusals.iter().map(refusal).collect(),
+            decisions: report.decisions.iter().map(decision).collect(),
         }
     }
 }

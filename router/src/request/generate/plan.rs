@@ -33,6 +33,7 @@ pub struct Plan {
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) token_ids: bool,
     pub(super) grammar_report: bool,
+    pub(super) decisions: bool,
     pub(super) cache_salt: String,
     script: Vec<u32>,
     restrictions: Restrictions,
@@ -87,7 +88,8 @@ impl Plan {
             logprobs: generation.logprobs,
             prompt_logprobs: generation.prompt_logprobs,
             token_ids: generation.return_token_ids,
-            grammar_report: generation.return_grammar,
+            grammar_report: generation.return_grammar || generation.return_decisions,
+            decisions: generation.return_decisions,
             cache_salt: generation.cache_salt.clone().unwrap_or_default(),
             script: generation.script.clone(),
             restrictions: restrictions(&generation.sampling, model, bounds)?,
@@ -159,7 +161,9 @@ impl Plan {
             always: self.masks_always(grammar),
         };
         let (max_tokens, thinking) = (self.limits.max_tokens, self.thinking.clone());
-        Ok(Some(Guided { guide: Guide::new(rules), max_tokens, thinking }))
+        let guide = Guide::new(rules);
+        let guide = if self.decisions { guide.with_decisions() } else { guide };
+        Ok(Some(Guided { guide, max_tokens, thinking }))
     }
 }
 

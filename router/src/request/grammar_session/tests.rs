@@ -268,6 +268,40 @@ fn a_call_is_forced_where_nothing_else_can_come() {
 }
 
 #[test]
+fn decisions_tell_how_each_token_came_about() {
+    let z = u32::from(b'z');
+    let mut guide = plain(matcher(&weather(Choice::Required)), false).with_decisions();
+    guide.begin(100).unwrap();
+    assert_eq!(guide.take(&[z], 100).unwrap().stand, 0);
+    assert_eq!(guide.take_decisions(), [], "nothing stands yet");
+    let forced = guide.take(&[259], 100).unwrap().forced;
+    let decisions = guide.take_decisions();
+    let refused = vec![Refusal { position: 0, id: z }];
+    assert_eq!(decisions[0], Decision { id: 259, origin: Origin::Masked, refused });
+    let rest: Vec<_> = forced.iter().map(|&id| Decision { id, origin: Origin::Forced, refused: vec![] }).collect();
+    assert_eq!(decisions[1..], rest);
+    // Without a refusal the token is drawn without a mask.
+    let mut guide = plain(matcher(&weather(Choice::Required)), false).with_decisions();
+    guide.begin(100).unwrap();
+    guide.take(&[259], 100).unwrap();
+    assert_eq!(guide.take_decisions()[0], Decision { id: 259, origin: Origin::Drawn, refused: vec![] });
+    assert_eq!(guide.take_decisions(), [], "each decision is told once");
+}
+
+#[test]
+fn decisions_are_recorded_only_where_asked_and_up_to_a_limit() {
+    let mut guide = restricted(None, Restrictions::default(), &[], false);
+    guide.take(&[1, 2], 100).unwrap();
+    assert_eq!(guide.take_decisions(), []);
+    let mut guide = restricted(None, Restrictions::default(), &[], false).with_decisions();
+    let most = limits::DECISIONS_TOLD;
+    guide.take(&vec![1; most + 1], most + 1).unwrap();
+    assert_eq!(guide.take_decisions().len(), most);
+    guide.take(&[1], 1).unwrap();
+    assert_eq!(guide.take_decisions(), []);
+}
+
+#[test]
 fn a_stop_token_that_a_grammar_names_ends_the_output() {
     let token = json!({"type": "token", "token": "<|im_end|>"});
     let tag = json!({"type": "tag", "begin": "ab", "content": token, "end": "a"});

@@ -1,0 +1,66 @@
+//! What the grammar decided about each token, for requests that ask for it.
+
+use super::Refusal;
+use crate::limits;
+
+/// How a generated token came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Drawn without a mask and accepted.
+    Drawn,
+    /// Drawn under a mask.
+    Masked,
+    /// Not drawn: the grammar left no other token.
+    Forced,
+}
+
+/// A generated token, and the tokens that were drawn in its place before and refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    pub id: u32,
+    pub origin: Origin,
+    pub refused: Vec<Refusal>,
+}
+
+/// The decisions since they were last taken. At most [`limits::DECISIONS_TOLD`] are recorded in all.
+#[derive(Debug, Default)]
+pub(super) struct Decisions {
+    recorded: usize,
+    new: Vec<Decision>,
+    /// Refused since the last token that stands.
+    refused: Vec<Refusal>,
+    /// The next draw is made under a mask.
+    masked: bool,
+}
+
+impl Decisions {
+    pub(super) fn steered(&mut self, masked: bool) {
+        self.masked = masked;
+    }
+
+    pub(super) fn refused(&mut self, refusal: Refusal) {
+        self.masked = false;
+        self.refused.push(refusal);
+    }
+
+    pub(super) fn drawn(&mut self, id: u32) {
+        let masked = std::mem::take(&mut self.masked);
+        self.record(id, if masked { Origin::Masked } else { Origin::Drawn });
+    }
+
+    pub(super) fn forced(&mut self, id: u32) {
+        self.record(id, Origin::Forced);
+    }
+
+    fn record(&mut self, id: u32, origin: Origin) {
+        let refused = std::mem::take(&mut self.refused);
+        if self.recorded < limits::DECISIONS_TOLD {
+            self.recorded += 1;
+            self.new.push(Decision { id, origin, refused });
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Decision> {
+        std::mem::take(&mut self.new)
+    }
+}
