@@ -49,6 +49,35 @@ def test_inspect_shows_the_prompt_and_the_grammars_report(visit, demo):
     assert "What is the weather in Paris?" in blocks[0] and "<|im_user|>" in blocks[0]
     assert re.fullmatch(r"[\d ]+", blocks[1])
     assert re.search(r"Checked\s+\d+\s+Refused\s+\d+\s+Forced\s+\d+", page.text(".report"))
+    counted = dict(re.findall(r"(Checked|Refused|Forced)\s+(\d+)", page.text(".report")))
+    ids = blocks[2].split()
+    assert len(page.texts(".tokens .token:not(del)")) == len(ids)
+    assert len(page.texts(".tokens .forced")) == int(counted["Forced"]) and len(page.texts(".tokens del")) == int(counted["Refused"])
+    page.button("Next")
+    assert page.text(".decision").startswith(f"Token 2 of {len(ids)}, ") and f"({ids[1]})" in page.text(".decision")
+    page.button("Previous")
+    page.button("Previous")
+    assert page.text(".decision").startswith(f"Token 1 of {len(ids)}, "), "there is none before the first"
+
+
+def test_decisions_tell_what_was_refused_and_masked(visit, scripted):
+    page = visit(scripted)
+    token = lambda id, text, kind, *refused: {"id": id, "token": text, "kind": kind, "refused": [{"position": 0, "id": i, "token": t} for i, t in refused]}
+    decisions = [token(1, "a", "drawn"), token(2, "<b>\n", "masked", (7, "no"), (8, "nor")), token(3, " c", "forced")]
+    report = {"checked": 4, "refused": 2, "forced": 1, "held": 0, "masks": 1, "microseconds": 3.0, "refusals": [], "decisions": decisions}
+    scripted.answer().send(content="x").finish(grammar=report)
+    ask(page, "x")
+    page.until(ANSWERED)
+    assert scripted.requests[-1]["return_decisions"] is True
+    page.button("Inspect")
+    assert page.text(".tokens") == "anonor<b>⏎\n␣c"
+    assert page.text(".decision") == 'Token 2 of 3, "<b>\\n" (2): drawn under the grammar\'s mask. Refused here before: "no" (7), "nor" (8).'
+    page.click(".tokens .forced")
+    assert page.text(".decision") == 'Token 3 of 3, " c" (3): not drawn: the grammar left no other token.'
+    assert "decisions" not in page.js("JSON.stringify(localStorage)"), "they are too much to keep"
+    page.open(scripted.http)
+    page.button("Inspect")
+    assert not page.texts(".tokens") and "until the page is left" in page.text("#inspect")
 
 
 # Keys

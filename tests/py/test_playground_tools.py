@@ -132,7 +132,10 @@ def test_axe_finds_nothing(visit, scripted, width, dark):
     ask(page, "lost")
     page.until("document.querySelector('.assistant .error')")
     cut = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": "{"}}
-    scripted.answer().call(0, "get_weather", "{}").call(1, "get_weather", "{}", id="b").finish("tool_calls", {"malformed": ["x"], "incomplete_tool_calls": [cut]})
+    kinds = [{"id": i, "token": kind, "kind": kind, "refused": [{"position": i, "id": 9, "token": "no"}]} for i, kind in enumerate(("drawn", "masked", "forced"))]
+    report = {"checked": 4, "refused": 3, "forced": 1, "held": 0, "masks": 1, "microseconds": 3.0, "refusals": [], "decisions": kinds}
+    answer = scripted.answer().call(0, "get_weather", "{}").call(1, "get_weather", "{}", id="b")
+    answer.finish("tool_calls", {"malformed": ["x"], "incomplete_tool_calls": [cut]}, grammar=report)
     ask(page, "weather")
     page.until("document.querySelectorAll('form.result').length === 2")
     page.fill("form.result textarea", "sunny")

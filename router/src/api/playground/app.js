@@ -33,7 +33,7 @@ const log = new Log($("log"), $("latest"), {
   give: guarded((message, part, text) => session.give(current, message, part, text)),
   inspect: message => {
     const title = message.error ? "Failed answer" : `Answer: ${textOf(message).slice(0, 40) || "tool call"}`;
-    inspect($("inspect"), title, () => session.bodyOf(current, message), message, session.traces.get(message.id)?.tokens);
+    inspect($("inspect"), title, () => session.bodyOf(current, message), message, session.traces.get(message.id));
     panel.open("tab-inspect");
     drawer("panel", true);
   },

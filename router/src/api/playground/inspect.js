@@ -12,8 +12,8 @@ const REPORT = [
 ];
 
 /** Fills the panel for an answer, or for the next question where there is no answer. */
-export function inspect(node, title, body, message, tokens) {
-  node.replaceChildren(el("h2", {}, title), prompt(body), ...(message ? [grammar(message, tokens)] : []));
+export function inspect(node, title, body, message, trace) {
+  node.replaceChildren(el("h2", {}, title), prompt(body), ...(message ? [grammar(message), tokens(message, trace)] : []));
 }
 
 /** The prompt, on demand. */
@@ -39,18 +39,55 @@ function block(label, text) {
     el("pre", { tabindex: "0", role: "group", "aria-label": label }, text));
 }
 
-function grammar({ grammar }, tokens) {
+function grammar({ grammar }) {
   const section = el("section", { "aria-label": "Grammar" }, el("h3", {}, "Grammar"));
-  if (grammar) {
-    section.append(el("dl", { class: "report" }, ...REPORT.map(([name, label, title]) =>
-      el("div", { title }, el("dt", {}, label), el("dd", {}, String(grammar[name])))),
-      el("div", { title: "Time in the grammar" }, el("dt", {}, "Time"), el("dd", {}, `${grammar.microseconds.toFixed(0)} µs`))));
-    for (const { position, token, id } of grammar.refusals) {
-      section.append(el("p", { class: "refused" }, `At token ${position}, ${JSON.stringify(token)} (${id}) was refused.`));
-    }
-  } else {
+  if (!grammar) {
     section.append(el("p", { class: "note" }, "No grammar was needed: no tools were declared, or the answer ended early."));
+    return section;
   }
-  if (tokens) section.append(block("Token ids of the answer", tokens.map(token => token.id).join(" ")));
+  section.append(el("dl", { class: "report" }, ...REPORT.map(([name, label, title]) =>
+    el("div", { title }, el("dt", {}, label), el("dd", {}, String(grammar[name])))),
+    el("div", { title: "Time in the grammar" }, el("dt", {}, "Time"), el("dd", {}, `${grammar.microseconds.toFixed(0)} µs`))));
   return section;
 }
+
+/** The tokens of an answer: how each came about, or at least their ids. */
+function tokens({ grammar }, trace) {
+  const section = el("section", { "aria-label": "Tokens" }, el("h3", {}, "Tokens"));
+  if (trace?.decisions.length) section.append(...decided(trace.decisions));
+  else if (grammar && !trace) section.append(el("p", { class: "note" }, "How each token came about is known until the page is left. Retry to see it."));
+  if (trace?.tokens.length) section.append(block("Token ids of the answer", trace.tokens.join(" ")));
+  return section;
+}
+
+const KINDS = {
+  drawn: ["Drawn", "drawn freely and accepted"],
+  masked: ["Masked", "drawn under the grammar's mask"],
+  forced: ["Forced", "not drawn: the grammar left no other token"],
+};
+
+/** Every token in its place, and one of them in words: the one that the slider, the buttons or a click choose. */
+function decided(decisions) {
+  const quoted = ({ token, id }) => `${JSON.stringify(token)} (${id})`;
+  const nodes = decisions.map(({ token, kind }, i) => el("span", { class: `token ${kind}`, onclick: () => choose(i) }, visible(token)));
+  const pieces = decisions.flatMap(({ refused }, i) => [...refused.map(draw => el("del", { class: "token" }, visible(draw.token))), nodes[i]]);
+  const said = el("p", { class: "decision", role: "status" });
+  const slider = el("input", { type: "range", min: "0", max: String(decisions.length - 1), value: "0", "aria-label": "Token", oninput: () => choose(slider.valueAsNumber) });
+  const choose = i => {
+    if (i < 0 || i >= decisions.length) return;
+    slider.value = String(i);
+    const { kind, refused } = decisions[i];
+    nodes.forEach((node, at) => node.classList.toggle("chosen", at === i));
+    const after = refused.length ? ` Refused here before: ${refused.map(quoted).join(", ")}.` : "";
+    said.textContent = `Token ${i + 1} of ${decisions.length}, ${quoted(decisions[i])}: ${KINDS[kind][1]}.${after}`;
+  };
+  choose(Math.max(0, decisions.findIndex(decision => decision.refused.length)));
+  const step = (label, by) => button(label, () => choose(slider.valueAsNumber + by));
+  const legend = Object.entries(KINDS).map(([kind, [label, meaning]]) => el("span", { class: `token ${kind}`, title: meaning }, label));
+  return [el("p", { class: "legend" }, ...legend, el("del", { class: "token" }, "Refused")),
+    el("div", { class: "tokens", tabindex: "0", role: "group", "aria-label": "Tokens of the answer" }, ...pieces),
+    el("div", { class: "row stepper" }, step("Previous", -1), slider, step("Next", 1)), said];
+}
+
+/** Blanks that would not be seen get a sign. */
+const visible = token => token.replaceAll("\n", "⏎\n").replace(/^ | $/g, "␣").replaceAll("\t", "⇥") || "∅";

@@ -88,7 +88,7 @@ export class Session {
     const run = { conversation, controller: new AbortController(), kept: true };
     this.runs.set(conversation.id, run);
     conversation.messages.push(message);
-    const trace = { body, tokens: [] };
+    const trace = { body, tokens: [], decisions: [] };
     this.traces.set(message.id, trace);
     this.changed(conversation);
     try {
@@ -109,7 +109,7 @@ export class Session {
 
   async stream(conversation, message, trace, signal) {
     const began = performance.now();
-    const body = { ...trace.body, stream: true, stream_options: { include_usage: true }, return_token_ids: true, return_grammar: true };
+    const body = { ...trace.body, stream: true, stream_options: { include_usage: true }, return_token_ids: true, return_decisions: true };
     const response = await call("v1/chat/completions", { body, signal });
     message.relaxed = response.headers.get("x-rein-relaxed") ?? "";
     // The page always says whether it wants reasoning: a template that has none ignores that rightly.
@@ -117,11 +117,15 @@ export class Session {
     message.ignored = ignored.filter(name => body.thinking || name !== "thinking").join(",");
     for await (const chunk of events(response)) {
       if (chunk.choices?.length) message.times.first ??= performance.now() - began;
-      for (const choice of chunk.choices ?? []) trace.tokens.push(...(choice.token_ids ?? []).map(id => ({ id })));
+      for (const choice of chunk.choices ?? []) trace.tokens.push(...(choice.token_ids ?? []));
       take(message, chunk);
       this.hooks.progress(conversation, message);
     }
     message.times.total = performance.now() - began;
+    if (message.grammar) {
+      trace.decisions = message.grammar.decisions ?? [];
+      delete message.grammar.decisions;
+    }
   }
 
   /** Sends the mock results of an answer's calls, where the settings want that. */
