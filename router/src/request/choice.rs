@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     fleet::engine_stream::{Drawn, EngineStream, Heard},
     request::{
-        grammar_session::{Decision, Guide, GuideError, Judgement, Origin, Refusal},
+        grammar_session::{Guide, GuideError, Judgement, Refusal, TokenDecision, TokenOrigin},
         metrics::RequestMetrics,
         transcript::{Flow, Outcome, Transcript},
     },
@@ -260,11 +260,11 @@ impl Choice {
             id: refusal.id,
             token: model.token_bytes(refusal.id),
         };
-        let decision = |Decision { id, origin, refused }| {
+        let decision = |TokenDecision { id, origin, refused }| {
             let kind = match origin {
-                Origin::Drawn => v1::DecisionKind::Drawn,
-                Origin::Masked => v1::DecisionKind::Masked,
-                Origin::Forced => v1::DecisionKind::Forced,
+                TokenOrigin::Drawn => v1::DecisionKind::Drawn,
+                TokenOrigin::Masked => v1::DecisionKind::Masked,
+                TokenOrigin::Forced => v1::DecisionKind::Forced,
             };
             let refused = refused.iter().map(refusal).collect();
             v1::Decision { id, token: model.token_bytes(id), kind: kind.into(), refused }

@@ -7,7 +7,7 @@ use std::{collections::VecDeque, time::Instant};
 use bytes::Bytes;
 use rein_grammar::{Matcher, MatcherError};
 
-pub use decisions::{Decision, Origin};
+pub use decisions::{TokenDecision, TokenOrigin};
 pub use restrictions::Restrictions;
 
 use crate::{
@@ -168,7 +168,7 @@ impl Guide {
     }
 
     /// The decisions since the last call. Empty without [`Guide::with_decisions`].
-    pub fn take_decisions(&mut self) -> Vec<Decision> {
+    pub fn take_decisions(&mut self) -> Vec<TokenDecision> {
         self.decisions.as_mut().map(|decisions| decisions.take()).unwrap_or_default()
     }
 

@@ -5,7 +5,7 @@ use crate::limits;
 
 /// How a generated token came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum TokenOrigin {
     /// Drawn without a mask and accepted.
     Drawn,
     /// Drawn under a mask.
@@ -16,9 +16,9 @@ pub enum Origin {
 
 /// A generated token, and the tokens that were drawn in its place before and refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
+pub struct TokenDecision {
     pub id: u32,
-    pub origin: Origin,
+    pub origin: TokenOrigin,
     pub refused: Vec<Refusal>,
 }
 
@@ -26,7 +26,7 @@ pub struct Decision {
 #[derive(Debug, Default)]
 pub(super) struct Decisions {
     recorded: usize,
-    new: Vec<Decision>,
+    new: Vec<TokenDecision>,
     /// Refused since the last token that stands.
     refused: Vec<Refusal>,
     /// The next draw is made under a mask.
@@ -45,22 +45,22 @@ impl Decisions {
 
     pub(super) fn drawn(&mut self, id: u32) {
         let masked = std::mem::take(&mut self.masked);
-        self.record(id, if masked { Origin::Masked } else { Origin::Drawn });
+        self.record(id, if masked { TokenOrigin::Masked } else { TokenOrigin::Drawn });
     }
 
     pub(super) fn forced(&mut self, id: u32) {
-        self.record(id, Origin::Forced);
+        self.record(id, TokenOrigin::Forced);
     }
 
-    fn record(&mut self, id: u32, origin: Origin) {
+    fn record(&mut self, id: u32, origin: TokenOrigin) {
         let refused = std::mem::take(&mut self.refused);
         if self.recorded < limits::DECISIONS_TOLD {
             self.recorded += 1;
-            self.new.push(Decision { id, origin, refused });
+            self.new.push(TokenDecision { id, origin, refused });
         }
     }
 
-    pub(super) fn take(&mut self) -> Vec<Decision> {
+    pub(super) fn take(&mut self) -> Vec<TokenDecision> {
         std::mem::take(&mut self.new)
     }
 }

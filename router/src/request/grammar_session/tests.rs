@@ -277,14 +277,15 @@ fn decisions_tell_how_each_token_came_about() {
     let forced = guide.take(&[259], 100).unwrap().forced;
     let decisions = guide.take_decisions();
     let refused = vec![Refusal { position: 0, id: z }];
-    assert_eq!(decisions[0], Decision { id: 259, origin: Origin::Masked, refused });
-    let rest: Vec<_> = forced.iter().map(|&id| Decision { id, origin: Origin::Forced, refused: vec![] }).collect();
+    assert_eq!(decisions[0], TokenDecision { id: 259, origin: TokenOrigin::Masked, refused });
+    let rest: Vec<_> =
+        forced.iter().map(|&id| TokenDecision { id, origin: TokenOrigin::Forced, refused: vec![] }).collect();
     assert_eq!(decisions[1..], rest);
     // Without a refusal the token is drawn without a mask.
     let mut guide = plain(matcher(&weather(Choice::Required)), false).with_decisions();
     guide.begin(100).unwrap();
     guide.take(&[259], 100).unwrap();
-    assert_eq!(guide.take_decisions()[0], Decision { id: 259, origin: Origin::Drawn, refused: vec![] });
+    assert_eq!(guide.take_decisions()[0], TokenDecision { id: 259, origin: TokenOrigin::Drawn, refused: vec![] });
     assert_eq!(guide.take_decisions(), [], "each decision is told once");
 }
 
