@@ -211,7 +211,7 @@ fn field(vocabulary: &[Vec<u64>]) -> BoxedStrategy<(String, Value)> {
         1 => with(&["stop"], texts),
         1 => with(&["stop_token_ids", "allowed_token_ids"], ids),
         1 => with(&["ignore_eos", "include_stop_str_in_output", "return_token_ids", "parallel_tool_calls", "echo", "add_generation_prompt",
-            "continue_final_message", "thinking", "include_reasoning", "skip_special_tokens", "return_grammar", "logprobs"], flag),
+            "continue_final_message", "thinking", "include_reasoning", "skip_special_tokens", "return_grammar", "return_decisions", "logprobs"], flag),
         1 => with(&["logit_bias", "chat_template_kwargs", "documents", "metadata", "reasoning_effort", "cache_salt", "user", "priority"], json()),
         1 => (text(), json()),
     ]

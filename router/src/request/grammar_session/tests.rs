@@ -270,7 +270,7 @@ fn a_call_is_forced_where_nothing_else_can_come() {
 #[test]
 fn decisions_tell_how_each_token_came_about() {
     let z = u32::from(b'z');
-    let mut guide = plain(matcher(&weather(Choice::Required)), false).with_decisions();
+    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
     guide.begin(100).unwrap();
     assert_eq!(guide.take(&[z], 100).unwrap().stand, 0);
     assert_eq!(guide.take_decisions(), [], "nothing stands yet");
@@ -282,7 +282,7 @@ fn decisions_tell_how_each_token_came_about() {
         forced.iter().map(|&id| TokenDecision { id, origin: TokenOrigin::Forced, refused: vec![] }).collect();
     assert_eq!(decisions[1..], rest);
     // Without a refusal the token is drawn without a mask.
-    let mut guide = plain(matcher(&weather(Choice::Required)), false).with_decisions();
+    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
     guide.begin(100).unwrap();
     guide.take(&[259], 100).unwrap();
     assert_eq!(guide.take_decisions()[0], TokenDecision { id: 259, origin: TokenOrigin::Drawn, refused: vec![] });
