@@ -65,6 +65,10 @@ pub const REGEX_BYTES_PER_STEP: usize = 32;
 /// Bytes of the patterns of one schema once they are compiled to validate finished arguments and responses, about 30
 /// ms of a core. Patterns beyond are left to the grammar.
 pub const MAX_JUDGED_PATTERNS_BYTES: u64 = 10 << 20;
+/// Bytes of a compiled pattern of property names. A larger one is matched by the grammar alone.
+pub const MAX_NAME_PATTERN_BYTES: u64 = 2 << 20;
+/// Bytes of compiled patterns of property names, kept for the whole process.
+pub const MAX_CACHED_NAME_PATTERNS_BYTES: usize = 16 << 20;
 /// Repetitions in a structural tag.
 pub const MAX_TAG_REPEAT: i64 = 1000;
 /// Bytes of the whole grammar given to the compiler.

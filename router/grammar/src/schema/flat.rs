@@ -297,12 +297,6 @@ impl<'s> Compiler<'s, '_, '_> {
     }
 }
 
-/// Whether a pattern matches somewhere in a text.
-pub(crate) fn matches(pattern: &str, text: &str) -> bool {
-    let validator = jsonschema::draft202012::new(&json!({"pattern": pattern}));
-    validator.is_ok_and(|v| v.is_valid(&text.into()))
-}
-
 pub(super) fn percent_decoded(pointer: &str) -> String {
     let mut out = Vec::new();
     let mut rest = pointer.as_bytes();

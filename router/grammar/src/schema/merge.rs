@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 
 use serde_json::{Value, json};
 
-use super::flat::{is_annotation, matches, values};
+use super::flat::{is_annotation, values};
+use super::names::matches;
 use super::negate::{excluded, excludes_constants};
 use super::range::order;
 use super::{Compiler, Schema};

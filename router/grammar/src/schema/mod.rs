@@ -14,6 +14,7 @@ mod formats;
 mod free;
 mod keys;
 mod merge;
+mod names;
 mod negate;
 mod object;
 mod params;
@@ -35,7 +36,7 @@ use crate::limits::{MAX_COMPILE_WORK, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SC
 use crate::rules::{Cause, Relaxation, RuleError};
 use crate::validate::accepts;
 
-pub(crate) use flat::matches;
+pub(crate) use names::matches;
 pub(crate) use params::{Closer, Pattern};
 pub(crate) use pattern::compiled_bytes;
 pub(crate) use refs::local;

@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::array::times;
-use super::flat::matches;
+use super::names::{matches, steps};
 use super::{Compiler, Schema};
 use crate::lark::blanks;
-use crate::limits::{MAX_ANY_ORDER, MAX_IN_ORDER, MAX_PATTERNS};
+use crate::limits::{MAX_ANY_ORDER, MAX_COMPILE_WORK, MAX_IN_ORDER, MAX_PATTERNS};
 use crate::rules::RuleError;
 
 /// The members of an object that its schema names, and all names that it uses.
@@ -108,6 +108,15 @@ impl Compiler<'_, '_, '_> {
     fn members(&mut self, flat: &Schema, path: &str) -> Result<Option<Declared>, RuleError> {
         let colon = self.colon();
         let patterns = flat.get("patternProperties").and_then(Value::as_object);
+        let work = patterns.into_iter().flatten().map(|(pattern, _)| steps(pattern)).fold(0, u64::saturating_add);
+        self.work.budget.spend(work)?;
+        if self.work.budget.left() == 0 {
+            return Err(self.too_large(
+                path,
+                "the work of compiling the patterns of its properties",
+                MAX_COMPILE_WORK as usize,
+            ));
+        }
         let allowed = flat.get("propertyNames").map(|names| self.judge(names));
         if matches!(allowed, Some(None)) {
             self.relax(path, "propertyNames");

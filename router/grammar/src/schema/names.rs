@@ -1,0 +1,50 @@
+//! Patterns of property names. Each is compiled once and kept in a cache of the process, because schemas ask about every
+//! name, and parsers about every key of a call.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use jsonschema::Validator;
+use serde_json::json;
+
+use super::pattern::compiled_bytes;
+use crate::cache::Cache;
+use crate::limits::{MAX_CACHED_NAME_PATTERNS_BYTES, MAX_NAME_PATTERN_BYTES, REGEX_BYTES_PER_STEP};
+
+struct Compiled {
+    cache: Cache<Option<Arc<Validator>>>,
+    /// Two, so that nobody outside can choose the 128 bits of a key.
+    hashers: [RandomState; 2],
+}
+
+static COMPILED: LazyLock<Compiled> = LazyLock::new(|| Compiled {
+    cache: Cache::new(MAX_CACHED_NAME_PATTERNS_BYTES),
+    hashers: [RandomState::new(), RandomState::new()],
+});
+
+/// Whether a pattern matches somewhere in a name. A pattern that cannot be compiled, or only to more than
+/// [`MAX_NAME_PATTERN_BYTES`], matches nothing.
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+    let key = COMPILED.hashers.each_ref().map(|state| state.hash_one(pattern));
+    let validator = COMPILED.cache.get(key).unwrap_or_else(|| {
+        let bytes = compiled_bytes(pattern);
+        let validator = (bytes <= MAX_NAME_PATTERN_BYTES)
+            .then(|| jsonschema::draft202012::new(&json!({"pattern": pattern})).ok().map(Arc::new))
+            .flatten();
+        let kept = pattern.len() + validator.as_ref().map_or(0, |_| bytes as usize);
+        COMPILED.cache.keep(key, validator.clone(), kept);
+        validator
+    });
+    validator.is_some_and(|validator| validator.is_valid(&name.into()))
+}
+
+/// Steps of the budget for compiling a pattern, if it is compiled at all.
+pub(super) fn steps(pattern: &str) -> u64 {
+    match compiled_bytes(pattern) {
+        bytes if bytes <= MAX_NAME_PATTERN_BYTES => 1 + bytes / REGEX_BYTES_PER_STEP as u64,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests;
