@@ -5,11 +5,10 @@ use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
 
-use prometheus_client::registry::Registry;
 use rein_grammar::Enforcement;
 use rein_router::admission::keys::ApiKeys;
 use rein_router::hot_reload::FileError;
-use rein_router::{Policy, ProcessMetrics, Router, RouterConfig, scrape};
+use rein_router::{Policy, ProcessMetrics, Router, RouterConfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -46,13 +45,11 @@ pub fn config(args: &ApiArgs) -> Result<RouterConfig, FileError> {
     })
 }
 
-/// Watches these certificates, and reports in `/metrics` how long they stay valid.
-pub fn certificates(certificates: Vec<Certificate>) -> ProcessMetrics {
+/// Watches these certificates. The metrics of the process tell how long they are valid.
+pub fn process_metrics(certificates: Vec<Certificate>) -> ProcessMetrics {
     // Only workers need to know when the first one expires.
     drop(tls::watch(certificates.clone()));
-    let mut registry = Registry::default();
-    metrics::certificates(&mut registry, certificates);
-    ProcessMetrics::new(move || scrape::text(&registry))
+    ProcessMetrics::new(move |registry| metrics::register(registry, certificates.clone()))
 }
 
 /// Bound before anything is loaded, so that a port in use is reported at once.

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
-use rein_router::scrape;
+use rein_router::metrics::on_scrape;
 
 use crate::tls::Certificate;
 
@@ -19,11 +19,7 @@ pub fn register(registry: &mut Registry, certificates: Vec<Certificate>) {
     registry.register("rein_build", "Always 1; the version is a label", build);
     let help = "When the process began to serve, in seconds since 1970; a jump is a restart";
     registry.register("process_start_time_seconds", help, ConstGauge::new(began()));
-    self::certificates(registry, certificates);
-}
-
-pub fn certificates(registry: &mut Registry, certificates: Vec<Certificate>) {
-    scrape::on_scrape(registry, move |samples| {
+    on_scrape(registry, move |samples| {
         let left = certificates.iter().filter_map(|one| Some(([("usage", one.usage)], one.seconds_left()?)));
         let help = "Seconds until a certificate of this process expires; negative if it has expired. \
             `usage`: `peer` (`--peer-cert`) or `tls` (`--tls-cert`)";

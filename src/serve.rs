@@ -66,7 +66,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
             }
         };
         let engine = rein_worker::start(executor, engine_options(&args.engine));
-        let process_metrics = api_server::certificates(listeners.certificate().into_iter().collect());
+        let process_metrics = api_server::process_metrics(listeners.certificate().into_iter().collect());
         let router = Router::new(
             RouterConfig { process_metrics, ..api_server::config(&args.api)? },
             vec![ModelEntry {

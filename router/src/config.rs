@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use http::Uri;
+use prometheus_client::registry::Registry;
 
 use crate::{admission::keys::ApiKeys, fleet::route::RoutePolicy, limits};
 
@@ -32,17 +33,21 @@ pub struct RouterConfig {
     pub process_metrics: ProcessMetrics,
 }
 
-/// Metrics of the process around a router, in the Prometheus text format.
+type RegisterMetrics = dyn Fn(&mut Registry) + Send + Sync;
+
+/// Registers metrics of the process around a router.
 #[derive(Clone, Default)]
-pub struct ProcessMetrics(Option<Arc<dyn Fn() -> String + Send + Sync>>);
+pub struct ProcessMetrics(Option<Arc<RegisterMetrics>>);
 
 impl ProcessMetrics {
-    pub fn new(write: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        ProcessMetrics(Some(Arc::new(write)))
+    pub fn new(register: impl Fn(&mut Registry) + Send + Sync + 'static) -> Self {
+        ProcessMetrics(Some(Arc::new(register)))
     }
 
-    pub(crate) fn write(&self) -> String {
-        self.0.as_ref().map_or_else(String::new, |write| write())
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        if let Some(register) = &self.0 {
+            register(registry);
+        }
     }
 }
 

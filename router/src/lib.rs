@@ -15,19 +15,16 @@ pub mod fleet;
 mod hash;
 pub mod hot_reload;
 pub mod limits;
-mod metrics;
+pub mod metrics;
 mod report;
 mod request;
-pub mod scrape;
 mod state;
 mod surface_metrics;
 mod trace;
 
-use std::{
-    sync::{Arc, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use prometheus_client::metrics::counter::Counter;
 use rein_proto::v1::inference_server::SERVICE_NAME;
 use rein_text::model_text::{TextError, TextModel};
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -147,7 +144,7 @@ impl Router {
     }
 
     /// When a client that does not read counts as stalled, and where connections that are cut for it are counted.
-    pub fn client_stalls(&self) -> (Duration, Arc<AtomicU64>) {
+    pub fn client_stalls(&self) -> (Duration, Counter) {
         (self.core.config.client_stall, self.core.surfaces.connections_cut.clone())
     }
 

@@ -1,10 +1,11 @@
 //! `/metrics`: what each folder counts, in one text.
 
+use prometheus_client::registry::Registry;
+
 use crate::{
-    fleet::metrics::{EngineReport, FleetMetrics, PoolReport, write_engines, write_pools},
-    request::metrics::RequestMetrics,
+    fleet::metrics::{EngineReport, PoolReport, write},
+    metrics::{on_scrape, text},
     state::Core,
-    surface_metrics::SurfaceMetrics,
 };
 
 impl Core {
@@ -17,34 +18,14 @@ impl Core {
                 let (engine, epoch) = (engine.group.clone(), rein_control_plane::epoch::number(engine.epoch));
                 EngineReport { model: model.name().into(), engine, epoch, stats }
             }));
+            self.metrics.outcomes.serves(model.name(), model.format.name);
             let (standings, kinds) = (model.pool.standings(), model.pool.kinds());
-            pools.push(PoolReport { model: model.name().into(), format: model.format.name, standings, kinds });
+            pools.push(PoolReport { model: model.name().into(), standings, kinds });
         }
-        let mut report = compose(&self.surfaces, &self.metrics, &self.fleet_metrics, &pools, &engines);
-        self.admission.write_metrics(&mut report);
-        self.effort.write_metrics(&mut report);
-        if let Some(keys) = &self.config.keys {
-            keys.write_metrics(&mut report);
-        }
-        report.push_str(&self.config.process_metrics.write());
-        report
+        let mut asked = Registry::default();
+        on_scrape(&mut asked, move |samples| write(samples, &pools, &engines));
+        text(&self.registry) + &text(&asked)
     }
-}
-
-fn compose(
-    surfaces: &SurfaceMetrics,
-    metrics: &RequestMetrics,
-    fleet_metrics: &FleetMetrics,
-    pools: &[PoolReport],
-    engines: &[EngineReport],
-) -> String {
-    let mut out = String::new();
-    surfaces.write(&mut out);
-    metrics.write(&mut out, pools.iter().map(|pool| (pool.model.as_str(), pool.format)));
-    fleet_metrics.write(&mut out);
-    write_pools(&mut out, pools);
-    write_engines(&mut out, engines);
-    out
 }
 
 #[cfg(test)]

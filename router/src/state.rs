@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
+use prometheus_client::registry::Registry;
 use tonic_health::server::HealthReporter;
 
 use crate::{
@@ -23,20 +24,37 @@ pub struct Core {
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
     pub surfaces: SurfaceMetrics,
+    /// All metrics but those of engines, which are asked at each scrape.
+    pub registry: Registry,
     pub health: HealthReporter,
 }
 
 impl Core {
     pub fn new(config: RouterConfig, models: Vec<Arc<Model>>, health: HealthReporter) -> Self {
+        let admission = Admission::new(config.max_in_flight, config.max_queued);
+        let effort = Arc::new(Effort::new(config.hedge_after));
+        let (metrics, fleet_metrics) = (Arc::new(RequestMetrics::default()), Arc::new(FleetMetrics::default()));
+        let surfaces = SurfaceMetrics::default();
+        let mut registry = Registry::default();
+        config.process_metrics.register(&mut registry);
+        surfaces.register(&mut registry);
+        admission.register(&mut registry);
+        if let Some(keys) = &config.keys {
+            keys.register(&mut registry);
+        }
+        metrics.register(&mut registry);
+        effort.register(&mut registry);
+        fleet_metrics.register(&mut registry);
         Core {
-            admission: Admission::new(config.max_in_flight, config.max_queued),
-            effort: Arc::new(Effort::new(config.hedge_after)),
+            admission,
+            effort,
             intake: Intake::new(config.body_bytes),
             config,
             models: RwLock::new(Arc::new(models)),
-            metrics: Arc::default(),
-            fleet_metrics: Arc::default(),
-            surfaces: SurfaceMetrics::default(),
+            metrics,
+            fleet_metrics,
+            surfaces,
+            registry,
             health,
         }
     }

@@ -1,58 +1,34 @@
-//! What the API's surfaces count: requests by endpoint and status, and the process around them.
+//! Counts what the API's surfaces answer: requests by endpoint and status, and connections that are cut.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
 };
 
-use crate::{metrics::write_counters, request::model::now};
-
-pub struct SurfaceMetrics {
-    /// Seconds since 1970.
-    began: u64,
-    /// By surface, endpoint and status.
-    requests: Mutex<BTreeMap<(&'static str, &'static str, u16), u64>>,
-    pub connections_cut: Arc<AtomicU64>,
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    surface: &'static str,
+    endpoint: &'static str,
+    status: u32,
 }
 
-impl Default for SurfaceMetrics {
-    fn default() -> Self {
-        SurfaceMetrics { began: now(), requests: Mutex::default(), connections_cut: Arc::default() }
-    }
+#[derive(Default)]
+pub struct SurfaceMetrics {
+    requests: Family<RequestLabels, Counter>,
+    pub connections_cut: Counter,
 }
 
 impl SurfaceMetrics {
     pub fn request(&self, surface: &'static str, endpoint: &'static str, status: u16) {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        *requests.entry((surface, endpoint, status)).or_default() += 1;
+        self.requests.get_or_create(&RequestLabels { surface, endpoint, status: status.into() }).inc();
     }
 
-    pub fn write(&self, out: &mut String) {
-        self.write_process(out);
-        let _ = writeln!(
-            out,
-            "# HELP rein_requests_total Requests by surface, endpoint and status.\n# TYPE rein_requests_total counter"
-        );
-        for ((surface, endpoint, status), count) in &*self.requests.lock().unwrap_or_else(PoisonError::into_inner) {
-            let _ = writeln!(
-                out,
-                "rein_requests_total{{surface=\"{surface}\",endpoint=\"{endpoint}\",status=\"{status}\"}} {count}"
-            );
-        }
-        let help = "Connections that were cut because the client did not read.";
-        write_counters(out, [("rein_stalled_connections_total", help, &*self.connections_cut)]);
-    }
-
-    fn write_process(&self, out: &mut String) {
-        let version = env!("CARGO_PKG_VERSION");
-        let _ = writeln!(
-            out,
-            "# HELP rein_build_info Always 1; the version is a label.\n# TYPE rein_build_info gauge\n\
-             rein_build_info{{version=\"{version}\"}} 1"
-        );
-        let name = "process_start_time_seconds";
-        let help = "When this process began to serve, in seconds since 1970.";
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {}", self.began);
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Requests by the status of their answer; `status` is HTTP's, or gRPC's number. Errors later in a stream \
+            do not count here";
+        registry.register("rein_requests", help, self.requests.clone());
+        let help = "Connections closed because a write made no progress for `--client-stall-timeout` and 5 s";
+        registry.register("rein_stalled_connections", help, self.connections_cut.clone());
     }
 }

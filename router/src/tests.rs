@@ -14,6 +14,8 @@ mod grpc_fields;
 mod guard;
 mod hostile;
 mod lifecycle;
+#[path = "../../tests/metrics_reference.rs"]
+mod metrics_reference;
 #[path = "../text/src/tests/model_dir.rs"]
 mod model_dir;
 mod pool;

@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry;
 use rein_control_plane::decide::ControllerSettings;
 use rein_control_plane::rebalance::Rebalance;
 use rein_control_plane::{ClusterView, ControllerOptions, ControllerStats, controller};
-use rein_router::scrape::{self, NO_LABELS};
+use rein_router::metrics::{NO_LABELS, on_scrape};
 
 use super::page::{MetricsSocket, StatusPage};
 use super::status::{state, worker_state};
@@ -73,7 +73,7 @@ fn metrics(stats: &Arc<ControllerStats>) -> Registry {
     metrics::register(&mut registry, Vec::new());
     stats.register(&mut registry);
     let stats = stats.clone();
-    scrape::on_scrape(&mut registry, move |samples| {
+    on_scrape(&mut registry, move |samples| {
         let (groups, workers, routers) = stats.view(seen).unwrap_or_default();
         let states = |states: &'static [&'static str], seen: Counts| {
             states.iter().map(move |state| ([("state", *state)], seen.get(state).copied().unwrap_or(0)))

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, extract::State};
 use prometheus_client::registry::Registry;
-use rein_router::scrape;
+use rein_router::metrics::{CONTENT_TYPE, text};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -76,5 +76,5 @@ async fn ready(State(page): State<Arc<StatusPage>>) -> Response {
 }
 
 async fn metrics(State(page): State<Arc<StatusPage>>) -> Response {
-    ([(header::CONTENT_TYPE, scrape::CONTENT_TYPE)], scrape::text(&page.metrics)).into_response()
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text(&page.metrics)).into_response()
 }

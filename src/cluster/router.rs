@@ -77,7 +77,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let dial: Dial = Arc::new(move |address| links.dial(address));
         let hedge_after = args.hedge_after.map(Duration::from_millis);
         let certificates = peers.iter().map(Peers::certificate).chain(listeners.certificate()).collect();
-        let process_metrics = api_server::certificates(certificates);
+        let process_metrics = api_server::process_metrics(certificates);
         let config =
             RouterConfig { policy: args.policy, hedge_after, process_metrics, ..api_server::config(&args.api)? };
         let router = Router::open(config)?;

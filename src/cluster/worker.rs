@@ -13,7 +13,7 @@ use rein_control_plane::records::{Seat, WorkerRecord, WorkerState};
 use rein_control_plane::{Keys, ModelShape, SharedStore, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
-use rein_router::scrape::{self, Samples};
+use rein_router::metrics::{Samples, on_scrape};
 use rein_text::model_text::{self, Overrides, TextModel};
 use rein_worker::executor::Executor;
 use rein_worker::node::{self, EngineSwitch, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
@@ -262,7 +262,7 @@ struct ReportedWorker {
 fn metrics(read: impl Fn() -> Vec<ReportedWorker> + Send + Sync + 'static, certificates: Vec<Certificate>) -> Registry {
     let mut registry = Registry::default();
     metrics::register(&mut registry, certificates);
-    scrape::on_scrape(&mut registry, move |samples| write(samples, &read()));
+    on_scrape(&mut registry, move |samples| write(samples, &read()));
     registry
 }
 

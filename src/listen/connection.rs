@@ -6,11 +6,10 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -27,7 +26,7 @@ const LINGER_READ: usize = 16 << 10;
 #[derive(Clone)]
 pub struct Stall {
     pub after: Duration,
-    pub cut: Arc<AtomicU64>,
+    pub cut: Counter,
 }
 
 impl Stall {
@@ -40,7 +39,7 @@ impl Stall {
 
 impl Default for Stall {
     fn default() -> Self {
-        Stall { after: rein_router::limits::CLIENT_STALL, cut: Arc::default() }
+        Stall { after: rein_router::limits::CLIENT_STALL, cut: Counter::default() }
     }
 }
 
@@ -77,7 +76,7 @@ impl<S> Connection<S> {
         let after = self.stall.after;
         let waiting = self.writing.get_or_insert_with(|| Box::pin(tokio::time::sleep(after)));
         ready!(waiting.as_mut().poll(cx));
-        self.stall.cut.fetch_add(1, Ordering::Relaxed);
+        self.stall.cut.inc();
         let message = format!("the client read nothing for {} seconds", after.as_secs_f64());
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }

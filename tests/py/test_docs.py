@@ -143,7 +143,7 @@ def test_links_lead_to_files_and_headings(page):
 def test_the_index_lists_every_page():
     index = (DOCS / "README.md").read_text()
     inner = [DOCS / "benchmarks", DOCS / "decisions"]
-    missing = [name(page) for page in PAGES[1:] if page.parent not in inner and page.name not in ("README.md", "operations.md") and f"({page.relative_to(DOCS)})" not in index]
+    missing = [name(page) for page in PAGES[1:] if page.parent not in inner and page.name != "README.md" and f"({page.relative_to(DOCS)})" not in index]
     assert not missing
 
 
@@ -254,10 +254,7 @@ def test_paths_that_the_docs_name_exist(page):
 
 
 def test_metrics_that_the_docs_name_exist():
-    listed = set()
-    for page in [DOCS / "reference/metrics.md", DOCS / "operations.md"]:
-        if page.exists():
-            listed |= set(first_cells(page))
+    listed = set(first_cells(DOCS / "reference/metrics.md"))
     assert len(listed) > 45
     used = {metric for page in PAGES for metric in re.findall(r"\brein_[a-z_]+(?=[`{\[ (])", page.read_text())}
     used = {metric for metric in used if metric not in ("rein_proto", "rein_router")}
@@ -278,7 +275,7 @@ def test_memory_per_token_is_as_the_page_computes_it(tmp_path):
     assert "800 bytes per token" in log
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ("architecture.md", "operations.md")], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "architecture.md"], ids=name)
 def test_prose_lines_are_at_most_120_columns(page):
     text = re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), page.read_text(), flags=re.S)
     long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 120 and not line.startswith("|")]

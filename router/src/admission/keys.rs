@@ -5,7 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt::{self, Write},
+    fmt,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use prometheus_client::registry::Registry;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -24,6 +25,7 @@ use crate::{
     error::{Error, Kind},
     hash::sha256_hex,
     hot_reload::{FileError, Reread, Source, Wrong},
+    metrics::{NO_LABELS, Samples, on_scrape},
 };
 
 /// Keys of one file: each has labels of its own in `/metrics`.
@@ -164,35 +166,31 @@ impl ApiKeys {
         bool::from(found).then(|| clients.get(at as usize).cloned().map(Caller)).flatten()
     }
 
-    pub fn write_metrics(&self, out: &mut String) {
+    pub fn register(&self, registry: &mut Registry) {
+        let keys = self.clone();
+        on_scrape(registry, move |samples| keys.write(samples));
+    }
+
+    fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
         let clients = self.clients.get();
-        type Read = fn(&Usage) -> u64;
-        let table: [(&str, &str, &str, Read); 3] = [
-            ("rein_key_requests_total", "counter", "Requests by key.", |usage| usage.requests.load(Ordering::Relaxed)),
-            ("rein_key_tokens_total", "counter", "Prompt and generated tokens by key.", |usage| {
-                usage.tokens.load(Ordering::Relaxed)
-            }),
-            ("rein_key_requests_in_flight", "gauge", "Open requests by key.", |usage| {
-                usage.in_flight.load(Ordering::Relaxed).into()
-            }),
-        ];
-        for (name, kind, help, read) in table {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            for client in &*clients {
-                let _ = writeln!(out, "{name}{{key=\"{}\"}} {}", client.name, read(&client.usage));
-            }
-        }
-        let name = "rein_key_limited_total";
-        let _ = writeln!(out, "# HELP {name} Requests refused by a limit of their key.\n# TYPE {name} counter");
-        for client in &*clients {
-            for (limit, count) in LIMITS.iter().zip(&client.usage.limited) {
-                let count = count.load(Ordering::Relaxed);
-                let _ = writeln!(out, "{name}{{key=\"{}\",limit=\"{limit}\"}} {count}", client.name);
-            }
-        }
-        let name = "rein_unauthenticated_total";
-        let refused = self.refused.load(Ordering::Relaxed);
-        let _ = writeln!(out, "# HELP {name} Requests without a right key.\n# TYPE {name} counter\n{name} {refused}");
+        let read = |read: fn(&Usage) -> u64| {
+            clients.iter().map(move |client| ([("key", client.name.as_str())], read(&client.usage)))
+        };
+        let requests = read(|usage| usage.requests.load(Ordering::Relaxed));
+        samples.counter("rein_key_requests", "Requests by API key, where there are keys", requests)?;
+        let tokens = read(|usage| usage.tokens.load(Ordering::Relaxed));
+        samples.counter("rein_key_tokens", "Prompt and generated tokens by key", tokens)?;
+        let open = read(|usage| usage.in_flight.load(Ordering::Relaxed).into());
+        samples.gauge("rein_key_requests_in_flight", "Open requests by key", open)?;
+        let limited = clients.iter().flat_map(|client| {
+            let counts = LIMITS.iter().zip(&client.usage.limited);
+            counts.map(|(limit, count)| {
+                ([("key", client.name.as_str()), ("limit", *limit)], count.load(Ordering::Relaxed))
+            })
+        });
+        samples.counter("rein_key_limited", "Requests refused by a limit of their key", limited)?;
+        let refused = [(NO_LABELS, self.refused.load(Ordering::Relaxed))];
+        samples.counter("rein_unauthenticated", "Requests without a valid key", refused)
     }
 
     #[cfg(test)]

@@ -6,7 +6,7 @@ mod rate;
 
 use std::{
     collections::HashMap,
-    fmt::Write,
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use prometheus_client::registry::Registry;
 use tokio::{
     sync::{oneshot, watch},
     time::{Instant, sleep_until},
@@ -23,7 +24,7 @@ use crate::{
     admission::keys::InFlight,
     error::{Error, Kind},
     limits,
-    metrics::Histogram,
+    metrics::{Durations, NO_LABELS, Samples, on_scrape},
 };
 use queue::{Line, QueueStep, Ticket};
 
@@ -37,7 +38,7 @@ struct Hall {
     aborted: watch::Sender<bool>,
     /// Requests that are here in any way.
     present: watch::Sender<usize>,
-    waited: Histogram,
+    waited: Durations,
     full: AtomicU64,
     late: AtomicU64,
 }
@@ -187,6 +188,31 @@ fn retry_after(estimate: Option<Duration>) -> Duration {
     estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::RETRY_AFTER_MOST)
 }
 
+impl Hall {
+    fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
+        let (waiting, in_flight) = {
+            let state = self.state();
+            (state.line.waiting(), state.line.served())
+        };
+        for (name, help, value) in [
+            ("rein_requests_in_flight", "Admitted requests", in_flight),
+            ("rein_requests_in_flight_limit", "Requests in flight above which 429 is answered", self.limit as usize),
+            ("rein_requests_waiting", "Requests in the router's queue", waiting),
+            (
+                "rein_requests_waiting_limit",
+                "Requests beyond those in flight, above which 429 is answered",
+                self.queue as usize,
+            ),
+        ] {
+            samples.gauge(name, help, [(NO_LABELS, value)])?;
+        }
+        let help = "Requests that the queue refused: it was `full`, or their `deadline` could not be met";
+        let shed = [("full", &self.full), ("deadline", &self.late)];
+        let shed = shed.map(|(reason, count)| ([("reason", reason)], count.load(Ordering::Relaxed)));
+        samples.counter("rein_requests_shed", help, shed)
+    }
+}
+
 impl Admission {
     /// `queue`: requests that may be here beyond those in flight.
     pub fn new(limit: u32, queue: u32) -> Self {
@@ -200,7 +226,7 @@ impl Admission {
             draining: AtomicBool::new(false),
             aborted: watch::Sender::new(false),
             present: watch::Sender::new(0),
-            waited: Histogram::default(),
+            waited: Durations::default(),
             full: AtomicU64::new(0),
             late: AtomicU64::new(0),
         }))
@@ -255,32 +281,11 @@ impl Admission {
         }
     }
 
-    pub fn write_metrics(&self, out: &mut String) {
-        let waiting = self.0.state().line.waiting();
-        let in_flight = self.in_flight();
-        let limit = self.0.queue;
-        for (name, help, value) in [
-            ("rein_requests_in_flight", "Admitted requests.", in_flight as u64),
-            (
-                "rein_requests_in_flight_limit",
-                "Requests in flight above which 429 is answered.",
-                u64::from(self.0.limit),
-            ),
-            ("rein_requests_waiting", "Requests in the router's queue.", waiting as u64),
-            (
-                "rein_requests_waiting_limit",
-                "Requests beyond those in flight, above which 429 is answered.",
-                limit.into(),
-            ),
-        ] {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
-        }
-        let name = "rein_requests_shed_total";
-        let _ = writeln!(out, "# HELP {name} Requests sent away by the router's queue.\n# TYPE {name} counter");
-        for (reason, count) in [("full", &self.0.full), ("deadline", &self.0.late)] {
-            let _ = writeln!(out, "{name}{{reason=\"{reason}\"}} {}", count.load(Ordering::Relaxed));
-        }
-        self.0.waited.write(out, "rein_request_wait_seconds", "Of admitted requests, in the router's queue.");
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Time of admitted requests in the router's queue";
+        self.0.waited.register(registry, "rein_request_wait_seconds", help);
+        let shared = self.0.clone();
+        on_scrape(registry, move |samples| shared.write(samples));
     }
 }
 

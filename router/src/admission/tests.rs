@@ -37,8 +37,9 @@ async fn a_burst_waits_and_urgent_ones_go_first() {
         assert!(futures::poll!(waiting.as_mut()).is_pending());
     }
     assert_eq!(admission.enter(None).err().unwrap().code, Some("overloaded"));
-    let mut text = String::new();
-    admission.write_metrics(&mut text);
+    let mut registry = Registry::default();
+    admission.register(&mut registry);
+    let text = crate::metrics::text(&registry);
     assert!(text.contains("rein_requests_waiting 3") && text.contains("shed_total{reason=\"full\"} 1"), "{text}");
     drop(first);
     assert!(futures::poll!(normal.as_mut()).is_pending());

@@ -3,10 +3,7 @@
 mod hedge;
 mod progress;
 
-use std::{
-    pin::pin,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -406,16 +403,16 @@ impl EngineStream {
         // The first time is free: what was lost has to be computed somewhere.
         let again = self.resumes > 0;
         if self.resumes >= limits::RESUMES || again && !self.common.effort.retry(Instant::now()) {
-            self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
+            self.common.metrics.resume_failed.inc();
             return Err(without_engine(lost));
         }
         self.resumes += 1;
         let reason = lost.cause.as_deref().unwrap_or(&lost.message);
         self.reopen(reason).await.map_err(|error| {
-            self.common.metrics.resume_failed.fetch_add(1, Ordering::Relaxed);
+            self.common.metrics.resume_failed.inc();
             without_engine(error)
         })?;
-        self.common.metrics.resumed.fetch_add(1, Ordering::Relaxed);
+        self.common.metrics.resumed.inc();
         Ok(())
     }
 
@@ -425,7 +422,7 @@ impl EngineStream {
         if self.link.take().is_some() {
             let accepted = self.course.accepted.len();
             tracing::info!(parent: &self.span, sequence = self.start.request_id, accepted, "parked: its client does not read");
-            self.common.metrics.parked.fetch_add(1, Ordering::Relaxed);
+            self.common.metrics.parked.inc();
         }
     }
 

@@ -1,39 +1,36 @@
-//! What a router counts and reports of its engines.
+//! Metrics of a router's engines.
 
-use std::{fmt::Write, sync::atomic::AtomicU64};
+use std::fmt;
 
-use rein_proto::{
-    internal::EngineStats,
-    stats::{NUMBERS, Number, NumberKind},
-};
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use rein_proto::internal::EngineStats;
 
-use crate::metrics::{escaped, write_counters};
+use crate::metrics::Samples;
 
 #[derive(Default)]
 pub struct FleetMetrics {
-    pub parked: AtomicU64,
-    pub resumed: AtomicU64,
-    pub resume_failed: AtomicU64,
+    pub parked: Counter,
+    pub resumed: Counter,
+    pub resume_failed: Counter,
 }
 
 impl FleetMetrics {
-    pub fn write(&self, out: &mut String) {
-        write_counters(
-            out,
-            [
-                (
-                    "rein_parked_total",
-                    "Sequences that gave up their engine because their client did not read.",
-                    &self.parked,
-                ),
-                ("rein_resumed_total", "Sequences that went on after their engine was lost.", &self.resumed),
-                (
-                    "rein_resume_failed_total",
-                    "Sequences that lost their engine and found no other.",
-                    &self.resume_failed,
-                ),
-            ],
-        );
+    pub fn register(&self, registry: &mut Registry) {
+        for (name, help, counter) in [
+            (
+                "rein_parked",
+                "Sequences that gave up their engine because their client did not read for 5 s. They resume when it reads",
+                &self.parked,
+            ),
+            ("rein_resumed", "Sequences that went on after their engine was lost; clients saw nothing", &self.resumed),
+            (
+                "rein_resume_failed",
+                "Sequences that lost their engine and found no other: the client got an error",
+                &self.resume_failed,
+            ),
+        ] {
+            registry.register(name, help, counter.clone());
+        }
     }
 }
 
@@ -49,48 +46,27 @@ pub struct EngineReport {
 /// How many engines of a model have each standing.
 pub struct PoolReport {
     pub model: String,
-    pub format: &'static str,
     pub standings: [(&'static str, usize); 3],
     pub kinds: usize,
 }
 
-pub fn write_pools(out: &mut String, pools: &[PoolReport]) {
-    let help = "Engines of a model, by what membership says of them.";
-    let _ = writeln!(out, "# HELP rein_engines {help}\n# TYPE rein_engines gauge");
-    for PoolReport { model, standings, .. } in pools {
-        for (standing, count) in standings {
-            let _ = writeln!(out, "rein_engines{{model=\"{}\",standing=\"{standing}\"}} {count}", escaped(model));
-        }
-    }
-    let help = "Kinds of a model's engines (checkpoint, types, group size); more than 1: answers depend on where they are computed.";
-    let _ = writeln!(out, "# HELP rein_engine_kinds {help}\n# TYPE rein_engine_kinds gauge");
-    for PoolReport { model, kinds, .. } in pools {
-        let _ = writeln!(out, "rein_engine_kinds{{model=\"{}\"}} {kinds}", escaped(model));
-    }
-}
-
-pub fn write_engines(out: &mut String, engines: &[EngineReport]) {
-    let label =
-        |report: &EngineReport| format!("{{model=\"{}\",engine=\"{}\"}}", escaped(&report.model), report.engine);
-    let _ = writeln!(out, "# HELP rein_engine_up Whether the engine answers.\n# TYPE rein_engine_up gauge");
-    for report in engines {
-        let _ = writeln!(out, "rein_engine_up{} {}", label(report), u8::from(report.stats.is_some()));
-    }
-    let help = "The placement epoch of the engine's group.";
-    let _ = writeln!(out, "# HELP rein_engine_epoch {help}\n# TYPE rein_engine_epoch gauge");
-    for report in engines {
-        let _ = writeln!(out, "rein_engine_epoch{} {}", label(report), report.epoch);
-    }
-    for Number { name, kind, help, read } in NUMBERS {
-        let (name, kind) = match kind {
-            NumberKind::Gauge => (name.to_owned(), "gauge"),
-            NumberKind::Counter => (format!("{name}_total"), "counter"),
-        };
-        let _ = writeln!(out, "# HELP rein_engine_{name} {help}.\n# TYPE rein_engine_{name} {kind}");
-        for report in engines {
-            if let Some(stats) = &report.stats {
-                let _ = writeln!(out, "rein_engine_{name}{} {}", label(report), read(stats));
-            }
-        }
-    }
+pub fn write(samples: &mut Samples<'_>, pools: &[PoolReport], engines: &[EngineReport]) -> fmt::Result {
+    let standings = |pool: &PoolReport| {
+        let model = pool.model.clone();
+        pool.standings.map(|(standing, count)| ([("model", model.clone()), ("standing", standing.to_owned())], count))
+    };
+    let help = "Engines by what membership says: `serving`, `draining`, or `unlisted` (membership no longer has the engine; \
+        it is the last choice for 5 minutes)";
+    samples.gauge("rein_engines", help, pools.iter().flat_map(standings))?;
+    let help = "Kinds of the model's engines: checkpoint, types, block size, context, instruction set, group size. More \
+        than 1: an answer depends on where it is computed";
+    let kinds = pools.iter().map(|pool| ([("model", pool.model.as_str())], pool.kinds));
+    samples.gauge("rein_engine_kinds", help, kinds)?;
+    let labels = |report: &EngineReport| [("model", report.model.clone()), ("engine", report.engine.clone())];
+    let help = "1: the engine answers. `engine` is the group, and a number in `rein serve`";
+    let up = engines.iter().map(|report| (labels(report), u32::from(report.stats.is_some())));
+    samples.gauge("rein_engine_up", help, up)?;
+    let help = "Placement epoch of the engine's group: it grows when the group is formed again";
+    samples.gauge("rein_engine_epoch", help, engines.iter().map(|report| (labels(report), report.epoch)))?;
+    samples.engines("rein_engine", || engines.iter().filter_map(|report| Some((labels(report), report.stats?))))
 }

@@ -2,14 +2,14 @@
 //! over all its requests, so that engines in trouble get no multiple of their load.
 
 use std::{
-    fmt::Write,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tokio::time::Instant;
 
 use crate::limits::{HEDGED_ONE_IN, RETRIES_AT_ONCE, RETRIES_PER_SECOND, RETRIES_PER_SEQUENCE};
@@ -19,13 +19,13 @@ pub struct Effort {
     /// Silence of an engine after which another one is asked, too.
     pub hedge_after: Option<Duration>,
     account: Mutex<Account>,
-    retries: AtomicU64,
-    refused: AtomicU64,
+    retries: Counter,
+    refused: Counter,
     /// Sequences, and those of them that two engines have.
     sequences: AtomicUsize,
     hedged: AtomicUsize,
-    hedges: AtomicU64,
-    won: AtomicU64,
+    hedges: Counter,
+    won: Counter,
 }
 
 /// A token bucket in which sequences and time leave credit.
@@ -74,12 +74,12 @@ impl Effort {
         Effort {
             hedge_after,
             account: Mutex::new(Account { credit: RETRIES_AT_ONCE, since: None }),
-            retries: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            retries: Counter::default(),
+            refused: Counter::default(),
             sequences: AtomicUsize::new(0),
             hedged: AtomicUsize::new(0),
-            hedges: AtomicU64::new(0),
-            won: AtomicU64::new(0),
+            hedges: Counter::default(),
+            won: Counter::default(),
         }
     }
 
@@ -93,7 +93,7 @@ impl Effort {
     pub fn retry(&self, now: Instant) -> bool {
         let may = self.account.lock().unwrap_or_else(PoisonError::into_inner).spend(now);
         let counter = if may { &self.retries } else { &self.refused };
-        counter.fetch_add(1, Ordering::Relaxed);
+        counter.inc();
         may
     }
 
@@ -106,23 +106,30 @@ impl Effort {
 
     /// A second engine was asked.
     pub fn hedges(&self) {
-        self.hedges.fetch_add(1, Ordering::Relaxed);
+        self.hedges.inc();
     }
 
     /// It was the one that answered.
     pub fn won(&self) {
-        self.won.fetch_add(1, Ordering::Relaxed);
+        self.won.inc();
     }
 
-    pub fn write_metrics(&self, out: &mut String) {
-        for (name, help, value) in [
-            ("rein_retries_total", "Attempts beyond a sequence's first on an engine.", &self.retries),
-            ("rein_retry_budget_exhausted_total", "Attempts that the retry budget did not allow.", &self.refused),
-            ("rein_hedges_total", "Sequences that were given to a second engine.", &self.hedges),
-            ("rein_hedges_won_total", "Of these, those that the second engine answered first.", &self.won),
+    pub fn register(&self, registry: &mut Registry) {
+        for (name, help, counter) in [
+            (
+                "rein_retries",
+                "Attempts beyond a sequence's first: an engine did not take it, or it lost another engine before a token",
+                &self.retries,
+            ),
+            (
+                "rein_retry_budget_exhausted",
+                "Attempts that the router's retry budget did not allow; the request got an error",
+                &self.refused,
+            ),
+            ("rein_hedges", "Sequences that were given to a second engine (`--hedge-after`)", &self.hedges),
+            ("rein_hedges_won", "Hedged sequences that the second engine answered first", &self.won),
         ] {
-            let value = value.load(Ordering::Relaxed);
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+            registry.register(name, help, counter.clone());
         }
     }
 }

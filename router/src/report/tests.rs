@@ -3,19 +3,25 @@ use std::time::Duration;
 use rein_proto::internal::EngineStats;
 
 use super::*;
+use crate::{request::metrics::RequestMetrics, surface_metrics::SurfaceMetrics};
 
 #[test]
 fn every_sample_is_declared_and_buckets_are_cumulative() {
     let (surfaces, metrics) = (SurfaceMetrics::default(), RequestMetrics::default());
+    let mut registry = Registry::default();
+    surfaces.register(&mut registry);
+    metrics.register(&mut registry);
     surfaces.request("http", "chat", 200);
     surfaces.request("http", "chat", 200);
+    metrics.outcomes.serves("a", "hermes");
     metrics.first_token.observe(Duration::from_millis(3));
     metrics.first_token.observe(Duration::from_secs(100));
     let stats = Some(EngineStats { running: 3, ..EngineStats::default() });
     let report = EngineReport { model: "a\"b".into(), engine: "0".into(), epoch: 7, stats };
     let standings = [("serving", 1), ("draining", 0), ("unlisted", 0)];
-    let pool = PoolReport { model: "a".into(), format: "hermes", standings, kinds: 2 };
-    let text = compose(&surfaces, &metrics, &FleetMetrics::default(), &[pool], &[report]);
+    let pool = PoolReport { model: "a".into(), standings, kinds: 2 };
+    on_scrape(&mut registry, move |samples| write(samples, std::slice::from_ref(&pool), std::slice::from_ref(&report)));
+    let text = text(&registry);
     assert!(text.contains("rein_engine_epoch{model=\"a\\\"b\",engine=\"0\"} 7"));
     assert!(text.contains("rein_engines{model=\"a\",standing=\"draining\"} 0"));
     assert!(text.contains("rein_malformed_total{model=\"a\",format=\"hermes\"} 0"));

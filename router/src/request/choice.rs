@@ -1,6 +1,6 @@
 //! One choice of one request: the engine stream that feeds it, and the guide that says what stands.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use rein_proto::{
     internal::{self, FinishReason as EngineFinish},
@@ -284,8 +284,8 @@ impl Choice {
 
     fn admit(&mut self, admitted: &internal::Admitted) {
         self.transcript.cached_tokens = admitted.cached_tokens;
-        self.metrics.prompt_tokens.fetch_add(u64::from(admitted.prompt_tokens), Ordering::Relaxed);
-        self.metrics.cached_tokens.fetch_add(u64::from(admitted.cached_tokens), Ordering::Relaxed);
+        self.metrics.prompt_tokens.inc_by(admitted.prompt_tokens.into());
+        self.metrics.cached_tokens.inc_by(admitted.cached_tokens.into());
     }
 
     fn clock(&mut self, tokens: usize) {
@@ -294,7 +294,7 @@ impl Choice {
             None => self.metrics.first_token.observe(now - self.began),
             Some(last) => self.metrics.inter_token.observe((now - last) / tokens.max(1) as u32),
         }
-        self.metrics.generated_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+        self.metrics.generated_tokens.inc_by(tokens as u64);
         // As they come: a client that leaves has had them.
         if let Some(caller) = &self.caller {
             caller.charge(tokens as u64, now);
@@ -309,11 +309,11 @@ impl Drop for Choice {
         }
         let report = &self.transcript.report;
         let invalid = report.outcomes[Outcome::Invalid as usize];
-        self.metrics.grammar.invalid_calls.fetch_add(invalid, Ordering::Relaxed);
+        self.metrics.grammar.invalid_calls.inc_by(invalid);
         let model = &self.transcript.model;
         self.metrics.outcomes.calls(model.name(), model.format.name, report);
         let invalid = u64::from(self.transcript.invalid_response.is_some());
-        self.metrics.grammar.invalid_responses.fetch_add(invalid, Ordering::Relaxed);
+        self.metrics.grammar.invalid_responses.inc_by(invalid);
     }
 }
 

@@ -2,11 +2,7 @@
 
 mod plan;
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures::{
     StreamExt,
@@ -396,13 +392,13 @@ struct Running {
 
 impl Running {
     fn new(call: RequestContext, unfinished: Unfinished, usage: v1::Usage) -> Self {
-        call.metrics.open_streams.fetch_add(1, Ordering::Relaxed);
+        call.metrics.open_streams.inc();
         Running { call, unfinished, ended: false, finish: None, usage }
     }
 
     /// The client has not read for too long.
     fn stalled(&self) -> Error {
-        self.call.metrics.stalled.fetch_add(1, Ordering::Relaxed);
+        self.call.metrics.stalled.inc();
         Error::client_stalled(self.call.stall)
     }
 
@@ -417,10 +413,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let metrics = &self.call.metrics;
-        metrics.open_streams.fetch_sub(1, Ordering::Relaxed);
+        metrics.open_streams.dec();
         metrics.duration.observe(self.call.began.elapsed());
         if !self.ended {
-            metrics.abandoned.fetch_add(1, Ordering::Relaxed);
+            metrics.abandoned.inc();
         }
         let trace = &self.call.trace;
         trace.ended(&self.usage, self.finish);

@@ -1,16 +1,16 @@
 //! How choices ended and how their calls came out, counted per model.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::Arc;
 
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
 use rein_proto::v1::FinishReason;
 
 use crate::{
     error::Error,
-    metrics::escaped,
     request::{
         metrics::RequestMetrics,
         transcript::{CallReport, Outcome},
@@ -24,62 +24,62 @@ const ERROR: &str = "error";
 /// Reasons that every model shows from the start: an alarm sees a counter rise only if it was there before.
 const REASONS: [&str; 5] = ["stop", "length", "tool_calls", CANCELLED, ERROR];
 
-/// A model's name and the value of a second label.
-type Counts = Mutex<BTreeMap<(String, &'static str), u64>>;
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FinishedLabels {
+    model: String,
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    model: String,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MalformedLabels {
+    model: String,
+    format: &'static str,
+}
 
 #[derive(Default)]
 pub struct Outcomes {
-    finished: Counts,
-    calls: Counts,
-    malformed: Counts,
-}
-
-fn add(counts: &Counts, model: &str, label: &'static str, count: u64) {
-    if count > 0 {
-        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-        *counts.entry((model.to_owned(), label)).or_default() += count;
-    }
+    finished: Family<FinishedLabels, Counter>,
+    calls: Family<CallLabels, Counter>,
+    malformed: Family<MalformedLabels, Counter>,
 }
 
 impl Outcomes {
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Choices by how they ended: `stop`, `length`, `tool_calls`, `cancelled` (the client left), the `code` of \
+            the error that ended the request, or `error` where it has none. Each choice of a request that passed \
+            validation counts once, also if no engine took it";
+        registry.register("rein_finished", help, self.finished.clone());
+        let help = "Tool calls by outcome: `valid` (delivered), `incomplete` (the answer ended inside the call), \
+            `malformed` (the call broke off or could not be read), `invalid` (its arguments break the tool's schema)";
+        registry.register("rein_tool_calls", help, self.calls.clone());
+        let help = "Texts where a call belongs that could not be read as one: the entries of `malformed` in answers";
+        registry.register("rein_malformed", help, self.malformed.clone());
+    }
+
+    /// A model is served: it shows its counters from now on.
+    pub fn serves(&self, model: &str, format: &'static str) {
+        REASONS.iter().for_each(|reason| self.finish(model, reason, 0));
+        self.calls(model, format, &CallReport::default());
+    }
+
+    fn finish(&self, model: &str, reason: &'static str, choices: u64) {
+        self.finished.get_or_create(&FinishedLabels { model: model.to_owned(), reason }).inc_by(choices);
+    }
+
     /// Counts the outcomes of the calls of one choice.
     pub(crate) fn calls(&self, model: &str, format: &'static str, report: &CallReport) {
         for outcome in Outcome::ALL {
-            add(&self.calls, model, outcome.name(), report.outcomes[outcome as usize]);
+            let labels = CallLabels { model: model.to_owned(), outcome: outcome.name() };
+            self.calls.get_or_create(&labels).inc_by(report.outcomes[outcome as usize]);
         }
-        add(&self.malformed, model, format, report.malformed.len() as u64);
-    }
-
-    /// `models`: the names of those that are served, and their formats.
-    pub fn write<'a>(&self, out: &mut String, models: impl Iterator<Item = (&'a str, &'static str)> + Clone) {
-        let every = |labels: &[&'static str]| {
-            let labels = labels.to_vec();
-            models.clone().flat_map(move |(model, _)| labels.clone().into_iter().map(move |label| (model, label)))
-        };
-        let reasons = every(&REASONS);
-        let outcomes = every(&Outcome::ALL.map(Outcome::name));
-        write(out, "rein_finished_total", "reason", "Choices by how they ended.", &self.finished, reasons);
-        write(out, "rein_tool_calls_total", "outcome", "Tool calls by outcome.", &self.calls, outcomes);
-        let help = "Texts where a call belongs that could not be read as one.";
-        write(out, "rein_malformed_total", "format", help, &self.malformed, models);
-    }
-}
-
-fn write<'a>(
-    out: &mut String,
-    name: &str,
-    label: &str,
-    help: &str,
-    counts: &Counts,
-    known: impl Iterator<Item = (&'a str, &'static str)>,
-) {
-    let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    for (model, value) in known {
-        counts.entry((model.to_owned(), value)).or_default();
-    }
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter");
-    for ((model, value), count) in counts {
-        let _ = writeln!(out, "{name}{{model=\"{}\",{label}=\"{value}\"}} {count}", escaped(&model));
+        let labels = MalformedLabels { model: model.to_owned(), format };
+        self.malformed.get_or_create(&labels).inc_by(report.malformed.len() as u64);
     }
 }
 
@@ -101,7 +101,7 @@ impl Unfinished {
     /// A choice has ended in its own way.
     pub fn finished(&mut self, reason: FinishReason) {
         self.left = self.left.saturating_sub(1);
-        add(&self.metrics.outcomes.finished, &self.model, finish_reason(reason), 1);
+        self.metrics.outcomes.finish(&self.model, finish_reason(reason), 1);
     }
 
     /// The request ends with this error, and all its choices with it.
@@ -112,7 +112,9 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        add(&self.metrics.outcomes.finished, &self.model, self.reason, self.left.into());
+        if self.left > 0 {
+            self.metrics.outcomes.finish(&self.model, self.reason, self.left.into());
+        }
     }
 }
 

@@ -1,7 +1,9 @@
+use rein_router::metrics::text;
+
 use super::*;
 
 #[test]
 fn the_reference_lists_the_metrics() {
-    let text = scrape::text(&metrics(&Arc::default()));
+    let text = text(&metrics(&Arc::default()));
     crate::metrics_reference::check("Controllers", &text);
 }

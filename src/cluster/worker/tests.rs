@@ -2,6 +2,8 @@ use rein_proto::internal::EngineStats;
 
 use crate::metrics_reference;
 
+use rein_router::metrics::text;
+
 use super::*;
 
 #[test]
@@ -17,7 +19,7 @@ fn the_reference_lists_the_metrics() {
             .map(|(id, ready, report)| ReportedWorker { id: id.into(), ready, report })
             .into()
     };
-    let text = scrape::text(&metrics(read, Vec::new()));
+    let text = text(&metrics(read, Vec::new()));
     metrics_reference::check("Workers", &text);
     for line in [
         "rein_worker_ready{worker=\"w1\",standing=\"spare\"} 0",

@@ -3,7 +3,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use super::*;
 
 fn stall(seconds: u64) -> Stall {
-    Stall { after: Duration::from_secs(seconds), cut: Arc::default() }
+    Stall { after: Duration::from_secs(seconds), cut: Counter::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -24,7 +24,7 @@ async fn a_write_that_nobody_reads_ends_and_one_that_is_read_slowly_does_not() {
     let began = Instant::now();
     let error = server.write_all(&[7; 300]).await.unwrap_err();
     assert_eq!((error.kind(), began.elapsed()), (io::ErrorKind::TimedOut, stall.after));
-    assert_eq!(stall.cut.load(Ordering::Relaxed), 1);
+    assert_eq!(stall.cut.get(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,6 +32,7 @@ use crate::{
         status::http_response,
     },
     error::{Error, Kind},
+    metrics::CONTENT_TYPE,
     request::{
         chat, completion, delivery::ChatEvents, generate::RequestContext, job::ChatJob, memory::Held, model::Model,
     },
@@ -234,7 +235,7 @@ async fn ready(State(core): Shared) -> Response {
 }
 
 async fn metrics(State(core): Shared) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], core.report().await).into_response()
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], core.report().await).into_response()
 }
 
 async fn openapi_json() -> Response {

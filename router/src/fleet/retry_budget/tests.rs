@@ -13,8 +13,9 @@ fn retries_are_a_share_of_sequences_over_a_floor() {
     assert!((199..=200).contains(&earned), "{earned}");
     // What is not used is not kept for ever.
     assert_eq!(spent(now + Duration::from_secs(1_000_000)), RETRIES_AT_ONCE as usize);
-    let mut text = String::new();
-    effort.write_metrics(&mut text);
+    let mut registry = Registry::default();
+    effort.register(&mut registry);
+    let text = crate::metrics::text(&registry);
     assert!(text.contains("rein_retry_budget_exhausted_total 5\n"), "{text}");
 }
 

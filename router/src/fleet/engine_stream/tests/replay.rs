@@ -16,6 +16,7 @@ use std::{
 };
 
 use futures::{Stream, stream};
+use prometheus_client::registry::Registry;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rein_proto::internal::{engine_server::EngineServer, *};
 use tokio::time::{sleep, timeout};
@@ -29,6 +30,7 @@ use crate::{
         route::RoutePolicy,
     },
     hash::mix,
+    metrics::text,
 };
 
 const VOCAB: u32 = 29;
@@ -505,10 +507,11 @@ async fn play(seed: u64) -> Tally {
         let (seen, ended) = client(common(sequence.deadline), sequence).await;
         assert!(ended.is_ok() && seen == oracle(sequence), "{}: {ended:?}", sequence.name);
     }
-    tally.resumed = metrics.resumed.load(Relaxed);
-    tally.parked = metrics.parked.load(Relaxed);
-    let mut written = String::new();
-    effort.write_metrics(&mut written);
+    tally.resumed = metrics.resumed.get();
+    tally.parked = metrics.parked.get();
+    let mut registry = Registry::default();
+    effort.register(&mut registry);
+    let written = text(&registry);
     let won = written.lines().find_map(|line| line.strip_prefix("rein_hedges_won_total "));
     tally.won = won.and_then(|won| won.parse().ok()).expect("a count");
     tally
