@@ -1,5 +1,6 @@
-//! Primitives of metrics: the registry of a process as Prometheus text, durations, and metrics that are read at each scrape.
-//! Each folder declares its own metrics; this module knows none by name.
+//! Primitives of metrics: a registry as Prometheus text, durations, and metrics that are read at each scrape.
+//!
+//! Each folder declares its own metrics; this module does not know them.
 
 use std::{fmt, time::Duration};
 
