@@ -5,7 +5,7 @@
 # make chaos      run the long fault tests; those that cut networks need root
 # make bench      benchmark a server on $(HTTP)
 # make reference  write the reference pages of the command line
-# make dist       make packages in target/dist: an archive, a Debian package, a Python wheel
+# make dist       make packages in target/dist: an archive and a Debian package
 # Each installs what it needs and is missing.
 .PHONY: serve cluster test chaos lint bench reference dist clean setup setup-cluster setup-dist setup-lint setup-test
 

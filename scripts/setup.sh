@@ -74,7 +74,6 @@ if [ "$what" = lint ] || [ "$what" = test ]; then npm_install @bufbuild/buf 1.75
 if [ "$what" = dist ] || [ "$what" = test ]; then
     command -v dpkg-deb >/dev/null || fail "dpkg-deb is missing: packages can only be made on Debian and its derivatives"
     command -v objdump >/dev/null || install binutils || fail "objdump is missing: install binutils (Debian: sudo apt-get install binutils)"
-    pip_install packaging/requirements.txt
 fi
 
 if [ "$what" = lint ] || [ "$what" = dist ]; then exit 0; fi

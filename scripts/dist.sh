@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Makes packages of `rein` in target/dist: an archive and a Debian package.
+# PROFILE=dev packages the debug build; OUT names another directory.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+profile=${PROFILE:-release} out=${OUT:-target/dist}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+work=$out/work
+rm -rf "$work"
+mkdir -p "$work"
+
+cargo build --locked --profile "$profile" --bin rein
+built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")/rein
+version=$(cargo pkgid) version=${version##*[@#]}
+arch=$(uname -m)
+
+# The files that all packages share.
+share=$work/share
+mkdir -p "$share"
+strip -o "$share/rein" "$built"
+python3 scripts/licenses.py > "$share/THIRD-PARTY-LICENSES"
+cp LICENSE "$share/"
+"$share/rein" man "$share/man"
+for shell in bash fish zsh; do "$share/rein" completions $shell > "$share/rein.$shell"; done
+
+archive() {
+    local name=rein-$version-$arch-linux
+    mkdir -p "$work/$name"
+    cp -r "$share/." "$work/$name/"
+    tar -C "$work" --owner=0 --group=0 --sort=name -czf "$out/$name.tar.gz" "$name"
+}
+
+# dpkg-deb comes with Debian. cargo-deb would have to be compiled first.
+debian() {
+    local dir=$work/deb glibc man
+    glibc=$(objdump -T "$share/rein" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+    install -D -m755 "$share/rein" "$dir/usr/bin/rein"
+    install -D -m644 packaging/rein.service "$dir/usr/lib/systemd/system/rein.service"
+    install -D -m644 packaging/rein.toml "$dir/etc/rein/rein.toml"
+    install -D -m644 packaging/debian/copyright "$dir/usr/share/doc/rein/copyright"
+    gzip -9n < "$share/THIRD-PARTY-LICENSES" | install -D -m644 /dev/stdin "$dir/usr/share/doc/rein/THIRD-PARTY-LICENSES.gz"
+    for man in "$share"/man/*.1; do
+        gzip -9n < "$man" | install -D -m644 /dev/stdin "$dir/usr/share/man/man1/$(basename "$man").gz"
+    done
+    install -D -m644 "$share/rein.bash" "$dir/usr/share/bash-completion/completions/rein"
+    install -D -m644 "$share/rein.fish" "$dir/usr/share/fish/vendor_completions.d/rein.fish"
+    install -D -m644 "$share/rein.zsh" "$dir/usr/share/zsh/vendor-completions/_rein"
+    install -D -m755 -t "$dir/DEBIAN" packaging/debian/{postinst,prerm,postrm}
+    echo /etc/rein/rein.toml > "$dir/DEBIAN/conffiles"
+    cat > "$dir/DEBIAN/control" <<CONTROL
+Package: rein
+Version: $version
+Architecture: $(dpkg --print-architecture)
+Maintainer: the authors of Rein <rein@localhost>
+Installed-Size: $(du -sk --exclude=DEBIAN "$dir" | cut -f1)
+Depends: adduser, libc6 (>= ${glibc#GLIBC_}), libgcc-s1
+Section: net
+Priority: optional
+Description: model server for mixture-of-experts language models
+ Rein serves language models over an OpenAI-compatible HTTP API and gRPC. Tool calls always satisfy the schemas of their
+ tools. The service rein.service serves the model that /etc/rein/rein.toml names; it is not started on installation.
+CONTROL
+    dpkg-deb --root-owner-group --build "$dir" "$out/rein_${version}_$(dpkg --print-architecture).deb" >/dev/null
+}
+
+archive
+debian
+rm -rf "$work"
+ls -l "$built" "$out" | awk 'NF > 5 { printf "dist: %7.1f MB  %s\n", $5 / 1e6, $9 }'
