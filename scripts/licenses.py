@@ -1,7 +1,7 @@
 """Prints the licences of the libraries that the binary contains, for its packages.
 
-The list comes from `cargo metadata`: every crate from which `rein` is built, without those that only tests use. A crate whose
-licence is not in ALLOWED is an error. This script does not judge licence texts."""
+The list comes from `cargo metadata`: every crate from which `rein` is built, without those that only tests use. A crate
+whose licence is not in ALLOWED is an error. This script does not judge licence texts."""
 import json
 import pathlib
 import re
