@@ -198,6 +198,8 @@ fn a_marker_is_spelled_in_one_place() {
     let found = files(&["rs"])
         .into_iter()
         .filter(|p| !is_test(p) && !p.ends_with("router/grammar/src/formats.rs"))
+        // Requests of `rein verify` in which a user's text spells markers.
+        .filter(|p| !p.starts_with("src/verify/generate"))
         .filter_map(|p| {
             let text = without_tests(&read(&p));
             let code: Vec<&str> = text.lines().filter(|l| !l.trim_start().starts_with("//")).collect();

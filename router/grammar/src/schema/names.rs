@@ -1,5 +1,5 @@
-//! Patterns of property names. Each is compiled once and kept in a cache of the process, because schemas ask about every
-//! name, and parsers about every key of a call.
+//! Patterns of property names. Each is compiled once and kept in a cache of the process, because schemas ask about
+//! every name, and parsers about every key of a call.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
