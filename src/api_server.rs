@@ -8,7 +8,7 @@ use std::time::Duration;
 use rein_grammar::Enforcement;
 use rein_router::admission::keys::ApiKeys;
 use rein_router::hot_reload::FileError;
-use rein_router::{Policy, ProcessMetrics, Router, RouterConfig};
+use rein_router::{ModelPolicy, ProcessMetrics, Router, RouterConfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -19,8 +19,8 @@ use crate::metrics;
 use crate::terminal;
 use crate::tls::{self, Certificate, ServerTls};
 
-pub fn policy(args: &ToolCallArgs) -> Result<Policy, Box<dyn Error>> {
-    Ok(Policy {
+pub fn policy(args: &ToolCallArgs) -> Result<ModelPolicy, Box<dyn Error>> {
+    Ok(ModelPolicy {
         format: args.format.as_deref().map(crate::tools::formats::named).transpose()?,
         enforcement: match args.enforcement {
             EnforcementArg::NamesAndArguments => Enforcement::NamesAndArguments,

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use rein_router::{ModelEntry, Router, RouterConfig};
-use rein_text::model_text::{Overrides, TextModel};
+use rein_text::model_text::{ModelOverrides, ModelText};
 use rein_worker::EngineOptions;
 use rein_worker::bytes::ByteCount;
 use rein_worker::executor::Executor;
@@ -25,13 +25,13 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     }
     let policy = api_server::policy(&args.api.tool_calls)?;
     let files = load::text_files(weights)?;
-    let mut text = TextModel::load(
+    let mut text = ModelText::load(
         &weights.model,
-        &Overrides {
+        &ModelOverrides {
             name: args.engine.served_name.clone(),
             template: args.api.tool_calls.chat_template.clone(),
             max_context: args.engine.max_context.map(|n| n as usize),
-            ..Overrides::from_env()?
+            ..ModelOverrides::from_env()?
         },
     )?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -92,7 +92,7 @@ pub fn run(args: ServeArgs) -> Result<(), Box<dyn Error>> {
     })
 }
 
-pub fn sim(args: &EngineArgs, text: &TextModel) -> Sim {
+pub fn sim(args: &EngineArgs, text: &ModelText) -> Sim {
     Sim::new(SimOptions {
         model: text.name.clone(),
         vocab_size: text.vocab_size,

@@ -13,20 +13,20 @@ use tracing::Span;
 use crate::{error::Error, limits};
 
 /// A bounded number of threads. Large work may take half of them, so that small work does not wait behind it.
-pub struct Workers {
+pub struct BlockingPool {
     all: Arc<Semaphore>,
     large: Arc<Semaphore>,
 }
 
-impl Default for Workers {
+impl Default for BlockingPool {
     fn default() -> Self {
         let threads = available_parallelism().map_or(1, NonZero::get) / 2;
         let threads = threads.clamp(*limits::OFF_THREADS.start(), *limits::OFF_THREADS.end());
-        Workers { all: Arc::new(Semaphore::new(threads)), large: Arc::new(Semaphore::new(threads / 2)) }
+        BlockingPool { all: Arc::new(Semaphore::new(threads)), large: Arc::new(Semaphore::new(threads / 2)) }
     }
 }
 
-impl Workers {
+impl BlockingPool {
     /// Does the work, which reads so many bytes, unless the deadline passes first. Work that has begun goes on then,
     /// with its thread, and its result is dropped.
     pub async fn run<T: Send + 'static>(

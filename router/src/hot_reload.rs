@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A file, and the option that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct WatchedFile {
     pub flag: &'static str,
     pub path: PathBuf,
 }
@@ -26,29 +26,29 @@ pub struct Source {
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("{}: cannot read {}: {error}", source_.flag, source_.path.display())]
-    Read { source_: Source, error: io::Error },
+    Read { source_: WatchedFile, error: io::Error },
     #[error("{}: {}: {what}", source_.flag, source_.path.display())]
-    Wrong { source_: Source, what: String },
+    Wrong { source_: WatchedFile, what: String },
 }
 
 /// What is wrong in which of the files, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wrong {
+pub struct FileProblem {
     pub file: usize,
     pub what: String,
 }
 
-impl Wrong {
+impl FileProblem {
     pub fn new(file: usize, what: impl ToString) -> Self {
-        Wrong { file, what: what.to_string() }
+        FileProblem { file, what: what.to_string() }
     }
 }
 
-type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, Wrong> + Send + Sync>;
+type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, FileProblem> + Send + Sync>;
 
 /// A value that is built from files, and anew when they change.
-pub struct Reread<T> {
-    sources: Vec<Source>,
+pub struct HotReloaded<T> {
+    sources: Vec<WatchedFile>,
     build: Build<T>,
     current: RwLock<Arc<T>>,
     seen: Mutex<Seen>,
@@ -61,15 +61,15 @@ struct Seen {
     complaint: Option<String>,
 }
 
-impl<T> Reread<T> {
+impl<T> HotReloaded<T> {
     /// `build` gets the files' contents in the order of `sources`.
     pub fn open(
-        sources: Vec<Source>,
-        build: impl Fn(&[Vec<u8>]) -> Result<T, Wrong> + Send + Sync + 'static,
+        sources: Vec<WatchedFile>,
+        build: impl Fn(&[Vec<u8>]) -> Result<T, FileProblem> + Send + Sync + 'static,
     ) -> Result<Self, FileError> {
         let contents = read(&sources)?;
         let value = build(&contents).map_err(|wrong| named(&sources, wrong))?;
-        Ok(Reread {
+        Ok(HotReloaded {
             current: RwLock::new(Arc::new(value)),
             seen: Mutex::new(Seen { digest: digest(&contents), next: Instant::now() + INTERVAL, complaint: None }),
             build: Box::new(build),
@@ -122,13 +122,13 @@ impl<T> Reread<T> {
     }
 }
 
-fn named(sources: &[Source], wrong: Wrong) -> FileError {
-    let nowhere = || Source { flag: "", path: PathBuf::new() };
+fn named(sources: &[WatchedFile], wrong: FileProblem) -> FileError {
+    let nowhere = || WatchedFile { flag: "", path: PathBuf::new() };
     FileError::Wrong { source_: sources.get(wrong.file).cloned().unwrap_or_else(nowhere), what: wrong.what }
 }
 
-fn read(sources: &[Source]) -> Result<Vec<Vec<u8>>, FileError> {
-    let one = |source: &Source| {
+fn read(sources: &[WatchedFile]) -> Result<Vec<Vec<u8>>, FileError> {
+    let one = |source: &WatchedFile| {
         let mut bytes = Vec::new();
         let read = File::open(&source.path).and_then(|file| file.take(FILE_BYTES + 1).read_to_end(&mut bytes));
         match read {

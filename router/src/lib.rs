@@ -26,33 +26,33 @@ use std::{sync::Arc, time::Duration};
 
 use prometheus_client::metrics::counter::Counter;
 use rein_proto::v1::inference_server::SERVICE_NAME;
-use rein_text::model_text::{TextError, TextModel};
+use rein_text::model_text::{ModelText, TextError};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     api::{grpc, http},
-    fleet::pool::Pool,
-    request::model::Model,
-    state::Core,
+    fleet::pool::EnginePool,
+    request::model::ServedModel,
+    state::RouterState,
 };
 pub use crate::{
     config::{Origin, ProcessMetrics, RouterConfig},
-    discovery::Fleet,
+    discovery::FleetConfig,
     error::{Error, Kind},
     fleet::{
         pool::{EngineTransport, transport},
         route::RoutePolicy,
     },
-    request::model::Policy,
+    request::model::ModelPolicy,
 };
 
 /// A model and one engine that runs it. Entries of the same name share their load.
 pub struct ModelEntry {
-    pub text: TextModel,
+    pub text: ModelText,
     pub engine: EngineTransport,
     /// Engines of one kind give the same answers to the token; `system_fingerprint` depends on it.
     pub kind: String,
-    pub policy: Policy,
+    pub policy: ModelPolicy,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +70,7 @@ pub enum BuildError {
 /// The edge of one process. Clones share everything.
 #[derive(Clone)]
 pub struct Router {
-    core: Arc<Core>,
+    state: Arc<RouterState>,
     grpc: tonic::service::Routes,
 }
 
@@ -78,7 +78,7 @@ impl Router {
     pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
         /// Each with its kind.
         type Engines = Vec<(EngineTransport, String)>;
-        let mut groups: Vec<(TextModel, Policy, Engines)> = Vec::new();
+        let mut groups: Vec<(ModelText, ModelPolicy, Engines)> = Vec::new();
         for entry in entries {
             let engine = (entry.engine, entry.kind);
             match groups.iter_mut().find(|(text, ..)| text.name == entry.text.name) {
@@ -89,7 +89,7 @@ impl Router {
         if groups.is_empty() {
             return Err(BuildError::NoModel);
         }
-        let model = |(text, policy, engines)| Model::new(text, Pool::fixed(engines), &policy).map(Arc::new);
+        let model = |(text, policy, engines)| ServedModel::new(text, EnginePool::fixed(engines), &policy).map(Arc::new);
         let models = groups.into_iter().map(model).collect::<Result<_, _>>()?;
         Router::of(config, models)
     }
@@ -99,19 +99,19 @@ impl Router {
         Router::of(config, Vec::new())
     }
 
-    fn of(config: RouterConfig, models: Vec<Arc<Model>>) -> Result<Self, BuildError> {
+    fn of(config: RouterConfig, models: Vec<Arc<ServedModel>>) -> Result<Self, BuildError> {
         if config.max_in_flight == 0 {
             return Err(BuildError::NoRequests);
         }
         let health = HealthReporter::new();
-        let core = Arc::new(Core::new(config, models, health.clone()));
-        let grpc = grpc::routes(core.clone(), health)?;
-        Ok(Router { core, grpc })
+        let state = Arc::new(RouterState::new(config, models, health.clone()));
+        let grpc = grpc::routes(state.clone(), health)?;
+        Ok(Router { state, grpc })
     }
 
     /// The OpenAI API.
     pub fn http(&self) -> axum::Router {
-        http::routes(self.core.clone())
+        http::routes(self.state.clone())
     }
 
     /// `rein.v1.Inference`, health and reflection.
@@ -120,37 +120,37 @@ impl Router {
     }
 
     /// Serves the models of a fleet, as they come and go. Never returns.
-    pub async fn follow(&self, fleet: Fleet) {
-        discovery::follow(self.core.clone(), fleet).await;
+    pub async fn follow(&self, fleet: FleetConfig) {
+        discovery::follow(self.state.clone(), fleet).await;
     }
 
     /// Whether requests can be answered.
     pub async fn ready(&self) -> Result<(), Error> {
-        self.core.ready().await
+        self.state.ready().await
     }
 
     /// Takes no new requests and returns when the open ones are done. Health says so at once.
     pub async fn drain(&self) {
         for service in ["", SERVICE_NAME] {
-            self.core.health.set_service_status(service, ServingStatus::NotServing).await;
+            self.state.health.set_service_status(service, ServingStatus::NotServing).await;
         }
-        self.core.admission.drain().await;
+        self.state.admission.drain().await;
     }
 
     /// Ends every open request with one error, "the server is shutting down", and takes no new ones. For when the time
     /// for `drain` is over.
     pub fn abort(&self) {
-        self.core.admission.abort();
+        self.state.admission.abort();
     }
 
     /// When a client that does not read counts as stalled, and where connections that are cut for it are counted.
     pub fn client_stalls(&self) -> (Duration, Counter) {
-        (self.core.config.client_stall, self.core.surfaces.connections_cut.clone())
+        (self.state.config.client_stall, self.state.surfaces.connections_cut.clone())
     }
 
     /// Requests that are being answered.
     pub fn in_flight(&self) -> usize {
-        self.core.admission.in_flight()
+        self.state.admission.in_flight()
     }
 }
 

@@ -5,10 +5,10 @@ use prometheus_client::registry::Registry;
 use crate::{
     fleet::metrics::{EngineReport, PoolReport, write},
     metrics::{on_scrape, text},
-    state::Core,
+    state::RouterState,
 };
 
-impl Core {
+impl RouterState {
     /// The answer of `/metrics`.
     pub async fn report(&self) -> String {
         let (mut engines, mut pools) = (Vec::new(), Vec::new());

@@ -9,18 +9,18 @@ use crate::{
     admission::Admission,
     config::RouterConfig,
     error::Error,
-    fleet::{metrics::FleetMetrics, retry_budget::Effort},
-    request::{memory::Intake, metrics::RequestMetrics, model::Model},
+    fleet::{metrics::FleetMetrics, retry_budget::RetryBudget},
+    request::{memory::RequestMemory, metrics::RequestMetrics, model::ServedModel},
     surface_metrics::SurfaceMetrics,
 };
 
 /// What all requests share.
-pub struct Core {
+pub struct RouterState {
     pub config: RouterConfig,
-    models: RwLock<Arc<Vec<Arc<Model>>>>,
+    models: RwLock<Arc<Vec<Arc<ServedModel>>>>,
     pub admission: Admission,
-    pub intake: Intake,
-    pub effort: Arc<Effort>,
+    pub memory: RequestMemory,
+    pub retry_budget: Arc<RetryBudget>,
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
     pub surfaces: SurfaceMetrics,
@@ -29,10 +29,10 @@ pub struct Core {
     pub health: HealthReporter,
 }
 
-impl Core {
-    pub fn new(config: RouterConfig, models: Vec<Arc<Model>>, health: HealthReporter) -> Self {
+impl RouterState {
+    pub fn new(config: RouterConfig, models: Vec<Arc<ServedModel>>, health: HealthReporter) -> Self {
         let admission = Admission::new(config.max_in_flight, config.max_queued);
-        let effort = Arc::new(Effort::new(config.hedge_after));
+        let retry_budget = Arc::new(RetryBudget::new(config.hedge_after));
         let (metrics, fleet_metrics) = (Arc::new(RequestMetrics::default()), Arc::new(FleetMetrics::default()));
         let surfaces = SurfaceMetrics::default();
         let mut registry = Registry::default();
@@ -43,12 +43,12 @@ impl Core {
             keys.register(&mut registry);
         }
         metrics.register(&mut registry);
-        effort.register(&mut registry);
+        retry_budget.register(&mut registry);
         fleet_metrics.register(&mut registry);
-        Core {
+        RouterState {
             admission,
-            effort,
-            intake: Intake::new(config.body_bytes),
+            retry_budget,
+            memory: RequestMemory::new(config.body_bytes),
             config,
             models: RwLock::new(Arc::new(models)),
             metrics,
@@ -59,23 +59,24 @@ impl Core {
         }
     }
 
-    pub fn models(&self) -> Arc<Vec<Arc<Model>>> {
+    pub fn models(&self) -> Arc<Vec<Arc<ServedModel>>> {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn named(&self, name: &str) -> Option<Arc<Model>> {
+    pub fn named(&self, name: &str) -> Option<Arc<ServedModel>> {
         self.models().iter().find(|model| model.name() == name).cloned()
     }
 
-    pub fn add(&self, model: Arc<Model>) {
+    pub fn add(&self, model: Arc<ServedModel>) {
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        let mut with: Vec<Arc<Model>> = models.iter().filter(|known| known.name() != model.name()).cloned().collect();
+        let mut with: Vec<Arc<ServedModel>> =
+            models.iter().filter(|known| known.name() != model.name()).cloned().collect();
         with.push(model);
         with.sort_by(|a, b| a.name().cmp(b.name()));
         *models = Arc::new(with);
     }
 
-    pub fn model(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
+    pub fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
         let models = self.models();
         let Some(first) = models.first() else { return Err(Error::unavailable("no model is served here yet")) };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
@@ -88,7 +89,7 @@ impl Core {
     }
 
     /// Where leaving the name out is not ambiguous, it may be.
-    pub fn model_or_only(&self, name: Option<&str>) -> Result<Arc<Model>, Error> {
+    pub fn model_or_only(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
         match (name.filter(|name| !name.is_empty()), self.models().as_slice()) {
             (None, [only]) => Ok(only.clone()),
             (name, _) => self.model(name),

@@ -28,11 +28,11 @@ use axum::{body::Body, response::Response};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use rein_grammar::Enforcement;
-use rein_text::model_text::{Overrides, TextModel};
+use rein_text::model_text::{ModelOverrides, ModelText};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::{ModelEntry, Policy, Router, RouterConfig, transport};
+use crate::{ModelEntry, ModelPolicy, Router, RouterConfig, transport};
 use fake::Fake;
 use model_dir::{CONTEXT, model_dir};
 use rein_proto::internal::engine_server::EngineServer;
@@ -56,42 +56,43 @@ const TEMPLATE: &str = "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}\
 
 fn entry(template: &str, fake: &Fake) -> ModelEntry {
     let dir = model_dir(template);
-    let text = TextModel::load(&dir, &Overrides { name: Some("bytes".into()), ..Overrides::default() }).unwrap();
+    let text =
+        ModelText::load(&dir, &ModelOverrides { name: Some("bytes".into()), ..ModelOverrides::default() }).unwrap();
     std::fs::remove_dir_all(dir).unwrap();
     ModelEntry {
         text,
         engine: transport(EngineServer::new(fake.clone())),
         kind: String::new(),
-        policy: Policy { enforcement: Enforcement::Off, ..Policy::default() },
+        policy: ModelPolicy { enforcement: Enforcement::Off, ..ModelPolicy::default() },
     }
 }
 
 /// A router over one scripted engine, serving the model "bytes".
-struct Edge {
+struct TestRouter {
     router: Router,
     fake: Fake,
 }
 
-impl Edge {
+impl TestRouter {
     fn new() -> Self {
-        Edge::with(RouterConfig::default(), Fake::default())
+        TestRouter::with(RouterConfig::default(), Fake::default())
     }
 
     fn with(config: RouterConfig, fake: Fake) -> Self {
-        Edge::of(TEMPLATE, config, fake)
+        TestRouter::of(TEMPLATE, config, fake)
     }
 
     fn of(template: &str, config: RouterConfig, fake: Fake) -> Self {
         let entry = entry(template, &fake);
-        Edge { router: Router::new(config, vec![entry]).unwrap(), fake }
+        TestRouter { router: Router::new(config, vec![entry]).unwrap(), fake }
     }
 
     /// With a policy of its own, and enforcement off.
-    fn with_policy(template: &str, policy: Policy) -> Self {
+    fn with_policy(template: &str, policy: ModelPolicy) -> Self {
         let fake = Fake::default();
-        let policy = Policy { enforcement: Enforcement::Off, ..policy };
+        let policy = ModelPolicy { enforcement: Enforcement::Off, ..policy };
         let entry = ModelEntry { policy, ..entry(template, &fake) };
-        Edge { router: Router::new(RouterConfig::default(), vec![entry]).unwrap(), fake }
+        TestRouter { router: Router::new(RouterConfig::default(), vec![entry]).unwrap(), fake }
     }
 
     async fn send(&self, request: Request<Body>) -> Response {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rein_control_plane::records::{RouterRecord, decode, encode};
 use rein_control_plane::{Session, SessionState, limits::LEASE};
-use rein_router::Fleet;
+use rein_router::FleetConfig;
 use rein_router::fleet::membership::Dial;
 use rein_router::{Router, RouterConfig};
-use rein_text::model_text::Overrides;
+use rein_text::model_text::ModelOverrides;
 use tokio::sync::watch;
 use tokio::time::{interval, timeout};
 
@@ -58,7 +58,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
     if let Some(path) = &tool_calls.chat_template {
         std::fs::read_to_string(path).map_err(|e| format!("--chat-template: cannot read {}: {e}", path.display()))?;
     }
-    let overrides = Overrides { template: tool_calls.chat_template.clone(), ..Overrides::from_env()? };
+    let overrides = ModelOverrides { template: tool_calls.chat_template.clone(), ..ModelOverrides::from_env()? };
     let mut texts = HashMap::new();
     for dir in &args.model {
         model_dir::check(dir)?;
@@ -81,7 +81,8 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         let config =
             RouterConfig { policy: args.policy, hedge_after, process_metrics, ..api_server::config(&args.api)? };
         let router = Router::open(config)?;
-        let fleet = Fleet { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
+        let fleet =
+            FleetConfig { store: store.clone(), keys: keys.clone(), id: id.clone(), dial, policy, texts, overrides };
         let following = {
             let router = router.clone();
             tokio::spawn(async move { router.follow(fleet).await })

@@ -14,7 +14,7 @@ use rein_control_plane::{Keys, ModelShape, SharedStore, Store};
 use rein_kernels::collective::tcp;
 use rein_proto::internal::worker_server::WorkerServer;
 use rein_router::metrics::{Samples, on_scrape};
-use rein_text::model_text::{self, Overrides, TextModel};
+use rein_text::model_text::{self, ModelOverrides, ModelText};
 use rein_worker::executor::Executor;
 use rein_worker::node::{self, EngineSwitch, NodeOptions, Readiness, TextFiles, WorkerReport, Workload};
 use rein_worker::rank::{ModelLoader, ModelOptions};
@@ -306,12 +306,12 @@ fn work(args: &WorkerArgs) -> Result<(Workload, ModelShape, usize, String), Box<
                 let what = "remove --dtype, --quantize, --threads, --group-size and --redundant-experts";
                 return Err(format!("--engine sim loads no weights and has one rank: {what}").into());
             }
-            let overrides = Overrides {
+            let overrides = ModelOverrides {
                 name: args.engine.served_name.clone(),
                 max_context: args.engine.max_context.map(|n| n as usize),
-                ..Overrides::default()
+                ..ModelOverrides::default()
             };
-            let text = TextModel::load(dir, &overrides)?;
+            let text = ModelText::load(dir, &overrides)?;
             let (name, engine) = (text.name.clone(), args.engine.clone());
             let make = move || Box::new(serve::sim(&engine, &text)) as Box<dyn Executor>;
             let shape = ModelShape { attention_heads: 1, kv_heads: 1, experts: Vec::new() };

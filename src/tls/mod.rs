@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use rein_router::hot_reload::{FileError, Reread, Source, Wrong};
+use rein_router::hot_reload::{FileError, FileProblem, HotReloaded, WatchedFile};
 use thiserror::Error;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -75,7 +75,7 @@ impl TlsArgs {
     pub fn listener(&self, protocol: &'static [u8]) -> Result<Option<ServerTls>, TlsError> {
         let options = [("--tls-cert", &self.tls_cert), ("--tls-key", &self.tls_key)];
         let Some(sources) = all_or_none(options)? else { return Ok(None) };
-        let shown = Arc::new(Reread::open(sources.into(), move |files| public(files, protocol, UnixTime::now()))?);
+        let shown = Arc::new(HotReloaded::open(sources.into(), move |files| public(files, protocol, UnixTime::now()))?);
         let valid = shown.clone();
         let certificate = Certificate::new("tls", "--tls-cert", move || valid.get().validity);
         Ok(Some(ServerTls::new(move || shown.get().config.clone(), certificate)))
@@ -88,16 +88,16 @@ struct Public {
     validity: Option<Validity>,
 }
 
-fn public(files: &[Vec<u8>], protocol: &[u8], now: UnixTime) -> Result<Public, Wrong> {
+fn public(files: &[Vec<u8>], protocol: &[u8], now: UnixTime) -> Result<Public, FileProblem> {
     let (chain, key) = (certificates(files, 0)?, private_key(files, 1)?);
     let validity = Validity::of(&chain);
     // Only the first: clients may trust an issuer by another path than the chain that is sent.
     if let Some(why) = Validity::of(&chain[..1]).and_then(|own| own.why_not(now)) {
-        return Err(Wrong::new(0, why));
+        return Err(FileProblem::new(0, why));
     }
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Wrong::new(0, error))?.with_no_client_auth();
-    let mut config = builder.with_single_cert(chain, key).map_err(|error| Wrong::new(1, error))?;
+    let builder = builder.map_err(|error| FileProblem::new(0, error))?.with_no_client_auth();
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| FileProblem::new(1, error))?;
     config.alpn_protocols = vec![protocol.to_vec()];
     Ok(Public { config: Arc::new(config), validity })
 }
@@ -105,14 +105,14 @@ fn public(files: &[Vec<u8>], protocol: &[u8], now: UnixTime) -> Result<Public, W
 /// The files of options that must be given together.
 fn all_or_none<const N: usize>(
     options: [(&'static str, &Option<PathBuf>); N],
-) -> Result<Option<[Source; N]>, TlsError> {
+) -> Result<Option<[WatchedFile; N]>, TlsError> {
     let given = options.iter().find(|(_, path)| path.is_some());
     let missing = options.iter().find(|(_, path)| path.is_none());
     match (given, missing) {
         (None, _) => Ok(None),
         (Some(given), Some(missing)) => Err(TlsError::Incomplete { given: given.0, missing: missing.0 }),
         (Some(_), None) => {
-            Ok(Some(options.map(|(flag, path)| Source { flag, path: path.clone().unwrap_or_default() })))
+            Ok(Some(options.map(|(flag, path)| WatchedFile { flag, path: path.clone().unwrap_or_default() })))
         }
     }
 }
@@ -121,24 +121,24 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-fn certificates(files: &[Vec<u8>], file: usize) -> Result<Vec<CertificateDer<'static>>, Wrong> {
+fn certificates(files: &[Vec<u8>], file: usize) -> Result<Vec<CertificateDer<'static>>, FileProblem> {
     let certificates = CertificateDer::pem_slice_iter(&files[file]).collect::<Result<Vec<_>, _>>();
     match certificates {
-        Ok(certificates) if certificates.is_empty() => Err(Wrong::new(file, "holds no certificate (PEM)")),
+        Ok(certificates) if certificates.is_empty() => Err(FileProblem::new(file, "holds no certificate (PEM)")),
         Ok(certificates) => Ok(certificates),
-        Err(error) => Err(Wrong::new(file, format!("is not PEM: {error}"))),
+        Err(error) => Err(FileProblem::new(file, format!("is not PEM: {error}"))),
     }
 }
 
-fn private_key(files: &[Vec<u8>], file: usize) -> Result<PrivateKeyDer<'static>, Wrong> {
+fn private_key(files: &[Vec<u8>], file: usize) -> Result<PrivateKeyDer<'static>, FileProblem> {
     // The error is dropped, because it may quote the file.
-    PrivateKeyDer::from_pem_slice(&files[file]).map_err(|_| Wrong::new(file, "holds no private key (PEM)"))
+    PrivateKeyDer::from_pem_slice(&files[file]).map_err(|_| FileProblem::new(file, "holds no private key (PEM)"))
 }
 
-fn authorities(files: &[Vec<u8>], file: usize) -> Result<RootCertStore, Wrong> {
+fn authorities(files: &[Vec<u8>], file: usize) -> Result<RootCertStore, FileProblem> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(files, file)? {
-        roots.add(certificate).map_err(|error| Wrong::new(file, error))?;
+        roots.add(certificate).map_err(|error| FileProblem::new(file, error))?;
     }
     Ok(roots)
 }

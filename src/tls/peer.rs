@@ -16,7 +16,7 @@ use std::time::Instant;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rein_kernels::collective::tcp::{ConnectionSide, Secure, Stream};
-use rein_router::hot_reload::{Reread, Wrong};
+use rein_router::hot_reload::{FileProblem, HotReloaded};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
 use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
@@ -42,7 +42,7 @@ const RANK: &[u8] = b"rein-rank";
 /// This process's certificate, and the checks of its peers' certificates. Clones share the files.
 #[derive(Clone)]
 pub struct Peers {
-    pub(super) configs: Arc<Reread<Configs>>,
+    pub(super) configs: Arc<HotReloaded<Configs>>,
     name: ServerName<'static>,
 }
 
@@ -75,7 +75,7 @@ impl Peers {
             _ => return Err(TlsError::PeerName(args.peer_name.clone())),
         };
         let expected = name.clone();
-        let configs = Reread::open(sources.into(), move |files| configs(files, &expected, clock()))?;
+        let configs = HotReloaded::open(sources.into(), move |files| configs(files, &expected, clock()))?;
         Ok(Some(Peers { configs: Arc::new(configs), name }))
     }
 
@@ -239,7 +239,7 @@ where
     }
 }
 
-fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Result<Configs, Wrong> {
+fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Result<Configs, FileProblem> {
     const CA: usize = 0;
     const CERT: usize = 1;
     const KEY: usize = 2;
@@ -247,25 +247,25 @@ fn configs(files: &[Vec<u8>], name: &ServerName<'static>, now: UnixTime) -> Resu
     let (chain, key) = (certificates(files, CERT)?, private_key(files, KEY)?);
     let validity = Validity::of(&chain);
     // Checks this process's own certificate as its peers will.
-    let own = ParsedCertificate::try_from(&chain[0]).map_err(|error| Wrong::new(CERT, error))?;
-    verify_server_name(&own, name).map_err(|error| Wrong::new(CERT, error))?;
+    let own = ParsedCertificate::try_from(&chain[0]).map_err(|error| FileProblem::new(CERT, error))?;
+    verify_server_name(&own, name).map_err(|error| FileProblem::new(CERT, error))?;
 
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider()).build();
     let as_server = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider()).build();
-    let as_server = as_server.map_err(|error| Wrong::new(CA, error))?;
+    let as_server = as_server.map_err(|error| FileProblem::new(CA, error))?;
     let judged = as_server.verify_server_cert(&chain[0], &chain[1..], name, &[], now).map(drop);
     let as_client =
         |verifier: &Arc<dyn ClientCertVerifier>| verifier.verify_client_cert(&chain[0], &chain[1..], now).map(drop);
     let judged = judged.and_then(|()| verifier.as_ref().map_or(Ok(()), as_client));
-    judged.map_err(|error| Wrong::new(CERT, rejection(&error)))?;
-    let verifier = Named { signed: verifier.map_err(|error| Wrong::new(CA, error))?, name: name.clone() };
+    judged.map_err(|error| FileProblem::new(CERT, rejection(&error)))?;
+    let verifier = Named { signed: verifier.map_err(|error| FileProblem::new(CA, error))?, name: name.clone() };
     let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
-    let builder = builder.map_err(|error| Wrong::new(CERT, error))?.with_client_cert_verifier(Arc::new(verifier));
+    let builder = builder.map_err(|error| FileProblem::new(CERT, error))?.with_client_cert_verifier(Arc::new(verifier));
     let mut server =
-        builder.with_single_cert(chain.clone(), key.clone_key()).map_err(|error| Wrong::new(KEY, error))?;
+        builder.with_single_cert(chain.clone(), key.clone_key()).map_err(|error| FileProblem::new(KEY, error))?;
     let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
-    let builder = builder.map_err(|error| Wrong::new(CERT, error))?.with_root_certificates(roots);
-    let mut client = builder.with_client_auth_cert(chain, key).map_err(|error| Wrong::new(KEY, error))?;
+    let builder = builder.map_err(|error| FileProblem::new(CERT, error))?.with_root_certificates(roots);
+    let mut client = builder.with_client_auth_cert(chain, key).map_err(|error| FileProblem::new(KEY, error))?;
     // A resumed session would be accepted by the files of its first handshake, not by the current ones.
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;

@@ -5,16 +5,19 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use rein_text::check::{CheckReport, Verdict, check};
-use rein_text::model_text::{Overrides, TextModel};
+use rein_text::model_text::{ModelOverrides, ModelText};
 
 use crate::args::CheckArgs;
 
 /// Returns exit code 1 if tool calls would fail.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, Box<dyn Error>> {
     crate::model_dir::check(&args.model)?;
-    let overrides =
-        Overrides { template: args.chat_template.clone(), tokenizer: args.tokenizer.clone(), ..Overrides::from_env()? };
-    let mut text = TextModel::load(&args.model, &overrides)?;
+    let overrides = ModelOverrides {
+        template: args.chat_template.clone(),
+        tokenizer: args.tokenizer.clone(),
+        ..ModelOverrides::from_env()?
+    };
+    let mut text = ModelText::load(&args.model, &overrides)?;
     let format = text.settle_format(args.format.as_deref().map(super::formats::named).transpose()?);
     let report = check(&text, format);
     let out = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { table(&report) };

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use rein_text::model_text::{Overrides, TextError, special_tokens};
+use rein_text::model_text::{ModelOverrides, TextError, special_tokens};
 use rein_text::template::{ChatTemplate, RenderInput, Sources, TemplateOptions, lossless};
 use rein_text::tokenize::{Encode, TokenizeError, Tokenizer, read_json};
 use serde_json::{Map, Value as Json, json};
@@ -16,8 +16,11 @@ use super::lines::{answer_lines, flag, token_id};
 use crate::args::RenderArgs;
 
 pub fn run(args: &RenderArgs) -> Result<(), Box<dyn Error>> {
-    let overrides =
-        Overrides { template: args.template.clone(), tokenizer: args.tokenizer.clone(), ..Overrides::from_env()? };
+    let overrides = ModelOverrides {
+        template: args.template.clone(),
+        tokenizer: args.tokenizer.clone(),
+        ..ModelOverrides::from_env()?
+    };
     let source = match &args.model {
         Some(dir) => {
             crate::model_dir::check(dir)?;
@@ -38,16 +41,16 @@ pub struct RenderSource {
 
 impl RenderSource {
     /// A model directory: its template and its tokenizer. Weights and `config.json` are not needed.
-    pub fn model(dir: &Path, overrides: &Overrides) -> Result<Self, TextError> {
+    pub fn model(dir: &Path, overrides: &ModelOverrides) -> Result<Self, TextError> {
         Self::open(Some(dir), overrides)
     }
 
     /// `overrides.template` and/or `overrides.tokenizer`, without a model.
-    pub fn parts(overrides: &Overrides) -> Result<Self, TextError> {
+    pub fn parts(overrides: &ModelOverrides) -> Result<Self, TextError> {
         Self::open(None, overrides)
     }
 
-    fn open(dir: Option<&Path>, overrides: &Overrides) -> Result<Self, TextError> {
+    fn open(dir: Option<&Path>, overrides: &ModelOverrides) -> Result<Self, TextError> {
         let tokenizer_dir = overrides.tokenizer.as_deref().or(dir);
         let (tokenizer, config, special_tokens) = match tokenizer_dir {
             Some(dir) => {

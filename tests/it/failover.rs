@@ -8,8 +8,8 @@ use std::sync::{
 use axum::body::Body;
 use http_body_util::BodyExt;
 use rein_proto::internal::{Step, StepResult};
-use rein_router::{ModelEntry, Policy, Router, RouterConfig};
-use rein_text::{model_text::Overrides, model_text::TextModel};
+use rein_router::{ModelEntry, ModelPolicy, Router, RouterConfig};
+use rein_text::{model_text::ModelOverrides, model_text::ModelText};
 use rein_worker::{
     EngineOptions,
     executor::{Executor, ExecutorError, ExecutorShape},
@@ -38,9 +38,9 @@ impl Executor for Mortal {
     }
 }
 
-pub fn text() -> TextModel {
+pub fn text() -> ModelText {
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
-    TextModel::load(&demo, &Overrides::default()).expect("the demo model")
+    ModelText::load(&demo, &ModelOverrides::default()).expect("the demo model")
 }
 
 /// A router over engines that live for so many steps each, and the steps that the first one took.
@@ -52,7 +52,7 @@ fn fleet(lives: &[usize]) -> (axum::Router, Arc<AtomicUsize>) {
         let mortal = Mortal { sim, steps, taken: taken.clone() };
         let engine = rein_worker::start(Box::new(mortal), EngineOptions::default());
         let engine = rein_router::transport(engine.into_server());
-        ModelEntry { text, engine, kind: String::new(), policy: Policy::default() }
+        ModelEntry { text, engine, kind: String::new(), policy: ModelPolicy::default() }
     });
     let router = Router::new(RouterConfig::default(), entries.collect()).expect("a router");
     (router.http(), taken[0].clone())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http_body_util::BodyExt;
 use rein_proto::internal::{Step, StepResult};
-use rein_router::{ModelEntry, Policy, Router, RouterConfig};
+use rein_router::{ModelEntry, ModelPolicy, Router, RouterConfig};
 use rein_worker::EngineOptions;
 use rein_worker::executor::{Executor, ExecutorError, ExecutorShape};
 use rein_worker::sim::{Sim, SimOptions};
@@ -45,7 +45,7 @@ fn fleet(hedge_after: Option<Duration>, still: bool) -> (Router, mpsc::SyncSende
         let silent = Silent { sim, gate: gated.take() };
         let engine = rein_worker::start(Box::new(silent), EngineOptions::default());
         let engine = rein_router::transport(engine.into_server());
-        ModelEntry { text, engine, kind: String::new(), policy: Policy::default() }
+        ModelEntry { text, engine, kind: String::new(), policy: ModelPolicy::default() }
     });
     let config = RouterConfig { hedge_after, ..RouterConfig::default() };
     (Router::new(config, entries.collect()).expect("a router"), gate)

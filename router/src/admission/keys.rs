@@ -21,10 +21,10 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
-    admission::rate::Bucket,
+    admission::rate::TokenBucket,
     error::{Error, Kind},
     hash::sha256_hex,
-    hot_reload::{FileError, Reread, Source, Wrong},
+    hot_reload::{FileError, FileProblem, HotReloaded, WatchedFile},
     metrics::{NO_LABELS, Samples, on_scrape},
 };
 
@@ -55,7 +55,7 @@ struct Entry {
 /// The keys of a file, which is read again when it changes.
 #[derive(Clone)]
 pub struct ApiKeys {
-    clients: Arc<Reread<Vec<Arc<Client>>>>,
+    clients: Arc<HotReloaded<Vec<Arc<Client>>>>,
     refused: Arc<AtomicU64>,
 }
 
@@ -91,8 +91,8 @@ impl Default for Turn {
 
 #[derive(Default)]
 struct Buckets {
-    requests: Option<Bucket>,
-    tokens: Option<Bucket>,
+    requests: Option<TokenBucket>,
+    tokens: Option<TokenBucket>,
 }
 
 const LIMITS: [&str; 3] = ["requests", "tokens", "in_flight"];
@@ -102,7 +102,7 @@ const IN_FLIGHT: usize = 2;
 
 /// Whose request it is.
 #[derive(Clone)]
-pub struct Caller(Arc<Client>);
+pub struct ApiCaller(Arc<Client>);
 
 /// A limit per minute, what is left of it, and when all of it is there again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub struct Rate {
 }
 
 /// One request of a key's `max_in_flight`, until dropped.
-pub struct InFlight(Arc<Usage>);
+pub struct KeyPermit(Arc<Usage>);
 
 impl fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -121,7 +121,7 @@ impl fmt::Debug for ApiKeys {
     }
 }
 
-impl fmt::Debug for Caller {
+impl fmt::Debug for ApiCaller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Caller").field(&self.0.name).finish()
     }
@@ -133,14 +133,14 @@ impl ApiKeys {
         let usages: Mutex<HashMap<String, Arc<Usage>>> = Mutex::default();
         let build = move |files: &[Vec<u8>]| {
             let mut usages = usages.lock().unwrap_or_else(PoisonError::into_inner);
-            clients(&files[0], &mut usages, Instant::now()).map_err(|what| Wrong::new(0, what))
+            clients(&files[0], &mut usages, Instant::now()).map_err(|what| FileProblem::new(0, what))
         };
-        let clients = Reread::open(vec![Source { flag, path }], build)?;
+        let clients = HotReloaded::open(vec![WatchedFile { flag, path }], build)?;
         Ok(ApiKeys { clients: Arc::new(clients), refused: Arc::default() })
     }
 
     /// Whose key this is.
-    pub fn authenticate(&self, key: Option<&[u8]>) -> Result<Caller, Error> {
+    pub fn authenticate(&self, key: Option<&[u8]>) -> Result<ApiCaller, Error> {
         let Some(key) = key else {
             self.refused.fetch_add(1, Ordering::Relaxed);
             let message = "an API key is required: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'";
@@ -154,7 +154,7 @@ impl ApiKeys {
     }
 
     /// Takes as long for a wrong key as for a right one, wherever that stands.
-    fn find(&self, key: &[u8]) -> Option<Caller> {
+    fn find(&self, key: &[u8]) -> Option<ApiCaller> {
         let clients = self.clients.get();
         let given = digest(&SHA256, key);
         let (mut found, mut at) = (Choice::from(0), 0u32);
@@ -163,7 +163,7 @@ impl ApiKeys {
             at.conditional_assign(&(i as u32), same);
             found |= same;
         }
-        bool::from(found).then(|| clients.get(at as usize).cloned().map(Caller)).flatten()
+        bool::from(found).then(|| clients.get(at as usize).cloned().map(ApiCaller)).flatten()
     }
 
     pub fn register(&self, registry: &mut Registry) {
@@ -199,7 +199,7 @@ impl ApiKeys {
     }
 }
 
-impl Caller {
+impl ApiCaller {
     /// Of the key; what may be shown.
     pub fn name(&self) -> &str {
         &self.0.name
@@ -246,9 +246,9 @@ impl Caller {
     }
 
     /// A place among the requests that this key may have open at once.
-    pub fn enter(&self) -> Result<InFlight, Error> {
+    pub fn enter(&self) -> Result<KeyPermit, Error> {
         let usage = &self.0.usage;
-        let place = InFlight(usage.clone());
+        let place = KeyPermit(usage.clone());
         if usage.in_flight.fetch_add(1, Ordering::AcqRel) >= self.0.max_in_flight {
             let what = format!("{} requests at once", self.0.max_in_flight);
             return Err(self.limited(IN_FLIGHT, what, Duration::from_secs(1)));
@@ -266,7 +266,7 @@ impl Caller {
     pub fn rates(&self, now: Instant) -> [Option<Rate>; 2] {
         let mut buckets = self.0.usage.buckets();
         let Buckets { requests, tokens } = &mut *buckets;
-        let rate = |bucket: &mut Bucket| Rate {
+        let rate = |bucket: &mut TokenBucket| Rate {
             limit: bucket.limit(),
             remaining: bucket.remaining(now),
             reset: bucket.reset(now),
@@ -275,7 +275,7 @@ impl Caller {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for KeyPermit {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
@@ -345,11 +345,11 @@ fn clients(bytes: &[u8], usages: &mut HashMap<String, Arc<Usage>>, now: Instant)
     Ok(checked.into_iter().map(client).collect())
 }
 
-fn set(bucket: &mut Option<Bucket>, per_minute: Option<u64>, now: Instant) {
+fn set(bucket: &mut Option<TokenBucket>, per_minute: Option<u64>, now: Instant) {
     match (bucket.as_mut(), per_minute) {
         (Some(bucket), Some(per_minute)) if bucket.limit() == per_minute => {}
         (Some(bucket), Some(per_minute)) => bucket.resize(per_minute, now),
-        (_, per_minute) => *bucket = per_minute.map(|per_minute| Bucket::new(per_minute, now)),
+        (_, per_minute) => *bucket = per_minute.map(|per_minute| TokenBucket::new(per_minute, now)),
     }
 }
 

@@ -21,16 +21,16 @@ use tokio::{
 };
 
 use crate::{
-    admission::keys::InFlight,
+    admission::keys::KeyPermit,
     error::{Error, Kind},
     limits,
     metrics::{Durations, NO_LABELS, Samples, on_scrape},
 };
-use queue::{Line, QueueStep, Ticket};
+use queue::{QueueStep, Ticket, WaitQueue};
 
-pub struct Admission(Arc<Hall>);
+pub struct Admission(Arc<Shared>);
 
-struct Hall {
+struct Shared {
     limit: u32,
     queue: u32,
     state: Mutex<State>,
@@ -44,26 +44,26 @@ struct Hall {
 }
 
 struct State {
-    line: Line,
+    queue: WaitQueue,
     /// To whoever waits.
     calls: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
 /// A request that may be read and then line up. Dropped, it is gone.
-pub struct Place(Seat);
+pub struct PendingRequest(RequestSlot);
 
 /// One request in flight, until dropped.
-pub struct Permit {
-    seat: Seat,
+pub struct InFlightPermit {
+    slot: RequestSlot,
     aborted: watch::Receiver<bool>,
 }
 
 /// One request's part of the hall.
-struct Seat {
-    hall: Arc<Hall>,
+struct RequestSlot {
+    shared: Arc<Shared>,
     stage: Stage,
     /// What it takes of its key's limit.
-    _of_key: Option<InFlight>,
+    _of_key: Option<KeyPermit>,
 }
 
 enum Stage {
@@ -73,11 +73,11 @@ enum Stage {
     Gone,
 }
 
-impl Permit {
+impl InFlightPermit {
     /// An engine's refusal, with the time after which requests that are here now will be done.
     pub fn in_line(&self, error: Error) -> Error {
         match error.kind {
-            Kind::Full => Error { retry_after: Some(retry_after(self.seat.hall.state().line.service())), ..error },
+            Kind::Full => Error { retry_after: Some(retry_after(self.slot.shared.state().queue.service())), ..error },
             _ => error,
         }
     }
@@ -94,9 +94,9 @@ impl Permit {
     }
 }
 
-impl Place {
+impl PendingRequest {
     /// Waits for this request's turn; lower priorities are earlier. Who could only be served late is sent away at once.
-    pub async fn admit(mut self, priority: i64, deadline: Instant) -> Result<Permit, Error> {
+    pub async fn admit(mut self, priority: i64, deadline: Instant) -> Result<InFlightPermit, Error> {
         let began = Instant::now();
         if let Some(called) = self.0.line_up(priority, began, deadline)? {
             tokio::select! {
@@ -107,13 +107,13 @@ impl Place {
             }
             self.0.stage = Stage::Served(Instant::now());
         }
-        self.0.hall.waited.observe(began.elapsed());
-        let aborted = self.0.hall.aborted.subscribe();
-        Ok(Permit { seat: self.0, aborted })
+        self.0.shared.waited.observe(began.elapsed());
+        let aborted = self.0.shared.aborted.subscribe();
+        Ok(InFlightPermit { slot: self.0, aborted })
     }
 }
 
-impl Seat {
+impl RequestSlot {
     /// Some: to wait for.
     fn line_up(
         &mut self,
@@ -121,8 +121,8 @@ impl Seat {
         now: Instant,
         deadline: Instant,
     ) -> Result<Option<oneshot::Receiver<()>>, Error> {
-        let mut state = self.hall.state();
-        match state.line.line_up(priority, now, deadline) {
+        let mut state = self.shared.state();
+        match state.queue.line_up(priority, now, deadline) {
             QueueStep::Go => {
                 self.stage = Stage::Served(now);
                 Ok(None)
@@ -135,8 +135,8 @@ impl Seat {
             }
             QueueStep::Late(after) => {
                 self.stage = Stage::Gone;
-                self.hall.tell(&state);
-                self.hall.late.fetch_add(1, Ordering::Relaxed);
+                self.shared.tell(&state);
+                self.shared.late.fetch_add(1, Ordering::Relaxed);
                 let message = "this request would wait in the queue until after its deadline; try again later";
                 Err(Error {
                     retry_after: Some(retry_after(Some(after))),
@@ -148,38 +148,38 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
-        let mut state = self.hall.state();
+        let mut state = self.shared.state();
         let next = match self.stage {
             Stage::Coming => {
-                state.line.turn_back();
+                state.queue.turn_back();
                 None
             }
-            Stage::Waiting(ticket) if state.line.give_up(ticket) => {
+            Stage::Waiting(ticket) if state.queue.give_up(ticket) => {
                 state.calls.remove(&ticket);
                 None
             }
             // It was called and did not hear it any more.
-            Stage::Waiting(_) => state.line.done(None),
-            Stage::Served(since) => state.line.done(Some(since.elapsed())),
+            Stage::Waiting(_) => state.queue.done(None),
+            Stage::Served(since) => state.queue.done(Some(since.elapsed())),
             Stage::Gone => return,
         };
         if let Some(call) = next.and_then(|ticket| state.calls.remove(&ticket)) {
             // One that does not hear it is about to be dropped, and passes it on.
             let _ = call.send(());
         }
-        self.hall.tell(&state);
+        self.shared.tell(&state);
     }
 }
 
-impl Hall {
+impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, state: &State) {
-        self.present.send_replace(state.line.present());
+        self.present.send_replace(state.queue.present());
     }
 }
 
@@ -188,11 +188,11 @@ fn retry_after(estimate: Option<Duration>) -> Duration {
     estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::RETRY_AFTER_MOST)
 }
 
-impl Hall {
+impl Shared {
     fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
         let (waiting, in_flight) = {
             let state = self.state();
-            (state.line.waiting(), state.line.served())
+            (state.queue.waiting(), state.queue.served())
         };
         for (name, help, value) in [
             ("rein_requests_in_flight", "Admitted requests", in_flight),
@@ -216,11 +216,11 @@ impl Hall {
 impl Admission {
     /// `queue`: requests that may be here beyond those in flight.
     pub fn new(limit: u32, queue: u32) -> Self {
-        Admission(Arc::new(Hall {
+        Admission(Arc::new(Shared {
             limit,
             queue,
             state: Mutex::new(State {
-                line: Line::new(limit as usize, queue as usize, Instant::now()),
+                queue: WaitQueue::new(limit as usize, queue as usize, Instant::now()),
                 calls: HashMap::new(),
             }),
             draining: AtomicBool::new(false),
@@ -232,12 +232,12 @@ impl Admission {
         }))
     }
 
-    pub fn enter(&self, of_key: Option<InFlight>) -> Result<Place, Error> {
+    pub fn enter(&self, of_key: Option<KeyPermit>) -> Result<PendingRequest, Error> {
         if self.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
         let mut state = self.0.state();
-        state.line.come().map_err(|after| {
+        state.queue.come().map_err(|after| {
             self.0.full.fetch_add(1, Ordering::Relaxed);
             let (limit, queue) = (self.0.limit, self.0.queue);
             let message = format!(
@@ -247,7 +247,7 @@ impl Admission {
         })?;
         self.0.tell(&state);
         drop(state);
-        Ok(Place(Seat { hall: self.0.clone(), stage: Stage::Coming, _of_key: of_key }))
+        Ok(PendingRequest(RequestSlot { shared: self.0.clone(), stage: Stage::Coming, _of_key: of_key }))
     }
 
     pub fn draining(&self) -> bool {
@@ -255,7 +255,7 @@ impl Admission {
     }
 
     pub fn in_flight(&self) -> usize {
-        self.0.state().line.served()
+        self.0.state().queue.served()
     }
 
     /// Admits nothing more and returns when the last request is done.

@@ -33,7 +33,7 @@ pub enum QueueStep {
 }
 
 #[derive(Debug)]
-pub struct Line {
+pub struct WaitQueue {
     room: usize,
     places: usize,
     /// Have come, and not lined up yet.
@@ -47,9 +47,9 @@ pub struct Line {
     start: Instant,
 }
 
-impl Line {
+impl WaitQueue {
     pub fn new(room: usize, places: usize, start: Instant) -> Self {
-        Line { room, places, coming: 0, waiting: BTreeMap::new(), served: 0, next: 0, service: None, start }
+        WaitQueue { room, places, coming: 0, waiting: BTreeMap::new(), served: 0, next: 0, service: None, start }
     }
 
     pub fn waiting(&self) -> usize {

@@ -7,17 +7,17 @@ use tokio::time::Instant;
 const MINUTE: f64 = 60.0;
 
 #[derive(Debug, Clone)]
-pub struct Bucket {
+pub struct TokenBucket {
     per_minute: f64,
     /// Below 0: more was taken than was known beforehand, and has to flow back first.
     level: f64,
     at: Instant,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// Full.
     pub fn new(per_minute: u64, now: Instant) -> Self {
-        Bucket { per_minute: per_minute as f64, level: per_minute as f64, at: now }
+        TokenBucket { per_minute: per_minute as f64, level: per_minute as f64, at: now }
     }
 
     /// Another rate from here on.

@@ -5,7 +5,7 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(3600);
 
-fn admitted(admission: &Admission, priority: i64) -> BoxFuture<'static, Result<Permit, Error>> {
+fn admitted(admission: &Admission, priority: i64) -> BoxFuture<'static, Result<InFlightPermit, Error>> {
     admission.enter(None).unwrap().admit(priority, Instant::now() + LONG).boxed()
 }
 
@@ -105,7 +105,7 @@ async fn no_permit_is_lost_whoever_leaves_when() {
             match random.random_range(0..6) {
                 0 => places.extend(admission.enter(None).ok()),
                 1 if !places.is_empty() => {
-                    let place: Place = places.swap_remove(random.random_range(0..places.len()));
+                    let place: PendingRequest = places.swap_remove(random.random_range(0..places.len()));
                     let admitted = place.admit(random.random_range(-3..3), Instant::now() + LONG);
                     waiting.push(admitted.boxed());
                 }

@@ -12,10 +12,10 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use tokio::time::Instant;
 
 use crate::{
-    admission::keys::{Caller, Rate},
+    admission::keys::{ApiCaller, Rate},
     api::status::{grpc_status, http_response},
     error::Error,
-    state::Core,
+    state::RouterState,
 };
 
 /// Paths that need no key: nothing there is secret, and monitoring has no key.
@@ -27,7 +27,7 @@ const X_API_KEY: &str = "x-api-key";
 /// Bytes of what a client gives as its key.
 const KEY_BYTES: usize = 512;
 
-pub async fn http(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
+pub async fn http(State(state): State<Arc<RouterState>>, request: Request, next: Next) -> Response {
     if is_open(request.uri().path()) {
         return next.run(request).await;
     }
@@ -35,10 +35,10 @@ pub async fn http(State(core): State<Arc<Core>>, request: Request, next: Next) -
     let counts = request.method() != Method::GET;
     let refuse = |error: Error| {
         let response = http_response(&error);
-        core.surfaces.request("http", "key", response.status().as_u16());
+        state.surfaces.request("http", "key", response.status().as_u16());
         response
     };
-    pass(&core, request, next, counts, refuse).await
+    pass(&state, request, next, counts, refuse).await
 }
 
 /// Whether a path is served without a key.
@@ -46,27 +46,27 @@ pub fn is_open(path: &str) -> bool {
     OPEN.contains(&path) || path.starts_with(OPEN_FOLDER)
 }
 
-pub async fn grpc(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
+pub async fn grpc(State(state): State<Arc<RouterState>>, request: Request, next: Next) -> Response {
     if request.uri().path().starts_with(OPEN_SERVICE) {
         return next.run(request).await;
     }
     let refuse = |error: Error| {
         let status = grpc_status(&error);
-        core.surfaces.request("grpc", "key", status.code() as i32 as u16);
+        state.surfaces.request("grpc", "key", status.code() as i32 as u16);
         status.into_http()
     };
-    pass(&core, request, next, true, refuse).await
+    pass(&state, request, next, true, refuse).await
 }
 
 async fn pass(
-    core: &Core,
+    state: &RouterState,
     mut request: Request,
     next: Next,
     counts: bool,
     refuse: impl FnOnce(Error) -> Response,
 ) -> Response {
-    let Some(keys) = &core.config.keys else { return next.run(request).await };
-    let caller: Caller = match keys.authenticate(key(request.headers())) {
+    let Some(keys) = &state.config.keys else { return next.run(request).await };
+    let caller: ApiCaller = match keys.authenticate(key(request.headers())) {
         Ok(caller) => caller,
         Err(error) => return refuse(error),
     };
@@ -96,7 +96,7 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// What is left of the key's rates, in the headers of the OpenAI API.
-fn tell_rates(caller: &Caller, headers: &mut HeaderMap) {
+fn tell_rates(caller: &ApiCaller, headers: &mut HeaderMap) {
     let names = [
         ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
         ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],

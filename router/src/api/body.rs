@@ -9,11 +9,16 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     error::{Error, Kind},
     limits,
-    request::memory::Held,
+    request::memory::MemoryCharge,
 };
 
 /// The whole body, and what it holds of the budget. What is left of a body that is refused, the connection reads.
-pub async fn read(request: Request, limit: usize, mut held: Held, deadline: Instant) -> Result<(Bytes, Held), Error> {
+pub async fn read(
+    request: Request,
+    limit: usize,
+    mut held: MemoryCharge,
+    deadline: Instant,
+) -> Result<(Bytes, MemoryCharge), Error> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
     let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -32,7 +37,7 @@ pub async fn read(request: Request, limit: usize, mut held: Held, deadline: Inst
 }
 
 /// All of a body, charged as it comes.
-pub async fn collect(body: Body, limit: usize, held: &mut Held) -> Result<Bytes, Error> {
+pub async fn collect(body: Body, limit: usize, held: &mut MemoryCharge) -> Result<Bytes, Error> {
     let until = Instant::now() + limits::BODY_TIME;
     timeout_at(until, all(body, limit, held, until)).await.unwrap_or_else(|_| {
         let message = format!("the body did not arrive within {} seconds", limits::BODY_TIME.as_secs());
@@ -40,7 +45,7 @@ pub async fn collect(body: Body, limit: usize, held: &mut Held) -> Result<Bytes,
     })
 }
 
-async fn all(mut body: Body, limit: usize, held: &mut Held, until: Instant) -> Result<Bytes, Error> {
+async fn all(mut body: Body, limit: usize, held: &mut MemoryCharge, until: Instant) -> Result<Bytes, Error> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {

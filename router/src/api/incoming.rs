@@ -5,38 +5,38 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    admission::{Permit, Place, keys::Caller},
+    admission::{InFlightPermit, PendingRequest, keys::ApiCaller},
     error::Error,
     fleet::route,
     request::{generate::RequestContext, job::Generation},
-    state::Core,
+    state::RouterState,
     trace::Trace,
 };
 
-pub struct Arrival {
-    core: Arc<Core>,
+pub struct IncomingRequest {
+    state: Arc<RouterState>,
     began: Instant,
     deadline: Instant,
-    caller: Option<Caller>,
-    place: Place,
+    caller: Option<ApiCaller>,
+    place: PendingRequest,
     /// As the request's head names it.
     session: Option<u64>,
 }
 
-impl Arrival {
+impl IncomingRequest {
     /// `wanted`: the time that the client gives it; `session`: the session that the head names.
     pub fn new(
-        core: &Arc<Core>,
-        caller: Option<&Caller>,
+        state: &Arc<RouterState>,
+        caller: Option<&ApiCaller>,
         wanted: Option<Duration>,
         session: Option<&str>,
     ) -> Result<Self, Error> {
         let began = Instant::now();
-        let limit = core.config.request_time;
-        let of_key = caller.map(Caller::enter).transpose()?;
-        Ok(Arrival {
-            place: core.admission.enter(of_key)?,
-            core: core.clone(),
+        let limit = state.config.request_time;
+        let of_key = caller.map(ApiCaller::enter).transpose()?;
+        Ok(IncomingRequest {
+            place: state.admission.enter(of_key)?,
+            state: state.clone(),
             began,
             deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
             caller: caller.cloned(),
@@ -50,7 +50,7 @@ impl Arrival {
     }
 
     /// Waits for the request's turn.
-    pub async fn permit(self) -> Result<Permit, Error> {
+    pub async fn permit(self) -> Result<InFlightPermit, Error> {
         let priority = priority(self.caller.as_ref(), None);
         self.place.admit(priority, self.deadline).await
     }
@@ -64,17 +64,17 @@ impl Arrival {
             began: self.began,
             deadline: self.deadline,
             permit: self.place.admit(priority, self.deadline).await?,
-            metrics: self.core.metrics.clone(),
-            fleet_metrics: self.core.fleet_metrics.clone(),
-            effort: self.core.effort.clone(),
+            metrics: self.state.metrics.clone(),
+            fleet_metrics: self.state.fleet_metrics.clone(),
+            retry_budget: self.state.retry_budget.clone(),
             session: self.session.or_else(named),
             held: None,
-            stall: self.core.config.client_stall,
+            stall: self.state.config.client_stall,
             caller: self.caller,
         })
     }
 }
 
-fn priority(caller: Option<&Caller>, asked: Option<i64>) -> i64 {
+fn priority(caller: Option<&ApiCaller>, asked: Option<i64>) -> i64 {
     caller.map_or(asked.unwrap_or(0), |caller| caller.priority(asked))
 }

@@ -3,8 +3,8 @@ use std::{sync::mpsc, time::Duration};
 use super::*;
 use crate::error::Kind;
 
-fn workers(threads: usize) -> Workers {
-    Workers { all: Arc::new(Semaphore::new(threads)), large: Arc::new(Semaphore::new(threads / 2)) }
+fn workers(threads: usize) -> BlockingPool {
+    BlockingPool { all: Arc::new(Semaphore::new(threads)), large: Arc::new(Semaphore::new(threads / 2)) }
 }
 
 fn soon() -> Instant {

@@ -25,7 +25,7 @@ pub const PROBE_TIME: Duration = Duration::from_secs(10);
 pub const CLEAN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
-pub struct Breaker {
+pub struct CircuitBreaker {
     state: State,
     /// When it failed lately, at most `FAILURES` times.
     failures: VecDeque<Instant>,
@@ -71,10 +71,17 @@ pub enum Condition {
     HalfOpen,
 }
 
-impl Breaker {
+impl CircuitBreaker {
     pub fn new(name: &str) -> Self {
         let jitter = route::key(name);
-        Breaker { state: State::Closed, failures: VecDeque::new(), opened: 0, last_failure: None, jitter, probes: 0 }
+        CircuitBreaker {
+            state: State::Closed,
+            failures: VecDeque::new(),
+            opened: 0,
+            last_failure: None,
+            jitter,
+            probes: 0,
+        }
     }
 
     pub fn condition(&self, now: Instant) -> Condition {

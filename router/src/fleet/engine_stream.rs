@@ -8,7 +8,7 @@ use std::{pin::pin, sync::Arc};
 use bytes::Bytes;
 use futures::FutureExt;
 use hedge::{Hedge, Turn};
-use progress::Course;
+use progress::SequenceProgress;
 use rein_proto::{
     internal::{Admitted, Finish, FinishReason, FromEngine, Start, ToEngine, TokenLogprob, from_engine, to_engine},
     trace,
@@ -22,30 +22,30 @@ use tonic::{Code, Status, Streaming};
 use tracing::{Instrument, Span};
 
 use crate::{
-    client_state::{Client, becomes},
+    client_state::{ClientState, becomes},
     error::{Error, Kind},
     fleet::{
         breaker::Fault,
         metrics::FleetMetrics,
-        pool::{Lease, Pool, Wanted},
-        retry_budget::{Counted, Effort},
+        pool::{EngineLease, EnginePool, EngineRequest},
+        retry_budget::{CountGuard, RetryBudget},
     },
     limits,
 };
 
 /// A token that was drawn under the current epoch.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Drawn {
+pub struct DrawnToken {
     pub id: u32,
     pub logprob: Option<TokenLogprob>,
 }
 
 #[derive(Debug)]
-pub enum Heard {
+pub enum EngineOutput {
     /// The prompt has been computed. At most once, before any token.
     Admitted(Admitted),
     /// At least one token, in order, after those heard before.
-    Tokens(Vec<Drawn>),
+    Tokens(Vec<DrawnToken>),
     /// The engine's last word, unless the sequence is steered on.
     Finish(Finish),
 }
@@ -94,15 +94,15 @@ pub struct EngineStream {
     link: Option<Link>,
     /// Of the engine that it has or had.
     kind: Arc<str>,
-    course: Course,
-    common: Common,
+    progress: SequenceProgress,
+    common: SequenceContext,
     /// As it began.
     start: Start,
     /// Another engine that has it, too, until the first answer.
     hedge: Hedge,
     /// An answer that came before the sequence was open here.
     answer: Option<FromEngine>,
-    _counted: Counted,
+    _counted: CountGuard,
     admitted: bool,
     finished: bool,
     /// Engines lost since the last token.
@@ -112,25 +112,25 @@ pub struct EngineStream {
 }
 
 /// What all attempts at a sequence share.
-pub struct Common {
-    pub pool: Arc<Pool>,
+pub struct SequenceContext {
+    pub pool: Arc<EnginePool>,
     pub session: Option<u64>,
     pub deadline: Instant,
     pub metrics: Arc<FleetMetrics>,
-    pub effort: Arc<Effort>,
-    pub client: watch::Receiver<Client>,
+    pub retry_budget: Arc<RetryBudget>,
+    pub client: watch::Receiver<ClientState>,
 }
 
 /// A sequence's present engine.
 struct Link {
     to: mpsc::Sender<ToEngine>,
     from: Streaming<FromEngine>,
-    lease: Lease,
+    lease: EngineLease,
 }
 
 /// Where a sequence is tried first.
 enum On<'a> {
-    Lease(Lease),
+    Lease(EngineLease),
     /// An engine of this kind, if any is there in time.
     Any(Option<&'a str>),
 }
@@ -185,7 +185,7 @@ fn unconnected(status: &Status) -> bool {
 
 impl Link {
     /// Returns when the engine has taken the sequence into its queue, or refused it.
-    async fn open(mut lease: Lease, start: Start, deadline: Instant, span: &Span) -> Result<Self, Failure> {
+    async fn open(mut lease: EngineLease, start: Start, deadline: Instant, span: &Span) -> Result<Self, Failure> {
         let (to, queue) = mpsc::channel(limits::STEER_QUEUE);
         // An empty queue takes it.
         to.try_send(ToEngine { kind: Some(to_engine::Kind::Start(start)) })
@@ -220,11 +220,12 @@ pub struct Spans {
 impl EngineStream {
     /// Returns when an engine, at first that of the lease, has taken the sequence into its queue, or all have refused
     /// it. `span` is the request's, `queue` the part of it that ends here.
-    pub async fn open(common: Common, lease: Lease, start: Start, spans: Spans) -> Result<Self, Error> {
-        let counted = common.effort.begin();
+    pub async fn open(common: SequenceContext, lease: EngineLease, start: Start, spans: Spans) -> Result<Self, Error> {
+        let counted = common.retry_budget.begin();
         let Spans { span, queue } = spans;
         let (mut resumes, mut hedge, first) = (0, Hedge::new(&common), lease.engine().clone());
-        let mut course = Course { accepted: start.resume.clone(), held: start.hold, ..Course::default() };
+        let mut progress =
+            SequenceProgress { accepted: start.resume.clone(), held: start.hold, ..SequenceProgress::default() };
         let mut answer = None;
         let link = {
             let opening = common.open(On::Lease(lease), &start, &mut resumes, &span).instrument(queue.clone());
@@ -236,18 +237,18 @@ impl EngineStream {
                         Ok(link) => break link,
                         Err(error) => match hedge.instead().await {
                             Some((link, of_it)) => {
-                                common.effort.won();
-                                course = of_it;
+                                common.retry_budget.won();
+                                progress = of_it;
                                 break link;
                             }
                             None => return Err(error),
                         },
                     },
                     turn = hedge.next() => match turn {
-                        Turn::Due => hedge = Hedge::begin(&common, &start, &course, &first, &span),
+                        Turn::Due => hedge = Hedge::begin(&common, &start, &progress, &first, &span),
                         Turn::Won(won) => {
-                            common.effort.won();
-                            (course, answer) = (won.course, Some(won.answer));
+                            common.retry_budget.won();
+                            (progress, answer) = (won.progress, Some(won.answer));
                             break won.link;
                         }
                     },
@@ -260,7 +261,7 @@ impl EngineStream {
         Ok(EngineStream {
             link,
             kind,
-            course,
+            progress,
             common,
             start,
             hedge,
@@ -273,7 +274,7 @@ impl EngineStream {
         })
     }
 
-    pub fn lease(&self) -> Option<&Lease> {
+    pub fn lease(&self) -> Option<&EngineLease> {
         self.link.as_ref().map(|link| &link.lease)
     }
 
@@ -284,14 +285,14 @@ impl EngineStream {
 
     /// The generated tokens that count, resumed and appended ones included.
     pub fn accepted(&self) -> &[u32] {
-        &self.course.accepted
+        &self.progress.accepted
     }
 
     /// What the engine says next under the current epoch. Cancel-safe.
-    pub async fn hear(&mut self) -> Result<Heard, Error> {
+    pub async fn next_output(&mut self) -> Result<EngineOutput, Error> {
         let mut client = self.common.client.clone();
         loop {
-            if *client.borrow() == Client::Away {
+            if *client.borrow() == ClientState::Away {
                 self.leave();
             }
             if self.link.is_none() {
@@ -299,8 +300,8 @@ impl EngineStream {
             }
             let heard = tokio::select! {
                 biased;
-                () = becomes(&mut client, Client::Away) => continue,
-                heard = self.hear_here() => heard,
+                () = becomes(&mut client, ClientState::Away) => continue,
+                heard = self.next_from_engine() => heard,
             };
             let (fault, error) = match heard {
                 Ok(Some(heard)) => return Ok(heard),
@@ -313,10 +314,10 @@ impl EngineStream {
                 link.lease.failed(fault);
             }
             match self.hedge.promote() {
-                Some((link, course)) => {
+                Some((link, progress)) => {
                     tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "the second engine has it");
-                    self.common.effort.won();
-                    (self.kind, self.course, self.finished) = (link.lease.engine().kind.clone(), course, false);
+                    self.common.retry_budget.won();
+                    (self.kind, self.progress, self.finished) = (link.lease.engine().kind.clone(), progress, false);
                     self.link = Some(link);
                 }
                 None => self.resume(error).await?,
@@ -344,11 +345,11 @@ impl EngineStream {
                 turn = self.hedge.next() => match turn {
                     Turn::Due => {
                         let engine = link.lease.engine();
-                        self.hedge = Hedge::begin(&self.common, &self.start, &self.course, engine, &self.span);
+                        self.hedge = Hedge::begin(&self.common, &self.start, &self.progress, engine, &self.span);
                     }
                     Turn::Won(won) => {
-                        self.common.effort.won();
-                        (self.kind, self.course) = (won.link.lease.engine().kind.clone(), won.course);
+                        self.common.retry_budget.won();
+                        (self.kind, self.progress) = (won.link.lease.engine().kind.clone(), won.progress);
                         *link = won.link;
                         return Ok(Some(won.answer));
                     }
@@ -358,7 +359,7 @@ impl EngineStream {
     }
 
     /// The engine's next message, if it counts.
-    async fn hear_here(&mut self) -> Result<Option<Heard>, Failure> {
+    async fn next_from_engine(&mut self) -> Result<Option<EngineOutput>, Failure> {
         let message = match timeout_at(self.common.deadline, self.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => {
@@ -374,22 +375,22 @@ impl EngineStream {
                     link.lease.succeeded();
                 }
                 let first = !std::mem::replace(&mut self.admitted, true);
-                first.then_some(Heard::Admitted(admitted))
+                first.then_some(EngineOutput::Admitted(admitted))
             }
             Some(from_engine::Kind::Tokens(tokens)) => {
-                let drawn = self.course.hear(tokens).map_err(Failure::Final)?;
+                let drawn = self.progress.receive(tokens).map_err(Failure::Final)?;
                 if !drawn.is_empty() {
                     self.resumes = 0;
                 }
-                (!drawn.is_empty()).then_some(Heard::Tokens(drawn))
+                (!drawn.is_empty()).then_some(EngineOutput::Tokens(drawn))
             }
             // Whatever its epoch.
             Some(from_engine::Kind::Finish(finish)) if finish.reason() == FinishReason::Lost => {
                 return Err(Failure::gone(finish.error));
             }
-            Some(from_engine::Kind::Finish(finish)) if finish.epoch == self.course.epoch => {
+            Some(from_engine::Kind::Finish(finish)) if finish.epoch == self.progress.epoch => {
                 self.finished = true;
-                Some(Heard::Finish(finish))
+                Some(EngineOutput::Finish(finish))
             }
             // Of an older epoch, or of a newer protocol.
             Some(from_engine::Kind::Finish(_)) | None => None,
@@ -398,11 +399,11 @@ impl EngineStream {
 
     /// Goes on where the tokens that count end, on another engine if there is one.
     async fn resume(&mut self, lost: Error) -> Result<(), Error> {
-        let accepted = self.course.accepted.len();
+        let accepted = self.progress.accepted.len();
         tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = %lost, "resuming");
         // The first time is free: what was lost has to be computed somewhere.
         let again = self.resumes > 0;
-        if self.resumes >= limits::RESUMES || again && !self.common.effort.retry(Instant::now()) {
+        if self.resumes >= limits::RESUMES || again && !self.common.retry_budget.retry(Instant::now()) {
             self.common.metrics.resume_failed.inc();
             return Err(without_engine(lost));
         }
@@ -420,24 +421,24 @@ impl EngineStream {
     fn leave(&mut self) {
         (self.hedge, self.answer) = (Hedge::Settled, None);
         if self.link.take().is_some() {
-            let accepted = self.course.accepted.len();
+            let accepted = self.progress.accepted.len();
             tracing::info!(parent: &self.span, sequence = self.start.request_id, accepted, "parked: its client does not read");
             self.common.metrics.parked.inc();
         }
     }
 
     /// Waits for the client, and goes on.
-    async fn come_back(&mut self, client: &mut watch::Receiver<Client>) -> Result<(), Error> {
-        let back = timeout_at(self.common.deadline, becomes(client, Client::Reads)).await;
+    async fn come_back(&mut self, client: &mut watch::Receiver<ClientState>) -> Result<(), Error> {
+        let back = timeout_at(self.common.deadline, becomes(client, ClientState::Reads)).await;
         back.map_err(|_| Error::deadline())?;
         self.reopen("its client reads again").await.map_err(without_engine)
     }
 
     /// Goes on where the tokens that count end, on whatever engine there is.
     async fn reopen(&mut self, reason: &str) -> Result<(), Error> {
-        let accepted = self.course.accepted.len();
+        let accepted = self.progress.accepted.len();
         let span = crate::trace::resume(&self.span, reason, accepted);
-        let (resumed, steering) = self.course.resume(&self.start, self.admitted);
+        let (resumed, steering) = self.progress.resume(&self.start, self.admitted);
         // What has drawn nothing yet may begin anywhere.
         let kind = (accepted > self.start.resume.len()).then(|| self.kind.clone());
         let opening = self.common.open(On::Any(kind.as_deref()), &resumed, &mut self.resumes, &span);
@@ -459,7 +460,7 @@ impl EngineStream {
     /// From here on, only what the engine says after this counts.
     pub async fn steer(&mut self, steering: Steering) -> Result<(), Error> {
         self.hedge.withdraw();
-        let steer = self.course.steer(steering);
+        let steer = self.progress.steer(steering);
         self.finished = false;
         // Without an engine, the next one hears of it.
         let Some(link) = &self.link else { return Ok(()) };
@@ -474,14 +475,14 @@ impl EngineStream {
     /// Ends the sequence after `keep` tokens. What comes back is of no interest; if even the queue is full, dropping
     /// the stream does the same.
     pub fn stop(mut self, keep: usize) {
-        let steer = self.course.steer(Steering::keep(keep).stop());
+        let steer = self.progress.steer(Steering::keep(keep).stop());
         if let Some(link) = &self.link {
             let _ = link.to.try_send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
         }
     }
 }
 
-impl Common {
+impl SequenceContext {
     /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try. Where
     /// others may join, one that cannot be reached costs no try: no engine had the sequence, and each one's breaker
     /// says when it is asked again.
@@ -500,7 +501,7 @@ impl Common {
                 None => {
                     let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
                     let (salt, session) = (start.cache_salt.as_str(), self.session);
-                    let wanted = Wanted { salt, tokens: &tokens, session, kind, refused: &refused };
+                    let wanted = EngineRequest { salt, tokens: &tokens, session, kind, refused: &refused };
                     self.pool.lease(&wanted, until, self.deadline).await?
                 }
             };
@@ -517,7 +518,7 @@ impl Common {
                 continue;
             }
             let alone = fixed && self.pool.engines().len() == 1;
-            if *tries >= limits::RESUMES || alone || !self.effort.retry(Instant::now()) {
+            if *tries >= limits::RESUMES || alone || !self.retry_budget.retry(Instant::now()) {
                 return Err(error);
             }
             *tries += 1;

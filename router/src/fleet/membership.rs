@@ -16,7 +16,7 @@ use rein_proto::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    fleet::pool::{Engine, EngineTransport, Listing},
+    fleet::pool::{EngineHandle, EngineListing, EngineTransport},
     limits,
 };
 
@@ -41,7 +41,7 @@ pub enum DownloadError {
 /// A group that serves, and of which text files.
 #[derive(Debug, Clone)]
 pub struct ServingGroup {
-    pub listing: Listing,
+    pub listing: EngineListing,
     /// Of its model's text files: groups of one model with different ones differ in their prompts.
     pub text: String,
 }
@@ -81,7 +81,7 @@ impl Membership {
     }
 
     /// Whether the engine's group has gone on to another epoch.
-    pub fn is_superseded(&self, engine: &Engine) -> bool {
+    pub fn is_superseded(&self, engine: &EngineHandle) -> bool {
         let group = self.view.groups.get(&engine.group).and_then(|group| group.record());
         group.is_some_and(|record| record.epoch() != engine.epoch)
     }
@@ -94,7 +94,7 @@ fn serving(view: &ClusterView) -> BTreeMap<String, Vec<ServingGroup>> {
         if let Some(record) = group.record().filter(|record| is_understood(record))
             && let Some(leader) = record.leader()
         {
-            let listing = Listing {
+            let listing = EngineListing {
                 group: id.clone(),
                 epoch: record.epoch(),
                 kind: record.kind(),

@@ -24,7 +24,7 @@ use tower::{Service, ServiceExt, util::BoxCloneSyncService};
 use crate::{
     error::Error,
     fleet::{
-        breaker::{Breaker, Condition, Fault, Pass},
+        breaker::{CircuitBreaker, Condition, Fault, Pass},
         route::{
             self, EngineSlot, PromptHashes, RoutePolicy, Routing, Target,
             follow::{follow_events, interval},
@@ -52,7 +52,7 @@ where
     BoxCloneSyncService::new(service.map_err(wrap))
 }
 
-pub struct Engine {
+pub struct EngineHandle {
     /// The group that it leads, and its epoch there.
     pub group: String,
     pub epoch: u64,
@@ -65,13 +65,13 @@ pub struct Engine {
     client: EngineClient<EngineTransport>,
     open: Arc<AtomicUsize>,
     info: OnceCell<EngineInfo>,
-    breaker: Mutex<Breaker>,
+    breaker: Mutex<CircuitBreaker>,
     /// What it has cached and has to do, as it says itself.
     seat: Arc<EngineSlot>,
     listening: OnceLock<AbortHandle>,
 }
 
-impl Drop for Engine {
+impl Drop for EngineHandle {
     fn drop(&mut self) {
         if let Some(listening) = self.listening.get() {
             listening.abort();
@@ -80,7 +80,7 @@ impl Drop for Engine {
 }
 
 /// A sequence that is to have an engine.
-pub struct Wanted<'a> {
+pub struct EngineRequest<'a> {
     pub salt: &'a str,
     /// All that the engine is given.
     pub tokens: &'a [u32],
@@ -88,14 +88,14 @@ pub struct Wanted<'a> {
     /// Of the engine that it had before: another one of that kind, if one that is well is there by then.
     pub kind: Option<(&'a str, Instant)>,
     /// Engines that did not take it: others are better.
-    pub refused: &'a [Arc<Engine>],
+    pub refused: &'a [Arc<EngineHandle>],
 }
 
-impl Engine {
-    fn new(listing: &Listing, transport: EngineTransport, routing: &Routing) -> Self {
+impl EngineHandle {
+    fn new(listing: &EngineListing, transport: EngineTransport, routing: &Routing) -> Self {
         let client = EngineClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);
-        let breaker = Mutex::new(Breaker::new(&listing.group));
-        Engine {
+        let breaker = Mutex::new(CircuitBreaker::new(&listing.group));
+        EngineHandle {
             key: route::key(&listing.group),
             group: listing.group.clone(),
             epoch: listing.epoch,
@@ -132,7 +132,7 @@ impl Engine {
         self.info.get().map(|info| info.max_sequences)
     }
 
-    fn breaker(&self) -> MutexGuard<'_, Breaker> {
+    fn breaker(&self) -> MutexGuard<'_, CircuitBreaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -195,10 +195,10 @@ pub enum Standing {
 
 /// A group that serves, as membership has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listing {
+pub struct EngineListing {
     pub group: String,
     pub epoch: u64,
-    /// [`Engine::kind`].
+    /// [`EngineHandle::kind`].
     pub kind: String,
     /// The commit of its checkpoint's repository, if it is known.
     pub revision: Option<String>,
@@ -208,7 +208,7 @@ pub struct Listing {
 
 #[derive(Clone)]
 struct Listed {
-    engine: Arc<Engine>,
+    engine: Arc<EngineHandle>,
     standing: Standing,
 }
 
@@ -224,7 +224,7 @@ impl Listed {
     }
 }
 
-pub struct Pool {
+pub struct EnginePool {
     engines: RwLock<Arc<Vec<Listed>>>,
     /// Counts the changes of `engines`.
     changes: watch::Sender<u64>,
@@ -236,23 +236,23 @@ pub struct Pool {
     info: Mutex<Option<EngineInfo>>,
 }
 
-impl Pool {
+impl EnginePool {
     /// Of these engines and no others. Each comes with its kind.
     pub fn fixed(engines: Vec<(EngineTransport, String)>) -> Self {
-        let pool = Pool { fixed: true, ..Pool::open(RoutePolicy::LeastLoad) };
+        let pool = EnginePool { fixed: true, ..EnginePool::open(RoutePolicy::LeastLoad) };
         let listed = |(i, (transport, kind)): (usize, _)| {
             let (group, address) = (i.to_string(), String::new());
-            let listing = Listing { group, epoch: 1, kind, revision: None, address, draining: false };
-            let engine = Arc::new(Engine::new(&listing, transport, &pool.routing));
+            let listing = EngineListing { group, epoch: 1, kind, revision: None, address, draining: false };
+            let engine = Arc::new(EngineHandle::new(&listing, transport, &pool.routing));
             Listed { engine, standing: Standing::Serving }
         };
         let engines = engines.into_iter().enumerate().map(listed).collect();
-        Pool { engines: RwLock::new(Arc::new(engines)), ..pool }
+        EnginePool { engines: RwLock::new(Arc::new(engines)), ..pool }
     }
 
     /// Of whichever engines are listed.
     pub fn open(policy: RoutePolicy) -> Self {
-        Pool {
+        EnginePool {
             engines: RwLock::default(),
             changes: watch::Sender::new(0),
             routing: Routing::new(policy),
@@ -266,16 +266,17 @@ impl Pool {
         self.engines.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn engines(&self) -> Vec<Arc<Engine>> {
+    pub fn engines(&self) -> Vec<Arc<EngineHandle>> {
         self.listed().iter().map(|listed| listed.engine.clone()).collect()
     }
 
     /// What each engine says of itself now, if it does so in time. One that membership no longer has, and that has
     /// nothing to do, has left: that it does not answer would be no news.
-    pub async fn stats(&self) -> Vec<(Arc<Engine>, Option<EngineStats>)> {
+    pub async fn stats(&self) -> Vec<(Arc<EngineHandle>, Option<EngineStats>)> {
         let here = |listed: &&Listed| listed.is_here() || listed.engine.open.load(Ordering::Relaxed) > 0;
-        let engines: Vec<Arc<Engine>> = self.listed().iter().filter(here).map(|listed| listed.engine.clone()).collect();
-        let ask = |(i, engine): (usize, Arc<Engine>)| async move { (i, engine.stats().await.ok()) }.boxed();
+        let engines: Vec<Arc<EngineHandle>> =
+            self.listed().iter().filter(here).map(|listed| listed.engine.clone()).collect();
+        let ask = |(i, engine): (usize, Arc<EngineHandle>)| async move { (i, engine.stats().await.ok()) }.boxed();
         let calls: Vec<_> = engines.iter().cloned().enumerate().map(ask).collect();
         let mut answers = vec![None; engines.len()];
         let asking = stream::iter(calls).buffer_unordered(limits::STATS_AT_ONCE);
@@ -322,8 +323,8 @@ impl Pool {
     /// has gone on to another epoch: membership may know too little, and whoever answers is there.
     pub fn list(
         &self,
-        listings: &[Listing],
-        superseded: impl Fn(&Engine) -> bool,
+        listings: &[EngineListing],
+        superseded: impl Fn(&EngineHandle) -> bool,
         mut dial: impl FnMut(&str) -> Option<EngineTransport>,
     ) {
         let (known, now) = (self.listed(), Instant::now());
@@ -336,7 +337,7 @@ impl Pool {
                 Some(listed) => listed.engine.clone(),
                 None => {
                     let Some(transport) = dial(&listing.address) else { continue };
-                    let engine = Arc::new(Engine::new(listing, transport, &self.routing));
+                    let engine = Arc::new(EngineHandle::new(listing, transport, &self.routing));
                     engine.listen(listings.len());
                     engine
                 }
@@ -373,7 +374,7 @@ impl Pool {
         if let Some(info) = listed.iter().find_map(|listed| listed.engine.info.get()) {
             return Ok(remember(info));
         }
-        let ask = |engine: Arc<Engine>| async move { engine.info().await.cloned() }.boxed();
+        let ask = |engine: Arc<EngineHandle>| async move { engine.info().await.cloned() }.boxed();
         let why = match self.first(ask).await {
             Some(Ok(info)) => return Ok(remember(&info)),
             Some(Err(error)) => error,
@@ -385,7 +386,7 @@ impl Pool {
 
     /// Whether any engine answers now: one that once did may have lost its workers since.
     pub async fn answers(&self) -> Result<(), Error> {
-        let ask = |engine: Arc<Engine>| async move { engine.stats().await.map(drop) }.boxed();
+        let ask = |engine: Arc<EngineHandle>| async move { engine.stats().await.map(drop) }.boxed();
         match self.first(ask).await {
             Some(Err(error)) => Err(Error { cause: error.cause, ..Error::unavailable(error.message) }),
             Some(Ok(())) => Ok(()),
@@ -401,7 +402,12 @@ impl Pool {
 
     /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where
     /// others may join, not beyond `until` nor the request's deadline.
-    pub async fn lease(&self, wanted: &Wanted<'_>, until: Instant, deadline: Instant) -> Result<Lease, Error> {
+    pub async fn lease(
+        &self,
+        wanted: &EngineRequest<'_>,
+        until: Instant,
+        deadline: Instant,
+    ) -> Result<EngineLease, Error> {
         let until = until.min(deadline);
         let prompt = self.routing.prompt(wanted.salt, wanted.tokens);
         let mut changes = self.changes.subscribe();
@@ -445,7 +451,7 @@ impl Pool {
 
     /// One that serves and has not failed lately, other than this group's and like it: for a sequence that has an
     /// engine already.
-    pub fn another(&self, wanted: &Wanted<'_>, than: &str) -> Option<Lease> {
+    pub fn another(&self, wanted: &EngineRequest<'_>, than: &str) -> Option<EngineLease> {
         let now = Instant::now();
         let healthy = |listed: &&Listed| {
             listed.standing == Standing::Serving
@@ -458,7 +464,12 @@ impl Pool {
     }
 
     /// Of the best standing, the one that the policy takes.
-    fn choose<'listed>(&self, listed: &'listed [Listed], prompt: &PromptHashes, session: Option<u64>) -> Option<Lease> {
+    fn choose<'listed>(
+        &self,
+        listed: &'listed [Listed],
+        prompt: &PromptHashes,
+        session: Option<u64>,
+    ) -> Option<EngineLease> {
         let now = Instant::now();
         let class = |listed: &Listed| {
             let standing = match listed.standing {
@@ -469,10 +480,10 @@ impl Pool {
             let breaker = listed.engine.breaker();
             breaker.lets(now).then(|| (standing, breaker.condition(now) != Condition::Closed))
         };
-        let pick = |engines: &[&'listed Arc<Engine>]| {
+        let pick = |engines: &[&'listed Arc<EngineHandle>]| {
             // One that has not said how many is as the others are.
             let slots = engines.iter().find_map(|engine| engine.slots()).unwrap_or(limits::ENGINE_SLOTS);
-            let target = |engine: &&'listed Arc<Engine>| Target {
+            let target = |engine: &&'listed Arc<EngineHandle>| Target {
                 engine: engine.key,
                 seat: &engine.seat,
                 open: engine.open.load(Ordering::Relaxed) as u32,
@@ -485,12 +496,12 @@ impl Pool {
         loop {
             let able: Vec<_> = listed.iter().filter_map(|listed| Some((class(listed)?, &listed.engine))).collect();
             let best = able.iter().map(|(class, _)| *class).min();
-            let engines: Vec<&'listed Arc<Engine>> =
+            let engines: Vec<&'listed Arc<EngineHandle>> =
                 able.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
             if engines.is_empty() && self.fixed {
-                return pick(&listed.iter().map(|listed| &listed.engine).collect::<Vec<_>>()).map(Lease::on);
+                return pick(&listed.iter().map(|listed| &listed.engine).collect::<Vec<_>>()).map(EngineLease::on);
             }
-            let lease = Lease::on(pick(&engines)?);
+            let lease = EngineLease::on(pick(&engines)?);
             // Another sequence may have become the engine's probe just now; then it lets nobody else.
             if lease.pass.is_some() {
                 return Some(lease);
@@ -502,7 +513,7 @@ impl Pool {
     /// say nothing. None: there are no engines.
     async fn first<'a, T: 'a>(
         &self,
-        ask: impl Fn(Arc<Engine>) -> BoxFuture<'a, Result<T, Error>>,
+        ask: impl Fn(Arc<EngineHandle>) -> BoxFuture<'a, Result<T, Error>>,
     ) -> Option<Result<T, Error>> {
         let (listed, now) = (self.listed(), Instant::now());
         let (well, ill): (Vec<_>, Vec<_>) = listed.iter().partition(|listed| listed.is_well(now));
@@ -520,26 +531,26 @@ impl Pool {
 }
 
 /// One open sequence on an engine. What becomes of it is told to the engine's breaker.
-pub struct Lease {
-    engine: Arc<Engine>,
+pub struct EngineLease {
+    engine: Arc<EngineHandle>,
     /// None: it has been told.
     pass: Option<Pass>,
 }
 
-impl Lease {
-    fn on(engine: &Arc<Engine>) -> Self {
+impl EngineLease {
+    fn on(engine: &Arc<EngineHandle>) -> Self {
         engine.open.fetch_add(1, Ordering::Relaxed);
         let pass = engine.breaker().begin(Instant::now());
-        Lease { engine: engine.clone(), pass }
+        EngineLease { engine: engine.clone(), pass }
     }
 
-    pub fn engine(&self) -> &Arc<Engine> {
+    pub fn engine(&self) -> &Arc<EngineHandle> {
         &self.engine
     }
 
     /// A second sequence on the same engine, where the prompt they share is cached.
     pub fn again(&self) -> Self {
-        Lease::on(&self.engine)
+        EngineLease::on(&self.engine)
     }
 
     /// The engine has taken the sequence and computed its prompt.
@@ -559,7 +570,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for EngineLease {
     fn drop(&mut self) {
         self.engine.open.fetch_sub(1, Ordering::Relaxed);
         if let Some(pass) = self.pass.take() {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::limits::{HEDGED_ONE_IN, RETRIES_AT_ONCE, RETRIES_PER_SECOND, RETRIES_PER_SEQUENCE};
 
 #[derive(Debug)]
-pub struct Effort {
+pub struct RetryBudget {
     /// Silence of an engine after which another one is asked, too.
     pub hedge_after: Option<Duration>,
     account: Mutex<Account>,
@@ -51,27 +51,27 @@ impl Account {
 
 /// Of a sequence, or of its second engine: counts while it is there.
 #[derive(Debug)]
-pub struct Counted {
-    effort: Arc<Effort>,
-    of: fn(&Effort) -> &AtomicUsize,
+pub struct CountGuard {
+    retry_budget: Arc<RetryBudget>,
+    of: fn(&RetryBudget) -> &AtomicUsize,
 }
 
-impl Counted {
-    fn new(effort: &Arc<Effort>, of: fn(&Effort) -> &AtomicUsize) -> Self {
-        of(effort).fetch_add(1, Ordering::SeqCst);
-        Counted { effort: effort.clone(), of }
+impl CountGuard {
+    fn new(retry_budget: &Arc<RetryBudget>, of: fn(&RetryBudget) -> &AtomicUsize) -> Self {
+        of(retry_budget).fetch_add(1, Ordering::SeqCst);
+        CountGuard { retry_budget: retry_budget.clone(), of }
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
-        (self.of)(&self.effort).fetch_sub(1, Ordering::SeqCst);
+        (self.of)(&self.retry_budget).fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Effort {
+impl RetryBudget {
     pub fn new(hedge_after: Option<Duration>) -> Self {
-        Effort {
+        RetryBudget {
             hedge_after,
             account: Mutex::new(Account { credit: RETRIES_AT_ONCE, since: None }),
             retries: Counter::default(),
@@ -84,9 +84,9 @@ impl Effort {
     }
 
     /// One more sequence.
-    pub fn begin(self: &Arc<Self>) -> Counted {
+    pub fn begin(self: &Arc<Self>) -> CountGuard {
         self.account.lock().unwrap_or_else(PoisonError::into_inner).earn(RETRIES_PER_SEQUENCE);
-        Counted::new(self, |effort| &effort.sequences)
+        CountGuard::new(self, |retry_budget| &retry_budget.sequences)
     }
 
     /// Whether a sequence may be tried once more.
@@ -98,8 +98,8 @@ impl Effort {
     }
 
     /// Leave for one more sequence to be with two engines, as long as it is.
-    pub fn hedge(self: &Arc<Self>) -> Option<Counted> {
-        let hedge = Counted::new(self, |effort| &effort.hedged);
+    pub fn hedge(self: &Arc<Self>) -> Option<CountGuard> {
+        let hedge = CountGuard::new(self, |retry_budget| &retry_budget.hedged);
         let most = (self.sequences.load(Ordering::SeqCst) / HEDGED_ONE_IN).max(1);
         (self.hedged.load(Ordering::SeqCst) <= most).then_some(hedge)
     }

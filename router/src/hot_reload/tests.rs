@@ -12,15 +12,15 @@ impl Drop for Dir {
 fn what_is_replaced_is_read_again_and_what_is_wrong_is_not_taken() {
     let dir = Dir(std::env::temp_dir().join(format!("rein-reread-{}", std::process::id())));
     std::fs::create_dir_all(&dir.0).unwrap();
-    let [a, b] = ["a", "b"].map(|name| Source { flag: "--number", path: dir.0.join(name) });
+    let [a, b] = ["a", "b"].map(|name| WatchedFile { flag: "--number", path: dir.0.join(name) });
     let sum = |contents: &[Vec<u8>]| {
         let number = |(file, bytes): (usize, &Vec<u8>)| {
             let text = String::from_utf8_lossy(bytes);
-            text.trim().parse::<u32>().map_err(|error| Wrong::new(file, error))
+            text.trim().parse::<u32>().map_err(|error| FileProblem::new(file, error))
         };
-        contents.iter().enumerate().map(number).sum::<Result<u32, Wrong>>()
+        contents.iter().enumerate().map(number).sum::<Result<u32, FileProblem>>()
     };
-    let open = || Reread::open(vec![a.clone(), b.clone()], sum);
+    let open = || HotReloaded::open(vec![a.clone(), b.clone()], sum);
     std::fs::write(&a.path, "1").unwrap();
     let error = open().err().unwrap().to_string();
     assert!(error.starts_with("--number: cannot read ") && error.contains("/b: "), "{error}");

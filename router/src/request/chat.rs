@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rein_grammar::{Region, Rules, ToolChoice, ToolDecl};
 use rein_text::{
     call_ids, conversation,
-    model_text::{ReasoningMarkers, Rendered},
+    model_text::{ReasoningMarkers, RenderedPrompt},
     template::RenderInput,
     tools::{declaration, tool},
 };
@@ -18,13 +18,13 @@ use crate::{
         delivery::ChatEvents,
         generate::{self, Defaults, Grammar, Plan, Reading, RequestContext, Sequence},
         job::{ChatJob, Generation},
-        model::{Bounds, Model, bound},
+        model::{Bounds, ServedModel, bound},
     },
 };
 
 const DEFAULTS: Defaults = Defaults { prompt: "messages", max_tokens: None };
 
-fn check(model: &Model, job: &ChatJob) -> Result<(), Error> {
+fn check(model: &ServedModel, job: &ChatJob) -> Result<(), Error> {
     job.check()?;
     match model.format.letter_first {
         true => Ok(conversation::check_letters_first(&job.tools, &job.messages)?),
@@ -32,9 +32,9 @@ fn check(model: &Model, job: &ChatJob) -> Result<(), Error> {
     }
 }
 
-pub async fn render(model: &Arc<Model>, job: ChatJob, deadline: Instant) -> Result<Rendered, Error> {
+pub async fn render(model: &Arc<ServedModel>, job: ChatJob, deadline: Instant) -> Result<RenderedPrompt, Error> {
     let bytes = job.bytes;
-    let render = move |model: &Model| {
+    let render = move |model: &ServedModel| {
         check(model, &job)?;
         model.render(&Conversation::new(model, job).input, bound(bytes, deadline, None))
     };
@@ -51,7 +51,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(model: &Model, mut job: ChatJob, bounds: Bounds, deadline: Instant) -> Result<Self, Error> {
+    fn new(model: &ServedModel, mut job: ChatJob, bounds: Bounds, deadline: Instant) -> Result<Self, Error> {
         check(model, &job)?;
         job.generation.check_vocabulary(bounds.vocab)?;
         let generation = std::mem::take(&mut job.generation);
@@ -66,7 +66,7 @@ impl Prepared {
         };
         let bound = bound(job.bytes, deadline, generation.fits(bounds.context));
         let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
-        let Rendered { prompt, mut ids, .. } = model.render(&input, bound)?;
+        let RenderedPrompt { prompt, mut ids, .. } = model.render(&input, bound)?;
         generate::truncate(&mut ids, &generation, bounds);
         let start = resumed.unwrap_or_else(|| model.format.start_after(&prompt));
         (rules.start, rules.calls_before) = (start, calls_before);
@@ -77,11 +77,11 @@ impl Prepared {
 /// The events, and what of the request's schemas is not enforced to the letter, in words.
 pub async fn generate(
     mut call: RequestContext,
-    model: Arc<Model>,
+    model: Arc<ServedModel>,
     job: ChatJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
     let (bounds, bytes, deadline) = (model.bounds().await?, job.bytes, call.deadline);
-    let prepare = move |model: &Model| Prepared::new(model, job, bounds, deadline);
+    let prepare = move |model: &ServedModel| Prepared::new(model, job, bounds, deadline);
     let Prepared { generation, rules, prompt, resumed, skip_special_tokens } =
         model.prepare(bytes, deadline, prepare).await?;
     call.held = None;
@@ -121,7 +121,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn new(model: &Model, mut job: ChatJob) -> Self {
+    fn new(model: &ServedModel, mut job: ChatJob) -> Self {
         job.use_exact();
         let continues = job.continues();
         let (add_generation_prompt, kwargs) = (job.generation_prompt(), job.kwargs());

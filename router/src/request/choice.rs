@@ -9,19 +9,19 @@ use rein_proto::{
 use tokio::time::Instant;
 
 use crate::{
-    admission::keys::Caller,
+    admission::keys::ApiCaller,
     error::Error,
-    fleet::engine_stream::{Drawn, EngineStream, Heard},
+    fleet::engine_stream::{DrawnToken, EngineOutput, EngineStream},
     request::{
-        grammar_session::{Guide, GuideError, Judgement, Refusal, TokenDecision, TokenOrigin},
+        grammar_session::{DrawOutcome, GrammarSession, GrammarSessionError, Refusal, TokenDecision, TokenOrigin},
         metrics::RequestMetrics,
         transcript::{Flow, Outcome, Transcript},
     },
 };
 
 /// A grammar's guide, and how many tokens there may be in all.
-pub struct Guided {
-    pub guide: Guide,
+pub struct SteeredOutput {
+    pub session: GrammarSession,
     pub max_tokens: u32,
     pub thinking: Option<ThinkingBudget>,
 }
@@ -35,12 +35,12 @@ pub struct ThinkingBudget {
     pub close: Vec<u32>,
 }
 
-impl Guided {
+impl SteeredOutput {
     /// Judges drawn tokens; none: before the first. At most `room` more fit.
-    fn judge(&mut self, drawn: Option<&[u32]>, room: usize) -> Result<Judgement, GuideError> {
+    fn judge(&mut self, drawn: Option<&[u32]>, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
         match drawn {
-            Some(drawn) => self.guide.take(drawn, room),
-            None => self.guide.begin(room),
+            Some(drawn) => self.session.take(drawn, room),
+            None => self.session.begin(room),
         }
     }
 }
@@ -48,13 +48,13 @@ impl Guided {
 /// A transcript and the engine stream that feeds it. Dropping it frees the slot.
 pub struct Choice {
     transcript: Transcript,
-    guided: Option<Guided>,
+    steered: Option<SteeredOutput>,
     /// The guide is at work on another thread.
     away: bool,
     /// None: ended.
     engine: Option<EngineStream>,
     metrics: Arc<RequestMetrics>,
-    caller: Option<Caller>,
+    caller: Option<ApiCaller>,
     began: Instant,
     last_token: Option<Instant>,
 }
@@ -63,16 +63,16 @@ impl Choice {
     pub async fn open(
         transcript: Transcript,
         engine: EngineStream,
-        guided: Option<Guided>,
+        steered: Option<SteeredOutput>,
         metrics: Arc<RequestMetrics>,
-        caller: Option<Caller>,
+        caller: Option<ApiCaller>,
         began: Instant,
     ) -> Result<Self, Error> {
         let (engine, away) = (Some(engine), false);
-        let mut choice = Choice { transcript, guided, away, engine, metrics, caller, began, last_token: None };
-        if choice.guided.is_some() {
-            let judgement = choice.judge(None).await?;
-            choice.follow(Vec::new(), judgement).await?;
+        let mut choice = Choice { transcript, steered, away, engine, metrics, caller, began, last_token: None };
+        if choice.steered.is_some() {
+            let outcome = choice.judge(None).await?;
+            choice.follow(Vec::new(), outcome).await?;
             choice.end_reasoning(None).await?;
         }
         Ok(choice)
@@ -89,13 +89,13 @@ impl Choice {
     /// Waits until the engine has computed the prompt. To be called before the first `next`, if at all.
     pub async fn admitted(&mut self) -> Result<internal::Admitted, Error> {
         let missing = || Error::internal("the engine ended this request", "no Admitted before tokens or finish");
-        match self.engine.as_mut().ok_or_else(missing)?.hear().await? {
-            Heard::Admitted(admitted) => {
+        match self.engine.as_mut().ok_or_else(missing)?.next_output().await? {
+            EngineOutput::Admitted(admitted) => {
                 self.admit(&admitted);
                 Ok(admitted)
             }
-            Heard::Finish(finish) if finish.reason() == EngineFinish::Error => Err(failed(finish)),
-            Heard::Tokens(_) | Heard::Finish(_) => Err(missing()),
+            EngineOutput::Finish(finish) if finish.reason() == EngineFinish::Error => Err(failed(finish)),
+            EngineOutput::Tokens(_) | EngineOutput::Finish(_) => Err(missing()),
         }
     }
 
@@ -113,7 +113,7 @@ impl Choice {
             if let Some(event) = self.transcript.next_event() {
                 return Some(Ok(event));
             }
-            let heard = self.engine.as_mut()?.hear().await;
+            let heard = self.engine.as_mut()?.next_output().await;
             if let Err(error) = self.take_in(heard).await {
                 self.engine = None;
                 return Some(Err(error));
@@ -121,11 +121,11 @@ impl Choice {
         }
     }
 
-    async fn take_in(&mut self, heard: Result<Heard, Error>) -> Result<(), Error> {
+    async fn take_in(&mut self, heard: Result<EngineOutput, Error>) -> Result<(), Error> {
         match heard? {
-            Heard::Admitted(admitted) => self.admit(&admitted),
+            EngineOutput::Admitted(admitted) => self.admit(&admitted),
             // Whether reasoning ends is decided after each token, however many come at once.
-            Heard::Tokens(drawn) if self.guided.as_ref().is_some_and(|guided| guided.thinking.is_some()) => {
+            EngineOutput::Tokens(drawn) if self.steered.as_ref().is_some_and(|steered| steered.thinking.is_some()) => {
                 for drawn in drawn {
                     let id = drawn.id;
                     let steered = self.take(vec![drawn]).await?;
@@ -134,10 +134,10 @@ impl Choice {
                     }
                 }
             }
-            Heard::Tokens(drawn) => {
+            EngineOutput::Tokens(drawn) => {
                 self.take(drawn).await?;
             }
-            Heard::Finish(finish) => {
+            EngineOutput::Finish(finish) => {
                 self.engine = None;
                 match finish.reason() {
                     EngineFinish::Stop | EngineFinish::Steered => self.end(false),
@@ -150,45 +150,45 @@ impl Choice {
     }
 
     /// Judges drawn tokens. Whether the engine was steered: it has drawn nothing after them that counts.
-    async fn take(&mut self, drawn: Vec<Drawn>) -> Result<bool, Error> {
+    async fn take(&mut self, drawn: Vec<DrawnToken>) -> Result<bool, Error> {
         let ids = drawn.iter().map(|drawn| drawn.id).collect();
-        let judgement = self.judge(Some(ids)).await?;
-        let steered = judgement.steering.is_some();
-        self.follow(drawn, judgement).await?;
+        let outcome = self.judge(Some(ids)).await?;
+        let steered = outcome.steering.is_some();
+        self.follow(drawn, outcome).await?;
         Ok(steered)
     }
 
     /// What stands of drawn tokens; none: before the first. A guide that was slow works off the async threads.
-    async fn judge(&mut self, drawn: Option<Vec<u32>>) -> Result<Judgement, Error> {
+    async fn judge(&mut self, drawn: Option<Vec<u32>>) -> Result<DrawOutcome, Error> {
         if self.away {
             return Err(Error::internal("the grammar of this request failed", "its guide was lost"));
         }
         let room = self.room();
-        let Some(mut guided) = self.guided.take() else {
+        let Some(mut steered) = self.steered.take() else {
             let stand = drawn.map_or(0, |drawn| drawn.len());
-            return Ok(Judgement { stand, ..Judgement::default() });
+            return Ok(DrawOutcome { stand, ..DrawOutcome::default() });
         };
-        let judged = if guided.guide.is_slow() {
+        let judged = if steered.session.is_slow() {
             self.away = true;
             let work = move || {
-                let judged = guided.judge(drawn.as_deref(), room);
-                (guided, judged)
+                let judged = steered.judge(drawn.as_deref(), room);
+                (steered, judged)
             };
-            let (guided, judged) = self.transcript.model.clone().match_slowly(work).await?;
+            let (steered, judged) = self.transcript.model.clone().match_slowly(work).await?;
             self.away = false;
-            self.guided = Some(guided);
+            self.steered = Some(steered);
             judged
         } else {
-            let judged = guided.judge(drawn.as_deref(), room);
-            self.guided = Some(guided);
+            let judged = steered.judge(drawn.as_deref(), room);
+            self.steered = Some(steered);
             judged
         };
-        judged.map_err(Error::from_guide)
+        judged.map_err(Error::from_session)
     }
 
     /// How many more tokens there may be.
     fn room(&self) -> usize {
-        let most = self.guided.as_ref().map_or(0, |guided| guided.max_tokens);
+        let most = self.steered.as_ref().map_or(0, |steered| steered.max_tokens);
         most.saturating_sub(self.transcript.completion_tokens) as usize
     }
 
@@ -196,7 +196,8 @@ impl Choice {
     /// next token is waited for.
     async fn end_reasoning(&mut self, last: Option<u32>) -> Result<bool, Error> {
         let room = self.room();
-        let Some(Guided { guide, thinking: Some(ThinkingBudget { tokens, open, close }), .. }) = &mut self.guided
+        let Some(SteeredOutput { session, thinking: Some(ThinkingBudget { tokens, open, close }), .. }) =
+            &mut self.steered
         else {
             return Ok(false);
         };
@@ -205,18 +206,18 @@ impl Choice {
         if self.engine.is_none() || !(opened || self.transcript.has_reasoned(*tokens)) {
             return Ok(false);
         }
-        match guide.force(close, room) {
+        match session.force(close, room) {
             Ok(None) => Ok(false),
-            Ok(Some(judgement)) => self.follow(Vec::new(), judgement).await.map(|()| true),
-            Err(error) => Err(Error::from_guide(error)),
+            Ok(Some(outcome)) => self.follow(Vec::new(), outcome).await.map(|()| true),
+            Err(error) => Err(Error::from_session(error)),
         }
     }
 
     /// Tells what stands of the drawn tokens and what was forced after them, and steers.
-    async fn follow(&mut self, mut drawn: Vec<Drawn>, judgement: Judgement) -> Result<(), Error> {
-        let Judgement { stand, forced, steering, ended } = judgement;
+    async fn follow(&mut self, mut drawn: Vec<DrawnToken>, outcome: DrawOutcome) -> Result<(), Error> {
+        let DrawOutcome { stand, forced, steering, ended } = outcome;
         drawn.truncate(stand);
-        drawn.extend(forced.into_iter().map(|id| Drawn { id, logprob: None }));
+        drawn.extend(forced.into_iter().map(|id| DrawnToken { id, logprob: None }));
         if !drawn.is_empty() {
             self.clock(drawn.len());
         }
@@ -250,10 +251,12 @@ impl Choice {
 
     /// For whoever asked: `Done` tells it.
     fn report_grammar(&mut self) {
-        let Some(Guided { guide, .. }) = self.guided.as_mut().filter(|_| self.transcript.opening.report.grammar) else {
+        let Some(SteeredOutput { session, .. }) =
+            self.steered.as_mut().filter(|_| self.transcript.opening.report.grammar)
+        else {
             return;
         };
-        let stats = guide.stats();
+        let stats = session.stats();
         let model = &self.transcript.model;
         let refusal = |refusal: &Refusal| v1::Refusal {
             position: refusal.position,
@@ -269,7 +272,7 @@ impl Choice {
             let refused = refused.iter().map(refusal).collect();
             v1::Decision { id, token: model.token_bytes(id), kind: kind.into(), refused }
         };
-        self.transcript.decisions.extend(guide.take_decisions().into_iter().map(decision));
+        self.transcript.decisions.extend(session.take_decisions().into_iter().map(decision));
         self.transcript.grammar_report = Some(v1::GrammarReport {
             checked: stats.checked,
             refused: stats.refused,
@@ -277,7 +280,7 @@ impl Choice {
             held: stats.held,
             masks: stats.masks,
             nanos: stats.nanos,
-            refusals: guide.refusals().iter().map(refusal).collect(),
+            refusals: session.refusals().iter().map(refusal).collect(),
             decisions: Vec::new(),
         });
     }
@@ -304,8 +307,8 @@ impl Choice {
 
 impl Drop for Choice {
     fn drop(&mut self) {
-        if let Some(Guided { guide, .. }) = &self.guided {
-            self.metrics.grammar.add(&guide.stats());
+        if let Some(SteeredOutput { session, .. }) = &self.steered {
+            self.metrics.grammar.add(&session.stats());
         }
         let report = &self.transcript.report;
         let invalid = report.outcomes[Outcome::Invalid as usize];

@@ -9,10 +9,10 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 use tracing::Span;
 
-use crate::{admission::keys::Caller, error::Error, limits};
+use crate::{admission::keys::ApiCaller, error::Error, limits};
 
 /// The turns of one model's compilations.
-pub struct Compiling {
+pub struct CompileQueue {
     /// First attempts: each ends within some milliseconds, finished or not.
     first: Arc<Semaphore>,
     /// What a first attempt did not finish, and what is long.
@@ -28,7 +28,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-impl Compiling {
+impl CompileQueue {
     pub fn new() -> Self {
         Self {
             first: Arc::new(Semaphore::new(limits::GRAMMARS_AT_FIRST)),
@@ -41,7 +41,7 @@ impl Compiling {
         &self,
         grammars: &Arc<Grammars>,
         rules: Rules,
-        caller: Option<&Caller>,
+        caller: Option<&ApiCaller>,
         deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
         let until_deadline = async {

@@ -12,7 +12,7 @@ use crate::{
         delivery::ChatEvents,
         generate::{self, Defaults, Grammar, Plan, Reading, RequestContext, Sequence},
         job::{CompletionJob, Prompt, out_of_vocabulary},
-        model::Model,
+        model::ServedModel,
     },
 };
 
@@ -22,7 +22,7 @@ const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits:
 /// words.
 pub async fn generate(
     mut call: RequestContext,
-    model: Arc<Model>,
+    model: Arc<ServedModel>,
     job: CompletionJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
     job.check()?;

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::{
-    client_state::{Client, becomes},
+    client_state::{ClientState, becomes},
     error::Error,
     limits,
 };
@@ -30,7 +30,7 @@ pub struct ChatEvents(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    client: watch::Sender<Client>,
+    client: watch::Sender<ClientState>,
     stall: Duration,
 }
 
@@ -45,7 +45,7 @@ struct State {
 
 impl ChatEvents {
     /// `client` tells the generation how its client is; it counts as gone after `stall`.
-    pub fn new(events: BoxStream<'static, Item>, client: watch::Sender<Client>, stall: Duration) -> Self {
+    pub fn new(events: BoxStream<'static, Item>, client: watch::Sender<ClientState>, stall: Duration) -> Self {
         let state = State { events: Some(events), ready: VecDeque::new(), unread_since: None };
         ChatEvents(Arc::new(Shared { state: Mutex::new(state), client, stall }))
     }
@@ -107,15 +107,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, client: Client) {
-        self.client.send_if_modified(|known| *known != Client::Gone && std::mem::replace(known, client) != client);
+    fn set_client(&self, client: ClientState) {
+        self.client.send_if_modified(|known| *known != ClientState::Gone && std::mem::replace(known, client) != client);
     }
 
     /// Lets a generation whose client is away do what it does then. Ready when it has ended.
     fn poll_away(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state();
         // A client that has come back polls by itself.
-        let away = *self.client.borrow() != Client::Reads && state.unread_since.is_some();
+        let away = *self.client.borrow() != ClientState::Reads && state.unread_since.is_some();
         while away && state.ready.len() < limits::UNREAD_EVENTS {
             match state.poll(cx) {
                 Poll::Ready(Some(item)) => state.ready.push_back(item),
@@ -139,7 +139,7 @@ impl<S: Stream + Unpin> Stream for WatchedStream<S> {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
         self.shared.state().unread_since = None;
-        self.shared.say(Client::Reads);
+        self.shared.set_client(ClientState::Reads);
         let polled = self.stream.poll_next_unpin(cx);
         if polled.is_ready() {
             self.shared.state().unread_since = Some(Instant::now());
@@ -166,13 +166,13 @@ async fn watch(shared: Arc<Shared>) {
             None => next = now + grace,
             Some(since) if now < since + grace => next = since + grace,
             Some(since) => {
-                shared.say(Client::Away);
+                shared.set_client(ClientState::Away);
                 let mut client = shared.client.subscribe();
                 tokio::select! {
-                    () = becomes(&mut client, Client::Reads) => next = Instant::now() + grace,
+                    () = becomes(&mut client, ClientState::Reads) => next = Instant::now() + grace,
                     () = std::future::poll_fn(|cx| shared.poll_away(cx)) => return,
                     () = sleep_until(since + shared.stall) => {
-                        shared.say(Client::Gone);
+                        shared.set_client(ClientState::Gone);
                         return std::future::poll_fn(|cx| shared.poll_away(cx)).await;
                     }
                 }

@@ -14,22 +14,22 @@ use tokio::{sync::watch, time::Instant};
 use tracing::{Instrument, Span};
 
 use crate::{
-    admission::{Permit, keys::Caller},
-    client_state::{Client, becomes},
+    admission::{InFlightPermit, keys::ApiCaller},
+    client_state::{ClientState, becomes},
     error::Error,
     fleet::{
-        engine_stream::{Common, EngineStream, Spans},
+        engine_stream::{EngineStream, SequenceContext, Spans},
         metrics::FleetMetrics,
-        pool::{Lease, Wanted},
-        retry_budget::Effort,
+        pool::{EngineLease, EngineRequest},
+        retry_budget::RetryBudget,
     },
     limits,
     request::{
         choice::Choice,
         delivery::ChatEvents,
-        memory::Held,
+        memory::MemoryCharge,
         metrics::RequestMetrics,
-        model::{Model, now},
+        model::{ServedModel, now},
         outcomes::Unfinished,
         transcript::{Opening, Reader, TokenDetails, Transcript},
     },
@@ -43,16 +43,16 @@ pub struct RequestContext {
     pub trace: Trace,
     pub began: Instant,
     pub deadline: Instant,
-    pub permit: Permit,
+    pub permit: InFlightPermit,
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
-    pub effort: Arc<Effort>,
+    pub retry_budget: Arc<RetryBudget>,
     /// Whose request it is, if the server asks.
-    pub caller: Option<Caller>,
+    pub caller: Option<ApiCaller>,
     /// Requests of one session are best answered by one engine.
     pub session: Option<u64>,
     /// What the request holds of the budget until it is tokens.
-    pub held: Option<Arc<Held>>,
+    pub held: Option<Arc<MemoryCharge>>,
     /// How long the client may leave its answer unread.
     pub stall: Duration,
 }
@@ -86,7 +86,7 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    pub fn new(compiled: Option<Compiled>, model: &Model) -> Option<Self> {
+    pub fn new(compiled: Option<Compiled>, model: &ServedModel) -> Option<Self> {
         compiled.map(|compiled| Grammar { compiled, always: model.mask_always })
     }
 
@@ -103,7 +103,7 @@ impl Reading {
         }
     }
 
-    fn reader(&self, model: &Model) -> Reader {
+    fn reader(&self, model: &ServedModel) -> Reader {
         match self {
             Reading::Regions { start, tools, parse_tools, grammar, skip_special_tokens, .. } => {
                 let options = ParserOptions {
@@ -133,7 +133,7 @@ pub struct Sequence {
 /// after each choice's `Done`, or an error.
 pub async fn generate(
     call: RequestContext,
-    model: Arc<Model>,
+    model: Arc<ServedModel>,
     reading: Reading,
     sequences: Vec<Sequence>,
 ) -> Result<ChatEvents, Error> {
@@ -145,7 +145,7 @@ pub async fn generate(
     let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
     let choices = sequences.iter().map(|sequence| sequence.plan.n).sum();
     let mut unfinished = Unfinished::new(call.metrics.clone(), model.name(), choices);
-    let (client, attention) = watch::channel(Client::Reads);
+    let (client, attention) = watch::channel(ClientState::Reads);
     let first = match sequences.first() {
         Some(sequence) => {
             let prompt = Prompt { call: &call, client: &attention, model: &model, reading: &reading, sequence };
@@ -161,7 +161,7 @@ pub async fn generate(
         let opened = tokio::select! {
             biased;
             () = running.call.permit.when_aborted() => Err(Error::shutting_down()),
-            () = becomes(&mut gone, Client::Gone) => Err(running.stalled()),
+            () = becomes(&mut gone, ClientState::Gone) => Err(running.stalled()),
             opened = open_all(&running.call, &attention, &model, &reading, &sequences, first) => opened,
         };
         let (starts, choices) = opened.inspect_err(|error| running.failed(error))?;
@@ -180,8 +180,8 @@ pub async fn generate(
 /// Every choice of every prompt, and how each begins.
 async fn open_all(
     call: &RequestContext,
-    client: &watch::Receiver<Client>,
-    model: &Arc<Model>,
+    client: &watch::Receiver<ClientState>,
+    model: &Arc<ServedModel>,
     reading: &Reading,
     sequences: &[Sequence],
     mut first: Option<Choice>,
@@ -202,8 +202,8 @@ async fn open_all(
 /// A prompt, of which `n` choices are generated.
 struct Prompt<'a> {
     call: &'a RequestContext,
-    client: &'a watch::Receiver<Client>,
-    model: &'a Arc<Model>,
+    client: &'a watch::Receiver<ClientState>,
+    model: &'a Arc<ServedModel>,
     reading: &'a Reading,
     sequence: &'a Sequence,
 }
@@ -248,35 +248,36 @@ impl Prompt<'_> {
         let Sequence { prompt, plan, .. } = self.sequence;
         let call = self.call;
         let until = Instant::now() + limits::ENGINE_WAIT;
-        let wanted = Wanted { salt: &plan.cache_salt, tokens: prompt, session: call.session, kind: None, refused: &[] };
+        let wanted =
+            EngineRequest { salt: &plan.cache_salt, tokens: prompt, session: call.session, kind: None, refused: &[] };
         let queue = call.trace.queue();
         let lease = self.model.pool.lease(&wanted, until, call.deadline).instrument(queue.clone()).await?;
         self.open(index, lease, queue).await
     }
 
-    async fn open(&self, index: u32, lease: Lease, queue: Span) -> Result<Choice, Error> {
+    async fn open(&self, index: u32, lease: EngineLease, queue: Span) -> Result<Choice, Error> {
         let (call, plan, grammar) = (self.call, &self.sequence.plan, self.reading.grammar());
         let start = plan.start(&call.trace.id, index, &self.sequence.prompt, grammar);
-        let common = Common {
+        let common = SequenceContext {
             pool: self.model.pool.clone(),
             session: call.session,
             deadline: call.deadline,
             metrics: call.fleet_metrics.clone(),
-            effort: call.effort.clone(),
+            retry_budget: call.retry_budget.clone(),
             client: self.client.clone(),
         };
         let spans = Spans { span: call.trace.span.clone(), queue };
         let engine = EngineStream::open(common, lease, start, spans).await?;
-        let guided = match grammar {
+        let steered = match grammar {
             // Its matcher takes long to copy.
             Some(grammar) if grammar.compiled.bytes() > limits::INLINE_MATCHER_BYTES => {
                 let (plan, grammar) = (plan.clone(), grammar.clone());
-                self.model.match_slowly(move || plan.guided(Some(&grammar))).await??
+                self.model.match_slowly(move || plan.steered(Some(&grammar))).await??
             }
-            grammar => plan.guided(grammar)?,
+            grammar => plan.steered(grammar)?,
         };
         let (metrics, caller) = (call.metrics.clone(), call.caller.clone());
-        Choice::open(self.transcript(index), engine, guided, metrics, caller, call.began).await
+        Choice::open(self.transcript(index), engine, steered, metrics, caller, call.began).await
     }
 
     /// The choices after the first. They start when the first has computed the prompt, on the same engine, and find it
@@ -299,7 +300,7 @@ impl Prompt<'_> {
         }
         choices.push(first);
         for other in index + 1..index + plan.n {
-            let lease = choices[index as usize].engine().and_then(EngineStream::lease).map(Lease::again);
+            let lease = choices[index as usize].engine().and_then(EngineStream::lease).map(EngineLease::again);
             choices.push(match lease {
                 Some(lease) => self.open(other, lease, self.call.trace.queue()).await?,
                 None => self.lease_and_open(other).await?,
@@ -336,7 +337,7 @@ struct Merged {
     usage: v1::Usage,
     /// Choices per prompt.
     n: u32,
-    client: watch::Receiver<Client>,
+    client: watch::Receiver<ClientState>,
     running: Running,
 }
 
@@ -348,7 +349,7 @@ impl Merged {
         let next = tokio::select! {
             biased;
             () = self.running.call.permit.aborted() => Some(Err(Error::shutting_down())),
-            () = becomes(&mut self.client, Client::Gone) => Some(Err(self.running.stalled())),
+            () = becomes(&mut self.client, ClientState::Gone) => Some(Err(self.running.stalled())),
             next = self.choices.next() => next,
         };
         match next {
@@ -421,7 +422,7 @@ impl Drop for Running {
         let trace = &self.call.trace;
         trace.ended(&self.usage, self.finish);
         let seconds = self.call.began.elapsed().as_secs_f64();
-        let key = self.call.caller.as_ref().map(Caller::name);
+        let key = self.call.caller.as_ref().map(ApiCaller::name);
         tracing::info!(parent: &trace.span, seconds, key, ended = self.ended, "generation over");
     }
 }

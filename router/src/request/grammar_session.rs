@@ -22,7 +22,7 @@ mod restrictions;
 
 /// What was checked and what it cost, for /metrics and for whoever asks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GuideStats {
+pub struct GrammarStats {
     /// Drawn tokens that the grammar judged.
     pub checked: u64,
     /// Of these, refused.
@@ -46,7 +46,7 @@ pub struct Refusal {
 
 /// The result of some drawn tokens.
 #[derive(Debug, Default)]
-pub struct Judgement {
+pub struct DrawOutcome {
     /// How many of them stand, from the first.
     pub stand: usize,
     /// Tokens that follow those, undrawn.
@@ -89,7 +89,7 @@ impl Hold {
 
 /// Why a sequence cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GuideError {
+pub enum GrammarSessionError {
     #[error(transparent)]
     Matcher(#[from] MatcherError),
     /// Between them, the request's restrictions and its grammar allow nothing.
@@ -110,7 +110,7 @@ pub struct SessionRules {
     pub always: bool,
 }
 
-pub struct Guide {
+pub struct GrammarSession {
     matcher: Option<Matcher>,
     restrictions: Restrictions,
     /// The latest tokens, as far as the restrictions look back.
@@ -130,7 +130,7 @@ pub struct Guide {
     always: bool,
     /// The engine waits for a steer.
     waiting: bool,
-    stats: GuideStats,
+    stats: GrammarStats,
     /// The last judgement took so long that it held up whatever else the thread had to do.
     slow: bool,
     refusals: Vec<Refusal>,
@@ -138,10 +138,10 @@ pub struct Guide {
     decisions: Option<Box<Decisions>>,
 }
 
-impl Guide {
+impl GrammarSession {
     pub fn new(rules: SessionRules) -> Self {
         let SessionRules { matcher, restrictions, opening, stop_ids, vocab, always } = rules;
-        Guide {
+        GrammarSession {
             matcher,
             restrictions,
             latest: Vec::new(),
@@ -154,7 +154,7 @@ impl Guide {
             hold: Hold::default(),
             always,
             waiting: always,
-            stats: GuideStats::default(),
+            stats: GrammarStats::default(),
             slow: false,
             refusals: Vec::new(),
             decisions: None,
@@ -167,12 +167,12 @@ impl Guide {
         self
     }
 
-    /// The decisions since the last call. Empty without [`Guide::with_decisions`].
+    /// The decisions since the last call. Empty without [`GrammarSession::with_decisions`].
     pub fn take_decisions(&mut self) -> Vec<TokenDecision> {
         self.decisions.as_mut().map(|decisions| decisions.take()).unwrap_or_default()
     }
 
-    pub fn stats(&self) -> GuideStats {
+    pub fn stats(&self) -> GrammarStats {
         self.stats
     }
 
@@ -187,26 +187,26 @@ impl Guide {
     }
 
     /// Before anything was drawn. The engine has been told to hold if masks come at every step.
-    pub fn begin(&mut self, room: usize) -> Result<Judgement, GuideError> {
-        self.timed(|guide| {
-            guide.look_ahead()?;
-            guide.judge(&[], room)
+    pub fn begin(&mut self, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+        self.timed(|session| {
+            session.look_ahead()?;
+            session.judge(&[], room)
         })
     }
 
     /// Judges tokens drawn at the current position. At most `room` more tokens fit after those that stand already.
-    pub fn take(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, GuideError> {
-        self.timed(|guide| guide.judge(drawn, room))
+    pub fn take(&mut self, drawn: &[u32], room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+        self.timed(|session| session.judge(drawn, room))
     }
 
     /// Ends reasoning, or whatever is open, with these tokens. None: they cannot stand here, such as within a
     /// character.
-    pub fn force(&mut self, ids: &[u32], room: usize) -> Result<Option<Judgement>, GuideError> {
+    pub fn force(&mut self, ids: &[u32], room: usize) -> Result<Option<DrawOutcome>, GrammarSessionError> {
         if ids.len() > room || !self.can_follow(ids)? {
             return Ok(None);
         }
         self.due = ids.iter().copied().collect();
-        self.timed(|guide| guide.settle(Judgement::default(), true, room)).map(Some)
+        self.timed(|session| session.settle(DrawOutcome::default(), true, room)).map(Some)
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
@@ -218,8 +218,8 @@ impl Guide {
         done
     }
 
-    fn judge(&mut self, drawn: &[u32], room: usize) -> Result<Judgement, GuideError> {
-        let mut judgement = Judgement::default();
+    fn judge(&mut self, drawn: &[u32], room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+        let mut outcome = DrawOutcome::default();
         let mut overruled = false;
         for &id in drawn {
             self.stats.checked += 1;
@@ -243,7 +243,7 @@ impl Guide {
                 overruled = true;
                 break;
             }
-            judgement.stand += 1;
+            outcome.stand += 1;
             self.position += 1;
             if let Some(decisions) = &mut self.decisions {
                 decisions.drawn(id);
@@ -254,26 +254,31 @@ impl Guide {
                 self.look_ahead()?;
             }
             if self.is_stopped() {
-                judgement.ended = true;
-                return Ok(judgement);
+                outcome.ended = true;
+                return Ok(outcome);
             }
         }
-        self.settle(judgement, overruled, room)
+        self.settle(outcome, overruled, room)
     }
 
     /// Appends what is due, and says what the engine is to be told.
-    fn settle(&mut self, mut judgement: Judgement, overruled: bool, room: usize) -> Result<Judgement, GuideError> {
+    fn settle(
+        &mut self,
+        mut outcome: DrawOutcome,
+        overruled: bool,
+        room: usize,
+    ) -> Result<DrawOutcome, GrammarSessionError> {
         let keep = self.position;
         if overruled || self.due.len() >= limits::FORCED_TOKENS {
-            let room = room.saturating_sub(judgement.stand);
-            while judgement.forced.len() < room
+            let room = room.saturating_sub(outcome.stand);
+            while outcome.forced.len() < room
                 && let Some(id) = self.due.pop_front()
             {
                 // Its own forecast; a matcher that goes back on it has a defect, which is this request's alone.
                 if !self.accept(id)? {
                     return Err(MatcherError::Internal(format!("token {id} was forced and then refused")).into());
                 }
-                judgement.forced.push(id);
+                outcome.forced.push(id);
                 self.position += 1;
                 if let Some(decisions) = &mut self.decisions {
                     decisions.forced(id);
@@ -284,16 +289,16 @@ impl Guide {
                     self.look_ahead()?;
                 }
             }
-            self.stats.forced += judgement.forced.len() as u64;
-            judgement.ended = !judgement.forced.is_empty() && self.is_stopped();
+            self.stats.forced += outcome.forced.len() as u64;
+            outcome.ended = !outcome.forced.is_empty() && self.is_stopped();
         }
         let hold = self.always || self.hold.on();
-        if judgement.ended || !(overruled || hold || self.waiting || !judgement.forced.is_empty()) {
-            return Ok(judgement);
+        if outcome.ended || !(overruled || hold || self.waiting || !outcome.forced.is_empty()) {
+            return Ok(outcome);
         }
         self.waiting = hold;
-        let mut steering = Steering::keep(keep).append(judgement.forced.iter().copied());
-        let masked = hold || (overruled && judgement.forced.is_empty());
+        let mut steering = Steering::keep(keep).append(outcome.forced.iter().copied());
+        let masked = hold || (overruled && outcome.forced.is_empty());
         if let Some(decisions) = &mut self.decisions {
             decisions.steered(masked);
         }
@@ -304,12 +309,12 @@ impl Guide {
             steering = steering.hold();
             self.stats.held += 1;
         }
-        judgement.steering = Some(steering);
-        Ok(judgement)
+        outcome.steering = Some(steering);
+        Ok(outcome)
     }
 
     /// Takes a token, if it may stand.
-    fn accept(&mut self, id: u32) -> Result<bool, GuideError> {
+    fn accept(&mut self, id: u32) -> Result<bool, GrammarSessionError> {
         if self.restrictions.refuse(&self.latest, id) {
             return Ok(false);
         }
@@ -327,7 +332,7 @@ impl Guide {
     }
 
     /// Whether these tokens may come next.
-    fn can_follow(&self, ids: &[u32]) -> Result<bool, GuideError> {
+    fn can_follow(&self, ids: &[u32]) -> Result<bool, GrammarSessionError> {
         let (mut matcher, mut latest) = (self.matcher.clone(), self.latest.clone());
         for &id in ids {
             let stands = matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
@@ -341,12 +346,12 @@ impl Guide {
 
     /// Whether a stop token means a call here: a model that has said all it wants to say, but has to call a tool, does
     /// so now.
-    fn stop_opens_call(&self) -> Result<bool, GuideError> {
+    fn stop_opens_call(&self) -> Result<bool, GrammarSessionError> {
         Ok(!self.opening.is_empty() && self.due.is_empty() && self.can_follow(&self.opening)?)
     }
 
     /// What may be drawn, stop tokens included where they mean a call: without a mask they could be drawn as well.
-    fn mask(&mut self) -> Result<Bytes, GuideError> {
+    fn mask(&mut self) -> Result<Bytes, GrammarSessionError> {
         let mut mask = match &mut self.matcher {
             Some(matcher) => matcher.mask()?,
             None => all(self.vocab),
@@ -354,7 +359,7 @@ impl Guide {
         self.restrictions.narrow(&self.latest, &mut mask);
         self.stats.masks += 1;
         if !self.restrictions.is_empty() && mask.iter().all(|&byte| byte == 0) {
-            return Err(GuideError::NothingLeft);
+            return Err(GrammarSessionError::NothingLeft);
         }
         // Where the mask already refuses a call's first token, which is nearly everywhere, no matcher needs to be
         // copied.
@@ -382,7 +387,7 @@ impl Guide {
     }
 
     /// A forecast that is worth a rewind binds, whether the engine has drawn beyond it already or not.
-    fn look_ahead(&mut self) -> Result<(), GuideError> {
+    fn look_ahead(&mut self) -> Result<(), GrammarSessionError> {
         // Where tokens are restricted, a forecast could name one that is refused.
         if self.due.is_empty()
             && self.restrictions.is_empty()
@@ -422,10 +427,10 @@ impl Error {
         Error { code: Some(code), ..Error::new(Kind::Invalid, error.to_string()) }
     }
 
-    pub fn from_guide(error: GuideError) -> Self {
+    pub fn from_session(error: GrammarSessionError) -> Self {
         match error {
-            GuideError::Matcher(error) => Error::from_matcher(error),
-            GuideError::NothingLeft => {
+            GrammarSessionError::Matcher(error) => Error::from_matcher(error),
+            GrammarSessionError::NothingLeft => {
                 Error { code: Some("nothing_left"), ..Error::invalid("allowed_token_ids", error.to_string()) }
             }
         }

@@ -8,31 +8,34 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use crate::{blocking_pool::Workers, error::Error, limits};
+use crate::{blocking_pool::BlockingPool, error::Error, limits};
 
 /// The budget counts in these.
 const UNIT: usize = 1 << 10;
 
-pub struct Intake {
+pub struct RequestMemory {
     budget: Arc<Semaphore>,
-    parsers: Workers,
+    parsers: BlockingPool,
 }
 
 /// What one request has charged to the budget, until dropped.
-pub struct Held {
+pub struct MemoryCharge {
     budget: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Intake {
+impl RequestMemory {
     /// `body`: the most bytes that one body may have.
     pub fn new(body: usize) -> Self {
         let units = limits::HELD_BYTES.max(4 * body) / UNIT;
-        Intake { budget: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))), parsers: Workers::default() }
+        RequestMemory {
+            budget: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
+            parsers: BlockingPool::default(),
+        }
     }
 
-    pub fn hold(&self) -> Held {
-        Held { budget: self.budget.clone(), permit: None }
+    pub fn hold(&self) -> MemoryCharge {
+        MemoryCharge { budget: self.budget.clone(), permit: None }
     }
 
     /// Reads a body of so many bytes: a large one off the async threads.
@@ -49,7 +52,7 @@ impl Intake {
     }
 }
 
-impl Held {
+impl MemoryCharge {
     /// Charges this many bytes in all. What little a usual request holds is free, so that it never waits for large
     /// ones.
     pub async fn charge(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {

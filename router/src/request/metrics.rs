@@ -9,7 +9,7 @@ use prometheus_client::{
 
 use crate::{
     metrics::Durations,
-    request::{grammar_session::GuideStats, outcomes::Outcomes},
+    request::{grammar_session::GrammarStats, outcomes::Outcomes},
 };
 
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl RequestMetrics {
 /// Metrics of the promise that tool calls are valid and that the grammar is off the token path.
 #[derive(Default)]
 pub struct GrammarMetrics {
-    /// Sums of all requests' [`GuideStats`].
+    /// Sums of all requests' [`GrammarStats`].
     checked: Counter,
     refused: Counter,
     forced: Counter,
@@ -74,7 +74,7 @@ pub struct GrammarMetrics {
 }
 
 impl GrammarMetrics {
-    pub fn add(&self, stats: &GuideStats) {
+    pub fn add(&self, stats: &GrammarStats) {
         for (counter, value) in [
             (&self.checked, stats.checked),
             (&self.refused, stats.refused),

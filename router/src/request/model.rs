@@ -7,7 +7,7 @@ use rein_grammar::{self as grammar, Compiled, Enforcement, Format, Grammars, Res
 use rein_proto::{internal, v1};
 use rein_text::{
     check::check,
-    model_text::{ControlTokens, ReasoningMarkers, Rendered, TextError, TextModel},
+    model_text::{ControlTokens, ModelText, ReasoningMarkers, RenderedPrompt, TextError},
     template::{Reason, RenderInput, TemplateError},
     tokenize::{Bound, Encode, MAX_TEXT_BYTES, TokenizeError},
 };
@@ -16,11 +16,11 @@ use tokio::{sync::Semaphore, time::Instant};
 use tracing::{Instrument, info_span};
 
 use crate::{
-    blocking_pool::Workers,
+    blocking_pool::BlockingPool,
     error::Error,
-    fleet::pool::Pool,
+    fleet::pool::EnginePool,
     limits,
-    request::{compile_queue::Compiling, generate::RequestContext, job::out_of_vocabulary},
+    request::{compile_queue::CompileQueue, generate::RequestContext, job::out_of_vocabulary},
 };
 
 /// Random characters after `call_` in the id of a call whose format has no ids of its own.
@@ -32,8 +32,8 @@ const FINGERPRINT_BYTES: usize = 5;
 /// The engine kind that emits scripts.
 const SCRIPTED_KIND: &str = "sim";
 
-pub struct Model {
-    pub text: TextModel,
+pub struct ServedModel {
+    pub text: ModelText,
     pub format: &'static Format,
     pub enforcement: Enforcement,
     pub mask_always: bool,
@@ -41,15 +41,15 @@ pub struct Model {
     pub allow_dropped_tools: bool,
     /// None: the tokenizer's vocabulary cannot be steered; the reason.
     grammars: Result<Steering, String>,
-    pub pool: Arc<Pool>,
+    pub pool: Arc<EnginePool>,
     /// Seconds since the epoch.
     pub created: u64,
     /// Of this release and the model's text files.
     digest: Digest,
     /// What messages cannot bring about. None: the operator lets them.
     controls: Option<ControlTokens>,
-    texts: Workers,
-    compiling: Compiling,
+    texts: BlockingPool,
+    compiling: CompileQueue,
     /// Turns of grammars that are slow to match.
     matching: Arc<Semaphore>,
     /// Judges what is finished in place of the request's own schemas: as if its grammar had a hole.
@@ -74,8 +74,8 @@ pub struct Bounds {
     pub scripted: bool,
 }
 
-impl Model {
-    pub fn new(mut text: TextModel, pool: Pool, policy: &Policy) -> Result<Self, TextError> {
+impl ServedModel {
+    pub fn new(mut text: ModelText, pool: EnginePool, policy: &ModelPolicy) -> Result<Self, TextError> {
         let format = text.settle_format(policy.format);
         if text.template.is_some() {
             check(&text, format).warn();
@@ -95,7 +95,7 @@ impl Model {
                 reasoning_markers(format),
             )?),
         };
-        Ok(Model {
+        Ok(ServedModel {
             digest: digest(&text),
             text,
             format,
@@ -106,8 +106,8 @@ impl Model {
             pool: Arc::new(pool),
             created: now(),
             controls,
-            texts: Workers::default(),
-            compiling: Compiling::new(),
+            texts: BlockingPool::default(),
+            compiling: CompileQueue::new(),
             matching: Arc::new(Semaphore::new(limits::SLOW_MATCHES)),
             #[cfg(test)]
             judge: std::sync::OnceLock::new(),
@@ -130,7 +130,7 @@ impl Model {
     }
 
     /// Renders and encodes a conversation. A large one is for `prepare`.
-    pub fn render(&self, input: &RenderInput, bound: Bound) -> Result<Rendered, Error> {
+    pub fn render(&self, input: &RenderInput, bound: Bound) -> Result<RenderedPrompt, Error> {
         let rendered = match &self.controls {
             Some(controls) => self.text.render_sanitized_within(input, controls, bound),
             None => self.text.render_within(input, bound),
@@ -143,7 +143,7 @@ impl Model {
         self: &Arc<Self>,
         bytes: usize,
         deadline: Instant,
-        work: impl FnOnce(&Model) -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce(&ServedModel) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         if bytes <= limits::INLINE_TEXT_BYTES {
             return work(self);
@@ -162,7 +162,7 @@ impl Model {
         most: Option<usize>,
     ) -> Result<Vec<u32>, Error> {
         let (bytes, bound) = (text.len(), bound(text.len(), deadline, most));
-        let encode = move |model: &Model| {
+        let encode = move |model: &ServedModel| {
             let how = Encode { add_special_tokens, parse_special: true };
             let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode_within(&text, how, bound));
             ids.map_err(|error| text_error(TextError::Tokenize(error), param))
@@ -279,7 +279,7 @@ impl Model {
 
 /// How a model's output is read and held to its rules.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Policy {
+pub struct ModelPolicy {
     /// None: as detected.
     pub format: Option<&'static Format>,
     pub enforcement: Enforcement,
@@ -291,13 +291,13 @@ pub struct Policy {
     pub allow_dropped_tools: bool,
 }
 
-fn digest(text: &TextModel) -> Digest {
-    let TextModel { generation, stop_token_ids, vocab_size, architecture, max_context, .. } = text;
+fn digest(text: &ModelText) -> Digest {
+    let ModelText { generation, stop_token_ids, vocab_size, architecture, max_context, .. } = text;
     let settings = (env!("CARGO_PKG_VERSION"), generation, stop_token_ids, vocab_size, architecture, max_context);
     ring::digest::digest(&SHA256, format!("{settings:?} {}", text.template_source()).as_bytes())
 }
 
-fn vocabulary(text: &TextModel, format: &'static Format) -> Result<Vocab, String> {
+fn vocabulary(text: &ModelText, format: &'static Format) -> Result<Vocab, String> {
     let template = text.template_source();
     // What the template spells is the conversation's structure, unless the format's markers are spelled with it.
     let structural =

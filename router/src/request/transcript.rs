@@ -12,7 +12,7 @@ use rein_text::{
 };
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::{fleet::engine_stream::Drawn, request::model::Model};
+use crate::{fleet::engine_stream::DrawnToken, request::model::ServedModel};
 use calls::CallSoFar;
 pub(crate) use calls::{CallReport, Outcome};
 
@@ -64,7 +64,7 @@ pub struct Opening {
 
 /// Reads one choice's tokens. Pure: no clock, no I/O.
 pub struct Transcript {
-    pub(crate) model: Arc<Model>,
+    pub(crate) model: Arc<ServedModel>,
     pub(crate) opening: Opening,
     detokenizer: Detokenizer,
     parsed: Vec<Event>,
@@ -117,7 +117,7 @@ pub enum Flow {
 }
 
 impl Transcript {
-    pub fn new(model: Arc<Model>, opening: Opening) -> Self {
+    pub fn new(model: Arc<ServedModel>, opening: Opening) -> Self {
         let mut detokenizer = model.text.tokenizer.detokenizer();
         if let Some(id) = opening.last_prompt_token {
             detokenizer.push(id).for_each(drop);
@@ -201,7 +201,7 @@ impl Transcript {
         self.in_reasoning && self.reasoning_tokens >= tokens
     }
 
-    pub fn push(&mut self, drawn: Drawn) -> Flow {
+    pub fn push(&mut self, drawn: DrawnToken) -> Flow {
         self.completion_tokens += 1;
         if self.opening.report.token_ids {
             self.token_ids.push(drawn.id);

@@ -250,8 +250,8 @@ fn chat_rows() -> Vec<Row> {
     ]
 }
 
-async fn check(edge: &Edge, path: &str, request: Value, row: &Row) {
-    let answer = edge.post(path, request).await;
+async fn check(router: &TestRouter, path: &str, request: Value, row: &Row) {
+    let answer = router.post(path, request).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{row:?}: {}", answer.text);
     let body = answer.json();
     let error = &body["error"];
@@ -263,19 +263,19 @@ async fn check(edge: &Edge, path: &str, request: Value, row: &Row) {
 
 #[tokio::test]
 async fn every_wrong_chat_field_is_named() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for row in chat_rows() {
-        check(&edge, "/v1/chat/completions", chat_request(&[], json!({row.0: row.1})), &row).await;
+        check(&router, "/v1/chat/completions", chat_request(&[], json!({row.0: row.1})), &row).await;
         // Nothing of it reached the engine, and the next request is served.
-        assert!(edge.fake.starts().is_empty(), "{row:?}");
+        assert!(router.fake.starts().is_empty(), "{row:?}");
     }
-    edge.chat(&bytes("a"), json!({})).await.ok();
-    assert_eq!(edge.router.in_flight(), 0);
+    router.chat(&bytes("a"), json!({})).await.ok();
+    assert_eq!(router.router.in_flight(), 0);
 }
 
 #[tokio::test]
 async fn every_wrong_completion_field_is_named() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let rows: Vec<Row> = vec![
         ("prompt", json!(null), "prompt", "required"),
         ("prompt", json!([]), "prompt", "at least one prompt"),
@@ -305,14 +305,14 @@ async fn every_wrong_completion_field_is_named() {
     for row in rows {
         let mut request = json!({"model": "bytes", "prompt": "ab"});
         request[row.0] = row.1.clone();
-        check(&edge, "/v1/completions", request, &row).await;
+        check(&router, "/v1/completions", request, &row).await;
     }
-    assert!(edge.fake.starts().is_empty());
+    assert!(router.fake.starts().is_empty());
 }
 
 #[tokio::test]
 async fn wrong_fields_of_the_small_endpoints_are_named() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let rows: Vec<(&str, Value, Row)> = vec![
         ("/tokenize", json!({}), ("", json!(null), "prompt", "either 'prompt' or 'messages'")),
         ("/tokenize", json!({"prompt": 3}), ("", json!(null), "prompt", "a string")),
@@ -328,13 +328,13 @@ async fn wrong_fields_of_the_small_endpoints_are_named() {
         ("/v1/chat/completions/render", json!({"messages": 1}), ("", json!(null), "messages", "an array")),
     ];
     for (path, request, row) in rows {
-        check(&edge, path, request, &row).await;
+        check(&router, path, request, &row).await;
     }
 }
 
 #[tokio::test]
 async fn broken_bodies_say_where() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for (body, code, part) in [
         (b"".as_slice(), "invalid_json", "the body is empty"),
         (b"{\"model\": \n nope}", "invalid_json", "line 2 column"),
@@ -346,7 +346,7 @@ async fn broken_bodies_say_where() {
         (b"[1]", "invalid_type", "the body must be a JSON object, got an array"),
     ] {
         for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
-            let answer = edge.post_bytes(path, body).await;
+            let answer = router.post_bytes(path, body).await;
             assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
             let error = answer.json()["error"].clone();
             assert_eq!((&error["code"], &error["param"]), (&json!(code), &json!(null)), "{error}");
@@ -354,29 +354,29 @@ async fn broken_bodies_say_where() {
         }
     }
     let deep = "[".repeat(100_000);
-    assert_eq!(edge.post_bytes("/tokenize", deep).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(router.post_bytes("/tokenize", deep).await.status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]
 async fn routes_methods_models_and_types_have_errors_of_their_own() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let error = |answer: &Answer| answer.json()["error"].clone();
 
-    let unknown = edge.chat(&[], json!({"model": "gpt-4"})).await;
+    let unknown = router.chat(&[], json!({"model": "gpt-4"})).await;
     assert_eq!(unknown.status, StatusCode::NOT_FOUND);
     assert_eq!(
         (error(&unknown)["code"].clone(), error(&unknown)["param"].clone()),
         (json!("model_not_found"), json!("model"))
     );
     assert!(error(&unknown)["message"].as_str().unwrap().contains("bytes"));
-    assert_eq!(edge.get("/v1/models/gpt-4").await.status, StatusCode::NOT_FOUND);
-    let broken = edge.get("/v1/models/%ff").await;
+    assert_eq!(router.get("/v1/models/gpt-4").await.status, StatusCode::NOT_FOUND);
+    let broken = router.get("/v1/models/%ff").await;
     assert_eq!((broken.status, error(&broken)["param"].clone()), (StatusCode::BAD_REQUEST, json!("model")));
 
-    let nowhere = edge.get("/v1/nothing").await;
+    let nowhere = router.get("/v1/nothing").await;
     assert_eq!((nowhere.status, error(&nowhere)["code"].clone()), (StatusCode::NOT_FOUND, json!("unknown_url")));
 
-    let method = edge.get("/v1/chat/completions").await;
+    let method = router.get("/v1/chat/completions").await;
     assert_eq!(method.status, StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!((error(&method)["code"].clone(), method.header("allow")), (json!("method_not_allowed"), "POST"));
 
@@ -387,21 +387,21 @@ async fn routes_methods_models_and_types_have_errors_of_their_own() {
     ] {
         let body = chat_request(&bytes("a"), json!({})).to_string();
         let request = Request::post("/v1/chat/completions").header("content-type", kind).body(body.into()).unwrap();
-        assert_eq!(Answer::of(edge.send(request).await).await.status, status, "{kind}");
+        assert_eq!(Answer::of(router.send(request).await).await.status, status, "{kind}");
     }
 }
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_and_not_kept() {
-    let edge = Edge::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
-    let announced = edge.post_bytes("/v1/chat/completions", vec![b'x'; 1001]).await;
+    let router = TestRouter::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
+    let announced = router.post_bytes("/v1/chat/completions", vec![b'x'; 1001]).await;
     // A hundred megabytes in pieces, with no length announced.
     let pieces = futures::stream::iter((0..1600).map(|_| Ok::<_, std::convert::Infallible>(vec![b' '; 64 << 10])));
-    let streamed = edge.post_bytes("/v1/chat/completions", Body::from_stream(pieces)).await;
+    let streamed = router.post_bytes("/v1/chat/completions", Body::from_stream(pieces)).await;
     for answer in [announced, streamed] {
         assert_eq!(answer.status, StatusCode::PAYLOAD_TOO_LARGE);
         assert_eq!(answer.json()["error"]["code"], "body_too_large");
         assert!(answer.json()["error"]["message"].as_str().unwrap().contains("at most 1000 bytes"));
     }
-    edge.chat(&bytes("a"), json!({})).await.ok();
+    router.chat(&bytes("a"), json!({})).await.ok();
 }

@@ -69,16 +69,16 @@ fn cases() -> Vec<Case> {
 #[tokio::test]
 async fn what_is_no_whole_call_is_told_apart_and_never_as_text_or_call() {
     for Case { script, malformed, incomplete, calls, outcomes } in cases() {
-        let edge = Edge::new();
+        let router = TestRouter::new();
         let more = json!({"tools": tools(&["f", "g"])});
-        let body = edge.chat(&script, more.clone()).await.ok();
+        let body = router.chat(&script, more.clone()).await.ok();
         let message = &body["choices"][0]["message"];
         let expected: Vec<_> = incomplete.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
         assert_eq!(leftovers(message), (malformed.clone(), expected.clone()), "{body}");
         assert_eq!(message["tool_calls"].as_array().map_or(0, Vec::len), calls, "{body}");
         assert_eq!(message["content"].as_str().unwrap_or_default(), "", "{body}");
 
-        let chunks = edge.stream(&script, more).await;
+        let chunks = router.stream(&script, more).await;
         let last = &chunks.last().unwrap()["choices"][0];
         assert_eq!(leftovers(&last["delta"]), (malformed, expected), "{chunks:?}");
         let joined = &join(&chunks)[0];
@@ -88,7 +88,7 @@ async fn what_is_no_whole_call_is_told_apart_and_never_as_text_or_call() {
             serde_json::from_str::<Value>(call["arguments"].as_str().unwrap()).unwrap();
         }
 
-        let metrics = edge.get("/metrics").await.text;
+        let metrics = router.get("/metrics").await.text;
         for (name, count) in ["valid", "incomplete", "malformed", "invalid"].iter().zip(outcomes) {
             let sample = format!("rein_tool_calls_total{{model=\"bytes\",outcome=\"{name}\"}}");
             assert_eq!(metric(&metrics, &sample), Some(2 * count), "{script:?} {name}");
@@ -105,19 +105,19 @@ async fn a_call_that_the_length_cuts_is_incomplete_at_every_place() {
     let script = [&bytes("ok")[..], &[SECTION], &call("functions.f:0", "{\"a\": [1]}")].concat();
     let whole = script.len() - 1;
     for limit in 1..=script.len() {
-        let edge = Edge::new();
+        let router = TestRouter::new();
         let more = json!({"tools": tools(&["f"]), "max_tokens": limit});
-        let chunks = edge.stream(&script, more.clone()).await;
+        let chunks = router.stream(&script, more.clone()).await;
         let last = &chunks.last().unwrap()["choices"][0];
         let (malformed, incomplete) = leftovers(&last["delta"]);
         let inside = (3..whole).contains(&limit);
         assert_eq!((malformed, incomplete.len()), (json!([]), usize::from(inside)), "{limit}: {last}");
         assert_eq!(join(&chunks)[0]["content"], &"ok"[..limit.min(2)], "{limit}");
-        let body = edge.chat(&script, more).await.ok();
+        let body = router.chat(&script, more).await.ok();
         assert_eq!(leftovers(&body["choices"][0]["message"]).1, incomplete, "{limit}");
         let outcome =
             format!("rein_tool_calls_total{{model=\"bytes\",outcome=\"incomplete\"}} {}", 2 * incomplete.len());
-        assert!(edge.get("/metrics").await.text.contains(&outcome), "{limit}");
+        assert!(router.get("/metrics").await.text.contains(&outcome), "{limit}");
         if inside {
             let (name, text) = &incomplete[0];
             let written =
@@ -138,7 +138,7 @@ async fn grpc_tells_the_same_in_its_last_event() {
         };
         let asked = v1::ChatRequest { tools: vec![tool("f"), tool("g")], ..grpc_request(&script) };
         let (mut starts, mut ends, mut texts, mut done) = (0, 0, Vec::new(), None);
-        for event in events(&Edge::new(), asked).await {
+        for event in events(&TestRouter::new(), asked).await {
             match event.event.unwrap() {
                 Event::ToolCallStart(_) => starts += 1,
                 Event::ToolCallEnd(end) => ends += usize::from(end.complete),
@@ -169,44 +169,47 @@ async fn every_choice_is_finished_once_however_it_ends() {
     let of = |reason: &str, count: u64| (count, vec![(reason.to_owned(), count)]);
     let section = [&[SECTION], call("functions.f:0", "{}").as_slice(), &[END_SECTION]].concat();
     let more = |n: u32| json!({"n": n, "tools": tools(&["f"])});
-    let edge = Edge::new();
-    edge.chat(&section, more(3)).await.ok();
-    assert_eq!(finished(&edge.get("/metrics").await.text), of("tool_calls", 3));
-    let edge = Edge::new();
-    edge.stream(&bytes("ab"), json!({"max_tokens": 1})).await;
-    assert_eq!(finished(&edge.get("/metrics").await.text), of("length", 1));
-    let edge = Edge::new();
-    edge.post("/v1/completions", json!({"model": "bytes", "prompt": ["a", "b"], "n": 2, "script": bytes("c")}))
+    let router = TestRouter::new();
+    router.chat(&section, more(3)).await.ok();
+    assert_eq!(finished(&router.get("/metrics").await.text), of("tool_calls", 3));
+    let router = TestRouter::new();
+    router.stream(&bytes("ab"), json!({"max_tokens": 1})).await;
+    assert_eq!(finished(&router.get("/metrics").await.text), of("length", 1));
+    let router = TestRouter::new();
+    router
+        .post("/v1/completions", json!({"model": "bytes", "prompt": ["a", "b"], "n": 2, "script": bytes("c")}))
         .await
         .ok();
-    assert_eq!(finished(&edge.get("/metrics").await.text), of("stop", 4));
+    assert_eq!(finished(&router.get("/metrics").await.text), of("stop", 4));
     for (ending, code) in [(Ending::Error, "internal_error"), (Ending::Lost, "capacity_lost")] {
-        let edge = Edge::with(RouterConfig::default(), Fake::ending(ending));
-        edge.chat(&bytes("abc"), json!({"n": 2})).await;
-        assert_eq!(finished(&edge.get("/metrics").await.text), of(code, 2));
+        let router = TestRouter::with(RouterConfig::default(), Fake::ending(ending));
+        router.chat(&bytes("abc"), json!({"n": 2})).await;
+        assert_eq!(finished(&router.get("/metrics").await.text), of(code, 2));
     }
-    let edge =
-        Edge::with(RouterConfig::default(), Fake { refuse: Some(tonic::Code::ResourceExhausted), ..Fake::default() });
-    edge.chat(&bytes("abc"), json!({"n": 2})).await;
-    assert_eq!(finished(&edge.get("/metrics").await.text), of("overloaded", 2));
+    let router = TestRouter::with(
+        RouterConfig::default(),
+        Fake { refuse: Some(tonic::Code::ResourceExhausted), ..Fake::default() },
+    );
+    router.chat(&bytes("abc"), json!({"n": 2})).await;
+    assert_eq!(finished(&router.get("/metrics").await.text), of("overloaded", 2));
     // What is refused before anything is generated has no choices.
-    let edge = Edge::new();
-    edge.chat(&bytes("abc"), json!({"temperature": 9})).await;
-    assert_eq!(finished(&edge.get("/metrics").await.text), (0, vec![]));
+    let router = TestRouter::new();
+    router.chat(&bytes("abc"), json!({"temperature": 9})).await;
+    assert_eq!(finished(&router.get("/metrics").await.text), (0, vec![]));
 }
 
 #[tokio::test]
 async fn a_choice_whose_client_leaves_is_cancelled() {
     use futures::StreamExt;
-    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
     let body = chat_request(&bytes("abc"), json!({"stream": true, "n": 2})).to_string();
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json").body(body.into());
-    let mut body = edge.send(request.unwrap()).await.into_body().into_data_stream();
+    let mut body = router.send(request.unwrap()).await.into_body().into_data_stream();
     body.next().await.unwrap().unwrap();
-    edge.fake.open(2).await;
+    router.fake.open(2).await;
     drop(body);
-    edge.fake.open(0).await;
-    assert_eq!(finished(&edge.get("/metrics").await.text), (2, vec![("cancelled".into(), 2)]));
+    router.fake.open(0).await;
+    assert_eq!(finished(&router.get("/metrics").await.text), (2, vec![("cancelled".into(), 2)]));
 }
 
 /// A stop that is a marker of the format ends the answer behind the call that the marker is a part of.
@@ -223,37 +226,38 @@ async fn a_stop_never_cuts_a_call() {
     .concat();
     for (stop, calls) in [(SECTION, 1), (CALL, 1), (ARGUMENTS, 1), (END_CALL, 1), (END_SECTION, 2)] {
         let more = json!({"tools": tools(&["f"]), "stop_token_ids": [stop]});
-        let edge = Edge::new();
-        let body = edge.chat(&script, more.clone()).await.ok();
+        let router = TestRouter::new();
+        let body = router.chat(&script, more.clone()).await.ok();
         let choice = &body["choices"][0];
         let told = choice["message"]["tool_calls"].as_array().map_or(0, Vec::len);
         assert_eq!((told, &choice["message"]["content"]), (calls, &json!("ok")), "{stop}: {body}");
         assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("tool_calls"), &json!(stop)));
         assert_eq!(leftovers(&choice["message"]), (json!([]), vec![]), "{stop}: {body}");
-        assert_eq!(join(&edge.stream(&script, more).await), unfold(&body), "{stop}");
-        assert!(!edge.fake.starts()[0].limits.as_ref().unwrap().stop_token_ids.contains(&stop));
+        assert_eq!(join(&router.stream(&script, more).await), unfold(&body), "{stop}");
+        assert!(!router.fake.starts()[0].limits.as_ref().unwrap().stop_token_ids.contains(&stop));
         // Where nothing can be called it is a stop like any other.
-        let body = edge.chat(&script, json!({"stop_token_ids": [stop]})).await.ok();
+        let body = router.chat(&script, json!({"stop_token_ids": [stop]})).await.ok();
         assert_eq!(body["choices"][0]["stop_reason"], stop);
     }
     // Before `min_tokens` it does not count.
     let more = json!({"tools": tools(&["f"]), "stop_token_ids": [END_CALL], "min_tokens": 40});
-    let body = Edge::new().chat(&script, more).await.ok();
+    let body = TestRouter::new().chat(&script, more).await.ok();
     assert_eq!(body["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 2, "{body}");
 }
 
 #[tokio::test]
 async fn a_stop_string_that_is_a_marker_ends_the_answer_behind_the_call() {
-    let edge = Edge::of(&format!("{{# <tool_call> arguments #}}{TEMPLATE}"), RouterConfig::default(), Fake::default());
+    let router =
+        TestRouter::of(&format!("{{# <tool_call> arguments #}}{TEMPLATE}"), RouterConfig::default(), Fake::default());
     let one = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\"}}\n</tool_call>";
     let script = bytes(&format!("sure\n{one}\n{one}\nmore"));
     for stop in ["<tool_call>", "</tool_call>"] {
-        let body = edge.chat(&script, json!({"tools": tools(&["f"]), "stop": stop})).await.ok();
+        let body = router.chat(&script, json!({"tools": tools(&["f"]), "stop": stop})).await.ok();
         let choice = &body["choices"][0];
         assert_eq!(choice["message"]["tool_calls"].as_array().map_or(0, Vec::len), 1, "{body}");
         assert_eq!((&choice["message"]["content"], &choice["stop_reason"]), (&json!("sure"), &json!(stop)), "{body}");
     }
-    let body = edge.chat(&script, json!({"stop": "<tool_call>"})).await.ok();
+    let body = router.chat(&script, json!({"stop": "<tool_call>"})).await.ok();
     assert_eq!(body["choices"][0]["message"]["content"], "sure\n");
 }
 
@@ -263,9 +267,9 @@ async fn a_response_that_breaks_its_schema_says_so_in_its_last_event() {
     let schema = json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true});
     let more = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
     for (text, broken) in [("[1, 2]", false), ("[1, 1]", true)] {
-        let edge = Edge::new();
-        let body = edge.chat(&bytes(text), more.clone()).await.ok();
-        let chunks = edge.stream(&bytes(text), more.clone()).await;
+        let router = TestRouter::new();
+        let body = router.chat(&bytes(text), more.clone()).await.ok();
+        let chunks = router.stream(&bytes(text), more.clone()).await;
         let last = &chunks.last().unwrap()["choices"][0];
         for choice in [&body["choices"][0], last] {
             assert_eq!(
@@ -275,7 +279,7 @@ async fn a_response_that_breaks_its_schema_says_so_in_its_last_event() {
             );
             assert_eq!(choice["finish_reason"], "stop");
         }
-        let sample = metric(&edge.get("/metrics").await.text, "rein_grammar_invalid_responses_total");
+        let sample = metric(&router.get("/metrics").await.text, "rein_grammar_invalid_responses_total");
         assert_eq!(sample, Some(2 * u64::from(broken)));
     }
 }
@@ -291,12 +295,12 @@ async fn a_response_that_breaks_its_expression_or_choices_says_so() {
         (json!({"guided_grammar": "start: /[ab]+/"}), Response::Lark("start: \"a\"".into()), false),
     ] {
         for (text, broken) in [("a", false), ("b", judged)] {
-            let edge = Edge::new();
-            edge.judge_by(Rules { response: Some(judge.clone()), ..Rules::default() });
-            let body = edge.chat(&bytes(text), asked.clone()).await.ok();
+            let router = TestRouter::new();
+            router.judge_by(Rules { response: Some(judge.clone()), ..Rules::default() });
+            let body = router.chat(&bytes(text), asked.clone()).await.ok();
             let choice = &body["choices"][0];
             assert_eq!((&choice["message"]["content"], choice["invalid_response"].is_string()), (&json!(text), broken));
-            let sample = metric(&edge.get("/metrics").await.text, "rein_grammar_invalid_responses_total");
+            let sample = metric(&router.get("/metrics").await.text, "rein_grammar_invalid_responses_total");
             assert_eq!(sample, Some(u64::from(broken)), "{asked}");
         }
     }
@@ -319,7 +323,7 @@ async fn a_response_that_a_stop_cuts_is_judged() {
             let mut more = asked.clone();
             more.as_object_mut().unwrap().extend(stop.as_object().unwrap().clone());
             let script = [bytes(text).as_slice(), &[END]].concat();
-            let body = Edge::new().chat(&script, more).await.ok();
+            let body = TestRouter::new().chat(&script, more).await.ok();
             let choice = &body["choices"][0];
             assert_eq!(choice["finish_reason"], "stop", "{body}");
             assert_eq!(choice.get("stop_reason").is_some(), text.contains(','), "{body}");
@@ -339,11 +343,11 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     let script = [&[SECTION], call("functions.f:0", "{\"a\": 7}").as_slice(), &[END_SECTION]].concat();
     let invalid = (json!([]), vec![("f".to_owned(), "{\"a\": 7}".to_owned())]);
 
-    let edge = Edge::new();
-    edge.judge_by(stricter());
+    let router = TestRouter::new();
+    router.judge_by(stricter());
     let logs = Logs::default();
     let guard = tracing::subscriber::set_default(logs.clone());
-    let answer = edge.chat(&script, json!({"tools": [of("f")]})).await;
+    let answer = router.chat(&script, json!({"tools": [of("f")]})).await;
     assert!(!answer.headers.contains_key("x-rein-relaxed"));
     let body = answer.ok();
     drop(guard);
@@ -354,7 +358,7 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     assert!(logs.said("a finished call breaks its schema"), "{logs:?}");
 
     // A stream has told the call as it grew.
-    let chunks = edge.stream(&script, json!({"tools": [of("f")]})).await;
+    let chunks = router.stream(&script, json!({"tools": [of("f")]})).await;
     let told = &join(&chunks)[0]["calls"];
     assert_eq!((told.as_array().unwrap().len(), &told[0]["arguments"]), (1, &json!("{\"a\": 7}")), "{chunks:?}");
     let last = &chunks.last().unwrap()["choices"][0];
@@ -364,7 +368,7 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     let tool = v1::Tool { name: "f".into(), parameters_json: Some(schema(9).to_string()), ..v1::Tool::default() };
     let asked = v1::ChatRequest { tools: vec![tool], ..grpc_request(&script) };
     let (mut complete, mut done) = (None, None);
-    for event in events(&edge, asked).await {
+    for event in events(&router, asked).await {
         match event.event.unwrap() {
             Event::ToolCallEnd(end) => complete = Some(end.complete),
             Event::Done(last) => done = Some(last),
@@ -375,7 +379,7 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     assert_eq!((complete, done.finish_reason()), (Some(false), v1::FinishReason::Stop));
     assert_eq!(done.incomplete_tool_calls[0].arguments, "{\"a\": 7}");
 
-    let metrics = edge.get("/metrics").await.text;
+    let metrics = router.get("/metrics").await.text;
     assert_eq!(metric(&metrics, "rein_grammar_invalid_calls_total"), Some(3));
     for (outcome, count) in [("valid", 0), ("incomplete", 0), ("malformed", 0), ("invalid", 3)] {
         let sample = format!("rein_tool_calls_total{{model=\"bytes\",outcome=\"{outcome}\"}}");
@@ -383,13 +387,13 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     }
 }
 
-impl Edge {
+impl TestRouter {
     /// Judges what is finished by other rules than the request's: as if its grammar had a hole.
     fn judge_by(&self, rules: Rules) {
         let words = (0..=255).map(|byte| (vec![byte], false)).chain([(b"<|im_end|>".to_vec(), true)]);
         let vocab = Arc::new(grammar::Vocab::new(words, &[END], None).unwrap());
         let compiled = grammar::Grammars::new(grammar::by_name("hermes").unwrap(), vocab).compile(&rules);
-        let model = self.router.core.named("bytes").unwrap();
+        let model = self.router.state.named("bytes").unwrap();
         assert!(model.judge.set(compiled.unwrap().unwrap()).is_ok());
     }
 }
@@ -431,6 +435,6 @@ impl tracing::Subscriber for Logs {
 async fn a_response_is_judged_beside_other_tasks() {
     let schema = json!({"type": "array", "uniqueItems": true});
     let more = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
-    let body = Edge::new().chat(&bytes("[1, 1]"), more).await.ok();
+    let body = TestRouter::new().chat(&bytes("[1, 1]"), more).await.ok();
     assert!(body["choices"][0]["invalid_response"].is_string(), "{body}");
 }

@@ -12,37 +12,37 @@ fn request(script: &[u32], more: Value) -> Value {
     request
 }
 
-async fn complete(edge: &Edge, script: &[u32], more: Value) -> Value {
-    edge.post("/v1/completions", request(script, more)).await.ok()
+async fn complete(router: &TestRouter, script: &[u32], more: Value) -> Value {
+    router.post("/v1/completions", request(script, more)).await.ok()
 }
 
 #[tokio::test]
 async fn a_completion_continues_its_prompt() {
-    let edge = Edge::new();
-    let body = complete(&edge, &bytes("cd"), json!({})).await;
+    let router = TestRouter::new();
+    let body = complete(&router, &bytes("cd"), json!({})).await;
     assert_eq!(body["object"], "text_completion");
     assert_eq!(body["choices"], json!([{"index": 0, "text": "cd", "logprobs": null, "finish_reason": "stop"}]));
     assert_eq!(body["usage"]["prompt_tokens"], 2);
-    let start = &edge.fake.starts()[0];
+    let start = &router.fake.starts()[0];
     assert_eq!((start.prompt.clone(), start.limits.as_ref().unwrap().max_tokens), (bytes("ab"), 16));
     // The default is not below what the request wants at least.
-    complete(&edge, &bytes("cd"), json!({"min_tokens": 20})).await;
-    let limits = edge.fake.starts()[1].limits.clone().unwrap();
+    complete(&router, &bytes("cd"), json!({"min_tokens": 20})).await;
+    let limits = router.fake.starts()[1].limits.clone().unwrap();
     assert_eq!((limits.min_tokens, limits.max_tokens), (20, 20));
 }
 
 #[tokio::test]
 async fn prompts_come_in_four_shapes() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for (prompt, count) in
         [(json!("ab"), 1), (json!([97, 98]), 1), (json!(["ab", "ab"]), 2), (json!([[97, 98], [97, 98], [97, 98]]), 3)]
     {
-        let before = edge.fake.starts().len();
-        let body = complete(&edge, &bytes("c"), json!({"prompt": prompt, "n": 2, "seed": 5})).await;
+        let before = router.fake.starts().len();
+        let body = complete(&router, &bytes("c"), json!({"prompt": prompt, "n": 2, "seed": 5})).await;
         assert_eq!(body["choices"].as_array().unwrap().len(), 2 * count);
         assert_eq!(body["usage"]["prompt_tokens"], 2 * count);
         assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 3 * count);
-        let starts = edge.fake.starts().split_off(before);
+        let starts = router.fake.starts().split_off(before);
         assert!(starts.iter().all(|start| start.prompt == bytes("ab")));
         // Every prompt's first choice draws with the given seed.
         let given = starts.iter().filter(|start| start.sampling.as_ref().unwrap().seed == 5).count();
@@ -52,8 +52,8 @@ async fn prompts_come_in_four_shapes() {
 
 #[tokio::test]
 async fn echo_with_logprobs_scores_the_prompt() {
-    let edge = Edge::new();
-    let body = complete(&edge, &bytes("c"), json!({"echo": true, "logprobs": 1})).await;
+    let router = TestRouter::new();
+    let body = complete(&router, &bytes("c"), json!({"echo": true, "logprobs": 1})).await;
     let choice = &body["choices"][0];
     assert_eq!(choice["text"], "abc");
     let logprobs = &choice["logprobs"];
@@ -62,29 +62,29 @@ async fn echo_with_logprobs_scores_the_prompt() {
     assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 3]));
     assert_eq!(logprobs["top_logprobs"][0], json!(null));
     assert_eq!(logprobs["top_logprobs"][2], json!({"c": -0.5}));
-    assert_eq!(edge.fake.starts()[0].prompt_logprobs, 1);
+    assert_eq!(router.fake.starts()[0].prompt_logprobs, 1);
 }
 
 #[tokio::test]
 async fn no_tokens_with_echo_scores_the_prompt_and_frees_the_slot() {
-    let edge = Edge::new();
-    let body = complete(&edge, &bytes("c"), json!({"echo": true, "logprobs": 0, "max_tokens": 0})).await;
+    let router = TestRouter::new();
+    let body = complete(&router, &bytes("c"), json!({"echo": true, "logprobs": 0, "max_tokens": 0})).await;
     let choice = &body["choices"][0];
     assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("ab"), &json!("length")));
     assert_eq!(choice["logprobs"]["tokens"], json!(["a", "b"]));
     assert_eq!(body["usage"]["completion_tokens"], 0);
-    edge.fake.open(0).await;
+    router.fake.open(0).await;
 }
 
 #[tokio::test]
 async fn echo_of_token_ids_is_their_text() {
-    let body = complete(&Edge::new(), &bytes("c"), json!({"echo": true, "prompt": [104, 195, 169]})).await;
+    let body = complete(&TestRouter::new(), &bytes("c"), json!({"echo": true, "prompt": [104, 195, 169]})).await;
     assert_eq!(body["choices"][0]["text"], "héc");
 }
 
 #[tokio::test]
 async fn a_stream_says_the_same_as_the_whole() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for more in [
         json!({}),
         json!({"echo": true, "logprobs": 2, "n": 2}),
@@ -93,11 +93,11 @@ async fn a_stream_says_the_same_as_the_whole() {
         json!({"prompt_logprobs": 1, "max_tokens": 3}),
     ] {
         let script = bytes("héllo world");
-        let whole = complete(&edge, &script, more.clone()).await;
+        let whole = complete(&router, &script, more.clone()).await;
         let mut streamed = request(&script, more.clone());
         streamed["stream"] = true.into();
         streamed["stream_options"] = json!({"include_usage": true});
-        let chunks = edge.post("/v1/completions", streamed).await.payloads();
+        let chunks = router.post("/v1/completions", streamed).await.payloads();
         for expected in whole["choices"].as_array().unwrap() {
             let mut text = String::new();
             let mut lists: HashMap<&str, Vec<Value>> = HashMap::new();
@@ -137,35 +137,35 @@ async fn a_stream_says_the_same_as_the_whole() {
 
 #[tokio::test]
 async fn control_tokens_are_left_out_unless_asked_for_and_markers_are_text() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let script = [bytes("a").as_slice(), &[CONTROL, THINK], &bytes("b")].concat();
-    assert_eq!(complete(&edge, &script, json!({})).await["choices"][0]["text"], "a<think>b");
-    let body = complete(&edge, &script, json!({"skip_special_tokens": false})).await;
+    assert_eq!(complete(&router, &script, json!({})).await["choices"][0]["text"], "a<think>b");
+    let body = complete(&router, &script, json!({"skip_special_tokens": false})).await;
     assert_eq!(body["choices"][0]["text"], "a<|control|><think>b");
 }
 
 #[tokio::test]
 async fn tokens_there_and_back() {
-    let edge = Edge::new();
-    let tokens = edge.post("/tokenize", json!({"prompt": "hé<|im_end|>", "return_token_strs": true})).await.ok();
+    let router = TestRouter::new();
+    let tokens = router.post("/tokenize", json!({"prompt": "hé<|im_end|>", "return_token_strs": true})).await.ok();
     let ids = [104, 195, 169, END];
     assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!(ids), &json!(4)));
     assert_eq!(tokens["max_model_len"], CONTEXT);
     assert_eq!(tokens["token_strs"], json!(["h", "\u{FFFD}", "\u{FFFD}", "<|im_end|>"]));
-    let text = edge.post("/detokenize", json!({"model": "bytes", "tokens": ids})).await.ok();
+    let text = router.post("/detokenize", json!({"model": "bytes", "tokens": ids})).await.ok();
     assert_eq!(text, json!({"prompt": "hé<|im_end|>"}));
     let chat = json!({"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": false});
-    let answer = edge.post("/tokenize", chat).await;
+    let answer = router.post("/tokenize", chat).await;
     assert_eq!(answer.ok()["tokens"], json!(bytes("user: hi\n")));
     assert_eq!(answer.ok()["token_strs"], json!(null));
 }
 
 #[tokio::test]
 async fn text_offsets_are_characters_of_the_text() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let script = [bytes("aé").as_slice(), &[CONTROL], &bytes("bc")].concat();
     let asked = json!({"prompt": "hé", "echo": true, "logprobs": 0, "stop": "c"});
-    let body = complete(&edge, &script, asked).await;
+    let body = complete(&router, &script, asked).await;
     assert_eq!(body["choices"][0]["text"], "héaéb");
     // h, two bytes of é, a, two bytes of é, a control token that is not shown, b, and the c that ended it.
     assert_eq!(body["choices"][0]["logprobs"]["text_offset"], json!([0, 1, 1, 2, 3, 3, 4, 4, 5]));
@@ -173,14 +173,14 @@ async fn text_offsets_are_characters_of_the_text() {
 
 #[tokio::test]
 async fn a_prompt_as_long_as_the_context_can_be_scored_and_no_longer_one() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let asked = |length: u32| {
         json!({"model": "bytes", "prompt": vec![97; length as usize], "echo": true,
         "logprobs": 0, "max_tokens": 0})
     };
-    let full = edge.post("/v1/completions", asked(CONTEXT)).await.ok();
+    let full = router.post("/v1/completions", asked(CONTEXT)).await.ok();
     assert_eq!(full["choices"][0]["logprobs"]["tokens"].as_array().map(Vec::len), Some(CONTEXT as usize));
-    let longer = edge.post("/v1/completions", asked(CONTEXT + 1)).await.json()["error"].clone();
+    let longer = router.post("/v1/completions", asked(CONTEXT + 1)).await.json()["error"].clone();
     assert_eq!(longer["code"], "context_length_exceeded");
     assert!(longer["message"].as_str().unwrap().contains("'max_tokens' asks for 0 more"), "{longer}");
 }

@@ -13,17 +13,17 @@ const NATIVE: &str = "{% if tools %}tools: {% for t in tools %}{{ t.function.nam
     {{ '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% if thinking %}<think>{% endif %}{% endif %}\
     {# <|tool_calls_section_begin|> #}";
 
-fn edge() -> Edge {
-    Edge::of(NATIVE, RouterConfig::default(), Fake::default())
+fn router() -> TestRouter {
+    TestRouter::of(NATIVE, RouterConfig::default(), Fake::default())
 }
 
-async fn prompt(edge: &Edge, more: Value) -> String {
-    let rendered = edge.post("/v1/chat/completions/render", chat_request(&[], more)).await.ok();
+async fn prompt(router: &TestRouter, more: Value) -> String {
+    let rendered = router.post("/v1/chat/completions/render", chat_request(&[], more)).await.ok();
     rendered["prompt"].as_str().unwrap().to_owned()
 }
 
-async fn refused(edge: &Edge, more: Value) -> (String, String) {
-    let answer = edge.chat(&[], more).await;
+async fn refused(router: &TestRouter, more: Value) -> (String, String) {
+    let answer = router.chat(&[], more).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
     let error = answer.json()["error"].clone();
     (error["param"].as_str().unwrap_or_default().to_owned(), error["message"].as_str().unwrap().to_owned())
@@ -39,15 +39,15 @@ async fn foreign_call_ids_are_native_in_the_prompt_and_new_calls_count_on() {
         {"role": "tool", "tool_call_id": "call_y", "content": "2"},
         {"role": "tool", "tool_call_id": "", "name": "f", "content": "1"},
     ]);
-    let edge = edge();
+    let router = router();
     let more = json!({"messages": messages, "tools": tools(&["f", "g"])});
     assert_eq!(
-        prompt(&edge, more.clone()).await,
+        prompt(&router, more.clone()).await,
         "tools: f g \nuser: q\nassistant: [functions.f:0][functions.g:1]\ntool/g: 2 of functions.g:1\n\
          tool/f: 1 of functions.f:0\nassistant: "
     );
     let script = [&[SECTION], call_tokens("functions.f:0").as_slice(), &[END_SECTION]].concat();
-    let body = edge.chat(&script, more).await.ok();
+    let body = router.chat(&script, more).await.ok();
     assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["id"], "functions.f:2");
 }
 
@@ -60,15 +60,15 @@ async fn tools_that_a_system_message_declares_can_be_called() {
     let declared = |name: &str| tools(&[name]).as_array().unwrap().clone();
     let messages = |role: &str, tools: Value| json!([{"role": "user", "content": "q"}, {"role": role, "tools": tools}]);
     let more = json!({"messages": messages("system", json!(declared("g")))});
-    let edge = edge();
+    let router = router();
     // A template that does not look for them there gets them with the others.
-    assert_eq!(prompt(&edge, more.clone()).await, "tools: g \nuser: q\nassistant: ");
+    assert_eq!(prompt(&router, more.clone()).await, "tools: g \nuser: q\nassistant: ");
     let script = [&[SECTION], call_tokens("functions.g:0").as_slice(), &[END_SECTION]].concat();
-    let body = edge.chat(&script, more.clone()).await.ok();
+    let body = router.chat(&script, more.clone()).await.ok();
     assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "g");
     let only = json!({"tools": tools(&["f"]), "messages": [{"role": "system", "tools": declared("g")}, {"role": "user", "content": "q"}]});
-    assert_eq!(prompt(&edge, only.clone()).await, "tools: f g \nuser: q\nassistant: ");
-    let aware = Edge::of(
+    assert_eq!(prompt(&router, only.clone()).await, "tools: f g \nuser: q\nassistant: ");
+    let aware = TestRouter::of(
         "{% for m in messages %}{{ m.role }}{% if m.tools %} has {{ m.tools[0].function.name }}{% endif %};{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}",
         RouterConfig::default(),
         Fake::default(),
@@ -82,14 +82,14 @@ async fn tools_that_a_system_message_declares_can_be_called() {
         (messages("developer", json!([5])), "messages[1].tools[0]"),
         (json!([{"role": "system", "tools": []}]), "messages[0].content"),
     ] {
-        assert_eq!(refused(&edge, json!({"messages": messages})).await.0, param, "{messages}");
+        assert_eq!(refused(&router, json!({"messages": messages})).await.0, param, "{messages}");
     }
     let numbered = |name: &str, count: u32| -> Value {
         let names: Vec<String> = (0..count).map(|i| format!("{name}{i}")).collect();
         tools(&names.iter().map(String::as_str).collect::<Vec<_>>())
     };
     let many = json!({"tools": numbered("f", 1000), "messages": messages("system", numbered("g", 25))});
-    assert_eq!(refused(&edge, many).await.0, "tools");
+    assert_eq!(refused(&router, many).await.0, "tools");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn the_latest_declaration_of_a_tool_counts() {
 
 #[tokio::test]
 async fn a_final_assistant_message_is_continued_by_any_name() {
-    let edge = edge();
+    let router = router();
     let said = |more: Value| {
         let mut last = json!({"role": "assistant", "content": "well"});
         last.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -121,11 +121,11 @@ async fn a_final_assistant_message_is_continued_by_any_name() {
         json!({"messages": said(json!({"prefix": true}))}),
         json!({"messages": said(json!({"partial": true})), "continue_final_message": true, "add_generation_prompt": false}),
     ] {
-        assert_eq!(prompt(&edge, more.clone()).await, "user: hi\nassistant: well");
+        assert_eq!(prompt(&router, more.clone()).await, "user: hi\nassistant: well");
         // Only what comes after it; its first blanks are the text's own.
-        let body = edge.chat(&bytes("\n\n, then"), more.clone()).await.ok();
+        let body = router.chat(&bytes("\n\n, then"), more.clone()).await.ok();
         assert_eq!(body["choices"][0]["message"]["content"], "\n\n, then");
-        let chunks = edge.stream(&bytes("\n\n, then"), more).await;
+        let chunks = router.stream(&bytes("\n\n, then"), more).await;
         assert_eq!(join(&chunks)[0]["content"], "\n\n, then");
     }
     let call = json!([{"function": {"name": "f", "arguments": "{}"}}]);
@@ -159,32 +159,32 @@ async fn a_final_assistant_message_is_continued_by_any_name() {
             "role assistant",
         ),
     ] {
-        let (named, message) = refused(&edge, more.clone()).await;
+        let (named, message) = refused(&router, more.clone()).await;
         assert!(named == param && message.contains(why), "{more}: {named} {message}");
     }
 }
 
 #[tokio::test]
 async fn unfinished_reasoning_goes_on_as_reasoning() {
-    let edge = edge();
-    let dropping = Edge::new();
+    let router = router();
+    let dropping = TestRouter::new();
     let last =
         |last: Value| json!({"messages": [{"role": "user", "content": "hi"}, last], "continue_final_message": true});
     let script = [bytes("\n on").as_slice(), &[END_THINK], &bytes("So.")].concat();
     let reasoning = json!({"role": "assistant", "reasoning_content": "so far"});
     let inline = json!({"role": "assistant", "content": "<think>so far"});
-    for (edge, message, expected) in [
-        (&edge, &reasoning, "user: hi\nassistant: <think>so far"),
-        (&edge, &inline, "user: hi\nassistant: <think>so far"),
+    for (router, message, expected) in [
+        (&router, &reasoning, "user: hi\nassistant: <think>so far"),
+        (&router, &inline, "user: hi\nassistant: <think>so far"),
         (&dropping, &reasoning, "user: hi\nassistant: <think>so far"),
     ] {
         let more = last(message.clone());
-        assert_eq!(prompt(edge, more.clone()).await, expected, "{message}");
-        let body = edge.chat(&script, more.clone()).await.ok();
+        assert_eq!(prompt(router, more.clone()).await, expected, "{message}");
+        let body = router.chat(&script, more.clone()).await.ok();
         let answer = &body["choices"][0]["message"];
         assert_eq!((&answer["reasoning_content"], &answer["content"]), (&json!("\n on"), &json!("So.")), "{message}");
-        assert_eq!(join(&edge.stream(&script, more).await)[0]["reasoning"], "\n on");
-        let ids = &edge.fake.starts()[0].prompt;
+        assert_eq!(join(&router.stream(&script, more).await)[0]["reasoning"], "\n on");
+        let ids = &router.fake.starts()[0].prompt;
         assert_eq!(ids.iter().filter(|&&id| id >= 256).copied().collect::<Vec<_>>(), [THINK]);
     }
     // The template's own opening is not doubled.
@@ -197,8 +197,8 @@ async fn unfinished_reasoning_goes_on_as_reasoning() {
         json!({"role": "assistant", "content": "<think>why</think>So"}),
     ] {
         let more = last(message);
-        assert_eq!(prompt(&edge, more.clone()).await, "user: hi\nassistant: <think>why</think>So");
-        let body = edge.chat(&bytes(" be it"), more).await.ok();
+        assert_eq!(prompt(&router, more.clone()).await, "user: hi\nassistant: <think>why</think>So");
+        let body = router.chat(&bytes(" be it"), more).await.ok();
         assert_eq!(body["choices"][0]["message"]["content"], " be it");
         assert!(body["choices"][0]["message"].get("reasoning_content").is_none_or(Value::is_null));
     }
@@ -206,7 +206,7 @@ async fn unfinished_reasoning_goes_on_as_reasoning() {
 
 #[tokio::test]
 async fn a_continued_region_starts_once_and_ends() {
-    let edge = edge();
+    let router = router();
     let messages = vec![
         v1::Message { role: "user".into(), content: Some("hi".into()), ..v1::Message::default() },
         v1::Message { role: "assistant".into(), reasoning_content: Some("so far".into()), ..v1::Message::default() },
@@ -219,7 +219,7 @@ async fn a_continued_region_starts_once_and_ends() {
         ..v1::ChatRequest::default()
     };
     use v1::chat_event::Event;
-    let kinds: Vec<&str> = grpc::events(&edge, request)
+    let kinds: Vec<&str> = grpc::events(&router, request)
         .await
         .iter()
         .filter_map(|event| match event.event.as_ref()? {

@@ -17,14 +17,14 @@ fn properties(document: &Value, schema: &str) -> BTreeSet<String> {
 
 #[tokio::test]
 async fn every_described_route_is_served_with_its_method_and_no_other() {
-    let edge = Edge::new();
-    assert_eq!(edge.get("/openapi.json").await.ok(), document());
+    let router = TestRouter::new();
+    assert_eq!(router.get("/openapi.json").await.ok(), document());
     for (path, item) in document()["paths"].as_object().unwrap() {
         let path = path.replace("{id}", "bytes").replace("{file}", "app.js");
         let described: Vec<&String> = item.as_object().unwrap().keys().collect();
         for method in ["get", "post"] {
             let request = Request::builder().method(method.to_uppercase().as_str()).uri(&path);
-            let status = edge.send(request.body(Body::empty()).unwrap()).await.status();
+            let status = router.send(request.body(Body::empty()).unwrap()).await.status();
             let wrong = status == StatusCode::METHOD_NOT_ALLOWED || status == StatusCode::NOT_FOUND;
             assert_eq!(described.contains(&&method.to_owned()), !wrong, "{method} {path}: {status}");
         }
@@ -126,7 +126,7 @@ fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
 
 #[tokio::test]
 async fn every_answer_fits_its_description() {
-    let (edge, document) = (Edge::new(), document());
+    let (router, document) = (TestRouter::new(), document());
     let check = |schema: &str, value: &Value| {
         fits(&document, &document["components"]["schemas"][schema], value, schema);
     };
@@ -141,34 +141,34 @@ async fn every_answer_fits_its_description() {
     ]
     .concat();
     let broken = [&[SECTION], call("functions.f:0", "{\"a\": oops}").as_slice()].concat();
-    check("ChatCompletion", &edge.chat(&broken, json!({"tools": tools(&["f"])})).await.ok());
-    for chunk in edge.stream(&broken, json!({"tools": tools(&["f"])})).await {
+    check("ChatCompletion", &router.chat(&broken, json!({"tools": tools(&["f"])})).await.ok());
+    for chunk in router.stream(&broken, json!({"tools": tools(&["f"])})).await {
         check("ChatCompletionChunk", &chunk);
     }
     let all = json!({"tools": tools(&["f"]), "logprobs": true, "top_logprobs": 2, "prompt_logprobs": 1,
         "return_token_ids": true, "n": 2});
-    check("ChatCompletion", &edge.chat(&script, all.clone()).await.ok());
-    check("ChatCompletion", &edge.chat(&bytes("ab"), json!({"stop": "b"})).await.ok());
+    check("ChatCompletion", &router.chat(&script, all.clone()).await.ok());
+    check("ChatCompletion", &router.chat(&bytes("ab"), json!({"stop": "b"})).await.ok());
     let mut streamed = all;
     streamed["stream_options"] = json!({"include_usage": true});
-    for chunk in edge.stream(&script, streamed).await {
+    for chunk in router.stream(&script, streamed).await {
         check("ChatCompletionChunk", &chunk);
     }
     let all = json!({"model": "bytes", "prompt": "ab", "script": bytes("cd"), "echo": true, "logprobs": 1,
         "return_token_ids": true, "stop": "d"});
-    check("Completion", &edge.post("/v1/completions", all.clone()).await.ok());
+    check("Completion", &router.post("/v1/completions", all.clone()).await.ok());
     let mut streamed = all;
     streamed["stream"] = true.into();
-    for chunk in edge.post("/v1/completions", streamed).await.payloads() {
+    for chunk in router.post("/v1/completions", streamed).await.payloads() {
         check("Completion", &chunk);
     }
     let chat = chat_request(&[], json!({}));
-    check("Rendered", &edge.post("/v1/chat/completions/render", chat).await.ok());
-    check("Tokenized", &edge.post("/tokenize", json!({"prompt": "a", "return_token_strs": true})).await.ok());
-    check("Detokenized", &edge.post("/detokenize", json!({"tokens": [97]})).await.ok());
-    check("Models", &edge.get("/v1/models").await.ok());
-    check("Model", &edge.get("/v1/models/bytes").await.ok());
-    check("Status", &edge.get("/ready").await.ok());
-    check("Error", &edge.chat(&[], json!({"temperature": 9})).await.json());
-    check("Error", &edge.get("/nowhere").await.json());
+    check("Rendered", &router.post("/v1/chat/completions/render", chat).await.ok());
+    check("Tokenized", &router.post("/tokenize", json!({"prompt": "a", "return_token_strs": true})).await.ok());
+    check("Detokenized", &router.post("/detokenize", json!({"tokens": [97]})).await.ok());
+    check("Models", &router.get("/v1/models").await.ok());
+    check("Model", &router.get("/v1/models/bytes").await.ok());
+    check("Status", &router.get("/ready").await.ok());
+    check("Error", &router.chat(&[], json!({"temperature": 9})).await.json());
+    check("Error", &router.get("/nowhere").await.json());
 }

@@ -36,11 +36,11 @@ fn key_entry(name: &str, key: &str, limits: &str) -> String {
 }
 
 /// An edge that asks for keys; `limits` are those of `KEY`.
-fn guarded(limits: &str, config: RouterConfig, fake: Fake) -> (KeyFile, ApiKeys, Edge) {
+fn guarded(limits: &str, config: RouterConfig, fake: Fake) -> (KeyFile, ApiKeys, TestRouter) {
     let file = KeyFile::new(&(key_entry("team-a", KEY, limits) + &key_entry("team-b", OTHER, "")));
     let keys = ApiKeys::open("--api-keys", file.0.clone()).unwrap();
-    let edge = Edge::with(RouterConfig { keys: Some(keys.clone()), ..config }, fake);
-    (file, keys, edge)
+    let router = TestRouter::with(RouterConfig { keys: Some(keys.clone()), ..config }, fake);
+    (file, keys, router)
 }
 
 fn keyed(method: &str, path: &str, key: &str, body: Value) -> Request<Body> {
@@ -48,13 +48,13 @@ fn keyed(method: &str, path: &str, key: &str, body: Value) -> Request<Body> {
     request.body(if body.is_null() { Body::empty() } else { body.to_string().into() }).unwrap()
 }
 
-async fn ask(edge: &Edge, key: &str, more: Value) -> Answer {
-    Answer::of(edge.send(keyed("POST", "/v1/chat/completions", key, chat_request(&bytes("ab"), more))).await).await
+async fn ask(router: &TestRouter, key: &str, more: Value) -> Answer {
+    Answer::of(router.send(keyed("POST", "/v1/chat/completions", key, chat_request(&bytes("ab"), more))).await).await
 }
 
 #[tokio::test]
 async fn without_a_right_key_there_is_no_answer() {
-    let (_file, _, edge) = guarded("", RouterConfig::default(), Fake::default());
+    let (_file, _, router) = guarded("", RouterConfig::default(), Fake::default());
     let wrong = keyed("POST", "/v1/chat/completions", "sk-wrong", chat_request(&[], json!({})));
     for request in [
         wrong,
@@ -62,19 +62,19 @@ async fn without_a_right_key_there_is_no_answer() {
         Request::post("/tokenize").body(json!({"prompt": "a"}).to_string().into()).unwrap(),
         Request::get("/nowhere").header("authorization", format!("Basic {KEY}")).body(Body::empty()).unwrap(),
     ] {
-        let answer = Answer::of(edge.send(request).await).await;
+        let answer = Answer::of(router.send(request).await).await;
         assert_eq!((answer.status, answer.header("www-authenticate")), (StatusCode::UNAUTHORIZED, "Bearer"));
         let error = answer.json()["error"].clone();
         assert_eq!((&error["code"], &error["type"]), (&json!("invalid_api_key"), &json!("invalid_request_error")));
         assert!(!answer.text.contains("sk-wrong") && answer.header("x-request-id").contains('-'));
     }
     for path in ["/", "/health", "/ready", "/metrics", "/openapi.json"] {
-        assert_eq!(edge.get(path).await.status, StatusCode::OK, "{path}");
+        assert_eq!(router.get(path).await.status, StatusCode::OK, "{path}");
     }
-    ask(&edge, KEY, json!({})).await.ok();
+    ask(&router, KEY, json!({})).await.ok();
     let by_header = Request::get("/v1/models").header("x-api-key", OTHER).body(Body::empty()).unwrap();
-    assert_eq!(edge.send(by_header).await.status(), StatusCode::OK);
-    let metrics = edge.get("/metrics").await.text;
+    assert_eq!(router.send(by_header).await.status(), StatusCode::OK);
+    let metrics = router.get("/metrics").await.text;
     for line in [
         "rein_key_requests_total{key=\"team-a\"} 1",
         "rein_key_requests_total{key=\"team-b\"} 0",
@@ -92,8 +92,8 @@ async fn without_a_right_key_there_is_no_answer() {
 
 #[tokio::test]
 async fn grpc_asks_for_the_same_keys() {
-    let (_file, _, edge) = guarded("requests_per_minute = 1", RouterConfig::default(), Fake::default());
-    let mut client = InferenceClient::new(grpc::channel(&edge));
+    let (_file, _, router) = guarded("requests_per_minute = 1", RouterConfig::default(), Fake::default());
+    let mut client = InferenceClient::new(grpc::channel(&router));
     let mut list = async |key: Option<&str>| {
         let mut request = tonic::Request::new(v1::ListModelsRequest {});
         if let Some(key) = key {
@@ -110,15 +110,15 @@ async fn grpc_asks_for_the_same_keys() {
     let status = list(Some(KEY)).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!(status.metadata().get("retry-after").unwrap(), "60");
-    let mut health = tonic_health::pb::health_client::HealthClient::new(grpc::channel(&edge));
+    let mut health = tonic_health::pb::health_client::HealthClient::new(grpc::channel(&router));
     health.check(tonic_health::pb::HealthCheckRequest { service: String::new() }).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn rates_are_told_before_and_after_they_are_used_up() {
     let limits = "requests_per_minute = 2\ntokens_per_minute = 1000";
-    let (_file, _, edge) = guarded(limits, RouterConfig::default(), Fake::default());
-    let first = ask(&edge, KEY, json!({})).await;
+    let (_file, _, router) = guarded(limits, RouterConfig::default(), Fake::default());
+    let first = ask(&router, KEY, json!({})).await;
     first.ok();
     assert_eq!(
         (first.header("x-ratelimit-limit-requests"), first.header("x-ratelimit-remaining-requests")),
@@ -129,68 +129,68 @@ async fn rates_are_told_before_and_after_they_are_used_up() {
     assert!((970..1000).contains(&left), "{left}");
     // Looking is free.
     for _ in 0..5 {
-        let models = Answer::of(edge.send(keyed("GET", "/v1/models", KEY, Value::Null)).await).await;
+        let models = Answer::of(router.send(keyed("GET", "/v1/models", KEY, Value::Null)).await).await;
         assert_eq!(models.status, StatusCode::OK);
     }
-    ask(&edge, KEY, json!({})).await.ok();
-    let third = ask(&edge, KEY, json!({})).await;
+    ask(&router, KEY, json!({})).await.ok();
+    let third = ask(&router, KEY, json!({})).await;
     assert_eq!((third.status, third.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "30"));
     assert_eq!(third.json()["error"]["code"], "rate_limit_exceeded");
     assert_eq!(third.header("x-ratelimit-remaining-requests"), "0");
     // Others are not meant.
-    ask(&edge, OTHER, json!({})).await.ok();
+    ask(&router, OTHER, json!({})).await.ok();
     tokio::time::advance(Duration::from_secs(31)).await;
-    ask(&edge, KEY, json!({})).await.ok();
+    ask(&router, KEY, json!({})).await.ok();
 }
 
 #[tokio::test]
 async fn tokens_count_although_the_client_leaves() {
-    let (_file, _, edge) = guarded("tokens_per_minute = 20", RouterConfig::default(), Fake::ending(Ending::Hang));
+    let (_file, _, router) = guarded("tokens_per_minute = 20", RouterConfig::default(), Fake::ending(Ending::Hang));
     let request = chat_request(&bytes("abcdef"), json!({"stream": true}));
-    let response = edge.send(keyed("POST", "/v1/chat/completions", KEY, request)).await;
+    let response = router.send(keyed("POST", "/v1/chat/completions", KEY, request)).await;
     let mut body = response.into_body().into_data_stream();
     futures::StreamExt::next(&mut body).await.unwrap().unwrap();
     drop(body);
-    let next = ask(&edge, KEY, json!({})).await;
+    let next = ask(&router, KEY, json!({})).await;
     assert_eq!(next.status, StatusCode::TOO_MANY_REQUESTS, "{}", next.text);
     assert!(next.text.contains("20 tokens per minute"), "{}", next.text);
 }
 
 #[tokio::test]
 async fn a_key_holds_no_more_requests_open_than_it_may() {
-    let (_file, _, edge) = guarded("max_in_flight = 1", RouterConfig::default(), Fake::ending(Ending::Hang));
+    let (_file, _, router) = guarded("max_in_flight = 1", RouterConfig::default(), Fake::ending(Ending::Hang));
     let request = chat_request(&bytes("a"), json!({"stream": true}));
-    let open = edge.send(keyed("POST", "/v1/chat/completions", KEY, request.clone())).await;
-    let second = ask(&edge, KEY, json!({})).await;
+    let open = router.send(keyed("POST", "/v1/chat/completions", KEY, request.clone())).await;
+    let second = ask(&router, KEY, json!({})).await;
     assert_eq!(second.status, StatusCode::TOO_MANY_REQUESTS);
     assert!(second.text.contains("1 requests at once"), "{}", second.text);
-    let other = edge.send(keyed("POST", "/v1/chat/completions", OTHER, request.clone())).await;
+    let other = router.send(keyed("POST", "/v1/chat/completions", OTHER, request.clone())).await;
     assert_eq!(other.status(), StatusCode::OK);
     drop(open);
-    edge.fake.open(1).await;
-    let again = edge.send(keyed("POST", "/v1/chat/completions", KEY, request)).await;
+    router.fake.open(1).await;
+    let again = router.send(keyed("POST", "/v1/chat/completions", KEY, request)).await;
     assert_eq!(again.status(), StatusCode::OK);
 }
 
 #[tokio::test]
 async fn a_key_that_is_taken_away_is_gone_without_a_restart() {
-    let (file, keys, edge) = guarded("", RouterConfig::default(), Fake::default());
-    ask(&edge, KEY, json!({})).await.ok();
+    let (file, keys, router) = guarded("", RouterConfig::default(), Fake::default());
+    ask(&router, KEY, json!({})).await.ok();
     std::fs::write(&file.0, key_entry("team-b", OTHER, "")).unwrap();
     keys.refresh();
-    assert_eq!(ask(&edge, KEY, json!({})).await.status, StatusCode::UNAUTHORIZED);
-    ask(&edge, OTHER, json!({})).await.ok();
-    assert!(!edge.get("/metrics").await.text.contains("team-a"));
+    assert_eq!(ask(&router, KEY, json!({})).await.status, StatusCode::UNAUTHORIZED);
+    ask(&router, OTHER, json!({})).await.ok();
+    assert!(!router.get("/metrics").await.text.contains("team-a"));
     // A file that is broken takes nobody's key away.
     std::fs::write(&file.0, "[[key]]\nname = 3").unwrap();
     keys.refresh();
-    ask(&edge, OTHER, json!({})).await.ok();
+    ask(&router, OTHER, json!({})).await.ok();
 }
 
 /// Polls a request until it waits in the queue.
-async fn waiting(edge: &Edge, requests: usize) {
+async fn waiting(router: &TestRouter, requests: usize) {
     loop {
-        let metrics = edge.get("/metrics").await.text;
+        let metrics = router.get("/metrics").await.text;
         if metrics.lines().any(|line| line == format!("rein_requests_waiting {requests}")) {
             return;
         }
@@ -201,60 +201,60 @@ async fn waiting(edge: &Edge, requests: usize) {
 #[tokio::test]
 async fn a_burst_waits_and_is_served_by_priority() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 2, ..RouterConfig::default() };
-    let edge = Edge::with(config, Fake::ending(Ending::Hang));
+    let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     let send = |script: &str, priority: i64| {
         let body = chat_request(&bytes(script), json!({"stream": true, "priority": priority})).to_string();
         let request = Request::post("/v1/chat/completions").body(Body::from(body)).unwrap();
-        tokio::spawn(tower::ServiceExt::oneshot(edge.router.http(), request))
+        tokio::spawn(tower::ServiceExt::oneshot(router.router.http(), request))
     };
     let first = send("a", 0).await.unwrap().unwrap();
     let late = send("b", 5);
-    waiting(&edge, 1).await;
+    waiting(&router, 1).await;
     let urgent = send("c", -5);
-    waiting(&edge, 2).await;
-    let full = edge.chat(&bytes("d"), json!({})).await;
+    waiting(&router, 2).await;
+    let full = router.chat(&bytes("d"), json!({})).await;
     assert_eq!((full.status, full.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
     drop(first);
     let urgent = urgent.await.unwrap().unwrap();
-    assert_eq!(edge.fake.starts().last().unwrap().script, bytes("c"));
+    assert_eq!(router.fake.starts().last().unwrap().script, bytes("c"));
     drop(urgent);
     drop(late.await.unwrap().unwrap());
-    assert_eq!(edge.fake.starts().last().unwrap().script, bytes("b"));
-    edge.fake.open(0).await;
-    assert_eq!(edge.router.in_flight(), 0);
-    assert_eq!(edge.chat(&[], json!({"priority": "high"})).await.json()["error"]["param"], "priority");
+    assert_eq!(router.fake.starts().last().unwrap().script, bytes("b"));
+    router.fake.open(0).await;
+    assert_eq!(router.router.in_flight(), 0);
+    assert_eq!(router.chat(&[], json!({"priority": "high"})).await.json()["error"]["param"], "priority");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_has_no_time_to_wait_is_told_at_once() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 4, ..RouterConfig::default() };
-    let edge = Edge::with(config, Fake::ending(Ending::Hang));
+    let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     let request = |seconds: &str| {
         let body = chat_request(&bytes("a"), json!({"stream": true})).to_string();
         let request = Request::post("/v1/chat/completions").header("x-request-timeout", seconds);
         request.body(Body::from(body)).unwrap()
     };
     for wrong in ["", "0", "-1", "soon", "nan"] {
-        let answer = Answer::of(edge.send(request(wrong)).await).await;
+        let answer = Answer::of(router.send(request(wrong)).await).await;
         assert_eq!(
             (answer.status, &answer.json()["error"]["param"]),
             (StatusCode::BAD_REQUEST, &json!("x-request-timeout"))
         );
     }
-    let first = edge.send(request("1e30")).await;
+    let first = router.send(request("1e30")).await;
     tokio::time::advance(Duration::from_secs(8)).await;
     drop(first);
-    let _second = edge.send(request("60")).await;
-    let hurried = Answer::of(edge.send(request("2.5")).await).await;
+    let _second = router.send(request("60")).await;
+    let hurried = Answer::of(router.send(request("2.5")).await).await;
     assert_eq!((hurried.status, hurried.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "6"));
     assert_eq!(hurried.json()["error"]["code"], "deadline_unreachable");
     // In line, and not served in time: the deadline it gave.
-    let patient = Answer::of(edge.send(request("9")).await).await;
+    let patient = Answer::of(router.send(request("9")).await).await;
     assert_eq!(
         (patient.status, &patient.json()["error"]["code"]),
         (StatusCode::GATEWAY_TIMEOUT, &json!("deadline_exceeded"))
     );
-    let metrics = edge.get("/metrics").await.text;
+    let metrics = router.get("/metrics").await.text;
     assert!(metrics.contains("rein_requests_shed_total{reason=\"deadline\"} 1"), "{metrics}");
 }
 
@@ -264,9 +264,9 @@ async fn the_reference_lists_the_metrics() {
         registry.register("process_start_time_seconds", "Of the process", ConstGauge::new(60_u64));
     });
     let config = RouterConfig { process_metrics, ..RouterConfig::default() };
-    let (_file, _, edge) = guarded("", config, Fake::default());
-    ask(&edge, KEY, json!({})).await.ok();
-    let written = edge.get("/metrics").await.text;
+    let (_file, _, router) = guarded("", config, Fake::default());
+    ask(&router, KEY, json!({})).await.ok();
+    let written = router.get("/metrics").await.text;
     assert!(written.contains("# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 60\n"), "{written}");
     super::metrics_reference::check("Routers", &written);
 }
@@ -291,8 +291,8 @@ async fn pages_of_named_origins_may_ask_and_read_every_answer() {
     };
     let allowed = |answer: &Answer| answer.header("access-control-allow-origin").to_owned();
     for (origins, told) in [(&["https://other.example", PAGE][..], PAGE), (&["*"][..], "*")] {
-        let (_file, _keys, edge) = guarded("", config(origins), Fake::default());
-        let asked = Answer::of(edge.send(preflight(PAGE)).await).await;
+        let (_file, _keys, router) = guarded("", config(origins), Fake::default());
+        let asked = Answer::of(router.send(preflight(PAGE)).await).await;
         assert_eq!((asked.status, allowed(&asked)), (StatusCode::NO_CONTENT, told.into()));
         assert_eq!(asked.header("access-control-allow-headers"), "authorization,x-mine");
         assert!(asked.header("access-control-allow-methods").contains("POST"));
@@ -303,24 +303,24 @@ async fn pages_of_named_origins_may_ask_and_read_every_answer() {
             ("wrong", body, StatusCode::UNAUTHORIZED),
         ] {
             let request = from(keyed("POST", "/v1/chat/completions", key, body), PAGE);
-            let answer = Answer::of(edge.send(request).await).await;
+            let answer = Answer::of(router.send(request).await).await;
             assert_eq!((answer.status, allowed(&answer)), (status, told.into()));
             let exposed = answer.header("access-control-expose-headers");
             assert!(exposed.contains("x-request-id"), "{exposed}");
             assert_eq!(exposed.contains("x-rein-ignored-fields"), status == StatusCode::OK, "{exposed}");
             assert_eq!(answer.header("vary"), if told == "*" { "" } else { "origin" });
         }
-        let nowhere = Answer::of(edge.send(from(keyed("GET", "/nowhere", KEY, Value::Null), PAGE)).await).await;
+        let nowhere = Answer::of(router.send(from(keyed("GET", "/nowhere", KEY, Value::Null), PAGE)).await).await;
         assert_eq!((nowhere.status, allowed(&nowhere)), (StatusCode::NOT_FOUND, told.into()));
     }
     // Others, and all of them without the option, are told nothing.
     for origins in [&[PAGE][..], &[]] {
-        let edge = Edge::with(config(origins), Fake::default());
+        let router = TestRouter::with(config(origins), Fake::default());
         for request in [
             preflight("https://evil.example"),
             from(keyed("GET", "/v1/models", "", Value::Null), "https://evil.example"),
         ] {
-            let answer = Answer::of(edge.send(request).await).await;
+            let answer = Answer::of(router.send(request).await).await;
             assert!(
                 !answer.headers.keys().any(|name| name.as_str().starts_with("access-control-")),
                 "{:?}",
@@ -328,7 +328,7 @@ async fn pages_of_named_origins_may_ask_and_read_every_answer() {
             );
         }
     }
-    let edge = Edge::new();
-    let asked = Answer::of(edge.send(preflight(PAGE)).await).await;
+    let router = TestRouter::new();
+    let asked = Answer::of(router.send(preflight(PAGE)).await).await;
     assert_eq!((asked.status, allowed(&asked)), (StatusCode::METHOD_NOT_ALLOWED, String::new()));
 }

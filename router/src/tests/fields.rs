@@ -5,21 +5,22 @@ use serde_json::json;
 use super::*;
 
 /// The last steer when there are this many, of a stream from an engine that then hangs.
-async fn told(edge: &Edge, steers: usize, script: &[u32], more: Value) -> rein_proto::internal::Steer {
+async fn told(router: &TestRouter, steers: usize, script: &[u32], more: Value) -> rein_proto::internal::Steer {
     let mut request = chat_request(script, more);
     request["stream"] = true.into();
     let body = Body::from(request.to_string());
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json").body(body).unwrap();
-    let mut body = edge.send(request).await.into_body();
+    let mut body = router.send(request).await.into_body();
     tokio::select! {
-        steers = edge.fake.steers(steers) => steers.last().unwrap().clone(),
+        steers = router.fake.steers(steers) => steers.last().unwrap().clone(),
         () = async { while body.frame().await.is_some() {} } => panic!("the engine hangs"),
     }
 }
 
 #[tokio::test]
 async fn names_of_older_servers_constrain_the_text_like_structured_outputs() {
-    let (edge, hanging) = (Edge::new(), Edge::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang)));
+    let (router, hanging) =
+        (TestRouter::new(), TestRouter::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang)));
     let mut steers = 0;
     let schema =
         json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": false});
@@ -32,45 +33,45 @@ async fn names_of_older_servers_constrain_the_text_like_structured_outputs() {
         (json!({"regex": "[ab]+c"}), "abc"),
         (json!({"guided_grammar": "start: \"x\" \"y\""}), "xy"),
     ] {
-        let good = edge.chat(&bytes(text), more.clone()).await.ok();
+        let good = router.chat(&bytes(text), more.clone()).await.ok();
         assert_eq!(good["choices"][0]["message"]["content"], text, "{more}");
         steers += 1;
         let steer = told(&hanging, steers, &bytes("~"), more).await;
         assert!(steer.keep == 0 && (steer.mask.is_some() || !steer.append.is_empty()), "{steer:?}");
     }
-    let both = edge.chat(&[], json!({"guided_json": schema, "regex": "a"})).await.json();
+    let both = router.chat(&[], json!({"guided_json": schema, "regex": "a"})).await.json();
     assert_eq!(both["error"]["message"], "'guided_json' and 'regex' cannot both be set");
-    let both = edge.chat(&[], json!({"guided_regex": "a", "guided_choice": ["a"]})).await.json();
+    let both = router.chat(&[], json!({"guided_regex": "a", "guided_choice": ["a"]})).await.json();
     assert_eq!(both["error"]["param"], "guided_choice");
 }
 
 #[tokio::test]
 async fn a_prompt_is_cut_at_its_beginning_where_the_request_says_so() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let whole = bytes("user: hi\nassistant: ");
     for (keep, left) in [(json!(5), 5), (json!(100), whole.len()), (json!(-1), whole.len())] {
-        edge.chat(&bytes("a"), json!({"truncate_prompt_tokens": keep})).await.ok();
-        assert_eq!(edge.fake.starts().last().unwrap().prompt, whole[whole.len() - left..]);
+        router.chat(&bytes("a"), json!({"truncate_prompt_tokens": keep})).await.ok();
+        assert_eq!(router.fake.starts().last().unwrap().prompt, whole[whole.len() - left..]);
     }
     let long = json!([{"role": "user", "content": "x".repeat(3000)}]);
     let more = json!({"messages": long, "truncate_prompt_tokens": -1, "max_tokens": 7});
-    edge.chat(&bytes("a"), more).await.ok();
-    let prompt = edge.fake.starts().last().unwrap().prompt.clone();
+    router.chat(&bytes("a"), more).await.ok();
+    let prompt = router.fake.starts().last().unwrap().prompt.clone();
     assert_eq!((prompt.len() as u32, prompt.ends_with(&bytes("x\nassistant: "))), (CONTEXT - 7, true));
     let request =
         json!({"model": "bytes", "prompt": "abcdef", "script": bytes("g"), "truncate_prompt_tokens": 2, "echo": true});
-    let body = edge.post("/v1/completions", request).await.ok();
+    let body = router.post("/v1/completions", request).await.ok();
     assert_eq!((&body["choices"][0]["text"], &body["usage"]["prompt_tokens"]), (&json!("efg"), &json!(2)));
 }
 
 #[tokio::test]
 async fn control_tokens_are_text_where_they_are_not_skipped() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let script =
         [bytes("a").as_slice(), &[CONTROL], &bytes("b"), &[SECTION], &call("functions.f:0", "{}"), &[END_SECTION]]
             .concat();
     for (skip, content) in [(json!(null), "ab"), (json!(true), "ab"), (json!(false), "a<|control|>b")] {
-        let body = edge.chat(&script, json!({"skip_special_tokens": skip, "tools": tools(&["f"])})).await.ok();
+        let body = router.chat(&script, json!({"skip_special_tokens": skip, "tools": tools(&["f"])})).await.ok();
         let message = &body["choices"][0]["message"];
         assert_eq!((&message["content"], message["tool_calls"].as_array().map(Vec::len)), (&json!(content), Some(1)));
     }
@@ -78,24 +79,24 @@ async fn control_tokens_are_text_where_they_are_not_skipped() {
 
 #[tokio::test]
 async fn the_fingerprint_is_that_of_the_model() {
-    let edge = Edge::new();
-    let body = edge.chat(&bytes("a"), json!({})).await.ok();
+    let router = TestRouter::new();
+    let body = router.chat(&bytes("a"), json!({})).await.ok();
     let fingerprint = body["system_fingerprint"].as_str().unwrap();
     assert!(fingerprint.starts_with("fp_") && fingerprint.len() == 13, "{fingerprint}");
-    let chunks = edge.stream(&bytes("a"), json!({"stream_options": {"include_usage": true}})).await;
+    let chunks = router.stream(&bytes("a"), json!({"stream_options": {"include_usage": true}})).await;
     assert!(chunks.iter().all(|chunk| chunk["system_fingerprint"] == fingerprint));
     let completion =
-        edge.post("/v1/completions", json!({"model": "bytes", "prompt": "a", "script": bytes("b")})).await.ok();
+        router.post("/v1/completions", json!({"model": "bytes", "prompt": "a", "script": bytes("b")})).await.ok();
     assert_eq!(completion["system_fingerprint"], fingerprint);
-    let other = Edge::of(&format!("{TEMPLATE} "), RouterConfig::default(), Fake::default());
+    let other = TestRouter::of(&format!("{TEMPLATE} "), RouterConfig::default(), Fake::default());
     assert_ne!(other.chat(&bytes("a"), json!({})).await.ok()["system_fingerprint"], fingerprint);
 }
 
 #[tokio::test]
 async fn what_restricts_tokens_steers_the_engine() {
-    let edge = Edge::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang));
+    let router = TestRouter::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang));
     let script = [&[THINK], bytes("why not").as_slice()].concat();
-    let told = async |steers: usize, more: Value| told(&edge, steers, &script, more).await;
+    let told = async |steers: usize, more: Value| told(&router, steers, &script, more).await;
     let words = told(1, json!({"bad_words": ["ot"]})).await;
     assert_eq!(words.keep, 7, "all but the last token of the word");
     let mask = words.mask.unwrap();
@@ -113,12 +114,12 @@ async fn what_restricts_tokens_steers_the_engine() {
 
 #[tokio::test]
 async fn kimi_has_names_that_begin_with_a_letter() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for (name, fine) in [("mcp__server__tool", true), ("a.b-c_9", true), ("_f", false), ("9f", false), ("-f", false)] {
         let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": null, "tool_calls": [
             {"id": "x", "type": "function", "function": {"name": "_f/ö", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "x", "content": "y"}, {"role": "user", "content": "hi"}]);
-        let answer = edge.chat(&bytes("a"), json!({"tools": tools(&["f", name]), "messages": history})).await;
+        let answer = router.chat(&bytes("a"), json!({"tools": tools(&["f", name]), "messages": history})).await;
         assert_eq!(answer.status == StatusCode::OK, fine, "{name}: {}", answer.text);
         if !fine {
             let error = answer.json()["error"].clone();

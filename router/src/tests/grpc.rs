@@ -14,16 +14,16 @@ pub type Channel =
     BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::fleet::pool::TransportError>;
 
 /// The routes, called without a socket.
-pub fn channel(edge: &Edge) -> Channel {
-    let routes = edge.router.grpc().prepare();
+pub fn channel(router: &TestRouter) -> Channel {
+    let routes = router.router.grpc().prepare();
     transport(tower::service_fn(move |request: http::Request<GrpcBody>| {
         let routes = routes.clone();
         async move { tower::ServiceExt::oneshot(routes, request).await }
     }))
 }
 
-pub fn client(edge: &Edge) -> InferenceClient<Channel> {
-    InferenceClient::new(channel(edge))
+pub fn client(router: &TestRouter) -> InferenceClient<Channel> {
+    InferenceClient::new(channel(router))
 }
 
 fn user(content: &str) -> v1::Message {
@@ -39,14 +39,14 @@ pub fn request(script: &[u32]) -> v1::ChatRequest {
     }
 }
 
-pub async fn events(edge: &Edge, request: v1::ChatRequest) -> Vec<v1::ChatEvent> {
-    let stream = client(edge).chat(request).await.unwrap().into_inner();
+pub async fn events(router: &TestRouter, request: v1::ChatRequest) -> Vec<v1::ChatEvent> {
+    let stream = client(router).chat(request).await.unwrap().into_inner();
     stream.map(|event| event.unwrap()).collect().await
 }
 
 #[tokio::test]
 async fn a_chat_is_a_stream_of_typed_events() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let script = [
         &[THINK],
         bytes("w").as_slice(),
@@ -61,7 +61,7 @@ async fn a_chat_is_a_stream_of_typed_events() {
         v1::Tool { name: "f".into(), parameters_json: Some("{\"type\": \"object\"}".into()), ..v1::Tool::default() };
     let asked =
         v1::ChatRequest { tools: vec![tool], return_token_ids: true, top_logprobs: Some(0), ..request(&script) };
-    let events = events(&edge, asked).await;
+    let events = events(&router, asked).await;
     let names: Vec<&str> = events
         .iter()
         .map(|event| match event.event.as_ref().unwrap() {
@@ -113,7 +113,7 @@ async fn a_chat_is_a_stream_of_typed_events() {
 
 #[tokio::test]
 async fn both_surfaces_refuse_with_the_same_words() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let sampling = |sampling| v1::ChatRequest { sampling: Some(sampling), ..request(&[]) };
     let limits = |limits| v1::ChatRequest { limits: Some(limits), ..request(&[]) };
     let none = v1::Sampling::default;
@@ -145,8 +145,8 @@ async fn both_surfaces_refuse_with_the_same_words() {
         (v1::ChatRequest { reasoning_effort: Some("x".into()), ..request(&[]) }, json!({"reasoning_effort": "x"})),
     ];
     for (grpc, http) in rows {
-        let status = client(&edge).chat(grpc).await.map(|_| ()).unwrap_err();
-        let answer = edge.chat(&[], http.clone()).await;
+        let status = client(&router).chat(grpc).await.map(|_| ()).unwrap_err();
+        let answer = router.chat(&[], http.clone()).await;
         let error = answer.json()["error"].clone();
         assert_eq!(status.message(), error["message"], "{http}");
         let expected = if answer.status == StatusCode::NOT_FOUND { Code::NotFound } else { Code::InvalidArgument };
@@ -156,16 +156,16 @@ async fn both_surfaces_refuse_with_the_same_words() {
     }
     // What JSON cannot even say.
     let nan = sampling(v1::Sampling { temperature: Some(f32::NAN), ..none() });
-    let status = client(&edge).chat(nan).await.map(|_| ()).unwrap_err();
+    let status = client(&router).chat(nan).await.map(|_| ()).unwrap_err();
     assert_eq!(
         (status.code(), status.message()),
         (Code::InvalidArgument, "'temperature' must be between 0 and 2, got NaN")
     );
     let tool = v1::Tool { name: "f".into(), parameters_json: Some("{".into()), ..v1::Tool::default() };
     let status =
-        client(&edge).chat(v1::ChatRequest { tools: vec![tool], ..request(&[]) }).await.map(|_| ()).unwrap_err();
+        client(&router).chat(v1::ChatRequest { tools: vec![tool], ..request(&[]) }).await.map(|_| ()).unwrap_err();
     assert!(status.message().starts_with("'tools[0].parameters_json' is not valid JSON"), "{status}");
-    assert!(edge.fake.starts().is_empty());
+    assert!(router.fake.starts().is_empty());
 }
 
 #[test]
@@ -180,59 +180,59 @@ fn the_user_is_the_session_as_over_http() {
 
 #[tokio::test]
 async fn deadlines_and_cancellation_reach_the_engine() {
-    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
-    let mut cancelled = client(&edge).chat(request(&bytes("ab"))).await.unwrap().into_inner();
+    let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let mut cancelled = client(&router).chat(request(&bytes("ab"))).await.unwrap().into_inner();
     cancelled.message().await.unwrap();
-    edge.fake.open(1).await;
+    router.fake.open(1).await;
     drop(cancelled);
-    edge.fake.open(0).await;
+    router.fake.open(0).await;
 
     let mut timed = tonic::Request::new(request(&bytes("ab")));
     timed.set_timeout(Duration::from_millis(50));
     // On a slow machine the deadline may pass before the stream begins.
-    let items: Vec<_> = match client(&edge).chat(timed).await {
+    let items: Vec<_> = match client(&router).chat(timed).await {
         Ok(response) => response.into_inner().collect().await,
         Err(status) => vec![Err(status)],
     };
     assert_eq!(items.last().unwrap().as_ref().unwrap_err().code(), Code::DeadlineExceeded);
     assert_eq!(items.iter().filter(|item| item.is_err()).count(), 1);
-    edge.fake.open(0).await;
-    assert_eq!(edge.router.in_flight(), 0);
+    router.fake.open(0).await;
+    assert_eq!(router.router.in_flight(), 0);
 }
 
 #[tokio::test]
 async fn health_tells_of_a_lost_engine() {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
-    let edge = Edge::new();
-    let mut health = HealthClient::new(channel(&edge));
+    let router = TestRouter::new();
+    let mut health = HealthClient::new(channel(&router));
     let check = HealthCheckRequest { service: "rein.v1.Inference".into() };
     assert_eq!(health.check(check.clone()).await.unwrap().into_inner().status(), ServingStatus::Serving);
     let mut watched = health.watch(check.clone()).await.unwrap().into_inner();
     assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
-    edge.fake.lose();
+    router.fake.lose();
     assert_eq!(health.check(check).await.unwrap().into_inner().status(), ServingStatus::NotServing);
     assert_eq!(watched.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
-    edge.router.drain().await;
+    router.router.drain().await;
     let nothing = tokio::time::timeout(2 * crate::limits::HEALTH_TIME, watched.next()).await;
     assert!(nothing.is_err(), "a status is told once");
 }
 
 #[tokio::test]
 async fn a_message_over_the_limit_is_refused_as_over_http() {
-    let edge = Edge::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
+    let router = TestRouter::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
     let asked = v1::ChatRequest { messages: vec![user(&"x".repeat(1000))], ..request(&[]) };
-    let refused = client(&edge).chat(asked).await.err().unwrap();
+    let refused = client(&router).chat(asked).await.err().unwrap();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert_eq!(refused.metadata().get("rein-code").unwrap(), "body_too_large");
-    let over_http = edge.post("/v1/chat/completions", json!({"x": "x".repeat(1000)})).await.json();
+    let over_http = router.post("/v1/chat/completions", json!({"x": "x".repeat(1000)})).await.json();
     let limit = |message: &str| message.split(';').next().unwrap_or_default().to_owned();
     assert_eq!(limit(refused.message()), limit(over_http["error"]["message"].as_str().unwrap()));
 }
 
 #[tokio::test]
 async fn a_stream_whose_engines_are_lost_ends_with_unavailable() {
-    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Lost));
-    let items: Vec<_> = client(&edge).chat(request(&bytes("ab"))).await.unwrap().into_inner().collect().await;
+    let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Lost));
+    let items: Vec<_> = client(&router).chat(request(&bytes("ab"))).await.unwrap().into_inner().collect().await;
     let status = items.last().unwrap().as_ref().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     assert_eq!(status.metadata().get("rein-code").unwrap(), "capacity_lost");
@@ -240,29 +240,29 @@ async fn a_stream_whose_engines_are_lost_ends_with_unavailable() {
 
 #[tokio::test]
 async fn an_abort_ends_a_stream_with_unavailable() {
-    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
-    let open = client(&edge).chat(request(&bytes("ab"))).await.unwrap().into_inner();
-    edge.router.abort();
+    let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let open = client(&router).chat(request(&bytes("ab"))).await.unwrap().into_inner();
+    router.router.abort();
     let items: Vec<_> = open.collect().await;
     let status = items.last().unwrap().as_ref().unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "the server is shutting down"));
     assert_eq!(items.iter().filter(|item| item.is_err()).count(), 1);
-    edge.fake.open(0).await;
-    assert_eq!(edge.router.in_flight(), 0);
+    router.fake.open(0).await;
+    assert_eq!(router.router.in_flight(), 0);
 }
 
 #[tokio::test]
 async fn full_and_draining_have_codes_of_their_own() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 0, ..RouterConfig::default() };
-    let edge = Edge::with(config, Fake::ending(Ending::Hang));
-    let open = client(&edge).chat(request(&bytes("ab"))).await.unwrap();
-    let full = client(&edge).chat(request(&bytes("ab"))).await.map(|_| ()).unwrap_err();
+    let router = TestRouter::with(config, Fake::ending(Ending::Hang));
+    let open = client(&router).chat(request(&bytes("ab"))).await.unwrap();
+    let full = client(&router).chat(request(&bytes("ab"))).await.map(|_| ()).unwrap_err();
     assert_eq!((full.code(), full.metadata().get("retry-after").is_some()), (Code::ResourceExhausted, true));
-    let mut drain = Box::pin(edge.router.drain());
+    let mut drain = Box::pin(router.router.drain());
     assert!(futures::poll!(drain.as_mut()).is_pending());
-    let draining = client(&edge).chat(request(&bytes("ab"))).await.map(|_| ()).unwrap_err();
+    let draining = client(&router).chat(request(&bytes("ab"))).await.map(|_| ()).unwrap_err();
     assert_eq!(draining.code(), Code::Unavailable);
-    let mut health = tonic_health::pb::health_client::HealthClient::new(channel(&edge));
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel(&router));
     let check = tonic_health::pb::HealthCheckRequest { service: "rein.v1.Inference".into() };
     let status = health.check(check).await.unwrap().into_inner().status();
     assert_eq!(status, tonic_health::pb::health_check_response::ServingStatus::NotServing);
@@ -272,8 +272,8 @@ async fn full_and_draining_have_codes_of_their_own() {
 
 #[tokio::test]
 async fn the_other_calls() {
-    let edge = Edge::new();
-    let mut client = client(&edge);
+    let router = TestRouter::new();
+    let mut client = client(&router);
     let rendered = client.render(request(&[])).await.unwrap().into_inner();
     assert_eq!(rendered.prompt, "user: hi\nassistant: ");
     assert_eq!(rendered.token_ids, bytes(&rendered.prompt));
@@ -320,12 +320,12 @@ async fn the_other_calls() {
 #[tokio::test]
 async fn reflection_names_the_services_in_both_versions() {
     use tonic_reflection::pb::{v1 as new, v1alpha as old};
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let ask = new::ServerReflectionRequest {
         host: String::new(),
         message_request: Some(new::server_reflection_request::MessageRequest::ListServices(String::new())),
     };
-    let mut client = new::server_reflection_client::ServerReflectionClient::new(channel(&edge));
+    let mut client = new::server_reflection_client::ServerReflectionClient::new(channel(&router));
     let mut answers = client.server_reflection_info(futures::stream::iter([ask])).await.unwrap().into_inner();
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
     let new::server_reflection_response::MessageResponse::ListServicesResponse(list) = answer else { panic!() };
@@ -338,7 +338,7 @@ async fn reflection_names_the_services_in_both_versions() {
             "rein.v1.Inference".into(),
         )),
     };
-    let mut client = old::server_reflection_client::ServerReflectionClient::new(channel(&edge));
+    let mut client = old::server_reflection_client::ServerReflectionClient::new(channel(&router));
     let mut answers = client.server_reflection_info(futures::stream::iter([ask])).await.unwrap().into_inner();
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
     assert!(matches!(answer, old::server_reflection_response::MessageResponse::FileDescriptorResponse(_)));

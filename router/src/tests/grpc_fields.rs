@@ -233,7 +233,7 @@ fn every_completion_field_means_the_same_on_both_surfaces() {
 
 #[tokio::test]
 async fn wrong_values_are_refused_with_the_words_of_http() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for (set, more) in [
         ((|r| r.truncate_prompt_tokens = Some(0)) as Set<v1::ChatRequest>, json!({"truncate_prompt_tokens": 0})),
         (|r| r.truncate_prompt_tokens = Some(-2), json!({"truncate_prompt_tokens": -2})),
@@ -249,22 +249,22 @@ async fn wrong_values_are_refused_with_the_words_of_http() {
     ] {
         let mut asked = request(&[]);
         set(&mut asked);
-        let status = client(&edge).chat(asked).await.map(|_| ()).unwrap_err();
-        let error = edge.chat(&[], more.clone()).await.json()["error"].clone();
+        let status = client(&router).chat(asked).await.map(|_| ()).unwrap_err();
+        let error = router.chat(&[], more.clone()).await.json()["error"].clone();
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{more}");
         assert_eq!(status.message(), error["message"], "{more}");
         assert_eq!(status.metadata().get("rein-param").unwrap().to_str().unwrap(), error["param"], "{more}");
     }
-    assert!(edge.fake.starts().is_empty());
+    assert!(router.fake.starts().is_empty());
 }
 
 #[tokio::test]
 async fn a_grammar_report_comes_with_done_where_it_is_asked_for() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for asked in [true, false] {
         let response_format = constrained(Kind::Choice(v1::response_format::Choice { options: vec!["yes".into()] }));
         let request = v1::ChatRequest { response_format, return_grammar: asked, ..request(&bytes("yes")) };
-        let reports: Vec<_> = events(&edge, request)
+        let reports: Vec<_> = events(&router, request)
             .await
             .into_iter()
             .filter_map(|event| match event.event {
@@ -280,7 +280,7 @@ async fn a_grammar_report_comes_with_done_where_it_is_asked_for() {
 
 #[tokio::test]
 async fn decisions_come_with_done_where_they_are_asked_for() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for asked in [true, false] {
         let response_format = constrained(Kind::Choice(v1::response_format::Choice { options: vec!["yes".into()] }));
         let request = v1::ChatRequest {
@@ -291,7 +291,7 @@ async fn decisions_come_with_done_where_they_are_asked_for() {
             ..request(&bytes("yes"))
         };
         let (mut ids, mut decided) = (Vec::new(), Vec::new());
-        for event in events(&edge, request).await {
+        for event in events(&router, request).await {
             ids.extend(event.token_ids);
             if let Some(v1::chat_event::Event::Done(done)) = event.event {
                 decided.extend(done.grammar.unwrap().decisions);

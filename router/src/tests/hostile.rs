@@ -32,26 +32,26 @@ async fn rest(mut body: axum::body::BodyDataStream, mut text: Vec<u8>) -> Vec<Va
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_pauses_gives_up_its_engine_and_loses_nothing() {
-    let edge = Edge::new();
-    let expected = join(&edge.stream(&long(), told(json!({}))).await);
-    let mut body = edge.send(request(&long())).await.into_body().into_data_stream();
+    let router = TestRouter::new();
+    let expected = join(&router.stream(&long(), told(json!({}))).await);
+    let mut body = router.send(request(&long())).await.into_body().into_data_stream();
     let mut text = Vec::new();
     for pauses in 1..=2 {
         // The first chunk after a pause may be of events that came before it.
-        while text.is_empty() || edge.fake.starts().len() < 1 + pauses {
+        while text.is_empty() || router.fake.starts().len() < 1 + pauses {
             text.extend_from_slice(&body.next().await.unwrap().unwrap());
         }
-        edge.fake.open(1).await;
+        router.fake.open(1).await;
         tokio::time::sleep(2 * limits::STALL_GRACE).await;
-        edge.fake.open(0).await;
-        assert_eq!(edge.router.in_flight(), 1);
-        let metrics = edge.get("/metrics").await.text;
+        router.fake.open(0).await;
+        assert_eq!(router.router.in_flight(), 1);
+        let metrics = router.get("/metrics").await.text;
         assert!(metrics.contains(&format!("rein_parked_total {pauses}\n")), "{metrics}");
     }
     assert_eq!(join(&rest(body, text).await), expected);
-    assert_eq!(edge.fake.starts().len(), 4);
-    assert!(!edge.fake.starts().last().unwrap().resume.is_empty());
-    let metrics = edge.get("/metrics").await.text;
+    assert_eq!(router.fake.starts().len(), 4);
+    assert!(!router.fake.starts().last().unwrap().resume.is_empty());
+    let metrics = router.get("/metrics").await.text;
     for line in ["rein_stalled_total 0", "rein_abandoned_total 0", "rein_resumed_total 0"] {
         assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
     }
@@ -59,19 +59,19 @@ async fn a_client_that_pauses_gives_up_its_engine_and_loses_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_never_reads_on_loses_its_request() {
-    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
     // One that has not read at all, one that stopped, one that reads what little comes.
-    let unread = edge.send(request(&long())).await.into_body().into_data_stream();
-    let mut stopped = edge.send(request(&long())).await.into_body().into_data_stream();
+    let unread = router.send(request(&long())).await.into_body().into_data_stream();
+    let mut stopped = router.send(request(&long())).await.into_body().into_data_stream();
     let first = stopped.next().await.unwrap().unwrap();
-    let mut reading = edge.send(request(&bytes("a"))).await.into_body().into_data_stream();
+    let mut reading = router.send(request(&bytes("a"))).await.into_body().into_data_stream();
     let reader = tokio::spawn(async move { while let Some(Ok(_)) = reading.next().await {} });
     tokio::time::sleep(limits::CLIENT_STALL - limits::STALL_GRACE).await;
-    edge.fake.open(1).await;
-    assert_eq!(edge.router.in_flight(), 3);
+    router.fake.open(1).await;
+    assert_eq!(router.router.in_flight(), 3);
     tokio::time::sleep(2 * limits::STALL_GRACE).await;
-    assert_eq!(edge.router.in_flight(), 1);
-    let metrics = edge.get("/metrics").await.text;
+    assert_eq!(router.router.in_flight(), 1);
+    let metrics = router.get("/metrics").await.text;
     assert!(metrics.contains("rein_stalled_total 2\n") && metrics.contains("rein_abandoned_total 0\n"), "{metrics}");
     for (mut body, mut text) in [(unread, Vec::new()), (stopped, first.to_vec())] {
         while let Some(chunk) = body.next().await {
@@ -83,18 +83,18 @@ async fn a_client_that_never_reads_on_loses_its_request() {
     }
     reader.abort();
     assert!(reader.await.unwrap_err().is_cancelled());
-    edge.fake.open(0).await;
-    assert_eq!(edge.router.in_flight(), 0);
+    router.fake.open(0).await;
+    assert_eq!(router.router.in_flight(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_deadline_is_heard_while_the_client_is_away() {
     let config = RouterConfig { request_time: 3 * limits::STALL_GRACE, ..RouterConfig::default() };
-    let edge = Edge::with(config, Fake::ending(Ending::Hang));
-    let mut body = edge.send(request(&long())).await.into_body().into_data_stream();
+    let router = TestRouter::with(config, Fake::ending(Ending::Hang));
+    let mut body = router.send(request(&long())).await.into_body().into_data_stream();
     let mut text = body.next().await.unwrap().unwrap().to_vec();
     tokio::time::sleep(4 * limits::STALL_GRACE).await;
-    assert_eq!(edge.router.in_flight(), 0);
+    assert_eq!(router.router.in_flight(), 0);
     while let Some(chunk) = body.next().await {
         text.extend_from_slice(&chunk.unwrap());
     }
@@ -105,8 +105,8 @@ async fn the_deadline_is_heard_while_the_client_is_away() {
 #[tokio::test(start_paused = true)]
 async fn grpc_streams_are_watched_too() {
     use rein_proto::v1::{self, inference_client::InferenceClient};
-    let edge = Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang));
-    let mut client = InferenceClient::new(grpc::channel(&edge));
+    let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
+    let mut client = InferenceClient::new(grpc::channel(&router));
     let request = v1::ChatRequest {
         model: "bytes".into(),
         messages: vec![v1::Message { role: "user".into(), content: Some("hi".into()), ..v1::Message::default() }],
@@ -117,8 +117,8 @@ async fn grpc_streams_are_watched_too() {
     let mut events = client.chat(request).await.unwrap().into_inner();
     events.message().await.unwrap().unwrap();
     tokio::time::sleep(limits::CLIENT_STALL + limits::STALL_GRACE).await;
-    edge.fake.open(0).await;
-    assert_eq!(edge.router.in_flight(), 0);
+    router.fake.open(0).await;
+    assert_eq!(router.router.in_flight(), 0);
     let status = loop {
         match events.message().await {
             Ok(event) => assert!(event.is_some(), "an end without an error"),
@@ -136,7 +136,7 @@ fn array(item: &str, mib: usize) -> String {
 
 #[tokio::test]
 async fn values_are_bounded_by_the_memory_that_they_take() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for (path, field, item) in [
         ("/v1/chat/completions", "messages", "[]"),
         ("/v1/chat/completions", "messages", "{\"role\":\"user\",\"content\":\"\"}"),
@@ -154,7 +154,7 @@ async fn values_are_bounded_by_the_memory_that_they_take() {
             _ => "",
         };
         let body = format!("{{\"model\":\"bytes\",{messages}\"{field}\":{}}}", array(item, 8));
-        let answer = edge.post_bytes(path, body).await;
+        let answer = router.post_bytes(path, body).await;
         let error = answer.json()["error"].clone();
         assert_eq!((answer.status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("too_many_values")), "{error}");
         assert_eq!(error["param"], field);
@@ -163,26 +163,26 @@ async fn values_are_bounded_by_the_memory_that_they_take() {
     let unknown = format!("\"x\":{}", array("[]", 8));
     let text = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}]", "x".repeat(1_000));
     let body = format!("{{\"model\":\"bytes\",{unknown},{text},\"max_tokens\":1,\"script\":[97]}}");
-    let answer = edge.post_bytes("/v1/chat/completions", body).await;
+    let answer = router.post_bytes("/v1/chat/completions", body).await;
     answer.ok();
     assert_eq!(answer.header("x-rein-ignored-fields"), "x");
     // Of fields of one name the last one counts, as everywhere in JSON.
     let twice = "{\"model\":\"nowhere\",\"messages\":0,\"model\":\"bytes\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
-    edge.post_bytes("/tokenize", twice).await.ok();
+    router.post_bytes("/tokenize", twice).await.ok();
     let many = format!("{{{}\"model\":\"bytes\"}}", "\"\":0,".repeat(1_000_000));
-    assert_eq!(edge.post_bytes("/tokenize", many).await.json()["error"]["code"], "too_many_fields");
+    assert_eq!(router.post_bytes("/tokenize", many).await.json()["error"]["code"], "too_many_fields");
     let deep = format!("{{\"messages\":{}{}}}", "[".repeat(200), "]".repeat(200));
-    assert_eq!(edge.post_bytes("/tokenize", deep).await.json()["error"]["code"], "invalid_json");
+    assert_eq!(router.post_bytes("/tokenize", deep).await.json()["error"]["code"], "invalid_json");
     let call = "{\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}";
     let calls = format!("[{}{call}]", format!("{call},").repeat(rein_text::limits::CALLS));
     let body = format!("{{\"messages\":[{{\"role\":\"assistant\",\"tool_calls\":{calls}}}]}}");
-    let error = edge.post_bytes("/tokenize", body).await.json()["error"].clone();
+    let error = router.post_bytes("/tokenize", body).await.json()["error"].clone();
     assert!(error["message"].as_str().unwrap().contains("at most 16384 tool_calls"), "{error}");
 }
 
 #[tokio::test]
 async fn an_answer_repeats_no_more_than_a_little_of_what_was_sent() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let long = "é".repeat(500_000);
     for request in [
         chat_request(&[], json!({"model": long})),
@@ -190,40 +190,40 @@ async fn an_answer_repeats_no_more_than_a_little_of_what_was_sent() {
         chat_request(&[], json!({"logit_bias": {long.clone(): 1}})),
         chat_request(&[], json!({"messages": [{"role": long, "content": ""}]})),
     ] {
-        let answer = edge.post("/v1/chat/completions", request).await;
+        let answer = router.post("/v1/chat/completions", request).await;
         assert!(answer.status.is_client_error() && answer.text.len() < 10_000, "{}", answer.text.len());
     }
     let mut request = chat_request(&bytes("a"), json!({}));
     request[long] = 1.into();
-    let answer = edge.post("/v1/chat/completions", request).await;
+    let answer = router.post("/v1/chat/completions", request).await;
     answer.ok();
     assert_eq!(answer.header("x-rein-ignored-fields"), "?".repeat(rein_text::limits::HEADER_NAME_BYTES / 2));
 }
 
 #[tokio::test]
 async fn a_prompt_that_cannot_fit_is_refused_before_it_is_encoded() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let text = "汉".repeat(1_000_000);
     for (path, request) in [
         ("/v1/chat/completions", chat_request(&[], json!({"messages": [{"role": "user", "content": text}]}))),
         ("/v1/completions", json!({"model": "bytes", "prompt": text})),
     ] {
-        let error = edge.post(path, request).await.json()["error"].clone();
+        let error = router.post(path, request).await.json()["error"].clone();
         assert_eq!(error["code"], "context_length_exceeded");
         // By the longest token of 28 bytes.
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("at least 10714") && message.contains("context is 2048 tokens"), "{message}");
     }
     // The endpoints that only tell tokens tell them all.
-    let told = edge.post("/tokenize", json!({"prompt": "汉".repeat(30_000)})).await.ok();
+    let told = router.post("/tokenize", json!({"prompt": "汉".repeat(30_000)})).await.ok();
     assert_eq!(told["count"], 90_000);
 }
 
 #[tokio::test]
 async fn a_message_of_many_values_is_refused_over_grpc() {
     use rein_proto::v1::{self, inference_client::InferenceClient};
-    let edge = Edge::new();
-    let mut client = InferenceClient::new(grpc::channel(&edge));
+    let router = TestRouter::new();
+    let mut client = InferenceClient::new(grpc::channel(&router));
     let many = v1::ChatRequest {
         model: "bytes".into(),
         messages: vec![v1::Message::default(); 1_000_000],
@@ -244,26 +244,26 @@ async fn a_message_of_many_values_is_refused_over_grpc() {
 
 #[tokio::test]
 async fn an_output_that_needs_too_many_grammar_states_ends_its_request_alone() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     // Each position adds an item for every place in every alternative.
     let ways: Vec<String> = (2..=20).map(|parts| vec!["s"; parts].join(" ")).collect();
     let grammar = format!("start: s\ns: \"a\" | {}", ways.join(" | "));
     let more = json!({"structured_outputs": {"grammar": grammar}});
-    edge.chat(&bytes("aaaa"), more.clone()).await.ok();
+    router.chat(&bytes("aaaa"), more.clone()).await.ok();
 
     let script = bytes(&"a".repeat(100));
-    let answer = edge.chat(&script, more.clone()).await;
+    let answer = router.chat(&script, more.clone()).await;
     let error = answer.json()["error"].clone();
     assert_eq!((answer.status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("grammar_limit_exceeded")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("exceeds the grammar's limits"), "{error}");
 
     let mut request = chat_request(&script, more.clone());
     request["stream"] = true.into();
-    let streamed = edge.post("/v1/chat/completions", request).await;
+    let streamed = router.post("/v1/chat/completions", request).await;
     assert_eq!(streamed.status, StatusCode::OK, "the stream had begun");
     assert_eq!(streamed.text.matches("event: error\n").count(), 1, "{}", streamed.text);
     assert!(streamed.text.contains("\"code\":\"grammar_limit_exceeded\""), "{}", streamed.text);
     assert!(!streamed.text.contains("[DONE]"), "{}", streamed.text);
-    edge.fake.open(0).await;
-    edge.chat(&bytes("aaaa"), more).await.ok();
+    router.fake.open(0).await;
+    router.chat(&bytes("aaaa"), more).await.ok();
 }

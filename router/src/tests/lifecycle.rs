@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::{fake::Ending, *};
 
-fn hanging() -> Edge {
-    Edge::with(RouterConfig::default(), Fake::ending(Ending::Hang))
+fn hanging() -> TestRouter {
+    TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang))
 }
 
 fn request(more: Value) -> Request<Body> {
@@ -28,45 +28,45 @@ async fn begun(response: Response) -> Body {
 
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_frees_its_slots() {
-    let edge = hanging();
-    let body = begun(edge.send(request(json!({"stream": true, "n": 2}))).await).await;
-    edge.fake.open(2).await;
-    assert_eq!(edge.router.in_flight(), 1);
+    let router = hanging();
+    let body = begun(router.send(request(json!({"stream": true, "n": 2}))).await).await;
+    router.fake.open(2).await;
+    assert_eq!(router.router.in_flight(), 1);
     drop(body);
-    edge.fake.open(0).await;
-    assert_eq!(edge.router.in_flight(), 0);
-    assert!(edge.get("/metrics").await.text.contains("rein_abandoned_total 1"));
+    router.fake.open(0).await;
+    assert_eq!(router.router.in_flight(), 0);
+    assert!(router.get("/metrics").await.text.contains("rein_abandoned_total 1"));
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_before_the_answer_frees_its_slot() {
-    let edge = hanging();
-    let mut waiting = Box::pin(edge.send(request(json!({}))));
+    let router = hanging();
+    let mut waiting = Box::pin(router.send(request(json!({}))));
     tokio::select! {
         _ = &mut waiting => panic!("the engine hangs"),
-        () = edge.fake.open(1) => {}
+        () = router.fake.open(1) => {}
     }
     drop(waiting);
-    edge.fake.open(0).await;
-    assert_eq!(edge.router.in_flight(), 0);
+    router.fake.open(0).await;
+    assert_eq!(router.router.in_flight(), 0);
 }
 
 #[tokio::test]
 async fn the_deadline_ends_a_request_and_frees_its_slot() {
     let config = RouterConfig { request_time: Duration::from_millis(50), ..RouterConfig::default() };
-    let edge = Edge::with(config, Fake::ending(Ending::Hang));
-    let whole = edge.chat(&bytes("ab"), json!({})).await;
+    let router = TestRouter::with(config, Fake::ending(Ending::Hang));
+    let whole = router.chat(&bytes("ab"), json!({})).await;
     assert_eq!(
         (whole.status, whole.json()["error"]["code"].clone()),
         (StatusCode::GATEWAY_TIMEOUT, json!("deadline_exceeded"))
     );
-    edge.fake.open(0).await;
+    router.fake.open(0).await;
     // On a slow machine the deadline may pass before the stream begins.
-    let streamed = Answer::of(edge.send(request(json!({"stream": true}))).await).await;
+    let streamed = Answer::of(router.send(request(json!({"stream": true}))).await).await;
     let told = if streamed.status == StatusCode::OK { "event: error\ndata: {\"error\"" } else { "{\"error\"" };
     assert!(streamed.text.contains(told) && streamed.text.contains("deadline passed"), "{}", streamed.text);
     assert!(!streamed.text.contains("[DONE]"));
-    edge.fake.open(0).await;
+    router.fake.open(0).await;
 }
 
 #[tokio::test]
@@ -78,19 +78,19 @@ async fn an_engine_error_is_one_last_event_and_keeps_its_cause_to_itself() {
         (Ending::Lost, lost),
         (Ending::Stopped, lost),
     ] {
-        let edge = Edge::with(RouterConfig::default(), Fake::ending(ending));
-        let streamed = Answer::of(edge.send(request(json!({"stream": true, "n": 2}))).await).await;
+        let router = TestRouter::with(RouterConfig::default(), Fake::ending(ending));
+        let streamed = Answer::of(router.send(request(json!({"stream": true, "n": 2}))).await).await;
         let blocks: Vec<&str> = streamed.text.split_terminator("\n\n").collect();
         let errors = blocks.iter().filter(|block| block.starts_with("event: error\n")).count();
         assert_eq!((errors, blocks.last().unwrap().starts_with("event: error\n")), (1, true), "{}", streamed.text);
         let payload = blocks.last().unwrap().strip_prefix("event: error\ndata: ").unwrap();
         let error = serde_json::from_str::<Value>(payload).unwrap()["error"].clone();
         assert_eq!((&error["type"], &error["code"]), (&json!(kind), &json!(code)), "{ending:?}");
-        let whole = edge.chat(&bytes("abc"), json!({})).await;
+        let whole = router.chat(&bytes("abc"), json!({})).await;
         assert_eq!((whole.status, &whole.json()["error"]["code"]), (status, &json!(code)), "{ending:?}");
         assert_eq!(whole.header("retry-after") == "1", ending != Ending::Error, "{ending:?}");
         assert!(!streamed.text.contains("secret") && !whole.text.contains("secret"));
-        assert_eq!(edge.router.in_flight(), 0);
+        assert_eq!(router.router.in_flight(), 0);
     }
 }
 
@@ -102,39 +102,39 @@ async fn what_the_engine_refuses_is_told_before_a_stream_begins() {
         (tonic::Code::InvalidArgument, StatusCode::BAD_REQUEST, "invalid_request_error"),
         (tonic::Code::Internal, StatusCode::INTERNAL_SERVER_ERROR, "server_error"),
     ] {
-        let edge = Edge::with(RouterConfig::default(), Fake { refuse: Some(code), ..Fake::default() });
-        let answer = Answer::of(edge.send(request(json!({"stream": true}))).await).await;
+        let router = TestRouter::with(RouterConfig::default(), Fake { refuse: Some(code), ..Fake::default() });
+        let answer = Answer::of(router.send(request(json!({"stream": true}))).await).await;
         assert_eq!((answer.status, answer.json()["error"]["type"].clone()), (status, json!(name)));
         let again = matches!(code, tonic::Code::ResourceExhausted | tonic::Code::Unavailable);
         assert_eq!(answer.header("retry-after") == "1", again);
-        assert_eq!(edge.router.in_flight(), 0);
+        assert_eq!(router.router.in_flight(), 0);
     }
 }
 
 #[tokio::test]
 async fn requests_above_the_limit_are_told_when_to_come_back() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 0, ..RouterConfig::default() };
-    let edge = Edge::with(config, Fake::ending(Ending::Hang));
-    let first = edge.send(request(json!({"stream": true}))).await;
-    let second = edge.chat(&bytes("a"), json!({})).await;
+    let router = TestRouter::with(config, Fake::ending(Ending::Hang));
+    let first = router.send(request(json!({"stream": true}))).await;
+    let second = router.chat(&bytes("a"), json!({})).await;
     assert_eq!((second.status, second.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
     drop(first);
-    edge.fake.open(0).await;
+    router.fake.open(0).await;
     // Bodies that never were polled still free their place.
-    assert_eq!(edge.router.in_flight(), 0);
+    assert_eq!(router.router.in_flight(), 0);
 }
 
 #[tokio::test]
 async fn draining_refuses_new_requests_and_waits_for_open_ones() {
-    let edge = hanging();
-    assert_eq!(edge.get("/ready").await.status, StatusCode::OK);
-    let open = edge.send(request(json!({"stream": true}))).await;
-    let mut drain = Box::pin(edge.router.drain());
+    let router = hanging();
+    assert_eq!(router.get("/ready").await.status, StatusCode::OK);
+    let open = router.send(request(json!({"stream": true}))).await;
+    let mut drain = Box::pin(router.router.drain());
     assert!(futures::poll!(drain.as_mut()).is_pending());
-    let refused = edge.chat(&bytes("a"), json!({})).await;
+    let refused = router.chat(&bytes("a"), json!({})).await;
     assert_eq!((refused.status, refused.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
-    assert_eq!(edge.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(edge.get("/health").await.status, StatusCode::OK);
+    assert_eq!(router.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(router.get("/health").await.status, StatusCode::OK);
     drop(open);
     drain.await;
 }
@@ -142,35 +142,35 @@ async fn draining_refuses_new_requests_and_waits_for_open_ones() {
 #[tokio::test]
 async fn a_router_without_its_engine_is_alive_and_not_ready() {
     let fake = Fake { refuse: Some(tonic::Code::Unavailable), ..Fake::default() };
-    let edge = Edge::with(RouterConfig::default(), fake);
-    assert_eq!(edge.get("/health").await.status, StatusCode::OK);
-    assert_eq!(edge.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(edge.get("/v1/models").await.ok()["data"][0]["max_model_len"], json!(null));
+    let router = TestRouter::with(RouterConfig::default(), fake);
+    assert_eq!(router.get("/health").await.status, StatusCode::OK);
+    assert_eq!(router.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(router.get("/v1/models").await.ok()["data"][0]["max_model_len"], json!(null));
 }
 
 #[tokio::test]
 async fn an_engine_that_is_lost_later_makes_the_router_not_ready() {
-    let edge = Edge::new();
-    assert_eq!(edge.get("/ready").await.status, StatusCode::OK);
-    assert!(edge.get("/metrics").await.text.contains("rein_engine_up{model=\"bytes\",engine=\"0\"} 1"));
-    edge.fake.lose();
-    let answer = edge.get("/ready").await;
+    let router = TestRouter::new();
+    assert_eq!(router.get("/ready").await.status, StatusCode::OK);
+    assert!(router.get("/metrics").await.text.contains("rein_engine_up{model=\"bytes\",engine=\"0\"} 1"));
+    router.fake.lose();
+    let answer = router.get("/ready").await;
     assert_eq!((answer.status, answer.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
-    assert!(edge.get("/metrics").await.text.contains("rein_engine_up{model=\"bytes\",engine=\"0\"} 0"));
-    assert_eq!(edge.get("/health").await.status, StatusCode::OK);
+    assert!(router.get("/metrics").await.text.contains("rein_engine_up{model=\"bytes\",engine=\"0\"} 0"));
+    assert_eq!(router.get("/health").await.status, StatusCode::OK);
 }
 
 #[tokio::test]
 async fn an_abort_ends_every_open_request_with_one_error() {
-    let edge = hanging();
-    let streamed = begun(edge.send(request(json!({"stream": true, "n": 2}))).await).await;
-    edge.fake.open(2).await;
-    let mut whole = Box::pin(edge.send(request(json!({}))));
+    let router = hanging();
+    let streamed = begun(router.send(request(json!({"stream": true, "n": 2}))).await).await;
+    router.fake.open(2).await;
+    let mut whole = Box::pin(router.send(request(json!({}))));
     tokio::select! {
         _ = &mut whole => panic!("the engine hangs"),
-        () = edge.fake.open(3) => {}
+        () = router.fake.open(3) => {}
     }
-    edge.router.abort();
+    router.router.abort();
     let streamed = Answer::of(Response::new(streamed)).await.text;
     let last = streamed.split_terminator("\n\n").last().unwrap();
     let payload = last.strip_prefix("event: error\ndata: ").unwrap_or_else(|| panic!("{streamed}"));
@@ -180,40 +180,40 @@ async fn an_abort_ends_every_open_request_with_one_error() {
     let whole = Answer::of(whole.await).await;
     assert_eq!(whole.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(whole.json()["error"]["message"], "the server is shutting down");
-    edge.fake.open(0).await;
-    edge.router.drain().await;
-    assert_eq!(edge.chat(&[], json!({})).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    router.fake.open(0).await;
+    router.router.drain().await;
+    assert_eq!(router.chat(&[], json!({})).await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test]
 async fn every_answer_has_a_request_id() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     for path in ["/health", "/nowhere", "/v1/models", "/v1/chat/completions", "/openapi.json"] {
-        assert!(edge.get(path).await.header("x-request-id").starts_with("req-"), "{path}");
+        assert!(router.get(path).await.header("x-request-id").starts_with("req-"), "{path}");
     }
-    let answer = edge.chat(&bytes("a"), json!({})).await;
+    let answer = router.chat(&bytes("a"), json!({})).await;
     assert_eq!(answer.header("x-request-id"), answer.ok()["id"]);
     let own = |id: &str| Request::get("/health").header("x-request-id", id).body(Body::empty()).unwrap();
-    assert_eq!(Answer::of(edge.send(own("mine-7")).await).await.header("x-request-id"), "mine-7");
+    assert_eq!(Answer::of(router.send(own("mine-7")).await).await.header("x-request-id"), "mine-7");
     let long = "x".repeat(200);
-    assert!(Answer::of(edge.send(own(&long)).await).await.header("x-request-id").starts_with("req-"));
+    assert!(Answer::of(router.send(own(&long)).await).await.header("x-request-id").starts_with("req-"));
 }
 
 #[tokio::test]
 async fn models_and_metrics() {
-    let edge = Edge::new();
-    let list = edge.get("/v1/models").await.ok();
+    let router = TestRouter::new();
+    let list = router.get("/v1/models").await.ok();
     assert_eq!((&list["object"], list["data"].as_array().unwrap().len()), (&json!("list"), 1));
-    let model = edge.get("/v1/models/bytes").await.ok();
+    let model = router.get("/v1/models/bytes").await.ok();
     assert_eq!(model, list["data"][0]);
     assert_eq!(
         (&model["id"], &model["object"], &model["max_model_len"]),
         (&json!("bytes"), &json!("model"), &json!(CONTEXT))
     );
     assert!(model["created"].is_u64() && model["owned_by"].is_string());
-    edge.chat(&bytes("abc"), json!({})).await.ok();
-    edge.chat(&bytes("abc"), json!({"temperature": 9})).await;
-    let metrics = edge.get("/metrics").await.text;
+    router.chat(&bytes("abc"), json!({})).await.ok();
+    router.chat(&bytes("abc"), json!({"temperature": 9})).await;
+    let metrics = router.get("/metrics").await.text;
     for line in [
         "rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"200\"} 1",
         "rein_requests_total{surface=\"http\",endpoint=\"chat\",status=\"400\"} 1",
@@ -233,29 +233,29 @@ async fn models_and_metrics() {
 async fn engines_of_one_model_share_its_load() {
     let fakes = [Fake::ending(Ending::Hang), Fake::ending(Ending::Hang)];
     let entries = fakes.iter().map(|fake| entry(TEMPLATE, fake)).collect();
-    let edge = Edge { router: Router::new(RouterConfig::default(), entries).unwrap(), fake: Fake::default() };
+    let router = TestRouter { router: Router::new(RouterConfig::default(), entries).unwrap(), fake: Fake::default() };
     let mut open = Vec::new();
     for _ in 0..4 {
-        open.push(edge.send(request(json!({"stream": true}))).await);
+        open.push(router.send(request(json!({"stream": true}))).await);
     }
     assert_eq!(fakes.each_ref().map(|fake| fake.starts().len()), [2, 2]);
     // Choices of one prompt stay together, where the prompt is cached.
-    let _choices = begun(edge.send(request(json!({"stream": true, "n": 3}))).await).await;
+    let _choices = begun(router.send(request(json!({"stream": true, "n": 3}))).await).await;
     let mut starts = fakes.each_ref().map(|fake| fake.starts().len());
     starts.sort();
     assert_eq!(starts, [2, 5]);
-    assert_eq!(edge.get("/v1/models").await.ok()["data"].as_array().unwrap().len(), 1);
+    assert_eq!(router.get("/v1/models").await.ok()["data"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test]
 async fn a_long_text_takes_the_same_way_off_the_async_threads() {
-    let edge = Edge::new();
+    let router = TestRouter::new();
     let text = "word ".repeat(20_000);
-    let tokens = edge.post("/tokenize", json!({"prompt": text})).await.ok();
+    let tokens = router.post("/tokenize", json!({"prompt": text})).await.ok();
     assert_eq!(tokens["count"], text.len());
     let messages = json!([{"role": "user", "content": text}]);
     let rendered =
-        edge.post("/v1/chat/completions/render", chat_request(&[], json!({"messages": messages}))).await.ok();
+        router.post("/v1/chat/completions/render", chat_request(&[], json!({"messages": messages}))).await.ok();
     assert_eq!(rendered["prompt"], format!("user: {text}\nassistant: "));
 }
 

@@ -9,7 +9,7 @@ use tonic::body::Body;
 use super::fake::Fake;
 use crate::{
     RoutePolicy,
-    fleet::pool::{Engine, EngineTransport, Listing, Pool, Standing, Wanted, transport},
+    fleet::pool::{EngineHandle, EngineListing, EnginePool, EngineRequest, EngineTransport, Standing, transport},
     limits,
 };
 
@@ -24,14 +24,14 @@ fn dial(address: &str) -> Option<EngineTransport> {
     })
 }
 
-fn listing(group: &str, epoch: u64, address: &str) -> Listing {
+fn listing(group: &str, epoch: u64, address: &str) -> EngineListing {
     let (group, address) = (group.into(), address.into());
-    Listing { group, epoch, kind: "k".into(), revision: None, address, draining: false }
+    EngineListing { group, epoch, kind: "k".into(), revision: None, address, draining: false }
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_silent_delays_neither_metrics_nor_requests() {
-    let pool = Pool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware);
     let mut listings = vec![listing("a", 1, SILENT)];
     listings.extend((0..200).map(|i| listing(&format!("b{i}"), 1, "there")));
     pool.list(&listings, |_| false, dial);
@@ -51,9 +51,9 @@ async fn one_that_is_silent_delays_neither_metrics_nor_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_is_one_group_in_one_epoch() {
-    let pool = Pool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware);
     let mut dialled = Vec::new();
-    let mut list = |listings: &[Listing]| {
+    let mut list = |listings: &[EngineListing]| {
         let dial = |address: &str| {
             dialled.push(address.to_owned());
             dial(address)
@@ -71,7 +71,7 @@ async fn an_engine_is_one_group_in_one_epoch() {
     // Nobody is to worry that one that has left does not answer, unless it has something to do.
     let asked = async || pool.stats().await.into_iter().map(|(engine, _)| engine.group.clone()).collect::<Vec<_>>();
     assert_eq!(asked().await, ["c", "a"]);
-    let wanted = Wanted { salt: "", tokens: &[], session: None, kind: None, refused: &[] };
+    let wanted = EngineRequest { salt: "", tokens: &[], session: None, kind: None, refused: &[] };
     let leases = [pool.another(&wanted, "a"), pool.another(&wanted, "c")];
     assert!(leases.iter().all(Option::is_some));
     pool.list(&[listing("d", 1, "5")], |_| false, dial);
@@ -80,11 +80,11 @@ async fn an_engine_is_one_group_in_one_epoch() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sequence_goes_on_where_it_is_computed_as_before() {
-    let pool = Pool::open(RoutePolicy::LeastLoad);
-    let other = |group: &str| Listing { kind: "other".into(), ..listing(group, 1, "there") };
+    let pool = EnginePool::open(RoutePolicy::LeastLoad);
+    let other = |group: &str| EngineListing { kind: "other".into(), ..listing(group, 1, "there") };
     pool.list(&[other("x"), listing("a", 1, "there")], |_| false, dial);
     assert_eq!(pool.kinds(), 2);
-    let wanted = || Wanted {
+    let wanted = || EngineRequest {
         salt: "",
         tokens: &[1],
         session: None,
@@ -99,9 +99,9 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
         assert_eq!(leases.last().expect("a lease").engine().group, "a");
     }
     assert!(pool.another(&wanted(), "a").is_none());
-    assert_eq!(pool.another(&Wanted { kind: None, ..wanted() }, "a").expect("x").engine().group, "x");
+    assert_eq!(pool.another(&EngineRequest { kind: None, ..wanted() }, "a").expect("x").engine().group, "x");
     // One that joins in time is worth waiting for; after that any will do.
-    let gone = |engine: &Engine| engine.group == "a";
+    let gone = |engine: &EngineHandle| engine.group == "a";
     drop(leases);
     pool.list(&[other("x")], gone, dial);
     let began = Instant::now();
@@ -123,11 +123,11 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
 #[tokio::test(start_paused = true)]
 async fn one_that_drains_gets_nothing_new_while_another_serves() {
     for policy in [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::RoundRobin, RoutePolicy::PowerOfTwo] {
-        let pool = Pool::open(policy);
-        let drains = Listing { draining: true, ..listing("a", 1, "there") };
+        let pool = EnginePool::open(policy);
+        let drains = EngineListing { draining: true, ..listing("a", 1, "there") };
         pool.list(&[drains.clone(), listing("b", 1, "there"), listing("c", 1, "there")], |_| false, dial);
         let until = Instant::now() + Duration::from_secs(1);
-        let wanted = Wanted { salt: "", tokens: &[1], session: Some(7), kind: None, refused: &[] };
+        let wanted = EngineRequest { salt: "", tokens: &[1], session: Some(7), kind: None, refused: &[] };
         for _ in 0..20 {
             assert_ne!(pool.lease(&wanted, until, until).await.expect("one serves").engine().group, "a");
         }
@@ -139,14 +139,14 @@ async fn one_that_drains_gets_nothing_new_while_another_serves() {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_answer_will_do_and_a_retired_model_needs_none() {
-    let pool = Pool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware);
     assert_eq!(pool.standing(), None);
     pool.list(&[listing("a", 1, SILENT), listing("b", 1, "there")], |_| false, dial);
     let began = Instant::now();
     assert!(pool.answers().await.is_ok() && pool.info().await.is_ok());
     assert_eq!(pool.standing(), Some(Standing::Serving));
     assert_eq!(began.elapsed(), Duration::ZERO);
-    pool.list(&[Listing { draining: true, ..listing("a", 1, SILENT) }], |engine| engine.group == "b", dial);
+    pool.list(&[EngineListing { draining: true, ..listing("a", 1, SILENT) }], |engine| engine.group == "b", dial);
     assert_eq!(pool.standing(), Some(Standing::Draining));
     assert!(pool.answers().await.is_err());
     pool.list(&[], |_| false, dial);
@@ -155,11 +155,11 @@ async fn the_first_answer_will_do_and_a_retired_model_needs_none() {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_refused_a_sequence_is_its_last_choice() {
-    let pool = Pool::open(RoutePolicy::CacheAware);
+    let pool = EnginePool::open(RoutePolicy::CacheAware);
     pool.list(&[listing("a", 1, "there"), listing("b", 1, "there")], |_| false, dial);
     let until = Instant::now() + Duration::from_secs(1);
     let lease = async |refused: &[_]| {
-        let wanted = Wanted { salt: "", tokens: &[1], session: Some(7), kind: None, refused };
+        let wanted = EngineRequest { salt: "", tokens: &[1], session: Some(7), kind: None, refused };
         pool.lease(&wanted, until, until).await.expect("one").engine().clone()
     };
     let home = lease(&[]).await;

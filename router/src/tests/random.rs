@@ -27,8 +27,8 @@ async fn streams_and_whole_answers_agree() {
     let mut rng = StdRng::seed_from_u64(20);
     for round in 0..150 {
         let batches = (0..rng.random_range(0..3)).map(|_| rng.random_range(1..6)).collect();
-        let edge = Edge::with(RouterConfig::default(), Fake { batches, ..Fake::default() });
-        let single = Edge::new();
+        let router = TestRouter::with(RouterConfig::default(), Fake { batches, ..Fake::default() });
+        let single = TestRouter::new();
         let script = script(&mut rng);
         let mut more = json!({"logprobs": true, "return_token_ids": true, "n": rng.random_range(1..3)});
         if rng.random_bool(0.5) {
@@ -42,8 +42,8 @@ async fn streams_and_whole_answers_agree() {
         }
         more["thinking"] = rng.random_bool(0.3).into();
         let stopped = more.get("stop").is_some();
-        let whole = unfold(&edge.chat(&script, more.clone()).await.ok());
-        let streamed = join(&edge.stream(&script, more.clone()).await);
+        let whole = unfold(&router.chat(&script, more.clone()).await.ok());
+        let streamed = join(&router.stream(&script, more.clone()).await);
         assert_eq!(streamed, whole, "round {round}: {script:?} {more}");
         // How the engine batches changes nothing either.
         assert_eq!(unfold(&single.chat(&script, more.clone()).await.ok()), whole, "round {round}: {script:?} {more}");

@@ -10,12 +10,12 @@ const SOMETIMES: &str = "{% for m in messages %}{% if m.role == 'system' and too
 const FIRST: &str =
     "{% if tools %}{{ tools[0] | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
 
-fn edge(template: &str) -> Edge {
-    Edge::of(template, RouterConfig::default(), Fake::default())
+fn router(template: &str) -> TestRouter {
+    TestRouter::of(template, RouterConfig::default(), Fake::default())
 }
 
-async fn refused(edge: &Edge, path: &str, more: Value) -> Value {
-    let answer = edge.post(path, chat_request(&bytes("x"), more)).await;
+async fn refused(router: &TestRouter, path: &str, more: Value) -> Value {
+    let answer = router.post(path, chat_request(&bytes("x"), more)).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
     answer.json()["error"].clone()
 }
@@ -24,7 +24,7 @@ async fn refused(edge: &Edge, path: &str, more: Value) -> Value {
 async fn tools_that_the_template_drops_are_refused() {
     let weather = json!({"tools": tools(&["weather", "mail"])});
     for path in ["/v1/chat/completions", "/v1/chat/completions/render"] {
-        let error = refused(&edge(DROPS), path, weather.clone()).await;
+        let error = refused(&router(DROPS), path, weather.clone()).await;
         assert_eq!(error["param"], "tools");
         let message = error["message"].as_str().unwrap();
         assert!(
@@ -34,13 +34,13 @@ async fn tools_that_the_template_drops_are_refused() {
     }
     // That the messages speak of the tool does not show it to the model.
     let spoken = json!({"tools": tools(&["weather"]), "messages": [{"role": "user", "content": "call weather"}]});
-    assert_eq!(refused(&edge(DROPS), "/v1/chat/completions", spoken.clone()).await["param"], "tools");
-    assert_eq!(refused(&edge(SOMETIMES), "/v1/chat/completions", spoken).await["param"], "tools");
-    let error = refused(&edge(FIRST), "/v1/chat/completions", weather.clone()).await;
+    assert_eq!(refused(&router(DROPS), "/v1/chat/completions", spoken.clone()).await["param"], "tools");
+    assert_eq!(refused(&router(SOMETIMES), "/v1/chat/completions", spoken).await["param"], "tools");
+    let error = refused(&router(FIRST), "/v1/chat/completions", weather.clone()).await;
     assert!(error["message"].as_str().unwrap().contains("'mail'"), "{error}");
     let declared = json!({"messages": [{"role": "system", "content": "s"}, {"role": "system", "tools": tools(&["weather"])}, {"role": "user", "content": "u"}]});
-    assert_eq!(refused(&edge(DROPS), "/v1/chat/completions", declared.clone()).await["param"], "tools");
-    edge(SOMETIMES).chat(&bytes("x"), declared).await.ok();
+    assert_eq!(refused(&router(DROPS), "/v1/chat/completions", declared.clone()).await["param"], "tools");
+    router(SOMETIMES).chat(&bytes("x"), declared).await.ok();
 }
 
 #[tokio::test]
@@ -49,13 +49,13 @@ async fn requests_that_lose_nothing_are_answered() {
     let history = json!({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "1"}]});
     for more in [history, json!({"tools": []}), json!({"tools": tools(&["weather"]), "tool_choice": "none"})] {
-        edge(DROPS).chat(&bytes("x"), more).await.ok();
+        router(DROPS).chat(&bytes("x"), more).await.ok();
     }
-    edge(FIRST).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
+    router(FIRST).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
     let system = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]);
-    edge(SOMETIMES).chat(&bytes("x"), json!({"tools": tools(&["weather"]), "messages": system})).await.ok();
-    let policy = Policy { allow_dropped_tools: true, ..Policy::default() };
-    Edge::with_policy(DROPS, policy).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
+    router(SOMETIMES).chat(&bytes("x"), json!({"tools": tools(&["weather"]), "messages": system})).await.ok();
+    let policy = ModelPolicy { allow_dropped_tools: true, ..ModelPolicy::default() };
+    TestRouter::with_policy(DROPS, policy).chat(&bytes("x"), json!({"tools": tools(&["weather"])})).await.ok();
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn template_variables_that_nothing_reads_are_named() {
     let unheeded = ["enable_thinkin", "local", "commented", "attribute", "spelled", "a", "keyword"];
     let kwargs: serde_json::Map<String, Value> =
         heeded.iter().chain(&unheeded).map(|name| ((*name).to_owned(), json!("x"))).collect();
-    let answer = edge(template).chat(&bytes("x"), json!({"chat_template_kwargs": kwargs, "unknown": 1})).await;
+    let answer = router(template).chat(&bytes("x"), json!({"chat_template_kwargs": kwargs, "unknown": 1})).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
     let mut named: Vec<&str> = answer.header("x-rein-ignored-fields").split(',').collect();
     let mut expected: Vec<String> = unheeded.iter().map(|name| format!("chat_template_kwargs.{name}")).collect();
@@ -88,7 +88,7 @@ async fn template_variables_that_nothing_reads_are_named() {
         ("{{ documents }}{{ reasoning_effort }}", json!({"documents": [], "reasoning_effort": "low"}), ""),
     ] {
         for path in ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"] {
-            let answer = edge(template).post(path, chat_request(&bytes("x"), more.clone())).await;
+            let answer = router(template).post(path, chat_request(&bytes("x"), more.clone())).await;
             let header = answer.header("x-rein-ignored-fields").replace("script,", "").replace("script", "");
             assert_eq!(header, named, "{template} {path} {more} {}", answer.text);
         }
@@ -114,7 +114,8 @@ async fn variables_that_the_renderer_sets_are_refused() {
         "tools_ts_str",
         "__add",
     ] {
-        let error = refused(&Edge::new(), "/v1/chat/completions", json!({"chat_template_kwargs": {name: "x"}})).await;
+        let error =
+            refused(&TestRouter::new(), "/v1/chat/completions", json!({"chat_template_kwargs": {name: "x"}})).await;
         assert_eq!(error["param"], format!("chat_template_kwargs.{name}"));
         assert!(error["message"].as_str().unwrap().contains(&format!("may not set '{name}'")), "{error}");
     }
@@ -123,7 +124,7 @@ async fn variables_that_the_renderer_sets_are_refused() {
 
 #[tokio::test]
 async fn over_grpc_unheeded_variables_are_named_too() {
-    let mut client = super::grpc::client(&edge(DROPS));
+    let mut client = super::grpc::client(&router(DROPS));
     let request = rein_proto::v1::ChatRequest {
         chat_template_kwargs_json: Some(r#"{"enable_thinkin": 1}"#.into()),
         ..super::grpc::request(&bytes("x"))

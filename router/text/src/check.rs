@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use crate::call_ids;
-use crate::model_text::TextModel;
+use crate::model_text::ModelText;
 use crate::sha256_hex;
 use crate::template::{ChatTemplate, RenderInput};
 use crate::tokenize::Encode;
@@ -65,7 +65,7 @@ impl CheckReport {
 }
 
 /// Checks a model whose output is read by this format.
-pub fn check(text: &TextModel, format: &'static Format) -> CheckReport {
+pub fn check(text: &ModelText, format: &'static Format) -> CheckReport {
     let mut report = CheckReport {
         model: text.name.clone(),
         format: format.name,
@@ -113,7 +113,7 @@ fn broken(message: impl Into<String>) -> Outcome {
 
 /// What is checked.
 struct Subject<'a> {
-    text: &'a TextModel,
+    text: &'a ModelText,
     template: &'a ChatTemplate,
     format: &'static Format,
 }

@@ -31,7 +31,7 @@ pub enum TextError {
 
 /// What the command line says instead of the model directory.
 #[derive(Debug, Clone, Default)]
-pub struct Overrides {
+pub struct ModelOverrides {
     /// The name under which the model is served; the directory's name otherwise.
     pub name: Option<String>,
     /// A template file.
@@ -44,7 +44,7 @@ pub struct Overrides {
     pub now: Option<chrono::NaiveDateTime>,
 }
 
-impl Overrides {
+impl ModelOverrides {
     /// Takes the template clock from `REIN_TEMPLATE_NOW` (ISO date or date-time), so that prompts can be compared.
     pub fn from_env() -> Result<Self, TextError> {
         let now = match std::env::var("REIN_TEMPLATE_NOW") {
@@ -55,7 +55,7 @@ impl Overrides {
             })?),
             Err(_) => None,
         };
-        Ok(Overrides { now, ..Overrides::default() })
+        Ok(ModelOverrides { now, ..ModelOverrides::default() })
     }
 }
 
@@ -74,14 +74,14 @@ pub struct GenerationDefaults {
 
 /// A prompt as text and as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedPrompt {
     pub prompt: String,
     pub ids: Vec<u32>,
 }
 
 /// The router's knowledge of one model.
 #[derive(Debug)]
-pub struct TextModel {
+pub struct ModelText {
     pub name: String,
     pub tokenizer: Tokenizer,
     /// Absent for a base model: only completions then.
@@ -101,9 +101,9 @@ pub struct TextModel {
     pub revision: Option<String>,
 }
 
-impl TextModel {
+impl ModelText {
     /// Reads a model directory.
-    pub fn load(dir: &Path, overrides: &Overrides) -> Result<Self, TextError> {
+    pub fn load(dir: &Path, overrides: &ModelOverrides) -> Result<Self, TextError> {
         if overrides.name.as_deref() == Some("") {
             return Err(TextError::Config {
                 path: "options".into(),
@@ -174,7 +174,7 @@ impl TextModel {
             false => Some(ChatTemplate::from_sources(sources, options)?),
         };
         let directory = || dir.canonicalize().ok().and_then(|d| Some(d.file_name()?.to_string_lossy().into_owned()));
-        Ok(TextModel {
+        Ok(ModelText {
             name: overrides.name.clone().or_else(directory).unwrap_or_else(|| "model".into()),
             tokenizer,
             template,
@@ -207,19 +207,19 @@ impl TextModel {
     }
 
     /// Renders and encodes a conversation.
-    pub fn render(&self, input: &RenderInput) -> Result<Rendered, TextError> {
+    pub fn render(&self, input: &RenderInput) -> Result<RenderedPrompt, TextError> {
         self.render_within(input, Bound::default())
     }
 
     /// The same within a bound.
-    pub fn render_within(&self, input: &RenderInput, bound: Bound) -> Result<Rendered, TextError> {
+    pub fn render_within(&self, input: &RenderInput, bound: Bound) -> Result<RenderedPrompt, TextError> {
         let prompt = info_span!("template").in_scope(|| {
             let prompt = self.chat_template()?.render(input)?;
             self.check_tools(input, &prompt).map(|()| prompt)
         })?;
         let ids =
             info_span!("tokenize").in_scope(|| self.tokenizer.encode_within(&prompt, Encode::TEMPLATED, bound))?;
-        Ok(Rendered { prompt, ids })
+        Ok(RenderedPrompt { prompt, ids })
     }
 
     /// Where the tools must be seen, all of them are.

@@ -22,10 +22,10 @@ fn every_line_gets_its_answer() {
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}",
     )
     .unwrap();
-    let overrides = Overrides {
+    let overrides = ModelOverrides {
         template: Some(template.clone()),
         tokenizer: Some(fixtures().join("kimi")),
-        ..Overrides::default()
+        ..ModelOverrides::default()
     };
     let source = RenderSource::parts(&overrides).unwrap();
     let input = b"{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u2028\"}]}\n\nnot json\n\xff\n[]\n{}\n\
@@ -48,19 +48,20 @@ fn every_line_gets_its_answer() {
     assert_eq!(answers[10]["prompt"], "b");
     assert_eq!(answers.len(), 11);
 
-    let source = RenderSource::parts(&Overrides { template: Some(template.clone()), ..Overrides::default() }).unwrap();
+    let source =
+        RenderSource::parts(&ModelOverrides { template: Some(template.clone()), ..ModelOverrides::default() }).unwrap();
     let first = source.answer(r#"{"messages": [{"role": "user", "content": "x"}]}"#);
     assert_eq!(first, json!({"prompt": "x>"}));
     assert!(source.answer(r#"{"text": "x"}"#)["error"].as_str().unwrap().contains("no tokenizer"));
     std::fs::remove_file(template).unwrap();
-    let source = RenderSource::model(&fixtures().join("byte_level"), &Overrides::default()).unwrap();
+    let source = RenderSource::model(&fixtures().join("byte_level"), &ModelOverrides::default()).unwrap();
     let refused = source.answer(r#"{"messages": [{"role": "user", "content": "x"}]}"#);
     assert!(refused["error"].as_str().unwrap().contains("no chat template"));
 }
 
 #[test]
 fn a_line_without_end_is_skipped() {
-    let source = RenderSource::parts(&Overrides::default()).unwrap();
+    let source = RenderSource::parts(&ModelOverrides::default()).unwrap();
     let mut input = vec![b'x'; MAX_LINE_BYTES + 10];
     input.extend_from_slice(b"\n[]\n");
     let answers = answers(&source, &input);

@@ -42,7 +42,7 @@ fn a_wrong_file_is_told_by_field_and_never_quoted() {
 #[test]
 fn what_was_used_outlives_a_change_of_the_file() {
     let (mut usages, now) = (HashMap::new(), Instant::now());
-    let caller = |text: &str, usages: &mut _| Caller(clients(text.as_bytes(), usages, now).unwrap().remove(0));
+    let caller = |text: &str, usages: &mut _| ApiCaller(clients(text.as_bytes(), usages, now).unwrap().remove(0));
     let first = caller(&entry("a", "old", "requests_per_minute = 2"), &mut usages);
     first.begin(now).unwrap();
     let open = first.enter().unwrap();
@@ -64,7 +64,7 @@ fn what_was_used_outlives_a_change_of_the_file() {
 #[test]
 fn tokens_are_charged_when_known_and_paid_before_the_next_request() {
     let now = Instant::now();
-    let caller = Caller(read(&entry("a", "k", "tokens_per_minute = 600")).unwrap().remove(0));
+    let caller = ApiCaller(read(&entry("a", "k", "tokens_per_minute = 600")).unwrap().remove(0));
     caller.begin(now).unwrap();
     caller.charge(900, now);
     let error = caller.begin(now).expect_err("in debt");
@@ -75,6 +75,6 @@ fn tokens_are_charged_when_known_and_paid_before_the_next_request() {
 
 #[test]
 fn a_request_may_be_less_urgent_than_its_key_and_not_more() {
-    let caller = Caller(read(&entry("a", "k", "priority = 5")).unwrap().remove(0));
+    let caller = ApiCaller(read(&entry("a", "k", "priority = 5")).unwrap().remove(0));
     assert_eq!([None, Some(9), Some(-9)].map(|asked| caller.priority(asked)), [5, 9, 5]);
 }

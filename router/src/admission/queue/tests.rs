@@ -16,7 +16,7 @@ fn day(seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     let start = Instant::now();
     let (room, places) = (random.random_range(1..6), random.random_range(0..12));
-    let mut line = Line::new(room, places, start);
+    let mut line = WaitQueue::new(room, places, start);
     let (mut now, mut coming) = (start, 0usize);
     let mut served: Vec<Instant> = Vec::new();
     let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
@@ -99,7 +99,7 @@ fn the_rules_hold_on_any_day() {
 #[test]
 fn nobody_waits_for_ever() {
     let start = Instant::now();
-    let mut line = Line::new(1, 10_000, start);
+    let mut line = WaitQueue::new(1, 10_000, start);
     line.come().unwrap();
     assert_eq!(line.line_up(0, start, start + FAR), QueueStep::Go);
     line.come().unwrap();
@@ -122,9 +122,9 @@ fn nobody_waits_for_ever() {
 #[test]
 fn who_would_be_late_is_sent_away_with_the_time_to_come_back() {
     let start = Instant::now();
-    let mut line = Line::new(2, 8, start);
+    let mut line = WaitQueue::new(2, 8, start);
     let second = Duration::from_secs(1);
-    let up = |line: &mut Line, priority, left: Duration| {
+    let up = |line: &mut WaitQueue, priority, left: Duration| {
         line.come().unwrap();
         line.line_up(priority, start, start + left)
     };
@@ -149,7 +149,7 @@ fn who_would_be_late_is_sent_away_with_the_time_to_come_back() {
 #[test]
 fn no_place_is_the_old_rule_full_or_not() {
     let start = Instant::now();
-    let mut line = Line::new(1, 0, start);
+    let mut line = WaitQueue::new(1, 0, start);
     line.come().unwrap();
     assert_eq!(line.come(), Err(None));
     assert_eq!(line.line_up(0, start, start), QueueStep::Go);
@@ -161,7 +161,7 @@ fn no_place_is_the_old_rule_full_or_not() {
 #[test]
 fn a_burst_that_is_refused_is_told_how_long_the_line_is_though_nobody_has_lined_up() {
     let start = Instant::now();
-    let mut line = Line::new(2, 8, start);
+    let mut line = WaitQueue::new(2, 8, start);
     line.come().unwrap();
     assert_eq!(line.line_up(0, start, start + FAR), QueueStep::Go);
     assert_eq!(line.done(Some(Duration::from_secs(4))), None);

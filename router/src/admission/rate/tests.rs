@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_minutes_worth_at_once_then_at_its_pace() {
     let start = Instant::now();
-    let mut bucket = Bucket::new(6, start);
+    let mut bucket = TokenBucket::new(6, start);
     (0..6).for_each(|_| bucket.take(start).unwrap());
     assert_eq!(bucket.take(start), Err(Duration::from_secs(10)));
     assert_eq!((bucket.remaining(start), bucket.reset(start)), (0, Duration::from_secs(60)));
@@ -20,7 +20,7 @@ fn a_minutes_worth_at_once_then_at_its_pace() {
 #[test]
 fn what_was_used_beyond_the_level_flows_back_first() {
     let start = Instant::now();
-    let mut bucket = Bucket::new(60, start);
+    let mut bucket = TokenBucket::new(60, start);
     bucket.charge(180, start);
     assert_eq!(bucket.ready(start), Err(Duration::from_secs(121)));
     assert!(bucket.ready(start + Duration::from_secs(120)).is_err());
@@ -34,7 +34,7 @@ proptest! {
     #[test]
     fn never_more_than_the_limit(rate in 1u64..10_000, steps in proptest::collection::vec(0u64..5_000, 1..200)) {
         let start = Instant::now();
-        let (mut bucket, mut now, mut taken) = (Bucket::new(rate, start), start, 0);
+        let (mut bucket, mut now, mut taken) = (TokenBucket::new(rate, start), start, 0);
         for step in steps {
             now += Duration::from_millis(step);
             match bucket.take(now) {

@@ -6,17 +6,17 @@ mod weigh;
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use crate::{
-    admission::{Permit, keys::Caller},
+    admission::{InFlightPermit, keys::ApiCaller},
     api::{
         authenticate,
         headers::{IGNORED_FIELDS, RELAXED, SESSION, listed},
-        incoming::Arrival,
+        incoming::IncomingRequest,
         status::grpc_status,
     },
     error::{Error, Kind},
     limits,
-    request::{chat, completion, delivery::Watch, generate::RequestContext, memory::Held, model::Model},
-    state::Core,
+    request::{chat, completion, delivery::Watch, generate::RequestContext, memory::MemoryCharge, model::ServedModel},
+    state::RouterState,
     trace::Trace,
 };
 use axum::{
@@ -45,10 +45,10 @@ use tonic_health::{
 use tracing::Instrument;
 use weigh::Charged;
 
-pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, tonic_reflection::server::Error> {
+pub fn routes(state: Arc<RouterState>, health: HealthReporter) -> Result<Routes, tonic_reflection::server::Error> {
     // Nobody else holds the reporter's lock yet, so this does not wait.
     let _ = health.set_service_status(SERVICE_NAME, ServingStatus::Serving).now_or_never();
-    let limit = core.config.body_bytes;
+    let limit = state.config.body_bytes;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -56,10 +56,10 @@ pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, tonic_r
             .with_service_name(SERVICE_NAME)
             .with_service_name("grpc.health.v1.Health")
     };
-    let health = Readiness { core: core.clone(), service: HealthService::from_health_reporter(health) };
-    let gate = from_fn_with_state(core.clone(), authenticate::grpc);
-    let intake = from_fn_with_state(core.clone(), weigh::intake);
-    let routes = Routes::new(InferenceServer::new(Service { core }).max_decoding_message_size(limit))
+    let health = Readiness { state: state.clone(), service: HealthService::from_health_reporter(health) };
+    let gate = from_fn_with_state(state.clone(), authenticate::grpc);
+    let memory = from_fn_with_state(state.clone(), weigh::memory);
+    let routes = Routes::new(InferenceServer::new(Service { state }).max_decoding_message_size(limit))
         .add_service(HealthServer::new(health))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
@@ -67,7 +67,7 @@ pub fn routes(core: Arc<Core>, health: HealthReporter) -> Result<Routes, tonic_r
         .into_axum_router()
         .layer(map_response(move |response| unreadable(response, limit)))
         .layer(map_response(watched))
-        .layer(intake)
+        .layer(memory)
         .layer(gate)
         .into())
 }
@@ -99,12 +99,12 @@ async fn watched(mut response: http::Response<Body>) -> http::Response<Body> {
 }
 
 struct Service {
-    core: Arc<Core>,
+    state: Arc<RouterState>,
 }
 
 /// The usual health service, which asks the engines too.
 struct Readiness {
-    core: Arc<Core>,
+    state: Arc<RouterState>,
     service: HealthService,
 }
 
@@ -114,20 +114,20 @@ impl Health for Readiness {
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         let answer = self.service.check(request).await?.into_inner();
-        Ok(Response::new(judge(&self.core, answer).await))
+        Ok(Response::new(with_readiness(&self.state, answer).await))
     }
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let service = self.service.watch(request).await?.into_inner();
-        let watched = Watched { core: self.core.clone(), service, said: None, told: None };
+        let watched = Watched { state: self.state.clone(), service, said: None, told: None };
         Ok(Response::new(stream::unfold(watched, Watched::next).boxed()))
     }
 }
 
 /// What the service says, unless no engine answers.
-async fn judge(core: &Core, mut answer: HealthCheckResponse) -> HealthCheckResponse {
+async fn with_readiness(state: &RouterState, mut answer: HealthCheckResponse) -> HealthCheckResponse {
     use health_check_response::ServingStatus::{NotServing, Serving};
-    if answer.status() == Serving && core.ready().await.is_err() {
+    if answer.status() == Serving && state.ready().await.is_err() {
         answer.set_status(NotServing);
     }
     answer
@@ -135,7 +135,7 @@ async fn judge(core: &Core, mut answer: HealthCheckResponse) -> HealthCheckRespo
 
 /// One client's `Watch`.
 struct Watched {
-    core: Arc<Core>,
+    state: Arc<RouterState>,
     service: <HealthService as Health>::WatchStream,
     /// The service's last word.
     said: Option<HealthCheckResponse>,
@@ -155,7 +155,7 @@ impl Watched {
                 Err(_) => {}
             }
             let Some(said) = self.said else { continue };
-            let now = judge(&self.core, said).await;
+            let now = with_readiness(&self.state, said).await;
             if self.told.replace(now.status) != Some(now.status) {
                 return Some((Ok(now), self));
             }
@@ -184,7 +184,7 @@ impl Inference for Service {
             let arrival = self.arrival(&request)?;
             let (job, held) = self.read(request, arrival.deadline(), request::chat).await?;
             let call = RequestContext { held, ..arrival.call(&trace, &job.generation).await? };
-            let model = self.core.model(job.model.as_deref())?.clone();
+            let model = self.state.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let ignored = job.unread(model.text.template.as_ref());
             let (events, relaxed) = chat::generate(call, model, job).await?;
@@ -192,7 +192,7 @@ impl Inference for Service {
             let status = move |event: Result<_, Error>| event.map_err(|error| span.in_scope(|| grpc_status(&error)));
             Ok((events.watch(), events.map(status).boxed(), Labels { relaxed, ignored }))
         };
-        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.labelled(&trace, "chat", answer))
     }
 
@@ -202,7 +202,7 @@ impl Inference for Service {
             let arrival = self.arrival(&request)?;
             let (job, held) = self.read(request, arrival.deadline(), |_, message| request::complete(message)).await?;
             let call = RequestContext { held, ..arrival.call(&trace, &job.generation).await? };
-            let model = self.core.model(job.model.as_deref())?.clone();
+            let model = self.state.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let (events, relaxed) = completion::generate(call, model, job).await?;
             let span = trace.span.clone();
@@ -213,7 +213,7 @@ impl Inference for Service {
                 Labels { relaxed, ignored: Vec::new() },
             ))
         };
-        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.labelled(&trace, "complete", answer))
     }
 
@@ -223,7 +223,7 @@ impl Inference for Service {
             let (deadline, _permit) = self.admitted(&request).await?;
             let charged = request.extensions().get::<Charged>().cloned();
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
-            let model = self.core.model_or_only(Some(&model))?;
+            let model = self.state.model_or_only(Some(&model))?;
             let ids = match input {
                 Some(v1::tokenize_request::Input::Text(text)) => {
                     model.encode(text, add_special_tokens.unwrap_or(true), "text", deadline, None).await?
@@ -231,19 +231,19 @@ impl Inference for Service {
                 Some(v1::tokenize_request::Input::Chat(chat)) => {
                     let bytes = charged.as_ref().map_or(0, |charged| charged.bytes);
                     let read = move || request::chat(bytes, chat);
-                    let job = self.core.intake.parse(bytes, deadline, read).await?;
+                    let job = self.state.memory.parse(bytes, deadline, read).await?;
                     chat::render(&model, job, deadline).await?.ids
                 }
                 None => return Err(Error::missing("input", "either 'text' or 'chat'")),
             };
             let (count, max_context) = (ids.len(), model.bounds().await?.context);
-            let write = move |model: &Model| {
+            let write = move |model: &ServedModel| {
                 let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
                 Ok(v1::TokenizeResponse { ids, tokens, max_context })
             };
             model.prepare(count, deadline, write).await
         };
-        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish(Some(&trace), "tokenize", answer))
     }
 
@@ -256,12 +256,12 @@ impl Inference for Service {
             let (deadline, _permit) = self.admitted(&request).await?;
             let _charged = request.extensions().get::<Charged>().cloned();
             let v1::DetokenizeRequest { model, ids } = request.into_inner();
-            let model = self.core.model_or_only(Some(&model))?;
+            let model = self.state.model_or_only(Some(&model))?;
             let bytes = size_of_val(ids.as_slice());
-            let read = move |model: &Model| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
+            let read = move |model: &ServedModel| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
             model.prepare(bytes, deadline, read).await
         };
-        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish(Some(&trace), "detokenize", answer))
     }
 
@@ -270,17 +270,17 @@ impl Inference for Service {
         let answer = async {
             let (deadline, _permit) = self.admitted(&request).await?;
             let (job, _held) = self.read(request, deadline, request::chat).await?;
-            let model = self.core.model_or_only(job.model.as_deref())?;
+            let model = self.state.model_or_only(job.model.as_deref())?;
             let rendered = chat::render(&model, job, deadline).await?;
             Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
         };
-        let answer = self.core.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
+        let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish(Some(&trace), "render", answer))
     }
 
     async fn list_models(&self, _: Request<v1::ListModelsRequest>) -> Result<Response<v1::ListModelsResponse>, Status> {
         let mut models = Vec::new();
-        for model in self.core.models().iter() {
+        for model in self.state.models().iter() {
             models.push(v1::Model {
                 id: model.name().into(),
                 // Unknown while the engine does not answer.
@@ -294,11 +294,11 @@ impl Inference for Service {
 }
 
 impl Service {
-    fn arrival<T>(&self, request: &Request<T>) -> Result<Arrival, Error> {
+    fn arrival<T>(&self, request: &Request<T>) -> Result<IncomingRequest, Error> {
         let timeout = request.metadata().get("grpc-timeout");
         let wanted = timeout.and_then(|timeout| parse_timeout(timeout.to_str().ok()?));
         let session = request.metadata().get(SESSION).and_then(|name| name.to_str().ok());
-        Arrival::new(&self.core, request.extensions().get::<Caller>(), wanted, session)
+        IncomingRequest::new(&self.state, request.extensions().get::<ApiCaller>(), wanted, session)
     }
 
     /// What `read` makes of the message, and what that holds of the budget.
@@ -307,15 +307,15 @@ impl Service {
         request: Request<M>,
         deadline: Instant,
         read: fn(usize, M) -> Result<J, Error>,
-    ) -> Result<(J, Option<Arc<Held>>), Error> {
+    ) -> Result<(J, Option<Arc<MemoryCharge>>), Error> {
         let charged = request.extensions().get::<Charged>().cloned();
         let (bytes, held) = charged.map_or((0, None), |charged| (charged.bytes, Some(charged.held)));
         let message = request.into_inner();
-        Ok((self.core.intake.parse(bytes, deadline, move || read(bytes, message)).await?, held))
+        Ok((self.state.memory.parse(bytes, deadline, move || read(bytes, message)).await?, held))
     }
 
     /// The deadline of a request, when its turn has come.
-    async fn admitted<T>(&self, request: &Request<T>) -> Result<(Instant, Permit), Error> {
+    async fn admitted<T>(&self, request: &Request<T>) -> Result<(Instant, InFlightPermit), Error> {
         let arrival = self.arrival(request)?;
         Ok((arrival.deadline(), arrival.permit().await?))
     }
@@ -350,7 +350,7 @@ impl Service {
     ) -> Result<Response<T>, Status> {
         let answer = answer.map(Response::new).map_err(|error| grpc_status(&error));
         let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
-        self.core.surfaces.request("grpc", endpoint, code as i32 as u16);
+        self.state.surfaces.request("grpc", endpoint, code as i32 as u16);
         if let Some(trace) = trace {
             trace.answered(
                 code as i32 as u16,

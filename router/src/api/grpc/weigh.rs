@@ -21,8 +21,8 @@ use crate::{
     api::{body::collect, status::grpc_status},
     error::{Error, Kind},
     limits,
-    request::memory::Held,
-    state::Core,
+    request::memory::MemoryCharge,
+    state::RouterState,
 };
 
 /// A frame's flag and length.
@@ -38,13 +38,13 @@ const DEPTH: usize = 100;
 #[derive(Clone)]
 pub struct Charged {
     pub bytes: usize,
-    pub held: Arc<Held>,
+    pub held: Arc<MemoryCharge>,
 }
 
-pub async fn intake(State(core): State<Arc<Core>>, mut request: Request, next: Next) -> Response {
+pub async fn memory(State(state): State<Arc<RouterState>>, mut request: Request, next: Next) -> Response {
     let Some(&shape) = SHAPES.inputs.get(request.uri().path()) else { return next.run(request).await };
     let body = std::mem::take(request.body_mut());
-    match take(&core, body, shape).await {
+    match take(&state, body, shape).await {
         Ok((body, charged)) => {
             *request.body_mut() = body.into();
             request.extensions_mut().insert(charged);
@@ -52,23 +52,23 @@ pub async fn intake(State(core): State<Arc<Core>>, mut request: Request, next: N
         }
         Err(error) => {
             let status = grpc_status(&error);
-            core.surfaces.request("grpc", "body", status.code() as i32 as u16);
+            state.surfaces.request("grpc", "body", status.code() as i32 as u16);
             status.into_http()
         }
     }
 }
 
-async fn take(core: &Core, body: Body, shape: usize) -> Result<(Bytes, Charged), Error> {
-    let mut held = core.intake.hold();
+async fn take(state: &RouterState, body: Body, shape: usize) -> Result<(Bytes, Charged), Error> {
+    let mut held = state.memory.hold();
     let until = Instant::now() + limits::BODY_TIME;
-    let limit = core.config.body_bytes;
+    let limit = state.config.body_bytes;
     let body = collect(body, limit + FRAME, &mut held).await.map_err(|error| match error.kind {
         Kind::TooLarge => Error::body_too_large(None, limit),
         _ => error,
     })?;
     let (bytes, message) = (body.len(), body.clone());
     let weigh = move || SHAPES.weigh(shape, message.get(FRAME..).unwrap_or_default());
-    let weight = core.intake.parse(bytes, until, weigh).await?;
+    let weight = state.memory.parse(bytes, until, weigh).await?;
     held.charge(weight, until).await?;
     Ok((body, Charged { bytes, held: Arc::new(held) }))
 }

@@ -10,7 +10,7 @@ use axum::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
-use crate::{config::Origin, state::Core};
+use crate::{config::Origin, state::RouterState};
 
 /// Seconds for which a browser may keep the answer to its question.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
@@ -21,8 +21,8 @@ const HEADERS: HeaderValue = HeaderValue::from_static(
 );
 
 /// Answers the browsers' questions, and tells with every answer, errors too, which page may read it.
-pub async fn allow(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
-    let origins = &core.config.cors_origins;
+pub async fn allow(State(state): State<Arc<RouterState>>, request: Request, next: Next) -> Response {
+    let origins = &state.config.cors_origins;
     if origins.is_empty() {
         return next.run(request).await;
     }

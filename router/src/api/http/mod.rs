@@ -22,11 +22,11 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::{
-    admission::keys::Caller,
+    admission::keys::ApiCaller,
     api::{
         authenticate, body,
         headers::{IGNORED_FIELDS, RELAXED, SESSION, listed},
-        incoming::Arrival,
+        incoming::IncomingRequest,
         openai::{self, Chunks, Read, TokenizeInput},
         openapi,
         status::http_response,
@@ -34,9 +34,10 @@ use crate::{
     error::{Error, Kind},
     metrics::CONTENT_TYPE,
     request::{
-        chat, completion, delivery::ChatEvents, generate::RequestContext, job::ChatJob, memory::Held, model::Model,
+        chat, completion, delivery::ChatEvents, generate::RequestContext, job::ChatJob, memory::MemoryCharge,
+        model::ServedModel,
     },
-    state::Core,
+    state::RouterState,
     trace::{REQUEST_ID, Trace, is_request_id},
 };
 
@@ -52,7 +53,7 @@ const TRACED: [(&str, &str, &str); 5] = [
     ("/detokenize", "detokenize", "req"),
 ];
 
-pub fn routes(core: Arc<Core>) -> axum::Router {
+pub fn routes(state: Arc<RouterState>) -> axum::Router {
     axum::Router::new()
         .route("/", get(playground::page))
         .route("/playground/{file}", get(playground::file))
@@ -69,22 +70,22 @@ pub fn routes(core: Arc<Core>) -> axum::Router {
         .route("/openapi.json", get(openapi_json))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
-        .layer(middleware::from_fn_with_state(core.clone(), authenticate::http))
+        .layer(middleware::from_fn_with_state(state.clone(), authenticate::http))
         .layer(middleware::from_fn(request_id))
-        .layer(middleware::from_fn_with_state(core.clone(), cors::allow))
-        .with_state(core)
+        .layer(middleware::from_fn_with_state(state.clone(), cors::allow))
+        .with_state(state)
 }
 
-type Shared = State<Arc<Core>>;
+type Shared = State<Arc<RouterState>>;
 
-async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
+async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&core, &request)?;
+        let arrival = arrival(&state, &request)?;
         let (Read { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, held) =
-            read(&core, request, arrival.deadline(), openai::chat).await?;
+            read(&state, request, arrival.deadline(), openai::chat).await?;
         job.bytes = bytes;
         let call = RequestContext { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
-        let model = core.model(job.model.as_deref())?.clone();
+        let model = state.model(job.model.as_deref())?.clone();
         ignored.extend(job.unread(model.text.template.as_ref()));
         trace.asks(model.name(), delivery.stream);
         // The usage so far is counted in token ids, whoever else wants them.
@@ -100,16 +101,16 @@ async fn chat_completions(State(core): Shared, Extension(trace): Extension<Trace
         set_header(&mut response, RELAXED, &listed(&relaxed));
         Ok(labelled(response, &ignored))
     };
-    finish(&core, "chat", core.admission.unless_aborted(answer).await)
+    finish(&state, "chat", state.admission.unless_aborted(answer).await)
 }
 
-async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
+async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&core, &request)?;
+        let arrival = arrival(&state, &request)?;
         let (Read { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, held) =
-            read(&core, request, arrival.deadline(), openai::completion).await?;
+            read(&state, request, arrival.deadline(), openai::completion).await?;
         let call = RequestContext { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
-        let model = core.model(job.model.as_deref())?.clone();
+        let model = state.model(job.model.as_deref())?.clone();
         trace.asks(model.name(), delivery.stream);
         // The usage so far is counted in token ids, whoever else wants them.
         let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
@@ -124,35 +125,35 @@ async fn completions(State(core): Shared, Extension(trace): Extension<Trace>, re
         set_header(&mut response, RELAXED, &listed(&relaxed));
         Ok(labelled(response, &ignored))
     };
-    finish(&core, "completions", core.admission.unless_aborted(answer).await)
+    finish(&state, "completions", state.admission.unless_aborted(answer).await)
 }
 
-async fn render(State(core): Shared, request: Request) -> Response {
+async fn render(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&core, &request)?;
+        let arrival = arrival(&state, &request)?;
         let deadline = arrival.deadline();
         let (Read { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _held) =
-            read(&core, request, deadline, openai::chat).await?;
+            read(&state, request, deadline, openai::chat).await?;
         let _permit = arrival.permit().await?;
         job.bytes = bytes;
-        let model = core.model_or_only(job.model.as_deref())?;
+        let model = state.model_or_only(job.model.as_deref())?;
         ignored.extend(job.unread(model.text.template.as_ref()));
         let rendered = chat::render(&model, job, deadline).await?;
-        let write = move |model: &Model| Ok(openai::rendered(model.name(), &rendered));
+        let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
         let answer = model.prepare(bytes, deadline, write).await?;
         Ok(labelled(json_bytes(answer), &ignored))
     };
-    finish(&core, "render", core.admission.unless_aborted(answer).await)
+    finish(&state, "render", state.admission.unless_aborted(answer).await)
 }
 
-async fn tokenize(State(core): Shared, request: Request) -> Response {
+async fn tokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&core, &request)?;
+        let arrival = arrival(&state, &request)?;
         let deadline = arrival.deadline();
         let (Read { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _held) =
-            read(&core, request, deadline, openai::tokenize).await?;
+            read(&state, request, deadline, openai::tokenize).await?;
         let _permit = arrival.permit().await?;
-        let model = core.model_or_only(model.as_deref())?;
+        let model = state.model_or_only(model.as_deref())?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
                 model.encode(prompt, add_special_tokens, "prompt", deadline, None).await?
@@ -163,64 +164,64 @@ async fn tokenize(State(core): Shared, request: Request) -> Response {
             }
         };
         let context = model.bounds().await?.context;
-        let write = move |model: &Model| Ok(openai::tokenized(model, &ids, context, return_token_strs));
+        let write = move |model: &ServedModel| Ok(openai::tokenized(model, &ids, context, return_token_strs));
         let answer = model.prepare(bytes, deadline, write).await?;
         Ok(labelled(json_bytes(answer), &ignored))
     };
-    finish(&core, "tokenize", core.admission.unless_aborted(answer).await)
+    finish(&state, "tokenize", state.admission.unless_aborted(answer).await)
 }
 
-async fn detokenize(State(core): Shared, request: Request) -> Response {
+async fn detokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&core, &request)?;
+        let arrival = arrival(&state, &request)?;
         let deadline = arrival.deadline();
         let (Read { value: openai::Detokenize { model, tokens }, bytes, ignored }, _held) =
-            read(&core, request, deadline, openai::detokenize).await?;
+            read(&state, request, deadline, openai::detokenize).await?;
         let _permit = arrival.permit().await?;
-        let model = core.model_or_only(model.as_deref())?;
-        let write = move |model: &Model| Ok(openai::detokenized(&model.detokenize(&tokens)?));
+        let model = state.model_or_only(model.as_deref())?;
+        let write = move |model: &ServedModel| Ok(openai::detokenized(&model.detokenize(&tokens)?));
         let answer = model.prepare(bytes, deadline, write).await?;
         Ok(labelled(json_bytes(answer), &ignored))
     };
-    finish(&core, "detokenize", core.admission.unless_aborted(answer).await)
+    finish(&state, "detokenize", state.admission.unless_aborted(answer).await)
 }
 
 /// Reads a request's body within the budget, and what `parse` makes of it.
 async fn read<T: Send + 'static>(
-    core: &Core,
+    state: &RouterState,
     request: Request,
     deadline: Instant,
     parse: fn(&[u8]) -> Result<Read<T>, Error>,
-) -> Result<(Read<T>, Held), Error> {
-    let (body, mut held) = body::read(request, core.config.body_bytes, core.intake.hold(), deadline).await?;
-    let read = core.intake.parse(body.len(), deadline, move || parse(&body)).await?;
+) -> Result<(Read<T>, MemoryCharge), Error> {
+    let (body, mut held) = body::read(request, state.config.body_bytes, state.memory.hold(), deadline).await?;
+    let read = state.memory.parse(body.len(), deadline, move || parse(&body)).await?;
     held.charge(read.bytes, deadline).await?;
     Ok((read, held))
 }
 
 /// A model as clients see it; its context is unknown while its engine does not answer.
-async fn describe(model: &Arc<Model>) -> Value {
+async fn describe(model: &Arc<ServedModel>) -> Value {
     openai::model(model, model.bounds().await.ok().map(|bounds| bounds.context))
 }
 
-async fn models(State(core): Shared) -> Response {
+async fn models(State(state): Shared) -> Response {
     let mut list = Vec::new();
-    for model in core.models().iter() {
+    for model in state.models().iter() {
         list.push(describe(model).await);
     }
-    finish(&core, "models", Ok(Json(openai::models(list)).into_response()))
+    finish(&state, "models", Ok(Json(openai::models(list)).into_response()))
 }
 
-async fn model(State(core): Shared, id: Result<Path<String>, PathRejection>) -> Response {
+async fn model(State(state): Shared, id: Result<Path<String>, PathRejection>) -> Response {
     let found = match &id {
-        Ok(Path(id)) => core.model(Some(id)),
+        Ok(Path(id)) => state.model(Some(id)),
         Err(rejection) => Err(Error::invalid("model", format!("the path is not right: {}", rejection.body_text()))),
     };
     let answer = match found {
         Ok(model) => Ok(Json(describe(&model).await).into_response()),
         Err(error) => Err(error),
     };
-    finish(&core, "models", answer)
+    finish(&state, "models", answer)
 }
 
 /// The process is alive.
@@ -229,32 +230,32 @@ async fn health() -> Response {
 }
 
 /// Requests can be answered.
-async fn ready(State(core): Shared) -> Response {
-    let answer = core.ready().await.map(|()| Json(json!({"status": "ready"})).into_response());
-    finish(&core, "ready", answer)
+async fn ready(State(state): Shared) -> Response {
+    let answer = state.ready().await.map(|()| Json(json!({"status": "ready"})).into_response());
+    finish(&state, "ready", answer)
 }
 
-async fn metrics(State(core): Shared) -> Response {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], core.report().await).into_response()
+async fn metrics(State(state): Shared) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], state.report().await).into_response()
 }
 
 async fn openapi_json() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], openapi::DOCUMENT).into_response()
 }
 
-async fn no_route(State(core): Shared, uri: Uri) -> Response {
+async fn no_route(State(state): Shared, uri: Uri) -> Response {
     let message = format!("there is no {}; GET /openapi.json lists what there is", uri.path());
-    finish(&core, "none", Err(Error { code: Some("unknown_url"), ..Error::new(Kind::NotFound, message) }))
+    finish(&state, "none", Err(Error { code: Some("unknown_url"), ..Error::new(Kind::NotFound, message) }))
 }
 
-async fn no_method(State(core): Shared, method: Method, uri: Uri) -> Response {
+async fn no_method(State(state): Shared, method: Method, uri: Uri) -> Response {
     let message = format!("{method} is not allowed for {}; the header 'allow' says what is", uri.path());
     let error = Error { code: Some("method_not_allowed"), ..Error::new(Kind::MethodNotAllowed, message) };
-    finish(&core, "none", Err(error))
+    finish(&state, "none", Err(error))
 }
 
 /// The request's place, before its body is read.
-fn arrival(core: &Arc<Core>, request: &Request) -> Result<Arrival, Error> {
+fn arrival(state: &Arc<RouterState>, request: &Request) -> Result<IncomingRequest, Error> {
     let wanted = match request.headers().get(REQUEST_TIMEOUT) {
         None => None,
         Some(value) => Some(value.to_str().ok().and_then(timeout).ok_or_else(|| {
@@ -263,7 +264,7 @@ fn arrival(core: &Arc<Core>, request: &Request) -> Result<Arrival, Error> {
         })?),
     };
     let session = request.headers().get(SESSION).and_then(|name| name.to_str().ok());
-    Arrival::new(core, request.extensions().get::<Caller>(), wanted, session)
+    IncomingRequest::new(state, request.extensions().get::<ApiCaller>(), wanted, session)
 }
 
 fn timeout(text: &str) -> Option<Duration> {
@@ -320,8 +321,8 @@ fn set_header(response: &mut Response, name: &'static str, value: &str) {
 }
 
 /// Turns an error into its response, and counts.
-fn finish(core: &Core, endpoint: &'static str, answer: Result<Response, Error>) -> Response {
+fn finish(state: &RouterState, endpoint: &'static str, answer: Result<Response, Error>) -> Response {
     let response = answer.unwrap_or_else(|error| http_response(&error));
-    core.surfaces.request("http", endpoint, response.status().as_u16());
+    state.surfaces.request("http", endpoint, response.status().as_u16());
     response
 }

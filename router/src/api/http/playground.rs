@@ -41,10 +41,10 @@ pub async fn page() -> Response {
     served("index.html", PAGE)
 }
 
-pub async fn file(State(core): Shared, Path(name): Path<String>) -> Response {
+pub async fn file(State(state): Shared, Path(name): Path<String>) -> Response {
     match FILES.iter().find(|(file, _)| *file == name) {
         Some((name, text)) => served(name, text),
-        None => finish(&core, "none", Err(Error::new(Kind::NotFound, format!("the playground has no file '{name}'")))),
+        None => finish(&state, "none", Err(Error::new(Kind::NotFound, format!("the playground has no file '{name}'")))),
     }
 }
 

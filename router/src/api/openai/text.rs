@@ -1,14 +1,14 @@
 //! `/tokenize` and `/detokenize`, in vLLM's shapes.
 
 use rein_text::fields::Read;
-use rein_text::model_text::Rendered;
+use rein_text::model_text::RenderedPrompt;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::chat;
 use crate::{
     error::Error,
-    request::{job::ChatJob, model::Model},
+    request::{job::ChatJob, model::ServedModel},
 };
 
 pub struct Tokenize {
@@ -83,15 +83,15 @@ struct Detokenized<'a> {
 }
 
 /// The answer of `/tokenize`.
-pub fn tokenized(model: &Model, tokens: &[u32], context: u32, texts: bool) -> Vec<u8> {
+pub fn tokenized(model: &ServedModel, tokens: &[u32], context: u32, texts: bool) -> Vec<u8> {
     let text = |&id: &u32| String::from_utf8_lossy(&model.token_bytes(id)).into_owned();
     let token_strs = texts.then(|| tokens.iter().map(text).collect());
     encoded(&Tokenized { count: tokens.len(), max_model_len: context, token_strs, tokens })
 }
 
 /// The answer of the render endpoint.
-pub fn rendered(model: &str, rendered: &Rendered) -> Vec<u8> {
-    let Rendered { prompt, ids } = rendered;
+pub fn rendered(model: &str, rendered: &RenderedPrompt) -> Vec<u8> {
+    let RenderedPrompt { prompt, ids } = rendered;
     encoded(&RenderedBody { model, prompt, count: ids.len(), token_ids: ids })
 }
 

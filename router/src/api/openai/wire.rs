@@ -4,7 +4,7 @@ use rein_proto::v1;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Value, json};
 
-use crate::request::model::Model;
+use crate::request::model::ServedModel;
 pub use crate::request::outcomes::finish_reason;
 
 /// What OpenAI's API says for a logprob that is not known.
@@ -416,7 +416,7 @@ pub fn stop_reason(done: &v1::Done) -> Option<Value> {
     done.stop_token.map(Value::from).or_else(string)
 }
 
-pub fn model(model: &Model, max_context: Option<u32>) -> Value {
+pub fn model(model: &ServedModel, max_context: Option<u32>) -> Value {
     json!({
         "id": model.name(),
         "object": "model",

@@ -2,14 +2,14 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::*;
 
-fn open_for(breaker: &Breaker, now: Instant) -> Duration {
+fn open_for(breaker: &CircuitBreaker, now: Instant) -> Duration {
     breaker.opens_at().unwrap() - now
 }
 
 #[test]
 fn one_loss_opens_it_and_one_good_probe_closes_it() {
     let mut now = Instant::now();
-    let mut breaker = Breaker::new("a");
+    let mut breaker = CircuitBreaker::new("a");
     let (pass, late) = (breaker.begin(now).unwrap(), breaker.begin(now).unwrap());
     breaker.failed(pass, Fault::Gone, now);
     assert_eq!((breaker.condition(now), breaker.begin(now)), (Condition::Open, None));
@@ -30,8 +30,8 @@ fn one_loss_opens_it_and_one_good_probe_closes_it() {
 #[test]
 fn errors_open_it_when_they_are_many_within_the_window() {
     let start = Instant::now();
-    let mut breaker = Breaker::new("a");
-    let err = |breaker: &mut Breaker, seconds| {
+    let mut breaker = CircuitBreaker::new("a");
+    let err = |breaker: &mut CircuitBreaker, seconds| {
         let now = start + Duration::from_secs(seconds);
         let pass = breaker.begin(now).unwrap();
         breaker.failed(pass, Fault::Erred, now);
@@ -48,7 +48,7 @@ fn errors_open_it_when_they_are_many_within_the_window() {
 #[test]
 fn it_stays_open_longer_each_time_and_not_for_ever() {
     let mut now = Instant::now();
-    let mut breaker = Breaker::new("a");
+    let mut breaker = CircuitBreaker::new("a");
     let mut times = Vec::new();
     for _ in 0..40 {
         let pass = breaker.begin(now).unwrap();
@@ -74,7 +74,7 @@ fn it_stays_open_longer_each_time_and_not_for_ever() {
 #[test]
 fn a_probe_that_is_lost_or_left_locks_nothing() {
     let mut now = Instant::now();
-    let mut breaker = Breaker::new("a");
+    let mut breaker = CircuitBreaker::new("a");
     let pass = breaker.begin(now).unwrap();
     breaker.failed(pass, Fault::Gone, now);
     now = breaker.opens_at().unwrap();
@@ -96,7 +96,7 @@ fn engines_that_fell_together_are_not_tried_together() {
     let now = Instant::now();
     let mut times: Vec<Duration> = (0..8)
         .map(|engine| {
-            let mut breaker = Breaker::new(&format!("http://10.0.0.{engine}:7000"));
+            let mut breaker = CircuitBreaker::new(&format!("http://10.0.0.{engine}:7000"));
             let pass = breaker.begin(now).unwrap();
             breaker.failed(pass, Fault::Gone, now);
             open_for(&breaker, now)
@@ -113,7 +113,7 @@ fn the_rules_hold_for_any_history() {
     for seed in 0..500 {
         let mut random = StdRng::seed_from_u64(seed);
         let mut now = Instant::now();
-        let mut breaker = Breaker::new(&seed.to_string());
+        let mut breaker = CircuitBreaker::new(&seed.to_string());
         let mut passes: Vec<(Pass, Instant)> = Vec::new();
         for _ in 0..300 {
             now += Duration::from_millis(random.random_range(0..3_000));

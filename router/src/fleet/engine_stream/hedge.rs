@@ -1,16 +1,16 @@
 //! A second engine for a sequence whose first one keeps silent: the one that answers first has it, the other is let go.
 //!
-//! Nothing has been heard of the sequence then, so the two have the same start and a course each; with the engine, the
-//! winner brings its course. What is drawn is a function of the start, so that nobody can tell who won.
+//! Nothing has been heard of the sequence then, so the two have the same start and a progress each; with the engine,
+//! the winner brings its progress. What is drawn is a function of the start, so that nobody can tell who won.
 
 use futures::{FutureExt, future::BoxFuture};
 use rein_proto::internal::{FinishReason, FromEngine, ToEngine, from_engine, to_engine};
 use tokio::time::{Instant, sleep_until};
 
-use super::{Common, Course, Failure, Link, Start};
+use super::{Failure, Link, SequenceContext, SequenceProgress, Start};
 use crate::fleet::{
-    pool::{Engine, Wanted},
-    retry_budget::Counted,
+    pool::{EngineHandle, EngineRequest},
+    retry_budget::CountGuard,
 };
 
 #[derive(Default)]
@@ -21,15 +21,15 @@ pub(super) enum Hedge {
     Due(Instant),
     Opening {
         attempt: BoxFuture<'static, Result<Link, Failure>>,
-        course: Course,
+        progress: SequenceProgress,
         /// For the engine once it has the start.
         steer: Option<ToEngine>,
-        counted: Counted,
+        counted: CountGuard,
     },
     Open {
         link: Link,
-        course: Course,
-        _counted: Counted,
+        progress: SequenceProgress,
+        _counted: CountGuard,
     },
 }
 
@@ -41,31 +41,41 @@ pub(super) enum Turn {
 
 pub(super) struct Winner {
     pub link: Link,
-    pub course: Course,
+    pub progress: SequenceProgress,
     pub answer: FromEngine,
 }
 
 impl Hedge {
-    pub fn new(common: &Common) -> Self {
-        common.effort.hedge_after.and_then(|after| Instant::now().checked_add(after)).map_or(Hedge::Settled, Hedge::Due)
+    pub fn new(common: &SequenceContext) -> Self {
+        common
+            .retry_budget
+            .hedge_after
+            .and_then(|after| Instant::now().checked_add(after))
+            .map_or(Hedge::Settled, Hedge::Due)
     }
 
     /// Asks another engine than `engine`, if there is one that is in good health, and few sequences are hedged.
-    pub fn begin(common: &Common, start: &Start, course: &Course, engine: &Engine, span: &tracing::Span) -> Self {
-        let Some(counted) = common.effort.hedge() else { return Hedge::Settled };
-        let mut course = course.clone();
-        let (start, steering) = course.resume(start, false);
+    pub fn begin(
+        common: &SequenceContext,
+        start: &Start,
+        progress: &SequenceProgress,
+        engine: &EngineHandle,
+        span: &tracing::Span,
+    ) -> Self {
+        let Some(counted) = common.retry_budget.hedge() else { return Hedge::Settled };
+        let mut progress = progress.clone();
+        let (start, steering) = progress.resume(start, false);
         let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
         let session = common.session;
         let kind = Some((&*engine.kind, Instant::now()));
-        let wanted = Wanted { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
+        let wanted = EngineRequest { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
         let Some(lease) = common.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
-        common.effort.hedges();
+        common.retry_budget.hedges();
         tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");
-        let steer = steering.map(|steering| ToEngine { kind: Some(to_engine::Kind::Steer(course.steer(steering))) });
+        let steer = steering.map(|steering| ToEngine { kind: Some(to_engine::Kind::Steer(progress.steer(steering))) });
         let (deadline, span) = (common.deadline, span.clone());
         let attempt = async move { Link::open(lease, start, deadline, &span).await }.boxed();
-        Hedge::Opening { attempt, course, steer, counted }
+        Hedge::Opening { attempt, progress, steer, counted }
     }
 
     /// Never returns if no more events follow. Cancel-safe.
@@ -80,13 +90,13 @@ impl Hedge {
                 Hedge::Opening { .. } => self.opened().await,
                 Hedge::Open { link, .. } => {
                     let heard = link.from.message().await;
-                    let (Hedge::Open { link, course, .. }, Ok(Some(answer))) = (std::mem::take(self), heard) else {
+                    let (Hedge::Open { link, progress, .. }, Ok(Some(answer))) = (std::mem::take(self), heard) else {
                         continue;
                     };
                     let failed = matches!(&answer.kind, Some(from_engine::Kind::Finish(finish))
                         if matches!(finish.reason(), FinishReason::Lost | FinishReason::Error));
                     if !failed {
-                        return Turn::Won(Box::new(Winner { link, course, answer }));
+                        return Turn::Won(Box::new(Winner { link, progress, answer }));
                     }
                 }
             }
@@ -98,25 +108,25 @@ impl Hedge {
         let Hedge::Opening { attempt, .. } = self else { return };
         let opened = attempt.await;
         *self = match (std::mem::take(self), opened) {
-            (Hedge::Opening { course, steer, counted, .. }, Ok(link)) => {
+            (Hedge::Opening { progress, steer, counted, .. }, Ok(link)) => {
                 // The queue is empty: the engine has taken the start from it.
                 let told = steer.is_none_or(|steer| link.to.try_send(steer).is_ok());
-                if told { Hedge::Open { link, course, _counted: counted } } else { Hedge::Settled }
+                if told { Hedge::Open { link, progress, _counted: counted } } else { Hedge::Settled }
             }
             _ => Hedge::Settled,
         };
     }
 
     /// The second engine, where it has taken the sequence, in place of one that is lost.
-    pub fn promote(&mut self) -> Option<(Link, Course)> {
+    pub fn promote(&mut self) -> Option<(Link, SequenceProgress)> {
         match std::mem::take(self) {
-            Hedge::Open { link, course, .. } => Some((link, course)),
+            Hedge::Open { link, progress, .. } => Some((link, progress)),
             _ => None,
         }
     }
 
     /// The same where the first engine never took the sequence: one that is still being asked is worth waiting for.
-    pub async fn instead(&mut self) -> Option<(Link, Course)> {
+    pub async fn instead(&mut self) -> Option<(Link, SequenceProgress)> {
         while let Hedge::Opening { .. } = self {
             self.opened().await;
         }

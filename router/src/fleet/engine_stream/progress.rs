@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use rein_proto::internal::{Start, Steer, Tokens};
 
-use super::{Drawn, Steering};
+use super::{DrawnToken, Steering};
 use crate::error::Error;
 
 /// Which tokens of the engine count: pure bookkeeping of epoch and position.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Course {
+pub(super) struct SequenceProgress {
     pub epoch: u64,
     pub accepted: Vec<u32>,
     /// The mask under which the next token is drawn.
@@ -19,9 +19,9 @@ pub(super) struct Course {
     pub unanswered: bool,
 }
 
-impl Course {
+impl SequenceProgress {
     /// The tokens of this message that are new under the current epoch.
-    pub fn hear(&mut self, tokens: Tokens) -> Result<Vec<Drawn>, Error> {
+    pub fn receive(&mut self, tokens: Tokens) -> Result<Vec<DrawnToken>, Error> {
         if tokens.epoch < self.epoch {
             return Ok(Vec::new());
         }
@@ -41,8 +41,8 @@ impl Course {
             return Err(Error::internal("the engine's logprobs do not match its tokens", cause));
         }
         let mut logprobs = tokens.logprobs.into_iter();
-        let drawn = tokens.ids.into_iter().map(|id| Drawn { id, logprob: logprobs.next() });
-        let drawn: Vec<Drawn> = drawn.skip(known).collect();
+        let drawn = tokens.ids.into_iter().map(|id| DrawnToken { id, logprob: logprobs.next() });
+        let drawn: Vec<DrawnToken> = drawn.skip(known).collect();
         self.accepted.extend(drawn.iter().map(|drawn| drawn.id));
         if !drawn.is_empty() {
             (self.mask, self.unanswered) = (None, false);

@@ -8,22 +8,22 @@ fn tokens(epoch: u64, position: u32, ids: &[u32]) -> Tokens {
     Tokens { epoch, position, ids: ids.to_vec(), logprobs: Vec::new() }
 }
 
-fn ids(drawn: Vec<Drawn>) -> Vec<u32> {
+fn ids(drawn: Vec<DrawnToken>) -> Vec<u32> {
     drawn.into_iter().map(|drawn| drawn.id).collect()
 }
 
 #[test]
 fn older_epochs_are_ignored_and_appended_tokens_count() {
-    let mut course = Course::default();
-    assert_eq!(ids(course.hear(tokens(0, 0, &[1, 2, 3])).unwrap()), [1, 2, 3]);
-    let steer = course.steer(Steering::keep(1).append([9, 8]).hold());
+    let mut progress = SequenceProgress::default();
+    assert_eq!(ids(progress.receive(tokens(0, 0, &[1, 2, 3])).unwrap()), [1, 2, 3]);
+    let steer = progress.steer(Steering::keep(1).append([9, 8]).hold());
     assert_eq!((steer.epoch, steer.keep, steer.append.as_slice(), steer.hold), (1, 1, [9, 8].as_slice(), true));
-    assert_eq!(ids(course.hear(tokens(0, 3, &[4])).unwrap()), Vec::<u32>::new());
-    assert_eq!(course.accepted, [1, 9, 8]);
+    assert_eq!(ids(progress.receive(tokens(0, 3, &[4])).unwrap()), Vec::<u32>::new());
+    assert_eq!(progress.accepted, [1, 9, 8]);
     // Whether the engine repeats what was appended or not, it counts once.
-    assert_eq!(ids(course.hear(tokens(1, 1, &[9, 8, 5])).unwrap()), [5]);
-    assert_eq!(ids(course.hear(tokens(1, 4, &[6])).unwrap()), [6]);
-    assert_eq!(course.accepted, [1, 9, 8, 5, 6]);
+    assert_eq!(ids(progress.receive(tokens(1, 1, &[9, 8, 5])).unwrap()), [5]);
+    assert_eq!(ids(progress.receive(tokens(1, 4, &[6])).unwrap()), [6]);
+    assert_eq!(progress.accepted, [1, 9, 8, 5, 6]);
 }
 
 #[tokio::test]
@@ -48,37 +48,37 @@ async fn an_engine_that_nobody_reached_is_told_from_one_that_hung_up() {
 
 #[test]
 fn a_gap_or_an_epoch_from_nowhere_is_an_error() {
-    assert!(Course::default().hear(tokens(0, 1, &[7])).is_err());
-    assert!(Course::default().hear(tokens(1, 0, &[7])).is_err());
+    assert!(SequenceProgress::default().receive(tokens(0, 1, &[7])).is_err());
+    assert!(SequenceProgress::default().receive(tokens(1, 0, &[7])).is_err());
 }
 
 #[test]
 fn keeping_more_than_there_is_keeps_what_there_is() {
-    let mut course = Course { epoch: 4, accepted: vec![1, 2], ..Course::default() };
-    let steer = course.steer(Steering::keep(9));
+    let mut progress = SequenceProgress { epoch: 4, accepted: vec![1, 2], ..SequenceProgress::default() };
+    let steer = progress.steer(Steering::keep(9));
     assert_eq!((steer.epoch, steer.keep), (5, 2));
 }
 
 #[test]
 fn a_course_goes_on_as_it_was() {
     let start = Start { prompt: vec![1], hold: true, prompt_logprobs: 2, ..Start::default() };
-    let mut course = Course { held: true, ..Course::default() };
-    let (begun, nothing) = course.resume(&start, false);
+    let mut progress = SequenceProgress { held: true, ..SequenceProgress::default() };
+    let (begun, nothing) = progress.resume(&start, false);
     assert_eq!((begun, nothing), (start.clone(), None));
     // A mask that was asked for and not used is asked for again; one that was used is not.
     let masked = Steering::keep(0).append([5]).mask(Bytes::from_static(&[7]));
-    course.steer(masked);
-    let (resumed, steering) = course.resume(&start, true);
+    progress.steer(masked);
+    let (resumed, steering) = progress.resume(&start, true);
     assert_eq!((resumed.resume, resumed.hold, resumed.prompt_logprobs), (vec![5], true, -1));
     assert_eq!(steering, Some(Steering::keep(1).mask(Bytes::from_static(&[7]))));
-    course.steer(steering.unwrap());
-    assert_eq!(ids(course.hear(tokens(1, 1, &[6, 7])).unwrap()), [6, 7]);
-    let (resumed, steering) = course.resume(&start, true);
+    progress.steer(steering.unwrap());
+    assert_eq!(ids(progress.receive(tokens(1, 1, &[6, 7])).unwrap()), [6, 7]);
+    let (resumed, steering) = progress.resume(&start, true);
     assert_eq!((resumed.resume, resumed.hold, steering), (vec![5, 6, 7], false, None));
     // One that waits for a steer goes on waiting.
-    course.steer(Steering::keep(3).hold());
-    course.hear(tokens(1, 3, &[8])).unwrap();
-    let (resumed, steering) = course.resume(&start, true);
+    progress.steer(Steering::keep(3).hold());
+    progress.receive(tokens(1, 3, &[8])).unwrap();
+    let (resumed, steering) = progress.resume(&start, true);
     assert_eq!((resumed.resume, resumed.hold, steering), (vec![5, 6, 7, 8], true, None));
 }
 
@@ -92,36 +92,43 @@ mod budget {
     };
 
     /// A pool of these engines, and what their sequences share.
-    fn common(engines: &[&Fake], credit: bool) -> Common {
-        let effort = Arc::new(Effort::new(None));
-        while !credit && effort.retry(Instant::now()) {}
+    fn common(engines: &[&Fake], credit: bool) -> SequenceContext {
+        let retry_budget = Arc::new(RetryBudget::new(None));
+        while !credit && retry_budget.retry(Instant::now()) {}
         let engines = engines.iter().map(|&engine| (transport(EngineServer::new(engine.clone())), String::new()));
         let deadline = Instant::now() + limits::REQUEST_TIME;
-        Common {
-            pool: Arc::new(Pool::fixed(engines.collect())),
+        SequenceContext {
+            pool: Arc::new(EnginePool::fixed(engines.collect())),
             session: None,
             deadline,
             metrics: Arc::default(),
-            effort,
-            client: watch::channel(Client::Reads).1,
+            retry_budget,
+            client: watch::channel(ClientState::Reads).1,
         }
     }
 
-    async fn sequence(common: &Common) -> Result<(), Error> {
-        let Common { pool, session, deadline, metrics, effort, client } = common;
+    async fn sequence(common: &SequenceContext) -> Result<(), Error> {
+        let SequenceContext { pool, session, deadline, metrics, retry_budget, client } = common;
         let (pool, session, deadline, client) = (pool.clone(), *session, *deadline, client.clone());
         let limits = Some(Limits { max_tokens: 1, ..Limits::default() });
         let start = Start { limits, logprobs: -1, prompt_logprobs: -1, ..Start::default() };
-        let wanted = Wanted { salt: "", tokens: &[], session, kind: None, refused: &[] };
+        let wanted = EngineRequest { salt: "", tokens: &[], session, kind: None, refused: &[] };
         let lease = pool.lease(&wanted, deadline, deadline).await?;
-        let common = Common { pool, session, deadline, metrics: metrics.clone(), effort: effort.clone(), client };
+        let common = SequenceContext {
+            pool,
+            session,
+            deadline,
+            metrics: metrics.clone(),
+            retry_budget: retry_budget.clone(),
+            client,
+        };
         let spans = Spans { span: Span::none(), queue: Span::none() };
         let mut stream = EngineStream::open(common, lease, start, spans).await?;
-        while !matches!(stream.hear().await?, Heard::Finish(_)) {}
+        while !matches!(stream.next_output().await?, EngineOutput::Finish(_)) {}
         Ok(())
     }
 
-    async fn succeed(common: &Common, sequences: usize) -> usize {
+    async fn succeed(common: &SequenceContext, sequences: usize) -> usize {
         let mut succeeded = 0;
         for _ in 0..sequences {
             succeeded += usize::from(sequence(common).await.is_ok());

@@ -31,14 +31,14 @@ fn soon() -> Instant {
 
 #[tokio::test]
 async fn small_grammars_do_not_wait_for_long_ones() {
-    let (compiling, grammars) = (Compiling::new(), grammars());
+    let (compiling, grammars) = (CompileQueue::new(), grammars());
     let _held = compiling.long.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
     assert!(compiling.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn what_was_compiled_waits_for_nothing() {
-    let (compiling, grammars) = (Compiling::new(), grammars());
+    let (compiling, grammars) = (CompileQueue::new(), grammars());
     compiling.compile(&grammars, small(), None, soon()).await.unwrap();
     let _held = compiling.first.clone().acquire_many_owned(limits::GRAMMARS_AT_FIRST as u32).await.unwrap();
     assert!(compiling.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
@@ -46,7 +46,7 @@ async fn what_was_compiled_waits_for_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deadline_is_heard_while_a_grammar_waits() {
-    let (compiling, grammars) = (Compiling::new(), grammars());
+    let (compiling, grammars) = (CompileQueue::new(), grammars());
     let _held = compiling.long.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
     let error = compiling.compile(&grammars, costly(), None, Instant::now() + Duration::from_secs(2)).await;
     assert_eq!(error.unwrap_err().kind, Kind::Deadline);
@@ -54,7 +54,7 @@ async fn a_deadline_is_heard_while_a_grammar_waits() {
 
 #[tokio::test]
 async fn costly_grammars_are_relaxed_in_their_own_turn() {
-    let (compiling, grammars) = (Compiling::new(), grammars());
+    let (compiling, grammars) = (CompileQueue::new(), grammars());
     let compiled = compiling.compile(&grammars, costly(), None, soon()).await.unwrap().unwrap();
     assert_eq!(compiled.relaxations()[0].keyword, "allOf");
     assert_eq!(compiling.long.available_permits(), limits::LONG_GRAMMARS, "the turn is over");

@@ -12,10 +12,10 @@ use crate::{
     error::Error,
     hash::{STRIDE, mix},
     request::{
-        choice::{Guided, ThinkingBudget},
-        grammar_session::{self, Guide, Restrictions},
+        choice::{SteeredOutput, ThinkingBudget},
+        grammar_session::{self, GrammarSession, Restrictions},
         job::{Generation, Truncation},
-        model::{Bounds, Model},
+        model::{Bounds, ServedModel},
     },
 };
 
@@ -55,7 +55,7 @@ pub struct Defaults {
 impl Plan {
     pub fn new(
         generation: &Generation,
-        model: &Model,
+        model: &ServedModel,
         bounds: Bounds,
         prompt: usize,
         defaults: Defaults,
@@ -101,7 +101,7 @@ impl Plan {
 
     /// Where tools can be called: a stop that is a marker of the format's calls ends the answer behind the call that
     /// the marker is a part of, and never inside it. The engine does not know such a stop.
-    pub fn spare_calls(&mut self, model: &Model) {
+    pub fn spare_calls(&mut self, model: &ServedModel) {
         let eos = &model.text.stop_token_ids;
         let token = |id: &&u32| !eos.contains(id);
         let token = self.named_stop_ids.iter().filter(token).filter_map(|id| {
@@ -147,7 +147,7 @@ impl Plan {
         self.restrictions.are_narrow() || grammar.is_some_and(|grammar| grammar.always)
     }
 
-    pub(super) fn guided(&self, grammar: Option<&Grammar>) -> Result<Option<Guided>, Error> {
+    pub(super) fn steered(&self, grammar: Option<&Grammar>) -> Result<Option<SteeredOutput>, Error> {
         if !self.is_guided(grammar) {
             return Ok(None);
         }
@@ -161,14 +161,14 @@ impl Plan {
             always: self.masks_always(grammar),
         };
         let (max_tokens, thinking) = (self.limits.max_tokens, self.thinking.clone());
-        let guide = Guide::new(rules);
-        let guide = if self.decisions { guide.with_decisions() } else { guide };
-        Ok(Some(Guided { guide, max_tokens, thinking }))
+        let session = GrammarSession::new(rules);
+        let session = if self.decisions { session.with_decisions() } else { session };
+        Ok(Some(SteeredOutput { session, max_tokens, thinking }))
     }
 }
 
 /// A bad word is refused as vLLM refuses it: as the tokens that spell it, at the beginning of a text and after a blank.
-fn restrictions(asked: &v1::Sampling, model: &Model, bounds: Bounds) -> Result<Restrictions, Error> {
+fn restrictions(asked: &v1::Sampling, model: &ServedModel, bounds: Bounds) -> Result<Restrictions, Error> {
     let mut words = Vec::new();
     for word in &asked.bad_words {
         let bare = model.tokens(word.trim_start(), "bad_words")?;
@@ -183,7 +183,7 @@ fn restrictions(asked: &v1::Sampling, model: &Model, bounds: Bounds) -> Result<R
 }
 
 /// None: no budget, or the model's format has no reasoning.
-fn thinking(generation: &Generation, model: &Model) -> Result<Option<ThinkingBudget>, Error> {
+fn thinking(generation: &Generation, model: &ServedModel) -> Result<Option<ThinkingBudget>, Error> {
     let (Some(tokens), Some(markers)) = (generation.thinking_token_budget, model.reasoning_markers()) else {
         return Ok(None);
     };
@@ -231,7 +231,7 @@ fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: 
 }
 
 /// The request's word, then the model's generation_config, then the API's default.
-fn sampling(asked: &v1::Sampling, model: &Model, seed: u64) -> internal::Sampling {
+fn sampling(asked: &v1::Sampling, model: &ServedModel, seed: u64) -> internal::Sampling {
     let model = &model.text.generation;
     let greedy = (model.do_sample == Some(false)).then_some(0.0);
     let mut logit_bias: Vec<_> =

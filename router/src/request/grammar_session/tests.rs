@@ -35,18 +35,18 @@ fn matcher(rules: &Rules) -> Matcher {
 }
 
 /// Without an opening for calls.
-fn plain(matcher: Matcher, always: bool) -> Guide {
+fn plain(matcher: Matcher, always: bool) -> GrammarSession {
     opened(matcher, &[], always)
 }
 
-fn opened(matcher: Matcher, opening: &[u32], always: bool) -> Guide {
+fn opened(matcher: Matcher, opening: &[u32], always: bool) -> GrammarSession {
     restricted(Some(matcher), Restrictions::default(), opening, always)
 }
 
-fn restricted(matcher: Option<Matcher>, restrictions: Restrictions, opening: &[u32], always: bool) -> Guide {
+fn restricted(matcher: Option<Matcher>, restrictions: Restrictions, opening: &[u32], always: bool) -> GrammarSession {
     let vocab = 256 + MARKERS.len();
     let (opening, stop_ids) = (opening.to_vec(), vec![END]);
-    Guide::new(super::SessionRules { matcher, restrictions, opening, stop_ids, vocab, always })
+    GrammarSession::new(super::SessionRules { matcher, restrictions, opening, stop_ids, vocab, always })
 }
 
 fn weather(choice: ToolChoice) -> Rules {
@@ -70,14 +70,14 @@ fn unit(x: u64) -> f64 {
 }
 
 /// A model: what it draws is a pure function of the tokens before, the seed, and whether a mask applies.
-struct Model {
+struct ServedModel {
     seed: u64,
     greedy: bool,
     /// Extra weight of a few ids, so that a draw can be likely.
     likes: Vec<(u32, f64)>,
 }
 
-impl Model {
+impl ServedModel {
     fn draw(&self, tokens: &[u32], mask: Option<&[u8]>) -> u32 {
         let state = tokens.iter().fold(self.seed, |state, &id| mix(state, u64::from(id)));
         let weight = |id: u32| {
@@ -102,25 +102,30 @@ impl Model {
 }
 
 /// Runs until the output ends or `max` tokens stand. `ahead(step)`: tokens that the engine draws before it is heard.
-fn run(mut guide: Guide, model: &Model, max: usize, ahead: impl Fn(usize) -> usize) -> (Vec<u32>, GuideStats) {
+fn run(
+    mut session: GrammarSession,
+    model: &ServedModel,
+    max: usize,
+    ahead: impl Fn(usize) -> usize,
+) -> (Vec<u32>, GrammarStats) {
     let mut tokens: Vec<u32> = Vec::new();
-    let (mut mask, mut hold) = (None, guide.always);
-    let mut judgement = guide.begin(max).unwrap();
+    let (mut mask, mut hold) = (None, session.always);
+    let mut outcome = session.begin(max).unwrap();
     let mut batch: Vec<u32> = Vec::new();
     for step in 0.. {
-        tokens.extend(&batch[..judgement.stand]);
+        tokens.extend(&batch[..outcome.stand]);
         let keep = tokens.len();
-        tokens.extend(&judgement.forced);
-        if judgement.ended || tokens.len() >= max {
+        tokens.extend(&outcome.forced);
+        if outcome.ended || tokens.len() >= max {
             break;
         }
-        match judgement.steering.take() {
+        match outcome.steering.take() {
             Some(steering) => {
-                assert_eq!((steering.keep, &steering.append), (keep, &judgement.forced));
+                assert_eq!((steering.keep, &steering.append), (keep, &outcome.forced));
                 (mask, hold) = (steering.mask, steering.hold);
             }
             None => {
-                assert_eq!((judgement.stand, judgement.forced.len()), (batch.len(), 0));
+                assert_eq!((outcome.stand, outcome.forced.len()), (batch.len(), 0));
                 assert!(!hold, "the engine would wait for ever");
             }
         }
@@ -130,9 +135,9 @@ fn run(mut guide: Guide, model: &Model, max: usize, ahead: impl Fn(usize) -> usi
             drawn.push(model.draw(&drawn, mask.take().as_deref()));
         }
         batch = drawn.split_off(tokens.len());
-        judgement = guide.take(&batch, max - tokens.len()).unwrap();
+        outcome = session.take(&batch, max - tokens.len()).unwrap();
     }
-    (tokens, guide.stats())
+    (tokens, session.stats())
 }
 
 #[test]
@@ -141,14 +146,14 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
     for (seed, choice) in (0..60).zip([ToolChoice::Required, ToolChoice::Auto, ToolChoice::None].iter().cycle()) {
         let matcher = matcher(&weather(choice.clone()));
         let likes = vec![(END, 1.2), (259, 1.3)];
-        let model = Model { seed, greedy: true, likes };
+        let model = ServedModel { seed, greedy: true, likes };
         let opening: &[u32] = if *choice == ToolChoice::Required { &[259] } else { &[] };
-        let guide = |always| opened(matcher.clone(), opening, always);
-        let (masked, stats) = run(guide(true), &model, 120, |_| 1);
+        let session = |always| opened(matcher.clone(), opening, always);
+        let (masked, stats) = run(session(true), &model, 120, |_| 1);
         let opened = u64::from(!opening.is_empty());
         assert!(stats.refused <= opened, "nothing but an early end is refused under masks");
         for latency in [1, 2, 3, 7, 50] {
-            let (tokens, _) = run(guide(false), &model, 120, |step| 1 + (mix(seed, step as u64) as usize) % latency);
+            let (tokens, _) = run(session(false), &model, 120, |step| 1 + (mix(seed, step as u64) as usize) % latency);
             assert_eq!(tokens, masked, "seed {seed}, {choice:?}, latency {latency}");
         }
         ended += usize::from(masked.len() < 120);
@@ -160,7 +165,7 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
 fn timing_does_not_change_drawn_tokens() {
     for seed in 0..60 {
         let matcher = matcher(&weather(ToolChoice::Required));
-        let model = Model { seed, greedy: false, likes: vec![(259, 40.0), (END, 9.0)] };
+        let model = ServedModel { seed, greedy: false, likes: vec![(259, 40.0), (END, 9.0)] };
         let at = |latency: usize| run(plain(matcher.clone(), false), &model, 150, |_| latency);
         let (first, stats) = at(1);
         assert!(stats.refused > 0 && stats.forced > 0 && stats.held > 0, "{stats:?}");
@@ -182,7 +187,7 @@ fn refusing_and_redrawing_is_masked_sampling() {
     let count = |always: bool| {
         let mut counts = [0u32; 8];
         for seed in 0..draws {
-            let model = Model { seed: mix(seed, u64::from(always)), greedy: false, likes: likes.clone() };
+            let model = ServedModel { seed: mix(seed, u64::from(always)), greedy: false, likes: likes.clone() };
             let (tokens, _) = run(plain(matcher.clone(), always), &model, 1, |_| 1);
             // Blanks before an answer are allowed, too.
             let letter = tokens[0].wrapping_sub(u32::from(b'a')) as usize;
@@ -210,15 +215,15 @@ fn refusing_and_redrawing_is_masked_sampling() {
 
 #[test]
 fn a_model_that_wants_to_end_but_must_call_opens_a_call() {
-    let mut guide = opened(matcher(&weather(ToolChoice::Required)), &[259], false);
-    guide.begin(100).unwrap();
-    let judgement = guide.take(&[u32::from(b'\n'), END], 100).unwrap();
-    assert_eq!((judgement.stand, &judgement.forced[..2]), (1, [259, 261].as_slice()));
-    assert!(judgement.steering.is_some() && !judgement.ended);
+    let mut session = opened(matcher(&weather(ToolChoice::Required)), &[259], false);
+    session.begin(100).unwrap();
+    let outcome = session.take(&[u32::from(b'\n'), END], 100).unwrap();
+    assert_eq!((outcome.stand, &outcome.forced[..2]), (1, [259, 261].as_slice()));
+    assert!(outcome.steering.is_some() && !outcome.ended);
     let mut free = plain(matcher(&weather(ToolChoice::Auto)), false);
     free.begin(100).unwrap();
-    let judgement = free.take(&[u32::from(b'h'), END], 100).unwrap();
-    assert!(judgement.ended && judgement.stand == 2);
+    let outcome = free.take(&[u32::from(b'h'), END], 100).unwrap();
+    assert!(outcome.ended && outcome.stand == 2);
 }
 
 #[test]
@@ -246,60 +251,60 @@ fn holding_begins_after_refusals_and_lets_go() {
 
 #[test]
 fn a_call_is_forced_where_nothing_else_can_come() {
-    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false);
-    assert!(guide.begin(100).unwrap().forced.is_empty());
+    let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
+    assert!(session.begin(100).unwrap().forced.is_empty());
     // The engine opens the section; the rest up to the first argument is the grammar's.
-    let judgement = guide.take(&[259], 100).unwrap();
-    let text: Vec<u8> = judgement.forced.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+    let outcome = session.take(&[259], 100).unwrap();
+    let text: Vec<u8> = outcome.forced.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
     assert!(text.starts_with(b"functions.get_weather:0"), "{:?}", String::from_utf8_lossy(&text));
-    assert_eq!(judgement.forced[0], 261);
+    assert_eq!(outcome.forced[0], 261);
     // Where it drew on, what agrees stands and the rest is overruled, without counting against it.
-    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false);
-    guide.begin(100).unwrap();
-    let overruled = guide.take(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
+    let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
+    session.begin(100).unwrap();
+    let overruled = session.take(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
     assert_eq!(overruled.stand, 3);
-    assert_eq!(overruled.forced, judgement.forced[2..]);
-    assert_eq!(guide.stats().refused, 0);
+    assert_eq!(overruled.forced, outcome.forced[2..]);
+    assert_eq!(session.stats().refused, 0);
     // No room: no more than that.
-    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false);
-    guide.begin(4).unwrap();
-    let judgement = guide.take(&[259], 4).unwrap();
-    assert_eq!(judgement.forced.len(), 3);
+    let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
+    session.begin(4).unwrap();
+    let outcome = session.take(&[259], 4).unwrap();
+    assert_eq!(outcome.forced.len(), 3);
 }
 
 #[test]
 fn decisions_tell_how_each_token_came_about() {
     let z = u32::from(b'z');
-    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
-    guide.begin(100).unwrap();
-    assert_eq!(guide.take(&[z], 100).unwrap().stand, 0);
-    assert_eq!(guide.take_decisions(), [], "nothing stands yet");
-    let forced = guide.take(&[259], 100).unwrap().forced;
-    let decisions = guide.take_decisions();
+    let mut session = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
+    session.begin(100).unwrap();
+    assert_eq!(session.take(&[z], 100).unwrap().stand, 0);
+    assert_eq!(session.take_decisions(), [], "nothing stands yet");
+    let forced = session.take(&[259], 100).unwrap().forced;
+    let decisions = session.take_decisions();
     let refused = vec![Refusal { position: 0, id: z }];
     assert_eq!(decisions[0], TokenDecision { id: 259, origin: TokenOrigin::Masked, refused });
     let rest: Vec<_> =
         forced.iter().map(|&id| TokenDecision { id, origin: TokenOrigin::Forced, refused: vec![] }).collect();
     assert_eq!(decisions[1..], rest);
     // Without a refusal the token is drawn without a mask.
-    let mut guide = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
-    guide.begin(100).unwrap();
-    guide.take(&[259], 100).unwrap();
-    assert_eq!(guide.take_decisions()[0], TokenDecision { id: 259, origin: TokenOrigin::Drawn, refused: vec![] });
-    assert_eq!(guide.take_decisions(), [], "each decision is told once");
+    let mut session = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
+    session.begin(100).unwrap();
+    session.take(&[259], 100).unwrap();
+    assert_eq!(session.take_decisions()[0], TokenDecision { id: 259, origin: TokenOrigin::Drawn, refused: vec![] });
+    assert_eq!(session.take_decisions(), [], "each decision is told once");
 }
 
 #[test]
 fn decisions_are_recorded_only_where_asked_and_up_to_a_limit() {
-    let mut guide = restricted(None, Restrictions::default(), &[], false);
-    guide.take(&[1, 2], 100).unwrap();
-    assert_eq!(guide.take_decisions(), []);
-    let mut guide = restricted(None, Restrictions::default(), &[], false).with_decisions();
+    let mut session = restricted(None, Restrictions::default(), &[], false);
+    session.take(&[1, 2], 100).unwrap();
+    assert_eq!(session.take_decisions(), []);
+    let mut session = restricted(None, Restrictions::default(), &[], false).with_decisions();
     let most = limits::DECISIONS_TOLD;
-    guide.take(&vec![1; most + 1], most + 1).unwrap();
-    assert_eq!(guide.take_decisions().len(), most);
-    guide.take(&[1], 1).unwrap();
-    assert_eq!(guide.take_decisions(), []);
+    session.take(&vec![1; most + 1], most + 1).unwrap();
+    assert_eq!(session.take_decisions().len(), most);
+    session.take(&[1], 1).unwrap();
+    assert_eq!(session.take_decisions(), []);
 }
 
 #[test]
@@ -319,7 +324,7 @@ fn a_stop_token_that_a_grammar_names_ends_the_output() {
         let matcher = matcher(&rules);
         for (seed, always) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
             // It never reasons, which would only be longer.
-            let model = Model { seed, greedy: true, likes: vec![(257, 0.0), (END, 1.5)] };
+            let model = ServedModel { seed, greedy: true, likes: vec![(257, 0.0), (END, 1.5)] };
             let (tokens, stats) = run(plain(matcher.clone(), always), &model, 40, |_| 3);
             assert_eq!(tokens.last(), Some(&END), "{response:?}, seed {seed}: {tokens:?}");
             assert!(stats.refused <= 3, "{response:?}: {stats:?}");
@@ -330,10 +335,10 @@ fn a_stop_token_that_a_grammar_names_ends_the_output() {
 #[test]
 fn refusals_at_one_place_are_bounded() {
     let rules = Rules { response: Some(Response::Regex("a".into())), parallel: true, ..Rules::default() };
-    let mut guide = plain(matcher(&rules), false);
-    guide.begin(100).unwrap();
+    let mut session = plain(matcher(&rules), false);
+    session.begin(100).unwrap();
     // An engine that disregards the mask.
-    let refused = (1..).find_map(|draws| guide.take(&[u32::from(b'z')], 100).err().map(|error| (draws, error)));
+    let refused = (1..).find_map(|draws| session.take(&[u32::from(b'z')], 100).err().map(|error| (draws, error)));
     let bound = limits::REFUSALS_IN_A_ROW;
     assert_eq!(refused, Some((bound, MatcherError::NoProgress(bound).into())));
 }
@@ -359,31 +364,31 @@ fn byte(c: char) -> u32 {
 fn restricted_tokens_are_refused_with_and_without_a_grammar() {
     let words = vec![vec![byte('b')], vec![byte('a'), byte('c')]];
     for matcher in [None, Some(matcher(&weather(ToolChoice::Auto)))] {
-        let mut guide = restricted(matcher, Restrictions::new(&[], words.clone(), 300), &[], false);
-        guide.begin(100).unwrap();
-        let judgement = guide.take(&[byte('x'), byte('c'), byte('a'), byte('c'), byte('z')], 100).unwrap();
-        assert_eq!((judgement.stand, judgement.forced.len()), (3, 0));
-        let mask = judgement.steering.unwrap().mask.unwrap();
+        let mut session = restricted(matcher, Restrictions::new(&[], words.clone(), 300), &[], false);
+        session.begin(100).unwrap();
+        let outcome = session.take(&[byte('x'), byte('c'), byte('a'), byte('c'), byte('z')], 100).unwrap();
+        assert_eq!((outcome.stand, outcome.forced.len()), (3, 0));
+        let mask = outcome.steering.unwrap().mask.unwrap();
         let allowed = |id: u32| mask[id as usize / 8] >> (id % 8) & 1 == 1;
         assert!(!allowed(byte('b')) && !allowed(byte('c')) && allowed(byte('a')) && allowed(byte('d')) && allowed(END));
         assert_eq!(mask.len(), (256 + MARKERS.len()).div_ceil(8));
         // What is drawn instead goes on.
-        assert_eq!(guide.take(&[byte('a'), byte('d'), byte('c')], 100).unwrap().stand, 3);
+        assert_eq!(session.take(&[byte('a'), byte('d'), byte('c')], 100).unwrap().stand, 3);
     }
 }
 
 #[test]
 fn allowed_tokens_are_drawn_under_masks_and_end_only_where_the_end_is_one_of_them() {
-    let mut guide = restricted(None, Restrictions::new(&[byte('a')], vec![], 300), &[], true);
-    let mask = guide.begin(100).unwrap().steering.unwrap().mask.unwrap();
+    let mut session = restricted(None, Restrictions::new(&[byte('a')], vec![], 300), &[], true);
+    let mask = session.begin(100).unwrap().steering.unwrap().mask.unwrap();
     assert_eq!(mask.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
-    assert_eq!(guide.take(&[byte('a')], 100).unwrap().stand, 1);
-    let refused = guide.take(&[END], 100).unwrap();
+    assert_eq!(session.take(&[byte('a')], 100).unwrap().stand, 1);
+    let refused = session.take(&[END], 100).unwrap();
     assert_eq!((refused.stand, refused.ended), (0, false));
     // Nothing that the grammar allows is allowed.
     let none = Restrictions::new(&[END], vec![], 300);
-    let mut guide = restricted(Some(matcher(&weather(ToolChoice::Required))), none, &[], true);
-    assert_eq!(guide.begin(100).map(|_| ()), Err(GuideError::NothingLeft));
+    let mut session = restricted(Some(matcher(&weather(ToolChoice::Required))), none, &[], true);
+    assert_eq!(session.begin(100).map(|_| ()), Err(GrammarSessionError::NothingLeft));
 }
 
 #[test]
@@ -392,19 +397,19 @@ fn reasoning_is_ended_where_the_grammar_lets_it() {
     let rules = rein_grammar::Rules { start: rein_grammar::Region::Reasoning, ..weather(ToolChoice::Auto) };
     for matcher in [None, Some(matcher(&rules))] {
         let bound = matcher.is_some();
-        let mut guide = restricted(matcher, Restrictions::default(), &[], false);
-        guide.begin(100).unwrap();
+        let mut session = restricted(matcher, Restrictions::default(), &[], false);
+        session.begin(100).unwrap();
         // The first byte of a character.
-        guide.take(&[byte('w'), 0xC3], 100).unwrap();
-        assert_eq!(guide.force(&[think], 100).unwrap().is_none(), bound);
+        session.take(&[byte('w'), 0xC3], 100).unwrap();
+        assert_eq!(session.force(&[think], 100).unwrap().is_none(), bound);
         if bound {
-            guide.take(&[0xA9], 100).unwrap();
-            assert!(guide.force(&[think], 0).unwrap().is_none(), "there is no room for it");
-            let judgement = guide.force(&[think], 100).unwrap().unwrap();
-            assert_eq!((judgement.stand, judgement.forced.as_slice()), (0, [think].as_slice()));
-            let steering = judgement.steering.unwrap();
+            session.take(&[0xA9], 100).unwrap();
+            assert!(session.force(&[think], 0).unwrap().is_none(), "there is no room for it");
+            let outcome = session.force(&[think], 100).unwrap().unwrap();
+            assert_eq!((outcome.stand, outcome.forced.as_slice()), (0, [think].as_slice()));
+            let steering = outcome.steering.unwrap();
             assert_eq!((steering.keep, steering.append, steering.mask), (3, vec![think], None));
         }
-        assert!(guide.take(&[byte('t'), END], 100).unwrap().stand == 2);
+        assert!(session.take(&[byte('t'), END], 100).unwrap().stand == 2);
     }
 }

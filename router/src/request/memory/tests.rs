@@ -5,9 +5,9 @@ use crate::error::Kind;
 
 #[tokio::test(start_paused = true)]
 async fn the_budget_is_shared_given_back_and_free_for_small_requests() {
-    let intake = Intake::new(1);
+    let memory = RequestMemory::new(1);
     let until = Instant::now() + Duration::from_secs(60);
-    let (mut first, mut second, mut small) = (intake.hold(), intake.hold(), intake.hold());
+    let (mut first, mut second, mut small) = (memory.hold(), memory.hold(), memory.hold());
     first.charge(limits::HELD_BYTES - UNIT, until).await.unwrap();
     let began = Instant::now();
     let error = second.charge(limits::HELD_BYTES / 2, until).await.unwrap_err();
@@ -16,5 +16,5 @@ async fn the_budget_is_shared_given_back_and_free_for_small_requests() {
     first.charge(limits::HELD_BYTES / 4, until).await.unwrap();
     second.charge(limits::HELD_BYTES / 2, until).await.unwrap();
     drop((first, second));
-    assert_eq!(intake.budget.available_permits() * UNIT, limits::HELD_BYTES);
+    assert_eq!(memory.budget.available_permits() * UNIT, limits::HELD_BYTES);
 }

@@ -1,7 +1,7 @@
 use rein_grammar::by_name;
 
 use super::*;
-use crate::model_text::Overrides;
+use crate::model_text::ModelOverrides;
 use crate::tests::model_dir::model_dir;
 
 const KIMI: &str = "{% if tools %}<|control|>{{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}: \
@@ -12,7 +12,7 @@ const KIMI: &str = "{% if tools %}<|control|>{{ tools | tojson }}\n{% endif %}{%
 
 fn report(template: &str, format: &str) -> CheckReport {
     let dir = model_dir(template);
-    let text = TextModel::load(&dir, &Overrides { name: Some("m".into()), ..Overrides::default() });
+    let text = ModelText::load(&dir, &ModelOverrides { name: Some("m".into()), ..ModelOverrides::default() });
     std::fs::remove_dir_all(dir).unwrap();
     check(&text.unwrap(), by_name(format).unwrap())
 }
@@ -116,7 +116,7 @@ fn every_fault_is_told_by_its_check() {
 fn without_a_template_there_are_no_tool_calls() {
     let dir = model_dir("");
     std::fs::write(dir.join("tokenizer_config.json"), r#"{"eos_token": "<|im_end|>"}"#).unwrap();
-    let text = TextModel::load(&dir, &Overrides::default());
+    let text = ModelText::load(&dir, &ModelOverrides::default());
     std::fs::remove_dir_all(dir).unwrap();
     let report = check(&text.unwrap(), by_name("plain").unwrap());
     assert_eq!((report.worst(), report.findings.len()), (Verdict::Broken, 1));
@@ -125,9 +125,9 @@ fn without_a_template_there_are_no_tool_calls() {
 #[test]
 fn checkpoints_known_to_be_outdated_are_told() {
     let dir = model_dir("{{ messages }}");
-    let text = TextModel::load(&dir, &Overrides::default());
+    let text = ModelText::load(&dir, &ModelOverrides::default());
     std::fs::remove_dir_all(dir).unwrap();
-    let text = TextModel { revision: Some("09d5f937b41ae72c90d7155c9a901e2b5831dfaf".into()), ..text.unwrap() };
+    let text = ModelText { revision: Some("09d5f937b41ae72c90d7155c9a901e2b5831dfaf".into()), ..text.unwrap() };
     let (verdict, message) = finding(&check(&text, by_name("kimi_k2").unwrap()), "revision");
     assert!(verdict == Verdict::Warning && message.contains("94a4053eb8863059dd8afc00937f054e1365abbd"), "{message}");
 }

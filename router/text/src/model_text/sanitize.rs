@@ -13,7 +13,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::{Map, Value as Json};
 use tracing::info_span;
 
-use super::{Rendered, TextError, TextModel};
+use super::{ModelText, RenderedPrompt, TextError};
 use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, Prepared, Reason, RenderInput, TemplateError};
 use crate::tokenize::{Bound, Encode, TokenizeError};
 
@@ -35,7 +35,7 @@ pub struct ControlTokens {
 impl ControlTokens {
     /// `is_marker` says what else the model's format gives a meaning.
     pub fn new(
-        model: &TextModel,
+        model: &ModelText,
         is_marker: impl Fn(&str) -> bool,
         reasoning: Option<ReasoningMarkers>,
     ) -> Result<Self, TextError> {
@@ -217,9 +217,9 @@ impl Told {
     }
 }
 
-impl TextModel {
+impl ModelText {
     /// Like `render`, but control tokens in messages, tools, documents and kwargs stay text.
-    pub fn render_sanitized(&self, input: &RenderInput, controls: &ControlTokens) -> Result<Rendered, TextError> {
+    pub fn render_sanitized(&self, input: &RenderInput, controls: &ControlTokens) -> Result<RenderedPrompt, TextError> {
         self.render_sanitized_within(input, controls, Bound::default())
     }
 
@@ -229,7 +229,7 @@ impl TextModel {
         input: &RenderInput,
         controls: &ControlTokens,
         bound: Bound,
-    ) -> Result<Rendered, TextError> {
+    ) -> Result<RenderedPrompt, TextError> {
         let (prompt, forged) = info_span!("template").in_scope(|| {
             let mut chat = self.chat_template()?.prepare(None, input)?;
             chat.drop_chars(&[OPEN, CLOSE]);
@@ -243,7 +243,7 @@ impl TextModel {
             true => self.tokenizer.encode_within(&prompt, Encode::TEMPLATED, bound).map_err(TextError::from),
             false => self.encode_around(&prompt, &forged, bound),
         })?;
-        Ok(Rendered { prompt, ids })
+        Ok(RenderedPrompt { prompt, ids })
     }
 
     /// Encodes a prompt in which these tokens are text.

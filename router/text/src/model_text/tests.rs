@@ -29,8 +29,8 @@ impl Model {
         self
     }
 
-    fn load(&self) -> Result<TextModel, TextError> {
-        TextModel::load(&self.0, &Overrides::default())
+    fn load(&self) -> Result<ModelText, TextError> {
+        ModelText::load(&self.0, &ModelOverrides::default())
     }
 }
 
@@ -44,7 +44,7 @@ fn config() -> Json {
     json!({"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 4096, "eos_token_id": [3, 5]})
 }
 
-fn controls(text: &TextModel) -> ControlTokens {
+fn controls(text: &ModelText) -> ControlTokens {
     ControlTokens::new(text, |_| false, None).unwrap()
 }
 
@@ -151,8 +151,9 @@ fn a_model_without_template_is_for_completions() {
 fn overrides_win_but_do_not_widen() {
     let model = Model::new("over", &json!({"text_config": config()}));
     let load = |max_context| {
-        let overrides = Overrides { name: Some("n".into()), max_context: Some(max_context), ..Overrides::default() };
-        TextModel::load(&model.0, &overrides).unwrap()
+        let overrides =
+            ModelOverrides { name: Some("n".into()), max_context: Some(max_context), ..ModelOverrides::default() };
+        ModelText::load(&model.0, &overrides).unwrap()
     };
     assert_eq!((load(100).max_context, load(100_000).max_context, load(1).name.as_str()), (Some(100), Some(4096), "n"));
     assert_eq!(load(1).architecture, "DeepseekV3ForCausalLM");
@@ -187,8 +188,8 @@ fn bad_directories_are_refused_by_name() {
         let error = model.load().unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    let unnamed = Overrides { name: Some(String::new()), ..Overrides::default() };
-    let error = TextModel::load(&Model::new("unnamed", &config()).0, &unnamed).unwrap_err().to_string();
+    let unnamed = ModelOverrides { name: Some(String::new()), ..ModelOverrides::default() };
+    let error = ModelText::load(&Model::new("unnamed", &config()).0, &unnamed).unwrap_err().to_string();
     assert!(error.contains("name: the name under which"), "{error}");
     let error = Model::new("jinja", &config()).with("chat_template.jinja", "{% if").load().unwrap_err().to_string();
     assert!(error.contains("does not parse"), "{error}");

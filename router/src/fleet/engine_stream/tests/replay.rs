@@ -26,7 +26,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::{
     fleet::{
-        pool::{EngineTransport, Listing, transport},
+        pool::{EngineListing, EngineTransport, transport},
         route::RoutePolicy,
     },
     hash::mix,
@@ -294,11 +294,11 @@ impl engine_server::Engine for Shaky {
 }
 
 /// Membership as it happens to be known; in the end, as it is.
-fn list(world: &Arc<World>, pool: &Pool, rng: &mut StdRng) {
+fn list(world: &Arc<World>, pool: &EnginePool, rng: &mut StdRng) {
     let epochs = *world.epochs.lock().unwrap();
     let known = |group: &usize| world.calm() || *group == 0 || !rng.random_ratio(1, 4);
     let groups: Vec<usize> = (0..GROUPS).filter(known).collect();
-    let listing = |&group: &usize| Listing {
+    let listing = |&group: &usize| EngineListing {
         group: format!("g{group}"),
         epoch: epochs[group],
         kind: "k".into(),
@@ -306,7 +306,7 @@ fn list(world: &Arc<World>, pool: &Pool, rng: &mut StdRng) {
         address: group.to_string(),
         draining: !world.calm() && rng.random_ratio(1, 5),
     };
-    let listings: Vec<Listing> = groups.iter().map(listing).collect();
+    let listings: Vec<EngineListing> = groups.iter().map(listing).collect();
     let of = |name: &str| name.trim_start_matches('g').parse::<usize>().unwrap();
     let dial = |address: &str| {
         let group = of(address);
@@ -316,7 +316,7 @@ fn list(world: &Arc<World>, pool: &Pool, rng: &mut StdRng) {
 }
 
 /// What it got, and why no more.
-async fn client(common: Common, sequence: &Sequence) -> (Vec<u32>, Result<(), Error>) {
+async fn client(common: SequenceContext, sequence: &Sequence) -> (Vec<u32>, Result<(), Error>) {
     let start = Start {
         request_id: sequence.name.clone(),
         prompt: sequence.prompt.clone(),
@@ -333,22 +333,22 @@ async fn client(common: Common, sequence: &Sequence) -> (Vec<u32>, Result<(), Er
 }
 
 /// A client that now and then does not read for a while.
-fn wavering(seed: u64) -> watch::Receiver<Client> {
-    let (client, watched) = watch::channel(Client::Reads);
+fn wavering(seed: u64) -> watch::Receiver<ClientState> {
+    let (client, watched) = watch::channel(ClientState::Reads);
     let mut rng = StdRng::seed_from_u64(seed);
     tokio::spawn(async move {
         while !client.is_closed() {
             sleep(Duration::from_millis(rng.random_range(1..100))).await;
-            client.send_replace(Client::Away);
+            client.send_replace(ClientState::Away);
             sleep(Duration::from_millis(rng.random_range(0..30))).await;
-            client.send_replace(Client::Reads);
+            client.send_replace(ClientState::Reads);
         }
     });
     watched
 }
 
-async fn listen(common: Common, sequence: &Sequence, start: Start, seen: &mut Vec<u32>) -> Result<(), Error> {
-    let wanted = Wanted { salt: "", tokens: &start.prompt, session: None, kind: None, refused: &[] };
+async fn listen(common: SequenceContext, sequence: &Sequence, start: Start, seen: &mut Vec<u32>) -> Result<(), Error> {
+    let wanted = EngineRequest { salt: "", tokens: &start.prompt, session: None, kind: None, refused: &[] };
     let lease = common.pool.lease(&wanted, common.deadline, common.deadline).await?;
     let spans = Spans { span: Span::none(), queue: Span::none() };
     let mut stream = EngineStream::open(common, lease, start, spans).await?;
@@ -357,9 +357,9 @@ async fn listen(common: Common, sequence: &Sequence, start: Start, seen: &mut Ve
     }
     let (mut admitted, mut waits) = (false, false);
     loop {
-        match stream.hear().await? {
-            Heard::Admitted(_) => assert!(!std::mem::replace(&mut admitted, true), "admitted twice"),
-            Heard::Tokens(drawn) => {
+        match stream.next_output().await? {
+            EngineOutput::Admitted(_) => assert!(!std::mem::replace(&mut admitted, true), "admitted twice"),
+            EngineOutput::Tokens(drawn) => {
                 assert!(admitted && !drawn.is_empty());
                 for token in drawn {
                     seen.push(token.id);
@@ -383,7 +383,7 @@ async fn listen(common: Common, sequence: &Sequence, start: Start, seen: &mut Ve
                     break;
                 }
             }
-            Heard::Finish(_) => {
+            EngineOutput::Finish(_) => {
                 assert_eq!(seen.len(), sequence.limit, "{}: an early finish", sequence.name);
                 return Ok(());
             }
@@ -417,18 +417,18 @@ async fn play(seed: u64) -> Tally {
         wrong: Mutex::default(),
     });
     let policies = [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::PowerOfTwo, RoutePolicy::RoundRobin];
-    let pool = Arc::new(Pool::open(policies[rng.random_range(0..policies.len())]));
+    let pool = Arc::new(EnginePool::open(policies[rng.random_range(0..policies.len())]));
     let hedge_after = rng.random::<bool>().then(|| Duration::from_micros(rng.random_range(0..20_000)));
-    let (metrics, effort) = (Arc::<FleetMetrics>::default(), Arc::new(Effort::new(hedge_after)));
+    let (metrics, retry_budget) = (Arc::<FleetMetrics>::default(), Arc::new(RetryBudget::new(hedge_after)));
     let clients = Cell::new(0);
-    let common = |deadline: Duration| Common {
+    let common = |deadline: Duration| SequenceContext {
         pool: pool.clone(),
         session: None,
         deadline: Instant::now() + deadline,
         metrics: metrics.clone(),
-        effort: effort.clone(),
+        retry_budget: retry_budget.clone(),
         client: match clients.replace(clients.get() + 1) {
-            steady if steady % 3 > 0 => watch::channel(Client::Reads).1,
+            steady if steady % 3 > 0 => watch::channel(ClientState::Reads).1,
             wavers => wavering(hash(seed, wavers)),
         },
     };
@@ -510,7 +510,7 @@ async fn play(seed: u64) -> Tally {
     tally.resumed = metrics.resumed.get();
     tally.parked = metrics.parked.get();
     let mut registry = Registry::default();
-    effort.register(&mut registry);
+    retry_budget.register(&mut registry);
     let written = text(&registry);
     let won = written.lines().find_map(|line| line.strip_prefix("rein_hedges_won_total "));
     tally.won = won.and_then(|won| won.parse().ok()).expect("a count");
