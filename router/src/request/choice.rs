@@ -60,22 +60,27 @@ pub struct Choice {
 }
 
 impl Choice {
-    pub async fn open(
+    pub fn new(
         transcript: Transcript,
         engine: EngineStream,
         steered: Option<SteeredOutput>,
         metrics: Arc<RequestMetrics>,
         caller: Option<ApiCaller>,
         began: Instant,
-    ) -> Result<Self, Error> {
+    ) -> Self {
         let (engine, away) = (Some(engine), false);
-        let mut choice = Choice { transcript, steered, away, engine, metrics, caller, began, last_token: None };
-        if choice.steered.is_some() {
-            let outcome = choice.judge(None).await?;
-            choice.follow(Vec::new(), outcome).await?;
-            choice.end_reasoning(None).await?;
+        Choice { transcript, steered, away, engine, metrics, caller, began, last_token: None }
+    }
+
+    /// Steers to what the grammar forces before the first drawn token. That may be the whole output, which ends the
+    /// choice: what the engine tells of the prompt is read before.
+    pub async fn begin(&mut self) -> Result<(), Error> {
+        if self.steered.is_some() {
+            let outcome = self.judge(None).await?;
+            self.follow(Vec::new(), outcome).await?;
+            self.end_reasoning(None).await?;
         }
-        Ok(choice)
+        Ok(())
     }
 
     pub fn transcript(&mut self) -> &mut Transcript {
@@ -86,7 +91,7 @@ impl Choice {
         self.engine.as_ref()
     }
 
-    /// Waits until the engine has computed the prompt. To be called before the first `next`, if at all.
+    /// Waits until the engine has computed the prompt. Must be called before [`Self::begin`], if at all.
     pub async fn admitted(&mut self) -> Result<internal::Admitted, Error> {
         let missing = || Error::internal("the engine ended this request", "no Admitted before tokens or finish");
         match self.engine.as_mut().ok_or_else(missing)?.next_output().await? {

@@ -277,7 +277,7 @@ impl Prompt<'_> {
             grammar => plan.steered(grammar)?,
         };
         let (metrics, caller) = (call.metrics.clone(), call.caller.clone());
-        Choice::open(self.transcript(index), engine, steered, metrics, caller, call.began).await
+        Ok(Choice::new(self.transcript(index), engine, steered, metrics, caller, call.began))
     }
 
     /// The choices after the first. They start when the first has computed the prompt, on the same engine, and find it
@@ -298,13 +298,16 @@ impl Prompt<'_> {
             let logprobs = admitted.prompt_logprobs.into_iter();
             prompt_logprobs = logprobs.map(|logprob| self.model.logprob(logprob)).collect();
         }
+        first.begin().await?;
         choices.push(first);
         for other in index + 1..index + plan.n {
             let lease = choices[index as usize].engine().and_then(EngineStream::lease).map(EngineLease::again);
-            choices.push(match lease {
+            let mut choice = match lease {
                 Some(lease) => self.open(other, lease, self.call.trace.queue()).await?,
                 None => self.lease_and_open(other).await?,
-            });
+            };
+            choice.begin().await?;
+            choices.push(choice);
         }
         for (choice, index) in choices[index as usize..].iter_mut().zip(index..) {
             if echo.is_some() && plan.logprobs.is_some() {

@@ -50,7 +50,7 @@ fn quotes(path: &Path) -> bool {
 /// Files whose prose is still to be rewritten. The lists may only shrink.
 const WORDS_WAITING: &[&str] = &["CHANGELOG.md"];
 const COLUMNS_WAITING: &[&str] = &["CHANGELOG.md"];
-const LINKS_WAITING: &[&str] = &["CHANGELOG.md"];
+const LINKS_WAITING: &[&str] = &[];
 
 fn waits(list: &[&str], path: &Path) -> bool {
     list.iter().any(|waiting| path.starts_with(waiting))
