@@ -149,7 +149,8 @@ fn next_tag(source: &str) -> Option<(&str, &str)> {
 
 fn tag_end(tag: &str) -> Option<usize> {
     match &tag[..2] {
-        "{#" => tag.find("#}").map(|i| i + 2),
+        // The sign that opens a comment does not close it: `{#}` is open.
+        "{#" => tag[2..].find("#}").map(|i| i + 4),
         "{{" => code_end(&tag[2..], "}}").map(|i| i + 4),
         _ => code_end(&tag[2..], "%}").map(|i| i + 4),
     }

@@ -397,3 +397,10 @@ fn deep_templates_end_in_an_error_not_in_the_process() {
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(render).unwrap().join().unwrap();
 }
+
+#[test]
+fn the_sign_that_opens_a_comment_does_not_close_it() {
+    let template = |source: &str| ChatTemplate::from_source(source, TemplateOptions::default());
+    assert!(template("{#}}#}{{ messages | length }}").is_ok());
+    assert!(template("{#}").is_err());
+}
