@@ -122,8 +122,7 @@ fn build(schema: &Value) -> Result<Validator, String> {
 /// unchecked.
 fn build_leniently(schema: &Value) -> Result<Validator, String> {
     let mut affordable = Affordable::default();
-    let mut costs_too_much = false;
-    each_pattern(schema, &mut |pattern| costs_too_much |= !affordable.keeps(pattern));
+    let costs_too_much = !affordable.keeps_all(schema);
     let mut known = std::borrow::Cow::Borrowed(schema);
     if costs_too_much {
         drop_patterns(known.to_mut(), &mut |pattern| affordable.keeps(pattern));
@@ -154,6 +153,17 @@ impl Affordable {
         self.kept.insert(pattern.to_owned(), kept);
         kept
     }
+
+    fn keeps_all(&mut self, schema: &Value) -> bool {
+        let mut all = true;
+        each_pattern(schema, &mut |pattern| all &= self.keeps(pattern));
+        all
+    }
+}
+
+/// Whether all patterns of a schema may be compiled.
+pub(crate) fn is_affordable(schema: &Value) -> bool {
+    Affordable::default().keeps_all(schema)
 }
 
 fn each_pattern(schema: &Value, visit: &mut impl FnMut(&str)) {
@@ -199,6 +209,14 @@ fn drop_patterns(schema: &mut Value, keeps: &mut impl FnMut(&str) -> bool) {
         Value::Array(all) => all.iter_mut().for_each(|part| drop_patterns(part, keeps)),
         _ => {}
     }
+}
+
+/// The values that satisfy the schema, as far as the validator can tell.
+pub(crate) fn accepted(schema: &Value, mut values: Vec<Value>) -> Vec<Value> {
+    if let Ok(validator) = build_leniently(schema) {
+        values.retain(|value| validator.is_valid(value));
+    }
+    values
 }
 
 /// Whether the instance satisfies the schema, as far as the validator can tell.

@@ -9,6 +9,7 @@ use super::negate::excludes_constants;
 use super::{Compiler, Schema};
 use crate::limits::MAX_SCHEMA_WAYS;
 use crate::rules::RuleError;
+use crate::validate::{accepted, is_affordable};
 
 /// Keywords that do not constrain values, or that are read elsewhere.
 pub(super) fn is_annotation(keyword: &str) -> bool {
@@ -86,10 +87,7 @@ pub(super) fn values(flat: &Schema) -> Option<Vec<Value>> {
     if !all.is_empty() {
         rest.insert("allOf".into(), all.into());
     }
-    match jsonschema::draft202012::new(&Value::Object(rest)) {
-        Ok(validator) => Some(listed.into_iter().filter(|v| validator.is_valid(v)).collect()),
-        Err(_) => Some(listed),
-    }
+    Some(accepted(&Value::Object(rest), listed))
 }
 
 /// Equality as in JSON Schema: numbers are compared by value.
@@ -153,7 +151,8 @@ pub(super) fn types(flat: &Schema) -> Vec<&str> {
 }
 
 impl<'s> Compiler<'s, '_, '_> {
-    /// A validator for a part of the schema. None: it refers to definitions that are not available.
+    /// A validator for a part of the schema. None: it refers to definitions that are not available, or its patterns cost
+    /// too much.
     pub(super) fn judge(&self, part: &Value) -> Option<Validator> {
         let mut whole = json!({"allOf": [part]});
         for shared in ["$defs", "definitions"] {
@@ -161,7 +160,7 @@ impl<'s> Compiler<'s, '_, '_> {
                 whole[shared] = definitions.clone();
             }
         }
-        jsonschema::draft202012::new(&whole).ok()
+        is_affordable(&whole).then(|| jsonschema::draft202012::new(&whole).ok()).flatten()
     }
 
     /// The target of a reference, with its path.

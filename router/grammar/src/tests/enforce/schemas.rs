@@ -378,3 +378,21 @@ fn numbers_do_not_round_to_a_bound_that_they_exclude() {
         !b.takes(&rules, &near_zero) && !b.takes(&rules, &near_five) && !b.takes(&rules, "0") && !b.takes(&rules, "5")
     );
 }
+
+#[test]
+fn constants_that_their_format_or_pattern_excludes_are_not_offered() {
+    let b = Bench::new(crate::PLAIN, false);
+    for constraint in
+        [json!({"format": "date"}), json!({"pattern": "^[0-9]"}), json!({"format": "date", "pattern": "^2"})]
+    {
+        let mut schema = json!({"type": "string", "enum": ["a", "2024-02-29"]});
+        schema.as_object_mut().expect("an object").extend(constraint.as_object().cloned().expect("an object"));
+        let response = Some(crate::Response::JsonSchema { schema, strict: true });
+        let compiled = b.grammars.compile(&Rules { response, ..Rules::default() }).expect("compiles").expect("binds");
+        for (text, taken) in [("\"a\"", false), ("\"2024-02-29\"", true)] {
+            let ids = b.tokens.encode(text.as_bytes());
+            let ended = b.run(&mut compiled.matcher().expect("a matcher"), &ids) == (ids.len(), true);
+            assert_eq!(ended, taken, "{text}: {constraint}");
+        }
+    }
+}
