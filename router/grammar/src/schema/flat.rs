@@ -151,8 +151,8 @@ pub(super) fn types(flat: &Schema) -> Vec<&str> {
 }
 
 impl<'s> Compiler<'s, '_, '_> {
-    /// A validator for a part of the schema. None: it refers to definitions that are not available, or its patterns cost
-    /// too much.
+    /// A validator for a part of the schema. None: it refers to definitions that are not available, or its patterns
+    /// cost too much.
     pub(super) fn judge(&self, part: &Value) -> Option<Validator> {
         let mut whole = json!({"allOf": [part]});
         for shared in ["$defs", "definitions"] {
