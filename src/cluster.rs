@@ -70,12 +70,16 @@ fn store(args: &ClusterArgs) -> Result<Arc<dyn Store>, Box<dyn Error>> {
 }
 
 /// The error of a command that runs once and cannot use the store. A store that cannot be reached is one plain line;
-/// the transport's error chain goes to the log.
+/// the transport's error chain goes to the log. A refused certificate is named with that chain: etcd is there.
 fn store_error(args: &ClusterArgs, error: StoreError) -> String {
     match error {
         StoreError::Unavailable(reason) => {
             tracing::debug!(reason, "etcd");
             let endpoints = args.etcd.join(", ");
+            if reason.to_lowercase().contains("certificate") {
+                let advice = "check --etcd-ca, --etcd-cert and --etcd-name";
+                return format!("--etcd: a certificate was refused at {endpoints}; {advice} ({reason})");
+            }
             let advice = "start etcd, or set --etcd to its endpoints (REIN_LOG=debug shows the cause)";
             format!("--etcd: cannot reach etcd at {endpoints}; {advice}")
         }

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -20,13 +21,15 @@ DEMO = REPOSITORY / "models/demo"
 
 
 def free_ports(n):
-    sockets = [socket.socket() for _ in range(n)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports that nothing listens on, below those that the kernel gives to outgoing connections: none of these takes one
+    before its process binds it."""
+    ports = set()
+    while len(ports) < n:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)
 
 
 def until(what, holds, timeout=30):

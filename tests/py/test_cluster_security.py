@@ -130,7 +130,7 @@ def test_an_etcd_that_asks_for_certificates_and_passwords(tmp_path, undisturbed)
         for wrong, said in (
             ({"REIN_ETCD_PASSWORD_FILE": str(tmp_path / "wrong")}, "authentication failed"),
             ({"REIN_ETCD_PASSWORD_FILE": str(tmp_path / "nowhere")}, "--etcd-password-file: "),
-            ({"REIN_ETCD_PASSWORD_FILE": None}, "--etcd-user: its password is to be in REIN_ETCD_PASSWORD"),
+            ({"REIN_ETCD_PASSWORD_FILE": None}, "--etcd-user: set the password in REIN_ETCD_PASSWORD"),
             ({"REIN_ETCD_NAME": "wrong"}, "certificate"),
         ):
             environment = {name: value for name, value in {**fleet.environment(), **wrong}.items() if value is not None}
