@@ -3,11 +3,12 @@
 # make test       run all checks and tests
 # make lint       check the format of the code, clippy's lints, and the protos
 # make chaos      run the long fault tests; those that cut networks need root
+# make cuda       compile the CUDA kernels for every architecture; needs no GPU
 # make bench      benchmark a server on $(HTTP)
 # make reference  write the reference pages of the command line
 # make dist       make packages in target/dist: an archive and a Debian package
 # Each installs what it needs and is missing.
-.PHONY: serve cluster test chaos lint bench reference dist clean setup setup-cluster setup-dist setup-lint setup-test
+.PHONY: serve cluster test chaos cuda lint bench reference dist clean setup setup-cluster setup-cuda setup-dist setup-lint setup-test
 
 MODEL ?= models/demo
 HTTP ?= 127.0.0.1:8000
@@ -24,7 +25,7 @@ cluster: setup-cluster
 	cargo build --release --locked --bin rein
 	exec scripts/cluster.sh
 
-test: setup-test lint
+test: setup-test lint cuda
 	cargo test --workspace --locked
 	REIN_BIN=$(CURDIR)/target/debug/rein $(PYTHON) -m pytest -q -rs tests/py
 
@@ -32,6 +33,9 @@ chaos: setup-test
 	cargo build --release --locked --bin rein
 	REIN_SEEDS=3000 cargo test --locked -p rein-control-plane -p rein-router --lib -- for_all_seeds
 	REIN_BIN=$(CURDIR)/target/release/rein $(PYTHON) -m pytest -q -rs -s tests/chaos
+
+cuda: setup-cuda
+	scripts/cuda.sh build
 
 lint: setup-lint
 	scripts/proto.sh check
@@ -56,6 +60,9 @@ setup:
 
 setup-lint:
 	@scripts/setup.sh lint
+
+setup-cuda:
+	@scripts/setup.sh cuda
 
 setup-dist:
 	@scripts/setup.sh dist

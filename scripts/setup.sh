@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing: to build (setup.sh build), to check the code (lint), to make packages (dist), to run a cluster
-# (cluster) or to test (test, which includes the others). Debian packages need root or sudo; Python packages go to .venv, other
-# tools to .tools.
+# Installs what is missing: to build (setup.sh build), to check the code (lint), to compile CUDA kernels (cuda), to make
+# packages (dist), to run a cluster (cluster) or to test (test, which includes the others). Debian packages need root or
+# sudo; Python packages go to .venv, other tools to .tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?expected build, lint, dist, cluster or test}
+what=${1:?expected build, lint, cuda, dist, cluster or test}
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -68,6 +68,13 @@ pip_install() {
         || fail "the Python packages of $1 could not be installed; see pip's message above"
     echo "$sum" > "$stamp"
 }
+
+# The CUDA compiler, and g++ for the tests of kernels on the CPU.
+if [ "$what" = cuda ] || [ "$what" = test ]; then
+    command -v g++ >/dev/null || install g++ || fail "g++ is missing: install it (Debian: sudo apt-get install g++)"
+    [ -n "${NVCC:-}" ] || pip_install kernels/cuda/requirements.txt
+fi
+[ "$what" = cuda ] && exit 0
 
 if [ "$what" = lint ] || [ "$what" = test ]; then npm_install @bufbuild/buf 1.75.0; fi
 

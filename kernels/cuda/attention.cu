@@ -1,0 +1,109 @@
+// attention: causal attention of each query row over the paged cache. Grid: (heads, rows); 128 threads; shared memory:
+// (width_a + width_b) floats.
+//
+// score = scale * (a . key_a + b . key_b); out [rows, heads * value_width] T = the mean of the values, weighted by the
+// softmax of the scores, over the positions from max(0, p - window + 1) to the row's position p (window 0: from 0).
+//
+// Query parts: a = qa + row * qa_stride + head * qa_head_stride, of width_a; likewise b, of width_b (0: no second
+// part). Cached: key_a = cache_a + place * a_entry + head / group * a_head; likewise key_b; value = cache_value + place
+// * value_entry + head / group * value_head (elements). place = tables[sequence * table_stride + position / block_size]
+// * block_size + position % block_size. A row whose sequence is NONE gets zeros.
+//
+// GQA: a = q, key_a = k, value = v, group = heads / kv_heads. MLA: a = q through kv_b to the latent, b = the rotary
+// part of q, key_a = value = the latent, key_b = the rotary key, group = heads.
+//
+// value_width <= 1024; any other sizes. Positions are processed in tiles of 64 at multiples of 64 from the start of the
+// sequence, so a row's bits depend on neither chunks, blocks nor other rows. Error: f32 sums, expf, rounding to T.
+#include "common.cuh"
+
+struct AttentionArgs {
+  const void *qa, *qb, *cache_a, *cache_b, *cache_value;
+  void *out;
+  const uint32_t *sequences, *positions, *tables;
+  size_t a_entry, b_entry, value_entry;
+  int qa_stride, qa_head_stride, width_a, a_head;
+  int qb_stride, qb_head_stride, width_b, b_head;
+  int value_width, value_head, group, table_stride, block_size, window;
+  float scale;
+};
+
+namespace attention {
+
+constexpr int TILE = 64, THREADS = 128, COLUMNS = 8;  // Columns of the value per thread.
+
+template <class T>
+DEVICE void attend(const AttentionArgs &a) {
+  unsigned char *shared = dynamic_shared();
+  SHARED(float, scores, TILE);
+  SHARED(uint32_t, places, TILE);
+  float *query = reinterpret_cast<float *>(shared);
+  int head = blockIdx.x, heads = gridDim.x, kv_head = head / a.group, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  size_t row = blockIdx.y;
+  T *out = static_cast<T *>(a.out) + (row * heads + head) * a.value_width;
+  uint32_t sequence = a.sequences[row];
+  if (sequence == NONE) {
+    for (int i = threadIdx.x; i < a.value_width; i += THREADS) out[i] = from_float<T>(0);
+    return;
+  }
+  const T *qa = static_cast<const T *>(a.qa) + row * a.qa_stride + size_t(head) * a.qa_head_stride;
+  for (int i = threadIdx.x; i < a.width_a; i += THREADS) query[i] = to_float(qa[i]);
+  if (a.width_b) {
+    const T *qb = static_cast<const T *>(a.qb) + row * a.qb_stride + size_t(head) * a.qb_head_stride;
+    for (int i = threadIdx.x; i < a.width_b; i += THREADS) query[a.width_a + i] = to_float(qb[i]);
+  }
+  int position = a.positions[row], first = a.window && position >= a.window ? position - a.window + 1 : 0;
+  const uint32_t *table = a.tables + size_t(sequence) * a.table_stride;
+  float largest = -INFINITY, total = 0, sums[COLUMNS] = {};
+  for (int from = first / TILE * TILE; from <= position; from += TILE) {
+    // Positions of the tile that the row sees.
+    int begin = first > from ? first - from : 0, end = position - from + 1 < TILE ? position - from + 1 : TILE;
+    for (int j = begin + threadIdx.x; j < end; j += THREADS) {
+      uint32_t p = from + j;
+      places[j] = table[p / a.block_size] * a.block_size + p % a.block_size;
+    }
+    __syncthreads();
+    for (int j = begin + warp; j < end; j += THREADS / 32) {
+      const T *key = static_cast<const T *>(a.cache_a) + places[j] * a.a_entry + size_t(kv_head) * a.a_head;
+      float sum = 0;
+      for (int i = lane; i < a.width_a; i += 32) sum += query[i] * to_float(key[i]);
+      if (a.width_b) {
+        key = static_cast<const T *>(a.cache_b) + places[j] * a.b_entry + size_t(kv_head) * a.b_head;
+        for (int i = lane; i < a.width_b; i += 32) sum += query[a.width_a + i] * to_float(key[i]);
+      }
+      sum = warp_sum(sum);
+      if (lane == 0) scores[j] = sum * a.scale;
+    }
+    __syncthreads();
+    float before = largest;
+    for (int j = begin; j < end; j++) largest = fmaxf(largest, scores[j]);
+    __syncthreads();
+    for (int j = begin + threadIdx.x; j < end; j += THREADS) scores[j] = expf(scores[j] - largest);
+    __syncthreads();
+    float decay = expf(before - largest);
+    total *= decay;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) sums[c] *= decay;
+    for (int j = begin; j < end; j++) {
+      const T *value =
+          static_cast<const T *>(a.cache_value) + places[j] * a.value_entry + size_t(kv_head) * a.value_head;
+      float weight = scores[j];
+      total += weight;
+#pragma unroll
+      for (int c = 0; c < COLUMNS; c++) {
+        int i = c * THREADS + threadIdx.x;
+        if (i < a.value_width) sums[c] += weight * to_float(value[i]);
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int c = 0; c < COLUMNS; c++) {
+    int i = c * THREADS + threadIdx.x;
+    if (i < a.value_width) out[i] = from_float<T>(sums[c] / total);
+  }
+}
+
+}  // namespace attention
+
+extern "C" __global__ void __launch_bounds__(128) attention_f32(const AttentionArgs a) { attention::attend<float>(a); }
+extern "C" __global__ void __launch_bounds__(128) attention_bf16(const AttentionArgs a) { attention::attend<bf16>(a); }

@@ -1,0 +1,42 @@
+// What the kernels share: numbers of either type, sums over a block, and the conventions of their arguments.
+//
+// Conventions. Matrices are row-major. `stride` is the distance of rows in elements. Sizes are int and offsets size_t.
+// A kernel takes one struct, whose Rust twin is in kernels/src/cuda. T is float or bf16; sums are always in f32, in an
+// order that depends on neither the number of rows nor the grid. A row is skipped or zeroed where its index is NONE.
+#pragma once
+#include "ptx.cuh"
+
+constexpr uint32_t NONE = 0xffffffff;
+
+DEVICE float to_float(float x) { return x; }
+
+template <class T>
+DEVICE T from_float(float x);
+template <>
+DEVICE float from_float<float>(float x) {
+  return x;
+}
+template <>
+DEVICE bf16 from_float<bf16>(float x) {
+  return to_bf16(x);
+}
+
+DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
+
+DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+DEVICE float warp_sum(float x) {
+  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+
+// The sum over the block's threads, the same for all; `parts` is a shared array of one float for each warp.
+DEVICE float block_sum(float x, float *parts) {
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = 0;
+  for (unsigned i = 0; i < blockDim.x / 32; i++) sum += parts[i];
+  return sum;
+}

@@ -1,0 +1,11 @@
+// All kernels, as one module.
+#include "attention.cu"
+#include "elementwise.cu"
+#include "embed.cu"
+#include "linear.cu"
+#include "linear_sm90.cu"
+#include "moe.cu"
+#include "norm.cu"
+#include "ptx_test.cu"
+#include "rope.cu"
+#include "route.cu"

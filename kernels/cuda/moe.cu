@@ -1,0 +1,100 @@
+// The experts of a rank, from routes: count, align, two grouped products (linear.cu) with silu_mul between, combine.
+//
+// moe_count: counts [held] = routes of each held expert. Grid: held.
+// moe_align: starts [held + 1] = running sums of counts; order [routes] = the routes of expert 0, those of expert 1,
+// and
+//   so on, each in ascending order. Route r is choice r % top_k of row r / top_k. Routes to experts that are not held
+//   are left out. Grid: held + 1; block held writes the end of starts.
+//   held_ids [held] are the global ids of the held experts; ids [routes] are those that `route` chose.
+// moe_combine: out [rows, n] f32 = the sum of weights[r] * parts[r] over the row's routes r, in ascending order of
+// their
+//   expert's id, plus shared [rows, n] T (may be null). parts [routes, n] T. Routes whose expert is not held are left
+//   out (held [experts] is 0; null: all are held). So the order of sums does not depend on which rank has which expert.
+//   Grid: (ceil(n / 256), rows). top_k <= 64.
+//
+// Any sizes. Exact, but for moe_combine: f32 sums.
+#include "common.cuh"
+
+struct MoeAlignArgs {
+  const uint32_t *ids, *held_ids;
+  uint32_t *counts, *starts, *order;
+  int routes, held;
+};
+
+struct MoeCombineArgs {
+  const void *parts, *shared;
+  const uint32_t *ids, *held;
+  const float *weights;
+  float *out;
+  int n, top_k;
+};
+
+extern "C" __global__ void __launch_bounds__(256) moe_count(const MoeAlignArgs a) {
+  SHARED(uint32_t, total, 1);
+  if (threadIdx.x == 0) *total = 0;
+  __syncthreads();
+  uint32_t own = 0, id = a.held_ids[blockIdx.x];
+  for (int i = threadIdx.x; i < a.routes; i += 256) own += a.ids[i] == id;
+  if (own) atomicAdd(total, own);
+  __syncthreads();
+  if (threadIdx.x == 0) a.counts[blockIdx.x] = *total;
+}
+
+extern "C" __global__ void __launch_bounds__(256) moe_align(const MoeAlignArgs a) {
+  SHARED(uint32_t, warps, 8);
+  SHARED(uint32_t, before, 1);
+  int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) *before = 0;
+  __syncthreads();
+  uint32_t own = 0;
+  for (int i = threadIdx.x; i < expert; i += 256) own += a.counts[i];
+  if (own) atomicAdd(before, own);
+  __syncthreads();
+  uint32_t at = *before;
+  if (threadIdx.x == 0) a.starts[expert] = at;
+  if (expert == a.held) return;
+  // 256 routes at a time; each keeps its place among those of the expert.
+  uint32_t id = a.held_ids[expert];
+  for (int from = 0; from < a.routes; from += 256) {
+    int route = from + threadIdx.x;
+    bool mine = route < a.routes && a.ids[route] == id;
+    uint32_t lanes = warp_ballot(mine);
+    if (lane == 0) warps[warp] = count_bits(lanes);
+    __syncthreads();
+    uint32_t place = at + count_bits(lanes & ((1u << lane) - 1));
+    for (int w = 0; w < 8; w++) {
+      if (w < warp) place += warps[w];
+      at += warps[w];
+    }
+    if (mine) a.order[place] = route;
+    __syncthreads();
+  }
+}
+
+template <class T>
+DEVICE void moe_combine(const MoeCombineArgs &a) {
+  SHARED(uint32_t, sorted, 64);
+  size_t row = blockIdx.y;
+  const uint32_t *ids = a.ids + row * a.top_k;
+  const float *weights = a.weights + row * a.top_k;
+  // The place of each route: the number of routes with a smaller expert, or with the same one before it.
+  if (int(threadIdx.x) < a.top_k) {
+    int mine = threadIdx.x, place = 0;
+    for (int i = 0; i < a.top_k; i++) place += ids[i] < ids[mine] || (ids[i] == ids[mine] && i < mine);
+    sorted[place] = mine;
+  }
+  __syncthreads();
+  int column = blockIdx.x * blockDim.x + threadIdx.x;
+  if (column >= a.n) return;
+  float sum = 0;
+  for (int i = 0; i < a.top_k; i++) {
+    int route = sorted[i];
+    if (a.held && !a.held[ids[route]]) continue;
+    sum += weights[route] * to_float(static_cast<const T *>(a.parts)[(row * a.top_k + route) * a.n + column]);
+  }
+  if (a.shared) sum += to_float(static_cast<const T *>(a.shared)[row * a.n + column]);
+  a.out[row * a.n + column] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256) moe_combine_f32(const MoeCombineArgs a) { moe_combine<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_combine_bf16(const MoeCombineArgs a) { moe_combine<bf16>(a); }

@@ -1,0 +1,18 @@
+// Tests of the kernels on the CPU. With `--expected FILE`: writes what ptx_test.cu must give on a device.
+#include "faults.h"
+#include "products.h"
+#include "ptx.h"
+#include "rows.h"
+
+int main(int argc, char **argv) {
+  if (argc == 3 && std::string(argv[1]) == "--expected") {
+    ptx_tests::write_expected(argv[2]);
+    return 0;
+  }
+  fault_tests::test();
+  ptx_tests::test();
+  row_tests::test();
+  product_tests::test();
+  printf("%d checks failed\n", check::failures);
+  return check::failures ? 1 : 0;
+}

@@ -1,0 +1,239 @@
+// Kernels that work row by row against plain loops: embed, norms, silu_mul, gather, rope and cache writes.
+#include "../elementwise.cu"
+#include "../embed.cu"
+#include "../norm.cu"
+#include "../rope.cu"
+#include "check.h"
+
+namespace row_tests {
+
+using check::Buffer;
+using check::Random;
+using check::value;
+
+template <class T>
+constexpr bool IS_F32 = sizeof(T) == 4;
+
+// A function for either type.
+#define FOR_TYPE(T, kernel) (IS_F32<T> ? kernel##_f32 : kernel##_bf16)
+
+inline std::string named(const char *kernel, const char *type, std::initializer_list<int> shape) {
+  std::string name = std::string(kernel) + "_" + type;
+  for (int n : shape) name += " " + std::to_string(n);
+  return name;
+}
+
+template <class T>
+void embed(int rows, int vocab, int hidden) {
+  check::every_order(named("embed", check::type_name<T>(), {rows, vocab, hidden}), [&] {
+    Random random(rows + hidden);
+    auto table = random.numbers<T>(size_t(vocab) * hidden);
+    std::vector<uint32_t> ids(rows);
+    for (auto &id : ids) id = random.below(vocab);
+    if (rows > 2) ids[1] = NONE;
+    Buffer<T> tables(table);
+    Buffer<uint32_t> id_buffer(ids);
+    Buffer<float> out(size_t(rows) * hidden);
+    EmbedArgs args = {tables.data, id_buffer.data, out.data, hidden};
+    host::launch("embed", rows, 256, 0, [&] { FOR_TYPE(T, embed)(args); });
+    std::vector<double> want(out.size);
+    for (size_t i = 0; i < want.size(); i++) {
+      uint32_t id = ids[i / hidden];
+      want[i] = id == NONE ? 0 : value(table, size_t(id) * hidden + i % hidden);
+    }
+    check::close(out.data, want, 0);
+    return check::bytes(out);
+  });
+}
+
+template <class T>
+void add_norm(int rows, int n, bool with_y) {
+  check::every_order(named("add_norm", check::type_name<T>(), {rows, n, with_y}), [&] {
+    Random random(rows * 31 + n);
+    auto x = random.numbers<float>(size_t(rows) * n), weight = random.numbers<float>(n);
+    auto y = random.numbers<T>(x.size());
+    if (rows > 1) std::fill(x.begin(), x.begin() + n, 0.0f), std::fill(y.begin(), y.begin() + n, from_float<T>(0));
+    Buffer<float> xs(x), weights(weight);
+    Buffer<T> ys(y), out(x.size());
+    AddNormArgs args = {xs.data, with_y ? ys.data : nullptr, weights.data, out.data, n, 0.5f, 1e-5f};
+    host::launch("add_norm", rows, 256, 0, [&] { FOR_TYPE(T, add_norm)(args); });
+    std::vector<double> sum(x.size()), want(x.size());
+    for (int r = 0; r < rows; r++) {
+      double squares = 0;
+      for (int i = 0; i < n; i++) {
+        size_t at = size_t(r) * n + i;
+        sum[at] = x[at] + (with_y ? 0.5 * value(y, at) : 0);
+        squares += sum[at] * sum[at];
+      }
+      for (int i = 0; i < n; i++)
+        want[size_t(r) * n + i] = sum[size_t(r) * n + i] / std::sqrt(squares / n + 1e-5f) * weight[i];
+    }
+    check::close(xs.data, sum, 1e-6);
+    check::close(out.data, want);
+    return check::bytes(xs) + check::bytes(out);
+  });
+}
+
+template <class T>
+void group_norm(int rows, int groups, int n, int stride) {
+  check::every_order(named("group_norm", check::type_name<T>(), {rows, groups, n, stride}), [&] {
+    Random random(rows + n);
+    auto x = random.numbers<T>(size_t(rows) * stride);
+    auto weight = random.numbers<float>(n);
+    Buffer<T> xs(x);
+    Buffer<float> weights(weight);
+    GroupNormArgs args = {xs.data, weights.data, n, stride, 1e-6f};
+    host::launch("group_norm", dim3(groups, rows), 256, 0, [&] { FOR_TYPE(T, group_norm)(args); });
+    std::vector<double> want(x.size());
+    for (size_t i = 0; i < x.size(); i++) want[i] = value(x, i);
+    for (int r = 0; r < rows; r++)
+      for (int g = 0; g < groups; g++) {
+        size_t at = size_t(r) * stride + g * n;
+        double squares = 0;
+        for (int i = 0; i < n; i++) squares += value(x, at + i) * value(x, at + i);
+        for (int i = 0; i < n; i++) want[at + i] = value(x, at + i) / std::sqrt(squares / n + 1e-6f) * weight[i];
+      }
+    check::close(xs.data, want);
+    return check::bytes(xs);
+  });
+}
+
+template <class T>
+void silu_mul(int rows, int n) {
+  check::every_order(named("silu_mul", check::type_name<T>(), {rows, n}), [&] {
+    Random random(rows + n);
+    auto x = random.numbers<T>(size_t(rows) * 2 * n, 20);
+    Buffer<T> xs(x), out(size_t(rows) * n);
+    SiluMulArgs args = {xs.data, xs.data + n, out.data, n, 2 * n};
+    host::launch("silu_mul", dim3((n + 255) / 256, rows), 256, 0, [&] { FOR_TYPE(T, silu_mul)(args); });
+    std::vector<double> want(out.size);
+    for (size_t i = 0; i < want.size(); i++) {
+      double gate = value(x, i / n * 2 * n + i % n), up = value(x, i / n * 2 * n + n + i % n);
+      want[i] = gate / (1 + std::exp(-gate)) * up;
+    }
+    check::close(out.data, want);
+    return check::bytes(out);
+  });
+}
+
+template <class T>
+void gather(int rows, int from_rows, int n, int stride) {
+  check::every_order(named("gather", check::type_name<T>(), {rows, from_rows, n, stride}), [&] {
+    Random random(rows + n);
+    auto x = random.numbers<T>(size_t(from_rows) * stride);
+    std::vector<uint32_t> index(rows);
+    for (auto &i : index) i = random.below(from_rows);
+    Buffer<T> xs(x), out(size_t(rows) * n);
+    Buffer<uint32_t> indices(index);
+    GatherArgs args = {xs.data, indices.data, out.data, n, stride};
+    host::launch("gather", dim3((n + 255) / 256, rows), 256, 0, [&] { FOR_TYPE(T, gather)(args); });
+    std::vector<double> want(out.size);
+    for (size_t i = 0; i < want.size(); i++) want[i] = value(x, size_t(index[i / n]) * stride + i % n);
+    check::close(out.data, want, 0);
+    return check::bytes(out);
+  });
+}
+
+struct Rope {
+  int rows, q_heads, q_dim, q_offset, key_heads, key_dim, key_offset, dims, plain_width;
+  bool interleaved;
+};
+
+template <class T>
+void rope_write(const Rope &shape) {
+  const auto [rows, q_heads, q_dim, q_offset, key_heads, key_dim, key_offset, dims, plain_width, interleaved] = shape;
+  check::every_order(
+      named("rope_write", check::type_name<T>(), {rows, q_heads, q_dim, key_heads, dims, interleaved}), [&] {
+        constexpr int POSITIONS = 50, PLACES = 40;
+        Random random(rows + dims);
+        // Rows of q, key and plain are parts of one matrix, as in the result of a fused product.
+        int key_width = key_heads * key_dim, stride = q_heads * q_dim + key_width + plain_width + 3, half = dims / 2;
+        auto x = random.numbers<T>(size_t(rows) * stride);
+        auto angles = random.numbers<float>(POSITIONS * dims);
+        std::vector<uint32_t> positions(rows), places = random.distinct(rows, PLACES);
+        for (auto &p : positions) p = random.below(POSITIONS);
+        if (rows > 1) places[0] = NONE;
+        Buffer<T> xs(x), key_cache(size_t(PLACES) * key_width), plain_cache(size_t(PLACES) * plain_width);
+        Buffer<float> angle_buffer(angles);
+        Buffer<uint32_t> position_buffer(positions), place_buffer(places);
+        int key_at = q_heads * q_dim, plain_at = key_at + key_width;
+        RopeWriteArgs args = {xs.data,
+                              xs.data + key_at,
+                              xs.data + plain_at,
+                              key_cache.data,
+                              plain_cache.data,
+                              angle_buffer.data,
+                              position_buffer.data,
+                              place_buffer.data,
+                              dims,
+                              interleaved,
+                              q_heads,
+                              q_dim,
+                              q_offset,
+                              stride,
+                              key_heads,
+                              key_dim,
+                              key_offset,
+                              stride,
+                              plain_width,
+                              stride};
+        host::launch("rope_write", dim3(rows, 3), 128, 0, [&] { FOR_TYPE(T, rope_write)(args); });
+
+        auto rotated = [&](int row, size_t head_at, int offset, int i) {
+          int j = i - offset;
+          if (j < 0 || j >= dims) return value(x, head_at + i);
+          int pair = j % half;
+          double first = value(x, head_at + offset + (interleaved ? 2 * pair : pair));
+          double second = value(x, head_at + offset + (interleaved ? 2 * pair + 1 : pair + half));
+          double cosine = angles[positions[row] * dims + pair], sine = angles[positions[row] * dims + half + pair];
+          return j < half ? first * cosine - second * sine : second * cosine + first * sine;
+        };
+        std::vector<double> want(x.size());
+        for (size_t i = 0; i < x.size(); i++) {
+          int column = i % stride;
+          size_t head_at = i - column % std::max(q_dim, 1);
+          want[i] = column < key_at ? rotated(i / stride, head_at, q_offset, column % q_dim) : value(x, i);
+        }
+        check::close(xs.data, want);
+        std::vector<bool> written(PLACES);
+        for (int r = 0; r < rows; r++) {
+          if (places[r] == NONE) continue;
+          written[places[r]] = true;
+          size_t at = size_t(r) * stride;
+          std::vector<double> key(key_width), plain(plain_width);
+          for (int i = 0; i < key_width; i++)
+            key[i] = rotated(r, at + key_at + i / key_dim * key_dim, key_offset, i % key_dim);
+          for (int i = 0; i < plain_width; i++) plain[i] = value(x, at + plain_at + i);
+          check::close(key_cache.data + size_t(places[r]) * key_width, key);
+          check::close(plain_cache.data + size_t(places[r]) * plain_width, plain, 0);
+        }
+        for (int p = 0; p < PLACES; p++)
+          if (!written[p] && key_width && to_float(key_cache[size_t(p) * key_width]) == 0)
+            check::fail("wrote another place");
+        return check::bytes(xs) + check::bytes(key_cache) + check::bytes(plain_cache);
+      });
+}
+
+template <class T>
+void test_type() {
+  for (int hidden : {1, 7, 64, 300}) embed<T>(5, 11, hidden);
+  for (int n : {1, 33, 256, 1000})
+    for (bool with_y : {false, true}) add_norm<T>(3, n, with_y);
+  group_norm<T>(2, 3, 64, 200);
+  group_norm<T>(3, 2, 5, 10);
+  group_norm<T>(1, 1, 300, 300);
+  for (int n : {1, 70, 513}) silu_mul<T>(3, n);
+  gather<T>(4, 9, 37, 37);
+  gather<T>(3, 3, 260, 300);
+  rope_write<T>({4, 3, 16, 0, 2, 16, 0, 16, 32, false});  // GQA
+  rope_write<T>({3, 2, 24, 16, 1, 8, 0, 8, 40, true});    // MLA
+  rope_write<T>({2, 1, 20, 4, 1, 20, 4, 10, 1, false});   // Partly rotated
+  rope_write<T>({1, 2, 512, 0, 1, 512, 0, 512, 512, true});
+}
+
+inline void test() {
+  test_type<float>();
+  test_type<bf16>();
+}
+
+}  // namespace row_tests

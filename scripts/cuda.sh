@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Compiles the CUDA kernels, without a GPU.
+#   scripts/cuda.sh build    compiles kernels/cuda for every architecture into target/cuda/rein.fatbin, and fails if
+#                            registers, spills or shared memory of a kernel differ from kernels/cuda/report.txt
+#   scripts/cuda.sh report   the same, and writes kernels/cuda/report.txt
+#   scripts/cuda.sh test     compiles the kernels with g++ and tests them on the CPU
+# NVCC names another compiler than the one that `scripts/setup.sh cuda` installs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+what=${1:?expected build, report or test}
+out=target/cuda
+mkdir -p "$out"
+
+fail() { echo "cuda: $*" >&2; exit 1; }
+
+# The kernels on the CPU, as one translation unit: the headers are parsed once.
+host_tests() {
+    command -v g++ >/dev/null || fail "g++ is missing: install it (Debian: sudo apt-get install g++)"
+    g++ -std=c++17 -O1 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -DREIN_HOST -x c++ \
+        kernels/cuda/tests/main.cpp -o "$out/host-tests"
+}
+
+case $what in
+    test)
+        host_tests
+        exec "$out/host-tests"
+        ;;
+    build | report) ;;
+    *) fail "expected build, report or test, got $what" ;;
+esac
+
+# Nothing to do if no input has changed since the last build.
+inputs() { find kernels/cuda scripts/cuda.sh -type f | sort | xargs cat | cksum; }
+[ "$what" = build ] && [ "$(cat "$out/stamp" 2>/dev/null)" = "$(inputs)" ] && exit 0
+rm -f "$out/stamp"
+
+nvcc=${NVCC:-$(echo .venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)}
+[ -x "$nvcc" ] || fail "nvcc is missing: run scripts/setup.sh cuda, or set NVCC"
+
+# The PTX is for later devices: their driver compiles it when it loads the kernels.
+"$nvcc" -std=c++17 -O3 --Werror all-warnings -Xptxas=-v,--warning-as-error \
+    -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a \
+    -gencode=arch=compute_100a,code=sm_100a -fatbin -o "$out/rein.fatbin" kernels/cuda/kernels.cu 2> "$out/ptxas.txt" \
+    || { cat "$out/ptxas.txt" >&2; fail "the kernels do not compile"; }
+{
+    printf "%-20s %-8s %9s %6s %6s %6s\n" kernel arch registers spills stack shared
+    awk -F"[ ,']+" '
+        /Compiling entry function/ { kernel = $7; arch = $9 }
+        /bytes stack frame/ { stack = $2; spills = $6 + $10 }
+        /Used [0-9]+ registers/ {
+            shared = 0
+            for (i = 3; i <= NF; i++) if ($i == "smem") shared = $(i - 2)
+            for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1)
+            printf "%-20s %-8s %9d %6d %6d %6d\n", kernel, arch, registers, spills, stack, shared
+        }' "$out/ptxas.txt" | sort
+} > "$out/report.txt"
+host_tests
+"$out/host-tests" --expected "$out/ptx_expected.txt"
+if [ "$what" = report ]; then cp "$out/report.txt" kernels/cuda/report.txt; fi
+diff -u kernels/cuda/report.txt "$out/report.txt" \
+    || fail "registers, spills or shared memory have changed: find out why, then run scripts/cuda.sh report"
+inputs > "$out/stamp"
