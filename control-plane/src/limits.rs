@@ -24,6 +24,9 @@ pub const SHARED_STORE_HISTORY: usize = 1024;
 /// Queued transactions of a shared store.
 pub const SHARED_STORE_WRITES: usize = 1024;
 
+/// Two checks of a name that another process holds that are further apart than this: the store was away.
+pub const NAME_CHECKS_APART: Duration = Duration::from_secs(2);
+
 /// TTL of the keys of a process: a silent process is considered lost after this time.
 pub const LEASE: Duration = Duration::from_secs(3);
 /// How long a new controller, or one whose store was reset, waits for members of groups to register.

@@ -39,13 +39,17 @@ pub struct NameHolder {
     revision: Revision,
     /// The lease under which the name is held.
     lease: Option<LeaseId>,
+    /// Since then, the store has answered every check, and the lease held the name.
     since: Instant,
+    checked: Instant,
 }
 
 impl SessionState {
-    /// The holder's value, if it has held the name for longer than two lease TTLs: then it is alive.
+    /// The holder's value, if it has held the name for more than three lease TTLs without an outage of the store: then
+    /// it is alive. A store extends leases when it restarts, by at most one TTL each time.
     pub fn name_taken_by(&self, ttl: Duration) -> Option<&Bytes> {
-        self.name_holder.as_ref().filter(|taken| taken.since.elapsed() > 2 * ttl).map(|taken| &taken.value)
+        let held = |taken: &&NameHolder| taken.checked.duration_since(taken.since) > 3 * ttl;
+        self.name_holder.as_ref().filter(held).map(|taken| &taken.value)
     }
 }
 
@@ -273,11 +277,16 @@ impl SessionTask {
                 self.invalidate();
                 let Entry { value, revision, lease } = entry;
                 self.state.send_if_modified(|held| {
-                    let before = held.name_holder.take();
-                    let since = before.as_ref().filter(|taken| taken.lease == lease).map(|taken| taken.since);
-                    held.name_holder =
-                        Some(NameHolder { value, revision, lease, since: since.unwrap_or_else(Instant::now) });
-                    held.name_holder != before
+                    let (before, checked) = (held.name_holder.take(), Instant::now());
+                    // During an outage, a store does not expire the leases of dead processes.
+                    let same = |taken: &&NameHolder| {
+                        taken.lease == lease && checked.duration_since(taken.checked) < limits::NAME_CHECKS_APART
+                    };
+                    let since = before.as_ref().filter(same).map_or(checked, |taken| taken.since);
+                    let now = NameHolder { value, revision, lease, since, checked };
+                    let news = before.is_none_or(|before| NameHolder { checked, ..before } != now);
+                    held.name_holder = Some(now);
+                    news
                 });
                 self.wait = Some(limits::RETRY_LONGEST);
             }

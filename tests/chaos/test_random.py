@@ -89,7 +89,9 @@ class Verdicts:
         if not known:
             return True
         since, groups = known[-1]
-        return any(not any(self.faults.spans.hit(worker, since, at) for worker in members) for members in groups)
+        # No router can reach a group that consists of bad spares.
+        disturbed = lambda worker: worker.startswith("a") or self.faults.spans.hit(worker, since, at)
+        return any(not any(map(disturbed, members)) for members in groups)
 
     def story(self, ended):
         """The time before the failure: when a group was available, and the samples."""

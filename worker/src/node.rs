@@ -352,7 +352,7 @@ impl Node {
         }
     }
 
-    /// Whether another process has held this id for longer than the lease of a dead one could last.
+    /// Whether another process, which is alive, holds this id.
     fn displaced(&self) -> Option<NodeError> {
         let held = self.session.held();
         let held = held.borrow();

@@ -219,12 +219,32 @@ async fn a_second_session_waits_for_the_name() {
     assert_eq!(there().await, "second");
     // Overwritten by force, it waits again.
     store.commit(Transaction::default().put("/workers/1", "force", None)).await.unwrap();
-    seconds(3.0 * TTL.as_secs_f64()).await;
+    seconds(3.0 * TTL.as_secs_f64() + 2.0).await;
     assert_eq!(second.held().borrow().name_taken_by(TTL).unwrap(), "force");
     assert_eq!(there().await, "force");
     store.commit(Transaction::default().delete("/workers/1")).await.unwrap();
     seconds(0.5).await;
     assert_eq!(there().await, "second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_counts_as_alive_only_while_the_store_answers() {
+    // A stopped store does not expire leases: the holder may have died.
+    let memory = Memory::default();
+    memory.commit(Transaction::default().put("/workers/1", "before the outage", None)).await.unwrap();
+    let store = Arc::new(Faulty::new(memory, 1, 0));
+    let node = Session::named(store.clone(), "node", TTL, "/workers/1");
+    node.put("/workers/1", "node");
+    let held = node.held();
+    for _ in 0..6 {
+        seconds(2.0 * TTL.as_secs_f64()).await;
+        assert_eq!(held.borrow().name_holder.as_ref().unwrap().value, "before the outage");
+        assert_eq!(held.borrow().name_taken_by(TTL), None);
+        store.outage(TTL);
+        seconds(TTL.as_secs_f64()).await;
+    }
+    seconds(3.0 * TTL.as_secs_f64() + 4.0).await;
+    assert_eq!(held.borrow().name_taken_by(TTL).unwrap(), "before the outage");
 }
 
 /// Nodes change their keys at random over a faulty store: in the end the store and every mirror have exactly the nodes'

@@ -3,15 +3,17 @@
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::earley::Grammar;
+use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::panic_utils::catch_unwind;
 
 use crate::budget::Budget;
 use crate::cache::{Cache, Key};
 use crate::format::{Codec, Format, Step};
-use crate::lark::{First, Written, count_prefix, is_costly_grammar, read, write};
+use crate::lark::{self, Common, First, Written, count_prefix, is_costly_grammar, write};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES,
     MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
@@ -428,6 +430,16 @@ fn check(rules: &Rules) -> Result<(), RuleError> {
         }
         _ => Ok(()),
     }
+}
+
+/// [`lark::read`], with the expressions that most grammars have.
+fn read(text: &str, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
+    static COMMON: OnceLock<Option<Common>> = OnceLock::new();
+    lark::read(text, COMMON.get_or_init(|| Common::new(&common_regexes())).as_ref()?, limits)
+}
+
+pub(crate) fn common_regexes() -> Vec<String> {
+    [lark::common::regexes(), schema::common_regexes()].concat()
 }
 
 #[cfg(test)]

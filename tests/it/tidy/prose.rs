@@ -47,21 +47,6 @@ fn quotes(path: &Path) -> bool {
     quoting.iter().any(|quoting| path.starts_with(quoting))
 }
 
-/// Files whose prose is still to be rewritten. The lists may only shrink.
-const WORDS_WAITING: &[&str] = &["CHANGELOG.md"];
-const COLUMNS_WAITING: &[&str] = &["CHANGELOG.md"];
-const LINKS_WAITING: &[&str] = &[];
-
-fn waits(list: &[&str], path: &Path) -> bool {
-    list.iter().any(|waiting| path.starts_with(waiting))
-}
-
-/// A list of exceptions must not outlive them.
-fn assert_shrunk(list: &[&str], found: &[(PathBuf, String)]) {
-    let idle = list.iter().filter(|waiting| !found.iter().any(|(path, _)| path.starts_with(waiting)));
-    assert_none("done: remove from the list", idle.map(|path| (*path).to_owned()).collect());
-}
-
 #[test]
 fn every_module_says_what_it_does() {
     let lacks = |path: &PathBuf| {
@@ -97,11 +82,9 @@ fn prose_is_plain() {
     for path in files(PROSE).into_iter().filter(|path| !quotes(path)) {
         let text = flat(&read(&path));
         for (phrase, better) in BANNED.iter().filter(|(phrase, _)| has_phrase(&text, phrase)) {
-            found.push((path.clone(), format!("{}: {phrase:?}; write: {better}", path.display())));
+            found.push(format!("{}: {phrase:?}; write: {better}", path.display()));
         }
     }
-    assert_shrunk(WORDS_WAITING, &found);
-    let found = found.into_iter().filter(|(path, _)| !waits(WORDS_WAITING, path)).map(|(_, what)| what).collect();
     assert_none("riddling phrases", found);
 }
 
@@ -135,12 +118,10 @@ fn prose_fits_in_120_columns() {
     for path in files(&["md", "rs", "proto"]).into_iter().filter(|path| !quotes(path)) {
         for (number, columns) in prose_lines(&path, &read(&path)) {
             if columns > COLUMNS {
-                found.push((path.clone(), format!("{}:{number}: {columns} columns", path.display())));
+                found.push(format!("{}:{number}: {columns} columns", path.display()));
             }
         }
     }
-    assert_shrunk(COLUMNS_WAITING, &found);
-    let found = found.into_iter().filter(|(path, _)| !waits(COLUMNS_WAITING, path)).map(|(_, what)| what).collect();
     assert_none("lines of prose that are too long", found);
 }
 
@@ -200,11 +181,9 @@ fn links_of_the_docs_lead_somewhere() {
                     || anchors(&text).contains(&fragment.to_owned())
             };
             if !there.exists() || !fragment.is_empty() && !anchored() {
-                broken.push((path.clone(), format!("{}:{number}: {target}", path.display())));
+                broken.push(format!("{}:{number}: {target}", path.display()));
             }
         }
     }
-    assert_shrunk(LINKS_WAITING, &broken);
-    let broken = broken.into_iter().filter(|(path, _)| !waits(LINKS_WAITING, path)).map(|(_, what)| what).collect();
     assert_none("links that lead nowhere", broken);
 }

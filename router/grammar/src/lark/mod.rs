@@ -1,6 +1,7 @@
 //! Writes grammars as Lark text for llguidance. It does not compile them.
 
 mod call;
+pub(crate) mod common;
 mod count;
 mod marker;
 mod output;
@@ -14,6 +15,7 @@ use std::fmt::Write as _;
 
 use crate::limits::{MAX_BLANKS, MAX_INDENT};
 
+pub(crate) use common::Common;
 pub(crate) use count::prefix as count_prefix;
 pub(crate) use output::{First, Written, write};
 pub(crate) use price::{Price, is_costly_grammar, is_empty, price, price_to_compile};

@@ -11,6 +11,9 @@ use crate::rules::{Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
 use crate::vocab::Vocab;
 
+/// Text of any kind, at least one character.
+pub(super) const SOME_TEXT: &str = "(?s:.+)";
+
 /// A grammar as text.
 pub(crate) struct Written {
     pub lark: String,
@@ -208,7 +211,7 @@ impl Output<'_, '_> {
         refused.extend(not.map(|not| format!("~/{not}/")));
         let body = |any: &str| [vec![any.to_owned()], refused.clone()].concat().join(" & ");
         let w = &mut *self.work.writer;
-        let text = w.terminal(&body("/(?s:.+)/"));
+        let text = w.terminal(&body(&format!("/{SOME_TEXT}/")));
         let mut all: Vec<String> = end.map(|end| format!("{text}? {end}")).into_iter().collect();
         for Exit { marker, rest } in exits {
             all.push(match marker {

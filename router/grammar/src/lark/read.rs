@@ -9,12 +9,13 @@ use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::earley::lexerspec::{LexemeClass, LexemeIdx, LexerSpec};
 use llguidance::earley::{BitIdx, Grammar, ParamCond, ParamExpr, ParamRef, ParamValue, SymIdx, SymbolProps};
 
+use super::common::Common;
 use super::price::largest_count;
 
 /// The grammar. None if the text has constructs that are unknown here, or that llguidance rejects.
-pub(crate) fn read(lark: &str, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
+pub(crate) fn read(lark: &str, common: &Common, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
     let rules = lark.strip_prefix(super::HEADER)?;
-    let mut reader = Reader::new(rules.lines().map(definition).collect::<Option<_>>()?)?;
+    let mut reader = Reader::new(rules.lines().map(definition).collect::<Option<_>>()?, common);
     reader.all()?;
     let Reader { grammar, spec, .. } = reader;
     let fits = spec.cost() <= limits.initial_lexer_fuel && grammar.num_symbols() <= limits.max_grammar_size;
@@ -30,7 +31,8 @@ pub(super) struct Conjunction {
 }
 
 pub(super) fn conjunction(body: &str) -> Option<Conjunction> {
-    let mut reader = Reader::new(HashMap::new())?;
+    let common = Common::new(&[])?;
+    let mut reader = Reader::new(HashMap::new(), &common);
     let mut text = Text(body);
     let mut conjuncts = Vec::new();
     loop {
@@ -65,6 +67,7 @@ fn definition(line: &str) -> Option<(&str, Definition<'_>)> {
 type Element = (SymIdx, ParamExpr);
 
 struct Reader<'a> {
+    common: &'a Common,
     definitions: HashMap<&'a str, Definition<'a>>,
     grammar: Grammar,
     spec: LexerSpec,
@@ -77,21 +80,18 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(definitions: HashMap<&'a str, Definition<'a>>) -> Option<Self> {
-        let mut spec = LexerSpec::new().ok()?;
-        let class = spec.setup_lexeme_class(RegexAst::NoMatch).ok()?;
-        spec.regex_builder.unicode(true).utf8(true);
-        spec.no_forcing = true;
-        Some(Reader {
+    fn new(definitions: HashMap<&'a str, Definition<'a>>, common: &'a Common) -> Self {
+        Reader {
+            common,
             definitions,
             grammar: Grammar::new(None),
-            spec,
-            class,
+            spec: common.spec.clone(),
+            class: common.class,
             rules: HashMap::new(),
             terminals: HashMap::new(),
             symbols: HashMap::new(),
             unread: Vec::new(),
-        })
+        }
     }
 
     fn all(&mut self) -> Option<()> {
@@ -180,7 +180,7 @@ impl<'a> Reader<'a> {
                     (self.greedy(regex)?, ParamExpr::Null)
                 }
                 '/' => {
-                    let regex = self.spec.regex_builder.mk_regex(text.regex()?).ok()?;
+                    let regex = self.regex(text.regex()?)?;
                     (self.greedy(regex)?, ParamExpr::Null)
                 }
                 '<' => (self.tokens(text.between("<[", "]>")?)?, ParamExpr::Null),
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
                 self.spec.regex_builder.mk(&RegexAst::Not(Box::new(RegexAst::ExprRef(inner)))).ok()?
             }
             '"' => self.spec.regex_builder.mk(&RegexAst::Literal(text.string()?)).ok()?,
-            '/' => self.spec.regex_builder.mk_regex(text.regex()?).ok()?,
+            '/' => self.regex(text.regex()?)?,
             '(' => {
                 text.takes("(");
                 let inner = self.either(text)?;
@@ -301,6 +301,10 @@ impl<'a> Reader<'a> {
         };
         // The writer never repeats terminals.
         (!text.0.starts_with(['?', '*', '+', '{', '~'])).then_some(atom)
+    }
+
+    fn regex(&mut self, regex: &str) -> Option<ExprRef> {
+        self.common.known(regex).or_else(|| self.spec.regex_builder.mk_regex(regex).ok())
     }
 
     fn combine(&mut self, all: Vec<ExprRef>, with: fn(Vec<RegexAst>) -> RegexAst) -> Option<ExprRef> {

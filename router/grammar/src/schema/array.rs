@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::flat::same;
-use super::object::{Layout, Member, count};
+use super::object::{Layout, Mark, Member, count};
 use super::{Compiler, Schema};
 use crate::lark::either;
 use crate::limits::MAX_ANY_ORDER;
@@ -15,7 +15,7 @@ impl Compiler<'_, '_, '_> {
         if min > max {
             return Ok(None);
         }
-        let (start, end) = (self.punctuation(false, "[", true), self.punctuation(true, "]", false));
+        let (start, end) = (self.punctuation(Mark::ArrayStart), self.punctuation(Mark::ArrayEnd));
         let comma = self.comma();
         let prefix = flat.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let any = Value::Bool(self.is_open() || prefix.is_empty());
@@ -96,7 +96,7 @@ impl Compiler<'_, '_, '_> {
             let rules = self.constants(std::slice::from_ref(value), path)?;
             members.push(Member { rule: either(&rules), required: false });
         }
-        let (comma, close) = (self.comma(), self.punctuation(true, "]", false));
+        let (comma, close) = (self.comma(), self.punctuation(Mark::ArrayEnd));
         Ok(Some(self.sequence(members, Layout { comma, close, min, max, other: None })))
     }
 }

@@ -1,5 +1,7 @@
 //! The cost of expanding a schema. A part that costs too much is relaxed and reported.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use super::{Compiler, Schema};
@@ -28,11 +30,11 @@ pub(super) fn size_of_map(map: &Schema) -> u64 {
 impl Compiler<'_, '_, '_> {
     /// The schema as a union of schemas without combinators, within a part's share of the budget.
     pub(super) fn ways(&mut self, map: &Schema, path: &str) -> Result<Vec<Schema>, RuleError> {
-        let mut map = map.clone();
+        let mut map = Cow::Borrowed(map);
         let (depth, known) = (self.depth, self.work.relaxations.len());
         for stage in [None, Some(STAGES[0]), Some(STAGES[1])] {
             if let Some(keywords) = stage
-                && !self.leave_out(&mut map, keywords, path)
+                && !self.leave_out(map.to_mut(), keywords, path)
             {
                 continue;
             }
@@ -49,8 +51,8 @@ impl Compiler<'_, '_, '_> {
         }
         self.work.relaxations.truncate(known);
         self.relax_costly(path, costly_keyword(&map));
-        map.retain(|keyword, _| keyword == "type");
-        Ok(vec![map])
+        map.to_mut().retain(|keyword, _| keyword == "type");
+        Ok(vec![map.into_owned()])
     }
 
     /// Whether the schema had any of the keywords.

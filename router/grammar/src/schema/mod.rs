@@ -357,6 +357,17 @@ fn says_nothing(map: &Schema) -> bool {
     map.keys().all(known)
 }
 
+/// Regular expressions that the grammars of most schemas have.
+pub(crate) fn common_regexes() -> Vec<String> {
+    let marks = object::Mark::ALL.map(|mark| mark.regex().to_owned());
+    let spelled = |name| match formats::format(name) {
+        formats::Format::Known(format) => Some(format.spelled(spelled::Quotes::Json).to_owned()),
+        _ => None,
+    };
+    let formats = ["date", "time", "date-time"].into_iter().filter_map(spelled);
+    marks.into_iter().chain(scalar::common_regexes()).chain(formats).collect()
+}
+
 /// Checks what can be checked without compiling.
 pub(crate) fn check(schema: &Value, field: &str) -> Result<usize, RuleError> {
     if !schema.is_object() && !schema.is_boolean() {

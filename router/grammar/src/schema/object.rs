@@ -1,5 +1,7 @@
 //! Grammars of objects. A rule's parameter has one bit per property that was written (llguidance's parametric rules).
 
+use std::sync::LazyLock;
+
 use serde_json::{Map, Value, json};
 
 use super::array::times;
@@ -18,6 +20,36 @@ pub(super) struct Member {
     pub required: bool,
 }
 
+/// Punctuation of JSON, with the blanks around it.
+#[derive(Clone, Copy)]
+pub(super) enum Mark {
+    Comma,
+    Colon,
+    ObjectStart,
+    ObjectEnd,
+    ArrayStart,
+    ArrayEnd,
+}
+
+impl Mark {
+    pub const ALL: [Self; 6] =
+        [Self::Comma, Self::Colon, Self::ObjectStart, Self::ObjectEnd, Self::ArrayStart, Self::ArrayEnd];
+
+    pub fn regex(self) -> &'static str {
+        static REGEXES: LazyLock<[String; Mark::ALL.len()]> = LazyLock::new(|| {
+            Mark::ALL.map(|mark| match mark {
+                Mark::Comma => format!("{0},{0}", blanks()),
+                Mark::Colon => format!("{0}:{0}", blanks()),
+                Mark::ObjectStart => format!(r"\{{{}", blanks()),
+                Mark::ObjectEnd => format!(r"{}\}}", blanks()),
+                Mark::ArrayStart => format!(r"\[{}", blanks()),
+                Mark::ArrayEnd => format!(r"{}\]", blanks()),
+            })
+        });
+        &REGEXES[self as usize]
+    }
+}
+
 /// How members are written in their object.
 pub(super) struct Layout {
     pub comma: String,
@@ -30,26 +62,24 @@ pub(super) struct Layout {
 }
 
 impl Compiler<'_, '_, '_> {
-    pub(super) fn punctuation(&mut self, before: bool, text: &str, after: bool) -> String {
-        let blanks = |on: bool| if on { blanks() } else { String::new() };
-        let regex = format!("{}{}{}", blanks(before), crate::lark::escape(text), blanks(after));
-        self.w().regex(&regex)
+    pub(super) fn punctuation(&mut self, mark: Mark) -> String {
+        self.w().regex(mark.regex())
     }
 
     pub(super) fn comma(&mut self) -> String {
-        self.punctuation(true, ",", true)
+        self.punctuation(Mark::Comma)
     }
 
     pub(super) fn colon(&mut self) -> String {
-        self.punctuation(true, ":", true)
+        self.punctuation(Mark::Colon)
     }
 
     pub(super) fn open(&mut self) -> String {
-        self.punctuation(false, "{", true)
+        self.punctuation(Mark::ObjectStart)
     }
 
     pub(super) fn close(&mut self) -> String {
-        self.punctuation(true, "}", false)
+        self.punctuation(Mark::ObjectEnd)
     }
 
     pub(super) fn closed_empty(&mut self) -> String {

@@ -177,10 +177,19 @@ pub(super) fn push_class(out: &mut String, class: &ClassUnicode) {
 /// Ranges for use between brackets.
 fn push_ranges(out: &mut String, class: &ClassUnicode) {
     for range in class.ranges() {
-        let _ = write!(out, r"\x{{{:x}}}", u32::from(range.start()));
+        push_end(out, range.start());
         if range.end() > range.start() {
-            let _ = write!(out, r"-\x{{{:x}}}", u32::from(range.end()));
+            out.push('-');
+            push_end(out, range.end());
         }
+    }
+}
+
+fn push_end(out: &mut String, c: char) {
+    if c.is_ascii_alphanumeric() {
+        out.push(c);
+    } else {
+        let _ = write!(out, r"\x{{{:x}}}", u32::from(c));
     }
 }
 

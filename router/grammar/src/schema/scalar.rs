@@ -29,6 +29,10 @@ const PYTHON_STRING: &str = concat!(
 const INTEGER: &str = r"-?(0|[1-9][0-9]{0,19})";
 const NUMBER: &str = r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?";
 
+pub(super) fn common_regexes() -> [String; 4] {
+    [STRING, INTEGER, NUMBER, "true|false"].map(str::to_owned)
+}
+
 impl Compiler<'_, '_, '_> {
     pub(super) fn any_string(&mut self) -> String {
         let regex = match self.dialect {

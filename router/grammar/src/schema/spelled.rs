@@ -56,10 +56,16 @@ fn write(hir: &Hir, quotes: Quotes, out: &mut String) {
             character(&class.to_unicode_class().unwrap_or_else(ClassUnicode::empty), quotes, out);
         }
         HirKind::Repetition(repetition) => {
-            out.push_str("(?:");
+            // A class is written as one unit.
+            let class = matches!(repetition.sub.kind(), HirKind::Class(_));
+            out.push_str(if class { "" } else { "(?:" });
             write(&repetition.sub, quotes, out);
-            let max = repetition.max.map_or(String::new(), |max| max.to_string());
-            let _ = write!(out, "){{{},{max}}}", repetition.min);
+            out.push_str(if class { "" } else { ")" });
+            let _ = match (repetition.min, repetition.max) {
+                (min, Some(max)) if min == max => write!(out, "{{{min}}}"),
+                (min, Some(max)) => write!(out, "{{{min},{max}}}"),
+                (min, None) => write!(out, "{{{min},}}"),
+            };
         }
         HirKind::Capture(group) => write(&group.sub, quotes, out),
         HirKind::Concat(parts) => parts.iter().for_each(|part| write(part, quotes, out)),
@@ -105,7 +111,10 @@ fn character(class: &ClassUnicode, quotes: Quotes, out: &mut String) {
     }
     if !ways.is_empty() {
         let or = if raw.ranges().is_empty() { "" } else { "|" };
-        let _ = write!(out, r"{or}\\(?:{})", ways.join("|"));
+        let _ = match ways.as_slice() {
+            [way] => write!(out, r"{or}\\{way}"),
+            ways => write!(out, r"{or}\\(?:{})", ways.join("|")),
+        };
     } else if raw.ranges().is_empty() {
         bracketed(&raw, out);
     }
@@ -190,10 +199,11 @@ fn hex(ranges: &[(u32, u32)], digits: u32) -> String {
 }
 
 fn digit_class(digits: &[u32]) -> String {
-    let letters: String = digits.iter().filter_map(|digit| char::from_digit(*digit, 16)).collect();
-    if digits.len() == 16 {
-        return "[0-9a-fA-F]".into();
-    }
-    let upper: String = letters.chars().filter(char::is_ascii_lowercase).map(|c| c.to_ascii_uppercase()).collect();
-    if letters.len() + upper.len() == 1 { letters } else { format!("[{letters}{upper}]") }
+    let cases = |digit: &u32| {
+        let lower = char::from_digit(*digit, 16);
+        lower.into_iter().flat_map(|c| [c, c.to_ascii_uppercase()]).map(|c| ClassUnicodeRange::new(c, c))
+    };
+    let mut out = String::new();
+    bracketed(&ClassUnicode::new(digits.iter().flat_map(cases)), &mut out);
+    out
 }

@@ -3,8 +3,25 @@
 use serde_json::json;
 
 use super::{Bench, rules, schemas::nasty, tool};
+use crate::grammars::common_regexes;
 use crate::tests::Random;
-use crate::{Rules, ToolChoice, formats};
+use crate::{Rules, ToolChoice, by_name, formats};
+
+#[test]
+fn the_expressions_that_are_parsed_once_are_used() {
+    let strings = ["date", "time", "date-time"].map(|format| json!({"type": "string", "format": format}));
+    let others = ["string", "integer", "number", "boolean"].map(|kind| json!({"type": kind}));
+    let members: serde_json::Map<_, _> =
+        strings.into_iter().chain(others).enumerate().map(|(i, schema)| (format!("p{i}"), schema)).collect();
+    let schema = json!({"type": "object", "properties": {"all": {"type": "array", "items":
+        {"type": "object", "properties": members}}}});
+    let bench = Bench::new(by_name("kimi_k2").expect("a format"), false);
+    let rules = Rules { parallel: true, ..rules(vec![tool("f", schema)]) };
+    let compiled = bench.grammars.compile(&rules).expect("compiles").expect("a grammar");
+    for regex in common_regexes() {
+        assert!(compiled.lark().contains(&format!("/{regex}/")), "{regex} is not in\n{}", compiled.lark());
+    }
+}
 
 #[test]
 fn both_parsers_make_the_same_grammar() {
