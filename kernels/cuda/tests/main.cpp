@@ -1,4 +1,6 @@
 // Tests of the kernels on the CPU. With `--expected FILE`: writes what ptx_test.cu must give on a device.
+#include "attention.h"
+#include "experts.h"
 #include "faults.h"
 #include "products.h"
 #include "ptx.h"
@@ -13,6 +15,8 @@ int main(int argc, char **argv) {
   ptx_tests::test();
   row_tests::test();
   product_tests::test();
+  expert_tests::test();
+  attention_tests::test();
   printf("%d checks failed\n", check::failures);
   return check::failures ? 1 : 0;
 }
