@@ -1,7 +1,8 @@
 // Runs kernels on the CPU: the threads of a block are fibres of one OS thread, and blocks run one after another.
 // A fibre runs until it waits, so results do not depend on timing. `Order` changes which thread runs first; a kernel
 // that lacks a barrier gives other results in another order. Shared memory is poisoned before each block, a wait that
-// can never end aborts with the place of every thread, and asynchronous copies are done as late as the rules allow.
+// can never end aborts with the place of every thread. Asynchronous copies and products are done as late as the rules
+// allow, or at once in order Reverse.
 //
 // Not modelled: clusters, divergent warp collectives (all 32 lanes must take part), waiting for another block.
 #pragma once
@@ -43,6 +44,8 @@ constexpr unsigned char POISON = 0xff;  // A NaN as float or bf16, -1 as an inte
 
 enum class Order { Forward, Reverse, Scattered };
 inline Order order = Order::Forward;
+// Whether copies and products are done when they are issued; otherwise when they are waited for.
+inline bool eager() { return order == Order::Reverse; }
 inline const char *kernel = "";  // The kernel that runs, for messages.
 
 // What a fibre waits for: that `*watched` differs from `seen`.
@@ -175,6 +178,14 @@ const T *meet_warp(const T &value, const char *reason) {
 inline void meet_warpgroup(const char *reason) {
   require(current / 128 * 128 + 128 <= block.threads, "a warpgroup needs 128 threads");
   meet(block.warpgroups[current / 128], current % 128, 128, 0, reason);
+}
+
+// Does an asynchronous piece of work now, or leaves it in `queue`.
+inline void issue(std::vector<std::function<void()>> &queue, std::function<void()> work) {
+  if (eager())
+    work();
+  else
+    queue.push_back(std::move(work));
 }
 
 inline void thread_main() {

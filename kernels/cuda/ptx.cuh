@@ -188,7 +188,7 @@ DEVICE void copy_async_16(void *to, const void *from, int valid = 16) {
 #ifdef REIN_HOST
   host::require(uintptr_t(to) % 16 == 0 && uintptr_t(from) % 16 == 0, "cp.async: not aligned to 16 bytes");
   host::require(valid >= 0 && valid <= 16, "cp.async: 0 to 16 valid bytes");
-  host::fibres[host::current].open_copies.push_back([=] {
+  host::issue(host::fibres[host::current].open_copies, [=] {
     memset(to, 0, 16);
     memcpy(to, from, valid);
   });
@@ -353,7 +353,7 @@ DEVICE void bulk_copy(void *to, const void *from, int bytes, uint64_t *barrier) 
 #ifdef REIN_HOST
   host::require(uintptr_t(to) % 16 == 0 && uintptr_t(from) % 16 == 0 && bytes % 16 == 0, "bulk_copy: not aligned");
   host::Barrier *state = &host::barrier(barrier);
-  host::block.copies.push_back([=] {
+  host::issue(host::block.copies, [=] {
     memcpy(to, from, bytes);
     state->bytes -= bytes;
     host::complete_if_due(*state);
@@ -376,7 +376,7 @@ DEVICE void tensor_copy(void *to, const TensorMap &map, int column, int row, uin
   host::require(uintptr_t(m.data) % 16 == 0 && m.stride % 16 == 0,
                 "tensor_copy: the tensor is not aligned to 16 bytes");
   host::Barrier *state = &host::barrier(barrier);
-  host::block.copies.push_back([=] {
+  host::issue(host::block.copies, [=] {
     for (int r = 0; r < int(m.box_rows); r++)
       for (int c = 0; c < 64; c++) {
         bool inside = row + r >= 0 && uint64_t(row + r) < m.rows && column + c >= 0 && uint64_t(column + c) < m.columns;
@@ -462,7 +462,7 @@ void issue_product(float (&d)[N / 2], uint64_t a, uint64_t b) {
   require((a >> 62) == 1 && (b >> 62) == 1, "wgmma: the descriptors must say 128-byte swizzle");
   float *out = d;
   int warp = current / 32 % 4, g = lane() / 4, t = lane() % 4;
-  fibres[current].open_products.push_back([=] {
+  issue(fibres[current].open_products, [=] {
     for (int i = 0; i < N / 2; i++) {
       int row = warp * 16 + g + i % 4 / 2 * 8, column = i / 4 * 8 + t * 2 + i % 2;
       float sum = out[i];
