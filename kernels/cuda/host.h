@@ -1,8 +1,8 @@
 // Runs kernels on the CPU: the threads of a block are fibres of one OS thread, and blocks run one after another.
-// A fibre runs until it waits, so results do not depend on timing. `Order` changes which thread runs first; a kernel
-// that lacks a barrier gives other results in another order. Shared memory is poisoned before each block, a wait that
-// can never end aborts with the place of every thread. Asynchronous copies and products are done as late as the rules
-// allow, or at once in order Reverse.
+// A fibre runs until it waits, so results do not depend on timing. `Order` changes which thread runs first and whether
+// warps run ahead; a kernel that lacks a barrier gives other results in another order. Shared memory is poisoned before
+// each block, a wait that can never end aborts with the place of every thread. Asynchronous copies and products are
+// done as late as the rules allow, or at once in order Reverse.
 //
 // Not modelled: clusters, divergent warp collectives (all 32 lanes must take part), waiting for another block.
 #pragma once
@@ -215,15 +215,35 @@ inline void resume(unsigned thread) {
   setcontext(&fibre.start);
 }
 
-inline unsigned nth_thread(unsigned i) {
-  switch (order) {
-    case Order::Reverse:
-      return block.threads - 1 - i;
-    case Order::Scattered:
-      return i * 1021 % block.threads;  // A prime, so that each thread has its turn.
-    default:
-      return i;
+// Runs a thread until it waits. Whether it could run at all.
+inline bool run_thread(unsigned thread) {
+  const Fibre &fibre = fibres[thread];
+  if (fibre.done || (fibre.wait.watched && *fibre.wait.watched == fibre.wait.seen)) return false;
+  resume(thread);
+  return true;
+}
+
+// Runs each thread until it waits, in order; in order Reverse, each warp as far as it gets without the others. Whether
+// any thread could run.
+inline bool run_threads() {
+  bool progress = false;
+  for (unsigned i = 0; i < block.threads; i++) {
+    switch (order) {
+      case Order::Forward:
+        progress |= run_thread(i);
+        break;
+      case Order::Scattered:
+        progress |= run_thread(i * 1021 % block.threads);
+        break;  // A prime: each has its turn.
+      case Order::Reverse:
+        if (i % 32 > 0) break;
+        for (bool more = true; more; progress |= more) {
+          more = false;
+          for (unsigned lane = 1; lane <= 32; lane++) more |= run_thread(block.threads - i - lane);
+        }
+    }
   }
+  return progress;
 }
 
 inline void run_block() {
@@ -237,15 +257,7 @@ inline void run_block() {
   memset(shared_start, POISON, shared_end - shared_start);
   for (unsigned i = 0; i < block.threads; i++) fibres[i].done = false;
   while (block.live) {
-    bool progress = false;
-    for (unsigned i = 0; i < block.threads; i++) {
-      Fibre &fibre = fibres[nth_thread(i)];
-      const Wait &wait = fibre.wait;
-      if (fibre.done || (wait.watched && *wait.watched == wait.seen)) continue;
-      resume(nth_thread(i));
-      progress = true;
-    }
-    if (progress) continue;
+    if (run_threads()) continue;
     if (block.copies.empty()) deadlock();
     std::vector<std::function<void()>> copies;
     copies.swap(block.copies);
