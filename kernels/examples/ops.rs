@@ -164,7 +164,7 @@ fn model(cpu: &Cpu, precision: Precision) {
                     linear(&mut rng, HIDDEN, inter, precision),
                 ],
                 router: (l > 0).then(|| linear(&mut rng, EXPERTS, HIDDEN, Precision::F32)),
-                experts: (l > 0).then(|| cpu.experts(&mut experts, precision).expect("memory")),
+                experts: (l > 0).then(|| cpu.experts(ExpertTable::default(), &mut experts, precision).expect("memory")),
                 cache: cpu.cache(16 * CONTEXT / BLOCK, BLOCK, 512, 64, precision).expect("memory"),
             }
         })
@@ -203,8 +203,7 @@ fn model(cpu: &Cpu, precision: Precision) {
             let mixed = cpu.mla_attention(&q, &latent, &key, &layer.kv_b, &mut layer.cache, spans, &MLA);
             let t3 = now();
             let attended = cpu.linear(&mixed, &layer.o, None);
-            cpu.add_scaled(&mut x, &attended, 1.0);
-            let h = cpu.rms_norm(&x, &layer.norms[3], 1e-6);
+            let h = cpu.add_norm(&mut x, &attended, 1.0, &layer.norms[3], 1e-6);
             let gate = cpu.linear(&h, &layer.mlp[0], None);
             let up = cpu.linear(&h, &layer.mlp[1], None);
             let out = cpu.linear(&cpu.silu_mul(&gate, &up), &layer.mlp[2], None);
@@ -214,7 +213,7 @@ fn model(cpu: &Cpu, precision: Precision) {
                 let routes = cpu.moe_route(&cpu.linear(&h, router, None), None, &route);
                 let t5 = now();
                 parts[4] += t5 - t4;
-                let out = cpu.moe_experts(&h, &routes, experts);
+                let out = cpu.moe(&h, &routes, experts, None).expect("one rank");
                 cpu.add_scaled(&mut x, &out, 1.0);
                 parts[3] += now() - t5;
             }

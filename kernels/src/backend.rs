@@ -5,6 +5,8 @@
 //! of the CPU backend is batch-invariant: a row's result does not depend on the other rows of the batch, on how a
 //! prompt was split into chunks, or on how much of its prefix came from the cache.
 
+use std::sync::Arc;
+
 use half::bf16;
 
 use crate::collective::Collective;
@@ -104,13 +106,17 @@ pub struct RouteSpec {
     pub scaling: f32,
 }
 
-/// For each row, `top_k` experts (global ids) with their weights.
-#[derive(Debug, Clone)]
-pub struct Routes {
-    pub top_k: usize,
-    pub experts: Vec<u32>,
-    pub weights: Vec<f32>,
+/// The experts of one layer, over the ranks of the group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExpertTable {
+    /// Index of the layer among all layers of the model.
+    pub layer: usize,
+    /// By expert (global id), the ranks that hold it, ascending.
+    pub holders: Vec<Vec<u32>>,
 }
+
+/// Reads the rows of each expert by layer. Any thread may call it, also after the backend is gone.
+pub type ExpertCounts = Arc<dyn Fn() -> Vec<Vec<u64>> + Send + Sync>;
 
 /// One expert's three matrices: gate and up are [inter, hidden], down is [hidden, inter].
 pub struct ExpertWeights {
@@ -126,7 +132,10 @@ pub trait Backend: Send + 'static {
     type Vector: Send + Sync;
     type Linear: Send + Sync;
     type Embedding: Send + Sync;
+    /// This rank's experts of one layer, and where the others are.
     type Experts: Send + Sync;
+    /// For each row, `top_k` experts with their weights.
+    type Routes;
     type Cache: Send;
 
     // Set-up.
@@ -138,11 +147,12 @@ pub trait Backend: Send + 'static {
     /// The experts of this rank, taken one by one so that only one is in memory twice.
     fn experts(
         &self,
+        table: ExpertTable,
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<Self::Experts>;
     /// The experts `ids`, from `held` or else from `fresh` (which another backend of this kind and device may have
-    /// made).
+    /// made), with the table of `fresh`.
     fn regroup(&self, held: &Self::Experts, fresh: &Self::Experts, ids: &[u32]) -> Result<Self::Experts>;
     /// Paged KV of one layer: `width_k` and `width_v` f32 or bf16 numbers per position (MLA: latent and rotary key).
     fn cache(
@@ -173,6 +183,15 @@ pub trait Backend: Send + 'static {
 
     // Norms apply to `weight.len()` columns at a time, so a q/k norm is the same op with weight [head_dim].
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Self::Tensor;
+    /// x += factor * y; returns the norm of the new x.
+    fn add_norm(
+        &self,
+        x: &mut Self::Tensor,
+        y: &Self::Tensor,
+        factor: f32,
+        weight: &Self::Vector,
+        eps: f32,
+    ) -> Self::Tensor;
 
     // Products.
     /// x [rows, in] times weight [out, in] transposed, plus bias [out].
@@ -209,21 +228,20 @@ pub trait Backend: Send + 'static {
 
     // Mixture of experts.
     /// Scores [rows, experts] (before softmax or sigmoid). `bias` affects the choice, not the weights.
-    fn moe_route(&self, scores: &Self::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Routes;
-    /// Sum over each row's routes of weight * down(silu(gate(x)) * up(x)), over the experts of this rank only.
-    fn moe_experts(&self, x: &Self::Tensor, routes: &Routes, experts: &Self::Experts) -> Self::Tensor;
-    /// The same for some of the routes, given by index: one row per route.
-    fn moe_parts(&self, x: &Self::Tensor, routes: &Routes, picks: &[u32], experts: &Self::Experts) -> Self::Tensor;
-    /// Adds the results of `moe_parts` over the ranks that computed them, and the partial sums `shared` [rows, hidden]
-    /// (given by all ranks or by none). `dispatch` has the rank of each route. A row's parts are added in the order of
-    /// their experts, so the sum does not depend on which rank computed what, and all ranks get the same bits.
-    fn moe_combine(
+    fn moe_route(&self, scores: &Self::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Self::Routes;
+    /// Sum over each row's routes of weight * down(silu(gate(x)) * up(x)), over the experts of all ranks, plus the
+    /// ranks' partial sums `shared` [rows, hidden] (given by all ranks or by none). A row's parts are added in an order
+    /// that does not depend on which rank computed what, and all ranks get the same bits.
+    fn moe(
         &self,
-        parts: &Self::Tensor,
-        routes: &Routes,
-        dispatch: &[u32],
+        x: &Self::Tensor,
+        routes: &Self::Routes,
+        experts: &Self::Experts,
         shared: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
+    /// From now on, `moe` counts the rows of each expert, starting at zero and until `relink`. `layers` has the number
+    /// of experts of each layer, 0 for a layer without. A group of one rank counts nothing.
+    fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts;
 
     // Ranks.
     /// Links this rank with the ranks of another group.

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use rein_proto::internal::{After, Step, StepResult};
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT, STALL_LOOK};
-use crate::model::{self, ExpertCounts, Network, bytes_to_hold, check_row};
+use crate::model::{self, Network, bytes_to_hold, check_row};
 
 mod layout;
 mod memory;
@@ -233,7 +233,7 @@ impl ModelLoader {
             steps,
             results: results_out,
             used: Arc::new(AtomicU64::new(placement.layout)),
-            counts: Arc::new(ExpertCounts::new(&spec.shape().experts)),
+            counts: Arc::new(OnceLock::new()),
         };
         let mut inboxes = Vec::new();
         for ((link, rank), resident) in links.into_iter().zip(mine.iter()).zip(&mut found) {

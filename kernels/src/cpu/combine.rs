@@ -1,8 +1,7 @@
 //! Adds the parts of a row that several ranks computed. Large results: each rank adds its columns of all rows, and
 //! these are gathered. Small results: every rank gets all parts and adds everything. The bits are the same.
 
-use super::{Tensor, shape, zeros};
-use crate::backend::Routes;
+use super::{Routes, Tensor, shape, zeros};
 use crate::collective::Collective;
 use crate::error::Result;
 

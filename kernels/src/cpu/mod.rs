@@ -5,6 +5,7 @@
 mod attention;
 mod buffer;
 mod combine;
+mod dispatch;
 mod gemm;
 mod memory;
 mod moe;
@@ -19,10 +20,13 @@ mod weights;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::sync::Arc;
+
 use half::bf16;
 
 use attention::{AttentionPlan, EntryField, QueryPart};
 use buffer::Buffer;
+use dispatch::Counts;
 use gemm::{GemmJob, Packed};
 use memory::Arena;
 use pool::{SharedPtr, ThreadPool};
@@ -69,6 +73,7 @@ pub struct Embedding(HostMatrix);
 
 pub use attention::KvCache;
 pub use moe::Experts;
+pub use route::Routes;
 
 /// One rank on the CPU.
 pub struct Cpu {
@@ -77,6 +82,7 @@ pub struct Cpu {
     arena: Arena,
     rope: rope::AngleTables,
     collective: Box<dyn Collective>,
+    counts: Option<Arc<Counts>>,
 }
 
 impl Cpu {
@@ -94,6 +100,7 @@ impl Cpu {
             arena: Arena::default(),
             rope: rope::AngleTables::default(),
             collective,
+            counts: None,
         }
     }
 
@@ -152,6 +159,29 @@ impl Cpu {
         moe::experts(&self.pool, self.isa, &x.data, routes, picks, experts, &mut out.data);
         out
     }
+
+    /// All routes to the experts of this rank. A row's contributions are added in the order in which the experts are
+    /// held.
+    fn moe_experts(&self, x: &Tensor, routes: &Routes, experts: &Experts) -> Tensor {
+        self.through_experts(x, routes, None, experts)
+    }
+
+    /// Some of the routes, given by index: one row per route.
+    fn moe_parts(&self, x: &Tensor, routes: &Routes, picks: &[u32], experts: &Experts) -> Tensor {
+        self.through_experts(x, routes, Some(picks), experts)
+    }
+
+    /// Adds the results of `moe_parts` over the ranks that computed them, and the partial sums `shared`. `dispatch` has
+    /// the rank of each route. A row's parts are added in the order of their experts.
+    fn moe_combine(
+        &self,
+        parts: &Tensor,
+        routes: &Routes,
+        dispatch: &[u32],
+        shared: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        combine::combine(&*self.collective, parts, routes, dispatch, shared)
+    }
 }
 
 impl Backend for Cpu {
@@ -160,6 +190,7 @@ impl Backend for Cpu {
     type Linear = Linear;
     type Embedding = Embedding;
     type Experts = Experts;
+    type Routes = Routes;
     type Cache = KvCache;
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>> {
@@ -187,10 +218,11 @@ impl Backend for Cpu {
 
     fn experts(
         &self,
+        table: ExpertTable,
         weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
         precision: Precision,
     ) -> Result<Experts> {
-        let mut experts = Experts::new(precision);
+        let mut experts = Experts::new(table, precision);
         for weights in weights {
             let ExpertWeights { id, gate, up, down } = weights?;
             let (inter, hidden) = experts.shape().unwrap_or((gate.rows, gate.cols));
@@ -306,6 +338,26 @@ impl Backend for Cpu {
             for group in part.chunks_exact_mut(weight.len()) {
                 // SAFETY: the set was detected.
                 unsafe { rope::rms_norm(isa, group, weight, eps) }
+            }
+        });
+        out
+    }
+
+    fn add_norm(&self, x: &mut Tensor, y: &Tensor, factor: f32, weight: &Vec<f32>, eps: f32) -> Tensor {
+        assert_eq!((x.rows, x.cols), (y.rows, y.cols), "add_norm");
+        let (cols, width, isa) = (x.cols, weight.len(), self.isa);
+        assert!(width > 0 && cols.is_multiple_of(width), "add_norm of {cols} by {width}");
+        let mut out = stale(x.rows, cols);
+        let base = SharedPtr(out.data.as_mut_ptr());
+        self.by_rows(&mut x.data, cols, &|from, part| {
+            // SAFETY: the same rows of out, which has the shape of x; no other item has them.
+            let out = unsafe { std::slice::from_raw_parts_mut(base.get().add(from * cols), part.len()) };
+            let y = y.data[from * cols..].chunks_exact(width);
+            for ((x, y), out) in part.chunks_exact_mut(width).zip(y).zip(out.chunks_exact_mut(width)) {
+                x.iter_mut().zip(y).for_each(|(x, y)| *x += factor * y);
+                out.copy_from_slice(x);
+                // SAFETY: the set was detected.
+                unsafe { rope::rms_norm(isa, out, weight, eps) }
             }
         });
         out
@@ -483,27 +535,33 @@ impl Backend for Cpu {
         route::route(&self.pool, &scores.data, scores.cols, bias.map(Vec::as_slice), spec)
     }
 
-    /// A row's contributions are added in the order in which the experts are held.
-    fn moe_experts(&self, x: &Tensor, routes: &Routes, experts: &Experts) -> Tensor {
-        self.through_experts(x, routes, None, experts)
+    /// A single rank adds a row's parts in the order in which it holds the experts, several ranks in the order of their
+    /// ids.
+    fn moe(&self, x: &Tensor, routes: &Routes, experts: &Experts, shared: Option<&Tensor>) -> Result<Tensor> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        if ranks == 1 {
+            let mut out = self.moe_experts(x, routes, experts);
+            shared.iter().for_each(|shared| self.add_scaled(&mut out, shared, 1.0));
+            return Ok(out);
+        }
+        let ExpertTable { layer, holders } = experts.table();
+        self.counts.iter().for_each(|counts| counts.add(*layer, routes));
+        let dispatch = dispatch::dispatch(holders, ranks, routes)?;
+        let mine = dispatch.iter().enumerate().filter(|&(_, &to)| to as usize == rank);
+        let picks: Vec<u32> = mine.map(|(route, _)| route as u32).collect();
+        let parts = self.moe_parts(x, routes, &picks, experts);
+        self.moe_combine(&parts, routes, &dispatch, shared)
     }
 
-    fn moe_parts(&self, x: &Tensor, routes: &Routes, picks: &[u32], experts: &Experts) -> Tensor {
-        self.through_experts(x, routes, Some(picks), experts)
-    }
-
-    fn moe_combine(
-        &self,
-        parts: &Tensor,
-        routes: &Routes,
-        dispatch: &[u32],
-        shared: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        combine::combine(&*self.collective, parts, routes, dispatch, shared)
+    fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts {
+        let counts = Arc::new(Counts::new(layers));
+        self.counts = Some(counts.clone());
+        Arc::new(move || counts.read())
     }
 
     fn relink(&mut self, collective: Box<dyn Collective>) {
         self.collective = collective;
+        self.counts = None;
     }
 
     fn collective(&self) -> &dyn Collective {

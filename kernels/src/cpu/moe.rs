@@ -3,9 +3,10 @@
 
 use super::gemm::{self, Packed};
 use super::pool::{SharedPtr, ThreadPool};
+use super::route::Routes;
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{PANEL, Panels, steps_of};
-use crate::backend::{Precision, Routes};
+use crate::backend::{ExpertTable, Precision};
 use crate::error::{KernelError, Result};
 
 #[derive(Clone)]
@@ -17,6 +18,7 @@ struct Expert {
 }
 
 pub struct Experts {
+    table: ExpertTable,
     precision: Precision,
     held: Vec<Expert>,
     /// For each global id, its index among the held experts; `ABSENT` for experts of other ranks.
@@ -26,8 +28,12 @@ pub struct Experts {
 const ABSENT: u32 = u32::MAX;
 
 impl Experts {
-    pub fn new(precision: Precision) -> Experts {
-        Experts { precision, held: Vec::new(), place: Vec::new() }
+    pub fn new(table: ExpertTable, precision: Precision) -> Experts {
+        Experts { table, precision, held: Vec::new(), place: Vec::new() }
+    }
+
+    pub fn table(&self) -> &ExpertTable {
+        &self.table
     }
 
     /// [inter, hidden] of the held experts.
@@ -56,9 +62,9 @@ impl Experts {
         self.place.get(id as usize).filter(|&&place| place != ABSENT).map(|&place| place as usize)
     }
 
-    /// The experts with these ids, from `self` or from `fresh`. Weights are shared, not copied.
+    /// The experts with these ids, from `self` or from `fresh`, with the table of `fresh`. Weights are shared, not copied.
     pub fn regroup(&self, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
-        let mut experts = Experts::new(self.precision);
+        let mut experts = Experts::new(fresh.table.clone(), self.precision);
         for &id in ids {
             let missing = || KernelError::Shape { op: "regroup", what: format!("expert {id} is not held") };
             let of = |from: &Experts| from.find(id).map(|place| from.held[place].clone());

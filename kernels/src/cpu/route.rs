@@ -2,10 +2,18 @@
 //! softmax routers of Mixtral and Qwen3-MoE.
 
 use super::pool::{SharedPtr, ThreadPool};
-use crate::backend::{RouteSpec, Routes, Scoring};
+use crate::backend::{RouteSpec, Scoring};
 
 /// Prevents a division by zero if all weights are zero.
 const EPSILON: f32 = 1e-20;
+
+/// For each row, `top_k` experts (global ids) with their weights.
+#[derive(Debug, Clone)]
+pub struct Routes {
+    pub top_k: usize,
+    pub experts: Vec<u32>,
+    pub weights: Vec<f32>,
+}
 
 /// Larger values first, NaN last; of equal values the lower index first.
 fn better(a: f32, b: f32) -> bool {

@@ -269,7 +269,7 @@ fn experts_match_the_reference_and_are_batch_invariant() {
                     let (gate, up, down) = (gate.clone(), up.clone(), down.clone());
                     Ok(ExpertWeights { id: i as u32 + 2, gate, up, down })
                 });
-                let local = cpu.experts(&mut weights, precision).unwrap();
+                let local = cpu.experts(ExpertTable::default(), &mut weights, precision).unwrap();
                 let all = cpu.to_host(&cpu.moe_experts(&cpu.to_device(rows, hidden, x.clone()), &routes, &local));
                 let mut want = vec![0.0f32; rows * hidden];
                 for (slot, (&id, &weight)) in routes.experts.iter().zip(&routes.weights).enumerate() {
@@ -332,7 +332,7 @@ fn combine_is_the_same(rows: usize) {
             let [gate, up, down] = matrices[id as usize].clone();
             Ok(ExpertWeights { id, gate, up, down })
         });
-        cpu.experts(&mut weights, Precision::F32).unwrap()
+        cpu.experts(ExpertTable::default(), &mut weights, Precision::F32).unwrap()
     };
     let alone = cpu(Isa::detect(), 1);
     let all: Vec<u32> = (0..experts).collect();
@@ -391,7 +391,12 @@ fn small_ops_agree_with_the_reference() {
                 let norm = cpu.to_host(&cpu.rms_norm(&ta, &weight, 1e-6));
                 assert_close(&norm, &reference::rms_norm(&a, &weight, 1e-6), 1e-6, "rms_norm");
                 let mut sum = ta.clone();
+                let normed = cpu.add_norm(&mut sum, &tb, 0.5, &weight, 1e-6);
+                let fused = sum.clone();
+                sum = ta.clone();
                 cpu.add_scaled(&mut sum, &tb, 0.5);
+                assert_eq!(cpu.to_host(&fused), cpu.to_host(&sum));
+                assert_eq!(cpu.to_host(&normed), cpu.to_host(&cpu.rms_norm(&sum, &weight, 1e-6)));
                 cpu.scale(&mut sum, 2.0);
                 let want: Vec<f32> = a.iter().zip(&b).map(|(a, b)| (a + 0.5 * b) * 2.0).collect();
                 assert_eq!(cpu.to_host(&sum), want);
@@ -445,7 +450,7 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     let spec = MlaSpec { heads: 2, nope_dim: 4, rope_dim: 2, v_dim: 4, kv_rank: 8, scale: 1.0 };
     assert!(cpu.mla_weight(rng.matrix(15, 8), &spec, Precision::F32).is_err());
     let uneven = ExpertWeights { id: 0, gate: rng.matrix(8, 4), up: rng.matrix(8, 4), down: rng.matrix(8, 4) };
-    assert!(cpu.experts(&mut std::iter::once(Ok(uneven)), Precision::F32).is_err());
+    assert!(cpu.experts(ExpertTable::default(), &mut std::iter::once(Ok(uneven)), Precision::F32).is_err());
     assert!(cpu.cache(4, 0, 8, 8, Precision::F32).is_err());
 }
 

@@ -11,6 +11,5 @@ mod spec;
 
 pub use arch::{architectures, build, text_config};
 pub use execute::{Executing, check_row};
-pub use experts::ExpertCounts;
 pub use network::{LayoutSwap, Network, Precisions, bytes_of_copies, bytes_to_hold, bytes_to_load};
 pub use spec::{Attention, LayerSpec, Spec};

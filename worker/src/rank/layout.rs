@@ -3,16 +3,16 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rein_control_plane::Placement;
 use rein_kernels::collective::threads;
 use rein_kernels::cpu::Cpu;
-use rein_kernels::{KernelError, Result as KernelResult};
+use rein_kernels::{ExpertCounts, KernelError, Result as KernelResult};
 
 use super::Checkpoint;
 use crate::checkpoint::LoadError;
-use crate::model::{ExpertCounts, LayoutSwap, Network};
+use crate::model::{LayoutSwap, Network};
 
 /// Layouts that a rank was given and no step has used yet; an idle group applies none.
 const AHEAD: usize = 2;
@@ -49,7 +49,7 @@ pub struct Layouts {
     pub(super) wanted: Arc<AtomicU64>,
     /// The layout of the last step. Set by the leader.
     pub(super) used: Arc<AtomicU64>,
-    pub(super) counts: Option<Arc<ExpertCounts>>,
+    pub(super) counts: Option<Arc<OnceLock<ExpertCounts>>>,
 }
 
 impl Layouts {
@@ -103,6 +103,6 @@ impl Layouts {
 
     /// Rows per layer and expert since the group began. None: another process counts.
     pub fn counts(&self) -> Option<Vec<Vec<u64>>> {
-        self.counts.as_ref().map(|counts| counts.read())
+        self.counts.as_ref()?.get().map(|read| read())
     }
 }

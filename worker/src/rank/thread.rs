@@ -1,8 +1,8 @@
 //! One rank's thread: it loads, agrees with the other ranks on the KV cache, and follows the leader's steps. It does
 //! not know which steps come.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::{Receiver, Sender};
 use prost::Message;
@@ -10,13 +10,13 @@ use rein_control_plane::Placement;
 use rein_control_plane::epoch::number;
 use rein_kernels::collective::{Collective, threads};
 use rein_kernels::cpu::Cpu;
-use rein_kernels::{Backend, KernelError, Result as KernelResult};
+use rein_kernels::{Backend, ExpertCounts, KernelError, Result as KernelResult};
 use rein_proto::internal::{Step, StepResult};
 
 use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan, Resident};
 use crate::checkpoint::LoadError;
-use crate::model::{Executing, ExpertCounts, Network};
+use crate::model::{Executing, Network};
 
 /// KV blocks are compared as f32, which is exact for whole numbers up to here.
 const MOST_BLOCKS: usize = 1 << 24;
@@ -34,7 +34,8 @@ pub struct LeaderQueues {
     pub results: Sender<KernelResult<StepResult>>,
     /// The layout of the last step.
     pub used: Arc<AtomicU64>,
-    pub counts: Arc<ExpertCounts>,
+    /// Set once the leader has loaded.
+    pub counts: Arc<OnceLock<ExpertCounts>>,
 }
 
 /// The parameters of a rank thread.
@@ -87,7 +88,9 @@ impl RankJob {
         // Also if it could not be read: a changed file may be the reason.
         self.checkpoint.weights.prove()?;
         let mut network = network?;
-        network.count_experts(self.leads.as_ref().map(|desk| desk.counts.clone()));
+        if let Some(desk) = &self.leads {
+            desk.counts.get_or_init(|| network.expert_counts());
+        }
         let room = self.plan.blocks.min(MOST_BLOCKS) as f32;
         let all = network.backend().collective().all_gather(&[room])?;
         let blocks = all.iter().flatten().copied().fold(room, f32::min) as usize;
