@@ -13,8 +13,9 @@ use std::time::Instant;
 
 use half::bf16;
 use rein_kernels::collective::threads::group;
-use rein_kernels::cpu::{Cpu, Experts, KvCache, Linear, Tensor};
+use rein_kernels::cpu::{Cpu, Experts, KvCache, Linear};
 use rein_kernels::probe::memory_bandwidth;
+use rein_kernels::sample::SampleSpec;
 use rein_kernels::*;
 
 fn main() {
@@ -22,15 +23,15 @@ fn main() {
     let threads = args.next().and_then(|a| a.parse().ok()).unwrap_or(2);
     let what = args.next().unwrap_or_default();
     CPU_TIME.store(args.next().is_some_and(|a| a == "cpu-time"), Relaxed);
-    let cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
+    let mut cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
     println!("{:?}, {threads} threads", cpu.isa());
     bandwidth(threads);
     if what != "model" {
         products(&cpu);
     }
     if what != "products" {
-        model(&cpu, Precision::Bf16);
-        model(&cpu, Precision::Int8);
+        model(&mut cpu, Precision::Bf16);
+        model(&mut cpu, Precision::Int8);
     }
     bandwidth(threads);
 }
@@ -61,8 +62,8 @@ impl Numbers {
         HostMatrix { rows, cols, data: HostData::Bf16(data) }
     }
 
-    fn tensor(&mut self, cpu: &Cpu, rows: usize, cols: usize) -> Tensor {
-        cpu.to_device(rows, cols, (0..rows * cols).map(|_| self.next()).collect())
+    fn values(&mut self, rows: usize, cols: usize) -> Vec<f32> {
+        (0..rows * cols).map(|_| self.next()).collect()
     }
 }
 
@@ -104,13 +105,13 @@ fn products(cpu: &Cpu) {
         let time = seconds(|| drop(cpu.linear_weight(source.clone(), precision)));
         println!("{precision:?} packing: {:.2} GB/s of bf16", (2 * n * n) as f64 / time / 1e9);
         for rows in [1, 2, 4, 8, 16] {
-            let x = rng.tensor(cpu, rows, n);
+            let x = cpu.to_device(rows, n, rng.values(rows, n));
             let time = seconds(|| weights.iter().for_each(|w| drop(cpu.linear(&x, w, None))));
             let gb = (count * n * n) as f64 * bytes / time / 1e9;
             let flops = (2 * rows * count * n * n) as f64 / time / 1e9;
             println!("{precision:?} {rows:2} rows x {count} weights {n} x {n}: {gb:6.1} GB/s, {flops:6.0} GFLOPS");
         }
-        let x = rng.tensor(cpu, 512, n);
+        let x = cpu.to_device(512, n, rng.values(512, n));
         let time = seconds(|| drop(cpu.linear(&x, &weights[0], None)));
         println!("{precision:?} 512 x {n} x {n}: {:.0} GFLOPS", (2 * 512 * n * n) as f64 / time / 1e9);
     }
@@ -139,11 +140,13 @@ struct Layer {
     cache: KvCache,
 }
 
-fn model(cpu: &Cpu, precision: Precision) {
+fn model(cpu: &mut Cpu, precision: Precision) {
     let mut rng = Numbers(2);
     let start = Instant::now();
-    let linear =
-        |rng: &mut Numbers, outs, ins, precision| cpu.linear_weight(rng.matrix(outs, ins), precision).expect("memory");
+    let device = &*cpu;
+    let linear = |rng: &mut Numbers, outs, ins, precision| {
+        device.linear_weight(rng.matrix(outs, ins), precision).expect("memory")
+    };
     let one = [rng.matrix(INTER, HIDDEN), rng.matrix(INTER, HIDDEN), rng.matrix(HIDDEN, INTER)];
     let mut layers: Vec<Layer> = (0..LAYERS)
         .map(|l| {
@@ -169,7 +172,7 @@ fn model(cpu: &Cpu, precision: Precision) {
             }
         })
         .collect();
-    let head = linear(&mut rng, VOCAB, HIDDEN, precision);
+    let (norm, head) = (vec![1.0; HIDDEN], linear(&mut rng, VOCAB, HIDDEN, precision));
     let per_weight = if precision == Precision::Int8 { 1.0625 } else { 2.0 };
     println!("{precision:?} model made in {:.1} s", start.elapsed().as_secs_f64());
 
@@ -185,9 +188,16 @@ fn model(cpu: &Cpu, precision: Precision) {
     let route =
         RouteSpec { top_k: 8, scoring: Scoring::Sigmoid, n_group: 1, topk_group: 1, normalize: true, scaling: 2.827 };
     let mut parts = [0.0f64; 6];
-    let mut forward = |x: &Tensor, spans: &[Span]| {
-        let mut x = x.clone();
-        let positions: Vec<u32> = spans.iter().flat_map(|s| (s.start..s.start + s.len).map(|p| p as u32)).collect();
+    let mut forward = |x: &[f32], spans: &[Span]| {
+        let mut x = cpu.to_device(x.len() / HIDDEN, HIDDEN, x.to_vec());
+        let ids = vec![0; spans.iter().map(|span| span.len).sum()];
+        let draw = |span: &Span| Draw {
+            from: LogitsOf::Row(span.row + span.len - 1),
+            sample: SampleSpec::default(),
+            logprobs: None,
+        };
+        let rows = Rows { ids, spans: spans.to_vec(), draws: spans.iter().map(draw).collect(), ..Rows::default() };
+        let batch = cpu.begin(rows).expect("spans");
         for layer in &mut layers {
             let t0 = now();
             let h = cpu.rms_norm(&x, &layer.norms[0], 1e-6);
@@ -197,10 +207,10 @@ fn model(cpu: &Cpu, precision: Precision) {
             let t1 = now();
             let latent = cpu.rms_norm(&cpu.slice_cols(&kv, 0, 512), &layer.norms[2], 1e-6);
             let mut key = cpu.slice_cols(&kv, 512, 64);
-            cpu.rope(&mut q, &rope, &positions);
-            cpu.rope(&mut key, &key_rope, &positions);
+            cpu.rope(&batch, &mut q, &rope);
+            cpu.rope(&batch, &mut key, &key_rope);
             let t2 = now();
-            let mixed = cpu.mla_attention(&q, &latent, &key, &layer.kv_b, &mut layer.cache, spans, &MLA);
+            let mixed = cpu.mla_attention(&batch, &q, &latent, &key, &layer.kv_b, &mut layer.cache, &MLA);
             let t3 = now();
             let attended = cpu.linear(&mixed, &layer.o, None);
             let h = cpu.add_norm(&mut x, &attended, 1.0, &layer.norms[3], 1e-6);
@@ -222,19 +232,20 @@ fn model(cpu: &Cpu, precision: Precision) {
             parts[2] += t3 - t2;
         }
         let t0 = now();
-        let last: Vec<usize> = spans.iter().map(|s| s.row + s.len - 1).collect();
-        let logits = cpu.linear(&cpu.gather_rows(&x, &last), &head, None);
+        let head = Head { norm: &norm, eps: 1e-6, weight: &head, scale: 1.0 };
+        drop(cpu.draw(&batch, Some(&x), &head).expect("one rank"));
         parts[5] += now() - t0;
-        drop(logits);
         std::mem::take(&mut parts)
     };
     let table = |s: usize| -> Vec<u32> { ((s * CONTEXT / BLOCK) as u32..((s + 1) * CONTEXT / BLOCK) as u32).collect() };
     let mut step = |name: &str, rows: usize, len: usize, start: usize, bytes: f64| {
-        let x = rng.tensor(cpu, rows * len, HIDDEN);
-        let spans: Vec<Span> = (0..rows).map(|s| Span { row: s * len, len, start, blocks: table(s) }).collect();
+        let x = rng.values(rows * len, HIDDEN);
+        let tables: Vec<Vec<u32>> = (0..rows).map(table).collect();
+        let span = |(s, blocks)| Span { row: s * len, len, start, blocks };
+        let spans: Vec<Span> = tables.iter().map(Vec::as_slice).enumerate().map(span).collect();
         let mut split = [0.0; 6];
         let time = seconds(|| split = forward(&x, &spans));
-        let split: Vec<String> = ["linears", "rope", "attention", "experts", "route", "head"]
+        let split: Vec<String> = ["linears", "rope", "attention", "experts", "route", "head and draw"]
             .iter()
             .zip(split)
             .map(|(n, s)| format!("{n} {:.2}", s * 1e3))

@@ -11,6 +11,7 @@ use half::bf16;
 
 use crate::collective::Collective;
 use crate::error::Result;
+use crate::sample::{Logprob, SampleSpec};
 
 /// A row-major host matrix from the checkpoint loader: dequantized, and only this rank's shard.
 #[derive(Debug, Clone)]
@@ -38,8 +39,8 @@ pub enum Precision {
 }
 
 /// The rows of one sequence in a step, and where its KV entries are.
-#[derive(Debug, Clone)]
-pub struct Span {
+#[derive(Debug, Clone, Copy)]
+pub struct Span<'a> {
     /// First row of this sequence in the step's tensors.
     pub row: usize,
     /// Number of rows.
@@ -47,7 +48,74 @@ pub struct Span {
     /// Position of the first row in its sequence.
     pub start: usize,
     /// Block table, covering positions 0..start + len.
-    pub blocks: Vec<u32>,
+    pub blocks: &'a [u32],
+}
+
+/// The inputs of a step.
+#[derive(Debug, Clone, Default)]
+pub struct Rows<'a> {
+    /// Token ids of all rows.
+    pub ids: Vec<u32>,
+    /// The sequences of these rows.
+    pub spans: Vec<Span<'a>>,
+    pub draws: Vec<Draw<'a>>,
+    pub stashes: Vec<Stash>,
+    pub scores: Vec<Score>,
+}
+
+/// Samples a token.
+#[derive(Debug, Clone)]
+pub struct Draw<'a> {
+    pub from: LogitsOf,
+    pub sample: SampleSpec<'a>,
+    /// Also the token's logprob, with this many alternatives.
+    pub logprobs: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsOf {
+    /// A row of this step.
+    Row(usize),
+    /// A slot that an earlier step stashed to. The draw empties it.
+    Slot(u32),
+}
+
+/// Keeps a row's logits in a slot for a later step. All draws of a step happen before its stashes.
+#[derive(Debug, Clone, Copy)]
+pub struct Stash {
+    pub row: usize,
+    pub slot: u32,
+}
+
+/// The logprob of `token` after a row, with `top` alternatives.
+#[derive(Debug, Clone, Copy)]
+pub struct Score {
+    pub row: usize,
+    pub token: u32,
+    pub top: usize,
+}
+
+/// The results of a step, in the order of its draws and scores. Empty on all ranks except rank 0.
+#[derive(Debug, Clone, Default)]
+pub struct Drawn {
+    /// None: mask and bans left no token.
+    pub tokens: Vec<Option<DrawnToken>>,
+    pub scores: Vec<Logprob>,
+}
+
+#[derive(Debug, Clone)]
+pub struct DrawnToken {
+    pub id: u32,
+    pub logprob: Option<Logprob>,
+}
+
+/// From the last layer to logits: scale * (norm(x) times weight transposed).
+pub struct Head<'a, B: Backend> {
+    pub norm: &'a B::Vector,
+    pub eps: f32,
+    /// This rank's part of the vocabulary.
+    pub weight: &'a B::Linear,
+    pub scale: f32,
 }
 
 /// Rotary embedding of `dims` columns at `offset` within each head of width `head_dim`.
@@ -126,9 +194,12 @@ pub struct ExpertWeights {
     pub down: HostMatrix,
 }
 
-/// One device of one rank. `Tensor` is an activation matrix in f32.
-pub trait Backend: Send + 'static {
+/// One device of one rank. `Tensor` is an activation matrix in f32. Only `draw`, `to_host` and the collective ops may
+/// wait for the device.
+pub trait Backend: Sized + Send + 'static {
     type Tensor: Send;
+    /// The inputs of a step on the device.
+    type Batch<'a>;
     type Vector: Send + Sync;
     type Linear: Send + Sync;
     type Embedding: Send + Sync;
@@ -166,15 +237,24 @@ pub trait Backend: Send + 'static {
     fn to_device(&self, rows: usize, cols: usize, values: Vec<f32>) -> Self::Tensor;
     fn to_host(&self, x: &Self::Tensor) -> Vec<f32>;
 
+    // Steps.
+    /// Uploads the inputs of a step, once for all its ops.
+    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<Self::Batch<'a>>;
+    /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the same
+    /// size instead of calling it.
+    fn run(&mut self, batch: &Self::Batch<'_>, f: impl FnOnce(&Self) -> Result<Self::Tensor>) -> Result<Self::Tensor>;
+    /// Draws, stashes and scores as the batch says, from the result `hidden` of its rows; None if it has no rows. All
+    /// ranks call it, and rank 0 gets the results.
+    fn draw(&mut self, batch: &Self::Batch<'_>, hidden: Option<&Self::Tensor>, head: &Head<'_, Self>) -> Result<Drawn>;
+
     // Shape.
     fn rows(&self, x: &Self::Tensor) -> usize;
     fn cols(&self, x: &Self::Tensor) -> usize;
-    fn gather_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Self::Tensor;
     /// Columns from..from + len of every row.
     fn slice_cols(&self, x: &Self::Tensor, from: usize, len: usize) -> Self::Tensor;
 
     // Elementwise.
-    fn embed(&self, table: &Self::Embedding, ids: &[u32]) -> Self::Tensor;
+    fn embed(&self, table: &Self::Embedding, batch: &Self::Batch<'_>) -> Self::Tensor;
     /// x += factor * y
     fn add_scaled(&self, x: &mut Self::Tensor, y: &Self::Tensor, factor: f32);
     fn scale(&self, x: &mut Self::Tensor, factor: f32);
@@ -198,16 +278,16 @@ pub trait Backend: Send + 'static {
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear, bias: Option<&Self::Vector>) -> Self::Tensor;
 
     // Attention.
-    /// Rotates every head of x in place; `positions` has one entry per row.
-    fn rope(&self, x: &mut Self::Tensor, spec: &RopeSpec, positions: &[u32]);
+    /// Rotates every head of x in place.
+    fn rope(&self, batch: &Self::Batch<'_>, x: &mut Self::Tensor, spec: &RopeSpec);
     /// Writes k and v into the cache, then attends causally. q [rows, heads * head_dim] -> the same shape.
     fn gqa_attention(
         &self,
+        batch: &Self::Batch<'_>,
         q: &Self::Tensor,
         k: &Self::Tensor,
         v: &Self::Tensor,
         cache: &mut Self::Cache,
-        spans: &[Span],
         spec: &GqaSpec,
     ) -> Self::Tensor;
     /// q [rows, heads * (nope + rope)], rotated; latent [rows, kv_rank], normed; k_rope [rows, rope], rotated;
@@ -215,12 +295,12 @@ pub trait Backend: Send + 'static {
     #[allow(clippy::too_many_arguments)]
     fn mla_attention(
         &self,
+        batch: &Self::Batch<'_>,
         q: &Self::Tensor,
         latent: &Self::Tensor,
         k_rope: &Self::Tensor,
         kv_b: &Self::Linear,
         cache: &mut Self::Cache,
-        spans: &[Span],
         spec: &MlaSpec,
     ) -> Self::Tensor;
     /// kv_b_proj in the layout that `mla_attention` needs.
@@ -251,6 +331,4 @@ pub trait Backend: Send + 'static {
     fn ranks(&self) -> usize;
     /// Sum over ranks, in rank order on every rank, so that all get the same bits.
     fn all_reduce(&self, x: &mut Self::Tensor) -> Result<()>;
-    /// Concatenates the ranks' columns in rank order.
-    fn all_gather_cols(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
 }

@@ -20,6 +20,8 @@ pub trait Collective: Send {
     fn all_reduce(&self, x: &mut [f32]) -> Result<()>;
     /// The input of each rank, in rank order; lengths may differ.
     fn all_gather(&self, x: &[f32]) -> Result<Vec<Vec<f32>>>;
+    /// The same on the rank `root`; nothing on the others.
+    fn gather(&self, root: usize, x: &[f32]) -> Result<Vec<Vec<f32>>>;
     /// `parts[r]` goes to rank r (one part per rank). Returns what each rank sent to this one, in rank order.
     fn all_to_all(&self, parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>>;
     /// Sends x of the rank `root` to all ranks; lengths must be equal.

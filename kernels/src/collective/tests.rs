@@ -91,16 +91,19 @@ fn gather_scatter_and_broadcast_deliver_all_values() {
             let gathered = rank.all_gather(&vec![r as f32; r + 1]).expect("alive");
             let parts = (0..3).map(|to| vec![(10 * r + to) as f32; to * 20_000]).collect();
             let received = rank.all_to_all(parts).expect("alive");
+            let at_one = rank.gather(1, &vec![r as f32; 2 * r]).expect("alive");
             let mut x = vec![r as f32; 50_000];
             rank.broadcast(2, &mut x).expect("alive");
             let mut shared = [vec![7; 100_001], Vec::new()].map(|bytes| if r == 1 { bytes } else { vec![1, 2, 3] });
             shared.iter_mut().for_each(|bytes| rank.share(1, bytes).expect("alive"));
             assert_eq!(shared, [vec![7; 100_001], Vec::new()]);
-            (gathered, received, x)
+            (gathered, received, at_one, x)
         });
-        for (r, (gathered, received, x)) in results.into_iter().enumerate() {
+        for (r, (gathered, received, at_one, x)) in results.into_iter().enumerate() {
             assert_eq!(gathered, [vec![0.0], vec![1.0; 2], vec![2.0; 3]]);
             assert_eq!(received, (0..3).map(|from| vec![(10 * from + r) as f32; r * 20_000]).collect::<Vec<_>>());
+            let none: [Vec<f32>; 0] = [];
+            assert_eq!(at_one, if r == 1 { &[vec![], vec![1.0; 2], vec![2.0; 4]][..] } else { &none });
             assert_eq!(x, vec![2.0; 50_000]);
         }
     }

@@ -183,6 +183,18 @@ impl Collective for Threads {
         Ok(all)
     }
 
+    fn gather(&self, root: usize, x: &[f32]) -> Result<Vec<Vec<f32>>> {
+        self.check_root("gather", root)?;
+        let mut all = Vec::new();
+        let mine = Slot::new("gather", (root, 0), vec![x.to_vec()]);
+        self.exchange(mine, |_, slot| {
+            if self.rank == root {
+                all.push(slot.parts[0].clone());
+            }
+        })?;
+        Ok(all)
+    }
+
     fn all_to_all(&self, parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>> {
         if parts.len() != self.shared.size {
             let what = format!("needs one part for each of {} ranks, got {}", self.shared.size, parts.len());

@@ -53,7 +53,7 @@ impl KvCache {
     pub fn write(&mut self, spans: &[Span], k: &[f32], v: &[f32]) {
         for span in spans {
             for i in 0..span.len {
-                let (row, place) = (span.row + i, self.place(&span.blocks, span.start + i));
+                let (row, place) = (span.row + i, self.place(span.blocks, span.start + i));
                 for (block, width, x) in [(&self.k, self.width_k, k), (&self.v, self.width_v, v)] {
                     let x = &x[row * width..][..width];
                     // SAFETY: place is below blocks * block_size, and the block has room for that many widths of
@@ -109,7 +109,7 @@ pub struct AttentionPlan<'a> {
 
 /// Heads `heads` of group `group` for rows `rows` of a span (counted from the span's start).
 struct Item<'a> {
-    span: &'a Span,
+    span: &'a Span<'a>,
     group: usize,
     heads: std::ops::Range<usize>,
     rows: std::ops::Range<usize>,
@@ -308,7 +308,7 @@ unsafe fn item_generic<S: Simd, T: Number>(
         let count = TILE.min(last + 1 - from);
         for (j, place) in places.iter_mut().enumerate() {
             // The list is padded with its last entry, whose extra scores are masked below.
-            *place = cache.place(&item.span.blocks, from + j.min(count - 1));
+            *place = cache.place(item.span.blocks, from + j.min(count - 1));
         }
         // SAFETY: q has padded * q_width numbers and scores padded * TILE; places lie in the cache.
         unsafe {

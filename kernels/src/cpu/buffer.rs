@@ -35,6 +35,12 @@ impl Buffer {
         Buffer { store: kept.unwrap_or_else(|| vec![0.0; len]), len }
     }
 
+    pub fn copy(from: &[f32]) -> Buffer {
+        let mut buffer = Buffer::stale(from.len());
+        buffer.copy_from_slice(from);
+        buffer
+    }
+
     pub fn zeroed(len: usize) -> Buffer {
         let mut buffer = Buffer::stale(len);
         buffer.fill(0.0);
@@ -64,9 +70,7 @@ impl From<Vec<f32>> for Buffer {
 
 impl Clone for Buffer {
     fn clone(&self) -> Buffer {
-        let mut copy = Buffer::stale(self.len);
-        copy.copy_from_slice(self);
-        copy
+        Buffer::copy(self)
     }
 }
 

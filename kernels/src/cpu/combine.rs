@@ -1,14 +1,48 @@
 //! Adds the parts of a row that several ranks computed. Large results: each rank adds its columns of all rows, and
 //! these are gathered. Small results: every rank gets all parts and adds everything. The bits are the same.
 
-use super::{Routes, Tensor, shape, zeros};
+use super::dispatch::dispatch;
+use super::{Cpu, Experts, Routes, Tensor, shape, zeros};
+use crate::backend::{Backend, ExpertTable};
 use crate::collective::Collective;
 use crate::error::Result;
 
 /// Up to this many bytes of all parts, every rank gets everything: one exchange costs less than the repeated sums.
 const LITTLE: usize = 64 << 10;
 
-pub fn combine(
+impl Cpu {
+    /// The rank of each route, this rank's share of the parts, and the sum over ranks.
+    pub(super) fn moe_over_ranks(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        experts: &Experts,
+        shared: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        let ExpertTable { layer, holders } = experts.table();
+        self.counts.iter().for_each(|counts| counts.add(*layer, routes));
+        let dispatch = dispatch(holders, ranks, routes)?;
+        let mine = dispatch.iter().enumerate().filter(|&(_, &to)| to as usize == rank);
+        let picks: Vec<u32> = mine.map(|(route, _)| route as u32).collect();
+        let parts = self.moe_parts(x, routes, &picks, experts);
+        self.moe_combine(&parts, routes, &dispatch, shared)
+    }
+
+    /// Adds the results of `moe_parts` over the ranks that computed them, and the partial sums `shared`. `dispatch` has
+    /// the rank of each route. A row's parts are added in the order of their experts.
+    pub(super) fn moe_combine(
+        &self,
+        parts: &Tensor,
+        routes: &Routes,
+        dispatch: &[u32],
+        shared: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        combine(&*self.collective, parts, routes, dispatch, shared)
+    }
+}
+
+fn combine(
     collective: &dyn Collective,
     parts: &Tensor,
     routes: &Routes,

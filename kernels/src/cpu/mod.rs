@@ -6,8 +6,10 @@ mod attention;
 mod buffer;
 mod combine;
 mod dispatch;
+mod draw;
 mod gemm;
 mod memory;
+mod mla;
 mod moe;
 mod pool;
 pub(crate) mod probe;
@@ -30,6 +32,7 @@ use dispatch::Counts;
 use gemm::{GemmJob, Packed};
 use memory::Arena;
 use pool::{SharedPtr, ThreadPool};
+use rope::AngleTables;
 pub use simd::Isa;
 use weights::{PackSource, Panels};
 
@@ -51,6 +54,22 @@ pub struct Tensor {
 impl Tensor {
     pub fn data(&self) -> &[f32] {
         &self.data
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.data[row * self.cols..][..self.cols]
+    }
+}
+
+/// The inputs of a step.
+pub struct Batch<'a> {
+    rows: Rows<'a>,
+    angles: AngleTables,
+}
+
+impl Batch<'_> {
+    fn len(&self) -> usize {
+        self.rows.ids.len()
     }
 }
 
@@ -80,9 +99,10 @@ pub struct Cpu {
     isa: Isa,
     pool: ThreadPool,
     arena: Arena,
-    rope: rope::AngleTables,
     collective: Box<dyn Collective>,
     counts: Option<Arc<Counts>>,
+    /// By slot, stashed logits; only on rank 0.
+    stash: Vec<Buffer>,
 }
 
 impl Cpu {
@@ -98,9 +118,9 @@ impl Cpu {
             isa,
             pool: ThreadPool::new(threads.max(1)),
             arena: Arena::default(),
-            rope: rope::AngleTables::default(),
             collective,
             counts: None,
+            stash: Vec::new(),
         }
     }
 
@@ -151,41 +171,9 @@ fn shape(op: &'static str, what: String) -> KernelError {
     KernelError::Shape { op, what }
 }
 
-impl Cpu {
-    fn through_experts(&self, x: &Tensor, routes: &Routes, picks: Option<&[u32]>, experts: &Experts) -> Tensor {
-        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: routes for each row");
-        assert!(experts.shape().is_none_or(|(_, hidden)| hidden == x.cols), "moe: inputs");
-        let mut out = zeros(picks.map_or(x.rows, <[u32]>::len), x.cols);
-        moe::experts(&self.pool, self.isa, &x.data, routes, picks, experts, &mut out.data);
-        out
-    }
-
-    /// All routes to the experts of this rank. A row's contributions are added in the order in which the experts are
-    /// held.
-    fn moe_experts(&self, x: &Tensor, routes: &Routes, experts: &Experts) -> Tensor {
-        self.through_experts(x, routes, None, experts)
-    }
-
-    /// Some of the routes, given by index: one row per route.
-    fn moe_parts(&self, x: &Tensor, routes: &Routes, picks: &[u32], experts: &Experts) -> Tensor {
-        self.through_experts(x, routes, Some(picks), experts)
-    }
-
-    /// Adds the results of `moe_parts` over the ranks that computed them, and the partial sums `shared`. `dispatch` has
-    /// the rank of each route. A row's parts are added in the order of their experts.
-    fn moe_combine(
-        &self,
-        parts: &Tensor,
-        routes: &Routes,
-        dispatch: &[u32],
-        shared: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        combine::combine(&*self.collective, parts, routes, dispatch, shared)
-    }
-}
-
 impl Backend for Cpu {
     type Tensor = Tensor;
+    type Batch<'a> = Batch<'a>;
     type Vector = Vec<f32>;
     type Linear = Linear;
     type Embedding = Embedding;
@@ -262,20 +250,32 @@ impl Backend for Cpu {
         x.data.to_vec()
     }
 
+    fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<Batch<'a>> {
+        let mut positions = vec![0; rows.ids.len()];
+        for span in &rows.spans {
+            let Some(part) = positions.get_mut(span.row..span.row + span.len) else {
+                let what = format!("rows {}..{} of {}", span.row, span.row + span.len, rows.ids.len());
+                return Err(shape("begin", what));
+            };
+            part.iter_mut().zip(span.start as u32..).for_each(|(to, position)| *to = position);
+        }
+        Ok(Batch { rows, angles: AngleTables::new(positions) })
+    }
+
+    fn run(&mut self, _: &Batch, f: impl FnOnce(&Cpu) -> Result<Tensor>) -> Result<Tensor> {
+        f(self)
+    }
+
+    fn draw(&mut self, batch: &Batch, hidden: Option<&Tensor>, head: &Head<Cpu>) -> Result<Drawn> {
+        draw::draw(self, &batch.rows, hidden, head)
+    }
+
     fn rows(&self, x: &Tensor) -> usize {
         x.rows
     }
 
     fn cols(&self, x: &Tensor) -> usize {
         x.cols
-    }
-
-    fn gather_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
-        let mut out = stale(rows.len(), x.cols);
-        for (i, &r) in rows.iter().enumerate() {
-            out.data[i * x.cols..][..x.cols].copy_from_slice(&x.data[r * x.cols..][..x.cols]);
-        }
-        out
     }
 
     fn slice_cols(&self, x: &Tensor, from: usize, len: usize) -> Tensor {
@@ -287,7 +287,8 @@ impl Backend for Cpu {
         out
     }
 
-    fn embed(&self, table: &Embedding, ids: &[u32]) -> Tensor {
+    fn embed(&self, table: &Embedding, batch: &Batch) -> Tensor {
+        let ids = &batch.rows.ids;
         let HostMatrix { rows, cols, data } = &table.0;
         let mut out = Vec::with_capacity(ids.len() * cols);
         for &id in ids {
@@ -385,10 +386,10 @@ impl Backend for Cpu {
         out
     }
 
-    fn rope(&self, x: &mut Tensor, spec: &RopeSpec, positions: &[u32]) {
-        assert_eq!(positions.len(), x.rows, "rope: one position for each row");
+    fn rope(&self, batch: &Batch, x: &mut Tensor, spec: &RopeSpec) {
+        assert_eq!(batch.len(), x.rows, "rope: one position for each row");
         assert!(x.cols.is_multiple_of(spec.head_dim) && spec.offset + spec.dims <= spec.head_dim, "rope: {spec:?}");
-        let table = &*self.rope.get(spec, positions);
+        let table = &*batch.angles.get(spec);
         let cols = x.cols;
         self.by_rows(&mut x.data, cols, &|from, part| {
             for (r, row) in part.chunks_exact_mut(cols).enumerate() {
@@ -399,17 +400,19 @@ impl Backend for Cpu {
 
     fn gqa_attention(
         &self,
+        batch: &Batch,
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
         cache: &mut KvCache,
-        spans: &[Span],
         spec: &GqaSpec,
     ) -> Tensor {
         let GqaSpec { heads, kv_heads, head_dim, scale, window } = *spec;
         assert!(kv_heads > 0 && heads % kv_heads == 0 && q.cols == heads * head_dim, "gqa_attention: {spec:?}");
         assert_eq!((k.cols, v.cols), (cache.width_k, cache.width_v), "gqa_attention: cache widths");
         assert_eq!((k.cols, v.cols), (kv_heads * head_dim, kv_heads * head_dim), "gqa_attention: k and v");
+        assert_eq!(batch.len(), q.rows, "gqa_attention: rows");
+        let spans = &batch.rows.spans;
         cache.write(spans, &k.data, &v.data);
         let part = QueryPart { q: &q.data, row_stride: q.cols, head_stride: head_dim, offset: 0, width: head_dim };
         let field = |in_v| move |g: usize| EntryField { in_v, offset: g * head_dim, width: head_dim };
@@ -429,106 +432,20 @@ impl Backend for Cpu {
 
     fn mla_attention(
         &self,
+        batch: &Batch,
         q: &Tensor,
         latent: &Tensor,
         k_rope: &Tensor,
         kv_b: &Linear,
         cache: &mut KvCache,
-        spans: &[Span],
         spec: &MlaSpec,
     ) -> Tensor {
-        let Weight::Absorbed { to_latent, to_value } = &kv_b.0 else {
-            panic!("mla_attention needs a weight made by mla_weight");
-        };
-        let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
-        let (rows, q_dim) = (q.rows, nope_dim + rope_dim);
-        assert_eq!((q.cols, to_latent.len()), (heads * q_dim, heads), "mla_attention: heads");
-        assert_eq!((latent.cols, k_rope.cols), (kv_rank, rope_dim), "mla_attention: latent and rotary key");
-        assert_eq!((cache.width_k, cache.width_v), (kv_rank, rope_dim), "mla_attention: cache widths");
-        let mut out = stale(rows, heads * v_dim);
-        if rows == 0 {
-            return out;
-        }
-        cache.write(spans, &latent.data, &k_rope.data);
-
-        // Products of each head with its own weight; packed row h * rows + r is row r of head h.
-        let by_head =
-            |weights: &[Panels], x: &[f32], ins: usize, at: &(dyn Fn(usize, usize) -> usize + Sync), y: &mut [f32]| {
-                let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::repeat_n(rows, heads));
-                let precision = weights[0].precision;
-                let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, precision, &|i| at(i % rows, i / rows));
-                let base = SharedPtr(y.as_mut_ptr());
-                let outs = weights[0].outs;
-                let jobs: Vec<GemmJob> = weights
-                    .iter()
-                    .zip(groups)
-                    .enumerate()
-                    .map(|(h, (weight, tiles))| {
-                        let out = SharedPtr(base.get().wrapping_add(h * outs));
-                        GemmJob { weight, tiles, out, stride: heads * outs, bias: None }
-                    })
-                    .collect();
-                assert_eq!(y.len(), rows * heads * outs, "mla_attention: product");
-                // SAFETY: y has heads * outs numbers for each row, of which head h's job writes its own outs.
-                unsafe { gemm::multiply(&self.pool, self.isa, &packed, &jobs) };
-            };
-        let mut query = stale(rows, heads * kv_rank);
-        by_head(to_latent, &q.data, nope_dim, &|r, h| (r * heads + h) * q_dim, &mut query.data);
-
-        let parts = [
-            QueryPart { q: &query.data, row_stride: heads * kv_rank, head_stride: kv_rank, offset: 0, width: kv_rank },
-            QueryPart { q: &q.data, row_stride: heads * q_dim, head_stride: q_dim, offset: nope_dim, width: rope_dim },
-        ];
-        let plan = AttentionPlan {
-            parts: &parts,
-            kv_heads: 1,
-            group: heads,
-            keys: &|_| {
-                vec![
-                    EntryField { in_v: false, offset: 0, width: kv_rank },
-                    EntryField { in_v: true, offset: 0, width: rope_dim },
-                ]
-            },
-            value: &|_| EntryField { in_v: false, offset: 0, width: kv_rank },
-            scale,
-            window: None,
-        };
-        let mut mixed = zeros(rows, heads * kv_rank);
-        attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut mixed.data);
-        by_head(to_value, &mixed.data, kv_rank, &|r, h| (r * heads + h) * kv_rank, &mut out.data);
-        out
+        assert_eq!(batch.len(), q.rows, "mla_attention: rows");
+        self.attend_latent(&batch.rows.spans, q, [latent, k_rope], kv_b, cache, spec)
     }
 
     fn mla_weight(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Linear> {
-        let MlaSpec { heads, nope_dim, v_dim, kv_rank, .. } = *spec;
-        if (kv_b.rows, kv_b.cols) != (heads * (nope_dim + v_dim), kv_rank) {
-            let what =
-                format!("kv_b must be [{}, {kv_rank}], got [{}, {}]", heads * (nope_dim + v_dim), kv_b.rows, kv_b.cols);
-            return Err(shape("mla_weight", what));
-        }
-        let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());
-        for head in 0..heads {
-            let offset = head * (nope_dim + v_dim) * kv_rank;
-            let keys = PackSource {
-                data: &kv_b.data,
-                offset,
-                row_stride: 1,
-                col_stride: kv_rank,
-                rows: kv_rank,
-                cols: nope_dim,
-            };
-            let values = PackSource {
-                data: &kv_b.data,
-                offset: offset + nope_dim * kv_rank,
-                row_stride: kv_rank,
-                col_stride: 1,
-                rows: v_dim,
-                cols: kv_rank,
-            };
-            to_latent.push(self.pack(&keys, precision)?);
-            to_value.push(self.pack(&values, precision)?);
-        }
-        Ok(Linear(Weight::Absorbed { to_latent, to_value }))
+        self.absorb(kv_b, spec, precision)
     }
 
     fn moe_route(&self, scores: &Tensor, bias: Option<&Vec<f32>>, spec: &RouteSpec) -> Routes {
@@ -538,19 +455,12 @@ impl Backend for Cpu {
     /// A single rank adds a row's parts in the order in which it holds the experts, several ranks in the order of their
     /// ids.
     fn moe(&self, x: &Tensor, routes: &Routes, experts: &Experts, shared: Option<&Tensor>) -> Result<Tensor> {
-        let (rank, ranks) = (self.rank(), self.ranks());
-        if ranks == 1 {
+        if self.ranks() == 1 {
             let mut out = self.moe_experts(x, routes, experts);
             shared.iter().for_each(|shared| self.add_scaled(&mut out, shared, 1.0));
             return Ok(out);
         }
-        let ExpertTable { layer, holders } = experts.table();
-        self.counts.iter().for_each(|counts| counts.add(*layer, routes));
-        let dispatch = dispatch::dispatch(holders, ranks, routes)?;
-        let mine = dispatch.iter().enumerate().filter(|&(_, &to)| to as usize == rank);
-        let picks: Vec<u32> = mine.map(|(route, _)| route as u32).collect();
-        let parts = self.moe_parts(x, routes, &picks, experts);
-        self.moe_combine(&parts, routes, &dispatch, shared)
+        self.moe_over_ranks(x, routes, experts, shared)
     }
 
     fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts {
@@ -562,6 +472,7 @@ impl Backend for Cpu {
     fn relink(&mut self, collective: Box<dyn Collective>) {
         self.collective = collective;
         self.counts = None;
+        self.stash.clear();
     }
 
     fn collective(&self) -> &dyn Collective {
@@ -578,25 +489,5 @@ impl Backend for Cpu {
 
     fn all_reduce(&self, x: &mut Tensor) -> Result<()> {
         self.collective.all_reduce(&mut x.data)
-    }
-
-    fn all_gather_cols(&self, x: &Tensor) -> Result<Tensor> {
-        if self.collective.size() == 1 {
-            return Ok(x.clone());
-        }
-        let parts = self.collective.all_gather(&x.data)?;
-        let widths: Vec<usize> = parts.iter().map(|p| p.len().checked_div(x.rows).unwrap_or(0)).collect();
-        if parts.iter().zip(&widths).any(|(p, w)| p.len() != x.rows * w) {
-            return Err(shape("all_gather_cols", "ranks differ in their number of rows".into()));
-        }
-        let mut out = stale(x.rows, widths.iter().sum());
-        for (r, mut row) in out.data.chunks_exact_mut(out.cols.max(1)).enumerate() {
-            for (part, width) in parts.iter().zip(&widths) {
-                let (own, rest) = row.split_at_mut(*width);
-                own.copy_from_slice(&part[r * width..][..*width]);
-                row = rest;
-            }
-        }
-        Ok(out)
     }
 }

@@ -6,6 +6,7 @@ use super::pool::{SharedPtr, ThreadPool};
 use super::route::Routes;
 use super::simd::{Isa, Simd, simd_fn};
 use super::weights::{PANEL, Panels, steps_of};
+use super::{Cpu, Tensor, zeros};
 use crate::backend::{ExpertTable, Precision};
 use crate::error::{KernelError, Result};
 
@@ -88,8 +89,29 @@ struct Group<'a> {
     rows: Vec<Pick>,
 }
 
+impl Cpu {
+    fn through_experts(&self, x: &Tensor, routes: &Routes, picks: Option<&[u32]>, experts: &Experts) -> Tensor {
+        assert_eq!(routes.experts.len(), x.rows * routes.top_k, "moe: routes for each row");
+        assert!(experts.shape().is_none_or(|(_, hidden)| hidden == x.cols), "moe: inputs");
+        let mut out = zeros(picks.map_or(x.rows, <[u32]>::len), x.cols);
+        experts_into(&self.pool, self.isa, &x.data, routes, picks, experts, &mut out.data);
+        out
+    }
+
+    /// All routes to the experts of this rank. A row's contributions are added in the order in which the experts are
+    /// held.
+    pub(super) fn moe_experts(&self, x: &Tensor, routes: &Routes, experts: &Experts) -> Tensor {
+        self.through_experts(x, routes, None, experts)
+    }
+
+    /// Some of the routes, given by index: one row per route.
+    pub(super) fn moe_parts(&self, x: &Tensor, routes: &Routes, picks: &[u32], experts: &Experts) -> Tensor {
+        self.through_experts(x, routes, Some(picks), experts)
+    }
+}
+
 /// Adds to `out`: to the row of each token, or, with `picks` (indices of some routes), to the row of each pick.
-pub fn experts(
+fn experts_into(
     pool: &ThreadPool,
     isa: Isa,
     x: &[f32],

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 /// Spin-loop turns before an idle worker parks (tens of microseconds).
@@ -105,6 +105,18 @@ impl ThreadPool {
             resume_unwind(panic);
         }
         assert!(!worker_panicked, "a worker thread panicked");
+    }
+}
+
+impl ThreadPool {
+    /// The results of `item` for each of 0..items, in order.
+    pub fn map<T: Send + Sync>(&self, items: usize, item: &(dyn Fn(usize) -> T + Sync)) -> Vec<T> {
+        let results: Vec<OnceLock<T>> = (0..items).map(|_| OnceLock::new()).collect();
+        self.run(items, &|i| {
+            results[i].get_or_init(|| item(i));
+        });
+        // `run` has called every item, or panicked.
+        results.into_iter().filter_map(OnceLock::into_inner).collect()
     }
 }
 

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use super::simd::{Simd, simd_fn};
 use crate::backend::RopeSpec;
 
-/// cos and sin for one step's positions, computed once and used by every layer.
+/// cos and sin for one step's positions.
 pub struct AngleTable {
     inv_freq: Vec<f64>,
     magnitude: f32,
-    positions: Vec<u32>,
     /// Per position: dims/2 cosines, then dims/2 sines.
     values: Vec<f32>,
 }
@@ -22,36 +21,38 @@ impl AngleTable {
     }
 }
 
-#[derive(Default)]
+/// The tables of a step, each computed once and used by every layer.
 pub struct AngleTables {
-    last: RefCell<Option<Arc<AngleTable>>>,
+    positions: Vec<u32>,
+    made: RefCell<Vec<Arc<AngleTable>>>,
 }
 
 impl AngleTables {
-    pub fn get(&self, spec: &RopeSpec, positions: &[u32]) -> Arc<AngleTable> {
-        let mut last = self.last.borrow_mut();
-        if let Some(table) = &*last
-            && table.positions == positions
-            && table.inv_freq == spec.inv_freq
-            && table.magnitude == spec.magnitude
-        {
+    /// One position for each row.
+    pub fn new(positions: Vec<u32>) -> AngleTables {
+        AngleTables { positions, made: RefCell::default() }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.positions.len()
+    }
+
+    pub fn get(&self, spec: &RopeSpec) -> Arc<AngleTable> {
+        let mut made = self.made.borrow_mut();
+        let fits = |table: &&Arc<AngleTable>| table.inv_freq == spec.inv_freq && table.magnitude == spec.magnitude;
+        if let Some(table) = made.iter().find(fits) {
             return Arc::clone(table);
         }
         assert_eq!(spec.inv_freq.len(), spec.dims / 2, "rope: dims / 2 frequencies");
-        let mut values = Vec::with_capacity(positions.len() * spec.dims);
-        for &position in positions {
+        let mut values = Vec::with_capacity(self.rows() * spec.dims);
+        for &position in &self.positions {
             // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.
             let angle = |f: &f64| f64::from(*f as f32 * position as f32);
             values.extend(spec.inv_freq.iter().map(|f| angle(f).cos() as f32 * spec.magnitude));
             values.extend(spec.inv_freq.iter().map(|f| angle(f).sin() as f32 * spec.magnitude));
         }
-        let table = Arc::new(AngleTable {
-            inv_freq: spec.inv_freq.clone(),
-            magnitude: spec.magnitude,
-            positions: positions.to_vec(),
-            values,
-        });
-        *last = Some(Arc::clone(&table));
+        let table = Arc::new(AngleTable { inv_freq: spec.inv_freq.clone(), magnitude: spec.magnitude, values });
+        made.push(Arc::clone(&table));
         table
     }
 }

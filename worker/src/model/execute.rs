@@ -3,56 +3,95 @@
 
 use std::collections::HashMap;
 
-use rein_kernels::sample::{Logprob, SampleSpec, logprobs, sample};
-use rein_kernels::{Backend, Result as KernelResult, Span};
+use rein_kernels::sample::{Logprob, SampleSpec};
+use rein_kernels::{self as kernels, Backend, KernelError, LogitsOf, Result as KernelResult, Rows, Score, Span, Stash};
 use rein_proto::internal::{After, Draw, Row, RowResult, Sampling, Step, StepResult, TokenLogprob, TopLogprob};
 
 use super::network::Network;
 
-/// Rows whose logits are in memory at once for scoring: a long prompt must not need prompt * vocabulary floats.
-const SCORE_ROWS: usize = 32;
-
 pub struct Executing<B: Backend> {
     network: Network<B>,
-    vocab: usize,
-    /// Logits of held sequences; only on the leader.
-    stash: HashMap<u64, Vec<f32>>,
+    stashes: StashSlots,
 }
 
-/// A step's rows, flattened.
-struct Batch {
-    ids: Vec<u32>,
-    positions: Vec<u32>,
-    spans: Vec<Span>,
-    /// For each row of the step, its first row in the tensors.
-    first: Vec<usize>,
+/// The slots of stashed logits, by sequence. All ranks assign the same.
+#[derive(Default)]
+struct StashSlots {
+    of: HashMap<u64, u32>,
+    free: Vec<u32>,
 }
 
-impl Batch {
-    fn new(step: &Step) -> Self {
-        let mut batch = Self { ids: Vec::new(), positions: Vec::new(), spans: Vec::new(), first: Vec::new() };
-        for row in &step.rows {
-            let first = batch.ids.len();
-            batch.first.push(first);
-            if row.tokens.is_empty() {
-                continue;
-            }
-            batch.ids.extend_from_slice(&row.tokens);
-            batch.positions.extend((row.start..).take(row.tokens.len()));
-            batch.spans.push(Span {
-                row: first,
-                len: row.tokens.len(),
-                start: row.start as usize,
-                blocks: row.blocks.clone(),
-            });
-        }
-        batch
+impl StashSlots {
+    /// Reuses free slots, so there are never more than sequences that had a stash at the same time.
+    fn assign(&mut self, seq: u64) -> u32 {
+        let next = self.of.len() as u32;
+        *self.of.entry(seq).or_insert_with(|| self.free.pop().unwrap_or(next))
+    }
+
+    fn release(&mut self, seq: u64) -> Option<u32> {
+        let slot = self.of.remove(&seq)?;
+        self.free.push(slot);
+        Some(slot)
     }
 }
 
+/// A step for the backend.
+struct StepPlan<'a> {
+    rows: Rows<'a>,
+    /// For each draw, its row of the step.
+    draws: Vec<usize>,
+    /// For each score, its row of the step and its token.
+    scores: Vec<(usize, u32)>,
+}
+
+impl<'a> StepPlan<'a> {
+    fn new(step: &'a Step, params: &'a [SampleParams], stashes: &mut StashSlots) -> KernelResult<Self> {
+        let mut plan = StepPlan { rows: Rows::default(), draws: Vec::new(), scores: Vec::new() };
+        for (i, (row, params)) in step.rows.iter().zip(params).enumerate() {
+            let first = plan.rows.ids.len();
+            if !row.tokens.is_empty() {
+                plan.rows.ids.extend_from_slice(&row.tokens);
+                plan.rows.spans.push(Span {
+                    row: first,
+                    len: row.tokens.len(),
+                    start: row.start as usize,
+                    blocks: &row.blocks,
+                });
+            }
+            if row.score >= 0 {
+                let follow = row.tokens.iter().skip(1).copied().chain(row.next.filter(|_| !row.tokens.is_empty()));
+                for (k, token) in follow.enumerate() {
+                    plan.rows.scores.push(Score { row: first + k, token, top: row.score as usize });
+                    plan.scores.push((i, token));
+                }
+            }
+            let last = row.tokens.len().checked_sub(1).map(|last| first + last);
+            match (row.after(), &row.draw, last) {
+                (After::Draw, Some(draw), _) => {
+                    let from = match last {
+                        Some(last) => LogitsOf::Row(last),
+                        None => LogitsOf::Slot(stashes.release(row.seq).ok_or_else(|| not_stashed(row.seq))?),
+                    };
+                    plan.rows.draws.push(params.draw(draw, from));
+                    plan.draws.push(i);
+                }
+                (After::Stash, _, Some(last)) => {
+                    plan.rows.stashes.push(Stash { row: last, slot: stashes.assign(row.seq) });
+                }
+                _ => {}
+            }
+        }
+        Ok(plan)
+    }
+}
+
+fn not_stashed(seq: u64) -> KernelError {
+    KernelError::Shape { op: "draw", what: format!("sequence {seq}: no stashed logits") }
+}
+
 impl<B: Backend> Executing<B> {
-    pub fn new(network: Network<B>, vocab: usize) -> Self {
-        Self { network, vocab, stash: HashMap::new() }
+    pub fn new(network: Network<B>) -> Self {
+        Self { network, stashes: StashSlots::default() }
     }
 
     pub fn backend(&self) -> &B {
@@ -70,92 +109,31 @@ impl<B: Backend> Executing<B> {
     /// Executes a step that has been checked. Ranks other than the leader return nothing.
     pub fn step(&mut self, step: &Step) -> KernelResult<Option<StepResult>> {
         for seq in &step.dropped {
-            self.stash.remove(seq);
+            self.stashes.release(*seq);
         }
-        let leader = self.network.backend().rank() == 0;
-        let batch = Batch::new(step);
-        let mut last = HashMap::new();
-        let mut scores: HashMap<usize, Vec<TokenLogprob>> = HashMap::new();
-        if !batch.ids.is_empty() {
-            let hidden = self.network.hidden(&batch.ids, &batch.positions, &batch.spans)?;
-            scores = self.score(step, &batch, &hidden, leader)?;
-            last = self.last_logits(step, &batch, &hidden, leader)?;
-        }
-        if !leader {
+        let params: Vec<SampleParams> = step.rows.iter().map(SampleParams::of).collect();
+        let StepPlan { rows, draws, scores } = StepPlan::new(step, &params, &mut self.stashes)?;
+        let drawn = self.network.step(rows)?;
+        if self.network.backend().rank() != 0 {
             return Ok(None);
         }
-        let mut result = StepResult { id: step.id, rows: Vec::new() };
-        for (i, row) in step.rows.iter().enumerate() {
-            let mut out =
-                RowResult { seq: row.seq, scores: scores.remove(&i).unwrap_or_default(), ..Default::default() };
-            match (row.after(), &row.draw) {
-                (After::Draw, Some(draw)) => {
-                    let logits = if row.tokens.is_empty() { self.stash.remove(&row.seq) } else { last.remove(&i) };
-                    draw_into(&mut out, logits.unwrap_or_default(), draw);
+        let mut results: Vec<RowResult> =
+            step.rows.iter().map(|row| RowResult { seq: row.seq, ..Default::default() }).collect();
+        for ((i, token), score) in scores.into_iter().zip(drawn.scores) {
+            results[i].scores.push(message(token, score));
+        }
+        for (i, token) in draws.into_iter().zip(drawn.tokens) {
+            match token {
+                Some(token) => {
+                    results[i].token = Some(token.id);
+                    results[i].logprob = token.logprob.map(|logprob| message(token.id, logprob));
                 }
-                (After::Stash, _) => {
-                    if let Some(logits) = last.remove(&i) {
-                        self.stash.insert(row.seq, logits);
-                    }
-                }
-                _ => {}
-            }
-            if row.after() == After::Draw || row.score >= 0 {
-                result.rows.push(out);
+                None => results[i].empty_mask = true,
             }
         }
-        Ok(Some(result))
-    }
-
-    /// Logits of the last token of each row that draws or is held, by row of the step.
-    fn last_logits(
-        &self,
-        step: &Step,
-        batch: &Batch,
-        hidden: &B::Tensor,
-        leader: bool,
-    ) -> KernelResult<HashMap<usize, Vec<f32>>> {
-        let wanted: Vec<usize> = (0..step.rows.len())
-            .filter(|&i| !step.rows[i].tokens.is_empty() && step.rows[i].after() != After::Nothing)
-            .collect();
-        if wanted.is_empty() {
-            return Ok(HashMap::new());
-        }
-        let rows: Vec<usize> = wanted.iter().map(|&i| batch.first[i] + step.rows[i].tokens.len() - 1).collect();
-        let logits = self.network.logits(hidden, &rows)?;
-        if !leader {
-            return Ok(HashMap::new());
-        }
-        Ok(wanted.into_iter().zip(logits.chunks_exact(self.vocab).map(<[f32]>::to_vec)).collect())
-    }
-
-    /// Teacher forcing: by row of the step, the logprobs of `tokens[1..]` and `next`.
-    fn score(
-        &self,
-        step: &Step,
-        batch: &Batch,
-        hidden: &B::Tensor,
-        leader: bool,
-    ) -> KernelResult<HashMap<usize, Vec<TokenLogprob>>> {
-        // (row of the step, row in the tensors, following token)
-        let mut targets = Vec::new();
-        for (i, row) in step.rows.iter().enumerate().filter(|(_, row)| row.score >= 0) {
-            let follow = row.tokens.iter().skip(1).copied().chain(row.next.filter(|_| !row.tokens.is_empty()));
-            targets.extend(follow.enumerate().map(|(k, token)| (i, batch.first[i] + k, token)));
-        }
-        let mut scores: HashMap<usize, Vec<TokenLogprob>> = HashMap::new();
-        for chunk in targets.chunks(SCORE_ROWS) {
-            let rows: Vec<usize> = chunk.iter().map(|&(_, row, _)| row).collect();
-            let logits = self.network.logits(hidden, &rows)?;
-            if !leader {
-                continue;
-            }
-            for (&(i, _, token), logits) in chunk.iter().zip(logits.chunks_exact(self.vocab)) {
-                let top = step.rows[i].score as usize;
-                scores.entry(i).or_default().push(message(token, logprobs(logits, token, top)));
-            }
-        }
-        Ok(scores)
+        let answers = |row: &Row| row.after() == After::Draw || row.score >= 0;
+        let rows = step.rows.iter().zip(results).filter(|(row, _)| answers(row)).map(|(_, result)| result).collect();
+        Ok(Some(StepResult { id: step.id, rows }))
     }
 }
 
@@ -164,33 +142,38 @@ fn message(id: u32, found: Logprob) -> TokenLogprob {
     TokenLogprob { id, logprob: Some(found.logprob), rank: found.rank, top }
 }
 
-/// Logprobs are the model's, before penalties, masks and temperature.
-fn draw_into(out: &mut RowResult, mut logits: Vec<f32>, draw: &Draw) {
-    let sampling = draw.sampling.as_ref().cloned().unwrap_or_else(greedy);
-    let bias: Vec<(u32, f32)> = sampling.logit_bias.iter().map(|b| (b.token, b.bias)).collect();
-    let spec = SampleSpec {
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-        top_k: sampling.top_k as usize,
-        min_p: sampling.min_p,
-        repetition_penalty: sampling.repetition_penalty,
-        presence_penalty: sampling.presence_penalty,
-        frequency_penalty: sampling.frequency_penalty,
-        logit_bias: &bias,
-        seed: sampling.seed,
-        position: draw.position,
-        mask: draw.mask.as_deref(),
-        banned: &draw.banned,
-        prompt: &draw.prompt,
-        generated: &draw.generated,
-    };
-    let plain = (draw.logprobs >= 0).then(|| logits.clone());
-    match sample(&mut logits, &spec) {
-        Some(token) => {
-            out.token = Some(token);
-            out.logprob = plain.map(|plain| message(token, logprobs(&plain, token, draw.logprobs as usize)));
-        }
-        None => out.empty_mask = true,
+/// A row's sampling parameters, in the form that the backend takes.
+struct SampleParams {
+    sampling: Sampling,
+    bias: Vec<(u32, f32)>,
+}
+
+impl SampleParams {
+    fn of(row: &Row) -> Self {
+        let given = row.draw.as_ref().and_then(|draw| draw.sampling.as_ref());
+        let sampling = given.cloned().unwrap_or_else(greedy);
+        SampleParams { bias: sampling.logit_bias.iter().map(|b| (b.token, b.bias)).collect(), sampling }
+    }
+
+    fn draw<'a>(&'a self, draw: &'a Draw, from: LogitsOf) -> kernels::Draw<'a> {
+        let sampling = &self.sampling;
+        let sample = SampleSpec {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k as usize,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            logit_bias: &self.bias,
+            seed: sampling.seed,
+            position: draw.position,
+            mask: draw.mask.as_deref(),
+            banned: &draw.banned,
+            prompt: &draw.prompt,
+            generated: &draw.generated,
+        };
+        kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
     }
 }
 
@@ -222,3 +205,6 @@ pub fn check_row(row: &Row, vocab: usize, max_context: usize, blocks: usize, blo
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
-    Backend, ExpertCounts, GqaSpec, MlaSpec, Precision, Result as KernelResult, RopeSpec, RouteSpec, Span,
+    Backend, Drawn, ExpertCounts, GqaSpec, Head, MlaSpec, Precision, Result as KernelResult, RopeSpec, RouteSpec, Rows,
 };
 
 use super::spec::{Attention, Mlp, Spec};
@@ -180,49 +180,54 @@ impl<B: Backend> Network<B> {
         &self.backend
     }
 
-    /// Runs new tokens through all layers and writes their KV entries. The result, [rows, hidden], is not normed yet.
-    pub fn hidden(&mut self, ids: &[u32], positions: &[u32], spans: &[Span]) -> KernelResult<B::Tensor> {
-        let b = &self.backend;
-        let mut x = b.embed(&self.embed, ids);
-        if self.spec.embedding_multiplier != 1.0 {
-            b.scale(&mut x, self.spec.embedding_multiplier);
-        }
-        let residual = self.spec.residual_multiplier;
-        // The result of the layer before, which is not in x yet.
-        let mut before: Option<B::Tensor> = None;
-        for (layer, cache) in self.layers.iter().zip(&mut self.caches) {
-            let normed = match &before {
-                Some(out) => layer.input_norm.add(b, &mut x, out, residual),
-                None => layer.input_norm.apply(b, &x),
-            };
-            let mut out = match &layer.attention {
-                AttentionWeights::Gqa(a) => a.forward(b, &normed, positions, spans, cache),
-                AttentionWeights::Mla(a) => a.forward(b, &normed, positions, spans, cache),
-            };
-            b.all_reduce(&mut out)?;
-            let normed = layer.mlp_norm.add(b, &mut x, &out, residual);
-            before = Some(match &layer.mlp {
-                MlpWeights::Dense(gated) => {
-                    let mut out = gated.forward(b, &normed);
-                    b.all_reduce(&mut out)?;
-                    out
-                }
-                MlpWeights::Moe(moe) => moe.forward(b, &normed)?,
-            });
-        }
-        before.iter().for_each(|out| b.add_scaled(&mut x, out, residual));
-        Ok(x)
+    /// Runs new tokens through all layers, writes their KV entries, and draws.
+    pub fn step(&mut self, rows: Rows) -> KernelResult<Drawn> {
+        let computes = !rows.ids.is_empty();
+        let batch = self.backend.begin(rows)?;
+        let hidden = if computes { Some(self.hidden(&batch)?) } else { None };
+        let head = Head {
+            norm: &self.norm.weight,
+            eps: self.norm.eps,
+            weight: &self.head,
+            scale: 1.0 / self.spec.logits_scaling,
+        };
+        self.backend.draw(&batch, hidden.as_ref(), &head)
     }
 
-    /// Logits [rows.len() * vocab] of some rows of `hidden`'s result, on the host of every rank.
-    pub fn logits(&self, hidden: &B::Tensor, rows: &[usize]) -> KernelResult<Vec<f32>> {
-        let b = &self.backend;
-        let normed = self.norm.apply(b, &b.gather_rows(hidden, rows));
-        let mut logits = b.all_gather_cols(&b.linear(&normed, &self.head, None))?;
-        if self.spec.logits_scaling != 1.0 {
-            b.scale(&mut logits, 1.0 / self.spec.logits_scaling);
-        }
-        Ok(b.to_host(&logits))
+    /// The result of the last layer, [rows, hidden], before the final norm.
+    fn hidden(&mut self, batch: &B::Batch<'_>) -> KernelResult<B::Tensor> {
+        let Self { backend, spec, embed, layers, caches, .. } = self;
+        let residual = spec.residual_multiplier;
+        backend.run(batch, |b| {
+            let mut x = b.embed(embed, batch);
+            if spec.embedding_multiplier != 1.0 {
+                b.scale(&mut x, spec.embedding_multiplier);
+            }
+            // The result of the layer before, which is not in x yet.
+            let mut before: Option<B::Tensor> = None;
+            for (layer, cache) in layers.iter().zip(caches) {
+                let normed = match &before {
+                    Some(out) => layer.input_norm.add(b, &mut x, out, residual),
+                    None => layer.input_norm.apply(b, &x),
+                };
+                let mut out = match &layer.attention {
+                    AttentionWeights::Gqa(a) => a.forward(b, batch, &normed, cache),
+                    AttentionWeights::Mla(a) => a.forward(b, batch, &normed, cache),
+                };
+                b.all_reduce(&mut out)?;
+                let normed = layer.mlp_norm.add(b, &mut x, &out, residual);
+                before = Some(match &layer.mlp {
+                    MlpWeights::Dense(gated) => {
+                        let mut out = gated.forward(b, &normed);
+                        b.all_reduce(&mut out)?;
+                        out
+                    }
+                    MlpWeights::Moe(moe) => moe.forward(b, &normed)?,
+                });
+            }
+            before.iter().for_each(|out| b.add_scaled(&mut x, out, residual));
+            Ok(x)
+        })
     }
 }
 
@@ -258,28 +263,28 @@ impl<B: Backend> Moe<B> {
 }
 
 impl<B: Backend> Gqa<B> {
-    fn forward(&self, b: &B, x: &B::Tensor, positions: &[u32], spans: &[Span], cache: &mut B::Cache) -> B::Tensor {
+    fn forward(&self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor, cache: &mut B::Cache) -> B::Tensor {
         let (mut q, mut k, v) = (self.q.apply(b, x), self.k.apply(b, x), self.v.apply(b, x));
         if let Some((q_norm, k_norm)) = &self.qk_norm {
             (q, k) = (q_norm.apply(b, &q), k_norm.apply(b, &k));
         }
-        b.rope(&mut q, &self.rope, positions);
-        b.rope(&mut k, &self.rope, positions);
-        self.o.apply(b, &b.gqa_attention(&q, &k, &v, cache, spans, &self.spec))
+        b.rope(batch, &mut q, &self.rope);
+        b.rope(batch, &mut k, &self.rope);
+        self.o.apply(b, &b.gqa_attention(batch, &q, &k, &v, cache, &self.spec))
     }
 }
 
 impl<B: Backend> Mla<B> {
-    fn forward(&self, b: &B, x: &B::Tensor, positions: &[u32], spans: &[Span], cache: &mut B::Cache) -> B::Tensor {
+    fn forward(&self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor, cache: &mut B::Cache) -> B::Tensor {
         let mut q = match &self.query {
             Query::Full(q) => q.apply(b, x),
             Query::LowRank { a, norm, b: up } => up.apply(b, &norm.apply(b, &a.apply(b, x))),
         };
-        b.rope(&mut q, &self.q_rope, positions);
+        b.rope(batch, &mut q, &self.q_rope);
         let kv = self.kv_a.apply(b, x);
         let latent = self.kv_norm.apply(b, &b.slice_cols(&kv, 0, self.spec.kv_rank));
         let mut k_rope = b.slice_cols(&kv, self.spec.kv_rank, self.spec.rope_dim);
-        b.rope(&mut k_rope, &self.k_rope, positions);
-        self.o.apply(b, &b.mla_attention(&q, &latent, &k_rope, &self.kv_b, cache, spans, &self.spec))
+        b.rope(batch, &mut k_rope, &self.k_rope);
+        self.o.apply(b, &b.mla_attention(batch, &q, &latent, &k_rope, &self.kv_b, cache, &self.spec))
     }
 }

@@ -57,7 +57,6 @@ impl RankJob {
         let ranks = link.size();
         let loaded = self.load(resident, link);
         let RankJob { checkpoint, rank, placement, report, leads, inbox, home, .. } = self;
-        let vocab = checkpoint.spec.vocab;
         drop(checkpoint);
         let (network, outcome) = match loaded {
             Ok((network, blocks)) => (Some(network), Ok(blocks)),
@@ -67,7 +66,7 @@ impl RankJob {
         let _ = report.send(RankReport::Loaded(outcome));
         drop(report);
         let Some(network) = network else { return };
-        let mut executing = Executing::new(network, vocab);
+        let mut executing = Executing::new(network);
         match leads {
             Some(desk) => lead(&mut executing, desk, &inbox),
             None => {

@@ -150,6 +150,7 @@ enum Op {
     AllToAll = 3,
     Broadcast = 4,
     Share = 5,
+    Gather = 6,
 }
 
 impl Op {
@@ -160,6 +161,7 @@ impl Op {
             Op::AllToAll => "all_to_all",
             Op::Broadcast => "broadcast",
             Op::Share => "share",
+            Op::Gather => "gather",
         }
     }
 }
@@ -175,7 +177,7 @@ impl Header {
     }
 
     fn read(bytes: &[u8; HEADER]) -> Option<Header> {
-        let op = [Op::AllReduce, Op::AllGather, Op::AllToAll, Op::Broadcast, Op::Share];
+        let op = [Op::AllReduce, Op::AllGather, Op::AllToAll, Op::Broadcast, Op::Share, Op::Gather];
         let number = |range: std::ops::Range<usize>| {
             bytes[range].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
         };
@@ -424,6 +426,17 @@ impl Collective for Tcp {
     fn all_gather(&self, x: &[f32]) -> Result<Vec<Vec<f32>>> {
         let mut all = self.exchange(Op::AllGather, 0, |_| Some(x), |_| true)?;
         all[self.rank] = x.to_vec();
+        Ok(all)
+    }
+
+    fn gather(&self, root: usize, x: &[f32]) -> Result<Vec<Vec<f32>>> {
+        self.check_root(Op::Gather, root)?;
+        let rank = self.rank;
+        let mut all = self.exchange(Op::Gather, root, |peer| (peer == root).then_some(x), |_| rank == root)?;
+        if rank != root {
+            return Ok(Vec::new());
+        }
+        all[root] = x.to_vec();
         Ok(all)
     }
 

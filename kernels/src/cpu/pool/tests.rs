@@ -17,6 +17,13 @@ fn every_item_runs_once() {
 }
 
 #[test]
+fn results_are_in_order() {
+    for threads in [1, 3] {
+        assert_eq!(ThreadPool::new(threads).map(100, &|i| i * i), (0..100).map(|i| i * i).collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
     let pool = ThreadPool::new(3);
     for _ in 0..20 {

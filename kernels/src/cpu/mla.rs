@@ -1,0 +1,115 @@
+//! Multi-head latent attention with the expansions of keys and values absorbed into queries and results. The cache is
+//! read as it is stored.
+
+use super::attention::{self, AttentionPlan, EntryField, KvCache, QueryPart};
+use super::gemm::{self, GemmJob, Packed};
+use super::pool::SharedPtr;
+use super::weights::{PackSource, Panels};
+use super::{Cpu, Linear, Tensor, Weight, shape, stale, zeros};
+use crate::backend::{HostMatrix, MlaSpec, Precision, Span};
+use crate::error::Result;
+
+impl Cpu {
+    pub(super) fn attend_latent(
+        &self,
+        spans: &[Span],
+        q: &Tensor,
+        [latent, k_rope]: [&Tensor; 2],
+        kv_b: &Linear,
+        cache: &mut KvCache,
+        spec: &MlaSpec,
+    ) -> Tensor {
+        let Weight::Absorbed { to_latent, to_value } = &kv_b.0 else {
+            panic!("mla_attention needs a weight made by mla_weight");
+        };
+        let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
+        let (rows, q_dim) = (q.rows, nope_dim + rope_dim);
+        assert_eq!((q.cols, to_latent.len()), (heads * q_dim, heads), "mla_attention: heads");
+        assert_eq!((latent.cols, k_rope.cols), (kv_rank, rope_dim), "mla_attention: latent and rotary key");
+        assert_eq!((cache.width_k, cache.width_v), (kv_rank, rope_dim), "mla_attention: cache widths");
+        let mut out = stale(rows, heads * v_dim);
+        if rows == 0 {
+            return out;
+        }
+        cache.write(spans, &latent.data, &k_rope.data);
+
+        // Products of each head with its own weight; packed row h * rows + r is row r of head h.
+        let by_head =
+            |weights: &[Panels], x: &[f32], ins: usize, at: &(dyn Fn(usize, usize) -> usize + Sync), y: &mut [f32]| {
+                let (tiles, groups) = gemm::cut_groups(self.isa, std::iter::repeat_n(rows, heads));
+                let precision = weights[0].precision;
+                let packed = Packed::pack(&self.pool, self.isa, tiles, x, ins, precision, &|i| at(i % rows, i / rows));
+                let base = SharedPtr(y.as_mut_ptr());
+                let outs = weights[0].outs;
+                let jobs: Vec<GemmJob> = weights
+                    .iter()
+                    .zip(groups)
+                    .enumerate()
+                    .map(|(h, (weight, tiles))| {
+                        let out = SharedPtr(base.get().wrapping_add(h * outs));
+                        GemmJob { weight, tiles, out, stride: heads * outs, bias: None }
+                    })
+                    .collect();
+                assert_eq!(y.len(), rows * heads * outs, "mla_attention: product");
+                // SAFETY: y has heads * outs numbers for each row, of which head h's job writes its own outs.
+                unsafe { gemm::multiply(&self.pool, self.isa, &packed, &jobs) };
+            };
+        let mut query = stale(rows, heads * kv_rank);
+        by_head(to_latent, &q.data, nope_dim, &|r, h| (r * heads + h) * q_dim, &mut query.data);
+
+        let parts = [
+            QueryPart { q: &query.data, row_stride: heads * kv_rank, head_stride: kv_rank, offset: 0, width: kv_rank },
+            QueryPart { q: &q.data, row_stride: heads * q_dim, head_stride: q_dim, offset: nope_dim, width: rope_dim },
+        ];
+        let plan = AttentionPlan {
+            parts: &parts,
+            kv_heads: 1,
+            group: heads,
+            keys: &|_| {
+                vec![
+                    EntryField { in_v: false, offset: 0, width: kv_rank },
+                    EntryField { in_v: true, offset: 0, width: rope_dim },
+                ]
+            },
+            value: &|_| EntryField { in_v: false, offset: 0, width: kv_rank },
+            scale,
+            window: None,
+        };
+        let mut mixed = zeros(rows, heads * kv_rank);
+        attention::attend(&self.pool, self.isa, cache, spans, &plan, &mut mixed.data);
+        by_head(to_value, &mixed.data, kv_rank, &|r, h| (r * heads + h) * kv_rank, &mut out.data);
+        out
+    }
+
+    pub(super) fn absorb(&self, kv_b: HostMatrix, spec: &MlaSpec, precision: Precision) -> Result<Linear> {
+        let MlaSpec { heads, nope_dim, v_dim, kv_rank, .. } = *spec;
+        if (kv_b.rows, kv_b.cols) != (heads * (nope_dim + v_dim), kv_rank) {
+            let what =
+                format!("kv_b must be [{}, {kv_rank}], got [{}, {}]", heads * (nope_dim + v_dim), kv_b.rows, kv_b.cols);
+            return Err(shape("mla_weight", what));
+        }
+        let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());
+        for head in 0..heads {
+            let offset = head * (nope_dim + v_dim) * kv_rank;
+            let keys = PackSource {
+                data: &kv_b.data,
+                offset,
+                row_stride: 1,
+                col_stride: kv_rank,
+                rows: kv_rank,
+                cols: nope_dim,
+            };
+            let values = PackSource {
+                data: &kv_b.data,
+                offset: offset + nope_dim * kv_rank,
+                row_stride: kv_rank,
+                col_stride: 1,
+                rows: v_dim,
+                cols: kv_rank,
+            };
+            to_latent.push(self.pack(&keys, precision)?);
+            to_value.push(self.pack(&values, precision)?);
+        }
+        Ok(Linear(Weight::Absorbed { to_latent, to_value }))
+    }
+}

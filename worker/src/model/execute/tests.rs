@@ -1,0 +1,48 @@
+use super::*;
+
+#[test]
+fn slots_are_reused() {
+    let mut slots = StashSlots::default();
+    assert_eq!([7, 8, 9].map(|seq| slots.assign(seq)), [0, 1, 2]);
+    assert_eq!(slots.assign(8), 1);
+    assert_eq!(slots.release(7), Some(0));
+    assert_eq!(slots.release(7), None);
+    assert_eq!([10, 11].map(|seq| slots.assign(seq)), [0, 3]);
+}
+
+#[test]
+fn a_plan_lists_draws_stashes_and_scores_with_their_rows() {
+    let mut slots = StashSlots::default();
+    let held = slots.assign(4);
+    let draw = Some(Draw { logprobs: -1, ..Draw::default() });
+    let row = |seq, tokens: &[u32], after: After| Row {
+        seq,
+        tokens: tokens.to_vec(),
+        start: 10,
+        after: after.into(),
+        score: -1,
+        ..Row::default()
+    };
+    let step = Step {
+        rows: vec![
+            Row { score: 2, next: Some(9), ..row(1, &[5, 6, 7], After::Nothing) },
+            Row { draw: draw.clone(), ..row(2, &[8, 3], After::Draw) },
+            row(3, &[1], After::Stash),
+            Row { draw, ..row(4, &[], After::Draw) },
+        ],
+        ..Step::default()
+    };
+    let params: Vec<SampleParams> = step.rows.iter().map(SampleParams::of).collect();
+    let plan = StepPlan::new(&step, &params, &mut slots).expect("valid");
+    assert_eq!(plan.rows.ids, [5, 6, 7, 8, 3, 1]);
+    let spans: Vec<_> = plan.rows.spans.iter().map(|span| (span.row, span.len, span.start)).collect();
+    assert_eq!(spans, [(0, 3, 10), (3, 2, 10), (5, 1, 10)]);
+    let scores: Vec<_> = plan.rows.scores.iter().map(|score| (score.row, score.token, score.top)).collect();
+    assert_eq!(scores, [(0, 6, 2), (1, 7, 2), (2, 9, 2)]);
+    assert_eq!(plan.scores, [(0, 6), (0, 7), (0, 9)]);
+    let draws: Vec<_> = plan.rows.draws.iter().map(|draw| draw.from).collect();
+    assert_eq!(draws, [LogitsOf::Row(4), LogitsOf::Slot(held)]);
+    assert_eq!(plan.draws, [1, 3]);
+    assert_eq!((plan.rows.stashes[0].row, plan.rows.stashes[0].slot), (5, 1));
+    assert!(StepPlan::new(&step, &params, &mut slots).is_err(), "the slot is used up");
+}
