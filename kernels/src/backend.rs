@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use crate::collective::Collective;
+use crate::collective::{Collective, ControlLink};
 use crate::error::Result;
 use crate::sample::{Logprob, SampleSpec};
 
@@ -324,11 +324,15 @@ pub trait Backend: Sized + Send + 'static {
     fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts;
 
     // Ranks.
-    /// Links this rank with the ranks of another group.
-    fn relink(&mut self, collective: Box<dyn Collective>);
-    fn collective(&self) -> &dyn Collective;
-    fn rank(&self) -> usize;
-    fn ranks(&self) -> usize;
+    /// Links this rank with the ranks of another group. What a step left behind is gone.
+    fn relink(&mut self, link: Box<dyn Collective>);
+    fn control(&self) -> &dyn ControlLink;
+    fn rank(&self) -> usize {
+        self.control().rank()
+    }
+    fn ranks(&self) -> usize {
+        self.control().size()
+    }
     /// Sum over ranks, in rank order on every rank, so that all get the same bits.
     fn all_reduce(&self, x: &mut Self::Tensor) -> Result<()>;
 }

@@ -11,11 +11,25 @@ pub mod threads;
 
 pub use threads::Threads;
 
-/// One rank's end of a group. Every rank calls the same operations in the same order. A call returns when it has what
-/// it needs from the others. After an abort, every blocked and every new call returns `KernelError::Aborted`.
-pub trait Collective: Send {
+/// One rank's end of a group: steps, small facts and the end of the group. Every rank calls the same operations in the
+/// same order. A call returns when it has what it needs from the others. After an abort, every blocked and every new
+/// call returns `KernelError::Aborted`.
+pub trait ControlLink: Send {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
+    /// Sends the bytes of the rank `root` to all ranks, which need not know their number.
+    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()>;
+    /// The bytes of each rank, in rank order; lengths may differ.
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Ends the group: from now on all calls of all ranks fail with this reason. The first reason stays.
+    fn abort(&self, reason: &str);
+    /// Aborts from another thread while this rank is blocked.
+    fn abort_handle(&self) -> AbortHandle;
+}
+
+/// Also moves numbers between the ranks, in host memory: what a CPU group computes with. A device has its own way to do
+/// that, and uses only the control link.
+pub trait Collective: ControlLink {
     /// Replaces x by the sum over ranks, added in rank order, with the same bits on every rank.
     fn all_reduce(&self, x: &mut [f32]) -> Result<()>;
     /// The input of each rank, in rank order; lengths may differ.
@@ -26,12 +40,6 @@ pub trait Collective: Send {
     fn all_to_all(&self, parts: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>>;
     /// Sends x of the rank `root` to all ranks; lengths must be equal.
     fn broadcast(&self, root: usize, x: &mut [f32]) -> Result<()>;
-    /// Sends the bytes of the rank `root` to all ranks, which need not know their number.
-    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()>;
-    /// Ends the group: from now on all calls of all ranks fail with this reason. The first reason stays.
-    fn abort(&self, reason: &str);
-    /// Aborts from another thread while this rank is blocked.
-    fn abort_handle(&self) -> AbortHandle;
 }
 
 /// Aborts a group from any thread.

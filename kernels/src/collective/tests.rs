@@ -97,6 +97,8 @@ fn gather_scatter_and_broadcast_deliver_all_values() {
             let mut shared = [vec![7; 100_001], Vec::new()].map(|bytes| if r == 1 { bytes } else { vec![1, 2, 3] });
             shared.iter_mut().for_each(|bytes| rank.share(1, bytes).expect("alive"));
             assert_eq!(shared, [vec![7; 100_001], Vec::new()]);
+            let bytes = rank.gather_bytes(&vec![r as u8; r]).expect("alive");
+            assert_eq!(bytes, [vec![], vec![1], vec![2, 2]]);
             (gathered, received, at_one, x)
         });
         for (r, (gathered, received, at_one, x)) in results.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use super::{AbortHandle, Collective};
+use super::{AbortHandle, Collective, ControlLink};
 use crate::error::{KernelError, Result};
 
 /// Spin-loop turns before a waiting rank parks (tens of microseconds).
@@ -152,7 +152,7 @@ impl Threads {
     }
 }
 
-impl Collective for Threads {
+impl ControlLink for Threads {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -161,6 +161,34 @@ impl Collective for Threads {
         self.shared.size
     }
 
+    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        self.check_root("share", root)?;
+        let mine = if root == self.rank { std::mem::take(bytes) } else { Vec::new() };
+        self.exchange(Slot { bytes: mine, ..Slot::new("share", (root, 0), Vec::new()) }, |rank, slot| {
+            if rank == root {
+                bytes.clone_from(&slot.bytes);
+            }
+        })
+    }
+
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut all = Vec::with_capacity(self.shared.size);
+        let mine = Slot { bytes: bytes.to_vec(), ..Slot::new("gather_bytes", (0, 0), Vec::new()) };
+        self.exchange(mine, |_, slot| all.push(slot.bytes.clone()))?;
+        Ok(all)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.shared.abort(reason);
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        let shared = Arc::clone(&self.shared);
+        AbortHandle::new(move |reason| shared.abort(reason))
+    }
+}
+
+impl Collective for Threads {
     fn all_reduce(&self, x: &mut [f32]) -> Result<()> {
         if self.shared.size == 1 {
             return self.shared.check();
@@ -214,25 +242,6 @@ impl Collective for Threads {
                 x.copy_from_slice(&slot.parts[0]);
             }
         })
-    }
-
-    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
-        self.check_root("share", root)?;
-        let mine = if root == self.rank { std::mem::take(bytes) } else { Vec::new() };
-        self.exchange(Slot { bytes: mine, ..Slot::new("share", (root, 0), Vec::new()) }, |rank, slot| {
-            if rank == root {
-                bytes.clone_from(&slot.bytes);
-            }
-        })
-    }
-
-    fn abort(&self, reason: &str) {
-        self.shared.abort(reason);
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
-        let shared = Arc::clone(&self.shared);
-        AbortHandle::new(move |reason| shared.abort(reason))
     }
 }
 

@@ -37,7 +37,7 @@ pub use simd::Isa;
 use weights::{PackSource, Panels};
 
 use crate::backend::*;
-use crate::collective::Collective;
+use crate::collective::{Collective, ControlLink};
 use crate::error::{KernelError, Result};
 
 /// Elementwise work below this many numbers is not split over threads.
@@ -475,16 +475,8 @@ impl Backend for Cpu {
         self.stash.clear();
     }
 
-    fn collective(&self) -> &dyn Collective {
+    fn control(&self) -> &dyn ControlLink {
         &*self.collective
-    }
-
-    fn rank(&self) -> usize {
-        self.collective.rank()
-    }
-
-    fn ranks(&self) -> usize {
-        self.collective.size()
     }
 
     fn all_reduce(&self, x: &mut Tensor) -> Result<()> {

@@ -351,7 +351,7 @@ fn combine_is_the_same(rows: usize) {
             let partial: Vec<Vec<f32>> = (0..ranks).map(|_| rng.vec(rows * hidden)).collect();
             let outs: Vec<[Vec<f32>; 2]> = std::thread::scope(|scope| {
                 let on_rank = |link: crate::collective::Threads| {
-                    let rank = crate::collective::Collective::rank(&link);
+                    let rank = crate::collective::ControlLink::rank(&link);
                     let (dispatch, routes, x, load, all, partial) = (&dispatch, &routes, &x, &load, &all, &partial);
                     scope.spawn(move || {
                         let cpu = Cpu::new(1, Box::new(link));

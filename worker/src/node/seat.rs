@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use rein_control_plane::records::GroupRecord;
 use rein_kernels::collective::tcp::{Abort, GroupEnd, JoinError, JoinRequest, RankListener};
-use rein_kernels::collective::{AbortHandle, Collective, threads};
+use rein_kernels::collective::{AbortHandle, Collective, ControlLink, threads};
 use rein_proto::protocol;
 use tokio::sync::oneshot;
 

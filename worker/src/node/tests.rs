@@ -6,8 +6,8 @@ use std::sync::{Condvar, Mutex};
 
 use rein_control_plane::records::{GroupMember, Release, Trouble};
 use rein_control_plane::{Memory, ModelShape, place};
-use rein_kernels::collective::Collective;
 use rein_kernels::collective::tcp::{self, Tcp};
+use rein_kernels::collective::{Collective, ControlLink};
 use rein_proto::internal::engine_client::EngineClient;
 use rein_proto::internal::{
     EventsRequest, FinishReason, FromEngine, Limits, Sampling, Start, Step, StepResult, ToEngine, from_engine,
@@ -259,7 +259,7 @@ async fn other(rank: usize, record: &GroupRecord, listener: RankListener) -> Tcp
     };
     let join = move || {
         let link = listener.join(&member, PATIENCE).unwrap();
-        link.all_gather(&[16.0]).unwrap();
+        link.gather_bytes(&16u64.to_le_bytes()).unwrap();
         link
     };
     tokio::task::spawn_blocking(join).await.unwrap()

@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender};
 use prost::Message;
 use rein_control_plane::Placement;
 use rein_control_plane::epoch::number;
-use rein_kernels::collective::{Collective, threads};
+use rein_kernels::collective::{Collective, ControlLink, threads};
 use rein_kernels::cpu::Cpu;
 use rein_kernels::{Backend, ExpertCounts, KernelError, Result as KernelResult};
 use rein_proto::internal::{Step, StepResult};
@@ -17,9 +17,6 @@ use super::layout::LayoutInbox;
 use super::{Checkpoint, KvPlan, Resident};
 use crate::checkpoint::LoadError;
 use crate::model::{Executing, Network};
-
-/// KV blocks are compared as f32, which is exact for whole numbers up to here.
-const MOST_BLOCKS: usize = 1 << 24;
 
 pub enum RankReport {
     Read(u64),
@@ -90,9 +87,7 @@ impl RankJob {
         if let Some(desk) = &self.leads {
             desk.counts.get_or_init(|| network.expert_counts());
         }
-        let room = self.plan.blocks.min(MOST_BLOCKS) as f32;
-        let all = network.backend().collective().all_gather(&[room])?;
-        let blocks = all.iter().flatten().copied().fold(room, f32::min) as usize;
+        let blocks = least(network.backend().control(), self.plan.blocks)?;
         network.open_caches(blocks, self.plan.block_size)?;
         Ok((network, blocks))
     }
@@ -119,6 +114,15 @@ impl RankJob {
     }
 }
 
+/// The least of the ranks' numbers.
+fn least(control: &dyn ControlLink, number: usize) -> KernelResult<usize> {
+    let all = control.gather_bytes(&(number as u64).to_le_bytes())?;
+    all.iter().try_fold(number, |least, bytes| match <[u8; 8]>::try_from(&**bytes) {
+        Ok(bytes) => Ok(least.min(u64::from_le_bytes(bytes) as usize)),
+        Err(_) => Err(KernelError::Shape { op: "KV blocks", what: format!("8 bytes expected, got {}", bytes.len()) }),
+    })
+}
+
 /// Runs until there are no more steps, or one fails; then the other ranks are told why.
 fn lead(executing: &mut Executing<Cpu>, desk: LeaderQueues, inbox: &LayoutInbox) {
     for step in desk.steps {
@@ -127,7 +131,7 @@ fn lead(executing: &mut Executing<Cpu>, desk: LeaderQueues, inbox: &LayoutInbox)
             result.and_then(|result| result.ok_or_else(|| KernelError::Aborted("the leader gave no result".into())));
         desk.used.store(step.layout, Ordering::Release);
         if let Err(error) = &result {
-            executing.backend().collective().abort(&format!("rank 0: {error}"));
+            executing.backend().control().abort(&format!("rank 0: {error}"));
         }
         let failed = result.is_err();
         if desk.results.send(result).is_err() || failed {
@@ -142,18 +146,18 @@ fn execute(executing: &mut Executing<Cpu>, step: &Step, inbox: &LayoutInbox) -> 
 }
 
 fn share(executing: &Executing<Cpu>, step: &Step) -> KernelResult<()> {
-    let collective = executing.backend().collective();
-    if collective.size() == 1 {
+    let control = executing.backend().control();
+    if control.size() == 1 {
         return Ok(());
     }
-    collective.share(0, &mut step.encode_to_vec())
+    control.share(0, &mut step.encode_to_vec())
 }
 
 /// Returns why it ended: the group ended, or this rank failed, which ends the group.
 fn follow(executing: &mut Executing<Cpu>, rank: usize, epoch: u64, inbox: &LayoutInbox) -> KernelError {
     loop {
         let mut bytes = Vec::new();
-        if let Err(error) = executing.backend().collective().share(0, &mut bytes) {
+        if let Err(error) = executing.backend().control().share(0, &mut bytes) {
             return error;
         }
         let result = match Step::decode(&*bytes) {
@@ -166,7 +170,7 @@ fn follow(executing: &mut Executing<Cpu>, rank: usize, epoch: u64, inbox: &Layou
             Err(error) => Err(KernelError::Aborted(format!("cannot decode the leader's step: {error}"))),
         };
         if let Err(error) = result {
-            executing.backend().collective().abort(&format!("rank {rank}: {error}"));
+            executing.backend().control().abort(&format!("rank {rank}: {error}"));
             return error;
         }
     }

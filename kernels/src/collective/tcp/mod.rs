@@ -24,7 +24,7 @@ use std::{
 
 pub use join::{JoinError, JoinRequest, ProbeError, RankListener};
 
-use super::{AbortHandle, Collective};
+use super::{AbortHandle, Collective, ControlLink};
 use crate::error::{KernelError, Result};
 
 /// Bytes written before others are read. The buffers of all connections hold as much, so ranks cannot deadlock.
@@ -151,6 +151,7 @@ enum Op {
     Broadcast = 4,
     Share = 5,
     Gather = 6,
+    GatherBytes = 7,
 }
 
 impl Op {
@@ -162,6 +163,7 @@ impl Op {
             Op::Broadcast => "broadcast",
             Op::Share => "share",
             Op::Gather => "gather",
+            Op::GatherBytes => "gather_bytes",
         }
     }
 }
@@ -177,7 +179,7 @@ impl Header {
     }
 
     fn read(bytes: &[u8; HEADER]) -> Option<Header> {
-        let op = [Op::AllReduce, Op::AllGather, Op::AllToAll, Op::Broadcast, Op::Share, Op::Gather];
+        let op = [Op::AllReduce, Op::AllGather, Op::AllToAll, Op::Broadcast, Op::Share, Op::Gather, Op::GatherBytes];
         let number = |range: std::ops::Range<usize>| {
             bytes[range].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
         };
@@ -389,7 +391,7 @@ impl Tcp {
     }
 }
 
-impl Collective for Tcp {
+impl ControlLink for Tcp {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -398,6 +400,35 @@ impl Collective for Tcp {
         self.peers.len()
     }
 
+    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
+        self.check_root(Op::Share, root)?;
+        let rank = self.rank;
+        let mine: &[u8] = bytes;
+        let mut all =
+            self.exchange_bytes(Op::Share, root, |_| (rank == root).then_some(Part::Bytes(mine)), |peer| peer == root)?;
+        if rank != root {
+            *bytes = std::mem::take(&mut all[root]);
+        }
+        Ok(())
+    }
+
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut all = self.exchange_bytes(Op::GatherBytes, 0, |_| Some(Part::Bytes(bytes)), |_| true)?;
+        all[self.rank] = bytes.to_vec();
+        Ok(all)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.shared.abort(reason, None);
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        let shared = Arc::clone(&self.shared);
+        AbortHandle::new(move |reason| shared.abort(reason, None))
+    }
+}
+
+impl Collective for Tcp {
     fn all_reduce(&self, x: &mut [f32]) -> Result<()> {
         let size = self.size();
         if size == 1 {
@@ -461,27 +492,6 @@ impl Collective for Tcp {
             x.copy_from_slice(&given);
         }
         Ok(())
-    }
-
-    fn share(&self, root: usize, bytes: &mut Vec<u8>) -> Result<()> {
-        self.check_root(Op::Share, root)?;
-        let rank = self.rank;
-        let mine: &[u8] = bytes;
-        let mut all =
-            self.exchange_bytes(Op::Share, root, |_| (rank == root).then_some(Part::Bytes(mine)), |peer| peer == root)?;
-        if rank != root {
-            *bytes = std::mem::take(&mut all[root]);
-        }
-        Ok(())
-    }
-
-    fn abort(&self, reason: &str) {
-        self.shared.abort(reason, None);
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
-        let shared = Arc::clone(&self.shared);
-        AbortHandle::new(move |reason| shared.abort(reason, None))
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Collective, JoinError, JoinRequest, ProbeError, RankListener, Tcp, plain};
+use super::{Collective, ControlLink, JoinError, JoinRequest, ProbeError, RankListener, Tcp, plain};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
