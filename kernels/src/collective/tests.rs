@@ -104,8 +104,8 @@ fn gather_scatter_and_broadcast_deliver_all_values() {
         for (r, (gathered, received, at_one, x)) in results.into_iter().enumerate() {
             assert_eq!(gathered, [vec![0.0], vec![1.0; 2], vec![2.0; 3]]);
             assert_eq!(received, (0..3).map(|from| vec![(10 * from + r) as f32; r * 20_000]).collect::<Vec<_>>());
-            let none: [Vec<f32>; 0] = [];
-            assert_eq!(at_one, if r == 1 { &[vec![], vec![1.0; 2], vec![2.0; 4]][..] } else { &none });
+            let all = vec![vec![], vec![1.0; 2], vec![2.0; 4]];
+            assert_eq!(at_one, if r == 1 { all } else { Vec::new() });
             assert_eq!(x, vec![2.0; 50_000]);
         }
     }

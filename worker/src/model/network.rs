@@ -8,7 +8,7 @@ use rein_kernels::{
     Backend, Drawn, ExpertCounts, GqaSpec, Head, MlaSpec, Precision, Result as KernelResult, RopeSpec, RouteSpec, Rows,
 };
 
-use super::spec::{Attention, Mlp, Spec};
+use super::spec::{Attention, Spec};
 
 mod load;
 

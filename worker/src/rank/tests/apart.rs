@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prost::Message;
-use rein_kernels::collective::{AbortHandle, tcp};
+use rein_kernels::collective::{AbortHandle, ControlLink, tcp};
 
 use super::*;
 
