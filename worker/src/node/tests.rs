@@ -6,8 +6,8 @@ use std::sync::{Condvar, Mutex};
 
 use rein_control_plane::records::{GroupMember, Release, Trouble};
 use rein_control_plane::{Memory, ModelShape, place};
-use rein_kernels::collective::tcp::{self, Tcp};
 use rein_kernels::collective::ControlLink;
+use rein_kernels::collective::tcp::{self, Tcp};
 use rein_proto::internal::engine_client::EngineClient;
 use rein_proto::internal::{
     EventsRequest, FinishReason, FromEngine, Limits, Sampling, Start, Step, StepResult, ToEngine, from_engine,
