@@ -6,7 +6,7 @@
 # make cuda       compile the CUDA kernels for every architecture; needs no GPU
 # make bench      benchmark a server on $(HTTP)
 # make reference  write the reference pages of the command line
-# make dist       make packages in target/dist: an archive and a Debian package
+# make dist       make packages in target/dist: an archive, a Debian package and a Python wheel
 # Each installs what it needs and is missing.
 .PHONY: serve cluster test chaos cuda lint bench reference dist clean setup setup-cluster setup-cuda setup-dist setup-lint setup-test
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes packages of `rein` in target/dist: an archive and a Debian package.
+# Makes packages of `rein` in target/dist: an archive, a Debian package and a Python wheel.
 # PROFILE=dev packages the debug build; OUT names another directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -64,7 +64,49 @@ CONTROL
     dpkg-deb --root-owner-group --build "$dir" "$out/rein_${version}_$(dpkg --print-architecture).deb" >/dev/null
 }
 
+# The wheel has the binary and typed Python stubs of the public protos. maturin packages what cargo built above. It would
+# compile `rein` again to strip it, so the shared binary replaces the unstripped one.
+wheel() {
+    local dir=$work/wheel tools=$PWD/.tools/wheel/bin stubs grpcio protobuf
+    stubs=$dir/python/rein
+    mkdir -p "$stubs/v1"
+    touch "$stubs/__init__.py" "$stubs/v1/__init__.py" "$stubs/py.typed"
+    PATH=$tools:$PATH python -m grpc_tools.protoc -I proto/proto --python_out="$dir/python" --grpc_python_out="$dir/python" \
+        --mypy_out=quiet:"$dir/python" --mypy_grpc_out=quiet:"$dir/python" proto/proto/rein/v1/*.proto
+    # The generated code refuses older versions. protobuf supports the code of its own and of the previous major version.
+    grpcio=$(sed -n "s/^GRPC_GENERATED_VERSION = '\(.*\)'/\1/p" "$stubs"/v1/*_pb2_grpc.py | sort -u)
+    protobuf=$(sed -n 's/^# Protobuf Python Version: //p' "$stubs"/v1/*_pb2.py | sort -u)
+    cp LICENSE "$share/THIRD-PARTY-LICENSES" "$dir/"
+    cat > "$dir/pyproject.toml" <<PYPROJECT
+[project]
+name = "rein"
+dynamic = ["version"]
+description = "Model server for mixture-of-experts language models, with typed stubs of its gRPC API"
+license = "Apache-2.0"
+license-files = ["LICENSE", "THIRD-PARTY-LICENSES"]
+requires-python = ">=3.10"
+dependencies = ["grpcio>=$grpcio", "protobuf>=$protobuf,<$((${protobuf%%.*} + 2))"]
+
+[build-system]
+requires = ["maturin>=1.16,<2"]
+build-backend = "maturin"
+
+[tool.maturin]
+bindings = "bin"
+manifest-path = "$PWD/Cargo.toml"
+module-name = "rein"
+python-source = "python"
+# It would list the libraries of all platforms. THIRD-PARTY-LICENSES lists those in the binary.
+sbom = { rust = false }
+PYPROJECT
+    (cd "$dir" && "$tools/maturin" build -q --locked --profile "$profile" --compression-method stored -o unstripped)
+    "$tools/wheel" unpack -d "$dir/unpacked" "$dir"/unstripped/rein-*.whl >/dev/null
+    cp "$share/rein" "$dir"/unpacked/rein-*/rein-*.data/scripts/rein
+    "$tools/wheel" pack -d "$out" "$dir"/unpacked/rein-* >/dev/null
+}
+
 archive
 debian
+wheel
 rm -rf "$work"
 ls -l "$built" "$out" | awk 'NF > 5 { printf "dist: %7.1f MB  %s\n", $5 / 1e6, $9 }'

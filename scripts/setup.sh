@@ -23,13 +23,13 @@ install() {
 command -v cargo >/dev/null || fail "cargo is missing: install a Rust toolchain (https://rustup.rs), 1.89 or later"
 command -v cc >/dev/null || install gcc libc6-dev || fail "a C linker is missing: install gcc (Debian: sudo apt-get install gcc libc6-dev)"
 
-have_venv() { [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1; }
+# make_venv DIRECTORY
 make_venv() {
-    have_venv && return 0
+    [ -x "$1/bin/python" ] && "$1/bin/python" -m pip --version >/dev/null 2>&1 && return 0
     command -v python3 >/dev/null || install python3 python3-venv || fail "python3 is missing: install it (Debian: sudo apt-get install python3 python3-venv)"
-    say "making a Python environment in .venv"
-    rm -rf .venv
-    python3 -m venv .venv >/dev/null 2>&1 || { rm -rf .venv; install python3-venv && python3 -m venv .venv; } \
+    say "making a Python environment in $1"
+    rm -rf "$1"
+    python3 -m venv "$1" >/dev/null 2>&1 || { rm -rf "$1"; install python3-venv && python3 -m venv "$1"; } \
         || fail "python3 cannot make a virtual environment: install python3-venv (Debian: sudo apt-get install python3-venv)"
 }
 
@@ -38,7 +38,7 @@ export PATH="$PWD/.tools/bin:$PATH"
 if ! protoc --version >/dev/null 2>&1; then
     if ! install protobuf-compiler; then
         say "no root access: using protoc from the Python package grpcio-tools"
-        make_venv
+        make_venv .venv
         .venv/bin/python -m pip install -q --disable-pip-version-check grpcio-tools \
             || fail "protoc is missing and could not be installed: sudo apt-get install protobuf-compiler"
         mkdir -p .tools/bin
@@ -57,14 +57,14 @@ npm_install() {
     npm install --silent --no-audit --no-fund --no-save --prefix .tools "$1@$2" >/dev/null || fail "the npm package $1 could not be installed"
 }
 
-# pip_install FILE: the packages that a requirements file lists, in .venv.
+# pip_install FILE DIRECTORY: the packages that a requirements file lists, in a Python environment.
 pip_install() {
-    make_venv
+    make_venv "$2"
     local stamp sum
-    stamp=.venv/$(echo "$1" | tr / -).sum sum=$(cksum < "$1")
+    stamp=$2/$(echo "$1" | tr / -).sum sum=$(cksum < "$1")
     [ "$(cat "$stamp" 2>/dev/null)" = "$sum" ] && return 0
-    say "installing Python packages into .venv ($1)"
-    .venv/bin/python -m pip install -q --disable-pip-version-check -r "$1" \
+    say "installing Python packages into $2 ($1)"
+    "$2/bin/python" -m pip install -q --disable-pip-version-check -r "$1" \
         || fail "the Python packages of $1 could not be installed; see pip's message above"
     echo "$sum" > "$stamp"
 }
@@ -81,6 +81,7 @@ if [ "$what" = lint ] || [ "$what" = test ]; then npm_install @bufbuild/buf 1.75
 if [ "$what" = dist ] || [ "$what" = test ]; then
     command -v dpkg-deb >/dev/null || fail "dpkg-deb is missing: packages can only be made on Debian and its derivatives"
     command -v objdump >/dev/null || install binutils || fail "objdump is missing: install binutils (Debian: sudo apt-get install binutils)"
+    pip_install packaging/wheel-requirements.txt .tools/wheel
 fi
 
 if [ "$what" = lint ] || [ "$what" = dist ]; then exit 0; fi
@@ -98,7 +99,18 @@ command -v etcdctl >/dev/null || install etcd-client \
 # The tests of the playground run in it; they are skipped without it.
 command -v chromium >/dev/null || install chromium || say "no Chromium: the playground's tests are skipped"
 
-pip_install tests/py/requirements.txt
+pip_install tests/py/requirements.txt .venv
+
+# The packages that the test of the wheel installs beside it.
+stamp=.tools/wheelhouse/requirements.sum
+sum=$(cksum < tests/py/wheel-requirements.txt)
+if [ "$(cat $stamp 2>/dev/null)" != "$sum" ]; then
+    say "downloading Python packages into .tools/wheelhouse (tests/py/wheel-requirements.txt)"
+    rm -rf .tools/wheelhouse
+    .venv/bin/python -m pip download -q --disable-pip-version-check --no-deps -d .tools/wheelhouse -r tests/py/wheel-requirements.txt \
+        || fail "the Python packages of tests/py/wheel-requirements.txt could not be downloaded; see pip's message above"
+    echo "$sum" > $stamp
+fi
 
 # The Node clients of docs/howto/clients.md.
 stamp=.node/package.sum

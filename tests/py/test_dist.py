@@ -1,6 +1,8 @@
-"""The packages of `make dist`, made from the debug build: each is installed into an empty root and started from there."""
+"""The packages of `make dist`, made from the debug build: each is installed into an empty root or environment and started there."""
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -8,6 +10,11 @@ import tarfile
 import pytest
 
 from conftest import BIN, REPOSITORY, Server
+from test_docs import addressed, blocks
+
+# The code of the install page that these tests run.
+PAGE = {note.removeprefix("dist: "): code for _, code, note in blocks(REPOSITORY / "docs/start/install.md") if note.startswith("dist:")}
+WHEELHOUSE = REPOSITORY / ".tools/wheelhouse"
 
 
 def run(*command, **options):
@@ -68,3 +75,63 @@ def test_the_debian_package_serves_with_its_example_config(packages, tmp_path):
     assert "demo" in serves_the_demo_model(root / "usr/bin/rein", "--config", str(root / "etc/rein/rein.toml"))
     for path in ("usr/share/man/man1/rein-serve.1.gz", "usr/share/doc/rein/copyright", "usr/share/doc/rein/THIRD-PARTY-LICENSES.gz"):
         assert (root / path).exists(), path
+
+
+@pytest.fixture(scope="module")
+def installed(packages, tmp_path_factory):
+    """A folder with the wheel and a virtual environment. The page's commands install the wheel there, with the oldest dependencies."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copy(only(packages, "rein-*.whl"), folder)
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    offline = {**os.environ, "PATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELHOUSE)}
+    run("bash", "-euo", "pipefail", "-c", PAGE["install the wheel"], cwd=folder, env=offline)
+    run("rein-venv/bin/pip", "install", "types-grpcio", "types-protobuf", cwd=folder, env=offline)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(installed):
+    shutil.copytree(REPOSITORY / "models/demo", installed / "demo")
+    server = Server(model=installed / "demo", binary=installed / "rein-venv/bin/rein")
+    yield server
+    server.stop()
+
+
+def test_the_wheel_has_the_binary_of_the_archive_and_its_licences(packages, installed):
+    with tarfile.open(only(packages, "rein-*.tar.gz")) as archive:
+        members = {pathlib.PurePath(member.name).name: archive.extractfile(member).read() for member in archive if member.isfile()}
+    assert (installed / "rein-venv/bin/rein").read_bytes() == members["rein"]
+    licences = only(installed, "rein-venv/lib/python*/site-packages/rein-*.dist-info/licenses")
+    for file in ("LICENSE", "THIRD-PARTY-LICENSES"):
+        assert (licences / file).read_bytes() == members[file]
+
+
+def test_the_typed_client_works_with_the_oldest_dependencies(server, installed):
+    metadata = only(installed, "rein-venv/lib/python*/site-packages/rein-*.dist-info/METADATA").read_text()
+    oldest = re.findall(r"^Requires-Dist: (\w+)>=([\d.]+)", metadata, flags=re.M)
+    assert [name for name, _ in oldest] == ["grpcio", "protobuf"]
+    versions = run(installed / "rein-venv/bin/pip", "list", "--format=freeze")
+    assert all(f"{name}=={version}\n" in versions for name, version in oldest), (oldest, versions)
+    output = run(installed / "rein-venv/bin/python", "-c", addressed(PAGE["typed client"], server), cwd=installed)
+    assert "get_weather" in output and "Paris" in output
+
+
+def test_the_typed_client_works_with_the_dependencies_of_the_tests(server, installed, tmp_path):
+    run(sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", tmp_path, only(installed, "rein-*.whl"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    output = run(sys.executable, "-c", addressed(PAGE["typed client"], server), cwd=installed, env=environment)
+    assert "get_weather" in output and "Paris" in output
+
+
+def test_the_stubs_are_typed(installed):
+    def mypy(code):
+        (installed / "client.py").write_text(code)
+        return subprocess.run([sys.executable, "-m", "mypy", "--strict", "--python-executable", "rein-venv/bin/python", "client.py"],
+                              cwd=installed, capture_output=True, text=True)
+
+    done = mypy(PAGE["typed client"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    for right, wrong, error in [("parameters_json=schema", "parameters_json=1", "arg-type"), (".Chat(request", ".Chat(tool", "arg-type"),
+                                ("event.arguments_delta.text", "event.arguments_delta.txt", "attr-defined")]:
+        done = mypy(PAGE["typed client"].replace(right, wrong))
+        assert done.returncode == 1 and f"[{error}]" in done.stdout, done.stdout + done.stderr

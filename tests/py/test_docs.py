@@ -14,9 +14,11 @@ from conftest import BIN, REPOSITORY, Server
 
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
-# Pages of which every command block runs, or says in a comment before it why not.
+# Every command block of these pages runs here or in another test (see ELSEWHERE), or says in a comment why it does not.
 RUN = [REPOSITORY / "README.md", *sorted((DOCS / "start").glob("*.md")), *sorted((DOCS / "howto").glob("*.md")), DOCS / "reference/grpc.md"]
 COMMANDS = ("sh", "python")
+# The first words of comments before blocks that other tests run: test_clients.py and test_dist.py.
+ELSEWHERE = ("client:", "dist:")
 MOST_NOT_RUN = 24
 # Written or rewritten elsewhere; each is checked once it is here.
 COMING = set()
@@ -36,7 +38,7 @@ def command_blocks(skipped):
     """Those that run, or those that do not."""
     for page in RUN:
         for number, (language, code, note) in enumerate(blocks(page), 1):
-            if language in COMMANDS and note.startswith("not run:") == skipped and not note.startswith("client:"):
+            if language in COMMANDS and note.startswith("not run:") == skipped and not note.startswith(ELSEWHERE):
                 yield pytest.param(page, language, code, note, id=f"{name(page)}:{number}")
 
 
@@ -210,9 +212,9 @@ def options():
     return set(re.findall(r"--[a-z0-9-]+", text))
 
 
-# Options of other programs that the docs name: etcd, curl, cargo, pytest, pip, hf, grpcurl.
+# Options of other programs that the docs name: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
-           "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check"}
+           "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now"}
 
 
 def test_every_option_that_the_docs_name_exists():
