@@ -1,4 +1,4 @@
-"""The packages of `make dist`, made from the debug build: each is installed into an empty root or environment and started there."""
+"""The packages of `make dist`, made from the debug build. Each is installed into an empty place and started there."""
 import os
 import pathlib
 import re
@@ -79,7 +79,7 @@ def test_the_debian_package_serves_with_its_example_config(packages, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(packages, tmp_path_factory):
-    """A folder with the wheel and a virtual environment. The page's commands install the wheel there, with the oldest dependencies."""
+    """A folder in which the page's commands install the wheel and its oldest dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copy(only(packages, "rein-*.whl"), folder)
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
