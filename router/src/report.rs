@@ -18,7 +18,7 @@ impl RouterState {
                 let (engine, epoch) = (engine.group.clone(), rein_control_plane::epoch::number(engine.epoch));
                 EngineReport { model: model.name().into(), engine, epoch, stats }
             }));
-            self.metrics.outcomes.serves(model.name(), model.format.name);
+            self.metrics.outcomes.add_model(model.name(), model.format.name);
             let (standings, kinds) = (model.pool.standings(), model.pool.kinds());
             pools.push(PoolReport { model: model.name().into(), standings, kinds });
         }

@@ -1,5 +1,5 @@
-//! API keys over HTTP and gRPC: every request but those for health and metrics bears a key, where the operator has
-//! keys.
+//! Authenticates HTTP and gRPC requests by API key, if the operator has configured keys. Health, metrics and the
+//! playground's files need no key.
 
 use std::sync::Arc;
 
@@ -18,36 +18,36 @@ use crate::{
     state::RouterState,
 };
 
-/// Paths that need no key: nothing there is secret, and monitoring has no key.
-const OPEN: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
-/// The playground's scripts. Its requests to the API carry a key.
-const OPEN_FOLDER: &str = "/playground/";
-const OPEN_SERVICE: &str = "/grpc.health.v1.Health/";
+/// Paths that need no key: they hold no secrets, and monitoring systems have no key.
+const PUBLIC_PATHS: [&str; 5] = ["/", "/health", "/ready", "/metrics", "/openapi.json"];
+/// The playground's files. Its API requests carry a key.
+const PUBLIC_FOLDER: &str = "/playground/";
+const PUBLIC_SERVICE: &str = "/grpc.health.v1.Health/";
 const X_API_KEY: &str = "x-api-key";
-/// Bytes of what a client gives as its key.
+/// Maximum length of an API key, in bytes.
 const KEY_BYTES: usize = 512;
 
 pub async fn http(State(state): State<Arc<RouterState>>, request: Request, next: Next) -> Response {
-    if is_open(request.uri().path()) {
+    if is_public(request.uri().path()) {
         return next.run(request).await;
     }
-    // The list of models does not count against the key's rates.
+    // Requests for models do not count against the key's rate limits.
     let counts = request.method() != Method::GET;
     let refuse = |error: Error| {
         let response = http_response(&error);
         state.surfaces.request("http", "key", response.status().as_u16());
         response
     };
-    pass(&state, request, next, counts, refuse).await
+    check_key(&state, request, next, counts, refuse).await
 }
 
 /// Whether a path is served without a key.
-pub fn is_open(path: &str) -> bool {
-    OPEN.contains(&path) || path.starts_with(OPEN_FOLDER)
+pub fn is_public(path: &str) -> bool {
+    PUBLIC_PATHS.contains(&path) || path.starts_with(PUBLIC_FOLDER)
 }
 
 pub async fn grpc(State(state): State<Arc<RouterState>>, request: Request, next: Next) -> Response {
-    if request.uri().path().starts_with(OPEN_SERVICE) {
+    if request.uri().path().starts_with(PUBLIC_SERVICE) {
         return next.run(request).await;
     }
     let refuse = |error: Error| {
@@ -55,10 +55,10 @@ pub async fn grpc(State(state): State<Arc<RouterState>>, request: Request, next:
         state.surfaces.request("grpc", "key", status.code() as i32 as u16);
         status.into_http()
     };
-    pass(&state, request, next, true, refuse).await
+    check_key(&state, request, next, true, refuse).await
 }
 
-async fn pass(
+async fn check_key(
     state: &RouterState,
     mut request: Request,
     next: Next,
@@ -81,7 +81,7 @@ async fn pass(
             refuse(error)
         }
     };
-    tell_rates(&caller, response.headers_mut());
+    set_rate_headers(&caller, response.headers_mut());
     response
 }
 
@@ -95,8 +95,8 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
     (1..=KEY_BYTES).contains(&key.len()).then_some(key.as_bytes())
 }
 
-/// What is left of the key's rates, in the headers of the OpenAI API.
-fn tell_rates(caller: &ApiCaller, headers: &mut HeaderMap) {
+/// Sets the OpenAI API's headers with the key's rate limits and what remains of them.
+fn set_rate_headers(caller: &ApiCaller, headers: &mut HeaderMap) {
     let names = [
         ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
         ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],

@@ -1,4 +1,4 @@
-//! Reads a request body within its limit.
+//! Reads request bodies, limited in size, time and memory.
 
 use axum::{body::Body, extract::Request};
 use bytes::{Bytes, BytesMut};
@@ -12,7 +12,7 @@ use crate::{
     request::memory::MemoryCharge,
 };
 
-/// The whole body, and what it holds of the budget. What is left of a body that is refused, the connection reads.
+/// Reads the whole body and charges it to the memory budget. The rest of a refused body is left to the connection.
 pub async fn read(
     request: Request,
     limit: usize,
@@ -21,31 +21,32 @@ pub async fn read(
 ) -> Result<(Bytes, MemoryCharge), Error> {
     let (parts, body) = request.into_parts();
     check_type(&parts.headers)?;
-    let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if announced.is_some_and(|length: u64| length > limit as u64) {
-        return Err(Error::body_too_large(announced, limit));
+    let content_length =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if content_length.is_some_and(|length: u64| length > limit as u64) {
+        return Err(Error::body_too_large(content_length, limit));
     }
     let body = match timeout_at(deadline, collect(body, limit, &mut held)).await {
         Ok(body) => body?,
         Err(_) => return Err(Error::deadline()),
     };
     if body.is_empty() {
-        let message = "the body is empty; a JSON object is expected";
+        let message = "the body must be a JSON object, got an empty body";
         return Err(Error { code: Some("invalid_json"), ..Error::new(Kind::Invalid, message) });
     }
     Ok((body, held))
 }
 
-/// All of a body, charged as it comes.
+/// Reads a body and charges it to the memory budget as it arrives.
 pub async fn collect(body: Body, limit: usize, held: &mut MemoryCharge) -> Result<Bytes, Error> {
     let until = Instant::now() + limits::BODY_TIME;
-    timeout_at(until, all(body, limit, held, until)).await.unwrap_or_else(|_| {
+    timeout_at(until, collect_frames(body, limit, held, until)).await.unwrap_or_else(|_| {
         let message = format!("the body did not arrive within {} seconds", limits::BODY_TIME.as_secs());
         Err(Error { code: Some("body_timeout"), ..Error::new(Kind::BodyTimeout, message) })
     })
 }
 
-async fn all(mut body: Body, limit: usize, held: &mut MemoryCharge, until: Instant) -> Result<Bytes, Error> {
+async fn collect_frames(mut body: Body, limit: usize, held: &mut MemoryCharge, until: Instant) -> Result<Bytes, Error> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
@@ -62,7 +63,7 @@ async fn all(mut body: Body, limit: usize, held: &mut MemoryCharge, until: Insta
     Ok(all.freeze())
 }
 
-/// JSON, or no word about it.
+/// The content type must be JSON or absent.
 fn check_type(headers: &HeaderMap) -> Result<(), Error> {
     let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let value = value.to_str().unwrap_or("(not text)");
@@ -70,6 +71,6 @@ fn check_type(headers: &HeaderMap) -> Result<(), Error> {
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
         return Ok(());
     }
-    let message = format!("the content type must be application/json, got {value}");
+    let message = format!("the header 'content-type' must be application/json, got {value}");
     Err(Error { code: Some("unsupported_content_type"), ..Error::new(Kind::UnsupportedMediaType, message) })
 }

@@ -1,15 +1,15 @@
-//! Headers, or metadata, of this server's own.
+//! This server's own HTTP headers, which are metadata in gRPC.
 
 use crate::limits;
 
-/// Names the request's session.
+/// The request's session, for routing.
 pub const SESSION: &str = "x-rein-session";
-/// Fields of the request that nothing reads.
+/// Fields of the request that were ignored.
 pub const IGNORED_FIELDS: &str = "x-rein-ignored-fields";
-/// Where the grammar is laxer than a schema of the request.
+/// Schema parts of the request that the grammar does not enforce.
 pub const RELAXED: &str = "x-rein-relaxed";
 
-/// Names for a header, which holds no control characters and in which a comma separates.
+/// A header value with these names, separated by commas. Characters that a header cannot hold become `?`.
 pub fn listed(names: &[String]) -> String {
     let plain = |name: &String| name.replace(|c: char| !c.is_ascii_graphic() || c == ',', "?");
     names.iter().take(limits::HEADER_NAMES).map(plain).collect::<Vec<_>>().join(",")

@@ -1,4 +1,4 @@
-//! A request between its head and its admission: whose it is, by when it has to be done, and its place.
+//! A request from its headers to its admission: its API key, deadline, session and place in the queue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,18 +13,19 @@ use crate::{
     trace::Trace,
 };
 
+/// A request that has not been admitted yet.
 pub struct IncomingRequest {
     state: Arc<RouterState>,
     began: Instant,
     deadline: Instant,
     caller: Option<ApiCaller>,
-    place: PendingRequest,
-    /// As the request's head names it.
+    pending: PendingRequest,
+    /// The session that the headers name.
     session: Option<u64>,
 }
 
 impl IncomingRequest {
-    /// `wanted`: the time that the client gives it; `session`: the session that the head names.
+    /// `wanted` is the client's timeout, `session` the session that the headers name.
     pub fn new(
         state: &Arc<RouterState>,
         caller: Option<&ApiCaller>,
@@ -35,7 +36,7 @@ impl IncomingRequest {
         let limit = state.config.request_time;
         let of_key = caller.map(ApiCaller::enter).transpose()?;
         Ok(IncomingRequest {
-            place: state.admission.enter(of_key)?,
+            pending: state.admission.enter(of_key)?,
             state: state.clone(),
             began,
             deadline: began + wanted.map_or(limit, |wanted| wanted.min(limit)),
@@ -44,32 +45,32 @@ impl IncomingRequest {
         })
     }
 
-    /// By when the request has to be done.
+    /// When the request must be finished.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Waits for the request's turn.
-    pub async fn permit(self) -> Result<InFlightPermit, Error> {
+    /// Waits for an in-flight slot.
+    pub async fn admit(self) -> Result<InFlightPermit, Error> {
         let priority = priority(self.caller.as_ref(), None);
-        self.place.admit(priority, self.deadline).await
+        self.pending.admit(priority, self.deadline).await
     }
 
-    /// The same, for a generation.
-    pub async fn call(self, trace: &Trace, generation: &Generation) -> Result<RequestContext, Error> {
+    /// Waits for an in-flight slot, for a generation.
+    pub async fn admit_generation(self, trace: &Trace, generation: &Generation) -> Result<RequestContext, Error> {
         let priority = priority(self.caller.as_ref(), generation.priority);
         let named = || generation.session.as_deref().map(route::key);
         Ok(RequestContext {
             trace: trace.clone(),
             began: self.began,
             deadline: self.deadline,
-            permit: self.place.admit(priority, self.deadline).await?,
+            permit: self.pending.admit(priority, self.deadline).await?,
             metrics: self.state.metrics.clone(),
             fleet_metrics: self.state.fleet_metrics.clone(),
             retry_budget: self.state.retry_budget.clone(),
             session: self.session.or_else(named),
-            held: None,
-            stall: self.state.config.client_stall,
+            memory_charge: None,
+            stall_timeout: self.state.config.client_stall,
             caller: self.caller,
         })
     }

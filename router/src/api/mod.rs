@@ -1,4 +1,5 @@
-//! The surfaces: OpenAI over HTTP, and gRPC. The only code that knows a status code.
+//! The APIs: OpenAI over HTTP, and gRPC. Only this folder knows status codes. It must not know engines or name chat
+//! templates.
 
 pub mod authenticate;
 mod body;

@@ -1,3 +1,3 @@
-//! The description of the HTTP API, checked against what is served.
+//! The OpenAPI description of the HTTP API. Tests compare it with the code.
 
 pub const DOCUMENT: &str = include_str!("openapi.json");

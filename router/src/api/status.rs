@@ -1,4 +1,4 @@
-//! From errors to what clients see: status codes of HTTP and gRPC, and the OpenAI error body.
+//! Maps errors to HTTP and gRPC status codes and to the OpenAI error body.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
     limits,
 };
 
-/// The response of an HTTP request that failed.
+/// The HTTP response to a failed request.
 pub fn http_response(error: &Error) -> Response {
     log_cause(error);
     let mut response = (http_code(error.kind), Json(body(error))).into_response();
@@ -28,7 +28,7 @@ pub fn http_response(error: &Error) -> Response {
     response
 }
 
-/// The status of a gRPC call that failed: the same message as over HTTP; the body's other fields are trailers.
+/// The status of a failed gRPC call. It has the same message as over HTTP; the other fields of the body are trailers.
 pub fn grpc_status(error: &Error) -> Status {
     log_cause(error);
     let mut status = Status::new(grpc_code(error.kind), clipped(&error.message));
@@ -104,12 +104,12 @@ fn type_name(kind: Kind) -> &'static str {
     }
 }
 
-/// Whole seconds, rounded up, at least one.
+/// Whole seconds, rounded up, at least 1.
 fn whole_seconds(time: Duration) -> u64 {
     (time.as_secs() + u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
-/// Messages and fields may repeat what the client sent, which may be long.
+/// Truncates a text, which may repeat long input of the client, to [`limits::MESSAGE_BYTES`].
 fn clipped(text: &str) -> &str {
     let end = (0..=limits::MESSAGE_BYTES).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     if text.len() <= limits::MESSAGE_BYTES { text } else { &text[..end] }

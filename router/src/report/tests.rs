@@ -13,7 +13,7 @@ fn every_sample_is_declared_and_buckets_are_cumulative() {
     metrics.register(&mut registry);
     surfaces.request("http", "chat", 200);
     surfaces.request("http", "chat", 200);
-    metrics.outcomes.serves("a", "hermes");
+    metrics.outcomes.add_model("a", "hermes");
     metrics.first_token.observe(Duration::from_millis(3));
     metrics.first_token.observe(Duration::from_secs(100));
     let stats = Some(EngineStats { running: 3, ..EngineStats::default() });

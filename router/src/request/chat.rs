@@ -1,4 +1,4 @@
-//! A chat request's way: render, encode, generate, read as regions.
+//! Runs a chat request: validates and renders the conversation, compiles the grammar, and generates regions.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     request::{
         delivery::ChatEvents,
-        generate::{self, Defaults, Grammar, Plan, Reading, RequestContext, Sequence},
+        generate::{self, Defaults, Grammar, OutputMode, Plan, RequestContext, Sequence},
         job::{ChatJob, Generation},
         model::{Bounds, ServedModel, bound},
     },
@@ -38,10 +38,10 @@ pub async fn render(model: &Arc<ServedModel>, job: ChatJob, deadline: Instant) -
         check(model, &job)?;
         model.render(&Conversation::new(model, job).input, bound(bytes, deadline, None))
     };
-    model.prepare(bytes, deadline, render).await
+    model.run_text_work(bytes, deadline, render).await
 }
 
-/// What a job comes to before it is generated.
+/// A chat job that is ready to generate.
 struct Prepared {
     generation: Generation,
     rules: Rules,
@@ -64,7 +64,7 @@ impl Prepared {
             enforcement: model.enforcement,
             ..Rules::default()
         };
-        let bound = bound(job.bytes, deadline, generation.fits(bounds.context));
+        let bound = bound(job.bytes, deadline, generation.max_prompt_tokens(bounds.context));
         let Conversation { input, calls_before, resumed } = Conversation::new(model, job);
         let RenderedPrompt { prompt, mut ids, .. } = model.render(&input, bound)?;
         generate::truncate(&mut ids, &generation, bounds);
@@ -74,31 +74,31 @@ impl Prepared {
     }
 }
 
-/// The events, and what of the request's schemas is not enforced to the letter, in words.
+/// Returns the events, and descriptions of the schema parts that the grammar does not enforce.
 pub async fn generate(
-    mut call: RequestContext,
+    mut context: RequestContext,
     model: Arc<ServedModel>,
     job: ChatJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
-    let (bounds, bytes, deadline) = (model.bounds().await?, job.bytes, call.deadline);
+    let (bounds, bytes, deadline) = (model.bounds().await?, job.bytes, context.deadline);
     let prepare = move |model: &ServedModel| Prepared::new(model, job, bounds, deadline);
     let Prepared { generation, rules, prompt, resumed, skip_special_tokens } =
-        model.prepare(bytes, deadline, prepare).await?;
-    call.held = None;
+        model.run_text_work(bytes, deadline, prepare).await?;
+    context.memory_charge = None;
     let declarations: Vec<ToolDecl> = rules.tools.iter().map(declaration).collect();
     let parse_tools = !declarations.is_empty() && rules.choice != ToolChoice::None;
     let (start, calls_before) = (rules.start, rules.calls_before);
     let seed = generation.sampling.seed.unwrap_or_else(rand::random);
     let mut plan = Plan::new(&generation, &model, bounds, prompt.len(), DEFAULTS, seed)?;
     if parse_tools {
-        plan.spare_calls(&model);
+        plan.defer_marker_stops(&model);
     }
     let began = Instant::now();
-    let compiled = model.compile(rules, &call).await?;
-    call.metrics.grammar.compile.observe(began.elapsed());
+    let compiled = model.compile(rules, &context).await?;
+    context.metrics.grammar.compile.observe(began.elapsed());
     let grammar = Grammar::new(compiled, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
-    let reading = Reading::Regions {
+    let output_mode = OutputMode::Regions {
         start,
         resumed,
         tools: declarations,
@@ -107,16 +107,16 @@ pub async fn generate(
         skip_special_tokens,
         grammar,
     };
-    let events = generate::generate(call, model, reading, vec![Sequence { prompt, echo: None, plan }]).await?;
+    let events = generate::generate(context, model, output_mode, vec![Sequence { prompt, echo: None, plan }]).await?;
     Ok((events, relaxed))
 }
 
-/// A request's messages as the template gets them.
+/// The template's input, and where in the conversation the answer begins.
 struct Conversation {
     input: RenderInput,
-    /// Calls that the format's own ids have counted so far.
+    /// Calls in the conversation so far, from which the format's own ids continue.
     calls_before: usize,
-    /// The region in whose middle the answer goes on.
+    /// The region that the answer continues. None: the answer begins a region.
     resumed: Option<Region>,
 }
 
@@ -151,7 +151,7 @@ impl Conversation {
     }
 }
 
-/// The region in whose middle a message ends: reasoning if there is nothing else yet. None: it has not begun one.
+/// The region in which a message ends: reasoning if it has no content yet. None: no region has begun.
 fn resumed(message: &Value, reasoning: Option<&ReasoningMarkers>) -> Option<Region> {
     let content = match message.get("content") {
         Some(Value::Array(parts)) => parts.iter().filter_map(|part| part.get("text")?.as_str()).collect(),
@@ -160,14 +160,14 @@ fn resumed(message: &Value, reasoning: Option<&ReasoningMarkers>) -> Option<Regi
     };
     let begun = |text: &str, region| (!text.trim().is_empty()).then_some(region);
     if content.is_empty() {
-        let said = ["reasoning_content", "reasoning"].into_iter().find_map(|name| message.get(name)?.as_str());
-        return begun(said.unwrap_or_default(), Region::Reasoning);
+        let reasoning = ["reasoning_content", "reasoning"].into_iter().find_map(|name| message.get(name)?.as_str());
+        return begun(reasoning.unwrap_or_default(), Region::Reasoning);
     }
     let inner = reasoning.and_then(|markers| Some((content.trim_start().strip_prefix(&markers.open)?, &markers.close)));
     match inner.map(|(inner, close)| inner.split_once(close.as_str()).ok_or(inner)) {
         None => begun(&content, Region::Text),
         Some(Ok((_, text))) => begun(text, Region::Text),
-        // The opening alone still lets the parser take the layout after it.
+        // After the opening marker alone, no region has begun: the parser still skips the layout after the marker.
         Some(Err(inner)) => begun(inner, Region::Reasoning),
     }
 }

@@ -1,4 +1,4 @@
-//! One choice of one request: the engine stream that feeds it, and the guide that says what stands.
+//! One choice of one request: reads its engine stream, checks drawn tokens, steers the engine and feeds the transcript.
 
 use std::sync::Arc;
 
@@ -15,42 +15,43 @@ use crate::{
     request::{
         grammar_session::{DrawOutcome, GrammarSession, GrammarSessionError, Refusal, TokenDecision, TokenOrigin},
         metrics::RequestMetrics,
-        transcript::{Flow, Outcome, Transcript},
+        transcript::{CallOutcome, Flow, Transcript},
     },
 };
 
-/// A grammar's guide, and how many tokens there may be in all.
+/// The grammar session of a choice, with its limits on tokens.
 pub struct SteeredOutput {
     pub session: GrammarSession,
     pub max_tokens: u32,
     pub thinking: Option<ThinkingBudget>,
 }
 
-/// Most tokens of reasoning, and what ends it.
+/// Maximum number of reasoning tokens, and the markers around reasoning.
 #[derive(Debug, Clone)]
 pub struct ThinkingBudget {
     pub tokens: u32,
-    /// The token that opens it, where one does.
+    /// The token that opens reasoning, if the marker is a single token.
     pub open: Option<u32>,
+    /// The tokens that close reasoning.
     pub close: Vec<u32>,
 }
 
 impl SteeredOutput {
-    /// Judges drawn tokens; none: before the first. At most `room` more fit.
-    fn judge(&mut self, drawn: Option<&[u32]>, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+    /// Checks drawn tokens; None before the first draw. At most `room` more tokens fit.
+    fn check(&mut self, drawn: Option<&[u32]>, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
         match drawn {
-            Some(drawn) => self.session.take(drawn, room),
+            Some(drawn) => self.session.check(drawn, room),
             None => self.session.begin(room),
         }
     }
 }
 
-/// A transcript and the engine stream that feeds it. Dropping it frees the slot.
+/// A transcript and the engine stream that feeds it. Dropping it frees the engine slot.
 pub struct Choice {
     transcript: Transcript,
     steered: Option<SteeredOutput>,
-    /// The guide is at work on another thread.
-    away: bool,
+    /// The session was moved to a blocking thread and has not come back: it is at work, or lost.
+    offloaded: bool,
     /// None: ended.
     engine: Option<EngineStream>,
     metrics: Arc<RequestMetrics>,
@@ -68,16 +69,16 @@ impl Choice {
         caller: Option<ApiCaller>,
         began: Instant,
     ) -> Self {
-        let (engine, away) = (Some(engine), false);
-        Choice { transcript, steered, away, engine, metrics, caller, began, last_token: None }
+        let (engine, offloaded) = (Some(engine), false);
+        Choice { transcript, steered, offloaded, engine, metrics, caller, began, last_token: None }
     }
 
-    /// Steers to what the grammar forces before the first drawn token. That may be the whole output, which ends the
-    /// choice: what the engine tells of the prompt is read before.
+    /// Steers to the tokens that the grammar forces before the first draw. If they are the whole output, the choice
+    /// ends here.
     pub async fn begin(&mut self) -> Result<(), Error> {
         if self.steered.is_some() {
-            let outcome = self.judge(None).await?;
-            self.follow(Vec::new(), outcome).await?;
+            let outcome = self.check(None).await?;
+            self.apply(Vec::new(), outcome).await?;
             self.end_reasoning(None).await?;
         }
         Ok(())
@@ -91,114 +92,116 @@ impl Choice {
         self.engine.as_ref()
     }
 
-    /// Waits until the engine has computed the prompt. Must be called before [`Self::begin`], if at all.
+    /// Waits until the engine has computed the prompt. Must be called before [`Self::begin`], which may end the choice.
     pub async fn admitted(&mut self) -> Result<internal::Admitted, Error> {
-        let missing = || Error::internal("the engine ended this request", "no Admitted before tokens or finish");
+        let missing = || Error::internal("the engine did not report the prompt", "tokens or Finish before Admitted");
         match self.engine.as_mut().ok_or_else(missing)?.next_output().await? {
             EngineOutput::Admitted(admitted) => {
                 self.admit(&admitted);
                 Ok(admitted)
             }
-            EngineOutput::Finish(finish) if finish.reason() == EngineFinish::Error => Err(failed(finish)),
+            EngineOutput::Finish(finish) if finish.reason() == EngineFinish::Error => Err(engine_error(finish)),
             EngineOutput::Tokens(_) | EngineOutput::Finish(_) => Err(missing()),
         }
     }
 
-    /// Ends the choice before any token, as if its length were reached.
-    pub fn end_at_once(&mut self) {
+    /// Ends the choice without tokens, as if it had reached its maximum length.
+    pub fn end_without_tokens(&mut self) {
         if let Some(engine) = self.engine.take() {
             engine.stop(0);
             self.transcript.finish(true);
         }
     }
 
-    /// The next event; after `Done` or an error, None. Cancel-safe.
+    /// The next event; None after `Done` or an error. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<v1::ChatEvent, Error>> {
         loop {
             if let Some(event) = self.transcript.next_event() {
                 return Some(Ok(event));
             }
-            let heard = self.engine.as_mut()?.next_output().await;
-            if let Err(error) = self.take_in(heard).await {
+            let output = self.engine.as_mut()?.next_output().await;
+            if let Err(error) = self.handle(output).await {
                 self.engine = None;
                 return Some(Err(error));
             }
         }
     }
 
-    async fn take_in(&mut self, heard: Result<EngineOutput, Error>) -> Result<(), Error> {
-        match heard? {
+    async fn handle(&mut self, output: Result<EngineOutput, Error>) -> Result<(), Error> {
+        match output? {
             EngineOutput::Admitted(admitted) => self.admit(&admitted),
-            // Whether reasoning ends is decided after each token, however many come at once.
+            // The reasoning budget is checked after each token, so that batching does not change the output.
             EngineOutput::Tokens(drawn) if self.steered.as_ref().is_some_and(|steered| steered.thinking.is_some()) => {
                 for drawn in drawn {
                     let id = drawn.id;
-                    let steered = self.take(vec![drawn]).await?;
+                    let steered = self.check_and_apply(vec![drawn]).await?;
                     if self.end_reasoning(Some(id)).await? || steered || self.engine.is_none() {
                         break;
                     }
                 }
             }
             EngineOutput::Tokens(drawn) => {
-                self.take(drawn).await?;
+                self.check_and_apply(drawn).await?;
             }
             EngineOutput::Finish(finish) => {
                 self.engine = None;
                 match finish.reason() {
                     EngineFinish::Stop | EngineFinish::Steered => self.end(false),
                     EngineFinish::Length => self.end(true),
-                    EngineFinish::Error | EngineFinish::Lost | EngineFinish::Unspecified => return Err(failed(finish)),
+                    EngineFinish::Error | EngineFinish::Lost | EngineFinish::Unspecified => {
+                        return Err(engine_error(finish));
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    /// Judges drawn tokens. Whether the engine was steered: it has drawn nothing after them that counts.
-    async fn take(&mut self, drawn: Vec<DrawnToken>) -> Result<bool, Error> {
+    /// Checks and applies drawn tokens. Returns whether the engine was steered, so that later draws do not count.
+    async fn check_and_apply(&mut self, drawn: Vec<DrawnToken>) -> Result<bool, Error> {
         let ids = drawn.iter().map(|drawn| drawn.id).collect();
-        let outcome = self.judge(Some(ids)).await?;
+        let outcome = self.check(Some(ids)).await?;
         let steered = outcome.steering.is_some();
-        self.follow(drawn, outcome).await?;
+        self.apply(drawn, outcome).await?;
         Ok(steered)
     }
 
-    /// What stands of drawn tokens; none: before the first. A guide that was slow works off the async threads.
-    async fn judge(&mut self, drawn: Option<Vec<u32>>) -> Result<DrawOutcome, Error> {
-        if self.away {
-            return Err(Error::internal("the grammar of this request failed", "its guide was lost"));
+    /// Checks drawn tokens; None before the first draw. A slow session works off the async threads.
+    async fn check(&mut self, drawn: Option<Vec<u32>>) -> Result<DrawOutcome, Error> {
+        if self.offloaded {
+            return Err(Error::internal("the grammar of this request failed", "the work of its session was cancelled"));
         }
         let room = self.room();
         let Some(mut steered) = self.steered.take() else {
-            let stand = drawn.map_or(0, |drawn| drawn.len());
-            return Ok(DrawOutcome { stand, ..DrawOutcome::default() });
+            let accepted = drawn.map_or(0, |drawn| drawn.len());
+            return Ok(DrawOutcome { accepted, ..DrawOutcome::default() });
         };
-        let judged = if steered.session.is_slow() {
-            self.away = true;
+        let checked = if steered.session.is_slow() {
+            self.offloaded = true;
             let work = move || {
-                let judged = steered.judge(drawn.as_deref(), room);
-                (steered, judged)
+                let checked = steered.check(drawn.as_deref(), room);
+                (steered, checked)
             };
-            let (steered, judged) = self.transcript.model.clone().match_slowly(work).await?;
-            self.away = false;
+            let (steered, checked) = self.transcript.model.clone().run_slow_match(work).await?;
+            self.offloaded = false;
             self.steered = Some(steered);
-            judged
+            checked
         } else {
-            let judged = steered.judge(drawn.as_deref(), room);
+            let checked = steered.check(drawn.as_deref(), room);
             self.steered = Some(steered);
-            judged
+            checked
         };
-        judged.map_err(Error::from_session)
+        checked.map_err(Error::from_session)
     }
 
-    /// How many more tokens there may be.
+    /// How many more tokens may be generated.
     fn room(&self) -> usize {
         let most = self.steered.as_ref().map_or(0, |steered| steered.max_tokens);
         most.saturating_sub(self.transcript.completion_tokens) as usize
     }
 
-    /// Ends reasoning whose budget is spent; `last` is the latest token. Whether it did: where it cannot be ended, the
-    /// next token is waited for.
+    /// Ends reasoning whose budget is spent; `last` is the latest token. Returns whether it did: if reasoning cannot
+    /// end here, this is called again after the next token.
     async fn end_reasoning(&mut self, last: Option<u32>) -> Result<bool, Error> {
         let room = self.room();
         let Some(SteeredOutput { session, thinking: Some(ThinkingBudget { tokens, open, close }), .. }) =
@@ -206,25 +209,25 @@ impl Choice {
         else {
             return Ok(false);
         };
-        // Reasoning begins with its first token; where there may be none, it ends with the marker that opens it.
+        // Reasoning begins with its first token. With a budget of 0, it ends directly after its opening marker.
         let opened = *tokens == 0 && last.is_some() && last == *open;
         if self.engine.is_none() || !(opened || self.transcript.has_reasoned(*tokens)) {
             return Ok(false);
         }
         match session.force(close, room) {
             Ok(None) => Ok(false),
-            Ok(Some(outcome)) => self.follow(Vec::new(), outcome).await.map(|()| true),
+            Ok(Some(outcome)) => self.apply(Vec::new(), outcome).await.map(|()| true),
             Err(error) => Err(Error::from_session(error)),
         }
     }
 
-    /// Tells what stands of the drawn tokens and what was forced after them, and steers.
-    async fn follow(&mut self, mut drawn: Vec<DrawnToken>, outcome: DrawOutcome) -> Result<(), Error> {
-        let DrawOutcome { stand, forced, steering, ended } = outcome;
-        drawn.truncate(stand);
+    /// Emits the accepted tokens and those that are forced after them, and steers the engine.
+    async fn apply(&mut self, mut drawn: Vec<DrawnToken>, outcome: DrawOutcome) -> Result<(), Error> {
+        let DrawOutcome { accepted, forced, steering, ended } = outcome;
+        drawn.truncate(accepted);
         drawn.extend(forced.into_iter().map(|id| DrawnToken { id, logprob: None }));
         if !drawn.is_empty() {
-            self.clock(drawn.len());
+            self.record_tokens(drawn.len());
         }
         self.report_grammar();
         for drawn in drawn {
@@ -242,7 +245,7 @@ impl Choice {
         Ok(())
     }
 
-    /// Frees the engine's slot: nothing more is wanted.
+    /// Frees the engine slot: the choice needs no more tokens.
     fn release(&mut self) {
         if let Some(engine) = self.engine.take() {
             engine.stop(self.transcript.completion_tokens as usize);
@@ -254,10 +257,10 @@ impl Choice {
         self.transcript.finish(length);
     }
 
-    /// For whoever asked: `Done` tells it.
+    /// Updates the report that `Done` carries, if the request asks for it.
     fn report_grammar(&mut self) {
         let Some(SteeredOutput { session, .. }) =
-            self.steered.as_mut().filter(|_| self.transcript.opening.report.grammar)
+            self.steered.as_mut().filter(|_| self.transcript.options.report.grammar)
         else {
             return;
         };
@@ -296,14 +299,14 @@ impl Choice {
         self.metrics.cached_tokens.inc_by(admitted.cached_tokens.into());
     }
 
-    fn clock(&mut self, tokens: usize) {
+    fn record_tokens(&mut self, tokens: usize) {
         let now = Instant::now();
         match self.last_token.replace(now) {
             None => self.metrics.first_token.observe(now - self.began),
             Some(last) => self.metrics.inter_token.observe((now - last) / tokens.max(1) as u32),
         }
         self.metrics.generated_tokens.inc_by(tokens as u64);
-        // As they come: a client that leaves has had them.
+        // Charged as they come, so that tokens also count if the client disconnects.
         if let Some(caller) = &self.caller {
             caller.charge(tokens as u64, now);
         }
@@ -316,15 +319,15 @@ impl Drop for Choice {
             self.metrics.grammar.add(&session.stats());
         }
         let report = &self.transcript.report;
-        let invalid = report.outcomes[Outcome::Invalid as usize];
+        let invalid = report.outcomes[CallOutcome::Invalid as usize];
         self.metrics.grammar.invalid_calls.inc_by(invalid);
         let model = &self.transcript.model;
-        self.metrics.outcomes.calls(model.name(), model.format.name, report);
+        self.metrics.outcomes.count_calls(model.name(), model.format.name, report);
         let invalid = u64::from(self.transcript.invalid_response.is_some());
         self.metrics.grammar.invalid_responses.inc_by(invalid);
     }
 }
 
-fn failed(finish: internal::Finish) -> Error {
+fn engine_error(finish: internal::Finish) -> Error {
     Error::internal("the engine ended this request with an error", finish.error)
 }

@@ -1,5 +1,5 @@
-//! When grammars are compiled: what was compiled before needs no turn, small schemas wait for small ones only, and
-//! nothing is compiled for a request that has ended. It knows no status codes.
+//! Schedules the compilation of grammars: cached grammars do not wait, small ones wait only for small ones, and a
+//! compilation stops when its request ends. It must not know HTTP, gRPC or status codes.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use tracing::Span;
 
 use crate::{admission::keys::ApiCaller, error::Error, limits};
 
-/// The turns of one model's compilations.
+/// Limits how many grammars one model compiles at once.
 pub struct CompileQueue {
-    /// First attempts: each ends within some milliseconds, finished or not.
-    first: Arc<Semaphore>,
-    /// What a first attempt did not finish, and what is long.
-    long: Arc<Semaphore>,
+    /// Permits for first attempts: each ends within some milliseconds, finished or not.
+    first_attempts: Arc<Semaphore>,
+    /// Permits for large grammars, and for those that a first attempt did not finish.
+    long_compiles: Arc<Semaphore>,
 }
 
-/// Tells the compilation when its request has gone.
+/// Cancels the compilation when its request ends.
 struct CancelOnDrop(Cancel);
 
 impl Drop for CancelOnDrop {
@@ -31,12 +31,12 @@ impl Drop for CancelOnDrop {
 impl CompileQueue {
     pub fn new() -> Self {
         Self {
-            first: Arc::new(Semaphore::new(limits::GRAMMARS_AT_FIRST)),
-            long: Arc::new(Semaphore::new(limits::LONG_GRAMMARS)),
+            first_attempts: Arc::new(Semaphore::new(limits::GRAMMARS_AT_FIRST)),
+            long_compiles: Arc::new(Semaphore::new(limits::LONG_GRAMMARS)),
         }
     }
 
-    /// The grammar of these rules; None: there is nothing to enforce.
+    /// Compiles the grammar of these rules. None: there is nothing to enforce.
     pub async fn compile(
         &self,
         grammars: &Arc<Grammars>,
@@ -45,36 +45,36 @@ impl CompileQueue {
         deadline: Instant,
     ) -> Result<Option<Compiled>, Error> {
         let until_deadline = async {
-            let small = bytes(&rules) <= limits::SMALL_GRAMMAR_BYTES;
+            let small = rules_bytes(&rules) <= limits::SMALL_GRAMMAR_BYTES;
             let rules = Arc::new(rules);
             if small && let Some(known) = grammars.known(&rules) {
                 return Ok(known);
             }
             if small {
-                match attempt(&self.first, grammars, &rules, Budget::first_attempt).await? {
+                match attempt(&self.first_attempts, grammars, &rules, Budget::first_attempt).await? {
                     Err(RuleError::Unfinished) => {}
-                    compiled => return compiled.map_err(refused),
+                    compiled => return compiled.map_err(rule_error),
                 }
             }
-            // One caller's long grammars come one after the other, so that they do not fill the queue of all.
-            let _turn = match caller {
-                Some(caller) => Some(turn(caller.long_grammars()).await?),
+            // The long grammars of one API key are compiled one at a time, so that they cannot fill the queue.
+            let _permit = match caller {
+                Some(caller) => Some(acquire(caller.long_grammars()).await?),
                 None => None,
             };
-            attempt(&self.long, grammars, &rules, Budget::whole).await?.map_err(refused)
+            attempt(&self.long_compiles, grammars, &rules, Budget::whole).await?.map_err(rule_error)
         };
         timeout_at(deadline, until_deadline).await.unwrap_or_else(|_| Err(Error::deadline()))
     }
 }
 
-/// Compiles off the async threads. The permit goes with the work, which ends soon after its request is given up.
+/// Compiles off the async threads. The work holds the permit, and ends soon after its request is dropped.
 async fn attempt(
     permits: &Arc<Semaphore>,
     grammars: &Arc<Grammars>,
     rules: &Arc<Rules>,
     budget: fn(Cancel) -> Budget,
 ) -> Result<Result<Option<Compiled>, RuleError>, Error> {
-    let permit = turn(permits.clone()).await?;
+    let permit = acquire(permits.clone()).await?;
     let cancel = CancelOnDrop(Cancel::default());
     let (grammars, rules, span, cancelled) = (grammars.clone(), rules.clone(), Span::current(), cancel.0.clone());
     let work = move || {
@@ -87,40 +87,40 @@ async fn attempt(
     tokio::task::spawn_blocking(work).await.map_err(|panic| Error::internal("the grammar could not be compiled", panic))
 }
 
-async fn turn(permits: Arc<Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit, Error> {
+async fn acquire(permits: Arc<Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit, Error> {
     permits.acquire_owned().await.map_err(|closed| Error::internal("the grammar could not be compiled", closed))
 }
 
-fn refused(error: RuleError) -> Error {
+fn rule_error(error: RuleError) -> Error {
     let field = match &error {
         RuleError::Invalid { field, .. }
         | RuleError::Unenforceable { field, .. }
         | RuleError::TooLarge { field, .. } => field,
         RuleError::Format { field, .. } => *field,
-        // Only its deadline ends a compilation before its budget does.
+        // A whole budget ends with another error; only the request's deadline leaves a compilation unfinished.
         RuleError::Unfinished => return Error::deadline(),
     };
     Error { code: Some("unenforceable"), ..Error::invalid(field, error.to_string()) }
 }
 
-/// Enough of the size to tell a long schema from a short one.
-fn bytes(rules: &Rules) -> usize {
-    let tools = rules.tools.iter().map(|tool| tool.name.len() + tool.parameters.as_ref().map_or(0, size));
+/// Approximate size of the schemas and grammars, in bytes.
+fn rules_bytes(rules: &Rules) -> usize {
+    let tools = rules.tools.iter().map(|tool| tool.name.len() + tool.parameters.as_ref().map_or(0, value_bytes));
     let response = match &rules.response {
         None | Some(Response::JsonObject) => 0,
-        Some(Response::JsonSchema { schema: value, .. } | Response::StructuralTag(value)) => size(value),
+        Some(Response::JsonSchema { schema: value, .. } | Response::StructuralTag(value)) => value_bytes(value),
         Some(Response::Regex(text) | Response::Lark(text)) => text.len(),
         Some(Response::Choice(all)) => all.iter().map(String::len).sum(),
     };
     tools.sum::<usize>() + response
 }
 
-/// Bytes of the texts in a value, and some for each of the others.
-fn size(value: &Value) -> usize {
+/// Bytes of the texts in a value, and a few for each other value.
+fn value_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(size).sum(),
-        Value::Object(map) => map.iter().map(|(key, value)| key.len() + size(value)).sum(),
+        Value::Array(items) => items.iter().map(value_bytes).sum(),
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + value_bytes(value)).sum(),
         _ => 8,
     }
 }

@@ -1,4 +1,4 @@
-//! A completion's way: encode, generate, read as text.
+//! Runs a completion request: tokenizes the prompts and generates plain text.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     limits,
     request::{
         delivery::ChatEvents,
-        generate::{self, Defaults, Grammar, Plan, Reading, RequestContext, Sequence},
+        generate::{self, Defaults, Grammar, OutputMode, Plan, RequestContext, Sequence},
         job::{CompletionJob, Prompt, out_of_vocabulary},
         model::ServedModel,
     },
@@ -18,10 +18,10 @@ use crate::{
 
 const DEFAULTS: Defaults = Defaults { prompt: "prompt", max_tokens: Some(limits::COMPLETION_TOKENS) };
 
-/// The events are a chat's without regions, reasoning and calls. With them, what of the schema is not enforced, in
-/// words.
+/// Returns a chat's events with text only, without reasoning and calls, and descriptions of the schema parts that the
+/// grammar does not enforce.
 pub async fn generate(
-    mut call: RequestContext,
+    mut context: RequestContext,
     model: Arc<ServedModel>,
     job: CompletionJob,
 ) -> Result<(ChatEvents, Vec<String>), Error> {
@@ -38,9 +38,9 @@ pub async fn generate(
     for (i, prompt) in job.prompts.into_iter().enumerate() {
         let (mut ids, mut text) = match prompt {
             Prompt::Text(text) => {
-                let most = generation.fits(bounds.context);
+                let most = generation.max_prompt_tokens(bounds.context);
                 let shown = job.echo.then(|| text.clone());
-                let ids = model.encode(text, job.add_special_tokens, "prompt", call.deadline, most).await?;
+                let ids = model.encode(text, job.add_special_tokens, "prompt", context.deadline, most).await?;
                 (ids, shown)
             }
             Prompt::Ids(ids) => (ids, None),
@@ -58,14 +58,14 @@ pub async fn generate(
         let echo = job.echo.then(|| text.unwrap_or_else(|| model.decode(&ids)));
         sequences.push(Sequence { prompt: ids, echo, plan });
     }
-    call.held = None;
-    let grammar = Grammar::new(model.compile_text(job.response, &call).await?, &model);
+    context.memory_charge = None;
+    let grammar = Grammar::new(model.compile_text(job.response, &context).await?, &model);
     let relaxed = Grammar::relaxed(grammar.as_ref());
-    let reading = Reading::Plain { skip_special_tokens: job.skip_special_tokens, grammar };
-    Ok((generate::generate(call, model, reading, sequences).await?, relaxed))
+    let output_mode = OutputMode::Plain { skip_special_tokens: job.skip_special_tokens, grammar };
+    Ok((generate::generate(context, model, output_mode, sequences).await?, relaxed))
 }
 
-/// The same event as gRPC's `Complete` tells it.
+/// Converts a chat event to an event of gRPC's `Complete`.
 pub fn event(event: v1::ChatEvent) -> v1::CompleteEvent {
     use {chat_event::Event as From, complete_event::Event as To};
     let to = match event.event {
@@ -73,13 +73,13 @@ pub fn event(event: v1::ChatEvent) -> v1::CompleteEvent {
         Some(From::Done(done)) => To::Done(done),
         Some(From::Usage(usage)) => To::Usage(usage),
         Some(From::TextDelta(delta)) => To::TextDelta(delta),
-        // A plain reader has no other events.
+        // Plain output has no other events.
         _ => To::TextDelta(v1::Delta::default()),
     };
     v1::CompleteEvent { choice: event.choice, token_ids: event.token_ids, logprobs: event.logprobs, event: Some(to) }
 }
 
-/// The events as gRPC's `Complete` tells them.
+/// Converts chat events to events of gRPC's `Complete`.
 pub fn events(events: ChatEvents) -> impl futures::Stream<Item = Result<v1::CompleteEvent, Error>> {
     events.map(|item| item.map(event))
 }

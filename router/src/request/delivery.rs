@@ -1,5 +1,5 @@
-//! Between a generation and its client: events wait for the client to read them, and a client that does not read loses
-//! first its places on engines, then its request.
+//! Delivers a generation's events to its client. If the client stops reading, the generation first loses its engine
+//! slots and then ends. This module must not know what the events mean.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ use crate::{
 
 type Item = Result<v1::ChatEvent, Error>;
 
-/// A generation's events. Dropping it frees all slots.
+/// A generation's events. Dropping them ends the generation and frees its slots.
 pub struct ChatEvents(Arc<Shared>);
 
 struct Shared {
@@ -35,35 +35,34 @@ struct Shared {
 }
 
 struct State {
-    /// None: ended.
+    /// None: the generation has ended.
     events: Option<BoxStream<'static, Item>>,
-    /// Came while the client was away.
-    ready: VecDeque<Item>,
-    /// Since when the client could read and does not.
+    /// Events that were produced while the client did not read.
+    buffered: VecDeque<Item>,
+    /// When the client got its last item without asking for the next. None: it waits for an item.
     unread_since: Option<Instant>,
 }
 
 impl ChatEvents {
-    /// `client` tells the generation how its client is; it counts as gone after `stall`.
+    /// `client` tells the generation whether its client reads. A client that has not read for `stall` counts as gone.
     pub fn new(events: BoxStream<'static, Item>, client: watch::Sender<ClientState>, stall: Duration) -> Self {
-        let state = State { events: Some(events), ready: VecDeque::new(), unread_since: None };
+        let state = State { events: Some(events), buffered: VecDeque::new(), unread_since: None };
         ChatEvents(Arc::new(Shared { state: Mutex::new(state), client, stall }))
     }
 
-    /// For watching the client that reads what a surface makes of the events.
-    pub fn watch(&self) -> Watch {
-        Watch(self.0.clone())
+    /// A handle for watching the client that reads these events in an encoded form.
+    pub fn watch(&self) -> ClientWatch {
+        ClientWatch(self.0.clone())
     }
 }
 
-/// The link between what a client reads and the events that it is made of.
+/// Links the stream that a client reads to the events that it is made from.
 #[derive(Clone)]
-pub struct Watch(Arc<Shared>);
+pub struct ClientWatch(Arc<Shared>);
 
-impl Watch {
-    /// The stream as its client reads it: the outermost one, which is polled when the client has room. From here on the
-    /// client is watched.
-    pub fn over<S>(self, stream: S) -> WatchedStream<S> {
+impl ClientWatch {
+    /// Wraps the outermost stream, which is polled when the client has room, and starts watching the client.
+    pub fn wrap<S>(self, stream: S) -> WatchedStream<S> {
         let shared = self.0;
         shared.state().unread_since = Some(Instant::now());
         let watcher = tokio::spawn(watch(shared.clone())).abort_handle();
@@ -76,7 +75,7 @@ impl Stream for ChatEvents {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Item>> {
         let mut state = self.0.state();
-        match state.ready.pop_front() {
+        match state.buffered.pop_front() {
             Some(item) => Poll::Ready(Some(item)),
             None => state.poll(cx),
         }
@@ -85,7 +84,7 @@ impl Stream for ChatEvents {
 
 impl Drop for ChatEvents {
     fn drop(&mut self) {
-        // The watcher may still be about to end.
+        // The watcher task shares this state and may end later, so the events are dropped here.
         let events = self.0.state().events.take();
         drop(events);
     }
@@ -111,14 +110,14 @@ impl Shared {
         self.client.send_if_modified(|known| *known != ClientState::Gone && std::mem::replace(known, client) != client);
     }
 
-    /// Lets a generation whose client is away do what it does then. Ready when it has ended.
-    fn poll_away(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Drives the generation of a client that does not read. Ready when the generation has ended.
+    fn poll_while_unread(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state();
-        // A client that has come back polls by itself.
+        // A client that reads again polls by itself.
         let away = *self.client.borrow() != ClientState::Reads && state.unread_since.is_some();
-        while away && state.ready.len() < limits::UNREAD_EVENTS {
+        while away && state.buffered.len() < limits::UNREAD_EVENTS {
             match state.poll(cx) {
-                Poll::Ready(Some(item)) => state.ready.push_back(item),
+                Poll::Ready(Some(item)) => state.buffered.push_back(item),
                 Poll::Ready(None) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
             }
@@ -127,7 +126,7 @@ impl Shared {
     }
 }
 
-/// A stream whose reader is watched.
+/// A stream that records when its client reads.
 pub struct WatchedStream<S> {
     stream: S,
     shared: Arc<Shared>,
@@ -154,7 +153,7 @@ impl<S> Drop for WatchedStream<S> {
     }
 }
 
-/// Until the generation is over.
+/// Updates the client's state until the generation ends.
 async fn watch(shared: Arc<Shared>) {
     let grace = limits::STALL_GRACE.min(shared.stall / 2);
     let mut next = Instant::now() + grace;
@@ -170,10 +169,10 @@ async fn watch(shared: Arc<Shared>) {
                 let mut client = shared.client.subscribe();
                 tokio::select! {
                     () = becomes(&mut client, ClientState::Reads) => next = Instant::now() + grace,
-                    () = std::future::poll_fn(|cx| shared.poll_away(cx)) => return,
+                    () = std::future::poll_fn(|cx| shared.poll_while_unread(cx)) => return,
                     () = sleep_until(since + shared.stall) => {
                         shared.set_client(ClientState::Gone);
-                        return std::future::poll_fn(|cx| shared.poll_away(cx)).await;
+                        return std::future::poll_fn(|cx| shared.poll_while_unread(cx)).await;
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! One request's sequences: planned, started on an engine, and merged into one stream of events.
+//! Generates one request: opens its choices on engines and merges their events into one stream.
 
 mod plan;
 
@@ -30,15 +30,15 @@ use crate::{
         memory::MemoryCharge,
         metrics::RequestMetrics,
         model::{ServedModel, now},
-        outcomes::Unfinished,
-        transcript::{Opening, Reader, TokenDetails, Transcript},
+        outcomes::UnfinishedChoices,
+        transcript::{Reader, TokenDetails, Transcript, TranscriptOptions},
     },
     trace::Trace,
 };
 
 pub use plan::{Defaults, Plan, truncate};
 
-/// What a surface knows of a request besides what is in it.
+/// What the API layer knows about a request besides its content.
 pub struct RequestContext {
     pub trace: Trace,
     pub began: Instant,
@@ -47,19 +47,19 @@ pub struct RequestContext {
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
     pub retry_budget: Arc<RetryBudget>,
-    /// Whose request it is, if the server asks.
+    /// The owner of the request's API key, if the server has keys.
     pub caller: Option<ApiCaller>,
-    /// Requests of one session are best answered by one engine.
+    /// Requests of one session are routed to the same engine if possible.
     pub session: Option<u64>,
-    /// What the request holds of the budget until it is tokens.
-    pub held: Option<Arc<MemoryCharge>>,
-    /// How long the client may leave its answer unread.
-    pub stall: Duration,
+    /// The memory that is charged to the request until it is tokenized.
+    pub memory_charge: Option<Arc<MemoryCharge>>,
+    /// How long the client may leave its answer unread before the request ends.
+    pub stall_timeout: Duration,
 }
 
-/// How output is to be read.
+/// How the output is parsed.
 #[derive(Debug, Clone)]
-pub enum Reading {
+pub enum OutputMode {
     Regions {
         start: Region,
         /// The prompt ends in the middle of the region, not at its start.
@@ -68,7 +68,7 @@ pub enum Reading {
         parse_tools: bool,
         calls_before: usize,
         skip_special_tokens: bool,
-        /// What the output has to obey, if anything.
+        /// The grammar that constrains the output, if any.
         grammar: Option<Grammar>,
     },
     Plain {
@@ -77,35 +77,35 @@ pub enum Reading {
     },
 }
 
-/// A compiled grammar, and how it steers.
+/// A compiled grammar, and when it computes masks.
 #[derive(Debug, Clone)]
 pub struct Grammar {
     pub compiled: Compiled,
-    /// A mask at every step, for comparison.
-    pub always: bool,
+    /// Compute a mask at every step, for comparison.
+    pub always_mask: bool,
 }
 
 impl Grammar {
     pub fn new(compiled: Option<Compiled>, model: &ServedModel) -> Option<Self> {
-        compiled.map(|compiled| Grammar { compiled, always: model.mask_always })
+        compiled.map(|compiled| Grammar { compiled, always_mask: model.mask_always })
     }
 
-    /// What of the request's schemas is not enforced to the letter, in words.
+    /// Descriptions of the schema parts that the grammar does not enforce.
     pub fn relaxed(grammar: Option<&Self>) -> Vec<String> {
         grammar.iter().flat_map(|grammar| grammar.compiled.relaxations()).map(Relaxation::to_string).collect()
     }
 }
 
-impl Reading {
+impl OutputMode {
     fn grammar(&self) -> Option<&Grammar> {
         match self {
-            Reading::Regions { grammar, .. } | Reading::Plain { grammar, .. } => grammar.as_ref(),
+            OutputMode::Regions { grammar, .. } | OutputMode::Plain { grammar, .. } => grammar.as_ref(),
         }
     }
 
     fn reader(&self, model: &ServedModel) -> Reader {
         match self {
-            Reading::Regions { start, tools, parse_tools, grammar, skip_special_tokens, .. } => {
+            OutputMode::Regions { start, tools, parse_tools, grammar, skip_special_tokens, .. } => {
                 let options = ParserOptions {
                     start: *start,
                     tools: tools.clone(),
@@ -115,80 +115,83 @@ impl Reading {
                 let parser = Box::new(Parser::new(model.format, options));
                 Reader::Regions { parser, skip_special_tokens: *skip_special_tokens }
             }
-            Reading::Plain { skip_special_tokens, .. } => Reader::Plain { skip_special_tokens: *skip_special_tokens },
+            OutputMode::Plain { skip_special_tokens, .. } => {
+                Reader::Plain { skip_special_tokens: *skip_special_tokens }
+            }
         }
     }
 }
 
-/// One prompt, of which `n` choices are generated.
+/// One prompt, and the plan for its `n` choices.
 pub struct Sequence {
     pub prompt: Vec<u32>,
-    /// Text that every choice begins with.
+    /// Text with which every choice begins.
     pub echo: Option<String>,
     pub plan: Plan,
 }
 
-/// Starts the first choice: an error here comes before any event. The other choices, and the prompt's logprobs, need
-/// the first choice's prompt computed; the stream waits for that. The events have exactly one terminal item: `Usage`,
-/// after each choice's `Done`, or an error.
+/// Opens the first choice before it returns, so that an error comes before any event. The other choices and the
+/// prompt's logprobs need the computed prompt of the first choice; the stream waits for it. The events have exactly one
+/// terminal item: `Usage`, after the `Done` of every choice, or an error.
 pub async fn generate(
-    call: RequestContext,
+    context: RequestContext,
     model: Arc<ServedModel>,
-    reading: Reading,
+    output_mode: OutputMode,
     sequences: Vec<Sequence>,
 ) -> Result<ChatEvents, Error> {
     let prompt_tokens: u32 = sequences.iter().map(|sequence| sequence.prompt.len() as u32).sum();
-    if let Some(caller) = &call.caller {
+    if let Some(caller) = &context.caller {
         caller.charge(prompt_tokens.into(), Instant::now());
     }
     let usage = v1::Usage { prompt_tokens, ..v1::Usage::default() };
     let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
     let choices = sequences.iter().map(|sequence| sequence.plan.n).sum();
-    let mut unfinished = Unfinished::new(call.metrics.clone(), model.name(), choices);
-    let (client, attention) = watch::channel(ClientState::Reads);
+    let mut unfinished = UnfinishedChoices::new(context.metrics.clone(), model.name(), choices);
+    let (client, client_state) = watch::channel(ClientState::Reads);
     let first = match sequences.first() {
         Some(sequence) => {
-            let prompt = Prompt { call: &call, client: &attention, model: &model, reading: &reading, sequence };
-            let opened = prompt.lease_and_open(0).await.map_err(|error| call.permit.in_line(error));
+            let prompt =
+                Prompt { context: &context, client: &client_state, model: &model, output_mode: &output_mode, sequence };
+            let opened = prompt.lease_and_open(0).await.map_err(|error| context.permit.in_line(error));
             Some(opened.inspect_err(|error| unfinished.failed(error))?)
         }
         None => None,
     };
-    let stall = call.stall;
-    let mut running = Running::new(call, unfinished, usage);
+    let stall_timeout = context.stall_timeout;
+    let mut running = Running::new(context, unfinished, usage);
     let opening = async move {
-        let mut gone = attention.clone();
+        let mut state = client_state.clone();
         let opened = tokio::select! {
             biased;
-            () = running.call.permit.when_aborted() => Err(Error::shutting_down()),
-            () = becomes(&mut gone, ClientState::Gone) => Err(running.stalled()),
-            opened = open_all(&running.call, &attention, &model, &reading, &sequences, first) => opened,
+            () = running.context.permit.when_aborted() => Err(Error::shutting_down()),
+            () = becomes(&mut state, ClientState::Gone) => Err(running.stalled()),
+            opened = open_all(&running.context, &client_state, &model, &output_mode, &sequences, first) => opened,
         };
         let (starts, choices) = opened.inspect_err(|error| running.failed(error))?;
         let choices = choices.into_iter().map(|choice| {
             stream::unfold(choice, async |mut choice: Choice| choice.next().await.map(|event| (event, choice))).boxed()
         });
-        Ok(Merged { starts, choices: stream::select_all(choices), usage, n, client: gone, running })
+        Ok(Merged { starts, choices: stream::select_all(choices), usage, n, client: state, running })
     };
     let events = stream::once(opening).flat_map(|opened| match opened {
         Ok(merged) => stream::unfold(Some(merged), async |merged| merged?.next().await).boxed(),
         Err(error) => stream::once(std::future::ready(Err(error))).boxed(),
     });
-    Ok(ChatEvents::new(events.boxed(), client, stall))
+    Ok(ChatEvents::new(events.boxed(), client, stall_timeout))
 }
 
-/// Every choice of every prompt, and how each begins.
+/// Opens every choice of every prompt. Returns the choices and their `Start` events.
 async fn open_all(
-    call: &RequestContext,
+    context: &RequestContext,
     client: &watch::Receiver<ClientState>,
     model: &Arc<ServedModel>,
-    reading: &Reading,
+    output_mode: &OutputMode,
     sequences: &[Sequence],
     mut first: Option<Choice>,
 ) -> Result<(VecDeque<v1::ChatEvent>, Vec<Choice>), Error> {
     let (mut starts, mut choices) = (VecDeque::new(), Vec::new());
     for sequence in sequences {
-        let prompt = Prompt { call, client, model, reading, sequence };
+        let prompt = Prompt { context, client, model, output_mode, sequence };
         let index = choices.len() as u32;
         let first = match first.take() {
             Some(first) => first,
@@ -199,29 +202,29 @@ async fn open_all(
     Ok((starts, choices))
 }
 
-/// A prompt, of which `n` choices are generated.
+/// One prompt, and what its choices need.
 struct Prompt<'a> {
-    call: &'a RequestContext,
+    context: &'a RequestContext,
     client: &'a watch::Receiver<ClientState>,
     model: &'a Arc<ServedModel>,
-    reading: &'a Reading,
+    output_mode: &'a OutputMode,
     sequence: &'a Sequence,
 }
 
 impl Prompt<'_> {
     fn transcript(&self, index: u32) -> Transcript {
         let Sequence { prompt, plan, echo } = self.sequence;
-        let (start, resumed, calls_before) = match self.reading {
-            Reading::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
-            Reading::Plain { .. } => (Region::Text, false, 0),
+        let (start, resumed, calls_before) = match self.output_mode {
+            OutputMode::Regions { start, resumed, calls_before, .. } => (*start, *resumed, *calls_before),
+            OutputMode::Plain { .. } => (Region::Text, false, 0),
         };
-        let grammar = self.reading.grammar().map(|grammar| grammar.compiled.clone());
+        let grammar = self.output_mode.grammar().map(|grammar| grammar.compiled.clone());
         #[cfg(test)]
-        let grammar = self.model.judge.get().cloned().or(grammar);
-        let opening = Opening {
+        let grammar = self.model.validator.get().cloned().or(grammar);
+        let options = TranscriptOptions {
             index,
-            span: self.call.trace.span.clone(),
-            reader: self.reading.reader(self.model),
+            span: self.context.trace.span.clone(),
+            reader: self.output_mode.reader(self.model),
             stops: plan.stops.clone(),
             marker_stops: plan.marker_stops.clone(),
             min_tokens: plan.limits.min_tokens,
@@ -240,48 +243,53 @@ impl Prompt<'_> {
             echo: echo.clone().unwrap_or_default(),
             last_prompt_token: prompt.last().copied(),
         };
-        Transcript::new(self.model.clone(), opening)
+        Transcript::new(self.model.clone(), options)
     }
 
-    /// A choice on an engine that the pool picks.
+    /// Opens a choice on an engine that the pool selects.
     async fn lease_and_open(&self, index: u32) -> Result<Choice, Error> {
         let Sequence { prompt, plan, .. } = self.sequence;
-        let call = self.call;
+        let context = self.context;
         let until = Instant::now() + limits::ENGINE_WAIT;
-        let wanted =
-            EngineRequest { salt: &plan.cache_salt, tokens: prompt, session: call.session, kind: None, refused: &[] };
-        let queue = call.trace.queue();
-        let lease = self.model.pool.lease(&wanted, until, call.deadline).instrument(queue.clone()).await?;
+        let wanted = EngineRequest {
+            salt: &plan.cache_salt,
+            tokens: prompt,
+            session: context.session,
+            kind: None,
+            refused: &[],
+        };
+        let queue = context.trace.queue();
+        let lease = self.model.pool.lease(&wanted, until, context.deadline).instrument(queue.clone()).await?;
         self.open(index, lease, queue).await
     }
 
     async fn open(&self, index: u32, lease: EngineLease, queue: Span) -> Result<Choice, Error> {
-        let (call, plan, grammar) = (self.call, &self.sequence.plan, self.reading.grammar());
-        let start = plan.start(&call.trace.id, index, &self.sequence.prompt, grammar);
+        let (context, plan, grammar) = (self.context, &self.sequence.plan, self.output_mode.grammar());
+        let start = plan.start(&context.trace.id, index, &self.sequence.prompt, grammar);
         let common = SequenceContext {
             pool: self.model.pool.clone(),
-            session: call.session,
-            deadline: call.deadline,
-            metrics: call.fleet_metrics.clone(),
-            retry_budget: call.retry_budget.clone(),
+            session: context.session,
+            deadline: context.deadline,
+            metrics: context.fleet_metrics.clone(),
+            retry_budget: context.retry_budget.clone(),
             client: self.client.clone(),
         };
-        let spans = Spans { span: call.trace.span.clone(), queue };
+        let spans = Spans { span: context.trace.span.clone(), queue };
         let engine = EngineStream::open(common, lease, start, spans).await?;
         let steered = match grammar {
-            // Its matcher takes long to copy.
+            // Copying a large matcher would block the async thread.
             Some(grammar) if grammar.compiled.bytes() > limits::INLINE_MATCHER_BYTES => {
                 let (plan, grammar) = (plan.clone(), grammar.clone());
-                self.model.match_slowly(move || plan.steered(Some(&grammar))).await??
+                self.model.run_slow_match(move || plan.steered_output(Some(&grammar))).await??
             }
-            grammar => plan.steered(grammar)?,
+            grammar => plan.steered_output(grammar)?,
         };
-        let (metrics, caller) = (call.metrics.clone(), call.caller.clone());
-        Ok(Choice::new(self.transcript(index), engine, steered, metrics, caller, call.began))
+        let (metrics, caller) = (context.metrics.clone(), context.caller.clone());
+        Ok(Choice::new(self.transcript(index), engine, steered, metrics, caller, context.began))
     }
 
-    /// The choices after the first. They start when the first has computed the prompt, on the same engine, and find it
-    /// cached.
+    /// Opens the choices after the first, on the same engine. They start when the first has computed the prompt, so
+    /// that they find it in the prefix cache.
     async fn open_others(
         &self,
         index: u32,
@@ -303,7 +311,7 @@ impl Prompt<'_> {
         for other in index + 1..index + plan.n {
             let lease = choices[index as usize].engine().and_then(EngineStream::lease).map(EngineLease::again);
             let mut choice = match lease {
-                Some(lease) => self.open(other, lease, self.call.trace.queue()).await?,
+                Some(lease) => self.open(other, lease, self.context.trace.queue()).await?,
                 None => self.lease_and_open(other).await?,
             };
             choice.begin().await?;
@@ -314,13 +322,13 @@ impl Prompt<'_> {
                 choice.transcript().echo_logprobs(prompt_logprobs.clone());
             }
             if plan.score_only {
-                choice.end_at_once();
+                choice.end_without_tokens();
             }
             let shown = index.is_multiple_of(plan.n);
             starts.push_back(v1::ChatEvent {
                 choice: index,
                 event: Some(chat_event::Event::Start(v1::Started {
-                    id: self.call.trace.id.clone(),
+                    id: self.context.trace.id.clone(),
                     model: self.model.name().to_owned(),
                     created: now(),
                     prompt_token_ids: if shown && plan.token_ids { prompt.clone() } else { Vec::new() },
@@ -334,6 +342,7 @@ impl Prompt<'_> {
     }
 }
 
+/// The events of all choices, in the order in which they are ready.
 struct Merged {
     starts: VecDeque<v1::ChatEvent>,
     choices: SelectAll<BoxStream<'static, Result<v1::ChatEvent, Error>>>,
@@ -351,7 +360,7 @@ impl Merged {
         }
         let next = tokio::select! {
             biased;
-            () = self.running.call.permit.aborted() => Some(Err(Error::shutting_down())),
+            () = self.running.context.permit.aborted() => Some(Err(Error::shutting_down())),
             () = becomes(&mut self.client, ClientState::Gone) => Some(Err(self.running.stalled())),
             next = self.choices.next() => next,
         };
@@ -363,7 +372,7 @@ impl Merged {
                     self.running.unfinished.finished(self.running.finish.unwrap_or_default());
                     self.usage.completion_tokens += usage.completion_tokens;
                     self.usage.reasoning_tokens += usage.reasoning_tokens;
-                    // A prompt counts once, and so does what of it was cached: for the choice that came first.
+                    // A prompt counts once for all its choices, and so do its cached tokens: those of its first choice.
                     if event.choice.is_multiple_of(self.n) {
                         self.usage.cached_tokens += usage.cached_tokens;
                     }
@@ -385,30 +394,30 @@ impl Merged {
     }
 }
 
-/// A generation from its first engine stream to its end, however it ends.
+/// A generation from its first engine stream to its end. Its drop records metrics, trace and log.
 struct Running {
-    call: RequestContext,
-    unfinished: Unfinished,
+    context: RequestContext,
+    unfinished: UnfinishedChoices,
     ended: bool,
     finish: Option<v1::FinishReason>,
     usage: v1::Usage,
 }
 
 impl Running {
-    fn new(call: RequestContext, unfinished: Unfinished, usage: v1::Usage) -> Self {
-        call.metrics.open_streams.inc();
-        Running { call, unfinished, ended: false, finish: None, usage }
+    fn new(context: RequestContext, unfinished: UnfinishedChoices, usage: v1::Usage) -> Self {
+        context.metrics.open_streams.inc();
+        Running { context, unfinished, ended: false, finish: None, usage }
     }
 
-    /// The client has not read for too long.
+    /// The error of a client that has not read for too long.
     fn stalled(&self) -> Error {
-        self.call.metrics.stalled.inc();
-        Error::client_stalled(self.call.stall)
+        self.context.metrics.stalled.inc();
+        Error::client_stalled(self.context.stall_timeout)
     }
 
-    /// Its last item is an error.
+    /// This error ends the generation.
     fn failed(&mut self, error: &Error) {
-        self.call.trace.failed();
+        self.context.trace.failed();
         self.unfinished.failed(error);
         self.ended = true;
     }
@@ -416,16 +425,16 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let metrics = &self.call.metrics;
+        let metrics = &self.context.metrics;
         metrics.open_streams.dec();
-        metrics.duration.observe(self.call.began.elapsed());
+        metrics.duration.observe(self.context.began.elapsed());
         if !self.ended {
             metrics.abandoned.inc();
         }
-        let trace = &self.call.trace;
+        let trace = &self.context.trace;
         trace.ended(&self.usage, self.finish);
-        let seconds = self.call.began.elapsed().as_secs_f64();
-        let key = self.call.caller.as_ref().map(ApiCaller::name);
+        let seconds = self.context.began.elapsed().as_secs_f64();
+        let key = self.context.caller.as_ref().map(ApiCaller::name);
         tracing::info!(parent: &trace.span, seconds, key, ended = self.ended, "generation over");
     }
 }

@@ -1,6 +1,7 @@
-//! One sequence's grammar: which drawn tokens stand, and what to tell the engine about the others. No clock of its own,
-//! no I/O: what it decides depends on the tokens alone, never on how many came at once, so that the same seed gives the
-//! same tokens at any latency and after any failover.
+//! The grammar state of one sequence: accepts or refuses drawn tokens, and decides how to steer the engine.
+//!
+//! Its decisions depend on the tokens alone, never on time or on the number of tokens that arrive together, so that the
+//! same seed gives the same tokens at any latency and after any failover. It must not do I/O.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -20,57 +21,57 @@ use decisions::Decisions;
 mod decisions;
 mod restrictions;
 
-/// What was checked and what it cost, for /metrics and for whoever asks.
+/// What was checked and what it cost, for metrics and for the request's grammar report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GrammarStats {
-    /// Drawn tokens that the grammar judged.
+    /// Drawn tokens that were checked.
     pub checked: u64,
-    /// Of these, refused.
+    /// Checked tokens that were refused.
     pub refused: u64,
-    /// Tokens that the grammar left no choice about and the engine did not have to draw.
+    /// Tokens that the grammar forced, so the engine did not draw them.
     pub forced: u64,
     /// Steers that made the engine wait for a mask at every step.
     pub held: u64,
     pub masks: u64,
-    /// Time in the grammar.
+    /// Time spent in the grammar.
     pub nanos: u64,
 }
 
 /// A drawn token that the grammar refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// Among the generated tokens.
+    /// Index among the generated tokens.
     pub position: u32,
     pub id: u32,
 }
 
-/// The result of some drawn tokens.
+/// The result of checking some drawn tokens.
 #[derive(Debug, Default)]
 pub struct DrawOutcome {
-    /// How many of them stand, from the first.
-    pub stand: usize,
-    /// Tokens that follow those, undrawn.
+    /// How many of them were accepted, from the first.
+    pub accepted: usize,
+    /// Forced tokens that follow the accepted ones.
     pub forced: Vec<u32>,
-    /// What the engine is to be told.
+    /// How to steer the engine. None: it continues as it is.
     pub steering: Option<Steering>,
-    /// Nothing may follow but a stop token.
+    /// The output is complete: nothing but a stop token may follow.
     pub ended: bool,
 }
 
-/// Whether the engine waits for a mask at every step: worth its latency once a model is refused often. A function of
-/// the history of acceptance alone.
+/// Whether the engine waits for a mask at every step, which costs latency and is worth it after frequent refusals. It
+/// depends on the history of refusals alone.
 #[derive(Debug, Default)]
 struct Hold {
-    /// One bit per judged token, the latest lowest; 1: refused.
+    /// One bit per checked token, the latest lowest; 1: refused.
     history: u32,
-    /// Tokens left to be drawn under masks.
-    left: u32,
+    /// Tokens that are still drawn under masks.
+    remaining: u32,
 }
 
 impl Hold {
     fn accepted(&mut self) {
         self.history <<= 1;
-        self.left = self.left.saturating_sub(1);
+        self.remaining = self.remaining.saturating_sub(1);
     }
 
     fn refused(&mut self) {
@@ -78,82 +79,82 @@ impl Hold {
         let recent = self.history & ((1 << limits::HOLD_WINDOW) - 1);
         if recent.count_ones() >= limits::HOLD_REFUSALS {
             self.history = 0;
-            self.left = limits::HOLD_TOKENS;
+            self.remaining = limits::HOLD_TOKENS;
         }
     }
 
-    fn on(&self) -> bool {
-        self.left > 0
+    fn is_active(&self) -> bool {
+        self.remaining > 0
     }
 }
 
-/// Why a sequence cannot go on.
+/// Why a sequence cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarSessionError {
     #[error(transparent)]
     Matcher(#[from] MatcherError),
-    /// Between them, the request's restrictions and its grammar allow nothing.
-    #[error("no token is left to draw: 'allowed_token_ids' and 'bad_words' refuse all that could follow")]
+    /// No token satisfies both the request's restrictions and its grammar.
+    #[error("no token is left: 'allowed_token_ids' and 'bad_words' exclude every token that could follow")]
     NothingLeft,
 }
 
-/// What a guide goes by.
+/// What a session enforces.
 pub struct SessionRules {
-    /// None: everything is allowed that is not restricted.
+    /// None: every token that is not restricted is allowed.
     pub matcher: Option<Matcher>,
     pub restrictions: Restrictions,
-    /// How the output goes on when the model wants to end it and must not: with a call.
-    pub opening: Vec<u32>,
+    /// Tokens that begin a call: they follow when the model draws a stop token but must call a tool.
+    pub call_opening: Vec<u32>,
     pub stop_ids: Vec<u32>,
     pub vocab: usize,
-    /// Masks at every step from the first on.
-    pub always: bool,
+    /// Compute a mask at every step from the first.
+    pub always_mask: bool,
 }
 
 pub struct GrammarSession {
     matcher: Option<Matcher>,
     restrictions: Restrictions,
-    /// The latest tokens, as far as the restrictions look back.
-    latest: Vec<u32>,
+    /// The latest accepted tokens, as many as the restrictions need.
+    recent: Vec<u32>,
     vocab: usize,
-    /// How the output goes on when the model wants to end it and must not: with a call.
-    opening: Vec<u32>,
+    /// Tokens that begin a call: they follow when the model draws a stop token but must call a tool.
+    call_opening: Vec<u32>,
     stop_ids: Vec<u32>,
-    /// Tokens that stand.
+    /// Number of accepted and forced tokens.
     position: usize,
-    /// Draws refused since the last token that stands.
-    in_a_row: u32,
-    /// The only continuation that the grammar leaves: what is drawn instead is overruled.
-    due: VecDeque<u32>,
+    /// Draws rejected since the last accepted token.
+    consecutive_refusals: u32,
+    /// The only continuation that the grammar allows: a draw that differs from it is overruled.
+    pending_forced: VecDeque<u32>,
     hold: Hold,
-    /// Masks at every step from the first on: what optimism is compared with.
-    always: bool,
+    /// Compute a mask at every step from the first, as a baseline for optimistic drawing.
+    always_mask: bool,
     /// The engine waits for a steer.
-    waiting: bool,
+    engine_waits: bool,
     stats: GrammarStats,
-    /// The last judgement took so long that it held up whatever else the thread had to do.
+    /// The last check took longer than [`limits::INLINE_MATCH`], which delays other tasks of its thread.
     slow: bool,
     refusals: Vec<Refusal>,
-    /// None: nobody asks for them.
+    /// None: the request does not ask for them.
     decisions: Option<Box<Decisions>>,
 }
 
 impl GrammarSession {
     pub fn new(rules: SessionRules) -> Self {
-        let SessionRules { matcher, restrictions, opening, stop_ids, vocab, always } = rules;
+        let SessionRules { matcher, restrictions, call_opening, stop_ids, vocab, always_mask } = rules;
         GrammarSession {
             matcher,
             restrictions,
-            latest: Vec::new(),
+            recent: Vec::new(),
             vocab,
-            opening,
+            call_opening,
             stop_ids,
             position: 0,
-            in_a_row: 0,
-            due: VecDeque::new(),
+            consecutive_refusals: 0,
+            pending_forced: VecDeque::new(),
             hold: Hold::default(),
-            always,
-            waiting: always,
+            always_mask,
+            engine_waits: always_mask,
             stats: GrammarStats::default(),
             slow: false,
             refusals: Vec::new(),
@@ -161,7 +162,7 @@ impl GrammarSession {
         }
     }
 
-    /// Records what is decided about each token.
+    /// Records the decision about each token.
     pub fn with_decisions(mut self) -> Self {
         self.decisions = Some(Box::default());
         self
@@ -176,7 +177,7 @@ impl GrammarSession {
         self.stats
     }
 
-    /// Whether the next judgement is better made off the async threads. What it decides does not depend on it.
+    /// Whether the next check should run off the async threads. Its result is the same.
     pub fn is_slow(&self) -> bool {
         self.slow
     }
@@ -186,27 +187,27 @@ impl GrammarSession {
         &self.refusals
     }
 
-    /// Before anything was drawn. The engine has been told to hold if masks come at every step.
+    /// Decides before the first draw. If masks are computed at every step, the engine was started with `hold`.
     pub fn begin(&mut self, room: usize) -> Result<DrawOutcome, GrammarSessionError> {
         self.timed(|session| {
             session.look_ahead()?;
-            session.judge(&[], room)
+            session.check_draws(&[], room)
         })
     }
 
-    /// Judges tokens drawn at the current position. At most `room` more tokens fit after those that stand already.
-    pub fn take(&mut self, drawn: &[u32], room: usize) -> Result<DrawOutcome, GrammarSessionError> {
-        self.timed(|session| session.judge(drawn, room))
+    /// Checks tokens drawn at the current position. At most `room` more tokens fit after those accepted before.
+    pub fn check(&mut self, drawn: &[u32], room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+        self.timed(|session| session.check_draws(drawn, room))
     }
 
-    /// Ends reasoning, or whatever is open, with these tokens. None: they cannot stand here, such as within a
-    /// character.
+    /// Forces these tokens, such as the end of reasoning. None: the grammar does not allow them here, for example in
+    /// the middle of a character.
     pub fn force(&mut self, ids: &[u32], room: usize) -> Result<Option<DrawOutcome>, GrammarSessionError> {
         if ids.len() > room || !self.can_follow(ids)? {
             return Ok(None);
         }
-        self.due = ids.iter().copied().collect();
-        self.timed(|session| session.settle(DrawOutcome::default(), true, room)).map(Some)
+        self.pending_forced = ids.iter().copied().collect();
+        self.timed(|session| session.append_and_steer(DrawOutcome::default(), true, room)).map(Some)
     }
 
     fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
@@ -218,39 +219,38 @@ impl GrammarSession {
         done
     }
 
-    fn judge(&mut self, drawn: &[u32], room: usize) -> Result<DrawOutcome, GrammarSessionError> {
+    fn check_draws(&mut self, drawn: &[u32], room: usize) -> Result<DrawOutcome, GrammarSessionError> {
         let mut outcome = DrawOutcome::default();
         let mut overruled = false;
         for &id in drawn {
             self.stats.checked += 1;
-            let stands = match self.due.front() {
-                Some(&due) => due == id && self.accept(id)?,
+            let accepted = match self.pending_forced.front() {
+                Some(&forced) => forced == id && self.accept(id)?,
                 None => self.accept(id)?,
             };
-            if !stands {
-                // Where nothing was left to choose, whether anything was drawn is a matter of timing: it is not held
-                // against the model.
-                if self.due.is_empty() {
+            if !accepted {
+                // A draw in place of forced tokens is not counted as refused: whether it arrived depends on timing.
+                if self.pending_forced.is_empty() {
                     self.refuse(id);
-                    if self.stop_ids.contains(&id) && self.stop_opens_call()? {
-                        self.due.extend(&self.opening);
+                    if self.stop_ids.contains(&id) && self.stop_begins_call()? {
+                        self.pending_forced.extend(&self.call_opening);
                     }
                 }
-                self.in_a_row += 1;
-                if self.in_a_row >= limits::REFUSALS_IN_A_ROW {
-                    return Err(MatcherError::NoProgress(self.in_a_row).into());
+                self.consecutive_refusals += 1;
+                if self.consecutive_refusals >= limits::REFUSALS_IN_A_ROW {
+                    return Err(MatcherError::NoProgress(self.consecutive_refusals).into());
                 }
                 overruled = true;
                 break;
             }
-            outcome.stand += 1;
+            outcome.accepted += 1;
             self.position += 1;
             if let Some(decisions) = &mut self.decisions {
                 decisions.drawn(id);
             }
-            self.in_a_row = 0;
+            self.consecutive_refusals = 0;
             self.hold.accepted();
-            if self.due.pop_front().is_none() || self.due.is_empty() {
+            if self.pending_forced.pop_front().is_none() || self.pending_forced.is_empty() {
                 self.look_ahead()?;
             }
             if self.is_stopped() {
@@ -258,23 +258,23 @@ impl GrammarSession {
                 return Ok(outcome);
             }
         }
-        self.settle(outcome, overruled, room)
+        self.append_and_steer(outcome, overruled, room)
     }
 
-    /// Appends what is due, and says what the engine is to be told.
-    fn settle(
+    /// Appends forced tokens, and decides how to steer the engine.
+    fn append_and_steer(
         &mut self,
         mut outcome: DrawOutcome,
         overruled: bool,
         room: usize,
     ) -> Result<DrawOutcome, GrammarSessionError> {
         let keep = self.position;
-        if overruled || self.due.len() >= limits::FORCED_TOKENS {
-            let room = room.saturating_sub(outcome.stand);
+        if overruled || self.pending_forced.len() >= limits::FORCED_TOKENS {
+            let room = room.saturating_sub(outcome.accepted);
             while outcome.forced.len() < room
-                && let Some(id) = self.due.pop_front()
+                && let Some(id) = self.pending_forced.pop_front()
             {
-                // Its own forecast; a matcher that goes back on it has a defect, which is this request's alone.
+                // The matcher itself forced this token: refusing it is a defect, which ends this request alone.
                 if !self.accept(id)? {
                     return Err(MatcherError::Internal(format!("token {id} was forced and then refused")).into());
                 }
@@ -283,20 +283,20 @@ impl GrammarSession {
                 if let Some(decisions) = &mut self.decisions {
                     decisions.forced(id);
                 }
-                self.in_a_row = 0;
+                self.consecutive_refusals = 0;
                 self.hold.accepted();
-                if self.due.is_empty() {
+                if self.pending_forced.is_empty() {
                     self.look_ahead()?;
                 }
             }
             self.stats.forced += outcome.forced.len() as u64;
             outcome.ended = !outcome.forced.is_empty() && self.is_stopped();
         }
-        let hold = self.always || self.hold.on();
-        if outcome.ended || !(overruled || hold || self.waiting || !outcome.forced.is_empty()) {
+        let hold = self.always_mask || self.hold.is_active();
+        if outcome.ended || !(overruled || hold || self.engine_waits || !outcome.forced.is_empty()) {
             return Ok(outcome);
         }
-        self.waiting = hold;
+        self.engine_waits = hold;
         let mut steering = Steering::keep(keep).append(outcome.forced.iter().copied());
         let masked = hold || (overruled && outcome.forced.is_empty());
         if let Some(decisions) = &mut self.decisions {
@@ -313,58 +313,56 @@ impl GrammarSession {
         Ok(outcome)
     }
 
-    /// Takes a token, if it may stand.
+    /// Accepts the token if the restrictions and the grammar allow it.
     fn accept(&mut self, id: u32) -> Result<bool, GrammarSessionError> {
-        if self.restrictions.refuse(&self.latest, id) {
+        if self.restrictions.refuses(&self.recent, id) {
             return Ok(false);
         }
-        let stands = self.matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
-        if stands && self.restrictions.looks_back() > 0 {
-            self.latest.push(id);
-            let surplus = self.latest.len().saturating_sub(self.restrictions.looks_back());
-            self.latest.drain(..surplus);
+        let accepted = self.matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
+        if accepted && self.restrictions.lookback() > 0 {
+            self.recent.push(id);
+            let surplus = self.recent.len().saturating_sub(self.restrictions.lookback());
+            self.recent.drain(..surplus);
         }
-        Ok(stands)
+        Ok(accepted)
     }
 
     fn is_stopped(&self) -> bool {
         self.matcher.as_ref().is_some_and(Matcher::is_stopped)
     }
 
-    /// Whether these tokens may come next.
+    /// Whether these tokens may follow.
     fn can_follow(&self, ids: &[u32]) -> Result<bool, GrammarSessionError> {
-        let (mut matcher, mut latest) = (self.matcher.clone(), self.latest.clone());
+        let (mut matcher, mut recent) = (self.matcher.clone(), self.recent.clone());
         for &id in ids {
-            let stands = matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
-            if !stands || self.restrictions.refuse(&latest, id) {
+            let accepted = matcher.as_mut().map_or(Ok(true), |matcher| matcher.accept(id))?;
+            if !accepted || self.restrictions.refuses(&recent, id) {
                 return Ok(false);
             }
-            latest.push(id);
+            recent.push(id);
         }
         Ok(true)
     }
 
-    /// Whether a stop token means a call here: a model that has said all it wants to say, but has to call a tool, does
-    /// so now.
-    fn stop_opens_call(&self) -> Result<bool, GrammarSessionError> {
-        Ok(!self.opening.is_empty() && self.due.is_empty() && self.can_follow(&self.opening)?)
+    /// Whether a stop token begins a call here: the model wants to end its output, but must call a tool first.
+    fn stop_begins_call(&self) -> Result<bool, GrammarSessionError> {
+        Ok(!self.call_opening.is_empty() && self.pending_forced.is_empty() && self.can_follow(&self.call_opening)?)
     }
 
-    /// What may be drawn, stop tokens included where they mean a call: without a mask they could be drawn as well.
+    /// The tokens that may be drawn. Stop tokens are included where they begin a call, as in draws without a mask.
     fn mask(&mut self) -> Result<Bytes, GrammarSessionError> {
         let mut mask = match &mut self.matcher {
             Some(matcher) => matcher.mask()?,
-            None => all(self.vocab),
+            None => full_mask(self.vocab),
         };
-        self.restrictions.narrow(&self.latest, &mut mask);
+        self.restrictions.apply(&self.recent, &mut mask);
         self.stats.masks += 1;
         if !self.restrictions.is_empty() && mask.iter().all(|&byte| byte == 0) {
             return Err(GrammarSessionError::NothingLeft);
         }
-        // Where the mask already refuses a call's first token, which is nearly everywhere, no matcher needs to be
-        // copied.
+        // `stop_begins_call` copies the matcher. Nearly everywhere the mask excludes a call's first token already.
         let allowed = |id: u32| mask.get(id as usize / 8).is_some_and(|byte| byte >> (id % 8) & 1 == 1);
-        if self.opening.first().is_some_and(|&id| allowed(id)) && self.stop_opens_call()? {
+        if self.call_opening.first().is_some_and(|&id| allowed(id)) && self.stop_begins_call()? {
             for &id in &self.stop_ids {
                 if let Some(byte) = mask.get_mut(id as usize / 8) {
                     *byte |= 1 << (id % 8);
@@ -386,16 +384,16 @@ impl GrammarSession {
         }
     }
 
-    /// A forecast that is worth a rewind binds, whether the engine has drawn beyond it already or not.
+    /// Looks for forced tokens. A run that is worth a rewind is forced even if the engine has already drawn beyond it.
     fn look_ahead(&mut self) -> Result<(), GrammarSessionError> {
-        // Where tokens are restricted, a forecast could name one that is refused.
-        if self.due.is_empty()
+        // With restrictions, a forced token could be one that they refuse.
+        if self.pending_forced.is_empty()
             && self.restrictions.is_empty()
             && let Some(matcher) = self.matcher.as_mut().filter(|matcher| !matcher.is_stopped())
         {
             let forced = matcher.forced();
             if forced.len() >= limits::FORCED_TOKENS {
-                self.due.extend(forced);
+                self.pending_forced.extend(forced);
             }
         }
         Ok(())
@@ -403,7 +401,7 @@ impl GrammarSession {
 }
 
 /// A mask that allows every id.
-fn all(vocab: usize) -> Vec<u8> {
+fn full_mask(vocab: usize) -> Vec<u8> {
     let mut mask = vec![0xFF; vocab.div_ceil(8)];
     if let Some(last) = mask.last_mut().filter(|_| !vocab.is_multiple_of(8)) {
         *last = (1 << (vocab % 8)) - 1;
@@ -415,7 +413,7 @@ impl Error {
     /// The request's own grammar ended it; no other request is affected.
     pub fn from_matcher(error: rein_grammar::MatcherError) -> Self {
         use rein_grammar::MatcherError::{DeadEnd, Internal, Limit, NoProgress};
-        // What the client constrains the answer by exceeds a limit or contradicts itself.
+        // The client's grammar exceeds a limit or contradicts itself.
         let code = match error {
             Limit(_) => "grammar_limit_exceeded",
             DeadEnd => "grammar_dead_end",

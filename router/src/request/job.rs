@@ -1,4 +1,4 @@
-//! What both surfaces turn a request into, and the checks that do not depend on how it arrived.
+//! Decoded requests and their validation. It must not know through which API a request arrived.
 
 use std::{collections::HashMap, fmt::Display};
 
@@ -12,45 +12,45 @@ use serde_json::{Map, Value};
 
 use crate::{error::Error, limits};
 
-/// How to generate: what chat and completions share.
+/// Generation options that chat and completions share.
 #[derive(Debug, Clone, Default)]
 pub struct Generation {
     pub sampling: v1::Sampling,
     pub limits: v1::Limits,
     pub n: Option<u32>,
-    /// Report the drawn tokens' logprobs, with this many alternatives.
+    /// Return the logprob of each generated token, with this many alternatives.
     pub logprobs: Option<u32>,
-    /// The same for the prompt's tokens.
+    /// Return the logprob of each prompt token, with this many alternatives.
     pub prompt_logprobs: Option<u32>,
     pub return_token_ids: bool,
     pub cache_salt: Option<String>,
     pub script: Vec<u32>,
-    /// The name under which the request gave max_tokens.
+    /// The request field that set `max_tokens`, for error messages.
     pub max_tokens_param: Option<&'static str>,
-    /// Tell what the grammar did.
+    /// Return the grammar's counters and the tokens that it refused.
     pub return_grammar: bool,
-    /// Tell what the grammar decided about each token.
+    /// Return the grammar's decision about each token.
     pub return_decisions: bool,
-    /// Lower is earlier in the queue.
+    /// Requests with a lower value leave the queue earlier.
     pub priority: Option<i64>,
-    /// Most tokens of reasoning; it is ended then.
+    /// Maximum number of reasoning tokens; then the router closes the reasoning.
     pub thinking_token_budget: Option<u32>,
     pub truncate_prompt_tokens: Option<Truncation>,
-    /// Requests of one session are best answered by one engine.
+    /// Requests of one session are routed to the same engine if possible.
     pub session: Option<String>,
 }
 
-/// How much of a prompt's end is kept.
+/// How many tokens are kept of the prompt's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Truncation {
-    /// At most so many tokens.
+    /// At most this many.
     To(u32),
-    /// What leaves room for the tokens that are to be generated.
+    /// As many as leave room in the context for the generated tokens.
     Fitting,
 }
 
 impl Truncation {
-    /// A number of tokens, or -1 for what fits.
+    /// `tokens` must be at least 1, or -1 for [`Truncation::Fitting`]; None otherwise.
     pub fn new(tokens: i128) -> Option<Self> {
         match tokens {
             -1 => Some(Truncation::Fitting),
@@ -60,7 +60,7 @@ impl Truncation {
     }
 
     pub fn invalid(value: impl Display) -> Error {
-        let message = format!("'truncate_prompt_tokens' must be at least 1, or -1 for what fits, got {value}");
+        let message = format!("'truncate_prompt_tokens' must be at least 1, or -1 to fit the context, got {value}");
         Error::invalid("truncate_prompt_tokens", message)
     }
 }
@@ -68,33 +68,33 @@ impl Truncation {
 #[derive(Debug, Clone, Default)]
 pub struct ChatJob {
     pub model: Option<String>,
-    /// In the OpenAI shape, as they came.
+    /// In OpenAI's format, unchanged.
     pub messages: Vec<Value>,
     pub tools: Vec<Value>,
     pub tool_choice: ToolChoice,
     /// False: at most one call per answer.
     pub parallel_tool_calls: bool,
-    /// What the answer's text has to be.
+    /// The format that the answer's text must have.
     pub response: Option<Response>,
     pub documents: Option<Vec<Value>>,
-    /// Absent: true, unless the final message is to be continued.
+    /// Absent: true, unless the answer continues the final message.
     pub add_generation_prompt: Option<bool>,
     pub continue_final_message: bool,
     pub thinking: Option<bool>,
     pub reasoning_effort: Option<String>,
     pub template_kwargs: Map<String, Value>,
-    /// Control tokens that are no markers are text.
+    /// Emit control tokens as text, except for the format's markers.
     pub show_special_tokens: bool,
     pub generation: Generation,
-    /// About what its values take.
+    /// Approximate memory of its values, in bytes.
     pub bytes: usize,
-    /// For the template, instead of the fields above, where JSON numbers need more than 64 bits.
-    pub exact: Option<Box<Exact>>,
+    /// Replaces the fields above for rendering, if a JSON number needs more than 64 bits.
+    pub exact: Option<Box<ExactValues>>,
 }
 
-/// See `template::lossless`. None: the field has no such number.
+/// Values with exact JSON numbers (see `template::lossless`). None: the field has no number that needs it.
 #[derive(Debug, Clone)]
-pub struct Exact {
+pub struct ExactValues {
     pub messages: Option<Vec<Value>>,
     pub tools: Option<Vec<Value>>,
     pub documents: Option<Vec<Value>>,
@@ -114,12 +114,12 @@ pub struct CompletionJob {
     pub echo: bool,
     pub add_special_tokens: bool,
     pub skip_special_tokens: bool,
-    /// What the text has to be.
+    /// The format that the text must have.
     pub response: Option<Response>,
     pub generation: Generation,
 }
 
-/// The names under which templates read whether the model is to think.
+/// Template variables that turn reasoning on or off.
 const THINKING: [&str; 2] = ["thinking", "enable_thinking"];
 const REASONING_EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 /// Template variables that have a request field.
@@ -151,8 +151,8 @@ impl ChatJob {
         }
         if let Some(name) = self.template_kwargs.keys().find(|name| template::is_reserved(name)) {
             let why = match KWARGS_WITH_FIELD.contains(&name.as_str()) {
-                true => "it has a request field of its own",
-                false => "the server sets it itself",
+                true => "use the request field of that name",
+                false => "the server sets it",
             };
             let message = format!("'chat_template_kwargs' may not set '{name}': {why}");
             return Err(Error::invalid(format!("chat_template_kwargs.{name}"), message));
@@ -160,7 +160,7 @@ impl ChatJob {
         self.generation.check("top_logprobs")
     }
 
-    /// A choice can only be made among declared tools.
+    /// `tool_choice` may only name declared tools.
     fn check_choice(&self) -> Result<(), Error> {
         let declared = |name: &str| {
             let names = self.declared_tools().into_iter().filter_map(|tool| tool.pointer("/function/name")?.as_str());
@@ -176,7 +176,7 @@ impl ChatJob {
         match &self.tool_choice {
             ToolChoice::Auto | ToolChoice::None => Ok(()),
             ToolChoice::Required if self.declared_tools().is_empty() => {
-                Err(Error::invalid("tool_choice", "'tool_choice' is 'required', but 'tools' declares none"))
+                Err(Error::invalid("tool_choice", "'tool_choice' may only be 'required' if 'tools' declares a tool"))
             }
             ToolChoice::Required => Ok(()),
             ToolChoice::Named(name) => declared(name),
@@ -184,13 +184,13 @@ impl ChatJob {
         }
     }
 
-    /// The field of the last message that asks for its continuation.
+    /// The field of the last message that requests its continuation.
     fn continue_field(&self) -> Option<&'static str> {
         let last = self.messages.last()?;
         conversation::CONTINUE.into_iter().find(|field| last.get(*field) == Some(&Value::Bool(true)))
     }
 
-    /// Whether the answer goes on with the last message, by whatever field the request says so.
+    /// Whether the answer continues the last message, whichever field requests it.
     pub fn continues(&self) -> bool {
         self.continue_final_message || self.continue_field().is_some()
     }
@@ -199,8 +199,8 @@ impl ChatJob {
         self.add_generation_prompt.unwrap_or(!self.continues())
     }
 
-    /// Every tool that the model may call: the request's and those that system messages declare, in this order. A name
-    /// that is declared again means its latest declaration.
+    /// Every tool that the model may call: the request's tools, then those that system messages declare. If a name is
+    /// declared again, the latest declaration replaces the earlier one.
     pub fn declared_tools(&self) -> Vec<&Value> {
         let mut declared: Vec<&Value> = Vec::new();
         let mut places = HashMap::new();
@@ -214,8 +214,8 @@ impl ChatJob {
         declared
     }
 
-    /// The fields that only a template can heed, and that this one never reads.
-    pub fn unread(&self, template: Option<&ChatTemplate>) -> Vec<String> {
+    /// Fields of the request that only a template can use and that this template never reads.
+    pub fn unread_fields(&self, template: Option<&ChatTemplate>) -> Vec<String> {
         let Some(template) = template else { return Vec::new() };
         let tools = !self.declared_tools().is_empty();
         let reads = |names: &[&str]| names.iter().any(|name| template.reads(name, tools));
@@ -235,10 +235,10 @@ impl ChatJob {
         unread.chain(kwargs.map(|name| format!("chat_template_kwargs.{name}"))).collect()
     }
 
-    /// From here on the template sees the exact numbers.
+    /// Replaces the fields by their values with exact numbers, for rendering.
     pub fn use_exact(&mut self) {
         if let Some(exact) = self.exact.take() {
-            let Exact { messages, tools, documents, template_kwargs } = *exact;
+            let ExactValues { messages, tools, documents, template_kwargs } = *exact;
             self.messages = messages.unwrap_or_else(|| std::mem::take(&mut self.messages));
             self.tools = tools.unwrap_or_else(|| std::mem::take(&mut self.tools));
             self.documents = documents.or_else(|| self.documents.take());
@@ -246,7 +246,7 @@ impl ChatJob {
         }
     }
 
-    /// The template's variables. What the request spells out in `chat_template_kwargs` wins.
+    /// The template's variables. `chat_template_kwargs` overrides the other fields.
     pub fn kwargs(&self) -> Map<String, Value> {
         let mut kwargs = Map::new();
         let thinking = self.thinking.or((self.reasoning_effort.as_deref() == Some("none")).then_some(false));
@@ -264,19 +264,19 @@ impl ChatJob {
 impl CompletionJob {
     pub fn check(&self) -> Result<(), Error> {
         if self.prompts.is_empty() {
-            return Err(Error::invalid("prompt", "'prompt' must have at least one prompt"));
+            return Err(Error::invalid("prompt", "'prompt' must have at least one prompt, got none"));
         }
         let choices = self.prompts.len() * self.generation.choices() as usize;
         if choices > limits::COMPLETION_CHOICES {
             let message = format!(
-                "{} prompts with n {} ask for {choices} choices, at most {} are allowed",
+                "'prompt' and 'n' may request at most {} choices, got {choices}: {} prompts with 'n' {}",
+                limits::COMPLETION_CHOICES,
                 self.prompts.len(),
                 self.generation.choices(),
-                limits::COMPLETION_CHOICES
             );
             return Err(Error::invalid("prompt", message));
         }
-        // Zero tokens with echo is how a prompt is scored without generating.
+        // `max_tokens` 0 with `echo` scores the prompt and generates nothing.
         if self.generation.limits.max_tokens == Some(0) && self.echo {
             let scored = Generation {
                 limits: v1::Limits { max_tokens: Some(1), ..self.generation.limits.clone() },
@@ -293,8 +293,8 @@ impl Generation {
         self.n.unwrap_or(1)
     }
 
-    /// The most tokens that a prompt may have: those of the context, unless the prompt is cut to fit.
-    pub fn fits(&self, context: u32) -> Option<usize> {
+    /// Maximum number of prompt tokens: the context. None: the prompt is truncated to fit.
+    pub fn max_prompt_tokens(&self, context: u32) -> Option<usize> {
         self.truncate_prompt_tokens.is_none().then_some(context as usize)
     }
 
@@ -302,7 +302,7 @@ impl Generation {
         self.max_tokens_param.unwrap_or("max_tokens")
     }
 
-    /// Ranges. `logprobs` is what the request calls the number of alternatives.
+    /// Checks values against their ranges. `logprobs` names the field with the number of alternatives.
     fn check(&self, logprobs: &str) -> Result<(), Error> {
         let sampling = &self.sampling;
         for (param, value, range) in [
@@ -327,19 +327,21 @@ impl Generation {
             && min > max
         {
             let param = self.max_tokens_param();
-            return Err(Error::invalid("min_tokens", format!("'min_tokens' is {min}, more than '{param}', {max}")));
+            let message = format!("'min_tokens' must be at most '{param}', which is {max}, got {min}");
+            return Err(Error::invalid("min_tokens", message));
         }
         at_most("stop", "strings", self.limits.stop.len(), limits::STOP_STRINGS)?;
         for (i, stop) in self.limits.stop.iter().enumerate() {
             if stop.is_empty() {
-                return Err(Error::invalid(format!("stop[{i}]"), "'stop' must not have an empty string"));
+                return Err(Error::invalid(format!("stop[{i}]"), format!("'stop[{i}]' must not be an empty string")));
             }
             at_most(&format!("stop[{i}]"), "bytes", stop.len(), limits::STOP_STRING_BYTES)?;
         }
         at_most("bad_words", "strings", sampling.bad_words.len(), limits::BAD_WORDS)?;
         for (i, word) in sampling.bad_words.iter().enumerate() {
             if word.trim().is_empty() {
-                return Err(Error::invalid(format!("bad_words[{i}]"), "'bad_words' must not have an empty string"));
+                let message = format!("'bad_words[{i}]' must not be an empty string");
+                return Err(Error::invalid(format!("bad_words[{i}]"), message));
             }
             at_most(&format!("bad_words[{i}]"), "bytes", word.len(), limits::STOP_STRING_BYTES)?;
         }
@@ -363,7 +365,7 @@ impl Generation {
         Ok(())
     }
 
-    /// Every token id the request names is one the model has.
+    /// Checks that every token id of the request is in the model's vocabulary.
     pub fn check_vocabulary(&self, vocab: u32) -> Result<(), Error> {
         let check = |param: String, id: u32| match id < vocab {
             true => Ok(()),
@@ -384,12 +386,12 @@ impl Generation {
 
 pub fn out_of_vocabulary(param: impl Into<String>, id: u32, vocab: u32) -> Error {
     let param = param.into();
-    let message =
-        format!("'{param}' is token {id}, out of the vocabulary: ids are between 0 and {}", vocab.saturating_sub(1));
+    let last = vocab.saturating_sub(1);
+    let message = format!("'{param}' must be a token id of the model's vocabulary, between 0 and {last}, got {id}");
     Error { code: Some("token_out_of_vocabulary"), ..Error::invalid(param, message) }
 }
 
-/// Of the fields that sampling reads.
+/// Ranges of the sampling fields.
 pub mod range {
     use rein_text::fields::Range;
 

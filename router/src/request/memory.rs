@@ -1,5 +1,5 @@
-//! What requests hold in memory until they are tokens: their bodies while they are read, their values after that. All
-//! of it is charged to one budget.
+//! Charges the memory of all requests to one budget until they are tokenized: their bodies while they are read, then
+//! their decoded values.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::{blocking_pool::BlockingPool, error::Error, limits};
 
-/// The budget counts in these.
+/// Bytes per unit of the budget.
 const UNIT: usize = 1 << 10;
 
 pub struct RequestMemory {
@@ -18,14 +18,14 @@ pub struct RequestMemory {
     parsers: BlockingPool,
 }
 
-/// What one request has charged to the budget, until dropped.
+/// One request's share of the budget. Dropping it returns the share.
 pub struct MemoryCharge {
     budget: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl RequestMemory {
-    /// `body`: the most bytes that one body may have.
+    /// `body` is the maximum size of one body, in bytes.
     pub fn new(body: usize) -> Self {
         let units = limits::HELD_BYTES.max(4 * body) / UNIT;
         RequestMemory {
@@ -34,11 +34,11 @@ impl RequestMemory {
         }
     }
 
-    pub fn hold(&self) -> MemoryCharge {
+    pub fn open_charge(&self) -> MemoryCharge {
         MemoryCharge { budget: self.budget.clone(), permit: None }
     }
 
-    /// Reads a body of so many bytes: a large one off the async threads.
+    /// Decodes a body of this many bytes: inline if it is small, else off the async threads.
     pub async fn parse<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -53,13 +53,13 @@ impl RequestMemory {
 }
 
 impl MemoryCharge {
-    /// Charges this many bytes in all. What little a usual request holds is free, so that it never waits for large
-    /// ones.
+    /// Sets this request's charge to `bytes` in total. The first [`limits::FREE_BYTES`] are free, so that small
+    /// requests never wait for large ones.
     pub async fn charge(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
         let units = bytes.saturating_sub(limits::FREE_BYTES).div_ceil(UNIT);
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if units <= held {
-            // Dropped, it is given back.
+            // Dropping the surplus returns it to the budget.
             drop(self.permit.as_mut().and_then(|permit| permit.split(held - units)));
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl MemoryCharge {
         let permit = match timeout_at(until, acquired).await {
             Ok(Ok(Ok(permit))) => permit,
             _ => {
-                let message = "large requests hold all memory that this server has for them; try again later";
+                let message = "the memory for large requests is full; try again later";
                 return Err(Error::full(message));
             }
         };

@@ -1,4 +1,4 @@
-//! Metrics of a router's generations.
+//! Metrics of a router's generations and grammars.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -32,21 +32,21 @@ impl RequestMetrics {
         for (name, help, counter) in [
             ("rein_prompt_tokens", "Prompt tokens of admitted sequences", &self.prompt_tokens),
             ("rein_cached_tokens", "Prompt tokens of admitted sequences found in a prefix cache", &self.cached_tokens),
-            ("rein_generated_tokens", "Generated tokens that counted", &self.generated_tokens),
-            ("rein_abandoned", "Streams whose client left before the end", &self.abandoned),
+            ("rein_generated_tokens", "Accepted tokens, drawn or forced", &self.generated_tokens),
+            ("rein_abandoned", "Streams that the client closed before the end", &self.abandoned),
             (
                 "rein_stalled",
-                "Streams that ended because their client did not read for `--client-stall-timeout`",
+                "Streams that ended because the client did not read for `--client-stall-timeout`",
                 &self.stalled,
             ),
         ] {
             registry.register(name, help, counter.clone());
         }
-        registry.register("rein_open_streams", "Generations that are running", self.open_streams.clone());
+        registry.register("rein_open_streams", "Running generations", self.open_streams.clone());
         for (name, help, durations) in [
-            ("rein_time_to_first_token_seconds", "From the request to its first token", &self.first_token),
-            ("rein_inter_token_latency_seconds", "Between tokens of one choice", &self.inter_token),
-            ("rein_generation_duration_seconds", "From the request to its end", &self.duration),
+            ("rein_time_to_first_token_seconds", "Time from the request to its first token", &self.first_token),
+            ("rein_inter_token_latency_seconds", "Time between tokens of one choice", &self.inter_token),
+            ("rein_generation_duration_seconds", "Time from the request to its end", &self.duration),
         ] {
             durations.register(registry, name, help);
         }
@@ -55,7 +55,7 @@ impl RequestMetrics {
     }
 }
 
-/// Metrics of the promise that tool calls are valid and that the grammar is off the token path.
+/// Metrics that show whether tool calls are valid and what grammars cost.
 #[derive(Default)]
 pub struct GrammarMetrics {
     /// Sums of all requests' [`GrammarStats`].
@@ -65,11 +65,11 @@ pub struct GrammarMetrics {
     held: Counter,
     masks: Counter,
     seconds: Counter<f64, AtomicU64>,
-    /// Finished calls that broke their schema where the grammar is laxer.
+    /// Finished calls that violate their schema in a part that the grammar does not enforce.
     pub invalid_calls: Counter,
-    /// Finished responses that broke theirs.
+    /// Finished responses that violate their schema, choices or regular expression.
     pub invalid_responses: Counter,
-    /// From rules to a grammar; cached ones count too.
+    /// Compile times; cached grammars count too.
     pub compile: Durations,
 }
 
@@ -89,27 +89,23 @@ impl GrammarMetrics {
 
     fn register(&self, registry: &mut Registry) {
         for (name, help, counter) in [
-            ("rein_grammar_tokens_checked", "Drawn tokens that a grammar judged", &self.checked),
+            ("rein_grammar_tokens_checked", "Drawn tokens that a grammar checked", &self.checked),
             (
                 "rein_grammar_tokens_refused",
                 "Drawn tokens that a grammar refused; each rewinds its sequence by a few tokens",
                 &self.refused,
             ),
-            (
-                "rein_grammar_tokens_forced",
-                "Tokens that a grammar left no choice about and that were not drawn",
-                &self.forced,
-            ),
+            ("rein_grammar_tokens_forced", "Tokens that a grammar forced, so they were not drawn", &self.forced),
             ("rein_grammar_held_steps", "Steps that waited for a mask", &self.held),
             ("rein_grammar_masks", "Masks computed", &self.masks),
             (
                 "rein_grammar_invalid_calls",
-                "Finished calls that broke their schema; not delivered as calls",
+                "Finished calls that violate their schema; not delivered as calls",
                 &self.invalid_calls,
             ),
             (
                 "rein_grammar_invalid_responses",
-                "Finished responses that broke their schema, choices or regular expression: answers with \
+                "Finished responses that violate their schema, choices or regular expression: answers with \
                 `invalid_response`",
                 &self.invalid_responses,
             ),
@@ -117,7 +113,7 @@ impl GrammarMetrics {
             registry.register(name, help, counter.clone());
         }
         registry.register("rein_grammar_seconds", "Time spent in grammars", self.seconds.clone());
-        let help = "From a request's rules to its grammar, cached or not";
+        let help = "Time to compile a request's grammar; cached grammars count too";
         self.compile.register(registry, "rein_grammar_compile_seconds", help);
     }
 }

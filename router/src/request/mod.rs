@@ -1,5 +1,5 @@
-//! A request from its decoded form to its last event: rendered, encoded, planned, generated and read as typed events.
-//! It knows neither HTTP nor status codes.
+//! Runs a decoded request: renders and tokenizes it, plans and generates the choices, and emits typed events.
+//! It must not know HTTP, gRPC or status codes.
 
 pub mod chat;
 mod choice;

@@ -1,4 +1,4 @@
-//! A model that is served: its text side, its format and the engines that run it.
+//! A served model: its text side, tool-call format, grammars and engines. It must not know HTTP, gRPC or status codes.
 
 use std::{collections::HashSet, fmt::Write, sync::Arc, time::SystemTime};
 
@@ -23,13 +23,13 @@ use crate::{
     request::{compile_queue::CompileQueue, generate::RequestContext, job::out_of_vocabulary},
 };
 
-/// Random characters after `call_` in the id of a call whose format has no ids of its own.
+/// Random characters after `call_` in the id of a call, for formats without ids of their own.
 const CALL_ID_CHARS: usize = 24;
 
-/// Bytes of a fingerprint that clients see.
+/// Bytes of the digest in `system_fingerprint`.
 const FINGERPRINT_BYTES: usize = 5;
 
-/// The engine kind that emits scripts.
+/// The engine kind that accepts scripts.
 const SCRIPTED_KIND: &str = "sim";
 
 pub struct ServedModel {
@@ -37,40 +37,40 @@ pub struct ServedModel {
     pub format: &'static Format,
     pub enforcement: Enforcement,
     pub mask_always: bool,
-    /// Requests with tools are answered though the template does not show these to the model.
+    /// Accept requests with tools even if the template does not show the tools to the model.
     pub allow_dropped_tools: bool,
-    /// None: the tokenizer's vocabulary cannot be steered; the reason.
-    grammars: Result<Steering, String>,
+    /// Err: why grammars cannot be enforced with this tokenizer's vocabulary.
+    grammars: Result<ModelGrammars, String>,
     pub pool: Arc<EnginePool>,
-    /// Seconds since the epoch.
+    /// Seconds since 1970.
     pub created: u64,
-    /// Of this release and the model's text files.
+    /// Digest of this release and the model's text files.
     digest: Digest,
-    /// What messages cannot bring about. None: the operator lets them.
+    /// Control tokens that messages cannot produce. None: the operator allows them.
     controls: Option<ControlTokens>,
-    texts: BlockingPool,
-    compiling: CompileQueue,
-    /// Turns of grammars that are slow to match.
-    matching: Arc<Semaphore>,
-    /// Judges what is finished in place of the request's own schemas: as if its grammar had a hole.
+    text_pool: BlockingPool,
+    compile_queue: CompileQueue,
+    /// Permits for checking tokens against slow grammars.
+    slow_matches: Arc<Semaphore>,
+    /// Validates finished calls and responses in place of the request's own grammar, as if that had a gap.
     #[cfg(test)]
-    pub judge: std::sync::OnceLock<Compiled>,
+    pub validator: std::sync::OnceLock<Compiled>,
 }
 
 /// Grammars over the model's vocabulary.
-struct Steering {
-    /// Of a chat's turns, in the model's format.
+struct ModelGrammars {
+    /// For chat turns, in the model's format.
     turns: Arc<Grammars>,
-    /// Of plain completions.
+    /// For plain completions.
     texts: Arc<Grammars>,
 }
 
-/// What the model and its engine together allow.
+/// Limits that the model and its engine set together.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     pub vocab: u32,
     pub context: u32,
-    /// The engine takes the tokens it is to emit from the request.
+    /// The engine emits the tokens of the request's `script`.
     pub scripted: bool,
 }
 
@@ -82,7 +82,7 @@ impl ServedModel {
         }
         let grammars = vocabulary(&text, format).map(|vocab| {
             let vocab = Arc::new(vocab);
-            Steering {
+            ModelGrammars {
                 turns: Arc::new(Grammars::new(format, vocab.clone())),
                 texts: Arc::new(Grammars::new(&grammar::BARE, vocab)),
             }
@@ -106,11 +106,11 @@ impl ServedModel {
             pool: Arc::new(pool),
             created: now(),
             controls,
-            texts: BlockingPool::default(),
-            compiling: CompileQueue::new(),
-            matching: Arc::new(Semaphore::new(limits::SLOW_MATCHES)),
+            text_pool: BlockingPool::default(),
+            compile_queue: CompileQueue::new(),
+            slow_matches: Arc::new(Semaphore::new(limits::SLOW_MATCHES)),
             #[cfg(test)]
-            judge: std::sync::OnceLock::new(),
+            validator: std::sync::OnceLock::new(),
         })
     }
 
@@ -129,7 +129,7 @@ impl ServedModel {
         Ok(Bounds { vocab: info.vocab_size, context, scripted: info.kind == SCRIPTED_KIND })
     }
 
-    /// Renders and encodes a conversation. A large one is for `prepare`.
+    /// Renders and tokenizes a conversation on this thread; [`Self::run_text_work`] runs it for a large one.
     pub fn render(&self, input: &RenderInput, bound: Bound) -> Result<RenderedPrompt, Error> {
         let rendered = match &self.controls {
             Some(controls) => self.text.render_sanitized_within(input, controls, bound),
@@ -138,8 +138,8 @@ impl ServedModel {
         rendered.map_err(|error| text_error(error, "messages"))
     }
 
-    /// Turns what has so many bytes into tokens: much of it off the async threads.
-    pub async fn prepare<T: Send + 'static>(
+    /// Runs work on a text of this many bytes: inline if it is small, else off the async threads.
+    pub async fn run_text_work<T: Send + 'static>(
         self: &Arc<Self>,
         bytes: usize,
         deadline: Instant,
@@ -149,10 +149,11 @@ impl ServedModel {
             return work(self);
         }
         let model = self.clone();
-        self.texts.run(bytes, deadline, move || work(&model)).await
+        self.text_pool.run(bytes, deadline, move || work(&model)).await
     }
 
-    /// Tokens of a text in which control tokens are spelled out. `param`: the field that holds it.
+    /// Tokenizes a text; control tokens spelled in it become control tokens. `param` is the field that holds the text,
+    /// `most` its maximum number of tokens.
     pub async fn encode(
         self: &Arc<Self>,
         text: String,
@@ -167,50 +168,53 @@ impl ServedModel {
             let ids = info_span!("tokenize").in_scope(|| model.text.tokenizer.encode_within(&text, how, bound));
             ids.map_err(|error| text_error(TextError::Tokenize(error), param))
         };
-        self.prepare(bytes, deadline, encode).await
+        self.run_text_work(bytes, deadline, encode).await
     }
 
-    /// Tokens of a short text of the request in which control tokens are spelled out. `param`: the field that holds it.
+    /// Tokenizes a short text on this thread; control tokens spelled in it become control tokens.
     pub fn tokens(&self, text: &str, param: &str) -> Result<Vec<u32>, Error> {
         let ids = self.text.tokenizer.encode(text, Encode { add_special_tokens: false, parse_special: true });
         ids.map_err(|error| text_error(TextError::Tokenize(error), param))
     }
 
-    /// The grammar of a turn under these rules; None: there is nothing to enforce.
-    pub async fn compile(&self, rules: Rules, call: &RequestContext) -> Result<Option<Compiled>, Error> {
-        self.compiled(rules, call, |steering| &steering.turns).await
+    /// Compiles the grammar of a chat turn. None: there is nothing to enforce.
+    pub async fn compile(&self, rules: Rules, context: &RequestContext) -> Result<Option<Compiled>, Error> {
+        self.compile_with(rules, context, |grammars| &grammars.turns).await
     }
 
-    /// The grammar of a text without turns, reasoning and calls.
+    /// Compiles the grammar of a plain text, without reasoning and calls.
     pub async fn compile_text(
         &self,
         response: Option<Response>,
-        call: &RequestContext,
+        context: &RequestContext,
     ) -> Result<Option<Compiled>, Error> {
-        self.compiled(Rules { response, ..Rules::default() }, call, |steering| &steering.texts).await
+        self.compile_with(Rules { response, ..Rules::default() }, context, |grammars| &grammars.texts).await
     }
 
-    async fn compiled(
+    async fn compile_with(
         &self,
         rules: Rules,
-        call: &RequestContext,
-        of: impl Fn(&Steering) -> &Arc<Grammars>,
+        context: &RequestContext,
+        select: impl Fn(&ModelGrammars) -> &Arc<Grammars>,
     ) -> Result<Option<Compiled>, Error> {
         if !rules.binds() {
             return Ok(None);
         }
         let grammars = match &self.grammars {
-            Ok(steering) => of(steering),
-            Err(cause) => return Err(Error::internal("this model's vocabulary cannot be steered", cause)),
+            Ok(grammars) => select(grammars),
+            Err(cause) => return Err(Error::internal("grammars cannot be enforced on this model's vocabulary", cause)),
         };
-        let compiled = self.compiling.compile(grammars, rules, call.caller.as_ref(), call.deadline);
+        let compiled = self.compile_queue.compile(grammars, rules, context.caller.as_ref(), context.deadline);
         compiled.instrument(info_span!("grammar")).await
     }
 
-    /// Work of a grammar that would hold up other requests on an async thread. It waits for its turn.
-    pub async fn match_slowly<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+    /// Runs slow grammar work on a blocking thread, once a permit is free.
+    pub async fn run_slow_match<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
         let failed = |cause: &dyn std::fmt::Display| Error::internal("the grammar of this request failed", cause);
-        let permit = self.matching.clone().acquire_owned().await.map_err(|closed| failed(&closed))?;
+        let permit = self.slow_matches.clone().acquire_owned().await.map_err(|closed| failed(&closed))?;
         let work = move || {
             let _permit = permit;
             work()
@@ -218,7 +222,7 @@ impl ServedModel {
         tokio::task::spawn_blocking(work).await.map_err(|panic| failed(&panic))
     }
 
-    /// What a client may compare: with another fingerprint, a seed may draw other tokens. `kind`: the engine's.
+    /// Under another fingerprint, the same seed may draw other tokens. `kind` is the engine's.
     pub fn system_fingerprint(&self, kind: &str) -> String {
         let whole = ring::digest::digest(&SHA256, &[self.digest.as_ref(), kind.as_bytes()].concat());
         whole.as_ref().iter().take(FINGERPRINT_BYTES).fold("fp_".to_owned(), |mut text, byte| {
@@ -227,7 +231,7 @@ impl ServedModel {
         })
     }
 
-    /// The id of a call: the format's own, counted over the conversation, or a random one.
+    /// The id of a call: the format's own id, counted over the conversation, or a random one.
     pub fn call_id(&self, name: &str, index: usize) -> String {
         self.format.native_id(name, index).unwrap_or_else(|| {
             let random = rand::rng().sample_iter(Alphanumeric).take(CALL_ID_CHARS).map(char::from);
@@ -235,12 +239,12 @@ impl ServedModel {
         })
     }
 
-    /// The bytes that a token stands for; empty for ids beyond the tokenizer.
+    /// The token's bytes; empty for ids beyond the tokenizer's vocabulary.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         self.text.tokenizer.token_bytes(id).map(|bytes| bytes.into_owned()).unwrap_or_default()
     }
 
-    /// Bytes of tokens, control tokens spelled out; each has to be one of the tokenizer's.
+    /// Decodes tokens to bytes, control tokens spelled out. Every id must be in the tokenizer's vocabulary.
     pub fn detokenize(&self, ids: &[u32]) -> Result<Vec<u8>, Error> {
         let tokenizer = &self.text.tokenizer;
         let mut bytes = 0;
@@ -249,13 +253,13 @@ impl ServedModel {
             bytes += tokenizer.token_bytes(id).ok_or_else(out)?.len();
         }
         if bytes > MAX_TEXT_BYTES {
-            let message = format!("'tokens' are a text of {bytes} bytes; the limit is {MAX_TEXT_BYTES}");
+            let message = format!("'tokens' may decode to at most {MAX_TEXT_BYTES} bytes of text, got {bytes}");
             return Err(Error::invalid("tokens", message));
         }
         Ok(tokenizer.decode(ids))
     }
 
-    /// Text of tokens, control tokens spelled out.
+    /// Decodes tokens to text, control tokens spelled out.
     pub fn decode(&self, ids: &[u32]) -> String {
         String::from_utf8_lossy(&self.text.tokenizer.decode(ids)).into_owned()
     }
@@ -277,17 +281,17 @@ impl ServedModel {
     }
 }
 
-/// How a model's output is read and held to its rules.
+/// How a model's output is parsed and constrained.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ModelPolicy {
-    /// None: as detected.
+    /// None: the detected format.
     pub format: Option<&'static Format>,
     pub enforcement: Enforcement,
-    /// A mask at every step instead of after a refusal: slower, for comparison.
+    /// Compute a mask at every step instead of after a refusal: slower, for comparison.
     pub mask_always: bool,
-    /// Control tokens that messages spell become control tokens. False: they stay text.
+    /// Tokenize control tokens that messages spell as control tokens. False: as text.
     pub allow_control_tokens: bool,
-    /// Requests with tools are answered though the model's template does not show these to the model.
+    /// Accept requests with tools even if the template does not show the tools to the model.
     pub allow_dropped_tools: bool,
 }
 
@@ -299,7 +303,7 @@ fn digest(text: &ModelText) -> Digest {
 
 fn vocabulary(text: &ModelText, format: &'static Format) -> Result<Vocab, String> {
     let template = text.template_source();
-    // What the template spells is the conversation's structure, unless the format's markers are spelled with it.
+    // An added token in the template structures the conversation, unless the format spells its markers with it.
     let structural =
         |text: &str| !text.trim().is_empty() && template.contains(text) && !format.spells_markers_with(text);
     let tokenizer = &text.tokenizer;
@@ -314,7 +318,7 @@ fn vocabulary(text: &ModelText, format: &'static Format) -> Result<Vocab, String
         (bytes, control.contains(&id))
     });
     let (tokenizer, controls) = (tokenizer.clone(), control.clone());
-    // Models write added tokens that are text as they learned them: as one token.
+    // Models emit an added token that is text as one token, as in training.
     let encode = move |text: &str| {
         let whole = tokenizer.encode(text, Encode::TEMPLATED).unwrap_or_default();
         match whole.iter().any(|id| controls.contains(id)) {
@@ -354,12 +358,12 @@ fn text_error(error: TextError, param: &str) -> Error {
             Error { code: Some("context_length_exceeded"), ..Error::invalid(param, message) }
         }
         TextError::Tokenize(TokenizeError::Late) => Error::deadline(),
-        other => Error::internal("the text could not be turned into tokens", other),
+        other => Error::internal("the text could not be tokenized", other),
     }
 }
 
-/// Of a text of so many bytes that may have `most` tokens. Of short ones all tokens are counted, to tell how many are
-/// too many.
+/// The tokenizer's bound for a text of this many bytes and at most `most` tokens. Short texts are tokenized whole, so
+/// that the error has their exact number of tokens.
 pub fn bound(bytes: usize, deadline: Instant, most: Option<usize>) -> Bound {
     let bound = Bound::until(deadline);
     most.filter(|_| bytes > limits::COUNTED_TEXT_BYTES).map_or(bound, |most| bound.tokens(most))

@@ -1,4 +1,4 @@
-//! How choices ended and how their calls came out, counted per model.
+//! Counts, per model, how choices ended and the outcomes of their tool calls.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::{
     error::Error,
     request::{
         metrics::RequestMetrics,
-        transcript::{CallReport, Outcome},
+        transcript::{CallOutcome, CallReport},
     },
 };
 
-/// How a choice ends whose client left, or whose request was given up.
+/// The reason of choices whose client disconnected or whose request was dropped.
 const CANCELLED: &str = "cancelled";
-/// How a choice ends with an error that has no code.
+/// The reason of choices that ended with an error without a code.
 const ERROR: &str = "error";
-/// Reasons that every model shows from the start: an alarm sees a counter rise only if it was there before.
+/// Reasons that are exported from the start, at 0, because an alarm sees no rise in a counter that appears with 1.
 const REASONS: [&str; 5] = ["stop", "length", "tool_calls", CANCELLED, ERROR];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,30 +51,31 @@ pub struct Outcomes {
 
 impl Outcomes {
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Choices by how they ended: `stop`, `length`, `tool_calls`, `cancelled` (the client left), the `code` of \
-            the error that ended the request, or `error` where it has none. Each choice of a request that passed \
-            validation counts once, also if no engine took it";
+        let help = "Choices by how they ended: `stop`, `length`, `tool_calls`, `cancelled` (the client disconnected), \
+            the `code` of the error that ended the request, or `error` if it has none. Each choice of a request that passed \
+            validation counts once, even if no engine accepted it";
         registry.register("rein_finished", help, self.finished.clone());
         let help = "Tool calls by outcome: `valid` (delivered), `incomplete` (the answer ended inside the call), \
-            `malformed` (the call broke off or could not be read), `invalid` (its arguments break the tool's schema)";
+            `malformed` (the call broke off or could not be parsed), \
+            `invalid` (its arguments violate the tool's schema)";
         registry.register("rein_tool_calls", help, self.calls.clone());
-        let help = "Texts where a call belongs that could not be read as one: the entries of `malformed` in answers";
+        let help = "Texts in place of a call that could not be parsed: the entries of `malformed` in answers";
         registry.register("rein_malformed", help, self.malformed.clone());
     }
 
-    /// A model is served: it shows its counters from now on.
-    pub fn serves(&self, model: &str, format: &'static str) {
-        REASONS.iter().for_each(|reason| self.finish(model, reason, 0));
-        self.calls(model, format, &CallReport::default());
+    /// Exports the counters of a newly served model, at 0.
+    pub fn add_model(&self, model: &str, format: &'static str) {
+        REASONS.iter().for_each(|reason| self.count_finished(model, reason, 0));
+        self.count_calls(model, format, &CallReport::default());
     }
 
-    fn finish(&self, model: &str, reason: &'static str, choices: u64) {
+    fn count_finished(&self, model: &str, reason: &'static str, choices: u64) {
         self.finished.get_or_create(&FinishedLabels { model: model.to_owned(), reason }).inc_by(choices);
     }
 
     /// Counts the outcomes of the calls of one choice.
-    pub(crate) fn calls(&self, model: &str, format: &'static str, report: &CallReport) {
-        for outcome in Outcome::ALL {
+    pub(crate) fn count_calls(&self, model: &str, format: &'static str, report: &CallReport) {
+        for outcome in CallOutcome::ALL {
             let labels = CallLabels { model: model.to_owned(), outcome: outcome.name() };
             self.calls.get_or_create(&labels).inc_by(report.outcomes[outcome as usize]);
         }
@@ -83,37 +84,37 @@ impl Outcomes {
     }
 }
 
-/// The choices of one request that have not ended. Each is counted exactly once; those that are left when this is
-/// dropped ended with the request.
-pub struct Unfinished {
+/// The choices of one request that have not ended. Each choice is counted exactly once: those that are left on drop
+/// ended with the request.
+pub struct UnfinishedChoices {
     metrics: Arc<RequestMetrics>,
     model: String,
-    left: u32,
-    /// How the request ended that did not let its choices end.
+    remaining: u32,
+    /// Why the request ended before its choices.
     reason: &'static str,
 }
 
-impl Unfinished {
+impl UnfinishedChoices {
     pub fn new(metrics: Arc<RequestMetrics>, model: &str, choices: u32) -> Self {
-        Unfinished { metrics, model: model.to_owned(), left: choices, reason: CANCELLED }
+        UnfinishedChoices { metrics, model: model.to_owned(), remaining: choices, reason: CANCELLED }
     }
 
-    /// A choice has ended in its own way.
+    /// One choice finished.
     pub fn finished(&mut self, reason: FinishReason) {
-        self.left = self.left.saturating_sub(1);
-        self.metrics.outcomes.finish(&self.model, finish_reason(reason), 1);
+        self.remaining = self.remaining.saturating_sub(1);
+        self.metrics.outcomes.count_finished(&self.model, finish_reason(reason), 1);
     }
 
-    /// The request ends with this error, and all its choices with it.
+    /// This error ends the request and all its choices.
     pub fn failed(&mut self, error: &Error) {
         self.reason = error.code.unwrap_or(ERROR);
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for UnfinishedChoices {
     fn drop(&mut self) {
-        if self.left > 0 {
-            self.metrics.outcomes.finish(&self.model, self.reason, self.left.into());
+        if self.remaining > 0 {
+            self.metrics.outcomes.count_finished(&self.model, self.reason, self.remaining.into());
         }
     }
 }

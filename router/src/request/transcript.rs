@@ -1,4 +1,4 @@
-//! From drawn tokens to typed events: one choice of one request.
+//! Turns the tokens of one choice into typed events. It must not do I/O or read the clock.
 
 mod calls;
 
@@ -13,18 +13,18 @@ use rein_text::{
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{fleet::engine_stream::DrawnToken, request::model::ServedModel};
-use calls::CallSoFar;
-pub(crate) use calls::{CallReport, Outcome};
+use calls::CurrentCall;
+pub(crate) use calls::{CallOutcome, CallReport};
 
-/// How the output is read.
+/// How the output is parsed.
 pub enum Reader {
-    /// As regions of a format.
+    /// As the regions of a format.
     Regions { parser: Box<Parser>, skip_special_tokens: bool },
-    /// As text.
+    /// As plain text.
     Plain { skip_special_tokens: bool },
 }
 
-/// What of the tokens the client wants to see.
+/// Which details of the tokens the client requested.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TokenDetails {
     pub token_ids: bool,
@@ -32,73 +32,72 @@ pub struct TokenDetails {
     pub grammar: bool,
 }
 
-/// What a transcript is told when it begins.
-pub struct Opening {
+/// What a transcript needs to begin.
+pub struct TranscriptOptions {
     pub index: u32,
-    /// The request's.
+    /// The request's span, for logs.
     pub span: tracing::Span,
     pub reader: Reader,
     pub stops: StopStrings,
-    /// Stops that are markers of calls, by marker: each ends the output behind the call that it is a part of.
+    /// Stops that are markers of calls, by marker: each ends the output after the call that contains it.
     pub marker_stops: Vec<(&'static str, Stop)>,
-    /// Stop strings count only beyond so many tokens, as stop tokens do.
+    /// Stop strings are ignored in the first `min_tokens` tokens, as stop tokens are.
     pub min_tokens: u32,
-    /// Ids that end the output, and of them those that the request named.
+    /// Ids that end the output, and those of them that the request named.
     pub stop_ids: Vec<u32>,
     pub named_stop_ids: Vec<u32>,
     pub report: TokenDetails,
-    /// What the output obeys: finished calls are held against their schemas once more.
+    /// Validates finished calls and responses once more.
     pub grammar: Option<Compiled>,
-    /// The region that the prompt ends in, and whether in its middle: then nothing at the start of the output is
-    /// layout.
+    /// The region in which the prompt ends, and whether in its middle: then the output does not start with layout.
     pub start: Region,
     pub resumed: bool,
-    /// Calls the conversation made before, from which the format's own ids count on.
+    /// Calls in the conversation so far, from which the format's own ids continue.
     pub calls_before: usize,
     pub prompt_tokens: u32,
-    /// Prompt text as the beginning of the output, for `echo`.
+    /// The prompt's text, if the output begins with it (`echo`).
     pub echo: String,
-    /// The output continues a text, whose end decides how its first token is spelled.
+    /// The detokenizer needs it, because the token before decides how the first token is spelled.
     pub last_prompt_token: Option<u32>,
 }
 
-/// Reads one choice's tokens. Pure: no clock, no I/O.
+/// The output of one choice so far.
 pub struct Transcript {
     pub(crate) model: Arc<ServedModel>,
-    pub(crate) opening: Opening,
+    pub(crate) options: TranscriptOptions,
     detokenizer: Detokenizer,
     parsed: Vec<Event>,
     open: Option<Region>,
     in_reasoning: bool,
     /// Calls that the client can execute.
     calls: usize,
-    call: Option<CallSoFar>,
-    /// From which the format's own ids count, and by which the events do.
-    begun_calls: usize,
-    told_calls: u32,
-    /// The last that was parsed is the end of a call.
-    behind_call: bool,
+    call: Option<CurrentCall>,
+    /// Calls that have begun, which number the format's own ids, and calls that events have reported.
+    started_calls: usize,
+    reported_calls: u32,
+    /// The last parsed event was the end of a call.
+    after_call: bool,
     pub(crate) report: CallReport,
-    /// Nothing more comes, and whether because of the length.
-    over: bool,
-    length: bool,
-    /// The text so far, where the finished response is judged.
+    /// The output is complete, and whether the length limit ended it.
+    finished: bool,
+    by_length: bool,
+    /// The text so far. None: the finished response needs no validation.
     response: Option<String>,
-    /// Where and why the finished response is not what was asked for.
+    /// Where and why the finished response violates its format.
     pub(crate) invalid_response: Option<String>,
     pub(crate) grammar_report: Option<v1::GrammarReport>,
-    /// Of the tokens so far, and of those that were judged with them.
+    /// The grammar's decisions. They may be ahead of the transcript: tokens are checked in batches.
     pub(crate) decisions: Vec<v1::Decision>,
-    /// Of tokens that no event has reported yet.
+    /// Ids and logprobs of tokens that no event has reported yet.
     token_ids: Vec<u32>,
     logprobs: Vec<v1::TokenLogprob>,
-    /// Where the next token begins in the text, and how much of the text is out; characters.
+    /// Where the next token begins in the text, and how much text was emitted, in characters.
     next_offset: u32,
-    told: u32,
-    /// A stop string matched: there is no text beyond what is out.
-    cut: bool,
-    /// The echoed prompt is out. Like all content it is told once there is some output: the time of the first content
-    /// is that of the first token.
+    emitted: u32,
+    /// A stop string matched: the text ends with what was emitted.
+    stopped: bool,
+    /// The echoed prompt was emitted. It goes out with the first output, so that the first content does not come before
+    /// the first token.
     echoed: bool,
     pub(crate) completion_tokens: u32,
     reasoning_tokens: u32,
@@ -112,34 +111,34 @@ pub struct Transcript {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     Continue,
-    /// A stop string matched; the last event is `Done`.
+    /// A stop ended the output; the last event is `Done`.
     Ended,
 }
 
 impl Transcript {
-    pub fn new(model: Arc<ServedModel>, opening: Opening) -> Self {
+    pub fn new(model: Arc<ServedModel>, options: TranscriptOptions) -> Self {
         let mut detokenizer = model.text.tokenizer.detokenizer();
-        if let Some(id) = opening.last_prompt_token {
+        if let Some(id) = options.last_prompt_token {
             detokenizer.push(id).for_each(drop);
         }
-        let in_reasoning = opening.start == Region::Reasoning;
-        let next_offset = opening.echo.chars().count() as u32;
-        let response = opening.grammar.as_ref().is_some_and(Compiled::judges_response).then(String::new);
+        let in_reasoning = options.start == Region::Reasoning;
+        let next_offset = options.echo.chars().count() as u32;
+        let response = options.grammar.as_ref().is_some_and(Compiled::judges_response).then(String::new);
         let mut transcript = Transcript {
             model,
-            opening,
+            options,
             detokenizer,
             parsed: Vec::new(),
             open: None,
             in_reasoning,
             calls: 0,
             call: None,
-            begun_calls: 0,
-            told_calls: 0,
-            behind_call: false,
+            started_calls: 0,
+            reported_calls: 0,
+            after_call: false,
             report: CallReport::default(),
-            over: false,
-            length: false,
+            finished: false,
+            by_length: false,
             response,
             invalid_response: None,
             grammar_report: None,
@@ -147,8 +146,8 @@ impl Transcript {
             token_ids: Vec::new(),
             logprobs: Vec::new(),
             next_offset,
-            told: 0,
-            cut: false,
+            emitted: 0,
+            stopped: false,
             echoed: false,
             completion_tokens: 0,
             reasoning_tokens: 0,
@@ -157,21 +156,21 @@ impl Transcript {
             stop_token: None,
             events: VecDeque::new(),
         };
-        if let Reader::Regions { parser, .. } = &mut transcript.opening.reader {
-            parser.watch(transcript.opening.marker_stops.iter().map(|(marker, _)| *marker).collect());
+        if let Reader::Regions { parser, .. } = &mut transcript.options.reader {
+            parser.watch(transcript.options.marker_stops.iter().map(|(marker, _)| *marker).collect());
         }
-        if transcript.opening.resumed {
+        if transcript.options.resumed {
             transcript.resume();
         }
         transcript
     }
 
-    /// Brings the parser into the middle of the region, as the prompt did.
+    /// Moves the parser into the middle of the region in which the prompt ends.
     fn resume(&mut self) {
-        if let Reader::Regions { parser, .. } = &mut self.opening.reader {
+        if let Reader::Regions { parser, .. } = &mut self.options.reader {
             parser.push(Piece::Bytes(b"x"), &mut self.parsed);
             self.parsed.clear();
-            self.enter(self.opening.start);
+            self.begin_region(self.options.start);
         }
     }
 
@@ -181,63 +180,63 @@ impl Transcript {
 
     pub fn usage(&self) -> v1::Usage {
         v1::Usage {
-            prompt_tokens: self.opening.prompt_tokens,
+            prompt_tokens: self.options.prompt_tokens,
             completion_tokens: self.completion_tokens,
-            total_tokens: self.opening.prompt_tokens + self.completion_tokens,
+            total_tokens: self.options.prompt_tokens + self.completion_tokens,
             cached_tokens: self.cached_tokens,
             reasoning_tokens: self.reasoning_tokens,
         }
     }
 
-    /// The logprobs of the echoed prompt.
+    /// Adds the logprobs of the echoed prompt.
     pub fn echo_logprobs(&mut self, mut logprobs: Vec<v1::TokenLogprob>) {
-        place(&self.opening.echo, &mut logprobs);
+        set_text_offsets(&self.options.echo, &mut logprobs);
         let first = self.events.front_mut().map_or(&mut self.logprobs, |event| &mut event.logprobs);
         first.splice(0..0, logprobs);
     }
 
-    /// Whether the output is in reasoning, and at least so many tokens were.
+    /// Whether the output is in reasoning and has at least this many reasoning tokens.
     pub fn has_reasoned(&self, tokens: u32) -> bool {
         self.in_reasoning && self.reasoning_tokens >= tokens
     }
 
     pub fn push(&mut self, drawn: DrawnToken) -> Flow {
         self.completion_tokens += 1;
-        if self.opening.report.token_ids {
+        if self.options.report.token_ids {
             self.token_ids.push(drawn.id);
         }
-        let ends = self.opening.stop_ids.contains(&drawn.id);
+        let ends = self.options.stop_ids.contains(&drawn.id);
         let control = self.model.text.tokenizer.is_control(drawn.id);
-        if let Some(logprob) = drawn.logprob.filter(|_| self.opening.report.logprobs) {
+        if let Some(logprob) = drawn.logprob.filter(|_| self.options.report.logprobs) {
             let mut logprob = self.model.logprob(logprob);
-            if let Reader::Plain { skip_special_tokens } = self.opening.reader {
+            if let Reader::Plain { skip_special_tokens } = self.options.reader {
                 let shown = !(ends || control && skip_special_tokens);
                 let bytes = if shown { logprob.token.as_slice() } else { &[] };
-                logprob.text_offset = Some(self.next_offset.saturating_sub(within(bytes)));
-                self.next_offset += characters(bytes);
+                logprob.text_offset = Some(self.next_offset.saturating_sub(starts_inside_character(bytes)));
+                self.next_offset += count_characters(bytes);
             }
             self.logprobs.push(logprob);
         }
         if ends {
-            if self.opening.named_stop_ids.contains(&drawn.id) {
+            if self.options.named_stop_ids.contains(&drawn.id) {
                 self.stop_reason = drawn.id.to_string();
                 self.stop_token = Some(drawn.id);
             }
             return Flow::Continue;
         }
         for piece in self.detokenizer.push(drawn.id) {
-            read(&mut self.opening.reader, self.model.format, control, piece, &mut self.parsed);
+            parse_piece(&mut self.options.reader, self.model.format, control, piece, &mut self.parsed);
         }
-        let flow = self.tell();
+        let flow = self.emit_parsed();
         self.reasoning_tokens += u32::from(self.in_reasoning);
-        if flow == Flow::Ended { flow } else { self.stop_behind_call() }
+        if flow == Flow::Ended { flow } else { self.stop_after_call() }
     }
 
-    /// Ends the output if a stop that is a marker of calls has come and its call is over.
-    fn stop_behind_call(&mut self) -> Flow {
-        let Reader::Regions { parser, .. } = &mut self.opening.reader else { return Flow::Continue };
-        let passed = parser.passed().filter(|_| self.completion_tokens > self.opening.min_tokens);
-        let stop = passed.and_then(|passed| self.opening.marker_stops.iter().find(|(marker, _)| *marker == passed));
+    /// Ends the output if the parser has passed a marker that is a stop, and the marker's call has ended.
+    fn stop_after_call(&mut self) -> Flow {
+        let Reader::Regions { parser, .. } = &mut self.options.reader else { return Flow::Continue };
+        let passed = parser.passed().filter(|_| self.completion_tokens > self.options.min_tokens);
+        let stop = passed.and_then(|passed| self.options.marker_stops.iter().find(|(marker, _)| *marker == passed));
         match stop {
             None => return Flow::Continue,
             Some((_, Stop::Token(id))) => {
@@ -250,53 +249,57 @@ impl Transcript {
         Flow::Ended
     }
 
-    /// The engine finished. Nothing may be pushed after this.
+    /// Completes the output. No token may be pushed after this.
     pub fn finish(&mut self, length: bool) {
-        let mut cut = false;
+        let mut in_call = false;
         if let Some(piece) = self.detokenizer.finish() {
-            read(&mut self.opening.reader, self.model.format, false, piece, &mut self.parsed);
+            parse_piece(&mut self.options.reader, self.model.format, false, piece, &mut self.parsed);
         }
-        if let Reader::Regions { parser, .. } = &mut self.opening.reader {
+        if let Reader::Regions { parser, .. } = &mut self.options.reader {
             if length {
                 parser.cut();
             }
             parser.finish(&mut self.parsed);
-            cut = parser.awaits_call();
+            in_call = parser.awaits_call();
         }
-        (self.over, self.length) = (true, length);
-        if self.tell() == Flow::Ended {
+        (self.finished, self.by_length) = (true, length);
+        if self.emit_parsed() == Flow::Ended {
             return;
         }
-        if length && cut {
-            self.keep_cut("", false);
+        if length && in_call {
+            self.record_truncated_call("", false);
         }
         self.flush_stops();
-        self.done(match (length, self.calls) {
+        self.emit_done(match (length, self.calls) {
             (true, _) => v1::FinishReason::Length,
             (false, 0) => v1::FinishReason::Stop,
             (false, _) => v1::FinishReason::ToolCalls,
         });
     }
 
-    /// A finished response is judged too, although it is out already.
-    fn judge_response(&mut self) {
-        let (Some(text), Some(grammar)) = (&self.response, &self.opening.grammar) else { return };
-        if self.begun_calls > 0 || !self.report.malformed.is_empty() {
+    /// Validates the finished response. It was streamed already, so a violation is only reported.
+    fn check_response(&mut self) {
+        let (Some(text), Some(grammar)) = (&self.response, &self.options.grammar) else { return };
+        if self.started_calls > 0 || !self.report.malformed.is_empty() {
             return;
         }
         let quick = grammar.judges_quickly(None, text.len());
-        if let Err(violation) = aside(quick, || grammar.validate_response(text)) {
-            tracing::warn!(parent: &self.opening.span, %violation, "a finished response breaks what it was to obey");
+        if let Err(violation) = run_validation(quick, || grammar.validate_response(text)) {
+            tracing::warn!(
+                parent: &self.options.span,
+                %violation,
+                "a finished response violates its schema, choices or regular expression"
+            );
             self.invalid_response = Some(violation.to_string());
         }
     }
 
-    /// Turns what was parsed into events.
-    fn tell(&mut self) -> Flow {
+    /// Turns parsed events into the choice's events.
+    fn emit_parsed(&mut self) -> Flow {
         let mut parsed = std::mem::take(&mut self.parsed);
         let mut flow = Flow::Continue;
         for event in parsed.drain(..) {
-            flow = self.tell_one(event);
+            flow = self.emit_parsed_event(event);
             if flow == Flow::Ended {
                 break;
             }
@@ -306,30 +309,30 @@ impl Transcript {
         flow
     }
 
-    fn tell_one(&mut self, event: Event) -> Flow {
+    fn emit_parsed_event(&mut self, event: Event) -> Flow {
         if !matches!(event, Event::Malformed(_)) {
-            self.behind_call = false;
+            self.after_call = false;
         }
         match event {
-            Event::ReasoningStart => self.enter(Region::Reasoning),
-            Event::TextStart => self.enter(Region::Text),
-            Event::ReasoningDelta(text) | Event::TextDelta(text) => return self.tell_text(&text),
-            Event::ReasoningEnd | Event::TextEnd => self.leave(),
+            Event::ReasoningStart => self.begin_region(Region::Reasoning),
+            Event::TextStart => self.begin_region(Region::Text),
+            Event::ReasoningDelta(text) | Event::TextDelta(text) => return self.push_text(&text),
+            Event::ReasoningEnd | Event::TextEnd => self.end_region(),
             Event::ToolCallStart { name, .. } => {
                 self.in_reasoning = false;
                 self.begin_call(name);
             }
-            Event::ArgumentsDelta { text, .. } => self.tell_arguments(text),
+            Event::ArgumentsDelta { text, .. } => self.push_arguments(text),
             Event::ToolCallEnd { complete, .. } => self.end_call(complete),
             Event::Malformed(text) => {
                 self.in_reasoning = false;
-                return self.tell_malformed(&text);
+                return self.push_malformed(&text);
             }
         }
         Flow::Continue
     }
 
-    fn enter(&mut self, region: Region) {
+    fn begin_region(&mut self, region: Region) {
         self.in_reasoning = region == Region::Reasoning;
         self.emit(match region {
             Region::Reasoning => chat_event::Event::ReasoningStart(v1::RegionStart {}),
@@ -338,7 +341,7 @@ impl Transcript {
         self.open = Some(region);
     }
 
-    fn leave(&mut self) {
+    fn end_region(&mut self) {
         self.flush_stops();
         self.in_reasoning = false;
         match self.open.take() {
@@ -348,30 +351,30 @@ impl Transcript {
         }
     }
 
-    fn tell_text(&mut self, text: &str) -> Flow {
+    fn push_text(&mut self, text: &str) -> Flow {
         let scanned = self.scan(text);
-        self.cut = scanned.matched.is_some();
+        self.stopped = scanned.matched.is_some();
         self.emit_text(scanned.text);
-        self.end_if(scanned.matched)
+        self.end_at_stop(scanned.matched)
     }
 
     fn scan(&mut self, text: &str) -> Scanned {
-        if self.completion_tokens <= self.opening.min_tokens {
-            return Scanned { text: self.opening.stops.pass(text), matched: None };
+        if self.completion_tokens <= self.options.min_tokens {
+            return Scanned { text: self.options.stops.pass(text), matched: None };
         }
-        self.opening.stops.push(text)
+        self.options.stops.push(text)
     }
 
-    fn end_if(&mut self, matched: Option<String>) -> Flow {
+    fn end_at_stop(&mut self, matched: Option<String>) -> Flow {
         let Some(matched) = matched else { return Flow::Continue };
-        self.leave();
+        self.end_region();
         self.stop_reason = matched;
-        self.done(if self.calls == 0 { v1::FinishReason::Stop } else { v1::FinishReason::ToolCalls });
+        self.emit_done(if self.calls == 0 { v1::FinishReason::Stop } else { v1::FinishReason::ToolCalls });
         Flow::Ended
     }
 
     fn flush_stops(&mut self) {
-        let held = self.opening.stops.flush();
+        let held = self.options.stops.flush();
         self.emit_text(held);
     }
 
@@ -385,16 +388,16 @@ impl Transcript {
         });
     }
 
-    fn done(&mut self, reason: v1::FinishReason) {
-        self.warn_of_calls(reason);
+    fn emit_done(&mut self, reason: v1::FinishReason) {
+        self.warn_about_calls(reason);
         if reason != v1::FinishReason::Length {
-            self.judge_response();
+            self.check_response();
         }
-        if !self.echoed && !self.opening.echo.is_empty() {
+        if !self.echoed && !self.options.echo.is_empty() {
             self.emit(chat_event::Event::TextDelta(v1::Delta::default()));
         }
         let grammar = self.grammar_report.take().map(|report| {
-            // A stop may have ended the output before the last token that was judged.
+            // A stop may have ended the output before the last token that was checked.
             self.decisions.truncate(self.completion_tokens as usize);
             v1::GrammarReport { decisions: std::mem::take(&mut self.decisions), ..report }
         });
@@ -417,17 +420,17 @@ impl Transcript {
                 response.push_str(text);
             }
             if !std::mem::replace(&mut self.echoed, true) {
-                text.insert_str(0, &self.opening.echo);
+                text.insert_str(0, &self.options.echo);
             }
-            self.told += text.chars().count() as u32;
+            self.emitted += text.chars().count() as u32;
         }
-        if self.cut {
+        if self.stopped {
             for logprob in &mut self.logprobs {
-                logprob.text_offset = logprob.text_offset.map(|offset| offset.min(self.told));
+                logprob.text_offset = logprob.text_offset.map(|offset| offset.min(self.emitted));
             }
         }
         self.events.push_back(v1::ChatEvent {
-            choice: self.opening.index,
+            choice: self.options.index,
             token_ids: std::mem::take(&mut self.token_ids),
             logprobs: std::mem::take(&mut self.logprobs),
             event: Some(event),
@@ -435,43 +438,47 @@ impl Transcript {
     }
 }
 
-/// Judges. What may take long leaves this thread's other tasks to another thread meanwhile.
-fn aside<T>(quick: bool, judge: impl FnOnce() -> T) -> T {
+/// Runs a validation. If it may be slow, the runtime first moves this thread's other tasks to another thread.
+fn run_validation<T>(quick: bool, validation: impl FnOnce() -> T) -> T {
     let several = |handle: Handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread;
-    if quick || !Handle::try_current().is_ok_and(several) { judge() } else { tokio::task::block_in_place(judge) }
+    if quick || !Handle::try_current().is_ok_and(several) {
+        validation()
+    } else {
+        tokio::task::block_in_place(validation)
+    }
 }
 
-/// Where the tokens of a prompt begin in its text. Tokens that the text does not spell, such as a begin-of-sequence,
-/// take no room; nor does the blank that some tokenizers put before the first word.
-fn place(text: &str, tokens: &mut [v1::TokenLogprob]) {
+/// Sets where the tokens of a prompt begin in its text. Tokens that the text does not spell, such as BOS, have no
+/// width; nor does the space that some tokenizers put before the first word.
+fn set_text_offsets(text: &str, tokens: &mut [v1::TokenLogprob]) {
     let (mut at, mut offset) = (0, 0);
     for token in tokens {
         let rest = &text.as_bytes()[at..];
         let spelled = [token.token.as_slice(), token.token.strip_prefix(b" ").unwrap_or_default()];
         let bytes = spelled.into_iter().find(|bytes| rest.starts_with(bytes)).unwrap_or_default();
-        token.text_offset = Some(u32::saturating_sub(offset, within(bytes)));
-        offset += characters(bytes);
+        token.text_offset = Some(u32::saturating_sub(offset, starts_inside_character(bytes)));
+        offset += count_characters(bytes);
         at += bytes.len();
     }
 }
 
-/// Characters that begin in these bytes.
-fn characters(bytes: &[u8]) -> u32 {
-    bytes.iter().filter(|&&byte| !continues(byte)).count() as u32
+/// Number of characters that begin in these bytes.
+fn count_characters(bytes: &[u8]) -> u32 {
+    bytes.iter().filter(|&&byte| !is_continuation_byte(byte)).count() as u32
 }
 
-/// 1 if these bytes begin inside a character, which began before them.
-fn within(bytes: &[u8]) -> u32 {
-    u32::from(bytes.first().is_some_and(|&byte| continues(byte)))
+/// 1 if these bytes begin in the middle of a character, else 0.
+fn starts_inside_character(bytes: &[u8]) -> u32 {
+    u32::from(bytes.first().is_some_and(|&byte| is_continuation_byte(byte)))
 }
 
-/// Not the first byte of a character in UTF-8.
-fn continues(byte: u8) -> bool {
+/// Whether the byte is not the first one of a UTF-8 character.
+fn is_continuation_byte(byte: u8) -> bool {
     byte & 0xC0 == 0x80
 }
 
-/// A piece of output, as the reader sees it. Added tokens that are neither control tokens nor markers are text.
-fn read(
+/// Parses one piece of output. Added tokens that are neither control tokens nor markers are text.
+fn parse_piece(
     reader: &mut Reader,
     format: &'static Format,
     control: bool,

@@ -355,7 +355,7 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     assert_eq!(leftovers(&choice["message"]), invalid, "{body}");
     assert!(choice["message"].get("tool_calls").is_none_or(Value::is_null), "{body}");
     assert_eq!(choice["finish_reason"], "stop", "{body}");
-    assert!(logs.said("a finished call breaks its schema"), "{logs:?}");
+    assert!(logs.said("a finished tool call violates its schema"), "{logs:?}");
 
     // A stream has told the call as it grew.
     let chunks = router.stream(&script, json!({"tools": [of("f")]})).await;
@@ -394,7 +394,7 @@ impl TestRouter {
         let vocab = Arc::new(grammar::Vocab::new(words, &[END], None).unwrap());
         let compiled = grammar::Grammars::new(grammar::by_name("hermes").unwrap(), vocab).compile(&rules);
         let model = self.router.state.named("bytes").unwrap();
-        assert!(model.judge.set(compiled.unwrap().unwrap()).is_ok());
+        assert!(model.validator.set(compiled.unwrap().unwrap()).is_ok());
     }
 }
 

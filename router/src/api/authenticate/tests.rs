@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn keys_are_read_from_either_header() {
+fn keys_are_read_from_both_headers() {
     let with = |name: &'static str, value: &'static str| {
         let mut headers = HeaderMap::new();
         headers.insert(name, value.parse().unwrap());

@@ -1,7 +1,7 @@
-//! `rein.v1.Inference` over gRPC: requests in, the same typed events out, status codes.
+//! `rein.v1.Inference` over gRPC: decodes requests, and encodes events and errors. It must not know engines.
 
+mod message_memory;
 pub(crate) mod request;
-mod weigh;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -15,7 +15,9 @@ use crate::{
     },
     error::{Error, Kind},
     limits,
-    request::{chat, completion, delivery::Watch, generate::RequestContext, memory::MemoryCharge, model::ServedModel},
+    request::{
+        chat, completion, delivery::ClientWatch, generate::RequestContext, memory::MemoryCharge, model::ServedModel,
+    },
     state::RouterState,
     trace::Trace,
 };
@@ -25,6 +27,7 @@ use axum::{
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
 use http_body_util::{BodyStream, StreamBody};
+use message_memory::MessageCharge;
 use rein_proto::{
     DESCRIPTORS,
     v1::{
@@ -43,10 +46,9 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 use tracing::Instrument;
-use weigh::Charged;
 
 pub fn routes(state: Arc<RouterState>, health: HealthReporter) -> Result<Routes, tonic_reflection::server::Error> {
-    // Nobody else holds the reporter's lock yet, so this does not wait.
+    // The reporter's lock is free here, so this does not wait.
     let _ = health.set_service_status(SERVICE_NAME, ServingStatus::Serving).now_or_never();
     let limit = state.config.body_bytes;
     let reflection = || {
@@ -57,27 +59,27 @@ pub fn routes(state: Arc<RouterState>, health: HealthReporter) -> Result<Routes,
             .with_service_name("grpc.health.v1.Health")
     };
     let health = Readiness { state: state.clone(), service: HealthService::from_health_reporter(health) };
-    let gate = from_fn_with_state(state.clone(), authenticate::grpc);
-    let memory = from_fn_with_state(state.clone(), weigh::memory);
+    let authentication = from_fn_with_state(state.clone(), authenticate::grpc);
+    let memory = from_fn_with_state(state.clone(), message_memory::charge_message);
     let routes = Routes::new(InferenceServer::new(Service { state }).max_decoding_message_size(limit))
         .add_service(HealthServer::new(health))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
     Ok(routes
         .into_axum_router()
-        .layer(map_response(move |response| unreadable(response, limit)))
-        .layer(map_response(watched))
+        .layer(map_response(move |response| map_decode_errors(response, limit)))
+        .layer(map_response(watch_body))
         .layer(memory)
-        .layer(gate)
+        .layer(authentication)
         .into())
 }
 
-/// How the protobuf library begins what it says of bytes that are no such message, or hold a text that is not UTF-8.
+/// How the protobuf library's message begins if the bytes do not decode, or if a string in them is not UTF-8.
 const NOT_DECODED: &str = "failed to decode Protobuf message";
 
-/// The transport refuses a message over the limit as OUT_OF_RANGE, and one that it cannot read as INTERNAL, in its own
-/// words; this says it as HTTP does.
-async fn unreadable(response: http::Response<Body>, limit: usize) -> http::Response<Body> {
+/// The transport refuses a message over the limit with OUT_OF_RANGE, and one that does not decode with INTERNAL.
+/// This replaces both by the errors that HTTP returns.
+async fn map_decode_errors(response: http::Response<Body>, limit: usize) -> http::Response<Body> {
     match Status::from_header_map(response.headers()) {
         Some(refused) if refused.code() == Code::OutOfRange => {
             grpc_status(&Error::body_too_large(None, limit)).into_http()
@@ -90,10 +92,10 @@ async fn unreadable(response: http::Response<Body>, limit: usize) -> http::Respo
     }
 }
 
-/// What is sent of a stream's body is what its client reads; the library takes events from the stream ahead of that.
-async fn watched(mut response: http::Response<Body>) -> http::Response<Body> {
-    match response.extensions_mut().remove::<Option<Watch>>().flatten() {
-        Some(watch) => response.map(|body| Body::new(StreamBody::new(watch.over(BodyStream::new(body))))),
+/// Watches the client at the response body: the library takes events from the stream before the client reads them.
+async fn watch_body(mut response: http::Response<Body>) -> http::Response<Body> {
+    match response.extensions_mut().remove::<Option<ClientWatch>>().flatten() {
+        Some(watch) => response.map(|body| Body::new(StreamBody::new(watch.wrap(BodyStream::new(body))))),
         None => response,
     }
 }
@@ -102,7 +104,7 @@ struct Service {
     state: Arc<RouterState>,
 }
 
-/// The usual health service, which asks the engines too.
+/// The standard health service, which also asks the engines.
 struct Readiness {
     state: Arc<RouterState>,
     service: HealthService,
@@ -119,12 +121,12 @@ impl Health for Readiness {
 
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let service = self.service.watch(request).await?.into_inner();
-        let watched = Watched { state: self.state.clone(), service, said: None, told: None };
-        Ok(Response::new(stream::unfold(watched, Watched::next).boxed()))
+        let watched = HealthWatch { state: self.state.clone(), service, service_status: None, last_sent: None };
+        Ok(Response::new(stream::unfold(watched, HealthWatch::next).boxed()))
     }
 }
 
-/// What the service says, unless no engine answers.
+/// The service's status; NOT_SERVING if no engine answers.
 async fn with_readiness(state: &RouterState, mut answer: HealthCheckResponse) -> HealthCheckResponse {
     use health_check_response::ServingStatus::{NotServing, Serving};
     if answer.status() == Serving && state.ready().await.is_err() {
@@ -133,41 +135,42 @@ async fn with_readiness(state: &RouterState, mut answer: HealthCheckResponse) ->
     answer
 }
 
-/// One client's `Watch`.
-struct Watched {
+/// One client's `ClientWatch` call.
+struct HealthWatch {
     state: Arc<RouterState>,
     service: <HealthService as Health>::WatchStream,
-    /// The service's last word.
-    said: Option<HealthCheckResponse>,
-    /// What the client heard last.
-    told: Option<i32>,
+    /// The service's last status.
+    service_status: Option<HealthCheckResponse>,
+    /// The last status that was sent to the client.
+    last_sent: Option<i32>,
 }
 
-impl Watched {
-    /// The next status that is another than the last.
+impl HealthWatch {
+    /// The next status that differs from the last one sent.
     async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
         loop {
             match timeout(limits::HEALTH_TIME, self.service.next()).await {
-                Ok(Some(Ok(said))) => self.said = Some(said),
+                Ok(Some(Ok(service_status))) => self.service_status = Some(service_status),
                 Ok(Some(Err(error))) => return Some((Err(error), self)),
                 Ok(None) => return None,
-                // Nothing new from the service; the engines are asked again.
+                // The service's status is unchanged; ask the engines again.
                 Err(_) => {}
             }
-            let Some(said) = self.said else { continue };
-            let now = with_readiness(&self.state, said).await;
-            if self.told.replace(now.status) != Some(now.status) {
+            let Some(service_status) = self.service_status else { continue };
+            let now = with_readiness(&self.state, service_status).await;
+            if self.last_sent.replace(now.status) != Some(now.status) {
                 return Some((Ok(now), self));
             }
         }
     }
 }
 
+/// What the metadata reports about the request.
 #[derive(Default)]
 struct Labels {
-    /// Where the grammar is laxer than a schema.
+    /// Schema parts that the grammar does not enforce.
     relaxed: Vec<String>,
-    /// Fields that nothing reads.
+    /// Fields that were ignored.
     ignored: Vec<String>,
 }
 
@@ -179,32 +182,34 @@ impl Inference for Service {
     type CompleteStream = Events<v1::CompleteEvent>;
 
     async fn chat(&self, request: Request<v1::ChatRequest>) -> Result<Response<Self::ChatStream>, Status> {
-        let trace = traced("chat", "chatcmpl", request.metadata());
+        let trace = new_trace("chat", "chatcmpl", request.metadata());
         let answer = async {
-            let arrival = self.arrival(&request)?;
-            let (job, held) = self.read(request, arrival.deadline(), request::chat).await?;
-            let call = RequestContext { held, ..arrival.call(&trace, &job.generation).await? };
+            let incoming = self.incoming(&request)?;
+            let (job, held) = self.read(request, incoming.deadline(), request::chat).await?;
+            let context =
+                RequestContext { memory_charge: held, ..incoming.admit_generation(&trace, &job.generation).await? };
             let model = self.state.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
-            let ignored = job.unread(model.text.template.as_ref());
-            let (events, relaxed) = chat::generate(call, model, job).await?;
+            let ignored = job.unread_fields(model.text.template.as_ref());
+            let (events, relaxed) = chat::generate(context, model, job).await?;
             let span = trace.span.clone();
             let status = move |event: Result<_, Error>| event.map_err(|error| span.in_scope(|| grpc_status(&error)));
             Ok((events.watch(), events.map(status).boxed(), Labels { relaxed, ignored }))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
-        trace.span.in_scope(|| self.labelled(&trace, "chat", answer))
+        trace.span.in_scope(|| self.with_labels(&trace, "chat", answer))
     }
 
     async fn complete(&self, request: Request<v1::CompleteRequest>) -> Result<Response<Self::CompleteStream>, Status> {
-        let trace = traced("complete", "cmpl", request.metadata());
+        let trace = new_trace("complete", "cmpl", request.metadata());
         let answer = async {
-            let arrival = self.arrival(&request)?;
-            let (job, held) = self.read(request, arrival.deadline(), |_, message| request::complete(message)).await?;
-            let call = RequestContext { held, ..arrival.call(&trace, &job.generation).await? };
+            let incoming = self.incoming(&request)?;
+            let (job, held) = self.read(request, incoming.deadline(), |_, message| request::complete(message)).await?;
+            let context =
+                RequestContext { memory_charge: held, ..incoming.admit_generation(&trace, &job.generation).await? };
             let model = self.state.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
-            let (events, relaxed) = completion::generate(call, model, job).await?;
+            let (events, relaxed) = completion::generate(context, model, job).await?;
             let span = trace.span.clone();
             let status = move |event: Result<_, Error>| event.map_err(|error| span.in_scope(|| grpc_status(&error)));
             Ok((
@@ -214,14 +219,14 @@ impl Inference for Service {
             ))
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
-        trace.span.in_scope(|| self.labelled(&trace, "complete", answer))
+        trace.span.in_scope(|| self.with_labels(&trace, "complete", answer))
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeResponse>, Status> {
-        let trace = traced("tokenize", "req", request.metadata());
+        let trace = new_trace("tokenize", "req", request.metadata());
         let answer = async {
-            let (deadline, _permit) = self.admitted(&request).await?;
-            let charged = request.extensions().get::<Charged>().cloned();
+            let (deadline, _permit) = self.admit(&request).await?;
+            let charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::TokenizeRequest { model, input, add_special_tokens } = request.into_inner();
             let model = self.state.model_or_only(Some(&model))?;
             let ids = match input {
@@ -241,7 +246,7 @@ impl Inference for Service {
                 let tokens = ids.iter().map(|&id| model.token_bytes(id)).collect();
                 Ok(v1::TokenizeResponse { ids, tokens, max_context })
             };
-            model.prepare(count, deadline, write).await
+            model.run_text_work(count, deadline, write).await
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish(Some(&trace), "tokenize", answer))
@@ -251,24 +256,24 @@ impl Inference for Service {
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeResponse>, Status> {
-        let trace = traced("detokenize", "req", request.metadata());
+        let trace = new_trace("detokenize", "req", request.metadata());
         let answer = async {
-            let (deadline, _permit) = self.admitted(&request).await?;
-            let _charged = request.extensions().get::<Charged>().cloned();
+            let (deadline, _permit) = self.admit(&request).await?;
+            let _charged = request.extensions().get::<MessageCharge>().cloned();
             let v1::DetokenizeRequest { model, ids } = request.into_inner();
             let model = self.state.model_or_only(Some(&model))?;
             let bytes = size_of_val(ids.as_slice());
             let read = move |model: &ServedModel| Ok(v1::DetokenizeResponse { text: model.detokenize(&ids)? });
-            model.prepare(bytes, deadline, read).await
+            model.run_text_work(bytes, deadline, read).await
         };
         let answer = self.state.admission.unless_aborted(answer).instrument(trace.span.clone()).await;
         trace.span.in_scope(|| self.finish(Some(&trace), "detokenize", answer))
     }
 
     async fn render(&self, request: Request<v1::ChatRequest>) -> Result<Response<v1::RenderResponse>, Status> {
-        let trace = traced("render", "req", request.metadata());
+        let trace = new_trace("render", "req", request.metadata());
         let answer = async {
-            let (deadline, _permit) = self.admitted(&request).await?;
+            let (deadline, _permit) = self.admit(&request).await?;
             let (job, _held) = self.read(request, deadline, request::chat).await?;
             let model = self.state.model_or_only(job.model.as_deref())?;
             let rendered = chat::render(&model, job, deadline).await?;
@@ -283,7 +288,7 @@ impl Inference for Service {
         for model in self.state.models().iter() {
             models.push(v1::Model {
                 id: model.name().into(),
-                // Unknown while the engine does not answer.
+                // 0 while the engine does not answer.
                 max_context: model.bounds().await.map_or(0, |bounds| bounds.context),
                 created: model.created,
                 format: model.format.name.into(),
@@ -294,38 +299,38 @@ impl Inference for Service {
 }
 
 impl Service {
-    fn arrival<T>(&self, request: &Request<T>) -> Result<IncomingRequest, Error> {
+    fn incoming<T>(&self, request: &Request<T>) -> Result<IncomingRequest, Error> {
         let timeout = request.metadata().get("grpc-timeout");
         let wanted = timeout.and_then(|timeout| parse_timeout(timeout.to_str().ok()?));
         let session = request.metadata().get(SESSION).and_then(|name| name.to_str().ok());
         IncomingRequest::new(&self.state, request.extensions().get::<ApiCaller>(), wanted, session)
     }
 
-    /// What `read` makes of the message, and what that holds of the budget.
+    /// Decodes the message with `read`. Also returns the memory that is charged for it.
     async fn read<M: Send + 'static, J: Send + 'static>(
         &self,
         request: Request<M>,
         deadline: Instant,
         read: fn(usize, M) -> Result<J, Error>,
     ) -> Result<(J, Option<Arc<MemoryCharge>>), Error> {
-        let charged = request.extensions().get::<Charged>().cloned();
+        let charged = request.extensions().get::<MessageCharge>().cloned();
         let (bytes, held) = charged.map_or((0, None), |charged| (charged.bytes, Some(charged.held)));
         let message = request.into_inner();
         Ok((self.state.memory.parse(bytes, deadline, move || read(bytes, message)).await?, held))
     }
 
-    /// The deadline of a request, when its turn has come.
-    async fn admitted<T>(&self, request: &Request<T>) -> Result<(Instant, InFlightPermit), Error> {
-        let arrival = self.arrival(request)?;
-        Ok((arrival.deadline(), arrival.permit().await?))
+    /// Waits for an in-flight slot. Returns the request's deadline and the slot.
+    async fn admit<T>(&self, request: &Request<T>) -> Result<(Instant, InFlightPermit), Error> {
+        let incoming = self.incoming(request)?;
+        Ok((incoming.deadline(), incoming.admit().await?))
     }
 
-    /// A stream whose reader is watched, and in the metadata what of the request has no effect.
-    fn labelled<T>(
+    /// The response of a stream, with a watched client and with the labels in its metadata.
+    fn with_labels<T>(
         &self,
         trace: &Trace,
         endpoint: &'static str,
-        answer: Result<(Watch, T, Labels), Error>,
+        answer: Result<(ClientWatch, T, Labels), Error>,
     ) -> Result<Response<T>, Status> {
         let (answer, watch, labels) = match answer {
             Ok((watch, events, labels)) => (Ok(events), Some(watch), labels),
@@ -334,7 +339,7 @@ impl Service {
         let mut response = self.finish(Some(trace), endpoint, answer)?;
         response.extensions_mut().insert(watch);
         for (name, value) in [(RELAXED, labels.relaxed.join("; ")), (IGNORED_FIELDS, listed(&labels.ignored))] {
-            // What no header can hold is told by the surface that can.
+            // A value that a header cannot hold is left out.
             if let (false, Ok(value)) = (value.is_empty(), value.parse()) {
                 response.metadata_mut().insert(name, value);
             }
@@ -361,11 +366,11 @@ impl Service {
     }
 }
 
-fn traced(endpoint: &'static str, prefix: &str, metadata: &MetadataMap) -> Trace {
+fn new_trace(endpoint: &'static str, prefix: &str, metadata: &MetadataMap) -> Trace {
     Trace::new("grpc", endpoint, prefix, &|name| metadata.get(name)?.to_str().ok())
 }
 
-/// The header `grpc-timeout`: up to eight digits and a unit.
+/// Parses the header `grpc-timeout`: up to eight digits and a unit.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;

@@ -1,4 +1,4 @@
-//! Protobuf requests as jobs.
+//! Decodes protobuf requests into jobs.
 
 use rein_grammar::{Response, ToolChoice};
 use rein_proto::v1;
@@ -11,7 +11,7 @@ use crate::{
     request::job::{ChatJob, CompletionJob, Generation, Prompt, Truncation},
 };
 
-/// `bytes`: of the message.
+/// `bytes` is the size of the message.
 pub fn chat(bytes: usize, request: v1::ChatRequest) -> Result<ChatJob, Error> {
     let messages = request.messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
     let tools = request.tools.into_iter().enumerate().map(|(i, tool)| self::tool(&format!("tools[{i}]"), tool));
@@ -65,7 +65,7 @@ fn response(format: v1::ResponseFormat) -> Result<Option<Response>, Error> {
         }),
         Some(Format::Regex(regex)) => Some(Response::Regex(regex)),
         Some(Format::Choice(choice)) if choice.options.is_empty() => {
-            let message = "'response_format.choice.options' must have at least one string";
+            let message = "'response_format.choice.options' must have at least one string, got none";
             return Err(Error::invalid("response_format.choice.options", message));
         }
         Some(Format::Choice(choice)) => Some(Response::Choice(choice.options)),
@@ -125,11 +125,14 @@ fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<ToolChoice, Error> {
         Ok(Mode::Required) => Ok(allowed(true)),
         Ok(Mode::Named) if choice.name.is_empty() => Err(Error::missing("tool_choice.name", "a declared tool's name")),
         Ok(Mode::Named) => Ok(ToolChoice::Named(choice.name)),
-        Err(unknown) => Err(Error::invalid("tool_choice", format!("'tool_choice' has no mode {}", unknown.0))),
+        Err(unknown) => Err(Error::invalid(
+            "tool_choice",
+            format!("'tool_choice.mode' must be a value of ToolChoice.Mode, got {}", unknown.0),
+        )),
     }
 }
 
-/// The OpenAI shape, which templates know.
+/// Converts a message to OpenAI's format, which templates read.
 fn message(i: usize, message: v1::Message) -> Result<Value, Error> {
     let mut map = Map::new();
     map.insert("role".into(), message.role.into());

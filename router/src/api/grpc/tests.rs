@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn timeouts_in_every_unit_and_nothing_else() {
+fn timeouts_parse_in_every_unit_and_invalid_ones_do_not() {
     assert_eq!(parse_timeout("2S"), Some(Duration::from_secs(2)));
     assert_eq!(parse_timeout("100m"), Some(Duration::from_millis(100)));
     assert_eq!(parse_timeout("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));

@@ -1,4 +1,4 @@
-//! Cross-origin requests: web pages of the origins that the operator names may ask, and read the answers' headers.
+//! Cross-origin requests: web pages of the origins that the operator allows may call the API and read its headers.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 use crate::{config::Origin, state::RouterState};
 
-/// Seconds for which a browser may keep the answer to its question.
+/// Seconds for which a browser may cache a preflight response.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, OPTIONS");
-/// The headers that a page may send, where the browser does not name them.
+/// The headers that a page may send, if the browser does not name any.
 const HEADERS: HeaderValue = HeaderValue::from_static(
     "authorization, content-type, x-api-key, x-request-id, x-request-timeout, x-rein-session, traceparent",
 );
 
-/// Answers the browsers' questions, and tells with every answer, errors too, which page may read it.
+/// Answers preflight requests, and adds CORS headers to every response, errors included.
 pub async fn allow(State(state): State<Arc<RouterState>>, request: Request, next: Next) -> Response {
     let origins = &state.config.cors_origins;
     if origins.is_empty() {
         return next.run(request).await;
     }
     let allowed = allowed(origins, request.headers());
-    let asks =
+    let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match &allowed {
-        // Before any key is asked for: browsers send none with the question.
-        Some(_) if asks => preflight(request.headers()),
+        // Preflight requests carry no API key, so they are answered before authentication.
+        Some(_) if is_preflight => preflight(request.headers()),
         _ => next.run(request).await,
     };
     let exposed = exposed(response.headers());
@@ -41,14 +41,14 @@ pub async fn allow(State(state): State<Arc<RouterState>>, request: Request, next
     }
     if let Some(allowed) = allowed {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
-        if let Some(exposed) = exposed.filter(|_| !asks) {
+        if let Some(exposed) = exposed.filter(|_| !is_preflight) {
             headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
         }
     }
     response
 }
 
-/// What the request's page is told, if it may ask.
+/// The value of `access-control-allow-origin`, if the request's origin is allowed.
 fn allowed(origins: &[Origin], headers: &HeaderMap) -> Option<HeaderValue> {
     let origin = headers.get(header::ORIGIN)?;
     if origins.contains(&Origin::Any) {
@@ -64,14 +64,14 @@ fn preflight(asked: &HeaderMap) -> Response {
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
-    // No header gives a page more than it has: keys are sent by the page itself, never by the browser.
+    // Any header may be allowed: pages send API keys themselves, browsers never add them.
     let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(HEADERS));
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
     response
 }
 
-/// The headers of an answer that are this server's own: without this list, pages do not see them.
+/// The response headers that pages may read besides the standard ones.
 fn exposed(headers: &HeaderMap) -> Option<HeaderValue> {
     let own = |name: &&HeaderName| name.as_str().starts_with("x-") || *name == header::RETRY_AFTER;
     let names: Vec<&str> = headers.keys().filter(own).map(HeaderName::as_str).collect();

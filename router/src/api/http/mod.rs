@@ -1,4 +1,4 @@
-//! The OpenAI API over HTTP: routes, bodies, status codes, server-sent events.
+//! The OpenAI API over HTTP: routes, bodies, status codes, server-sent events. It must not know engines.
 
 mod cors;
 mod playground;
@@ -41,10 +41,10 @@ use crate::{
     trace::{REQUEST_ID, Trace, is_request_id},
 };
 
-/// Seconds that the client gives a request.
+/// Header with the request's timeout in seconds.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
-/// Requests that are traced, if they are POSTs: by path, the endpoint's name and what its ids begin with.
+/// Traced POST requests: path, name of the endpoint, prefix of its ids.
 const TRACED: [(&str, &str, &str); 5] = [
     ("/v1/chat/completions", "chat", "chatcmpl"),
     ("/v1/completions", "completions", "cmpl"),
@@ -80,126 +80,132 @@ type Shared = State<Arc<RouterState>>;
 
 async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&state, &request)?;
+        let incoming = incoming(&state, &request)?;
         let (Read { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, held) =
-            read(&state, request, arrival.deadline(), openai::chat).await?;
+            read(&state, request, incoming.deadline(), openai::chat).await?;
         job.bytes = bytes;
-        let call = RequestContext { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
+        let context = RequestContext {
+            memory_charge: Some(Arc::new(held)),
+            ..incoming.admit_generation(&trace, &job.generation).await?
+        };
         let model = state.model(job.model.as_deref())?.clone();
-        ignored.extend(job.unread(model.text.template.as_ref()));
+        ignored.extend(job.unread_fields(model.text.template.as_ref()));
         trace.asks(model.name(), delivery.stream);
-        // The usage so far is counted in token ids, whoever else wants them.
+        // `continuous_usage` counts token ids, even if the client does not request them.
         let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
         job.generation.return_token_ids |= token_ids;
-        let (events, relaxed) = chat::generate(call, model, job).await?;
+        let (events, relaxed) = chat::generate(context, model, job).await?;
         let mut response = if delivery.stream {
             let mut chunks = Chunks::new(delivery, token_ids);
             sse::response(trace.span.clone(), events, move |event| openai::encode_chat(&mut chunks, &event))
         } else {
-            json_bytes(openai::chat_body(all(events).await?, delivery, token_ids))
+            json_bytes(openai::chat_body(collect(events).await?, delivery, token_ids))
         };
         set_header(&mut response, RELAXED, &listed(&relaxed));
-        Ok(labelled(response, &ignored))
+        Ok(with_ignored_fields(response, &ignored))
     };
     finish(&state, "chat", state.admission.unless_aborted(answer).await)
 }
 
 async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&state, &request)?;
+        let incoming = incoming(&state, &request)?;
         let (Read { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, held) =
-            read(&state, request, arrival.deadline(), openai::completion).await?;
-        let call = RequestContext { held: Some(Arc::new(held)), ..arrival.call(&trace, &job.generation).await? };
+            read(&state, request, incoming.deadline(), openai::completion).await?;
+        let context = RequestContext {
+            memory_charge: Some(Arc::new(held)),
+            ..incoming.admit_generation(&trace, &job.generation).await?
+        };
         let model = state.model(job.model.as_deref())?.clone();
         trace.asks(model.name(), delivery.stream);
-        // The usage so far is counted in token ids, whoever else wants them.
+        // `continuous_usage` counts token ids, even if the client does not request them.
         let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
         job.generation.return_token_ids |= token_ids;
-        let (events, relaxed) = completion::generate(call, model, job).await?;
+        let (events, relaxed) = completion::generate(context, model, job).await?;
         let mut response = if delivery.stream {
             let mut chunks = Chunks::new(delivery, token_ids);
             sse::response(trace.span.clone(), events, move |event| openai::encode_completion(&mut chunks, &event))
         } else {
-            json_bytes(openai::completion_body(all(events).await?, token_ids))
+            json_bytes(openai::completion_body(collect(events).await?, token_ids))
         };
         set_header(&mut response, RELAXED, &listed(&relaxed));
-        Ok(labelled(response, &ignored))
+        Ok(with_ignored_fields(response, &ignored))
     };
     finish(&state, "completions", state.admission.unless_aborted(answer).await)
 }
 
 async fn render(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&state, &request)?;
-        let deadline = arrival.deadline();
+        let incoming = incoming(&state, &request)?;
+        let deadline = incoming.deadline();
         let (Read { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _held) =
             read(&state, request, deadline, openai::chat).await?;
-        let _permit = arrival.permit().await?;
+        let _permit = incoming.admit().await?;
         job.bytes = bytes;
         let model = state.model_or_only(job.model.as_deref())?;
-        ignored.extend(job.unread(model.text.template.as_ref()));
+        ignored.extend(job.unread_fields(model.text.template.as_ref()));
         let rendered = chat::render(&model, job, deadline).await?;
         let write = move |model: &ServedModel| Ok(openai::rendered(model.name(), &rendered));
-        let answer = model.prepare(bytes, deadline, write).await?;
-        Ok(labelled(json_bytes(answer), &ignored))
+        let answer = model.run_text_work(bytes, deadline, write).await?;
+        Ok(with_ignored_fields(json_bytes(answer), &ignored))
     };
     finish(&state, "render", state.admission.unless_aborted(answer).await)
 }
 
 async fn tokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&state, &request)?;
-        let deadline = arrival.deadline();
+        let incoming = incoming(&state, &request)?;
+        let deadline = incoming.deadline();
         let (Read { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _held) =
             read(&state, request, deadline, openai::tokenize).await?;
-        let _permit = arrival.permit().await?;
+        let _permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
         let ids = match input {
             TokenizeInput::Text { prompt, add_special_tokens } => {
                 model.encode(prompt, add_special_tokens, "prompt", deadline, None).await?
             }
             TokenizeInput::Chat(job) => {
-                ignored.extend(job.unread(model.text.template.as_ref()));
+                ignored.extend(job.unread_fields(model.text.template.as_ref()));
                 chat::render(&model, ChatJob { bytes, ..*job }, deadline).await?.ids
             }
         };
         let context = model.bounds().await?.context;
         let write = move |model: &ServedModel| Ok(openai::tokenized(model, &ids, context, return_token_strs));
-        let answer = model.prepare(bytes, deadline, write).await?;
-        Ok(labelled(json_bytes(answer), &ignored))
+        let answer = model.run_text_work(bytes, deadline, write).await?;
+        Ok(with_ignored_fields(json_bytes(answer), &ignored))
     };
     finish(&state, "tokenize", state.admission.unless_aborted(answer).await)
 }
 
 async fn detokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
-        let arrival = arrival(&state, &request)?;
-        let deadline = arrival.deadline();
+        let incoming = incoming(&state, &request)?;
+        let deadline = incoming.deadline();
         let (Read { value: openai::Detokenize { model, tokens }, bytes, ignored }, _held) =
             read(&state, request, deadline, openai::detokenize).await?;
-        let _permit = arrival.permit().await?;
+        let _permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
         let write = move |model: &ServedModel| Ok(openai::detokenized(&model.detokenize(&tokens)?));
-        let answer = model.prepare(bytes, deadline, write).await?;
-        Ok(labelled(json_bytes(answer), &ignored))
+        let answer = model.run_text_work(bytes, deadline, write).await?;
+        Ok(with_ignored_fields(json_bytes(answer), &ignored))
     };
     finish(&state, "detokenize", state.admission.unless_aborted(answer).await)
 }
 
-/// Reads a request's body within the budget, and what `parse` makes of it.
+/// Reads a request's body and decodes it with `parse`. Also returns the memory that is charged for it.
 async fn read<T: Send + 'static>(
     state: &RouterState,
     request: Request,
     deadline: Instant,
     parse: fn(&[u8]) -> Result<Read<T>, Error>,
 ) -> Result<(Read<T>, MemoryCharge), Error> {
-    let (body, mut held) = body::read(request, state.config.body_bytes, state.memory.hold(), deadline).await?;
+    let (body, mut held) = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline).await?;
     let read = state.memory.parse(body.len(), deadline, move || parse(&body)).await?;
     held.charge(read.bytes, deadline).await?;
     Ok((read, held))
 }
 
-/// A model as clients see it; its context is unknown while its engine does not answer.
+/// A model as clients see it. Its context is unknown while its engine does not answer.
 async fn describe(model: &Arc<ServedModel>) -> Value {
     openai::model(model, model.bounds().await.ok().map(|bounds| bounds.context))
 }
@@ -215,7 +221,9 @@ async fn models(State(state): Shared) -> Response {
 async fn model(State(state): Shared, id: Result<Path<String>, PathRejection>) -> Response {
     let found = match &id {
         Ok(Path(id)) => state.model(Some(id)),
-        Err(rejection) => Err(Error::invalid("model", format!("the path is not right: {}", rejection.body_text()))),
+        Err(rejection) => {
+            Err(Error::invalid("model", format!("'model' in the path is invalid: {}", rejection.body_text())))
+        }
     };
     let answer = match found {
         Ok(model) => Ok(Json(describe(&model).await).into_response()),
@@ -224,12 +232,12 @@ async fn model(State(state): Shared, id: Result<Path<String>, PathRejection>) ->
     finish(&state, "models", answer)
 }
 
-/// The process is alive.
+/// Liveness: the process answers.
 async fn health() -> Response {
     Json(json!({"status": "ok"})).into_response()
 }
 
-/// Requests can be answered.
+/// Readiness: requests can be answered.
 async fn ready(State(state): Shared) -> Response {
     let answer = state.ready().await.map(|()| Json(json!({"status": "ready"})).into_response());
     finish(&state, "ready", answer)
@@ -244,22 +252,23 @@ async fn openapi_json() -> Response {
 }
 
 async fn no_route(State(state): Shared, uri: Uri) -> Response {
-    let message = format!("there is no {}; GET /openapi.json lists what there is", uri.path());
+    let message = format!("the path {} does not exist; GET /openapi.json lists all paths", uri.path());
     finish(&state, "none", Err(Error { code: Some("unknown_url"), ..Error::new(Kind::NotFound, message) }))
 }
 
 async fn no_method(State(state): Shared, method: Method, uri: Uri) -> Response {
-    let message = format!("{method} is not allowed for {}; the header 'allow' says what is", uri.path());
+    let message = format!("{method} is not allowed for {}; the header 'allow' lists the allowed methods", uri.path());
     let error = Error { code: Some("method_not_allowed"), ..Error::new(Kind::MethodNotAllowed, message) };
     finish(&state, "none", Err(error))
 }
 
-/// The request's place, before its body is read.
-fn arrival(state: &Arc<RouterState>, request: &Request) -> Result<IncomingRequest, Error> {
+/// Registers the request before its body is read.
+fn incoming(state: &Arc<RouterState>, request: &Request) -> Result<IncomingRequest, Error> {
     let wanted = match request.headers().get(REQUEST_TIMEOUT) {
         None => None,
         Some(value) => Some(value.to_str().ok().and_then(timeout).ok_or_else(|| {
-            let message = "the header 'x-request-timeout' must be a number of seconds above 0, such as 30 or 0.5";
+            let got = value.to_str().unwrap_or("(not text)");
+            let message = format!("the header '{REQUEST_TIMEOUT}' must be a number of seconds above 0, got {got}");
             Error::invalid(REQUEST_TIMEOUT, message)
         })?),
     };
@@ -269,11 +278,11 @@ fn arrival(state: &Arc<RouterState>, request: &Request) -> Result<IncomingReques
 
 fn timeout(text: &str) -> Option<Duration> {
     let seconds: f64 = text.trim().parse().ok().filter(|seconds| *seconds > 0.0)?;
-    // Longer than anything else counts as that.
+    // A duration that does not fit counts as the longest one.
     Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-async fn all(mut events: ChatEvents) -> Result<Vec<v1::ChatEvent>, Error> {
+async fn collect(mut events: ChatEvents) -> Result<Vec<v1::ChatEvent>, Error> {
     let mut all = Vec::new();
     while let Some(event) = events.next().await {
         all.push(event?);
@@ -285,8 +294,8 @@ fn json_bytes(body: Vec<u8>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Every answer has an id: the client's own if it sent one, else the completion's, else a new one. What is traced is so
-/// from here on.
+/// Sets the id of every response: the client's own id if it sent one, else that of the trace, else a new one. Starts
+/// the trace of traced requests.
 async fn request_id(mut request: Request, next: Next) -> Response {
     let valid = |id: &&HeaderValue| id.to_str().is_ok_and(is_request_id);
     let given = request.headers().get(REQUEST_ID).filter(valid).cloned();
@@ -308,8 +317,8 @@ async fn request_id(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// Adds the names of the fields that nobody read.
-fn labelled(mut response: Response, ignored: &[String]) -> Response {
+/// Adds the header with the names of ignored fields.
+fn with_ignored_fields(mut response: Response, ignored: &[String]) -> Response {
     set_header(&mut response, IGNORED_FIELDS, &listed(ignored));
     response
 }
@@ -320,7 +329,7 @@ fn set_header(response: &mut Response, name: &'static str, value: &str) {
     }
 }
 
-/// Turns an error into its response, and counts.
+/// Turns an error into its response, and counts the request.
 fn finish(state: &RouterState, endpoint: &'static str, answer: Result<Response, Error>) -> Response {
     let response = answer.unwrap_or_else(|error| http_response(&error));
     state.surfaces.request("http", endpoint, response.status().as_u16());

@@ -1,4 +1,4 @@
-//! The playground: a page and the scripts, style sheet and icon that it loads, all compiled in.
+//! Serves the playground: a page with its scripts, style sheet and icon, all compiled into the binary.
 
 use axum::{
     extract::{Path, State},
@@ -9,7 +9,7 @@ use http::{HeaderName, header};
 use super::{Shared, finish};
 use crate::error::{Error, Kind};
 
-/// Nothing but these files and this server's API. With trusted types, no script can turn text into markup.
+/// Allows these files and this server's API only. With trusted types, no script can turn text into markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
@@ -59,7 +59,7 @@ fn served(name: &str, text: &'static str) -> Response {
         (header::CONTENT_TYPE, kind),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // The files of one release belong together.
+        // Browsers must not mix the files of two releases.
         (header::CACHE_CONTROL, "no-cache"),
     ];
     (headers, text).into_response()

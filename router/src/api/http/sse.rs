@@ -1,4 +1,4 @@
-//! Server-sent events.
+//! Writes a generation's events as server-sent events.
 
 use std::convert::Infallible;
 
@@ -15,14 +15,14 @@ use tracing::Span;
 
 use crate::{api::status::body, error::Error, limits, request::delivery::ChatEvents};
 
-/// The first bytes of a stream, as soon as its request is admitted: clients and proxies see that it has begun.
+/// Sent first, when the request is admitted, so that clients and proxies see that the stream has begun.
 const ADMITTED: &[u8] = b": admitted\n\n";
-/// Where nothing has been sent for [`limits::SSE_SILENCE`].
+/// Sent if nothing else was sent for [`limits::SSE_SILENCE`].
 const WAITING: &[u8] = b": waiting\n\n";
-/// Bytes after which events that are ready go out without waiting for more that are.
+/// Bytes after which a chunk is sent even if more events are ready.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// Encodes one event as a payload, or says nothing of it.
+/// Encodes one event as a payload. None: the event is not sent.
 trait Encode: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static {}
 impl<F: FnMut(v1::ChatEvent) -> Option<Vec<u8>> + Send + 'static> Encode for F {}
 
@@ -37,14 +37,14 @@ pub fn response<E: Encode>(span: Span, events: ChatEvents, encode: E) -> Respons
     let headers = [
         (header::CONTENT_TYPE.as_str(), "text/event-stream; charset=utf-8"),
         (header::CACHE_CONTROL.as_str(), "no-cache"),
-        // Proxies that buffer would hold tokens back.
+        // Tells proxies not to buffer the stream.
         ("x-accel-buffering", "no"),
     ];
-    (headers, Body::from_stream(watch.over(chunks.boxed()))).into_response()
+    (headers, Body::from_stream(watch.wrap(chunks.boxed()))).into_response()
 }
 
 struct Writer<E> {
-    /// The request's: it lasts until all is written.
+    /// The request's span, which ends when everything is written.
     span: Span,
     events: ChatEvents,
     encode: E,
@@ -53,7 +53,7 @@ struct Writer<E> {
 }
 
 impl<E: Encode> Writer<E> {
-    /// What is ready, at least one payload or comment; after the end of the stream, None.
+    /// The payloads that are ready, at least one payload or comment. None after the end of the stream.
     async fn chunk(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
         if !std::mem::replace(&mut self.begun, true) {
@@ -64,7 +64,7 @@ impl<E: Encode> Writer<E> {
             if self.ended {
                 return None;
             }
-            // Events that are not shown do not end the silence.
+            // Events that are not sent do not extend the deadline.
             match timeout_at(silence, self.events.next()).await {
                 Ok(item) => self.write(item, &mut out),
                 Err(_) => out.extend_from_slice(WAITING),
@@ -81,7 +81,7 @@ impl<E: Encode> Writer<E> {
         match item {
             Some(Ok(event)) => {
                 if let Some(payload) = (self.encode)(event) {
-                    data(&payload, out);
+                    write_data(&payload, out);
                 }
             }
             Some(Err(error)) => {
@@ -89,18 +89,18 @@ impl<E: Encode> Writer<E> {
                     tracing::error!(parent: &self.span, cause, "{}", error.message);
                 }
                 out.extend_from_slice(b"event: error\n");
-                data(body(&error).to_string().as_bytes(), out);
+                write_data(body(&error).to_string().as_bytes(), out);
                 self.ended = true;
             }
             None => {
-                data(b"[DONE]", out);
+                write_data(b"[DONE]", out);
                 self.ended = true;
             }
         }
     }
 }
 
-fn data(payload: &[u8], out: &mut Vec<u8>) {
+fn write_data(payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"data: ");
     out.extend_from_slice(payload);
     out.extend_from_slice(b"\n\n");

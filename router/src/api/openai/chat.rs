@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: the request, and the chunks of a streamed answer.
+//! `/v1/chat/completions`: decodes the request and encodes the chunks of a streamed answer.
 
 use rein_grammar::ToolChoice;
 use rein_proto::v1::{self, chat_event::Event};
@@ -63,7 +63,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Er
     Ok((job, delivery))
 }
 
-/// What a template is rendered from, and whether the client does not want to see reasoning.
+/// Decodes the fields from which a template is rendered. Also returns whether reasoning is hidden from the client.
 pub(super) fn conversation(fields: &mut Fields) -> Result<(ChatJob, bool), Error> {
     let messages = fields.array("messages")?;
     let ReasoningFields { on, effort, budget, hide } = reasoning::read(fields)?;
@@ -83,9 +83,9 @@ pub(super) fn conversation(fields: &mut Fields) -> Result<(ChatJob, bool), Error
     Ok((job, hide))
 }
 
-/// One SSE payload. None: this event says nothing to an OpenAI client.
+/// Encodes an event as an SSE payload. None: OpenAI's API has no chunk for it.
 pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
-    chunks.note(event);
+    chunks.observe(event);
     let mut delta = Delta::default();
     let mut choice_end = None;
     let mut calls = [ToolCallDelta::default()];
@@ -124,7 +124,7 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         | Event::TextEnd(_)
         | Event::ToolCallEnd(_)
         | Event::Malformed(_) => {
-            if !chunks.reports(event) {
+            if !chunks.has_token_details(event) {
                 return None;
             }
         }
@@ -157,11 +157,11 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         prompt_token_ids: (!beginning.prompt_token_ids.is_empty()).then_some(&beginning.prompt_token_ids),
         prompt_logprobs: prompt_logprobs(&beginning.prompt_logprobs),
     };
-    // Plain data with string keys always encodes.
+    // Encoding plain data with string keys cannot fail.
     serde_json::to_vec(&chunk).ok()
 }
 
-/// For tests of the documentation: every field that a request may have.
+/// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
     let text = body.to_string();

@@ -1,4 +1,4 @@
-//! What the chunks of one stream have in common: its beginning, and the usage so far.
+//! State of one stream's chunks: the beginning of each choice, and the usage so far.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use rein_proto::v1::{self, chat_event::Event};
 
 use super::{DeliveryOptions, wire::Usage};
 
-/// Encodes the events of one answer as the payloads of its stream.
+/// The state for encoding the events of one answer as chunks.
 ///
-/// How a choice begins (its role, the prompt's ids and logprobs) goes out with its first content: clients take the time
-/// of the first chunk for the time to the first token.
+/// The beginning of a choice (its role, the prompt's ids and logprobs) is sent with its first content, because clients
+/// measure the time to the first token by the first chunk.
 pub struct Chunks {
     pub(super) delivery: DeliveryOptions,
     /// The client asked for token ids.
     pub(super) token_ids: bool,
-    /// The stream's id, model and time.
+    /// The stream's id, model and creation time.
     pub(super) start: v1::Started,
-    /// Choices of which nothing has been sent.
+    /// Choices whose beginning has not been sent.
     unsent: BTreeMap<u32, v1::Started>,
     prompt_tokens: u32,
     completion_tokens: u32,
@@ -34,8 +34,8 @@ impl Chunks {
         }
     }
 
-    /// To be called with every event, before it is encoded.
-    pub(super) fn note(&mut self, event: &v1::ChatEvent) {
+    /// Updates the state. Must be called with every event, before it is encoded.
+    pub(super) fn observe(&mut self, event: &v1::ChatEvent) {
         self.completion_tokens += event.token_ids.len() as u32;
         let Some(Event::Start(started)) = &event.event else { return };
         self.prompt_tokens += started.prompt_token_ids.len() as u32;
@@ -49,12 +49,12 @@ impl Chunks {
         self.unsent.insert(event.choice, started);
     }
 
-    /// How the choice began, if this is the first of it that is sent.
+    /// The beginning of the choice, if it has not been sent. The caller sends it.
     pub(super) fn beginning(&mut self, choice: u32) -> Option<v1::Started> {
         self.unsent.remove(&choice)
     }
 
-    /// The usage of a chunk. None: none was asked for. Some(None): null, because it comes at the end.
+    /// The usage of a chunk. None: not requested. Some(None): null, because the last chunk has it.
     pub(super) fn usage(&self, event: &v1::ChatEvent) -> Option<Option<Usage>> {
         match &event.event {
             Some(Event::Usage(total)) => Some(total.usage.as_ref().map(Usage::from)),
@@ -65,8 +65,8 @@ impl Chunks {
         }
     }
 
-    /// Whether an event without content has something to tell all the same.
-    pub(super) fn reports(&self, event: &v1::ChatEvent) -> bool {
+    /// Whether an event without content has token ids or logprobs to send.
+    pub(super) fn has_token_details(&self, event: &v1::ChatEvent) -> bool {
         (self.token_ids && !event.token_ids.is_empty()) || !event.logprobs.is_empty()
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/completions`: the request, and the chunks of a streamed answer.
+//! `/v1/completions`: decodes the request and encodes the chunks of a streamed answer.
 
 use rein_proto::v1::{self, chat_event::Event};
 use rein_text::fields::{self, Fields, Read, constraints};
@@ -33,7 +33,10 @@ fn read(fields: &mut Fields) -> Result<(CompletionJob, DeliveryOptions), Error> 
     generation.logprobs = fields.integer("logprobs", 0..=limits::TOP_LOGPROBS)?;
     let echo = fields.bool("echo")?.unwrap_or(false);
     if generation.limits.max_tokens == Some(0) && !echo {
-        return Err(Error::invalid("max_tokens", "'max_tokens' must be at least 1, got 0; 0 works with 'echo' only"));
+        return Err(Error::invalid(
+            "max_tokens",
+            "'max_tokens' must be at least 1, got 0; 0 is only allowed with 'echo'",
+        ));
     }
     fields.refuse(refused::IN_COMPLETIONS)?;
     let response = constraints::response(fields)?;
@@ -73,9 +76,9 @@ fn prompts(value: Option<Value>) -> Result<Vec<Prompt>, Error> {
     items.into_iter().enumerate().map(prompt).collect()
 }
 
-/// One SSE payload. None: this event says nothing to an OpenAI client.
+/// Encodes an event as an SSE payload. None: OpenAI's API has no chunk for it.
 pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
-    chunks.note(event);
+    chunks.observe(event);
     let (mut text, mut choice_end, mut ends) = ("", None, false);
     match event.event.as_ref()? {
         Event::TextDelta(delta) => text = &delta.text,
@@ -104,11 +107,11 @@ pub fn encode(chunks: &mut Chunks, event: &v1::ChatEvent) -> Option<Vec<u8>> {
         choices: Vec::from_iter((!ends).then_some(choice)),
         usage: chunks.usage(event),
     };
-    // Plain data with string keys always encodes.
+    // Encoding plain data with string keys cannot fail.
     serde_json::to_vec(&chunk).ok()
 }
 
-/// For tests of the documentation: every field that a request may have.
+/// Every field that a request may have, for tests of the documentation.
 #[cfg(test)]
 pub fn asked(body: Value) -> Vec<&'static str> {
     let text = body.to_string();

@@ -1,9 +1,9 @@
-//! The OpenAI API's JSON: decoded into jobs, encoded from events. No status codes and no I/O.
+//! The OpenAI API's JSON: decodes requests into jobs and encodes events. It must not know status codes or do I/O.
 
 mod chat;
 mod chunks;
+mod collect;
 mod completion;
-mod fold;
 mod reasoning;
 mod refused;
 mod text;
@@ -20,12 +20,12 @@ use serde_json::Value;
 use crate::{
     error::Error,
     limits,
-    request::job::{Exact, Generation, Truncation, range},
+    request::job::{ExactValues, Generation, Truncation, range},
 };
 pub use chat::{ChatRequest, chat, encode as encode_chat};
 pub use chunks::Chunks;
+pub use collect::{chat_body, completion_body};
 pub use completion::{CompletionRequest, completion, encode as encode_completion};
-pub use fold::{chat_body, completion_body};
 #[cfg(test)]
 pub(crate) use refused::{EVERYWHERE, IN_CHATS, IN_COMPLETIONS};
 pub use text::{Detokenize, Tokenize, TokenizeInput, detokenize, detokenized, rendered, tokenize, tokenized};
@@ -33,28 +33,28 @@ pub use wire::{model, models};
 #[cfg(test)]
 pub use {chat::asked as asked_by_chat, completion::asked as asked_by_completion};
 
-/// How the client wants its answer.
+/// How the answer is delivered to the client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeliveryOptions {
     pub stream: bool,
     pub include_usage: bool,
-    /// Each chunk tells the tokens so far.
+    /// Every chunk has the usage so far.
     pub continuous_usage: bool,
-    /// The reasoning is generated and not sent.
+    /// The reasoning is generated but not sent.
     pub hide_reasoning: bool,
 }
 
-/// The fields of a body. Says where a body is broken.
+/// The fields of a body. The error has the offset of invalid UTF-8 or JSON.
 fn body(bytes: &[u8]) -> Result<Fields<'_>, InvalidRequest> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
-        let message = format!("the body is not valid UTF-8: the byte at offset {} is wrong", error.valid_up_to());
+        let message = format!("the body must be UTF-8: the byte at offset {} is invalid", error.valid_up_to());
         InvalidRequest::new("invalid_utf8", message)
     })?;
     Fields::of(text)
 }
 
-/// Numbers of the conversation as they are spelled, if that makes a difference to a template.
-fn exact(fields: &mut Fields) -> Option<Box<Exact>> {
+/// The conversation with exact numbers. None: it has no number that needs them.
+fn exact(fields: &mut Fields) -> Option<Box<ExactValues>> {
     let mut list = |name: &str| match fields.exact(name) {
         Some(Value::Array(items)) => Some(items),
         _ => None,
@@ -65,21 +65,21 @@ fn exact(fields: &mut Fields) -> Option<Box<Exact>> {
         _ => None,
     };
     let same = messages.is_none() && tools.is_none() && documents.is_none() && template_kwargs.is_none();
-    (!same).then(|| Box::new(Exact { messages, tools, documents, template_kwargs }))
+    (!same).then(|| Box::new(ExactValues { messages, tools, documents, template_kwargs }))
 }
 
-/// Whatever tells the requests of one user or task from others.
+/// The session, for routing: `prompt_cache_key`, else `user`.
 fn session(cache_key: Option<String>, user: Option<String>) -> Option<String> {
     [cache_key, user].into_iter().flatten().find(|key| !key.is_empty())
 }
 
-/// Fields of OpenAI's API, and of its relatives, that cannot change the result. They are read and dropped.
-const HARMLESS: [&str; 7] =
+/// Fields of OpenAI's API, and of similar APIs, that cannot change the result. They are accepted and dropped.
+const WITHOUT_EFFECT: [&str; 7] =
     ["metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "request_id"];
 
-/// What chat and completions have in common.
+/// Decodes the fields that chat and completions share.
 fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
-    for name in HARMLESS {
+    for name in WITHOUT_EFFECT {
         fields.take(name);
     }
     fields.refuse(refused::EVERYWHERE)?;
@@ -122,9 +122,9 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
         session: session(fields.string("prompt_cache_key")?, fields.string("user")?),
     };
     let best_of = fields.integer("best_of", 1..=u32::MAX)?;
-    // As many as are returned, or one of each: nothing is thrown away.
+    // Only values that discard no choice are supported.
     if best_of.is_some_and(|best_of| best_of != 1 && best_of != generation.choices()) {
-        let why = "no more choices are generated than returned; it may be 1 or equal 'n'";
+        let why = "it may only be 1 or equal to 'n', because every generated choice is returned";
         return Err(Error::unsupported("best_of", why));
     }
     let stream = fields.bool("stream")?.unwrap_or(false);
@@ -134,12 +134,12 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
             return Err(Error::invalid("stream_options", "'stream_options' may only be set when 'stream' is true"));
         }
         include_usage = options.bool("include_usage")?.unwrap_or(false);
-        // Padding against traffic analysis, which we do not send.
+        // Padding against traffic analysis is accepted but not sent.
         options.bool("include_obfuscation")?;
         continuous_usage = options.bool("continuous_usage_stats")?.unwrap_or(false);
         fields.remember(options);
     }
-    // OpenRouter's spelling. An answer that is not streamed always tells its usage.
+    // OpenRouter's name. Answers that are not streamed always have the usage.
     if let Some(mut usage) = fields.fields("usage")? {
         include_usage |= usage.bool("include")?.unwrap_or(false);
         fields.remember(usage);
@@ -148,7 +148,7 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
     Ok((generation, DeliveryOptions { stream, include_usage, continuous_usage, hide_reasoning }))
 }
 
-/// vLLM writes -1 for off.
+/// As in vLLM, -1 turns it off.
 fn top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
     let Some(value) = fields.take("top_k") else { return Ok(None) };
     match fields::integer(&value) {
@@ -161,17 +161,17 @@ fn top_k(fields: &mut Fields) -> Result<Option<u32>, Error> {
     }
 }
 
-/// None: all of them.
+/// Empty: all tokens are allowed.
 fn allowed_token_ids(fields: &mut Fields) -> Result<Vec<u32>, Error> {
     match fields.ids("allowed_token_ids")? {
         Some(ids) if ids.is_empty() => {
-            Err(Error::invalid("allowed_token_ids", "'allowed_token_ids' must have at least one token id"))
+            Err(Error::invalid("allowed_token_ids", "'allowed_token_ids' must have at least one token id, got none"))
         }
         ids => Ok(ids.unwrap_or_default()),
     }
 }
 
-/// How much of the prompt's end to keep; vLLM writes -1 for what fits.
+/// How many tokens of the prompt's end to keep. As in vLLM, -1 fits the prompt to the context.
 fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, Error> {
     let Some(value) = fields.take("truncate_prompt_tokens") else { return Ok(None) };
     let number =
@@ -196,7 +196,7 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, Error> {
     }
 }
 
-/// By vLLM's name or by SGLang's.
+/// vLLM's or SGLang's name of the field.
 fn include_stop(fields: &mut Fields) -> Result<bool, Error> {
     let (include, keep) = (fields.bool("include_stop_str_in_output")?, fields.bool("no_stop_trim")?);
     Ok(include.or(keep).unwrap_or(false))

@@ -1,5 +1,4 @@
-//! Whether the model reasons, how much, and whether the client sees it: the fields of several APIs, which mean the
-//! same.
+//! Decodes the reasoning fields of several APIs: whether the model reasons, how much, and whether the client sees it.
 
 use std::fmt::Display;
 
@@ -12,27 +11,30 @@ use crate::error::Error;
 pub struct ReasoningFields {
     pub on: Option<bool>,
     pub effort: Option<String>,
-    /// Most tokens of it.
+    /// Maximum number of reasoning tokens.
     pub budget: Option<u32>,
     pub hide: bool,
 }
 
-/// The first value, if no later one is another.
-fn one<T: PartialEq + Display>(
+/// The value of fields that mean the same. Fields with different values are an error.
+fn agreed<T: PartialEq + Display>(
     values: impl IntoIterator<Item = (&'static str, Option<T>)>,
 ) -> Result<Option<T>, Error> {
-    let mut said: Option<(&str, T)> = None;
+    let mut found: Option<(&str, T)> = None;
     for (name, value) in values {
-        match (&said, value) {
+        match (&found, value) {
             (_, None) => {}
-            (None, Some(value)) => said = Some((name, value)),
+            (None, Some(value)) => found = Some((name, value)),
             (Some((first, known)), Some(value)) if *known != value => {
-                return Err(Error::invalid(name, format!("'{name}' is {value}, but '{first}' is {known}")));
+                return Err(Error::invalid(
+                    name,
+                    format!("'{name}' is {value}, but '{first}' is {known}: both must be equal"),
+                ));
             }
             (Some(_), Some(_)) => {}
         }
     }
-    Ok(said.map(|(_, value)| value))
+    Ok(found.map(|(_, value)| value))
 }
 
 /// `thinking` (Kimi, DeepSeek, GLM, Anthropic), `enable_thinking` and `thinking_budget` (Qwen), `reasoning_effort`
@@ -41,16 +43,16 @@ pub fn read(fields: &mut Fields) -> Result<ReasoningFields, Error> {
     let (thinking, its_budget) = thinking(fields)?;
     let mut object =
         fields.fields("reasoning")?.unwrap_or_else(|| Fields::within("reasoning.", serde_json::Map::new()));
-    let on = one([
+    let on = agreed([
         ("thinking", thinking),
         ("enable_thinking", fields.bool("enable_thinking")?),
         ("reasoning.enabled", object.bool("enabled")?),
     ])?;
-    let effort = one([
+    let effort = agreed([
         ("reasoning_effort", fields.string("reasoning_effort")?),
         ("reasoning.effort", object.string("effort")?),
     ])?;
-    let budget = one([
+    let budget = agreed([
         ("thinking_token_budget", fields.limit("thinking_token_budget")?),
         ("thinking_budget", fields.limit("thinking_budget")?),
         ("thinking.budget_tokens", its_budget),

@@ -1,5 +1,5 @@
-//! Request fields of other servers that would change the answer and that this server does not have. Ignored, they would
-//! give answers that the client did not ask for; so they are refused, with what to use instead.
+//! Request fields of other servers that would change the answer and that this server does not support. Ignoring them
+//! would give answers that the client did not request, so they are refused with an error that names the alternative.
 
 use rein_text::fields::{Neutral, Refused};
 
@@ -10,7 +10,7 @@ const fn refused(name: &'static str, neutral: Neutral, why: &'static str) -> Ref
 use Neutral::{Empty, Numbers, Texts, True};
 
 const ONE: Neutral = Numbers(&[1.0]);
-/// Zero, or what some servers write for "off".
+/// The values that turn a sampler off.
 const OFF: Neutral = Numbers(&[0.0, -1.0]);
 
 const SAMPLER: &str = "this sampler is not supported";
@@ -22,10 +22,10 @@ const TEXT_ONLY: &str = "models are text only";
 const ADAPTERS: &str = "adapters are not supported; /v1/models lists the models";
 const LARK: &str = "use 'structured_outputs.grammar' (Lark)";
 
-/// Of `/v1/chat/completions` and `/v1/completions`.
+/// Refused by `/v1/chat/completions` and `/v1/completions`.
 pub const EVERYWHERE: &[Refused] = &[
     // vLLM
-    refused("use_beam_search", Empty, "use 'n' with a temperature above 0"),
+    refused("use_beam_search", Empty, "use 'n' with 'temperature' above 0"),
     refused("length_penalty", ONE, "beam search is not supported"),
     refused("early_stopping", Empty, "beam search is not supported"),
     refused(
@@ -64,7 +64,7 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("min_keep", Numbers(&[0.0, 1.0]), SAMPLER),
     refused("adaptive_target", OFF, SAMPLER),
     refused("samplers", Empty, "the order is fixed: temperature, top_k, top_p, min_p"),
-    refused("repeat_penalty", ONE, "use 'repetition_penalty', which is over the prompt and all that was generated"),
+    refused("repeat_penalty", ONE, "use 'repetition_penalty', which covers the prompt and all generated tokens"),
     refused("n_probs", Empty, "use 'logprobs'"),
     refused("n_indent", Empty, "a minimum indentation is not supported"),
     refused("t_max_predict_ms", OFF, "use the header 'x-request-timeout'"),
@@ -105,7 +105,7 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("dynamic_temperature", Empty, SAMPLER),
     refused("no_repeat_ngram_size", Empty, SAMPLER),
     refused("encoder_repetition_penalty", ONE, SAMPLER),
-    refused("num_beams", ONE, "use 'n' with a temperature above 0"),
+    refused("num_beams", ONE, "use 'n' with 'temperature' above 0"),
     refused("guidance_scale", ONE, SAMPLER),
     refused("negative_prompt", Empty, "write it in the prompt"),
     refused("custom_token_bans", Empty, "use 'logit_bias'"),
@@ -135,7 +135,7 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("data_sources", Empty, SEARCH),
 ];
 
-/// Of `/v1/chat/completions` alone.
+/// Refused by `/v1/chat/completions` only.
 pub const IN_CHATS: &[Refused] = &[
     refused("audio", Neutral::None, "only text is generated"),
     refused("functions", Empty, "it is deprecated; use 'tools'"),
@@ -153,7 +153,7 @@ pub const IN_CHATS: &[Refused] = &[
     refused("prompt_mode", Empty, "use 'reasoning_effort'"),
 ];
 
-/// Of `/v1/completions` alone.
+/// Refused by `/v1/completions` only.
 pub const IN_COMPLETIONS: &[Refused] = &[
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
     refused("messages", Empty, "a completion has a 'prompt'; '/v1/chat/completions' takes messages"),

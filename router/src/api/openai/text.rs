@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, in vLLM's shapes.
+//! `/tokenize`, `/detokenize` and render: decodes the requests and encodes the answers, in vLLM's format.
 
 use rein_text::fields::Read;
 use rein_text::model_text::RenderedPrompt;
@@ -14,7 +14,7 @@ use crate::{
 pub struct Tokenize {
     pub input: TokenizeInput,
     pub model: Option<String>,
-    /// Report the tokens' texts too.
+    /// Return the text of each token.
     pub return_token_strs: bool,
 }
 
@@ -28,7 +28,7 @@ pub struct Detokenize {
     pub tokens: Vec<u32>,
 }
 
-/// A `prompt`, or `messages` and what else a chat is rendered from.
+/// Decodes a `prompt`, or `messages` with the other fields from which a chat is rendered.
 pub fn tokenize(body: &[u8]) -> Result<Read<Tokenize>, Error> {
     super::body(body)?.read(|fields| {
         let return_token_strs = fields.bool("return_token_strs")?.unwrap_or(false);
@@ -100,7 +100,7 @@ pub fn detokenized(text: &[u8]) -> Vec<u8> {
     encoded(&Detokenized { prompt: &String::from_utf8_lossy(text) })
 }
 
-/// Plain data with string keys always encodes.
+/// Encoding plain data with string keys cannot fail.
 fn encoded(answer: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(answer).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The shapes that go out. Field for field OpenAI's, then vLLM's where OpenAI has none.
+//! The JSON of responses: OpenAI's fields, then vLLM's, then this server's own.
 
 use rein_proto::v1;
 use serde::{Serialize, Serializer, ser::SerializeMap};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::request::model::ServedModel;
 pub use crate::request::outcomes::finish_reason;
 
-/// What OpenAI's API says for a logprob that is not known.
+/// OpenAI's value for an unknown logprob.
 const NO_LOGPROB: f32 = -9999.0;
 
 #[derive(Serialize)]
@@ -18,7 +18,7 @@ pub struct ChatChunk<'a> {
     pub model: &'a str,
     pub system_fingerprint: &'a str,
     pub choices: &'a [ChatChoice<'a>],
-    /// None: not asked for. Some(None): null, because it comes at the end.
+    /// None: not requested. Some(None): null, because the last chunk has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +39,7 @@ pub struct ChatChoice<'a> {
     pub token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<GrammarReport>,
-    /// Ours: where and why the finished answer breaks the response's schema.
+    /// Own field: where and why the finished answer violates its schema, choices or regular expression.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub invalid_response: &'a str,
 }
@@ -107,7 +107,7 @@ pub struct ChatBodyChoice<'a> {
     pub token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<GrammarReport>,
-    /// Ours: where and why the finished answer breaks the response's schema.
+    /// Own field: where and why the finished answer violates its schema, choices or regular expression.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub invalid_response: &'a str,
 }
@@ -123,10 +123,10 @@ pub struct Message<'a> {
     pub reasoning: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
-    /// Calls that the output ended in, that broke off, or whose arguments break their schema: not to be executed.
+    /// Calls that must not be executed: incomplete, malformed, or with arguments that violate their schema.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub incomplete_tool_calls: Vec<ToolCall<'a>>,
-    /// Texts where a call belongs that are none.
+    /// Texts in place of a call that could not be parsed.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     pub malformed: &'a [String],
 }
@@ -201,7 +201,7 @@ fn lossy<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> 
     serializer.serialize_str(&String::from_utf8_lossy(bytes))
 }
 
-/// vLLM's: per prompt token null or `{"id": {"logprob", "rank", "decoded_token"}, ...}`, the token itself first.
+/// vLLM's format: per prompt token null or `{"id": {"logprob", "rank", "decoded_token"}, ...}`, the token itself first.
 pub struct PromptLogprobs<'a>(&'a [v1::TokenLogprob]);
 
 pub fn prompt_logprobs(logprobs: &[v1::TokenLogprob]) -> Option<PromptLogprobs<'_>> {
@@ -337,7 +337,7 @@ impl From<&v1::Usage> for Usage {
 }
 
 impl Usage {
-    /// In the middle of an answer, of which the details are not known yet.
+    /// The usage in the middle of an answer, without details.
     pub fn so_far(prompt_tokens: u32, completion_tokens: u32) -> Self {
         Usage {
             prompt_tokens,
@@ -349,7 +349,7 @@ impl Usage {
     }
 }
 
-/// Ours: what the grammar did to a choice.
+/// Own type: what the grammar did to a choice.
 #[derive(Serialize, Debug)]
 pub struct GrammarReport {
     checked: u64,

@@ -19,7 +19,7 @@ fn small() -> Rules {
     rules(json!({"type": "object", "properties": {"a": {"type": "string"}}}))
 }
 
-/// A first attempt does not finish it.
+/// Too costly for a first attempt.
 fn costly() -> Rules {
     let way = |i: usize| json!({"anyOf": [{"required": [format!("a{i}")]}, {"required": [format!("b{i}")]}]});
     rules(json!({"type": "object", "allOf": (0..16).map(way).collect::<Vec<_>>()}))
@@ -31,31 +31,31 @@ fn soon() -> Instant {
 
 #[tokio::test]
 async fn small_grammars_do_not_wait_for_long_ones() {
-    let (compiling, grammars) = (CompileQueue::new(), grammars());
-    let _held = compiling.long.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
-    assert!(compiling.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
+    let (queue, grammars) = (CompileQueue::new(), grammars());
+    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
+    assert!(queue.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn what_was_compiled_waits_for_nothing() {
-    let (compiling, grammars) = (CompileQueue::new(), grammars());
-    compiling.compile(&grammars, small(), None, soon()).await.unwrap();
-    let _held = compiling.first.clone().acquire_many_owned(limits::GRAMMARS_AT_FIRST as u32).await.unwrap();
-    assert!(compiling.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
+async fn cached_grammars_do_not_wait() {
+    let (queue, grammars) = (CompileQueue::new(), grammars());
+    queue.compile(&grammars, small(), None, soon()).await.unwrap();
+    let _held = queue.first_attempts.clone().acquire_many_owned(limits::GRAMMARS_AT_FIRST as u32).await.unwrap();
+    assert!(queue.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deadline_is_heard_while_a_grammar_waits() {
-    let (compiling, grammars) = (CompileQueue::new(), grammars());
-    let _held = compiling.long.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
-    let error = compiling.compile(&grammars, costly(), None, Instant::now() + Duration::from_secs(2)).await;
+async fn waiting_for_a_permit_ends_at_the_deadline() {
+    let (queue, grammars) = (CompileQueue::new(), grammars());
+    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
+    let error = queue.compile(&grammars, costly(), None, Instant::now() + Duration::from_secs(2)).await;
     assert_eq!(error.unwrap_err().kind, Kind::Deadline);
 }
 
 #[tokio::test]
-async fn costly_grammars_are_relaxed_in_their_own_turn() {
-    let (compiling, grammars) = (CompileQueue::new(), grammars());
-    let compiled = compiling.compile(&grammars, costly(), None, soon()).await.unwrap().unwrap();
+async fn costly_grammars_are_relaxed_under_a_long_permit() {
+    let (queue, grammars) = (CompileQueue::new(), grammars());
+    let compiled = queue.compile(&grammars, costly(), None, soon()).await.unwrap().unwrap();
     assert_eq!(compiled.relaxations()[0].keyword, "allOf");
-    assert_eq!(compiling.long.available_permits(), limits::LONG_GRAMMARS, "the turn is over");
+    assert_eq!(queue.long_compiles.available_permits(), limits::LONG_GRAMMARS, "the permit was returned");
 }

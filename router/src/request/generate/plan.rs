@@ -1,4 +1,4 @@
-//! A request's generation with every default filled in, for one prompt.
+//! The parameters of a generation, with every default filled in, for one prompt.
 
 use rein_grammar::Compiled;
 use rein_proto::{
@@ -19,14 +19,14 @@ use crate::{
     },
 };
 
-/// A request's generation with every default filled in, for one prompt.
+/// The parameters of a generation, with every default filled in, for one prompt.
 #[derive(Debug, Clone)]
 pub struct Plan {
     sampling: internal::Sampling,
     pub(super) limits: internal::Limits,
     pub(super) named_stop_ids: Vec<u32>,
     pub(super) stops: StopStrings,
-    /// Stops that are markers of calls: see [`Plan::spare_calls`].
+    /// Stops that are markers of calls: see [`Plan::defer_marker_stops`].
     pub(super) marker_stops: Vec<(&'static str, Stop)>,
     pub(super) n: u32,
     pub(super) logprobs: Option<u32>,
@@ -39,16 +39,16 @@ pub struct Plan {
     restrictions: Restrictions,
     thinking: Option<ThinkingBudget>,
     vocab: usize,
-    /// Compute the prompt and generate nothing.
+    /// Compute the prompt's logprobs and generate nothing.
     pub(super) score_only: bool,
 }
 
-/// What depends on the surface and not on the request.
+/// Defaults that depend on the API, not on the request.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
     /// The request field that holds the prompt.
     pub prompt: &'static str,
-    /// None: the model's generation_config, then as many as the context takes.
+    /// None: the model's generation_config.json, then what the context allows.
     pub max_tokens: Option<u32>,
 }
 
@@ -61,28 +61,28 @@ impl Plan {
         defaults: Defaults,
         seed: u64,
     ) -> Result<Self, Error> {
-        let asked = &generation.limits;
-        let score_only = asked.max_tokens == Some(0);
+        let requested = &generation.limits;
+        let score_only = requested.max_tokens == Some(0);
         let defaults =
             Defaults { max_tokens: defaults.max_tokens.or(model.text.generation.max_new_tokens), ..defaults };
         let max_tokens = max_tokens(generation, bounds, prompt, defaults)?;
-        let eos: &[u32] = if asked.ignore_eos { &[] } else { &model.text.stop_token_ids };
-        let mut stop_token_ids = [eos, &asked.stop_token_ids].concat();
+        let eos: &[u32] = if requested.ignore_eos { &[] } else { &model.text.stop_token_ids };
+        let mut stop_token_ids = [eos, &requested.stop_token_ids].concat();
         stop_token_ids.sort_unstable();
         stop_token_ids.dedup();
         if !generation.script.is_empty() && !bounds.scripted {
-            return Err(Error::unsupported("script", "only the sim engine takes one"));
+            return Err(Error::unsupported("script", "only the sim engine supports a script"));
         }
         Ok(Plan {
             sampling: sampling(&generation.sampling, model, seed),
             limits: internal::Limits {
                 max_tokens,
-                min_tokens: asked.min_tokens.unwrap_or(0),
+                min_tokens: requested.min_tokens.unwrap_or(0),
                 ignore_eos: stop_token_ids.is_empty(),
                 stop_token_ids,
             },
-            named_stop_ids: asked.stop_token_ids.clone(),
-            stops: StopStrings::new(asked.stop.clone(), asked.include_stop),
+            named_stop_ids: requested.stop_token_ids.clone(),
+            stops: StopStrings::new(requested.stop.clone(), requested.include_stop),
             marker_stops: Vec::new(),
             n: generation.choices(),
             logprobs: generation.logprobs,
@@ -99,9 +99,9 @@ impl Plan {
         })
     }
 
-    /// Where tools can be called: a stop that is a marker of the format's calls ends the answer behind the call that
-    /// the marker is a part of, and never inside it. The engine does not know such a stop.
-    pub fn spare_calls(&mut self, model: &ServedModel) {
+    /// For requests that can call tools: a stop that is a marker of the format's calls ends the answer after the call
+    /// that contains the marker, not inside it. The engine does not get such stops.
+    pub fn defer_marker_stops(&mut self, model: &ServedModel) {
         let eos = &model.text.stop_token_ids;
         let token = |id: &&u32| !eos.contains(id);
         let token = self.named_stop_ids.iter().filter(token).filter_map(|id| {
@@ -110,8 +110,8 @@ impl Plan {
         });
         let text = |text: &String| Some((model.format.call_marker(text)?, Stop::Text(text.clone())));
         self.marker_stops = token.chain(self.stops.strings().iter().filter_map(text)).collect();
-        let spared = |id: &u32| self.marker_stops.iter().any(|(_, stop)| *stop == Stop::Token(*id));
-        self.limits.stop_token_ids.retain(|id| !spared(id));
+        let deferred = |id: &u32| self.marker_stops.iter().any(|(_, stop)| *stop == Stop::Token(*id));
+        self.limits.stop_token_ids.retain(|id| !deferred(id));
         self.limits.ignore_eos = self.limits.stop_token_ids.is_empty();
     }
 
@@ -129,36 +129,36 @@ impl Plan {
             hold: self.score_only || self.masks_always(grammar),
             cache_salt: self.cache_salt.clone(),
             logprobs: width(self.logprobs),
-            // The choices of a prompt share its logprobs.
+            // The choices of a prompt share its logprobs, so only the first computes them.
             prompt_logprobs: if choice.is_multiple_of(self.n) { width(self.prompt_logprobs) } else { -1 },
-            finish_is_proposal: self.is_guided(grammar),
+            finish_is_proposal: self.is_checked(grammar),
             script: self.script.clone(),
             protocol: protocol::NUMBER,
             version: protocol::VERSION.into(),
         }
     }
 
-    /// Whether drawn tokens are judged.
-    fn is_guided(&self, grammar: Option<&Grammar>) -> bool {
+    /// Whether the router checks drawn tokens.
+    fn is_checked(&self, grammar: Option<&Grammar>) -> bool {
         grammar.is_some() || !self.restrictions.is_empty() || self.thinking.is_some()
     }
 
     fn masks_always(&self, grammar: Option<&Grammar>) -> bool {
-        self.restrictions.are_narrow() || grammar.is_some_and(|grammar| grammar.always)
+        self.restrictions.has_allow_list() || grammar.is_some_and(|grammar| grammar.always_mask)
     }
 
-    pub(super) fn steered(&self, grammar: Option<&Grammar>) -> Result<Option<SteeredOutput>, Error> {
-        if !self.is_guided(grammar) {
+    pub(super) fn steered_output(&self, grammar: Option<&Grammar>) -> Result<Option<SteeredOutput>, Error> {
+        if !self.is_checked(grammar) {
             return Ok(None);
         }
         let compiled = grammar.map(|grammar| &grammar.compiled);
         let rules = grammar_session::SessionRules {
             matcher: compiled.map(Compiled::matcher).transpose().map_err(Error::from_matcher)?,
             restrictions: self.restrictions.clone(),
-            opening: compiled.map(|compiled| compiled.opening().to_vec()).unwrap_or_default(),
+            call_opening: compiled.map(|compiled| compiled.opening().to_vec()).unwrap_or_default(),
             stop_ids: self.limits.stop_token_ids.clone(),
             vocab: self.vocab,
-            always: self.masks_always(grammar),
+            always_mask: self.masks_always(grammar),
         };
         let (max_tokens, thinking) = (self.limits.max_tokens, self.thinking.clone());
         let session = GrammarSession::new(rules);
@@ -167,22 +167,22 @@ impl Plan {
     }
 }
 
-/// A bad word is refused as vLLM refuses it: as the tokens that spell it, at the beginning of a text and after a blank.
-fn restrictions(asked: &v1::Sampling, model: &ServedModel, bounds: Bounds) -> Result<Restrictions, Error> {
+/// As in vLLM, a bad word is the tokens that spell it, once at the beginning of a text and once after a space.
+fn restrictions(requested: &v1::Sampling, model: &ServedModel, bounds: Bounds) -> Result<Restrictions, Error> {
     let mut words = Vec::new();
-    for word in &asked.bad_words {
+    for word in &requested.bad_words {
         let bare = model.tokens(word.trim_start(), "bad_words")?;
         let spaced = model.tokens(&format!(" {}", word.trim_start()), "bad_words")?;
-        // A blank of its own would be refused wherever the word could begin.
+        // If the space is a token of its own, the tokens after it are those of the bare word.
         if spaced.len() == bare.len() && spaced.first() != bare.first() {
             words.push(spaced);
         }
         words.push(bare);
     }
-    Ok(Restrictions::new(&asked.allowed_token_ids, words, bounds.vocab as usize))
+    Ok(Restrictions::new(&requested.allowed_token_ids, words, bounds.vocab as usize))
 }
 
-/// None: no budget, or the model's format has no reasoning.
+/// The reasoning budget. None: the request sets none, or the model's format has no reasoning.
 fn thinking(generation: &Generation, model: &ServedModel) -> Result<Option<ThinkingBudget>, Error> {
     let (Some(tokens), Some(markers)) = (generation.thinking_token_budget, model.reasoning_markers()) else {
         return Ok(None);
@@ -193,14 +193,14 @@ fn thinking(generation: &Generation, model: &ServedModel) -> Result<Option<Think
     Ok(Some(ThinkingBudget { tokens, open, close }))
 }
 
-/// Keeps the prompt's end, as the request asks.
+/// Drops the beginning of the prompt, as `truncate_prompt_tokens` requests.
 pub fn truncate(prompt: &mut Vec<u32>, generation: &Generation, bounds: Bounds) {
-    let asked = &generation.limits;
+    let requested = &generation.limits;
     let keep = match generation.truncate_prompt_tokens {
         None => return,
         Some(Truncation::To(tokens)) => tokens,
         Some(Truncation::Fitting) => {
-            let generated = asked.max_tokens.unwrap_or(1).max(asked.min_tokens.unwrap_or(0)).max(1);
+            let generated = requested.max_tokens.unwrap_or(1).max(requested.min_tokens.unwrap_or(0)).max(1);
             bounds.context.saturating_sub(generated).max(1)
         }
     };
@@ -209,48 +209,49 @@ pub fn truncate(prompt: &mut Vec<u32>, generation: &Generation, bounds: Bounds) 
 }
 
 fn max_tokens(generation: &Generation, bounds: Bounds, prompt: usize, defaults: Defaults) -> Result<u32, Error> {
-    let (context, asked) = (bounds.context, generation.limits.max_tokens);
+    let (context, requested) = (bounds.context, generation.limits.max_tokens);
     if prompt == 0 {
-        return Err(Error::invalid(defaults.prompt, format!("'{}' gives a prompt of no tokens", defaults.prompt)));
+        return Err(Error::invalid(defaults.prompt, format!("'{}' must have at least one token", defaults.prompt)));
     }
-    // A default gives way to what the request says; a limit of its own is not below 'min_tokens'.
+    // A default is raised to `min_tokens`. A requested limit is not below it: validation has checked that.
     let least = generation.limits.min_tokens.unwrap_or(0).max(1);
-    let wanted = match asked {
-        Some(asked) => format!("'{}' asks for {asked} more", generation.max_tokens_param()),
+    let wanted = match requested {
+        Some(requested) => format!("'{}' asks for {requested} more", generation.max_tokens_param()),
         None if least > 1 => format!("'min_tokens' asks for {least} more"),
-        None => "at least 1 more is to be generated".to_owned(),
+        None => "at least 1 more must be generated".to_owned(),
     };
     let room = (context as usize).saturating_sub(prompt);
-    if (context as usize) < prompt || (asked.unwrap_or(least) as usize) > room {
+    if (context as usize) < prompt || (requested.unwrap_or(least) as usize) > room {
         let message =
             format!("the prompt has {prompt} tokens and {wanted}, but this model's context is {context} tokens");
         return Err(Error { code: Some("context_length_exceeded"), ..Error::invalid(defaults.prompt, message) });
     }
-    // `room` is below `context`, so it fits. An engine is asked for at least one token, also if it is stopped before.
-    Ok(asked.or(defaults.max_tokens.map(|default| default.max(least))).unwrap_or(u32::MAX).min(room as u32).max(1))
+    // `room` is at most `context`, so it fits into u32. Engines need a limit of at least 1, even to score a prompt
+    // only.
+    Ok(requested.or(defaults.max_tokens.map(|default| default.max(least))).unwrap_or(u32::MAX).min(room as u32).max(1))
 }
 
-/// The request's word, then the model's generation_config, then the API's default.
-fn sampling(asked: &v1::Sampling, model: &ServedModel, seed: u64) -> internal::Sampling {
+/// The request's value, else that of the model's generation_config.json, else the API's default.
+fn sampling(requested: &v1::Sampling, model: &ServedModel, seed: u64) -> internal::Sampling {
     let model = &model.text.generation;
     let greedy = (model.do_sample == Some(false)).then_some(0.0);
     let mut logit_bias: Vec<_> =
-        asked.logit_bias.iter().map(|(&token, &bias)| internal::LogitBias { token, bias }).collect();
+        requested.logit_bias.iter().map(|(&token, &bias)| internal::LogitBias { token, bias }).collect();
     logit_bias.sort_unstable_by_key(|bias| bias.token);
     internal::Sampling {
-        temperature: asked.temperature.or(greedy).or(model.temperature).unwrap_or(1.0),
-        top_p: asked.top_p.or(model.top_p).unwrap_or(1.0),
-        top_k: asked.top_k.or(model.top_k).unwrap_or(0),
-        min_p: asked.min_p.or(model.min_p).unwrap_or(0.0),
-        repetition_penalty: asked.repetition_penalty.or(model.repetition_penalty).unwrap_or(1.0),
-        presence_penalty: asked.presence_penalty.unwrap_or(0.0),
-        frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
+        temperature: requested.temperature.or(greedy).or(model.temperature).unwrap_or(1.0),
+        top_p: requested.top_p.or(model.top_p).unwrap_or(1.0),
+        top_k: requested.top_k.or(model.top_k).unwrap_or(0),
+        min_p: requested.min_p.or(model.min_p).unwrap_or(0.0),
+        repetition_penalty: requested.repetition_penalty.or(model.repetition_penalty).unwrap_or(1.0),
+        presence_penalty: requested.presence_penalty.unwrap_or(0.0),
+        frequency_penalty: requested.frequency_penalty.unwrap_or(0.0),
         logit_bias,
         seed,
     }
 }
 
-/// The first choice draws with the request's seed, so that it is the same whatever `n` is.
+/// The first choice uses the request's seed itself, so that it is the same for every `n`.
 fn derived_seed(seed: u64, choice: u32) -> u64 {
     if choice == 0 {
         return seed;

@@ -1,4 +1,4 @@
-//! What the grammar decided about each token, for requests that ask for it.
+//! Records the grammar's decision about each token, for requests with `return_decisions`.
 
 use super::Refusal;
 use crate::limits;
@@ -14,7 +14,7 @@ pub enum TokenOrigin {
     Forced,
 }
 
-/// A generated token, and the tokens that were drawn in its place before and refused.
+/// A generated token, and the tokens that were drawn in its place and refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenDecision {
     pub id: u32,
@@ -27,9 +27,9 @@ pub struct TokenDecision {
 pub(super) struct Decisions {
     recorded: usize,
     new: Vec<TokenDecision>,
-    /// Refused since the last token that stands.
+    /// Tokens refused since the last accepted token.
     refused: Vec<Refusal>,
-    /// The next draw is made under a mask.
+    /// The engine draws the next token under a mask.
     masked: bool,
 }
 

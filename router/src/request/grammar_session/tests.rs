@@ -1,5 +1,5 @@
-//! A toy engine of any latency, to hold the guide to its promises: same tokens whatever the timing, same tokens as with
-//! masks at every step when greedy, same distribution when not.
+//! Tests the session with a toy engine of variable latency: timing changes no token, greedy output equals that with
+//! masks at every step, and sampled output has the same distribution.
 
 use std::sync::Arc;
 
@@ -34,19 +34,26 @@ fn matcher(rules: &Rules) -> Matcher {
     Grammars::new(format(), Arc::new(vocab)).compile(rules).unwrap().unwrap().matcher().unwrap()
 }
 
-/// Without an opening for calls.
+/// A session in which a stop token never begins a call.
 fn plain(matcher: Matcher, always: bool) -> GrammarSession {
-    opened(matcher, &[], always)
+    with_call_opening(matcher, &[], always)
 }
 
-fn opened(matcher: Matcher, opening: &[u32], always: bool) -> GrammarSession {
+fn with_call_opening(matcher: Matcher, opening: &[u32], always: bool) -> GrammarSession {
     restricted(Some(matcher), Restrictions::default(), opening, always)
 }
 
 fn restricted(matcher: Option<Matcher>, restrictions: Restrictions, opening: &[u32], always: bool) -> GrammarSession {
     let vocab = 256 + MARKERS.len();
-    let (opening, stop_ids) = (opening.to_vec(), vec![END]);
-    GrammarSession::new(super::SessionRules { matcher, restrictions, opening, stop_ids, vocab, always })
+    let (call_opening, stop_ids) = (opening.to_vec(), vec![END]);
+    GrammarSession::new(super::SessionRules {
+        matcher,
+        restrictions,
+        call_opening,
+        stop_ids,
+        vocab,
+        always_mask: always,
+    })
 }
 
 fn weather(choice: ToolChoice) -> Rules {
@@ -69,22 +76,22 @@ fn unit(x: u64) -> f64 {
     (x >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A model: what it draws is a pure function of the tokens before, the seed, and whether a mask applies.
-struct ServedModel {
+/// A model whose draws are a pure function of the tokens before, the seed, and whether a mask applies.
+struct ToyModel {
     seed: u64,
     greedy: bool,
-    /// Extra weight of a few ids, so that a draw can be likely.
+    /// Extra weights of a few ids, which make them likely.
     likes: Vec<(u32, f64)>,
 }
 
-impl ServedModel {
+impl ToyModel {
     fn draw(&self, tokens: &[u32], mask: Option<&[u8]>) -> u32 {
         let state = tokens.iter().fold(self.seed, |state, &id| mix(state, u64::from(id)));
         let weight = |id: u32| {
             let allowed = mask.is_none_or(|mask| mask[id as usize / 8] >> (id % 8) & 1 == 1);
             let liked = self.likes.iter().find(|(liked, _)| *liked == id).map_or(1.0, |(_, weight)| *weight);
-            // A greedy model's preferences differ at every position; a drawing one's do not, so that they can be
-            // counted.
+            // A greedy model's weights differ at every position. Those of a drawing model do not, so that its draws
+            // can be counted.
             let base = if self.greedy { unit(mix(state, u64::from(id) + 7)) } else { 1.0 };
             if allowed { base * liked } else { 0.0 }
         };
@@ -101,19 +108,19 @@ impl ServedModel {
     }
 }
 
-/// Runs until the output ends or `max` tokens stand. `ahead(step)`: tokens that the engine draws before it is heard.
+/// Runs until the output ends or has `max` tokens. `ahead(step)` is how many tokens the engine draws per message.
 fn run(
     mut session: GrammarSession,
-    model: &ServedModel,
+    model: &ToyModel,
     max: usize,
     ahead: impl Fn(usize) -> usize,
 ) -> (Vec<u32>, GrammarStats) {
     let mut tokens: Vec<u32> = Vec::new();
-    let (mut mask, mut hold) = (None, session.always);
+    let (mut mask, mut hold) = (None, session.always_mask);
     let mut outcome = session.begin(max).unwrap();
     let mut batch: Vec<u32> = Vec::new();
     for step in 0.. {
-        tokens.extend(&batch[..outcome.stand]);
+        tokens.extend(&batch[..outcome.accepted]);
         let keep = tokens.len();
         tokens.extend(&outcome.forced);
         if outcome.ended || tokens.len() >= max {
@@ -125,8 +132,8 @@ fn run(
                 (mask, hold) = (steering.mask, steering.hold);
             }
             None => {
-                assert_eq!((outcome.stand, outcome.forced.len()), (batch.len(), 0));
-                assert!(!hold, "the engine would wait for ever");
+                assert_eq!((outcome.accepted, outcome.forced.len()), (batch.len(), 0));
+                assert!(!hold, "the engine would wait forever");
             }
         }
         let mut drawn = tokens.clone();
@@ -135,7 +142,7 @@ fn run(
             drawn.push(model.draw(&drawn, mask.take().as_deref()));
         }
         batch = drawn.split_off(tokens.len());
-        outcome = session.take(&batch, max - tokens.len()).unwrap();
+        outcome = session.check(&batch, max - tokens.len()).unwrap();
     }
     (tokens, session.stats())
 }
@@ -146,9 +153,9 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
     for (seed, choice) in (0..60).zip([ToolChoice::Required, ToolChoice::Auto, ToolChoice::None].iter().cycle()) {
         let matcher = matcher(&weather(choice.clone()));
         let likes = vec![(END, 1.2), (259, 1.3)];
-        let model = ServedModel { seed, greedy: true, likes };
+        let model = ToyModel { seed, greedy: true, likes };
         let opening: &[u32] = if *choice == ToolChoice::Required { &[259] } else { &[] };
-        let session = |always| opened(matcher.clone(), opening, always);
+        let session = |always| with_call_opening(matcher.clone(), opening, always);
         let (masked, stats) = run(session(true), &model, 120, |_| 1);
         let opened = u64::from(!opening.is_empty());
         assert!(stats.refused <= opened, "nothing but an early end is refused under masks");
@@ -165,7 +172,7 @@ fn timing_and_masks_do_not_change_greedy_tokens() {
 fn timing_does_not_change_drawn_tokens() {
     for seed in 0..60 {
         let matcher = matcher(&weather(ToolChoice::Required));
-        let model = ServedModel { seed, greedy: false, likes: vec![(259, 40.0), (END, 9.0)] };
+        let model = ToyModel { seed, greedy: false, likes: vec![(259, 40.0), (END, 9.0)] };
         let at = |latency: usize| run(plain(matcher.clone(), false), &model, 150, |_| latency);
         let (first, stats) = at(1);
         assert!(stats.refused > 0 && stats.forced > 0 && stats.held > 0, "{stats:?}");
@@ -175,8 +182,7 @@ fn timing_does_not_change_drawn_tokens() {
     }
 }
 
-/// The second token after an accepted first one is drawn as if a mask had been there all along: chi-square over 8,000
-/// draws.
+/// Refusing and redrawing has the same distribution as masks at every step: chi-square test over 8,000 draws.
 #[test]
 fn refusing_and_redrawing_is_masked_sampling() {
     let rules = Rules { response: Some(Response::Regex("[a-h][0-9]?x".into())), parallel: true, ..Rules::default() };
@@ -187,9 +193,9 @@ fn refusing_and_redrawing_is_masked_sampling() {
     let count = |always: bool| {
         let mut counts = [0u32; 8];
         for seed in 0..draws {
-            let model = ServedModel { seed: mix(seed, u64::from(always)), greedy: false, likes: likes.clone() };
+            let model = ToyModel { seed: mix(seed, u64::from(always)), greedy: false, likes: likes.clone() };
             let (tokens, _) = run(plain(matcher.clone(), always), &model, 1, |_| 1);
-            // Blanks before an answer are allowed, too.
+            // The grammar allows blanks before an answer.
             let letter = tokens[0].wrapping_sub(u32::from(b'a')) as usize;
             if let Some(count) = counts.get_mut(letter) {
                 *count += 1;
@@ -197,7 +203,7 @@ fn refusing_and_redrawing_is_masked_sampling() {
         }
         counts
     };
-    // 7 degrees of freedom: above 24.3 once in a thousand.
+    // With 7 degrees of freedom, chi-square is above 24.3 with a probability of 0.001.
     for counts in [count(false), count(true)] {
         let draws: u32 = counts.iter().sum();
         assert!(draws > 7_000, "{counts:?}");
@@ -214,72 +220,72 @@ fn refusing_and_redrawing_is_masked_sampling() {
 }
 
 #[test]
-fn a_model_that_wants_to_end_but_must_call_opens_a_call() {
-    let mut session = opened(matcher(&weather(ToolChoice::Required)), &[259], false);
+fn a_stop_token_begins_a_call_if_a_call_is_required() {
+    let mut session = with_call_opening(matcher(&weather(ToolChoice::Required)), &[259], false);
     session.begin(100).unwrap();
-    let outcome = session.take(&[u32::from(b'\n'), END], 100).unwrap();
-    assert_eq!((outcome.stand, &outcome.forced[..2]), (1, [259, 261].as_slice()));
+    let outcome = session.check(&[u32::from(b'\n'), END], 100).unwrap();
+    assert_eq!((outcome.accepted, &outcome.forced[..2]), (1, [259, 261].as_slice()));
     assert!(outcome.steering.is_some() && !outcome.ended);
     let mut free = plain(matcher(&weather(ToolChoice::Auto)), false);
     free.begin(100).unwrap();
-    let outcome = free.take(&[u32::from(b'h'), END], 100).unwrap();
-    assert!(outcome.ended && outcome.stand == 2);
+    let outcome = free.check(&[u32::from(b'h'), END], 100).unwrap();
+    assert!(outcome.ended && outcome.accepted == 2);
 }
 
 #[test]
-fn holding_begins_after_refusals_and_lets_go() {
+fn hold_begins_after_refusals_and_ends() {
     let mut hold = Hold::default();
     for _ in 1..limits::HOLD_REFUSALS {
         hold.refused();
         hold.accepted();
-        assert!(!hold.on());
+        assert!(!hold.is_active());
     }
     hold.refused();
-    assert!(hold.on());
+    assert!(hold.is_active());
     for _ in 1..limits::HOLD_TOKENS {
         hold.accepted();
-        assert!(hold.on());
+        assert!(hold.is_active());
     }
     hold.accepted();
-    assert!(!hold.on());
+    assert!(!hold.is_active());
     for _ in 0..limits::HOLD_WINDOW {
         hold.accepted();
     }
     hold.refused();
-    assert!(!hold.on(), "what is long ago does not count");
+    assert!(!hold.is_active(), "old refusals do not count");
 }
 
 #[test]
-fn a_call_is_forced_where_nothing_else_can_come() {
+fn a_call_is_forced_where_the_grammar_allows_nothing_else() {
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
     assert!(session.begin(100).unwrap().forced.is_empty());
-    // The engine opens the section; the rest up to the first argument is the grammar's.
-    let outcome = session.take(&[259], 100).unwrap();
+    // The engine draws the section's marker; the grammar forces everything up to the first argument.
+    let outcome = session.check(&[259], 100).unwrap();
     let text: Vec<u8> = outcome.forced.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
     assert!(text.starts_with(b"functions.get_weather:0"), "{:?}", String::from_utf8_lossy(&text));
     assert_eq!(outcome.forced[0], 261);
-    // Where it drew on, what agrees stands and the rest is overruled, without counting against it.
+    // Draws beyond it are accepted while they agree, then overruled without counting as refused.
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
     session.begin(100).unwrap();
-    let overruled = session.take(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
-    assert_eq!(overruled.stand, 3);
+    let overruled = session.check(&[259, 261, u32::from(b'f'), u32::from(b'z')], 100).unwrap();
+    assert_eq!(overruled.accepted, 3);
     assert_eq!(overruled.forced, outcome.forced[2..]);
     assert_eq!(session.stats().refused, 0);
-    // No room: no more than that.
+    // No more tokens are forced than fit.
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false);
     session.begin(4).unwrap();
-    let outcome = session.take(&[259], 4).unwrap();
+    let outcome = session.check(&[259], 4).unwrap();
     assert_eq!(outcome.forced.len(), 3);
 }
 
 #[test]
-fn decisions_tell_how_each_token_came_about() {
+fn decisions_report_the_origin_of_each_token() {
     let z = u32::from(b'z');
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
     session.begin(100).unwrap();
-    assert_eq!(session.take(&[z], 100).unwrap().stand, 0);
-    assert_eq!(session.take_decisions(), [], "nothing stands yet");
-    let forced = session.take(&[259], 100).unwrap().forced;
+    assert_eq!(session.check(&[z], 100).unwrap().accepted, 0);
+    assert_eq!(session.take_decisions(), [], "no token was accepted yet");
+    let forced = session.check(&[259], 100).unwrap().forced;
     let decisions = session.take_decisions();
     let refused = vec![Refusal { position: 0, id: z }];
     assert_eq!(decisions[0], TokenDecision { id: 259, origin: TokenOrigin::Masked, refused });
@@ -289,21 +295,21 @@ fn decisions_tell_how_each_token_came_about() {
     // Without a refusal the token is drawn without a mask.
     let mut session = plain(matcher(&weather(ToolChoice::Required)), false).with_decisions();
     session.begin(100).unwrap();
-    session.take(&[259], 100).unwrap();
+    session.check(&[259], 100).unwrap();
     assert_eq!(session.take_decisions()[0], TokenDecision { id: 259, origin: TokenOrigin::Drawn, refused: vec![] });
-    assert_eq!(session.take_decisions(), [], "each decision is told once");
+    assert_eq!(session.take_decisions(), [], "each decision is reported once");
 }
 
 #[test]
-fn decisions_are_recorded_only_where_asked_and_up_to_a_limit() {
+fn decisions_are_recorded_on_request_and_up_to_a_limit() {
     let mut session = restricted(None, Restrictions::default(), &[], false);
-    session.take(&[1, 2], 100).unwrap();
+    session.check(&[1, 2], 100).unwrap();
     assert_eq!(session.take_decisions(), []);
     let mut session = restricted(None, Restrictions::default(), &[], false).with_decisions();
     let most = limits::DECISIONS_TOLD;
-    session.take(&vec![1; most + 1], most + 1).unwrap();
+    session.check(&vec![1; most + 1], most + 1).unwrap();
     assert_eq!(session.take_decisions().len(), most);
-    session.take(&[1], 1).unwrap();
+    session.check(&[1], 1).unwrap();
     assert_eq!(session.take_decisions(), []);
 }
 
@@ -323,8 +329,8 @@ fn a_stop_token_that_a_grammar_names_ends_the_output() {
         let rules = Rules { response: Some(response.clone()), parallel: true, ..Rules::default() };
         let matcher = matcher(&rules);
         for (seed, always) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
-            // It never reasons, which would only be longer.
-            let model = ServedModel { seed, greedy: true, likes: vec![(257, 0.0), (END, 1.5)] };
+            // Never reasons: that would only make the output longer.
+            let model = ToyModel { seed, greedy: true, likes: vec![(257, 0.0), (END, 1.5)] };
             let (tokens, stats) = run(plain(matcher.clone(), always), &model, 40, |_| 3);
             assert_eq!(tokens.last(), Some(&END), "{response:?}, seed {seed}: {tokens:?}");
             assert!(stats.refused <= 3, "{response:?}: {stats:?}");
@@ -333,18 +339,18 @@ fn a_stop_token_that_a_grammar_names_ends_the_output() {
 }
 
 #[test]
-fn refusals_at_one_place_are_bounded() {
+fn consecutive_refusals_are_bounded() {
     let rules = Rules { response: Some(Response::Regex("a".into())), parallel: true, ..Rules::default() };
     let mut session = plain(matcher(&rules), false);
     session.begin(100).unwrap();
-    // An engine that disregards the mask.
-    let refused = (1..).find_map(|draws| session.take(&[u32::from(b'z')], 100).err().map(|error| (draws, error)));
+    // The engine ignores the mask.
+    let refused = (1..).find_map(|draws| session.check(&[u32::from(b'z')], 100).err().map(|error| (draws, error)));
     let bound = limits::REFUSALS_IN_A_ROW;
     assert_eq!(refused, Some((bound, MatcherError::NoProgress(bound).into())));
 }
 
 #[test]
-fn what_a_grammar_allows_no_more_is_the_clients_error_and_a_defect_is_not() {
+fn dead_ends_and_limits_are_the_clients_errors_and_defects_are_internal() {
     use crate::error::{Error, Kind};
     let seen = |error| {
         let error = Error::from_matcher(error);
@@ -366,33 +372,33 @@ fn restricted_tokens_are_refused_with_and_without_a_grammar() {
     for matcher in [None, Some(matcher(&weather(ToolChoice::Auto)))] {
         let mut session = restricted(matcher, Restrictions::new(&[], words.clone(), 300), &[], false);
         session.begin(100).unwrap();
-        let outcome = session.take(&[byte('x'), byte('c'), byte('a'), byte('c'), byte('z')], 100).unwrap();
-        assert_eq!((outcome.stand, outcome.forced.len()), (3, 0));
+        let outcome = session.check(&[byte('x'), byte('c'), byte('a'), byte('c'), byte('z')], 100).unwrap();
+        assert_eq!((outcome.accepted, outcome.forced.len()), (3, 0));
         let mask = outcome.steering.unwrap().mask.unwrap();
         let allowed = |id: u32| mask[id as usize / 8] >> (id % 8) & 1 == 1;
         assert!(!allowed(byte('b')) && !allowed(byte('c')) && allowed(byte('a')) && allowed(byte('d')) && allowed(END));
         assert_eq!(mask.len(), (256 + MARKERS.len()).div_ceil(8));
-        // What is drawn instead goes on.
-        assert_eq!(session.take(&[byte('a'), byte('d'), byte('c')], 100).unwrap().stand, 3);
+        // Other draws are accepted.
+        assert_eq!(session.check(&[byte('a'), byte('d'), byte('c')], 100).unwrap().accepted, 3);
     }
 }
 
 #[test]
-fn allowed_tokens_are_drawn_under_masks_and_end_only_where_the_end_is_one_of_them() {
+fn with_allowed_tokens_every_draw_is_masked_and_only_an_allowed_stop_token_ends_the_output() {
     let mut session = restricted(None, Restrictions::new(&[byte('a')], vec![], 300), &[], true);
     let mask = session.begin(100).unwrap().steering.unwrap().mask.unwrap();
     assert_eq!(mask.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
-    assert_eq!(session.take(&[byte('a')], 100).unwrap().stand, 1);
-    let refused = session.take(&[END], 100).unwrap();
-    assert_eq!((refused.stand, refused.ended), (0, false));
-    // Nothing that the grammar allows is allowed.
+    assert_eq!(session.check(&[byte('a')], 100).unwrap().accepted, 1);
+    let refused = session.check(&[END], 100).unwrap();
+    assert_eq!((refused.accepted, refused.ended), (0, false));
+    // The only allowed token is one that the grammar refuses.
     let none = Restrictions::new(&[END], vec![], 300);
     let mut session = restricted(Some(matcher(&weather(ToolChoice::Required))), none, &[], true);
     assert_eq!(session.begin(100).map(|_| ()), Err(GrammarSessionError::NothingLeft));
 }
 
 #[test]
-fn reasoning_is_ended_where_the_grammar_lets_it() {
+fn reasoning_is_closed_where_the_grammar_allows_it() {
     let think = 256 + MARKERS.iter().position(|marker| *marker == "</think>").unwrap() as u32;
     let rules = rein_grammar::Rules { start: rein_grammar::Region::Reasoning, ..weather(ToolChoice::Auto) };
     for matcher in [None, Some(matcher(&rules))] {
@@ -400,16 +406,16 @@ fn reasoning_is_ended_where_the_grammar_lets_it() {
         let mut session = restricted(matcher, Restrictions::default(), &[], false);
         session.begin(100).unwrap();
         // The first byte of a character.
-        session.take(&[byte('w'), 0xC3], 100).unwrap();
+        session.check(&[byte('w'), 0xC3], 100).unwrap();
         assert_eq!(session.force(&[think], 100).unwrap().is_none(), bound);
         if bound {
-            session.take(&[0xA9], 100).unwrap();
-            assert!(session.force(&[think], 0).unwrap().is_none(), "there is no room for it");
+            session.check(&[0xA9], 100).unwrap();
+            assert!(session.force(&[think], 0).unwrap().is_none(), "the tokens do not fit");
             let outcome = session.force(&[think], 100).unwrap().unwrap();
-            assert_eq!((outcome.stand, outcome.forced.as_slice()), (0, [think].as_slice()));
+            assert_eq!((outcome.accepted, outcome.forced.as_slice()), (0, [think].as_slice()));
             let steering = outcome.steering.unwrap();
             assert_eq!((steering.keep, steering.append, steering.mask), (3, vec![think], None));
         }
-        assert!(session.take(&[byte('t'), END], 100).unwrap().stand == 2);
+        assert!(session.check(&[byte('t'), END], 100).unwrap().accepted == 2);
     }
 }

@@ -4,10 +4,10 @@ use super::*;
 use crate::error::Kind;
 
 #[tokio::test(start_paused = true)]
-async fn the_budget_is_shared_given_back_and_free_for_small_requests() {
+async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
     let memory = RequestMemory::new(1);
     let until = Instant::now() + Duration::from_secs(60);
-    let (mut first, mut second, mut small) = (memory.hold(), memory.hold(), memory.hold());
+    let (mut first, mut second, mut small) = (memory.open_charge(), memory.open_charge(), memory.open_charge());
     first.charge(limits::HELD_BYTES - UNIT, until).await.unwrap();
     let began = Instant::now();
     let error = second.charge(limits::HELD_BYTES / 2, until).await.unwrap_err();

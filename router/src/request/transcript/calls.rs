@@ -1,177 +1,179 @@
-//! The calls of one choice: what is reported of them, when, and the outcome of each.
+//! The tool calls of one choice: which events they become, when, and the outcome of each.
 
 use rein_proto::v1::{self, chat_event};
 
-use super::{Flow, Transcript, aside};
+use super::{Flow, Transcript, run_validation};
 
-/// The call that is being read.
-pub(super) struct CallSoFar {
+/// The call that is being parsed.
+pub(super) struct CurrentCall {
     id: String,
     name: String,
     arguments: String,
-    /// It is told when it is whole, since what has been sent cannot be taken back.
-    held: bool,
+    /// Emitted only when it is complete and valid, because sent events cannot be taken back.
+    buffered: bool,
 }
 
 /// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Whole, and its schema accepts the arguments.
+pub(crate) enum CallOutcome {
+    /// Complete, and its arguments satisfy the schema.
     Valid,
     /// The output ended inside it.
     Incomplete,
-    /// It broke off, or could not be read at all.
+    /// It broke off before its end, or could not be parsed.
     Malformed,
-    /// Whole, and its schema refuses the arguments.
+    /// Complete, but its arguments violate the schema.
     Invalid,
 }
 
-impl Outcome {
-    pub(crate) const ALL: [Outcome; 4] = [Outcome::Valid, Outcome::Incomplete, Outcome::Malformed, Outcome::Invalid];
+impl CallOutcome {
+    pub(crate) const ALL: [CallOutcome; 4] =
+        [CallOutcome::Valid, CallOutcome::Incomplete, CallOutcome::Malformed, CallOutcome::Invalid];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Outcome::Valid => "valid",
-            Outcome::Incomplete => "incomplete",
-            Outcome::Malformed => "malformed",
-            Outcome::Invalid => "invalid",
+            CallOutcome::Valid => "valid",
+            CallOutcome::Incomplete => "incomplete",
+            CallOutcome::Malformed => "malformed",
+            CallOutcome::Invalid => "invalid",
         }
     }
 }
 
-/// How the calls of one choice came out.
+/// The outcomes of the calls of one choice.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CallReport {
-    /// By the place in [`Outcome::ALL`].
-    pub outcomes: [u64; Outcome::ALL.len()],
-    /// Texts where a call belongs that are none.
+    /// Number of calls per outcome, in the order of [`CallOutcome::ALL`].
+    pub outcomes: [u64; CallOutcome::ALL.len()],
+    /// Texts in place of a call that could not be parsed.
     pub malformed: Vec<String>,
     /// Calls that must not be executed.
     pub incomplete: Vec<v1::ToolCall>,
 }
 
 impl CallReport {
-    fn count(&mut self, outcome: Outcome) {
+    fn count(&mut self, outcome: CallOutcome) {
         self.outcomes[outcome as usize] += 1;
     }
 }
 
 impl Transcript {
-    /// A call is told as it grows where the grammar makes sure that it comes out whole and valid. Without a grammar,
-    /// and where the grammar is laxer than the tool's schema, it is told when it is whole.
+    /// A call is streamed if the grammar guarantees that its arguments satisfy the schema. Without a grammar, or if the
+    /// grammar does not enforce all of the tool's schema, it is emitted when it is complete.
     pub(super) fn begin_call(&mut self, name: String) {
-        let grammar = self.opening.grammar.as_ref();
-        let held = grammar.is_none_or(|grammar| grammar.relaxations().iter().any(|relaxation| relaxation.tool == name));
-        let id = self.model.call_id(&name, self.opening.calls_before + self.begun_calls);
-        self.begun_calls += 1;
-        self.call = Some(CallSoFar { id, name, arguments: String::new(), held });
-        if !held {
-            self.tell_call_start();
+        let grammar = self.options.grammar.as_ref();
+        let buffered =
+            grammar.is_none_or(|grammar| grammar.relaxations().iter().any(|relaxation| relaxation.tool == name));
+        let id = self.model.call_id(&name, self.options.calls_before + self.started_calls);
+        self.started_calls += 1;
+        self.call = Some(CurrentCall { id, name, arguments: String::new(), buffered });
+        if !buffered {
+            self.emit_call_start();
         }
     }
 
-    fn tell_call_start(&mut self) {
+    fn emit_call_start(&mut self) {
         let Some(call) = &self.call else { return };
-        let index = self.told_calls;
+        let index = self.reported_calls;
         let start = v1::ToolCallStart { index, id: call.id.clone(), name: call.name.clone() };
-        self.told_calls += 1;
+        self.reported_calls += 1;
         self.emit(chat_event::Event::ToolCallStart(start));
     }
 
-    pub(super) fn tell_arguments(&mut self, text: String) {
+    pub(super) fn push_arguments(&mut self, text: String) {
         let Some(call) = &mut self.call else { return };
         call.arguments.push_str(&text);
-        if !call.held {
-            let index = self.told_calls.saturating_sub(1);
+        if !call.buffered {
+            let index = self.reported_calls.saturating_sub(1);
             self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text }));
         }
     }
 
     pub(super) fn end_call(&mut self, complete: bool) {
         let Some(call) = &self.call else { return };
-        let (held, arguments) = (call.held, call.arguments.clone());
-        let outcome = self.judge_call(complete);
-        let valid = outcome == Outcome::Valid;
+        let (buffered, arguments) = (call.buffered, call.arguments.clone());
+        let outcome = self.validate_call(complete);
+        let valid = outcome == CallOutcome::Valid;
         self.report.count(outcome);
-        if held && valid {
-            self.tell_call_start();
-            let index = self.told_calls.saturating_sub(1);
+        if buffered && valid {
+            self.emit_call_start();
+            let index = self.reported_calls.saturating_sub(1);
             self.emit(chat_event::Event::ArgumentsDelta(v1::ArgumentsDelta { index, text: arguments }));
         }
-        if !held || valid {
-            let index = self.told_calls.saturating_sub(1);
+        if !buffered || valid {
+            let index = self.reported_calls.saturating_sub(1);
             self.emit(chat_event::Event::ToolCallEnd(v1::ToolCallEnd { index, complete: valid }));
         }
         self.calls += usize::from(valid);
-        self.behind_call = true;
-        let Some(CallSoFar { id, name, arguments, .. }) = self.call.take().filter(|_| !valid) else { return };
+        self.after_call = true;
+        let Some(CurrentCall { id, name, arguments, .. }) = self.call.take().filter(|_| !valid) else { return };
         self.report.incomplete.push(v1::ToolCall { id, name, arguments });
     }
 
-    fn judge_call(&self, complete: bool) -> Outcome {
-        let Some(call) = &self.call else { return Outcome::Malformed };
+    fn validate_call(&self, complete: bool) -> CallOutcome {
+        let Some(call) = &self.call else { return CallOutcome::Malformed };
         if !complete {
-            return if self.over { Outcome::Incomplete } else { Outcome::Malformed };
+            return if self.finished { CallOutcome::Incomplete } else { CallOutcome::Malformed };
         }
-        let Some(grammar) = &self.opening.grammar else { return Outcome::Valid };
+        let Some(grammar) = &self.options.grammar else { return CallOutcome::Valid };
         let quick = grammar.judges_quickly(Some(&call.name), call.arguments.len());
-        match aside(quick, || grammar.validate(&call.name, &call.arguments)) {
-            Ok(()) => Outcome::Valid,
+        match run_validation(quick, || grammar.validate(&call.name, &call.arguments)) {
+            Ok(()) => CallOutcome::Valid,
             Err(violation) => {
-                let (span, name) = (&self.opening.span, &call.name);
-                tracing::info!(parent: span, %violation, name, "a finished call breaks its schema");
-                Outcome::Invalid
+                let (span, name) = (&self.options.span, &call.name);
+                tracing::info!(parent: span, %violation, name, "a finished tool call violates its schema");
+                CallOutcome::Invalid
             }
         }
     }
 
-    /// Text where a call belongs that is none. It is searched for stop strings like text.
-    pub(super) fn tell_malformed(&mut self, text: &str) -> Flow {
-        let behind_call = std::mem::take(&mut self.behind_call);
-        if self.over && self.length {
-            self.keep_cut(text, behind_call);
+    /// Handles text in place of a call that could not be parsed. It is searched for stop strings, like other text.
+    pub(super) fn push_malformed(&mut self, text: &str) -> Flow {
+        let after_call = std::mem::take(&mut self.after_call);
+        if self.finished && self.by_length {
+            self.record_truncated_call(text, after_call);
             return Flow::Continue;
         }
-        if !behind_call {
-            self.report.count(Outcome::Malformed);
+        if !after_call {
+            self.report.count(CallOutcome::Malformed);
         }
         let scanned = self.scan(text);
         let mut text = scanned.text;
         if scanned.matched.is_none() {
-            text.push_str(&self.opening.stops.flush());
+            text.push_str(&self.options.stops.flush());
         }
         if !text.is_empty() {
             self.report.malformed.push(text.clone());
             self.emit(chat_event::Event::Malformed(v1::Malformed { text }));
         }
-        self.end_if(scanned.matched)
+        self.end_at_stop(scanned.matched)
     }
 
-    /// What the length cut off of a call: behind one that was told in part, the rest of it, else a call without a name.
-    pub(super) fn keep_cut(&mut self, text: &str, behind_call: bool) {
-        match self.report.incomplete.last_mut().filter(|_| behind_call) {
+    /// Records the text of a call that the length limit cut off: the rest of the last call, or a call without a name.
+    pub(super) fn record_truncated_call(&mut self, text: &str, after_call: bool) {
+        match self.report.incomplete.last_mut().filter(|_| after_call) {
             Some(call) => call.arguments.push_str(text),
             None => {
-                self.report.count(Outcome::Incomplete);
+                self.report.count(CallOutcome::Incomplete);
                 self.report.incomplete.push(v1::ToolCall { arguments: text.to_owned(), ..v1::ToolCall::default() });
             }
         }
     }
 
-    /// For whoever runs this: a client may not look at what it cannot execute.
-    pub(super) fn warn_of_calls(&self, reason: v1::FinishReason) {
+    /// Logs calls that cannot be executed: their loss would go unnoticed if the client ignores them.
+    pub(super) fn warn_about_calls(&self, reason: v1::FinishReason) {
         let report = &self.report;
         if report.malformed.is_empty() && report.incomplete.is_empty() {
             return;
         }
         let names: Vec<&str> = report.incomplete.iter().map(|call| call.name.as_str()).collect();
         tracing::warn!(
-            parent: &self.opening.span,
-            choice = self.opening.index,
+            parent: &self.options.span,
+            choice = self.options.index,
             finish_reason = reason.as_str_name(),
             incomplete = names.join(", "),
             malformed = report.malformed.len(),
-            "the answer holds calls that are not whole"
+            "the answer has incomplete or malformed tool calls"
         );
     }
 }

@@ -10,7 +10,7 @@ fn of(body: Value) -> Result<ReasoningFields, Error> {
 }
 
 #[test]
-fn the_fields_of_all_apis_mean_the_same() {
+fn the_fields_of_all_apis_are_equivalent_and_must_agree() {
     let budget = |budget| ReasoningFields { budget: Some(budget), ..ReasoningFields::default() };
     for (body, meant) in [
         (json!({}), ReasoningFields::default()),

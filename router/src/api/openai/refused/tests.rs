@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Values of every shape, none of which asks for nothing everywhere.
+/// Values of every type. None of them is neutral for every field.
 fn values() -> Vec<Value> {
     vec![
         json!(true),
@@ -22,7 +22,7 @@ fn values() -> Vec<Value> {
 }
 
 #[test]
-fn every_field_is_refused_by_name_unless_it_asks_for_nothing() {
+fn every_field_is_refused_by_name_unless_its_value_is_neutral() {
     for (table, what) in [(EVERYWHERE, "everywhere"), (IN_CHATS, "chats"), (IN_COMPLETIONS, "completions")] {
         let mut names = std::collections::HashSet::new();
         for one in table {

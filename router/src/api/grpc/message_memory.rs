@@ -1,4 +1,4 @@
-//! Reads a call's message within the budget, and refuses one that would take too much memory before it is decoded.
+//! Charges a call's message to the memory budget, and refuses one whose decoded values would take too much memory.
 
 use std::{
     collections::HashMap,
@@ -25,26 +25,26 @@ use crate::{
     state::RouterState,
 };
 
-/// A frame's flag and length.
+/// Bytes of a gRPC frame's flag and length.
 const FRAME: usize = 5;
-/// What a message in a message takes at most, decoded and as the JSON that templates get, besides its texts.
+/// Maximum memory of a nested message besides its texts, decoded and as JSON for templates, in bytes.
 const NESTED: usize = 1 << 10;
-/// What a field takes besides its text.
+/// Memory of a field besides its text, in bytes.
 const FIELD: usize = 32;
-/// Messages within each other, as the decoder has it.
+/// Maximum nesting of messages, as in the decoder.
 const DEPTH: usize = 100;
 
-/// What a call's message holds of the budget.
+/// The size of a call's message, and the memory that is charged for it.
 #[derive(Clone)]
-pub struct Charged {
+pub struct MessageCharge {
     pub bytes: usize,
     pub held: Arc<MemoryCharge>,
 }
 
-pub async fn memory(State(state): State<Arc<RouterState>>, mut request: Request, next: Next) -> Response {
+pub async fn charge_message(State(state): State<Arc<RouterState>>, mut request: Request, next: Next) -> Response {
     let Some(&shape) = SHAPES.inputs.get(request.uri().path()) else { return next.run(request).await };
     let body = std::mem::take(request.body_mut());
-    match take(&state, body, shape).await {
+    match read_message(&state, body, shape).await {
         Ok((body, charged)) => {
             *request.body_mut() = body.into();
             request.extensions_mut().insert(charged);
@@ -58,8 +58,8 @@ pub async fn memory(State(state): State<Arc<RouterState>>, mut request: Request,
     }
 }
 
-async fn take(state: &RouterState, body: Body, shape: usize) -> Result<(Bytes, Charged), Error> {
-    let mut held = state.memory.hold();
+async fn read_message(state: &RouterState, body: Body, shape: usize) -> Result<(Bytes, MessageCharge), Error> {
+    let mut held = state.memory.open_charge();
     let until = Instant::now() + limits::BODY_TIME;
     let limit = state.config.body_bytes;
     let body = collect(body, limit + FRAME, &mut held).await.map_err(|error| match error.kind {
@@ -67,16 +67,16 @@ async fn take(state: &RouterState, body: Body, shape: usize) -> Result<(Bytes, C
         _ => error,
     })?;
     let (bytes, message) = (body.len(), body.clone());
-    let weigh = move || SHAPES.weigh(shape, message.get(FRAME..).unwrap_or_default());
-    let weight = state.memory.parse(bytes, until, weigh).await?;
-    held.charge(weight, until).await?;
-    Ok((body, Charged { bytes, held: Arc::new(held) }))
+    let estimate = move || SHAPES.estimate(shape, message.get(FRAME..).unwrap_or_default());
+    let estimated = state.memory.parse(bytes, until, estimate).await?;
+    held.charge(estimated, until).await?;
+    Ok((body, MessageCharge { bytes, held: Arc::new(held) }))
 }
 
-/// What the public messages are made of.
+/// The fields of the public messages, from which decoded sizes are estimated.
 struct Shapes {
     messages: Vec<HashMap<u32, Field>>,
-    /// Of each call, by its path.
+    /// Index of the input message of each call, by path.
     inputs: HashMap<String, usize>,
 }
 
@@ -90,7 +90,7 @@ static SHAPES: LazyLock<Shapes> = LazyLock::new(|| Shapes::new(DESCRIPTORS));
 
 impl Shapes {
     fn new(descriptors: &[u8]) -> Self {
-        // What the build made of the .proto files; a test reads it.
+        // The build generates the descriptors; a test decodes them.
         let files = FileDescriptorSet::decode(descriptors).unwrap_or_default().file;
         let mut all = Vec::new();
         for file in &files {
@@ -124,15 +124,16 @@ impl Shapes {
         Shapes { messages, inputs }
     }
 
-    /// About what a message takes once it is decoded. Bytes that are no such message are left to the decoder.
-    fn weigh(&self, shape: usize, message: &[u8]) -> Result<usize, Error> {
+    /// Approximate memory of the decoded message. Bytes that are not such a message are left to the decoder.
+    fn estimate(&self, shape: usize, message: &[u8]) -> Result<usize, Error> {
         let limit = message.len() + limits::VALUE_BYTES;
         let mut used = 0;
         self.add(shape, message, DEPTH, limit, &mut used);
         if used <= limit {
             return Ok(used);
         }
-        let text = format!("the message has too many values: one of this size may have values of {limit} bytes");
+        let text =
+            format!("the message has too many values: decoded, a message of this size may take at most {limit} bytes");
         Err(Error { code: Some("too_many_values"), ..Error::new(Kind::Invalid, text) })
     }
 
@@ -159,7 +160,7 @@ impl Shapes {
                     *used += NESTED;
                     self.add(*nested, value, depth - 1, limit, used);
                 }
-                // A byte may be a number.
+                // Packed numbers: each byte may be one number.
                 Some(Field::Numbers) => *used += 4 * length,
                 _ => *used += length,
             }

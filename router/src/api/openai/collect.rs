@@ -1,4 +1,4 @@
-//! A whole answer from the same events that a stream is made of.
+//! Collects the events of an answer that is not streamed into one response body.
 
 use rein_proto::v1::{self, chat_event::Event};
 
@@ -29,7 +29,7 @@ struct Answer {
     usage: v1::Usage,
 }
 
-fn fold(events: Vec<v1::ChatEvent>) -> Answer {
+fn collect(events: Vec<v1::ChatEvent>) -> Answer {
     let mut answer = Answer::default();
     for event in events {
         if let Some(Event::Usage(v1::UsageEvent { usage: Some(usage) })) = event.event {
@@ -72,9 +72,9 @@ fn fold(events: Vec<v1::ChatEvent>) -> Answer {
     answer
 }
 
-/// The body of a chat that was not streamed.
+/// The response body of a chat that is not streamed.
 pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: DeliveryOptions, token_ids: bool) -> Vec<u8> {
-    let answer = fold(events);
+    let answer = collect(events);
     let first = answer.choices.first().map(|choice| &choice.start);
     let choice = |(index, choice)| {
         let Choice { content, reasoning, calls, incomplete, token_ids: ids, logprobs, done, .. }: &Choice = choice;
@@ -112,13 +112,13 @@ pub fn chat_body(events: Vec<v1::ChatEvent>, delivery: DeliveryOptions, token_id
         prompt_token_ids: first.filter(|_| token_ids).map(|start| start.prompt_token_ids.as_slice()),
         prompt_logprobs: first.and_then(|start| wire::prompt_logprobs(&start.prompt_logprobs)),
     };
-    // Plain data with string keys always encodes.
+    // Encoding plain data with string keys cannot fail.
     serde_json::to_vec(&body).unwrap_or_default()
 }
 
-/// The body of a completion that was not streamed.
+/// The response body of a completion that is not streamed.
 pub fn completion_body(events: Vec<v1::ChatEvent>, token_ids: bool) -> Vec<u8> {
-    let answer = fold(events);
+    let answer = collect(events);
     let first = answer.choices.first().map(|choice| &choice.start);
     let choice = |(index, choice)| {
         let Choice { start, content, token_ids: ids, logprobs, done, .. }: &Choice = choice;
