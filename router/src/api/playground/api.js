@@ -1,8 +1,8 @@
-// The server as the page sees it: requests with the key, errors with what they mean, and the events of a stream.
+// Access to the server: requests with the API key, errors with readable messages, and the events of a stream.
 
 import { key } from "./store.js";
 
-/** A request that failed. `message` is for people. */
+/** A failed request. `message` is shown to the user. */
 export class ApiError extends Error {
   constructor(message, { status = 0, param = null } = {}) {
     super(message);
@@ -13,7 +13,7 @@ export class ApiError extends Error {
   get wantsKey() { return this.status === 401; }
 }
 
-/** Sends a request. Fails with an ApiError, or with an AbortError where `signal` stops it. */
+/** Sends a request. Throws an ApiError, or an AbortError if `signal` aborts it. */
 export async function call(path, { body, signal } = {}) {
   const headers = {};
   if (key.get()) headers.authorization = `Bearer ${key.get()}`;
@@ -37,7 +37,7 @@ async function failure(response) {
   return new ApiError((message ?? `The server answered ${response.status} ${response.statusText}`) + wait, { status: response.status, param });
 }
 
-/** The data of a stream's events, as they come. A stream that ends before its end mark fails. */
+/** Yields the data of a stream's events. Throws if the stream ends before its end mark. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";

@@ -1,4 +1,4 @@
-// The page: puts its parts together, and holds what concerns all of them: keys of the keyboard, drawers, the API key.
+// The page: connects its parts, and handles keyboard shortcuts, drawers and the API key.
 
 import { call } from "./api.js";
 import { $, announce, button, el, grow, toast } from "./dom.js";
@@ -40,7 +40,7 @@ const log = new Log($("log"), $("latest"), {
 });
 const panel = new Panel(() => { if (current.messages.length) store.save(current); });
 
-/** Tells an error where it can be mended. */
+/** Shows an error at the field that causes it, or as a toast. */
 function failed(error) {
   if (error instanceof SettingError) {
     drawer("panel", true);
@@ -58,7 +58,7 @@ function failed(error) {
 function open(conversation) {
   current = session.live(conversation.id) ?? conversation;
   if (!session.isBusy(current)) {
-    // The page was left in the middle of this answer.
+    // The page was closed while this answer was streamed.
     for (const message of current.messages) {
       if (message.role === "assistant" && !message.finish) cut(message, "stopped", textOf(message) ? null : "Stopped before there was an answer.");
     }
@@ -73,7 +73,7 @@ function open(conversation) {
 function show() {
   const busy = session.isBusy(current);
   log.show(current, busy);
-  // Whoever types goes on typing: the button changes, the focus does not.
+  // Only the buttons change. The focus stays, so that typing is not interrupted.
   $("send").hidden = busy;
   $("stop").hidden = !busy;
   document.title = current.name ? `${current.name} – Rein playground` : "Rein playground";
@@ -131,7 +131,7 @@ store.onChange(() => {
   else list();
 });
 
-/** Where no answer is chosen, the panel shows the next prompt. */
+/** Shows the next prompt in the panel while no answer is selected. */
 function preview() {
   inspect($("inspect"), "Next question", () => {
     const text = $("question").value.trim() || (current.messages.length ? "" : "Hello");
@@ -143,7 +143,7 @@ function preview() {
 
 async function ask() {
   const text = $("question").value;
-  // Enter while an answer is being written neither stops it nor loses what was typed.
+  // Enter while an answer is streamed neither stops it nor discards the typed text.
   if (!text.trim() || session.isBusy(current)) return;
   try {
     const answered = session.ask(current, text);
@@ -208,12 +208,12 @@ function keyNote(text, wrong = false) {
 $("key-form").onsubmit = async event => {
   event.preventDefault();
   const typed = $("key").value.trim();
-  if (/[^\x21-\x7e]/.test(typed)) return keyNote("A key has letters, digits and signs of ASCII only, without blanks.", true);
+  if (/[^\x21-\x7e]/.test(typed)) return keyNote("A key may contain only ASCII letters, digits and symbols, without spaces.", true);
   store.key.set(typed);
   if (await models()) keyNote(typed ? "The key is used until this tab closes." : "No key is sent.");
 };
 
-/** Lists the models. Whether the server answered. */
+/** Lists the models. Returns whether the server answered. */
 async function models() {
   try {
     const { data } = await (await call("v1/models")).json();
@@ -227,7 +227,7 @@ async function models() {
   }
 }
 
-/** Settings and a question in the page's address, such as ?ask=Hello&temperature=0. */
+/** Reads settings and a question from the page's address, such as ?ask=Hello&temperature=0. */
 function fromAddress(address) {
   const names = { model: "model", system: "system", tool_choice: "toolChoice", temperature: "temperature", top_p: "topP", seed: "seed", max_tokens: "maxTokens" };
   const given = [...address].filter(([name]) => name in names || ["ask", "example", "reasoning"].includes(name));

@@ -1,4 +1,4 @@
-// Small helpers for the page's elements. Text is always set as text: nothing in this page parses markup.
+// Functions that make the page's elements. Text is always set as text: nothing in this page parses markup.
 
 export const $ = id => document.getElementById(id);
 
@@ -54,7 +54,7 @@ export function grow(area) {
   area.style.height = `${area.scrollHeight + area.offsetHeight - area.clientHeight}px`;
 }
 
-/** Tells assistive technology, without showing it. */
+/** Announces a text to assistive technology without showing it. */
 export function announce(text) {
   $("status").textContent = text;
 }
@@ -71,7 +71,7 @@ export function toast(text, label, action) {
   hideToast = setTimeout(close, 8000);
 }
 
-/** Values in a line, without those that are missing. */
+/** Joins values into a line, without missing ones. */
 export const joined = (...values) => values.filter(Boolean).join(" · ");
 
 /** "1 token", "2 tokens". */

@@ -1,17 +1,17 @@
-// What happened behind an answer: the prompt as the model reads it, and what the grammar did.
+// The inspection of an answer: the prompt as the model reads it, and the grammar's decisions.
 
 import { call } from "./api.js";
 import { button, copyButton, count, el } from "./dom.js";
 
 const REPORT = [
-  ["checked", "Checked", "Drawn tokens that the grammar judged"],
-  ["refused", "Refused", "Of these, drawn again under a mask"],
-  ["forced", "Forced", "Tokens that had no alternative and were not drawn"],
-  ["masks", "Masks", "Computed"],
+  ["checked", "Checked", "Drawn tokens that the grammar checked"],
+  ["refused", "Refused", "Checked tokens that were refused and drawn again"],
+  ["forced", "Forced", "Tokens that the grammar forced, so they were not drawn"],
+  ["masks", "Masks", "Masks computed"],
   ["held", "Held", "Steps that waited for a mask"],
 ];
 
-/** Fills the panel for an answer, or for the next question where there is no answer. */
+/** Fills the panel for an answer, or for the next question if there is no answer. */
 export function inspect(node, title, body, message, trace) {
   node.replaceChildren(el("h2", {}, title), prompt(body), ...(message ? [grammar(message), tokens(message, trace)] : []));
 }
@@ -51,11 +51,11 @@ function grammar({ grammar }) {
   return section;
 }
 
-/** The tokens of an answer: how each came about, or at least their ids. */
+/** The tokens of an answer with the decision about each, or at least their ids. */
 function tokens({ grammar }, trace) {
   const section = el("section", { "aria-label": "Tokens" }, el("h3", {}, "Tokens"));
   if (trace?.decisions.length) section.append(...decided(trace.decisions));
-  else if (grammar && !trace) section.append(el("p", { class: "note" }, "How each token came about is known until the page is left. Retry to see it."));
+  else if (grammar && !trace) section.append(el("p", { class: "note" }, "The decisions about tokens are kept until the page is closed. Retry the answer to see them."));
   if (trace?.tokens.length) section.append(block("Token ids of the answer", trace.tokens.join(" ")));
   return section;
 }
@@ -66,7 +66,7 @@ const KINDS = {
   forced: ["Forced", "not drawn: the grammar left no other token"],
 };
 
-/** Every token in its place, and one of them in words: the one that the slider, the buttons or a click choose. */
+/** All tokens, and a description of the one that is selected by slider, button or click. */
 function decided(decisions) {
   const quoted = ({ token, id }) => `${JSON.stringify(token)} (${id})`;
   const nodes = decisions.map(({ token, kind }, i) => el("span", { class: `token ${kind}`, onclick: () => choose(i) }, visible(token)));
@@ -89,5 +89,5 @@ function decided(decisions) {
     el("div", { class: "row stepper" }, step("Previous", -1), slider, step("Next", 1)), said];
 }
 
-/** Blanks that would not be seen get a sign. */
+/** Shows invisible whitespace as symbols. */
 const visible = token => token.replaceAll("\n", "⏎\n").replace(/^ | $/g, "␣").replaceAll("\t", "⇥") || "∅";

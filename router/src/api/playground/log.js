@@ -6,11 +6,11 @@ import { callsOf, hasFailed, resultsOf, textOf } from "./messages.js";
 import { pretty } from "./tools.js";
 
 const FINISH = { stop: "", length: "Cut at max tokens", tool_calls: "Waits for tool results", stopped: "Stopped", error: "", content_filter: "Filtered" };
-/** Closer to the end than this, in pixels, the log follows what comes. */
+/** The log follows new content while it is scrolled to within this many pixels of its end. */
 const NEAR_END = 40;
 
 export class Log {
-  /** `actions`: what the buttons of a message do: retry, edit, rewrite, give, inspect. */
+  /** `actions` has a function for each button of a message: retry, edit, rewrite, give, inspect. */
   constructor(node, latest, actions) {
     this.node = node;
     this.latest = latest;
@@ -24,7 +24,7 @@ export class Log {
     latest.onclick = () => this.follow();
   }
 
-  /** Only the reader's own way up stops the log from following, not an answer that grows faster than events come. */
+  /** Only the user's scrolling up stops the log from following, not an answer that outgrows the scroll events. */
   scrolled() {
     const { scrollTop, scrollHeight, clientHeight } = this.node;
     if (scrollHeight - scrollTop - clientHeight < NEAR_END) this.following = true;
@@ -42,7 +42,7 @@ export class Log {
   stick() {
     if (!this.following) return;
     this.node.scrollTop = this.node.scrollHeight;
-    // The reader may scroll up before the event of this scroll comes.
+    // The user may scroll up before the event of this scroll arrives.
     this.top = this.node.scrollTop;
   }
 
@@ -58,7 +58,7 @@ export class Log {
     this.stick();
   }
 
-  /** Shows what an answer has become, at most once a frame. */
+  /** Updates a growing answer, at most once per frame. */
   update(message) {
     this.grown = message;
     this.frame ??= requestAnimationFrame(() => {
@@ -83,13 +83,13 @@ export class Log {
     return node;
   }
 
-  /** The buttons under a message. While an answer is being written, the conversation cannot be changed. */
+  /** The buttons under a message. While an answer is streamed, the conversation cannot be changed. */
   toolbar(copy, ...others) {
     for (const other of others) if (other) other.disabled = this.busy;
     return el("div", { class: "actions" }, copy, ...others);
   }
 
-  /** Puts a text area in the place of a text until it is saved or cancelled. */
+  /** Replaces a text by a text area until the edit is saved or cancelled. */
   editor(turn, shown, text, label, save) {
     if (turn.querySelector(".editor")) return;
     const area = el("textarea", { value: text, "aria-label": "Edit the message", rows: "2", oninput: () => grow(area) });
@@ -113,7 +113,7 @@ export class Log {
 const empty = () => el("div", { class: "empty" }, el("p", {}, "Ask the model something, or declare tools that it can call."),
   el("p", { class: "facts" }, "Conversations stay in this browser."));
 
-/** An answer, as far as it is written. */
+/** An answer, complete or still streamed. */
 class AnswerView {
   constructor(log, message) {
     this.log = log;
@@ -148,7 +148,7 @@ class AnswerView {
     const { message, log } = this;
     const { actions } = log;
     if (message.error) this.node.append(el("p", { class: "error", role: "alert" }, message.error));
-    if (message.invalid) this.node.append(el("p", { class: "error" }, `The answer breaks the response format: ${message.invalid}`));
+    if (message.invalid) this.node.append(el("p", { class: "error" }, `The answer violates the response format: ${message.invalid}`));
     this.node.append(...facts(message).map(line => el("p", { class: "facts" }, line)));
     const text = textOf(message);
     const edit = () => {
@@ -177,7 +177,7 @@ function reasoningPart(part) {
 
 function malformedPart(part) {
   const node = el("div", { class: "call bad", role: "group", "aria-label": "Malformed call" },
-    el("div", { class: "call-head" }, el("span", { class: "badge" }, "Malformed call"), "The model began a call that cannot be read."),
+    el("div", { class: "call-head" }, el("span", { class: "badge" }, "Malformed call"), "The model wrote a call that cannot be parsed."),
     el("pre", { tabindex: "0", role: "group", "aria-label": "Malformed call" }, part.text));
   return { node, update: () => {} };
 }
@@ -227,7 +227,7 @@ function outcome(part, { log, message }) {
   return form;
 }
 
-/** What is said under an answer. */
+/** The facts under an answer. */
 function facts({ finish, usage, times, grammar, relaxed, ignored }) {
   const lines = [];
   if (usage) {

@@ -1,6 +1,6 @@
-// Markdown as models write it, made into elements. The text comes from a model, so it is hostile: elements are made one by
-// one and text is set as text, HTML in it stays text, links lead to http, https and mailto only, and images are links.
-// Nested blocks and spans are limited in depth, and no input takes more than about linear time.
+// Renders a model's Markdown as elements. The text is untrusted: elements are created one by one and text is set as text,
+// HTML stays text, links lead to http, https and mailto only, and images become links. Nested blocks and spans are limited
+// in depth, and no input takes more than about linear time.
 
 import { copyButton, el } from "./dom.js";
 
@@ -125,7 +125,7 @@ function render(lines, depth) {
   const fence = FENCE.exec(lines[0]);
   if (fence) return code(lines, fence);
   const heading = HEADING.exec(lines[0]);
-  // The page has h1 for its title and h2 for a turn: all headings of an answer are one level below, whatever they skip.
+  // The page uses h1 for its title and h2 for a turn, so every heading of an answer is an h3.
   if (heading) return el("h3", { class: `level${heading[1].length}` }, ...spans((heading[2] ?? "").trim().replace(/(^|[ \t])#+$/, "")));
   if (RULE.test(lines[0])) return el("hr");
   if (QUOTE.test(lines[0])) {
@@ -147,7 +147,7 @@ function code(lines, fence) {
 
 function list(lines, first, depth) {
   const all = items(lines).map(split);
-  // A list is loose if an item has paragraphs apart.
+  // A list is loose if it has a blank line inside.
   const loose = lines.some((line, i) => BLANK.test(line) && i + 1 < lines.length);
   const tag = ordered(first) ? "ol" : "ul";
   const start = ordered(first) ? parseInt(first[2], 10) : 1;
@@ -209,7 +209,7 @@ function spans(text, depth = 0) {
       plain += text[at + 1];
       at += 2;
     } else {
-      // A run of marks that opens nothing is text as a whole, and so is a word.
+      // A word, and a run of marks that opens no span, is text as a whole.
       const run = /[\p{L}\p{N} ,.;]+|([`*_~])\1*|[^]/yu;
       run.lastIndex = at;
       let [taken] = run.exec(text);
@@ -223,7 +223,7 @@ function spans(text, depth = 0) {
   return out;
 }
 
-/** The span that begins here, and where it ends. `absent` has the marks that are known not to be closed any more. */
+/** The span that begins here, and where it ends. `absent` has the marks that have no closing mark in the rest of the text. */
 function span(text, at, depth, absent) {
   switch (text[at]) {
     case "\n": return { node: el("br"), end: at + 1 };
@@ -281,7 +281,7 @@ function emphasis(text, at, depth, absent) {
     const closing = runOf(text, end), next = text[end + closing] ?? " ";
     const fits = closing === width || (closing > width && closing >= 3);
     if (fits && !/\s/.test(text[end - 1]) && !(letter === "_" && WORD.test(next))) {
-      // Of a longer run, the last marks close this span: those before them belong inside.
+      // In a longer run, the last marks close this span, and those before them close inner spans.
       const inner = spans(text.slice(at + width, end + closing - width), depth + 1);
       return { node: wrapped(letter, width, inner), end: end + closing };
     }
@@ -329,7 +329,7 @@ function bare(text, at) {
   return anchor(found.slice(0, length), [found.slice(0, length)], at + length);
 }
 
-/** A link, where its target is one that a click may follow. */
+/** A link, if its target is allowed. */
 function anchor(target, children, end) {
   let url;
   try { url = new URL(target); } catch { return null; }

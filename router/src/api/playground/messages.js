@@ -1,4 +1,4 @@
-// A conversation's messages: what the page keeps, what is sent of them, and how a stream's chunks become an answer.
+// A conversation's messages: their stored form, the request made from them, and answers built from a stream's chunks.
 //
 // A message is {id, role: "user", content}, {id, role: "tool", call, name, content} or an answer:
 // {id, role: "assistant", parts, finish, usage, times, grammar, relaxed, ignored, invalid, error}. Its parts are, in the
@@ -18,7 +18,7 @@ export const textOf = message => message.role === "assistant" ? ofType(message, 
 export const callsOf = message => ofType(message, "call").filter(part => part.state === "complete");
 const ofType = (message, type) => message.parts?.filter(part => part.type === type) ?? [];
 
-/** A setting that keeps a request from being sent; `field` is the id of its input. */
+/** An invalid setting that prevents a request; `field` is the id of its input. */
 export class SettingError extends Error {
   constructor(field, message) {
     super(message);
@@ -26,7 +26,7 @@ export class SettingError extends Error {
   }
 }
 
-/** The messages that are sent: a failed answer is left out, and with it the question that it answers. */
+/** The messages that are sent. A failed answer is left out together with its question. */
 export function history(messages) {
   const kept = [];
   for (const message of messages) {
@@ -36,10 +36,10 @@ export function history(messages) {
   return kept;
 }
 
-/** Whether this question is not part of what is sent. */
+/** Whether this question is left out of requests. */
 export const hasFailed = (messages, message) => message.role === "user" && Boolean(messages[messages.indexOf(message) + 1]?.error);
 
-/** The body of a request for the next answer. Fails with a SettingError. */
+/** The body of a request for the next answer. Throws a SettingError. */
 export function request({ settings, messages }) {
   const body = { model: settings.model, messages: history(messages).map(wire), thinking: settings.reasoning };
   if (settings.system.trim()) body.messages.unshift({ role: "system", content: settings.system });
@@ -99,7 +99,7 @@ export function waiting(messages) {
   return callsOf(last).filter(call => !results.has(call.id));
 }
 
-/** Answers since the last question: how often the conversation went on by itself. */
+/** Number of answers since the last question. */
 export function rounds(messages) {
   return messages.slice(messages.findLastIndex(message => message.role === "user") + 1).filter(message => message.role === "assistant").length;
 }
@@ -142,7 +142,7 @@ function close(message, finish, incomplete) {
   for (const part of ofType(message, "call")) if (part.state === "open") part.state = "complete";
 }
 
-/** Ends an answer before its end. Whether the last call was whole is not known, so none is. */
+/** Ends an answer early. An open call may lack arguments, so it becomes incomplete. */
 export function cut(message, finish, error) {
   message.finish = finish;
   message.error = error;

@@ -9,7 +9,7 @@ const CHOICES = [["auto", "auto: the model decides"], ["required", "required: at
 const CUSTOM = "Custom";
 
 export class Panel {
-  /** `changed(settings)` is called when the reader changed something. */
+  /** `changed(settings)` is called after the user changed a setting. */
   constructor(changed) {
     this.changed = changed;
     for (const name of [...EXAMPLES.keys(), CUSTOM]) $("examples").append(el("option", {}, name));
@@ -54,7 +54,7 @@ export class Panel {
     this.showTools();
   }
 
-  /** What depends on the declared tools: the note under them, the choices, the mock results. */
+  /** Updates what depends on the declared tools: the note under them, the choices, the mock results. */
   showTools() {
     const { settings } = this;
     const example = [...EXAMPLES].find(([, text]) => text === settings.tools.trim());
@@ -65,7 +65,7 @@ export class Panel {
     $("tools-note").classList.toggle("error", Boolean(wrong));
     $("tools").setAttribute("aria-invalid", String(Boolean(wrong)));
     $("format").disabled = Boolean(wrong) || !names.length;
-    // While the declaration is being edited, choices and results stay.
+    // While the declaration is invalid, choices and results stay.
     if (!names) names = this.names ?? [];
     this.names = names;
     const choices = [...CHOICES, ...names.map(name => [`tool:${name}`, `${name}: a call of this tool`])];
@@ -99,7 +99,7 @@ export class Panel {
     grow($("system"));
   }
 
-  /** Leads to the field that keeps a request from being sent. */
+  /** Moves the focus to the field that prevents a request. */
   lead(field) {
     const pane = $(field).closest("[role=tabpanel]");
     this.open(pane.getAttribute("aria-labelledby"));

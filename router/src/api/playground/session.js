@@ -1,22 +1,22 @@
-// Asks the server and keeps the conversations in step: one answer at a time in each conversation.
+// Requests answers and updates the conversations: one answer at a time in each conversation.
 
 import { call, events } from "./api.js";
 import { answer, callsOf, cut, history, question, request, result, resultsOf, rounds, take, textOf, waiting } from "./messages.js";
 import * as store from "./store.js";
 
-/** With mock results sent at once, the most answers after one question. */
+/** Maximum number of answers after one question when mock results are sent at once. */
 export const MOCK_ROUNDS = 8;
 
 export class Session {
   /**
-   * `structure(conversation)`: messages came or went. `progress(conversation, message)`: an answer grew.
-   * `ended(conversation, message)`: it is over. `failed(error)`: an error that concerns the whole page.
+   * `structure(conversation)`: messages were added or removed. `progress(conversation, message)`: an answer grew.
+   * `ended(conversation, message)`: an answer ended. `failed(error)`: an error that concerns the whole page.
    */
   constructor(hooks) {
     this.hooks = hooks;
-    /** By conversation: the answer that is being written, and what stops it. */
+    /** By conversation: the answer that is streamed, and the controller that stops it. */
     this.runs = new Map();
-    /** By answer, until the page is left: its request and its tokens. Too much to keep in storage. */
+    /** By answer: its request and its tokens. They are too large for storage, so they are lost when the page closes. */
     this.traces = new Map();
   }
 
@@ -33,7 +33,7 @@ export class Session {
     this.runs.get(conversation.id)?.controller.abort();
   }
 
-  /** Asks a question. Fails with a SettingError before anything has changed. */
+  /** Asks a question. Throws a SettingError before anything has changed. */
   ask(conversation, text) {
     const asked = question(text);
     const body = request({ ...conversation, messages: [...conversation.messages, asked] });
@@ -42,7 +42,7 @@ export class Session {
     return this.run(conversation, body);
   }
 
-  /** Asks again from an answer on, or from a question with another text. */
+  /** Requests an answer again, or asks a question again with another text. Later messages are dropped. */
   retry(conversation, message, text) {
     const before = conversation.messages.slice(0, conversation.messages.indexOf(message));
     if (message.role === "user") before.push(question(text));
@@ -59,7 +59,7 @@ export class Session {
     this.changed(conversation);
   }
 
-  /** Gives a call its result, or another one. With the last one that is missing, the conversation goes on. */
+  /** Sets or replaces the result of a call. After the last missing result, the next answer is requested. */
   give(conversation, message, part, text) {
     const { messages } = conversation;
     const given = resultsOf(messages, message);
@@ -79,7 +79,7 @@ export class Session {
   }
 
   changed(conversation) {
-    if (!store.save(conversation)) this.hooks.failed(new Error("This browser has no room for the conversation: it is lost when the page is left. Delete others."));
+    if (!store.save(conversation)) this.hooks.failed(new Error("The browser's storage is full, so this conversation is lost when the page closes. Delete other conversations."));
     this.hooks.structure(conversation);
   }
 
@@ -112,7 +112,7 @@ export class Session {
     const body = { ...trace.body, stream: true, stream_options: { include_usage: true }, return_token_ids: true, return_decisions: true };
     const response = await call("v1/chat/completions", { body, signal });
     message.relaxed = response.headers.get("x-rein-relaxed") ?? "";
-    // The page always says whether it wants reasoning: a template that has none ignores that rightly.
+    // The page always sends `thinking`. If it is false, a template without reasoning may ignore it.
     const ignored = (response.headers.get("x-rein-ignored-fields") ?? "").split(",");
     message.ignored = ignored.filter(name => body.thinking || name !== "thinking").join(",");
     for await (const chunk of events(response)) {
@@ -128,7 +128,7 @@ export class Session {
     }
   }
 
-  /** Sends the mock results of an answer's calls, where the settings want that. */
+  /** Sends the mock results of an answer's calls, if the settings request it. */
   async mock(conversation, message) {
     const { mocks, sendMocks } = conversation.settings;
     const calls = waiting(conversation.messages);
@@ -140,7 +140,7 @@ export class Session {
     for (const call of calls) await this.give(conversation, message, call, mocks[call.name]);
   }
 
-  /** The body whose prompt led to an answer: as it was sent, or as the settings are today. */
+  /** The request of an answer: as it was sent, or as the current settings give it. */
   bodyOf(conversation, message) {
     const sent = this.traces.get(message.id)?.body;
     return sent ?? request({ ...conversation, messages: history(conversation.messages.slice(0, conversation.messages.indexOf(message))) });

@@ -1,5 +1,5 @@
-// What outlives the page: conversations with their settings in localStorage, one entry each, and the key in sessionStorage,
-// which ends with the tab. Where the browser refuses storage, memory takes its place and the page says so.
+// Stored state: conversations with their settings in localStorage, one entry each, and the API key in sessionStorage,
+// which ends with the tab. If the browser refuses storage, the state is kept in memory and the page says so.
 
 import { DEFAULT_TOOLS } from "./tools.js";
 
@@ -23,13 +23,13 @@ export const key = {
   },
 };
 
-/** A new conversation, with the settings of another. It is not kept before `save`. */
+/** A new conversation with the given settings. It is not stored before `save`. */
 export function create(settings = DEFAULTS) {
   const now = Date.now();
   return { id: crypto.randomUUID?.() ?? `${now}-${Math.random().toString(36).slice(2)}`, name: "", updated: now, settings: structuredClone(settings), messages: [] };
 }
 
-/** All conversations that are kept, the latest first. Entries that cannot be read are left out. */
+/** All stored conversations, the latest first. Invalid entries are left out. */
 export function all() {
   const keys = attempt(() => Object.keys(localStorage).filter(name => name.startsWith(PREFIX))) ?? [];
   return keys.map(name => read(name)).filter(Boolean).sort((a, b) => b.updated - a.updated);
@@ -43,7 +43,7 @@ function read(name) {
   return right ? { ...kept, settings: { ...DEFAULTS, ...kept.settings } } : null;
 }
 
-/** Keeps a conversation. Whether there was room for it. */
+/** Stores a conversation. Returns whether the storage had room for it. */
 export function save(conversation) {
   conversation.updated = Date.now();
   return attempt(() => { localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation)); return true; }) ?? false;

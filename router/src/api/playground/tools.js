@@ -1,4 +1,4 @@
-// The tools a conversation declares: examples, and what is wrong with a declaration, told before the server is asked.
+// The tools that a conversation declares: examples, and errors in a declaration, reported before a request.
 
 const tool = (name, description, properties, required) =>
   ({ type: "function", function: { name, description, parameters: { type: "object", properties, required } } });
@@ -23,14 +23,14 @@ export const EXAMPLES = new Map([
 
 export const DEFAULT_TOOLS = text([weather, email]);
 
-/** Results to begin with, for the tools of the examples. */
+/** Initial mock results for the tools of the examples. */
 export const EXAMPLE_RESULTS = {
   get_weather: '{"temperature": 21, "condition": "sunny"}',
   send_email: '{"status": "sent"}',
   order_items: '{"order_id": 1042, "status": "accepted"}',
 };
 
-/** The declared tools. Fails with an Error whose message says what is wrong, where. */
+/** Parses the declared tools. Throws an Error whose message names the place and the problem. */
 export function parseTools(source) {
   if (!source.trim()) return [];
   const tools = parseJson(source);
@@ -52,7 +52,7 @@ export function parseTools(source) {
 
 const isObject = value => typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** JSON, or an Error with the line and column of the first mistake, and what would be right there. */
+/** Parses JSON. Throws an Error with the line and column of the first mistake, and what is expected there. */
 export function parseJson(source) {
   try {
     return JSON.parse(source);
@@ -66,7 +66,7 @@ export function parseJson(source) {
 
 const TOKEN = /\s*([{}[\],:]|"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|$)/y;
 
-/** The browsers' own errors do not always say where a mistake is: this looks for it. */
+/** Finds the first mistake: browsers' own errors do not always have its place. */
 function mistake(source) {
   let at = 0;
   const next = (expected, fits) => {
@@ -104,7 +104,7 @@ function mistake(source) {
   }
 }
 
-/** JSON with indentation, where it is JSON. */
+/** Indents a text if it is JSON. */
 export function pretty(source) {
   try { return JSON.stringify(JSON.parse(source), null, 2); } catch { return source; }
 }
