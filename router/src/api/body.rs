@@ -16,7 +16,7 @@ use crate::{
 pub async fn read(
     request: Request,
     limit: usize,
-    mut held: MemoryCharge,
+    mut charge: MemoryCharge,
     deadline: Instant,
 ) -> Result<(Bytes, MemoryCharge), Error> {
     let (parts, body) = request.into_parts();
@@ -26,7 +26,7 @@ pub async fn read(
     if content_length.is_some_and(|length: u64| length > limit as u64) {
         return Err(Error::body_too_large(content_length, limit));
     }
-    let body = match timeout_at(deadline, collect(body, limit, &mut held)).await {
+    let body = match timeout_at(deadline, collect(body, limit, &mut charge)).await {
         Ok(body) => body?,
         Err(_) => return Err(Error::deadline()),
     };
@@ -34,19 +34,24 @@ pub async fn read(
         let message = "the body must be a JSON object, got an empty body";
         return Err(Error { code: Some("invalid_json"), ..Error::new(Kind::Invalid, message) });
     }
-    Ok((body, held))
+    Ok((body, charge))
 }
 
 /// Reads a body and charges it to the memory budget as it arrives.
-pub async fn collect(body: Body, limit: usize, held: &mut MemoryCharge) -> Result<Bytes, Error> {
+pub async fn collect(body: Body, limit: usize, charge: &mut MemoryCharge) -> Result<Bytes, Error> {
     let until = Instant::now() + limits::BODY_TIME;
-    timeout_at(until, collect_frames(body, limit, held, until)).await.unwrap_or_else(|_| {
+    timeout_at(until, collect_frames(body, limit, charge, until)).await.unwrap_or_else(|_| {
         let message = format!("the body did not arrive within {} seconds", limits::BODY_TIME.as_secs());
         Err(Error { code: Some("body_timeout"), ..Error::new(Kind::BodyTimeout, message) })
     })
 }
 
-async fn collect_frames(mut body: Body, limit: usize, held: &mut MemoryCharge, until: Instant) -> Result<Bytes, Error> {
+async fn collect_frames(
+    mut body: Body,
+    limit: usize,
+    charge: &mut MemoryCharge,
+    until: Instant,
+) -> Result<Bytes, Error> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
@@ -57,7 +62,7 @@ async fn collect_frames(mut body: Body, limit: usize, held: &mut MemoryCharge, u
         if all.len() + data.len() > limit {
             return Err(Error::body_too_large(None, limit));
         }
-        held.charge(all.len() + data.len(), until).await?;
+        charge.resize(all.len() + data.len(), until).await?;
         all.extend_from_slice(&data);
     }
     Ok(all.freeze())

@@ -55,7 +55,7 @@ impl RequestMemory {
 impl MemoryCharge {
     /// Sets this request's charge to `bytes` in total. The first [`limits::FREE_BYTES`] are free, so that small
     /// requests never wait for large ones.
-    pub async fn charge(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
+    pub async fn resize(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
         let units = bytes.saturating_sub(limits::FREE_BYTES).div_ceil(UNIT);
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if units <= held {

@@ -38,7 +38,7 @@ const DEPTH: usize = 100;
 #[derive(Clone)]
 pub struct MessageCharge {
     pub bytes: usize,
-    pub held: Arc<MemoryCharge>,
+    pub charge: Arc<MemoryCharge>,
 }
 
 pub async fn charge_message(State(state): State<Arc<RouterState>>, mut request: Request, next: Next) -> Response {
@@ -59,18 +59,18 @@ pub async fn charge_message(State(state): State<Arc<RouterState>>, mut request: 
 }
 
 async fn read_message(state: &RouterState, body: Body, shape: usize) -> Result<(Bytes, MessageCharge), Error> {
-    let mut held = state.memory.open_charge();
+    let mut charge = state.memory.open_charge();
     let until = Instant::now() + limits::BODY_TIME;
     let limit = state.config.body_bytes;
-    let body = collect(body, limit + FRAME, &mut held).await.map_err(|error| match error.kind {
+    let body = collect(body, limit + FRAME, &mut charge).await.map_err(|error| match error.kind {
         Kind::TooLarge => Error::body_too_large(None, limit),
         _ => error,
     })?;
     let (bytes, message) = (body.len(), body.clone());
     let estimate = move || SHAPES.estimate(shape, message.get(FRAME..).unwrap_or_default());
     let estimated = state.memory.parse(bytes, until, estimate).await?;
-    held.charge(estimated, until).await?;
-    Ok((body, MessageCharge { bytes, held: Arc::new(held) }))
+    charge.resize(estimated, until).await?;
+    Ok((body, MessageCharge { bytes, charge: Arc::new(charge) }))
 }
 
 /// The fields of the public messages, from which decoded sizes are estimated.

@@ -135,7 +135,7 @@ async fn with_readiness(state: &RouterState, mut answer: HealthCheckResponse) ->
     answer
 }
 
-/// One client's `ClientWatch` call.
+/// One client's `Watch` call of the health service.
 struct HealthWatch {
     state: Arc<RouterState>,
     service: <HealthService as Health>::WatchStream,
@@ -185,9 +185,9 @@ impl Inference for Service {
         let trace = new_trace("chat", "chatcmpl", request.metadata());
         let answer = async {
             let incoming = self.incoming(&request)?;
-            let (job, held) = self.read(request, incoming.deadline(), request::chat).await?;
+            let (job, charge) = self.read(request, incoming.deadline(), request::chat).await?;
             let context =
-                RequestContext { memory_charge: held, ..incoming.admit_generation(&trace, &job.generation).await? };
+                RequestContext { memory_charge: charge, ..incoming.admit_generation(&trace, &job.generation).await? };
             let model = self.state.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let ignored = job.unread_fields(model.text.template.as_ref());
@@ -204,9 +204,10 @@ impl Inference for Service {
         let trace = new_trace("complete", "cmpl", request.metadata());
         let answer = async {
             let incoming = self.incoming(&request)?;
-            let (job, held) = self.read(request, incoming.deadline(), |_, message| request::complete(message)).await?;
+            let (job, charge) =
+                self.read(request, incoming.deadline(), |_, message| request::complete(message)).await?;
             let context =
-                RequestContext { memory_charge: held, ..incoming.admit_generation(&trace, &job.generation).await? };
+                RequestContext { memory_charge: charge, ..incoming.admit_generation(&trace, &job.generation).await? };
             let model = self.state.model(job.model.as_deref())?.clone();
             trace.asks(model.name(), true);
             let (events, relaxed) = completion::generate(context, model, job).await?;
@@ -274,7 +275,7 @@ impl Inference for Service {
         let trace = new_trace("render", "req", request.metadata());
         let answer = async {
             let (deadline, _permit) = self.admit(&request).await?;
-            let (job, _held) = self.read(request, deadline, request::chat).await?;
+            let (job, _charge) = self.read(request, deadline, request::chat).await?;
             let model = self.state.model_or_only(job.model.as_deref())?;
             let rendered = chat::render(&model, job, deadline).await?;
             Ok(v1::RenderResponse { prompt: rendered.prompt, token_ids: rendered.ids })
@@ -314,9 +315,9 @@ impl Service {
         read: fn(usize, M) -> Result<J, Error>,
     ) -> Result<(J, Option<Arc<MemoryCharge>>), Error> {
         let charged = request.extensions().get::<MessageCharge>().cloned();
-        let (bytes, held) = charged.map_or((0, None), |charged| (charged.bytes, Some(charged.held)));
+        let (bytes, charge) = charged.map_or((0, None), |charged| (charged.bytes, Some(charged.charge)));
         let message = request.into_inner();
-        Ok((self.state.memory.parse(bytes, deadline, move || read(bytes, message)).await?, held))
+        Ok((self.state.memory.parse(bytes, deadline, move || read(bytes, message)).await?, charge))
     }
 
     /// Waits for an in-flight slot. Returns the request's deadline and the slot.

@@ -127,7 +127,7 @@ fn tool_choice(choice: Option<v1::ToolChoice>) -> Result<ToolChoice, Error> {
         Ok(Mode::Named) => Ok(ToolChoice::Named(choice.name)),
         Err(unknown) => Err(Error::invalid(
             "tool_choice",
-            format!("'tool_choice.mode' must be a value of ToolChoice.Mode, got {}", unknown.0),
+            format!("'tool_choice' must have a mode of ToolChoice.Mode, got {}", unknown.0),
         )),
     }
 }

@@ -81,11 +81,11 @@ type Shared = State<Arc<RouterState>>;
 async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
-        let (Read { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, held) =
+        let (Read { value: openai::ChatRequest { mut job, delivery }, bytes, mut ignored }, charge) =
             read(&state, request, incoming.deadline(), openai::chat).await?;
         job.bytes = bytes;
         let context = RequestContext {
-            memory_charge: Some(Arc::new(held)),
+            memory_charge: Some(Arc::new(charge)),
             ..incoming.admit_generation(&trace, &job.generation).await?
         };
         let model = state.model(job.model.as_deref())?.clone();
@@ -110,10 +110,10 @@ async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trac
 async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
-        let (Read { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, held) =
+        let (Read { value: openai::CompletionRequest { mut job, delivery }, ignored, .. }, charge) =
             read(&state, request, incoming.deadline(), openai::completion).await?;
         let context = RequestContext {
-            memory_charge: Some(Arc::new(held)),
+            memory_charge: Some(Arc::new(charge)),
             ..incoming.admit_generation(&trace, &job.generation).await?
         };
         let model = state.model(job.model.as_deref())?.clone();
@@ -138,7 +138,7 @@ async fn render(State(state): Shared, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
         let deadline = incoming.deadline();
-        let (Read { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _held) =
+        let (Read { value: openai::ChatRequest { mut job, .. }, bytes, mut ignored }, _charge) =
             read(&state, request, deadline, openai::chat).await?;
         let _permit = incoming.admit().await?;
         job.bytes = bytes;
@@ -156,7 +156,7 @@ async fn tokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
         let deadline = incoming.deadline();
-        let (Read { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _held) =
+        let (Read { value: openai::Tokenize { input, model, return_token_strs }, bytes, mut ignored }, _charge) =
             read(&state, request, deadline, openai::tokenize).await?;
         let _permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
@@ -181,7 +181,7 @@ async fn detokenize(State(state): Shared, request: Request) -> Response {
     let answer = async {
         let incoming = incoming(&state, &request)?;
         let deadline = incoming.deadline();
-        let (Read { value: openai::Detokenize { model, tokens }, bytes, ignored }, _held) =
+        let (Read { value: openai::Detokenize { model, tokens }, bytes, ignored }, _charge) =
             read(&state, request, deadline, openai::detokenize).await?;
         let _permit = incoming.admit().await?;
         let model = state.model_or_only(model.as_deref())?;
@@ -199,10 +199,10 @@ async fn read<T: Send + 'static>(
     deadline: Instant,
     parse: fn(&[u8]) -> Result<Read<T>, Error>,
 ) -> Result<(Read<T>, MemoryCharge), Error> {
-    let (body, mut held) = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline).await?;
+    let (body, mut charge) = body::read(request, state.config.body_bytes, state.memory.open_charge(), deadline).await?;
     let read = state.memory.parse(body.len(), deadline, move || parse(&body)).await?;
-    held.charge(read.bytes, deadline).await?;
-    Ok((read, held))
+    charge.resize(read.bytes, deadline).await?;
+    Ok((read, charge))
 }
 
 /// A model as clients see it. Its context is unknown while its engine does not answer.

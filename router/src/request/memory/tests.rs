@@ -8,13 +8,13 @@ async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
     let memory = RequestMemory::new(1);
     let until = Instant::now() + Duration::from_secs(60);
     let (mut first, mut second, mut small) = (memory.open_charge(), memory.open_charge(), memory.open_charge());
-    first.charge(limits::HELD_BYTES - UNIT, until).await.unwrap();
+    first.resize(limits::HELD_BYTES - UNIT, until).await.unwrap();
     let began = Instant::now();
-    let error = second.charge(limits::HELD_BYTES / 2, until).await.unwrap_err();
+    let error = second.resize(limits::HELD_BYTES / 2, until).await.unwrap_err();
     assert_eq!((error.kind, began.elapsed()), (Kind::Full, limits::HELD_WAIT));
-    small.charge(limits::FREE_BYTES, until).await.unwrap();
-    first.charge(limits::HELD_BYTES / 4, until).await.unwrap();
-    second.charge(limits::HELD_BYTES / 2, until).await.unwrap();
+    small.resize(limits::FREE_BYTES, until).await.unwrap();
+    first.resize(limits::HELD_BYTES / 4, until).await.unwrap();
+    second.resize(limits::HELD_BYTES / 2, until).await.unwrap();
     drop((first, second));
     assert_eq!(memory.budget.available_permits() * UNIT, limits::HELD_BYTES);
 }
