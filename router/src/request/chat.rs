@@ -27,7 +27,7 @@ const DEFAULTS: Defaults = Defaults { prompt: "messages", max_tokens: None };
 fn check(model: &ServedModel, job: &ChatJob) -> Result<(), Error> {
     job.check()?;
     match model.format.letter_first {
-        true => Ok(conversation::check_letters_first(&job.tools, &job.messages)?),
+        true => Ok(conversation::check_names_begin_with_letter(&job.tools, &job.messages)?),
         false => Ok(()),
     }
 }
@@ -126,10 +126,11 @@ impl Conversation {
         let continues = job.continues();
         let (add_generation_prompt, kwargs) = (job.generation_prompt(), job.kwargs());
         let mut messages = job.messages;
-        let calls_before = call_ids::native_ids(&mut messages, |name, index| model.format.native_id(name, index));
+        let calls_before =
+            call_ids::assign_native_ids(&mut messages, |name, index| model.format.native_id(name, index));
         let last = messages.last_mut().and_then(Value::as_object_mut);
         if let Some(last) = last {
-            conversation::CONTINUE.into_iter().for_each(|field| drop(last.shift_remove(field)));
+            conversation::CONTINUE_FIELDS.into_iter().for_each(|field| drop(last.shift_remove(field)));
         }
         let reasoning = model.reasoning_markers();
         let tools_must_show = !model.allow_dropped_tools && job.tool_choice != ToolChoice::None;

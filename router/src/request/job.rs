@@ -136,7 +136,7 @@ impl ChatJob {
             return Err(Error::invalid("continue_final_message", message));
         }
         if let (true, Some(last)) = (self.continue_final_message, self.messages.last()) {
-            conversation::check_continued("continue_final_message", last)?;
+            conversation::check_continuable("continue_final_message", last)?;
         }
         if let (Some(field), Some(true)) = (self.continue_field(), self.add_generation_prompt) {
             let at = format!("messages[{}].{field}", self.messages.len() - 1);
@@ -187,7 +187,7 @@ impl ChatJob {
     /// The field of the last message that requests its continuation.
     fn continue_field(&self) -> Option<&'static str> {
         let last = self.messages.last()?;
-        conversation::CONTINUE.into_iter().find(|field| last.get(*field) == Some(&Value::Bool(true)))
+        conversation::CONTINUE_FIELDS.into_iter().find(|field| last.get(*field) == Some(&Value::Bool(true)))
     }
 
     /// Whether the answer continues the last message, whichever field requests it.

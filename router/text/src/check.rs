@@ -1,5 +1,5 @@
-//! `rein check`: whether a model directory is fit for tool calls, told before a request fails. Template, format and
-//! tokenizer are tried against each other. No weights, and nothing of a request.
+//! `rein check`: tests whether the template, format and tokenizer of a model directory work together for tool calls, so
+//! that problems are reported before a request fails. It knows neither weights nor requests.
 
 mod read_back;
 mod revisions;
@@ -16,36 +16,36 @@ use crate::sha256_hex;
 use crate::template::{ChatTemplate, RenderInput};
 use crate::tokenize::Encode;
 
-/// What a message spells to be found in the prompt.
+/// Text of a message that is then searched for in the prompt.
 const PROBE: &str = "xqzprobe";
 
-/// How good a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     Fine,
-    /// Tool calls work; something else may not be as expected.
+    /// Tool calls work, but something else may not behave as expected.
     Warning,
-    /// Tool calls fail, all or some.
+    /// Some or all tool calls fail.
     Broken,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was checked, in a word or two.
+    /// Name of the check.
     pub check: &'static str,
     pub verdict: Verdict,
     pub message: String,
 }
 
-/// What was found out about a model directory.
+/// All findings about a model directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckReport {
     pub model: String,
     pub format: &'static str,
-    /// Of the template for chats with tools. None: there is no template.
+    /// SHA-256 of the template for chats with tools; `None` without a template.
     pub template_sha256: Option<String>,
-    /// Of the checkpoint, where its directory names one.
+    /// Commit of the checkpoint, when its directory is named after one.
     pub revision: Option<String>,
     pub findings: Vec<Finding>,
 }
@@ -55,16 +55,16 @@ impl CheckReport {
         self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine)
     }
 
-    /// Logs what is not fine.
+    /// Logs a warning for each finding that is not fine.
     pub fn warn(&self) {
         for Finding { check, verdict, message } in self.findings.iter().filter(|f| f.verdict > Verdict::Fine) {
             let broken = *verdict == Verdict::Broken;
-            tracing::warn!(model = self.model, check, broken, "{message}; `rein check` tells more");
+            tracing::warn!(model = self.model, check, broken, "{message}; run `rein check` for details");
         }
     }
 }
 
-/// Checks a model whose output is read by this format.
+/// Checks a model whose output is parsed with this format.
 pub fn check(text: &ModelText, format: &'static Format) -> CheckReport {
     let mut report = CheckReport {
         model: text.name.clone(),
@@ -74,7 +74,7 @@ pub fn check(text: &ModelText, format: &'static Format) -> CheckReport {
         findings: Vec::new(),
     };
     let Some(template) = &text.template else {
-        let message = "the model has no chat template: it can be used with /v1/completions only".into();
+        let message = "the model has no chat template: only /v1/completions can be used".into();
         report.findings.push(Finding { check: "template", verdict: Verdict::Broken, message });
         return report;
     };
@@ -111,7 +111,7 @@ fn broken(message: impl Into<String>) -> Outcome {
     (Verdict::Broken, message.into())
 }
 
-/// What is checked.
+/// The model under test.
 struct Subject<'a> {
     text: &'a ModelText,
     template: &'a ChatTemplate,
@@ -119,9 +119,9 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// As a request would be, with call ids of the format.
+    /// A conversation as a request would give it, with call ids of the format.
     fn input(&self, mut messages: Vec<Json>, tools: bool) -> RenderInput {
-        call_ids::native_ids(&mut messages, |name, index| self.format.native_id(name, index));
+        call_ids::assign_native_ids(&mut messages, |name, index| self.format.native_id(name, index));
         RenderInput { messages, tools: tools.then(|| vec![tool()]), ..RenderInput::default() }
     }
 
@@ -129,40 +129,40 @@ impl Subject<'_> {
         self.template.render(input).map_err(|error| error.to_string())
     }
 
-    /// The first of these conversations that the template renders, and its prompt; else why it refuses the last.
-    fn first(&self, conversations: impl IntoIterator<Item = Vec<Json>>) -> Result<String, String> {
-        let mut refused = String::new();
+    /// The prompt of the first of these conversations that the template renders, else the error for the last one.
+    fn render_first(&self, conversations: impl IntoIterator<Item = Vec<Json>>) -> Result<String, String> {
+        let mut last_error = String::new();
         for messages in conversations {
             match self.render(&self.input(messages, true)) {
                 Ok(prompt) => return Ok(prompt),
-                Err(error) => refused = error,
+                Err(error) => last_error = error,
             }
         }
-        Err(refused)
+        Err(last_error)
     }
 
     fn format(&self) -> Outcome {
         match self.format.has_calls() {
-            true => fine(format!("tool calls are read as {}", self.format.name)),
+            true => fine(format!("tool calls are parsed as {}", self.format.name)),
             false => broken(
-                "no tool-call format is recognised, so that calls come as text; name one with --format (`rein formats` lists them)",
+                "no tool-call format was detected, so calls are returned as text; choose one with --format (`rein formats` lists them)",
             ),
         }
     }
 
     fn plain(&self) -> Outcome {
         match self.render(&self.input(vec![user()], false)) {
-            Ok(_) => fine("a chat without tools is rendered"),
-            Err(error) => warning(format!("the template refuses a chat without tools: {error}")),
+            Ok(_) => fine("the template renders a chat without tools"),
+            Err(error) => warning(format!("the template rejects a chat without tools: {error}")),
         }
     }
 
     fn tools(&self) -> Outcome {
         let system = json!({"role": "system", "content": "S"});
         let conversations = [
-            ("a first question", vec![user()]),
+            ("a first user message", vec![user()]),
             ("a system message", vec![system, user()]),
-            ("a result", vec![user(), calling(&[arguments()]), result(0)]),
+            ("a tool result", vec![user(), calling(&[arguments()]), result(0)]),
         ];
         let (mut shown, mut dropped, mut refused) = (Vec::new(), Vec::new(), None);
         for (name, messages) in conversations {
@@ -176,11 +176,15 @@ impl Subject<'_> {
             }
         }
         match (shown.is_empty(), dropped.as_slice(), refused) {
-            (true, [], Some((_, error))) => broken(format!("the template refuses every chat with tools: {error}")),
-            (true, ..) => broken("the template never shows the tools to the model; requests with tools are refused"),
+            (true, [], Some((_, error))) => broken(format!("the template rejects every chat with tools: {error}")),
+            (true, ..) => broken("the template never shows the tools to the model; requests with tools are rejected"),
             (false, [], None) => fine("the template shows the tools"),
-            (false, [], Some((name, error))) => warning(format!("the template refuses tools with {name}: {error}")),
-            (false, dropped, _) => broken(format!("the template drops the tools with {}", dropped.join(" and with "))),
+            (false, [], Some((name, error))) => {
+                warning(format!("the template rejects tools in a chat with {name}: {error}"))
+            }
+            (false, dropped, _) => {
+                broken(format!("the template drops the tools in a chat with {}", dropped.join(" and with ")))
+            }
         }
     }
 
@@ -188,38 +192,38 @@ impl Subject<'_> {
         let tried = [arguments(), Json::from(arguments().to_string())].map(|arguments| {
             let turn = vec![user(), calling_with([arguments].into_iter())];
             let answered = [turn.clone(), vec![result(0)]].concat();
-            self.first([turn, answered])
+            self.render_first([turn, answered])
         });
         let shown = |prompt: &Result<String, String>| {
             prompt.as_ref().is_ok_and(|prompt| prompt.contains("Zürich") || prompt.contains("Z\\u00fc"))
         };
         match &tried {
-            [Err(error), Err(_)] => broken(format!("the template refuses past calls: {error}")),
+            [Err(error), Err(_)] => broken(format!("the template rejects past calls: {error}")),
             all if all.iter().all(shown) && all[0] == all[1] => {
                 fine("past calls are shown; arguments as an object and as a string give the same prompt")
             }
             all if all.iter().all(shown) => {
-                fine("past calls are shown; arguments given as a string are written as they are")
+                fine("past calls are shown; arguments given as a string are copied unchanged")
             }
-            [Err(error), _] => warning(format!("the template refuses arguments that are an object: {error}")),
-            [_, Err(error)] => broken(format!("the template refuses arguments that are a string: {error}")),
+            [Err(error), _] => warning(format!("the template rejects arguments that are an object: {error}")),
+            [_, Err(error)] => broken(format!("the template rejects arguments that are a string: {error}")),
             _ => broken("the template does not show the arguments of past calls"),
         }
     }
 
     fn results(&self) -> Outcome {
         match self.render(&self.input(vec![user(), calling(&[arguments()]), result(0)], true)) {
-            Ok(prompt) if prompt.contains(PROBE) => fine("results of calls are shown"),
-            Ok(_) => broken("the template drops the results of calls"),
-            Err(error) => broken(format!("the template refuses the results of calls: {error}")),
+            Ok(prompt) if prompt.contains(PROBE) => fine("tool results are shown"),
+            Ok(_) => broken("the template drops tool results"),
+            Err(error) => broken(format!("the template rejects tool results: {error}")),
         }
     }
 
-    /// The history that the OpenAI SDK sends, and its variants.
+    /// Past calls whose content is null, as the OpenAI SDK sends it, empty or absent.
     fn content(&self) -> Outcome {
         let answer = json!({"role": "assistant", "content": "Done."});
-        let mut kinds = Vec::new();
-        for (name, content) in [("null", Some(Json::Null)), ("''", Some("".into())), ("none", None)] {
+        let mut prompts = Vec::new();
+        for (name, content) in [("null", Some(Json::Null)), ("''", Some("".into())), ("absent", None)] {
             let mut call = calling(&[arguments()]);
             match content {
                 Some(content) => call["content"] = content,
@@ -227,15 +231,15 @@ impl Subject<'_> {
             }
             let messages = vec![user(), call, result(0), answer.clone(), user()];
             match self.render(&self.input(messages, true)) {
-                Ok(prompt) => kinds.push((name, prompt)),
+                Ok(prompt) => prompts.push(prompt),
                 Err(error) => {
-                    return broken(format!("the template refuses a past call whose content is {name}: {error}"));
+                    return broken(format!("the template rejects a past call whose content is {name}: {error}"));
                 }
             }
         }
-        match kinds.windows(2).all(|pair| pair[0].1 == pair[1].1) {
-            true => fine("past calls with content null, '' and none give the same prompt"),
-            false => fine("past calls with content null, '' and none are rendered; the template distinguishes them"),
+        match prompts.windows(2).all(|pair| pair[0] == pair[1]) {
+            true => fine("past calls with content null, '' and absent give the same prompt"),
+            false => fine("past calls with content null, '' and absent are rendered, but give different prompts"),
         }
     }
 
@@ -249,18 +253,18 @@ impl Subject<'_> {
                     &with[common.map_or(without.len().min(with.len()), |((at, _), _)| at)..]
                 ))
             }
-            (Ok(prompt), Ok(_)) if self.answers_follow(&prompt) => {
-                fine("an answer follows the user's message as it is")
+            (Ok(prompt), Ok(_)) if self.answer_follows(&prompt) => {
+                fine("the answer directly follows the user's message")
             }
             (Ok(_), Ok(_)) => {
-                warning("add_generation_prompt changes nothing, and the prompt does not end where an answer begins")
+                warning("add_generation_prompt has no effect, and the prompt does not end where an answer begins")
             }
-            (Err(error), _) | (_, Err(error)) => broken(format!("the template refuses a chat with tools: {error}")),
+            (Err(error), _) | (_, Err(error)) => broken(format!("the template rejects a chat with tools: {error}")),
         }
     }
 
-    /// Whether an assistant's text stands in the history where this prompt ends.
-    fn answers_follow(&self, prompt: &str) -> bool {
+    /// Whether the text of an assistant message in the history begins where this prompt ends.
+    fn answer_follows(&self, prompt: &str) -> bool {
         let answered = vec![user(), json!({"role": "assistant", "content": PROBE})];
         let answered = self.render(&RenderInput { add_generation_prompt: false, ..self.input(answered, true) });
         answered.is_ok_and(|whole| whole.strip_prefix(prompt).is_some_and(|rest| rest.trim_start().starts_with(PROBE)))
@@ -272,18 +276,16 @@ impl Subject<'_> {
         }
         let mut call = calling(&[arguments()]);
         if self.render(&self.input(vec![user(), call.clone(), result(0)], true)).is_err() {
-            return fine("not asked: past calls are refused without it, too");
+            return fine("not checked: the template rejects past calls even without reasoning");
         }
         call["reasoning_content"] = "xqzthought".into();
         match self.render(&self.input(vec![user(), call, result(0)], true)) {
-            Ok(prompt) if prompt.contains("xqzthought") => {
-                fine("reasoning before a call is shown while its turn goes on")
-            }
+            Ok(prompt) if prompt.contains("xqzthought") => fine("reasoning before a call is shown until the turn ends"),
             Ok(_) if self.template.tool_source().contains("reasoning_content") => {
                 warning("the template drops the reasoning before a call")
             }
             Ok(_) => fine("the template does not show reasoning of past messages"),
-            Err(error) => warning(format!("the template refuses a past call with reasoning: {error}")),
+            Err(error) => warning(format!("the template rejects a past call with reasoning: {error}")),
         }
     }
 
@@ -297,19 +299,21 @@ impl Subject<'_> {
         };
         let (calls, others) = (missing(self.format.call_markers()), missing(self.format.other_markers()));
         if self.text.stop_token_ids.is_empty() {
-            return broken("no token ends an answer: neither configuration nor tokenizer names one");
+            return broken(
+                "no token ends an answer: neither config.json, generation_config.json nor the tokenizer names an EOS token",
+            );
         }
         match (calls.is_empty(), others.is_empty()) {
-            (true, true) => fine("the tokenizer has every marker of the format as one token"),
+            (true, true) => fine("every marker of the format is one token of the tokenizer"),
             (false, _) if self.format.needs_tokens() => broken(format!(
-                "the tokenizer does not have these markers as one token, so that calls are never seen: {}",
+                "these markers are not single tokens of the tokenizer, so calls are never detected: {}",
                 calls.join(" ")
             )),
             _ if self.format.needs_tokens() => {
-                warning(format!("the tokenizer does not have these markers as one token: {}", others.join(" ")))
+                warning(format!("these markers are not single tokens of the tokenizer: {}", others.join(" ")))
             }
             _ => fine(format!(
-                "spelled with several tokens, as the format allows: {}",
+                "markers of several tokens, which the format allows: {}",
                 [calls, others].concat().join(" ")
             )),
         }
@@ -320,7 +324,7 @@ fn user() -> Json {
     json!({"role": "user", "content": "Hi"})
 }
 
-/// Values of several types, and text that JSON, XML and Python spell in their own ways.
+/// Values of several types, and text that JSON, XML and Python escape differently.
 fn arguments() -> Json {
     json!({"city": "Zürich \"1\" & <b>", "days": 3, "tags": ["a", "b"]})
 }
@@ -332,7 +336,7 @@ fn tool() -> Json {
     json!({"type": "function", "function": {"name": "get_weather", "description": "Weather of a city.", "parameters": parameters}})
 }
 
-/// An assistant message with a call for each of these arguments, a string as clients send them.
+/// An assistant message with one call per item; arguments are JSON strings, as clients send them.
 fn calling(arguments: &[Json]) -> Json {
     calling_with(arguments.iter().map(|arguments| arguments.to_string().into()))
 }

@@ -1,4 +1,5 @@
-//! Checks a conversation before a template sees it: templates answer wrong shapes with wrong prompts, not with errors.
+//! Validates the messages and tools of a request, because a template renders wrong shapes to wrong prompts instead of
+//! failing. It knows no template and changes nothing.
 
 use std::collections::HashMap;
 
@@ -7,10 +8,10 @@ use serde_json::{Map, Value};
 use crate::{InvalidRequest, limits};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
-/// What other servers call the wish to have the final message continued: Kimi's, then DeepSeek's and Mistral's.
-pub const CONTINUE: [&str; 2] = ["partial", "prefix"];
+/// Fields of the last message with which other APIs ask to continue it: Kimi's, then DeepSeek's and Mistral's.
+pub const CONTINUE_FIELDS: [&str; 2] = ["partial", "prefix"];
 
-/// Messages in the OpenAI shape. They are checked, never changed.
+/// Validates messages in the OpenAI shape.
 pub fn check_messages(messages: &[Value]) -> Result<(), InvalidRequest> {
     if messages.is_empty() {
         return Err(InvalidRequest::invalid("messages", "'messages' must have at least one message"));
@@ -22,25 +23,25 @@ pub fn check_messages(messages: &[Value]) -> Result<(), InvalidRequest> {
     let calls = |message: &Value| message.get("tool_calls").and_then(Value::as_array).map_or(0, Vec::len);
     let calls: usize = messages.iter().map(calls).sum();
     if calls > limits::CALLS {
-        let message = format!("'messages' may have at most {} tool_calls in all, got {calls}", limits::CALLS);
+        let message = format!("'messages' may have at most {} tool_calls in total, got {calls}", limits::CALLS);
         return Err(InvalidRequest::invalid("messages", message));
     }
     for (i, message) in messages.iter().enumerate() {
         let at = format!("messages[{i}]");
         check_message(&at, message)?;
-        check_continue(&at, message, i + 1 == messages.len())?;
+        check_continue_fields(&at, message, i + 1 == messages.len())?;
     }
     Ok(())
 }
 
-fn check_continue(at: &str, message: &Value, last: bool) -> Result<(), InvalidRequest> {
-    for field in CONTINUE {
+fn check_continue_fields(at: &str, message: &Value, last: bool) -> Result<(), InvalidRequest> {
+    for field in CONTINUE_FIELDS {
         let at = format!("{at}.{field}");
         match message.get(field) {
             None | Some(Value::Null | Value::Bool(false)) => {}
-            Some(Value::Bool(true)) if last => check_continued(&at, message)?,
+            Some(Value::Bool(true)) if last => check_continuable(&at, message)?,
             Some(Value::Bool(true)) => {
-                return Err(InvalidRequest::invalid(&*at, format!("'{at}' may be true on the last message only")));
+                return Err(InvalidRequest::invalid(&*at, format!("'{at}' may be true only on the last message")));
             }
             Some(other) => return Err(InvalidRequest::wrong_type(&at, "a boolean", other)),
         }
@@ -48,11 +49,11 @@ fn check_continue(at: &str, message: &Value, last: bool) -> Result<(), InvalidRe
     Ok(())
 }
 
-/// Whether a final message can be continued, as the request's field `asked` wants it.
-pub fn check_continued(asked: &str, last: &Value) -> Result<(), InvalidRequest> {
-    let invalid = |why: &str| Err(InvalidRequest::invalid(asked, format!("'{asked}' needs a final message {why}")));
+/// Validates that the last message can be continued, as the field `asked` requests.
+pub fn check_continuable(asked: &str, last: &Value) -> Result<(), InvalidRequest> {
+    let invalid = |why: &str| Err(InvalidRequest::invalid(asked, format!("'{asked}' requires a last message {why}")));
     if last.get("role").and_then(Value::as_str) != Some("assistant") {
-        return invalid("of the role assistant");
+        return invalid("with the role assistant");
     }
     if last.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty()) {
         return invalid("without tool_calls");
@@ -90,35 +91,39 @@ fn check_message(at: &str, message: &Value) -> Result<(), InvalidRequest> {
     }
     let calls = check_calls(at, message)?;
     if calls && role != "assistant" {
-        let text = format!("'{at}.tool_calls' belongs to the role assistant, not {role}");
+        let text = format!("'{at}.tool_calls' is allowed only for the role assistant, got {role}");
         return Err(InvalidRequest::invalid(format!("{at}.tool_calls"), text));
     }
     let given = |field: &str| message.get(field).is_some_and(|value| !value.is_null());
     if role == "tool" && !given("tool_call_id") && !given("name") {
-        return Err(InvalidRequest::missing(&format!("{at}.tool_call_id"), "the id of the call that this answers"));
+        return Err(InvalidRequest::missing(
+            &format!("{at}.tool_call_id"),
+            "the id of the call that this message answers",
+        ));
     }
     let declares = check_message_tools(at, role, message)?;
-    let says = match message.get("content") {
+    let has_content = match message.get("content") {
         None | Some(Value::Null) => false,
         Some(Value::String(text)) => !text.is_empty(),
         Some(Value::Array(parts)) => !parts.is_empty(),
         Some(_) => true,
     };
-    if declares && says {
-        let text = format!("'{at}' has 'tools' and 'content'; tools are declared in a message of their own");
+    if declares && has_content {
+        let text = format!("'{at}' has both 'tools' and 'content'; declare tools in a message without content");
         return Err(InvalidRequest::invalid(format!("{at}.content"), text));
     }
     check_content(at, role == "assistant" || declares, message)
 }
 
-/// Whether the message declares tools.
+/// Validates the tools that the message declares; true if there are any.
 fn check_message_tools(at: &str, role: &str, message: &Map<String, Value>) -> Result<bool, InvalidRequest> {
     let at = format!("{at}.tools");
     match message.get("tools") {
         None | Some(Value::Null) => Ok(false),
-        Some(Value::Array(_)) if !declares_tools(role) => {
-            Err(InvalidRequest::invalid(&*at, format!("'{at}' belongs to the role system, not {role}")))
-        }
+        Some(Value::Array(_)) if !declares_tools(role) => Err(InvalidRequest::invalid(
+            &*at,
+            format!("'{at}' is allowed only for the roles system and developer, got {role}"),
+        )),
         Some(Value::Array(tools)) => check_tool_list(&at, tools).map(|()| !tools.is_empty()),
         Some(other) => Err(InvalidRequest::wrong_type(&at, "an array", other)),
     }
@@ -128,7 +133,7 @@ fn declares_tools(role: &str) -> bool {
     matches!(role, "system" | "developer")
 }
 
-/// The tools that these messages declare, in order.
+/// All tools that the messages declare, in order.
 pub fn message_tools(messages: &[Value]) -> impl Iterator<Item = &Value> {
     let declaring = |message: &&Value| message.get("role").and_then(Value::as_str).is_some_and(declares_tools);
     messages.iter().filter(declaring).filter_map(|message| message.get("tools")?.as_array()).flatten()
@@ -156,8 +161,7 @@ fn check_part(at: &str, part: &Value) -> Result<(), InvalidRequest> {
             None => Err(InvalidRequest::missing(&format!("{at}.{kind}"), "a string")),
         },
         Some(Value::String(kind)) => {
-            let message =
-                format!("'{at}.type' must be 'text': this server takes no {kind} parts, models are text only");
+            let message = format!("'{at}.type' must be 'text', got '{kind}': models take only text");
             Err(InvalidRequest {
                 code: Some("unsupported_content"),
                 ..InvalidRequest::invalid(format!("{at}.type"), message)
@@ -168,7 +172,7 @@ fn check_part(at: &str, part: &Value) -> Result<(), InvalidRequest> {
     }
 }
 
-/// Whether the message has calls.
+/// Validates the calls of the message; true if there are any.
 fn check_calls(at: &str, message: &Map<String, Value>) -> Result<bool, InvalidRequest> {
     let at = format!("{at}.tool_calls");
     let calls = match message.get("tool_calls") {
@@ -230,7 +234,7 @@ fn check_name<'a>(at: &str, function: &'a Map<String, Value>) -> Result<&'a str,
             Err(InvalidRequest::invalid(at, message))
         }
         Some(Value::String(name)) if name.chars().any(|c| c.is_control() || c.is_whitespace()) => {
-            Err(InvalidRequest::invalid(at, format!("'{at}' must have no blanks or control characters")))
+            Err(InvalidRequest::invalid(at, format!("'{at}' must not contain whitespace or control characters")))
         }
         Some(Value::String(name)) => Ok(name),
         Some(other) => Err(InvalidRequest::wrong_type(at, "a string", other)),
@@ -238,20 +242,21 @@ fn check_name<'a>(at: &str, function: &'a Map<String, Value>) -> Result<&'a str,
     }
 }
 
-/// A name under which a function can be declared. History may mention others: who made them may have been freer.
+/// Validates the name of a declared function. Calls in the history may have other names, because another server may
+/// have allowed them.
 fn check_declared_name<'a>(at: &str, function: &'a Map<String, Value>) -> Result<&'a str, InvalidRequest> {
     let name = check_name(at, function)?;
     match name.chars().find(|&c| !c.is_ascii_alphanumeric() && !"_-.".contains(c)) {
         None => Ok(name),
         Some(c) => {
-            let message = format!("'{at}' may have letters, digits, '_', '-' and '.', got {c:?} in '{name}'");
+            let message = format!("'{at}' may contain only letters, digits, '_', '-' and '.', got {c:?} in '{name}'");
             Err(InvalidRequest::invalid(at, message))
         }
     }
 }
 
-/// For formats whose models were trained on names that begin with a letter.
-pub fn check_letters_first(tools: &[Value], messages: &[Value]) -> Result<(), InvalidRequest> {
+/// Validates that tool names begin with a letter, for formats whose models were trained on such names.
+pub fn check_names_begin_with_letter(tools: &[Value], messages: &[Value]) -> Result<(), InvalidRequest> {
     let in_messages = messages.iter().enumerate().filter_map(|(i, message)| {
         Some((format!("messages[{i}].tools"), message.get("tools")?.as_array()?.as_slice()))
     });
@@ -268,18 +273,18 @@ pub fn check_letters_first(tools: &[Value], messages: &[Value]) -> Result<(), In
     Ok(())
 }
 
-/// A request's tools. Those that its messages declare count too.
+/// Validates the tools of a request. The limit includes tools that its messages declare.
 pub fn check_tools(tools: &[Value], messages: &[Value]) -> Result<(), InvalidRequest> {
     let count = tools.len() + message_tools(messages).count();
     if count > limits::TOOLS {
         let message =
-            format!("'tools' may have at most {} tools, those in messages included, got {count}", limits::TOOLS);
+            format!("'tools' may have at most {} tools, including those in messages, got {count}", limits::TOOLS);
         return Err(InvalidRequest::invalid("tools", message));
     }
     check_tool_list("tools", tools)
 }
 
-/// Tools in the OpenAI shape: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+/// Validates tools in the OpenAI shape: `{"type": "function", "function": {"name", "description", "parameters"}}`.
 fn check_tool_list(at: &str, tools: &[Value]) -> Result<(), InvalidRequest> {
     let mut names = HashMap::new();
     for (i, tool) in tools.iter().enumerate() {
@@ -300,7 +305,10 @@ fn check_tool_list(at: &str, tools: &[Value]) -> Result<(), InvalidRequest> {
         let name = check_declared_name(&format!("{at}.function.name"), function)?;
         if let Some(earlier) = names.insert(name, i) {
             let (at, earlier) = (format!("{at}.function.name"), first(earlier));
-            return Err(InvalidRequest::invalid(&*at, format!("'{at}' is '{name}', which '{earlier}' has already")));
+            return Err(InvalidRequest::invalid(
+                &*at,
+                format!("'{at}' must be unique: '{earlier}' is also named '{name}'"),
+            ));
         }
         match function.get("description") {
             None | Some(Value::Null | Value::String(_)) => {}

@@ -1,25 +1,25 @@
-//! What is wrong with a request, by field. It knows no status code.
+//! The error of an invalid request, which names the field. It knows no status codes.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// A request that stays wrong when it is sent again.
+/// A request that is invalid; sending it again cannot succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidRequest {
-    /// The field that is wrong, as a path: `messages[0].role`.
+    /// Path of the invalid field, such as `messages[0].role`.
     pub param: Option<String>,
     pub code: Option<&'static str>,
     pub message: String,
 }
 
 impl InvalidRequest {
-    /// The request as a whole is wrong.
+    /// The request as a whole is invalid.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         InvalidRequest { param: None, code: Some(code), message: message.into() }
     }
 
-    /// A field is wrong: its path, and what would be right.
+    /// A field is invalid. The message says what would be valid.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         InvalidRequest { param: Some(param.into()), ..InvalidRequest::new("invalid_value", message) }
     }
@@ -37,13 +37,13 @@ impl InvalidRequest {
         InvalidRequest { code: Some("invalid_type"), ..InvalidRequest::invalid(param, message) }
     }
 
-    /// A required field is absent. `what`: what it must hold.
+    /// A required field is absent; `what` says what it must contain.
     pub fn missing(param: &str, what: &str) -> Self {
         let message = format!("'{param}' is required: {what}");
         InvalidRequest { code: Some("missing_required_parameter"), ..InvalidRequest::invalid(param, message) }
     }
 
-    /// A field that would change the result, and that this server does not implement.
+    /// A field would change the result, but this server does not implement it.
     pub fn unsupported(param: impl Into<String>, why: &str) -> Self {
         let param = param.into();
         let message = format!("'{param}' is not supported: {why}");

@@ -1,5 +1,4 @@
-//! Every limit of a request's fields and conversation by name. A value over one is rejected with an error that states
-//! it.
+//! Limits of a request's fields and conversation. A value over a limit is rejected with an error that states the limit.
 
 /// Fields of a body.
 pub const BODY_FIELDS: usize = 256;

@@ -1,25 +1,25 @@
-//! Stop strings over a stream of text. No character of a match is ever let out, however the text is cut into pieces.
+//! Finds stop strings in a stream of text. No character of a match is returned, however the text is split into pieces.
 
-/// What a request names to end the output.
+/// A condition of a request that ends the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
     Token(u32),
     Text(String),
 }
 
-/// Finds the first place at which any stop string ends; of several that end there, the longest counts.
+/// Finds the match that ends first; of several that end at the same place, the longest.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     stops: Vec<String>,
-    /// The longest end of the text so far that a stop string may begin with.
+    /// The longest suffix of the text so far that is a prefix of a stop string.
     held: String,
-    /// Let the match itself out.
+    /// Whether the match itself is returned.
     include: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Scanned {
-    /// Text that no match can reach any more.
+    /// Text that can no longer become part of a match.
     pub text: String,
     /// The stop string that ended the text.
     pub matched: Option<String>,
@@ -50,7 +50,7 @@ impl StopStrings {
         Scanned { text: self.pass(&all), matched: None }
     }
 
-    /// Takes text in which no match may end; one may begin in it.
+    /// Adds text in which no match may end, although one may begin in it.
     pub fn pass(&mut self, text: &str) -> String {
         let mut all = std::mem::take(&mut self.held);
         all.push_str(text);
@@ -59,17 +59,17 @@ impl StopStrings {
         all
     }
 
-    /// The text ends here without a match, and with it what was held back.
+    /// Ends the text without a match; returns what was held back.
     pub fn flush(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
 
-/// Length of the longest end of `text` that is a proper beginning of `stop`.
+/// Length of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let (text, stop) = (text.as_bytes(), stop.as_bytes());
     let longest = text.len().min(stop.len().saturating_sub(1));
-    // Both are UTF-8, so an overlap that begins with a beginning of `stop` is cut at a character.
+    // The overlap must end between two characters of `stop`; it then also begins between two characters of `text`.
     (1..=longest).rev().find(|&n| text.ends_with(&stop[..n]) && std::str::from_utf8(&stop[..n]).is_ok()).unwrap_or(0)
 }
 

@@ -1,9 +1,9 @@
-//! Tools as the API declares them, for the grammar and for the parser.
+//! Converts tools of a request to the types of the grammar and the parser.
 
 use rein_grammar::{Tool, ToolDecl};
 use serde_json::Value;
 
-/// A tool as the API declares it. None: it has no name.
+/// Converts a tool in the OpenAI shape; `None` if it has no name.
 pub fn tool(tool: &Value) -> Option<Tool> {
     let function = tool.get("function")?;
     Some(Tool {

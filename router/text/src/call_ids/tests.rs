@@ -8,7 +8,7 @@ fn kimi(name: &str, index: usize) -> Option<String> {
     grammar::by_name("kimi_k2").unwrap().native_id(name, index)
 }
 
-/// A form that tells nothing of the name.
+/// An id without the tool's name.
 fn nine(_: &str, index: usize) -> Option<String> {
     Some(format!("{index:09}"))
 }
@@ -33,7 +33,7 @@ fn named(id: &str, name: &str) -> Value {
     json!({"role": "tool", "tool_call_id": id, "name": name, "content": "r"})
 }
 
-/// Ids of calls and results in order, results with a `>` and their name.
+/// Ids of calls and results in order; a result is written as `>`, its id and its name.
 fn ids(messages: &[Value]) -> Vec<String> {
     let of = |message: &Value| -> Vec<String> {
         if message["role"] == "tool" {
@@ -45,12 +45,12 @@ fn ids(messages: &[Value]) -> Vec<String> {
 }
 
 fn rewritten(mut messages: Vec<Value>) -> (usize, Vec<String>) {
-    let next = native_ids(&mut messages, kimi);
+    let next = assign_native_ids(&mut messages, kimi);
     (next, ids(&messages))
 }
 
 #[test]
-fn foreign_ids_become_native_ones_that_count_over_the_conversation() {
+fn foreign_ids_become_native_ids_numbered_over_the_conversation() {
     let conversation = vec![
         json!({"role": "user", "content": "x"}),
         calls(&[call("call_a", "f"), call("call_b", "g-2.x")]),
@@ -70,17 +70,17 @@ fn foreign_ids_become_native_ones_that_count_over_the_conversation() {
     ];
     let (next, ids) = rewritten(conversation.clone());
     assert_eq!((next, ids.iter().map(String::as_str).collect::<Vec<_>>()), (3, expected.to_vec()));
-    // Without ids of its own a format leaves the client's; the tool's name is told all the same.
+    // A format without ids keeps those of the client. The tool's name is still added.
     let mut left = conversation;
-    assert_eq!(native_ids(&mut left, no_ids), 3);
+    assert_eq!(assign_native_ids(&mut left, no_ids), 3);
     assert_eq!(super::tests::ids(&left), ["call_a", "call_b", ">call_b g-2.x", ">call_a f", "call_c", ">call_c f"]);
 }
 
 #[test]
-fn native_ids_stay_where_the_count_agrees() {
+fn native_ids_with_the_right_index_are_kept() {
     let right = vec![calls(&[call("functions.f:0", "f"), call("functions.g:1", "g")]), named("functions.g:1", "g")];
     assert_eq!(rewritten(right).1, ["functions.f:0", "functions.g:1", ">functions.g:1 g"]);
-    // Counted per turn, as some servers do.
+    // Numbered per turn, as some servers do.
     let per_turn = vec![
         calls(&[call("functions.f:0", "f")]),
         result("functions.f:0"),
@@ -91,20 +91,20 @@ fn native_ids_stay_where_the_count_agrees() {
     let expected =
         ["functions.f:0", ">functions.f:0 f", "functions.f:1", "functions.f:2", ">functions.f:2 f", ">functions.f:1 f"];
     assert_eq!(rewritten(per_turn).1, expected);
-    // Swapped ids: each result goes with its call, not with its number.
+    // Swapped ids: a result follows its call, not the number.
     let swapped = vec![calls(&[call("functions.f:1", "f"), call("functions.f:0", "f")]), result("functions.f:0")];
     assert_eq!(rewritten(swapped).1, ["functions.f:0", "functions.f:1", ">functions.f:1 f"]);
 }
 
 #[test]
-fn results_find_their_calls_without_ids() {
+fn results_without_ids_are_matched_to_their_calls() {
     let by_name = vec![calls(&[call("", "f"), call("", "g")]), named("", "g"), named("", "f")];
     assert_eq!(rewritten(by_name).1, ["functions.f:0", "functions.g:1", ">functions.g:1 g", ">functions.f:0 f"]);
     let in_order = vec![calls(&[call("", "f"), call("", "g")]), result(""), result("")];
     assert_eq!(rewritten(in_order).1, ["functions.f:0", "functions.g:1", ">functions.f:0 f", ">functions.g:1 g"]);
     let unknown = vec![calls(&[call("", "f"), call("", "g")]), named("x1", "g"), result("x2")];
     assert_eq!(rewritten(unknown).1, ["functions.f:0", "functions.g:1", ">functions.g:1 g", ">functions.f:0 f"]);
-    // Who has an id goes first.
+    // Results with an id are matched first.
     let mixed = vec![calls(&[call("a", "f"), call("b", "f")]), result(""), result("a")];
     assert_eq!(rewritten(mixed).1, ["functions.f:0", "functions.f:1", ">functions.f:1 f", ">functions.f:0 f"]);
     let duplicate =
@@ -112,7 +112,7 @@ fn results_find_their_calls_without_ids() {
     let expected =
         ["functions.f:0", "functions.g:1", "functions.f:2", ">functions.g:1 g", ">functions.f:0 f", ">functions.f:2 f"];
     assert_eq!(rewritten(duplicate).1, expected);
-    // Not of an older turn.
+    // Calls of an older turn are not matched.
     let late = vec![calls(&[call("a", "f")]), calls(&[call("b", "g")]), result("b"), named("", "f")];
     assert_eq!(rewritten(late).1, ["functions.f:0", "functions.g:1", ">functions.g:1 g", "> f"]);
     let twice = vec![calls(&[call("a", "f")]), result("a"), result("a")];
@@ -120,8 +120,8 @@ fn results_find_their_calls_without_ids() {
 }
 
 #[test]
-fn results_of_calls_that_were_cut_off_are_nobody_elses() {
-    // The conversation's beginning is gone: the count goes on where it was.
+fn results_of_calls_that_were_cut_off_match_no_other_call() {
+    // The client cut off the beginning of the conversation: numbering continues after the largest index.
     let cut = vec![result("functions.f:7"), calls(&[call("functions.g:8", "g")]), result("functions.g:8")];
     assert_eq!(
         rewritten(cut),
@@ -141,11 +141,12 @@ fn results_of_calls_that_were_cut_off_are_nobody_elses() {
         (1, vec![">call_z".into(), "functions.g:0".into(), ">functions.f:99999999999999999999".into()])
     );
     let mut strict = vec![result("call_z"), calls(&[call("call_y", "f")]), result("call_y")];
-    assert_eq!(native_ids(&mut strict, nine), 2);
+    assert_eq!(assign_native_ids(&mut strict, nine), 2);
     assert_eq!(ids(&strict), [">000000000", "000000001", ">000000001 f"]);
 }
 
-/// Seeded random conversations of every style of client; a result's content says which call it answers.
+/// Random conversations from fixed seeds, with ids in the style of several clients. The content of a result is the
+/// number of the call that it answers.
 #[test]
 fn every_result_refers_to_its_call() {
     for (seed, native) in (0..2000).zip([kimi as fn(&str, usize) -> Option<String>, nine].into_iter().cycle()) {
@@ -173,7 +174,7 @@ fn every_result_refers_to_its_call() {
             if count > 0 || rng.random_bool(0.5) {
                 messages.push(self::calls(&calls));
             }
-            // Without ids, results tell their calls by the order, of all or of those of the same name.
+            // Without ids, results refer to calls by order, either among all calls or among those of the same tool.
             let names = if style == 4 { f64::from(rng.random_range(0..2)) } else { 0.5 };
             let mut results: Vec<Value> = (first..made.len())
                 .map(|n| {
@@ -190,7 +191,7 @@ fn every_result_refers_to_its_call() {
                 results.shuffle(&mut rng);
             }
             if rng.random_bool(0.2) {
-                let mut orphan = result(["functions.f:3", "nobody's", "000000002"][rng.random_range(0..3)]);
+                let mut orphan = result(["functions.f:3", "unknown", "000000002"][rng.random_range(0..3)]);
                 orphan["content"] = Value::Null;
                 if !made.iter().any(|(id, _)| *id == orphan["tool_call_id"]) {
                     results.push(orphan);
@@ -200,7 +201,7 @@ fn every_result_refers_to_its_call() {
         }
         let calls_of =
             |messages: &[Value]| ids(messages).into_iter().filter(|id| !id.starts_with('>')).collect::<Vec<_>>();
-        native_ids(&mut messages, native);
+        assign_native_ids(&mut messages, native);
         let ids = calls_of(&messages);
         let distinct: std::collections::HashSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len(), "seed {seed}: {ids:?}");
@@ -215,10 +216,10 @@ fn every_result_refers_to_its_call() {
                 None => assert!(!ids.iter().any(|known| known == id), "seed {seed}: {messages:#?}"),
             }
         }
-        // Once native, they stay.
+        // Native ids do not change any more.
         let again = messages.clone();
         let mut messages = messages;
-        native_ids(&mut messages, native);
+        assign_native_ids(&mut messages, native);
         assert_eq!(messages, again, "seed {seed}");
     }
 }
@@ -229,6 +230,6 @@ fn long_conversations_take_linear_time() {
     let many: Vec<Value> = (0..50_000).map(|n| call("same", if n % 2 == 0 { "f" } else { "g" })).collect();
     let mut messages = vec![calls(&many)];
     messages.extend((0..50_000).map(|_| named("same", "h")));
-    assert_eq!(native_ids(&mut messages, kimi), 50_000);
+    assert_eq!(assign_native_ids(&mut messages, kimi), 50_000);
     assert_eq!(messages[50_000]["tool_call_id"], "functions.g:49999");
 }

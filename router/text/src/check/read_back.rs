@@ -1,4 +1,4 @@
-//! Whether the format reads what the template writes: a call is rendered as history and parsed as output.
+//! Checks that the format parses what the template writes: renders a call as history and parses it as output.
 
 use rein_grammar::{Event, Parser, ParserOptions, Region};
 use serde_json::{Value as Json, json};
@@ -11,7 +11,7 @@ use crate::tools::{declaration, tool as declared};
 
 pub fn check(subject: &Subject<'_>) -> Outcome {
     if !subject.format.has_calls() {
-        return broken("no format to read calls with");
+        return broken("no format to parse calls with");
     }
     let simple = json!({"city": "Paris"});
     for (what, calls, text) in [
@@ -23,32 +23,32 @@ pub fn check(subject: &Subject<'_>) -> Outcome {
             Ok(read) if read == calls => {}
             Ok(read) if read.is_empty() => {
                 return broken(format!(
-                    "the format {} does not see {what} that the template writes",
+                    "the format {} does not detect {what} that the template writes",
                     subject.format.name
                 ));
             }
             Ok(read) => {
-                return broken(format!("the format {} reads {what} as {}", subject.format.name, Json::from(read)));
+                return broken(format!("the format {} parses {what} as {}", subject.format.name, Json::from(read)));
             }
-            // Not all models may say something first.
+            // Some models may not write text before a call.
             Err(_) if text.is_some() => {}
-            Err(error) => return broken(format!("the template refuses {what}: {error}")),
+            Err(error) => return broken(format!("the template rejects {what}: {error}")),
         }
     }
     let two = vec![simple, json!({"city": "Rome"})];
     match read(subject, &two, None) {
-        _ if !subject.format.many => fine("the format reads what the template writes"),
-        Ok(read) if read == two => fine("the format reads what the template writes, several calls too"),
+        _ if !subject.format.many => fine("the format parses what the template writes"),
+        Ok(read) if read == two => fine("the format parses what the template writes, including several calls"),
         Ok(read) => broken(format!(
-            "of two calls that the template writes, the format {} reads {}",
+            "the template writes two calls, but the format {} parses {}",
             subject.format.name,
             Json::from(read)
         )),
-        Err(error) => warning(format!("the template refuses two calls in one message: {error}")),
+        Err(error) => warning(format!("the template rejects two calls in one message: {error}")),
     }
 }
 
-/// The arguments of the calls that the format finds in the turn that the template writes for these.
+/// Renders a turn with these calls and returns the arguments of the calls that the format finds in it.
 fn read(subject: &Subject<'_>, calls: &[Json], text: Option<&str>) -> Result<Vec<Json>, String> {
     let mut call = calling(calls);
     if let Some(text) = text {
@@ -58,12 +58,12 @@ fn read(subject: &Subject<'_>, calls: &[Json], text: Option<&str>) -> Result<Vec
     let whole = |messages: Vec<Json>| {
         subject.render(&RenderInput { add_generation_prompt: false, ..subject.input(messages, true) })
     };
-    // Some templates want results behind calls.
+    // Some templates require results after calls.
     let written = whole(vec![user(), call.clone()]).or_else(|_| whole([vec![user(), call], results].concat()))?;
     let prompt = subject.render(&subject.input(vec![user()], true))?;
     let (output, start) = match written.strip_prefix(&prompt) {
         Some(output) => (output, subject.format.start_after(&prompt)),
-        // The prompt for an answer opens what the history does not have, such as reasoning.
+        // The generation prompt contains what the history does not, such as the start of reasoning.
         None => (&written[turn_start(&prompt, &written)..], Region::Text),
     };
     let tokenizer = &subject.text.tokenizer;
@@ -93,7 +93,7 @@ fn read(subject: &Subject<'_>, calls: &[Json], text: Option<&str>) -> Result<Vec
     Ok(found)
 }
 
-/// Where two prompts go apart, but not inside a marker or a word.
+/// Where the two prompts start to differ, moved back to the end of a line or marker.
 fn turn_start(prompt: &str, written: &str) -> usize {
     let common = prompt
         .char_indices()

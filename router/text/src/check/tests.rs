@@ -23,7 +23,7 @@ fn finding(report: &CheckReport, check: &str) -> (Verdict, String) {
 }
 
 #[test]
-fn a_template_that_does_all_is_fine() {
+fn a_complete_template_has_no_findings() {
     let report = report(KIMI, "kimi_k2");
     let bad: Vec<_> = report.findings.iter().filter(|f| f.verdict > Verdict::Fine && f.check != "revision").collect();
     assert!(bad.is_empty(), "{bad:#?}");
@@ -31,7 +31,7 @@ fn a_template_that_does_all_is_fine() {
 }
 
 #[test]
-fn every_fault_is_told_by_its_check() {
+fn every_fault_is_reported_by_its_check() {
     let instead = |part: &str, other: &str| {
         assert!(KIMI.contains(part), "{part}");
         KIMI.replace(part, other)
@@ -43,7 +43,7 @@ fn every_fault_is_told_by_its_check() {
             "kimi_k2",
             "tools",
             Verdict::Broken,
-            "drops the tools with a first question",
+            "drops the tools in a chat with a first user message",
         ),
         (
             instead("{{ m.content or '' }}", "{{ (m.content or '') if m.role != 'tool' }}"),
@@ -86,26 +86,26 @@ fn every_fault_is_told_by_its_check() {
             "kimi_k2",
             "plain chat",
             Verdict::Warning,
-            "refuses a chat without tools",
+            "rejects a chat without tools",
         ),
-        (KIMI.to_owned(), "deepseek_v3", "markers", Verdict::Broken, "are never seen"),
+        (KIMI.to_owned(), "deepseek_v3", "markers", Verdict::Broken, "are never detected"),
         (KIMI.to_owned(), "plain", "format", Verdict::Broken, "--format"),
-        (KIMI.to_owned(), "hermes", "read back", Verdict::Broken, "does not see a simple call"),
+        (KIMI.to_owned(), "hermes", "read back", Verdict::Broken, "does not detect a simple call"),
         (
             instead("{{ c.function.arguments | tojson }}", "{{ {'x': c.function.arguments} | tojson }}"),
             "kimi_k2",
             "read back",
             Verdict::Broken,
-            "reads a simple call as",
+            "parses a simple call as",
         ),
         (
             instead("{% for c in m.tool_calls %}", "{% for c in m.tool_calls[:1] %}"),
             "kimi_k2",
             "read back",
             Verdict::Broken,
-            "of two calls that the template writes",
+            "the template writes two calls",
         ),
-        (KIMI.to_owned(), "kimi_k2", "revision", Verdict::Warning, "recognised by what it does"),
+        (KIMI.to_owned(), "kimi_k2", "revision", Verdict::Warning, "detected by its behaviour"),
     ] {
         let (found, message) = finding(&report(&template, format), check);
         assert!(found == verdict && message.contains(words), "{check} {words}: {found:?} {message}");
@@ -123,7 +123,7 @@ fn without_a_template_there_are_no_tool_calls() {
 }
 
 #[test]
-fn checkpoints_known_to_be_outdated_are_told() {
+fn outdated_checkpoints_are_reported() {
     let dir = model_dir("{{ messages }}");
     let text = ModelText::load(&dir, &ModelOverrides::default());
     std::fs::remove_dir_all(dir).unwrap();

@@ -33,7 +33,7 @@ fn the_match_that_ends_first_wins_and_then_the_longest() {
 }
 
 #[test]
-fn the_result_does_not_depend_on_how_the_text_is_cut() {
+fn the_result_does_not_depend_on_how_the_text_is_split() {
     let mut rng = StdRng::seed_from_u64(7);
     for _ in 0..2000 {
         let mut word = |max: usize| -> String {
