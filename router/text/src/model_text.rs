@@ -1,4 +1,4 @@
-//! What the router knows of a model, from its directory: tokenizer, template, defaults. No weights.
+//! Loads the text side of a model from its directory: tokenizer, template, sampling defaults. It never reads weights.
 
 mod generation_config;
 mod sanitize;
@@ -15,10 +15,10 @@ pub use sanitize::{ControlTokens, ReasoningMarkers};
 use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
 use crate::tokenize::{Bound, Encode, NAMED, TokenizeError, Tokenizer, read_json, token_text};
 
-/// Hexadecimal digits of a commit.
+/// Hexadecimal digits of a commit hash.
 const COMMIT_DIGITS: usize = 40;
 
-/// Why a model directory cannot be used, or a conversation not be turned into a prompt.
+/// Why a model directory cannot be loaded, or a conversation cannot become a prompt.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     #[error(transparent)]
@@ -29,29 +29,29 @@ pub enum TextError {
     Config { path: String, field: String, message: String },
 }
 
-/// What the command line says instead of the model directory.
+/// Options of the command line that override the model directory.
 #[derive(Debug, Clone, Default)]
 pub struct ModelOverrides {
-    /// The name under which the model is served; the directory's name otherwise.
+    /// Name of the served model; by default the name of the directory.
     pub name: Option<String>,
-    /// A template file.
+    /// A template file instead of the model's.
     pub template: Option<std::path::PathBuf>,
-    /// A directory with another tokenizer.
+    /// A directory with the tokenizer to use instead.
     pub tokenizer: Option<std::path::PathBuf>,
-    /// A smaller context, tokens.
+    /// A smaller context length, tokens.
     pub max_context: Option<usize>,
-    /// The clock of `strftime_now`.
+    /// Fixed time for `strftime_now`.
     pub now: Option<chrono::NaiveDateTime>,
 }
 
 impl ModelOverrides {
-    /// Takes the template clock from `REIN_TEMPLATE_NOW` (ISO date or date-time), so that prompts can be compared.
+    /// Reads a fixed template time from `REIN_TEMPLATE_NOW` (ISO date or date-time), so that prompts are reproducible.
     pub fn from_env() -> Result<Self, TextError> {
         let now = match std::env::var("REIN_TEMPLATE_NOW") {
             Ok(text) => Some(parse_now(&text).ok_or_else(|| TextError::Config {
                 path: "environment".into(),
                 field: "REIN_TEMPLATE_NOW".into(),
-                message: format!("{text:?} is not an ISO date or date-time such as 2026-01-31T12:00:00"),
+                message: format!("must be an ISO date or date-time such as 2026-01-31T12:00:00, got {text:?}"),
             })?),
             Err(_) => None,
         };
@@ -59,7 +59,7 @@ impl ModelOverrides {
     }
 }
 
-/// Sampling defaults of `generation_config.json`; `None` where the model says nothing.
+/// Sampling defaults of `generation_config.json`; `None` where the file sets none.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
@@ -68,7 +68,7 @@ pub struct GenerationDefaults {
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
     pub max_new_tokens: Option<u32>,
-    /// `Some(false)`: the model asks for greedy decoding.
+    /// `Some(false)` selects greedy decoding.
     pub do_sample: Option<bool>,
 }
 
@@ -79,36 +79,37 @@ pub struct RenderedPrompt {
     pub ids: Vec<u32>,
 }
 
-/// The router's knowledge of one model.
+/// The text side of one model.
 #[derive(Debug)]
 pub struct ModelText {
     pub name: String,
     pub tokenizer: Tokenizer,
-    /// Absent for a base model: only completions then.
+    /// `None` for a base model, which supports only completions.
     pub template: Option<ChatTemplate>,
     pub generation: GenerationDefaults,
-    /// Tokens that end a sequence, ascending.
+    /// Tokens that end a sequence, in ascending order.
     pub stop_token_ids: Vec<u32>,
-    /// Prompt and output together, tokens. None: nobody says, and the engine takes the architecture's default.
+    /// Context length: tokens of prompt and output together. `None` if the configuration sets none; the engine then
+    /// uses the default of the architecture.
     pub max_context: Option<usize>,
-    /// Ids that the model may be given and may emit; the tokenizer may know fewer.
+    /// Number of token ids that the model accepts and generates; the tokenizer may have fewer.
     pub vocab_size: usize,
-    /// The first of `architectures`, such as `DeepseekV3ForCausalLM`.
+    /// The first entry of `architectures`, such as `DeepseekV3ForCausalLM`.
     pub architecture: String,
     pub bos_token_id: Option<u32>,
     pub eos_token_id: Option<u32>,
-    /// Commit of the checkpoint's repository, where the directory names it as the Hub's cache does.
+    /// Commit of the checkpoint's repository, if the directory is named after it as in the Hub's cache.
     pub revision: Option<String>,
 }
 
 impl ModelText {
-    /// Reads a model directory.
+    /// Loads a model directory.
     pub fn load(dir: &Path, overrides: &ModelOverrides) -> Result<Self, TextError> {
         if overrides.name.as_deref() == Some("") {
             return Err(TextError::Config {
                 path: "options".into(),
                 field: "name".into(),
-                message: "the name under which a model is served must not be empty".into(),
+                message: "must not be empty: it is the name of the served model".into(),
             });
         }
         let config_path = dir.join("config.json");
@@ -119,7 +120,7 @@ impl ModelText {
             message: message.into(),
         };
         if config.is_null() {
-            return Err(bad("config.json", "the model directory has none"));
+            return Err(bad("config.json", "the file is missing"));
         }
         let tokenizer_dir = overrides.tokenizer.as_deref().unwrap_or(dir);
         let tokenizer = Tokenizer::load(tokenizer_dir)?;
@@ -141,10 +142,10 @@ impl ModelText {
         };
         let generation =
             generation_config::defaults(&generation_config).map_err(|error| wrong(&generation_path, error))?;
-        for key in generation_config::without_effect(&generation_config) {
-            tracing::warn!(file = %generation_path.display(), key, "this generation default is not implemented and has no effect");
+        for key in generation_config::unsupported_keys(&generation_config) {
+            tracing::warn!(file = %generation_path.display(), key, "this generation default is not supported and has no effect");
         }
-        // Multimodal checkpoints keep the language model's values one level down.
+        // Multimodal checkpoints keep the values of the language model in `text_config`.
         let text_config = config.get("text_config").unwrap_or(&Json::Null);
         let field = |name: &str| config.get(name).or_else(|| text_config.get(name)).filter(|v| !v.is_null());
 
@@ -158,14 +159,14 @@ impl ModelText {
             field("architectures").and_then(|a| a.get(0)).and_then(Json::as_str).unwrap_or_default().to_owned();
         let turn_ends = rein_grammar::turn_ends(|text| tokenizer.special_id(text).is_some());
         stop.extend(turn_ends.filter_map(|text| tokenizer.special_id(text)));
-        // A model's vocabulary may be padded beyond its tokenizer's.
+        // The vocabulary of a model may be padded beyond that of its tokenizer.
         let vocab_size = field("vocab_size").and_then(Json::as_u64).map_or(tokenizer.vocab_size(), |n| n as usize);
         if let Some(id) = stop.iter().find(|id| **id as usize >= vocab_size) {
             let path = if generation_eos.contains(id) { &generation_path } else { &config_path };
-            return Err(wrong(path, ("eos_token_id", format!("{id} is not below vocab_size, which is {vocab_size}"))));
+            return Err(wrong(path, ("eos_token_id", format!("must be below vocab_size ({vocab_size}), got {id}"))));
         }
         let positive = |n: &Json| n.as_u64().filter(|n| *n > 0).map(|n| n as usize);
-        let not_positive = || bad("max_position_embeddings", "not a positive number");
+        let not_positive = || bad("max_position_embeddings", "must be a positive integer");
         let context = field("max_position_embeddings").map(|n| positive(n).ok_or_else(not_positive)).transpose()?;
         let max_context = overrides.max_context.into_iter().chain(context).min();
         let options = TemplateOptions { now: overrides.now, special_tokens, ..TemplateOptions::default() };
@@ -189,8 +190,8 @@ impl ModelText {
         })
     }
 
-    /// The format that the model's calls are read by: the chosen one, else the one that its files show. Some formats
-    /// end a turn with tokens that no configuration file names; they end it from here on.
+    /// Returns the format of the model: the chosen one, else the one detected from its files. Adds the tokens that end
+    /// a turn in this format to the stop tokens, because some configuration files do not name them.
     pub fn settle_format(&mut self, chosen: Option<&'static Format>) -> &'static Format {
         let special = |name: &str| self.has_special(name);
         let detect = Detect {
@@ -211,7 +212,7 @@ impl ModelText {
         self.render_within(input, Bound::default())
     }
 
-    /// The same within a bound.
+    /// Like `render`, within a bound on tokens and time.
     pub fn render_within(&self, input: &RenderInput, bound: Bound) -> Result<RenderedPrompt, TextError> {
         let prompt = info_span!("template").in_scope(|| {
             let prompt = self.chat_template()?.render(input)?;
@@ -222,15 +223,15 @@ impl ModelText {
         Ok(RenderedPrompt { prompt, ids })
     }
 
-    /// Where the tools must be seen, all of them are.
+    /// Fails if the prompt must show the tools but does not show one of them.
     fn check_tools(&self, input: &RenderInput, prompt: &str) -> Result<(), TemplateError> {
         if !input.tools_must_show {
             return Ok(());
         }
         let Some(name) = self.chat_template()?.dropped_tool(input, prompt)? else { return Ok(()) };
         let message = format!(
-            "'tools': the chat template of the model {} does not show the tool '{name}' to the model in this conversation, so that \
-             the model cannot call it; use a template that does, leave the tools out, or start the server with --allow-dropped-tools",
+            "'tools': the chat template of the model {} does not show the tool '{name}' in this conversation, so the model \
+             cannot call it; use a template that shows tools, omit the tools, or start the server with --allow-dropped-tools",
             self.name
         );
         Err(TemplateError { reason: Reason::Input, message, param: Some("tools".into()) })
@@ -239,23 +240,26 @@ impl ModelText {
     fn chat_template(&self) -> Result<&ChatTemplate, TemplateError> {
         self.template.as_ref().ok_or_else(|| TemplateError {
             reason: Reason::Missing,
-            message: format!("the model {} has no chat template; use completions, or give a template", self.name),
+            message: format!(
+                "the model {} has no chat template; use completions, or start the server with a template",
+                self.name
+            ),
             param: Some("model".into()),
         })
     }
 
-    /// Source of the template for chats with tools, by which a grammar format is recognised; empty without a template.
+    /// Source of the template for chats with tools, from which the format is detected; empty without a template.
     pub fn template_source(&self) -> &str {
         self.template.as_ref().map(ChatTemplate::tool_source).unwrap_or_default()
     }
 
-    /// Whether the tokenizer has this text as one added token.
+    /// Whether this text is an added token of the tokenizer.
     pub fn has_special(&self, text: &str) -> bool {
         self.tokenizer.special_id(text).is_some()
     }
 }
 
-/// The commit that a directory of the Hub's cache names, as in `models--ORG--NAME/snapshots/COMMIT`.
+/// The commit in the path of a directory of the Hub's cache: `models--ORG--NAME/snapshots/COMMIT`.
 pub fn revision(dir: &Path) -> Option<String> {
     let named = |dir: &Path| {
         let commit = dir.file_name()?.to_str()?;
@@ -266,7 +270,7 @@ pub fn revision(dir: &Path) -> Option<String> {
     named(dir).or_else(|| named(&dir.canonicalize().ok()?))
 }
 
-/// Named special tokens for the template, from `tokenizer_config.json`, else `special_tokens_map.json`.
+/// Named special tokens for the template, from `tokenizer_config.json` or else `special_tokens_map.json`.
 pub fn special_tokens(dir: &Path, config: &Json) -> Result<Map<String, Json>, TokenizeError> {
     let map = read_json(&dir.join("special_tokens_map.json"))?;
     let text = |name: &str| {

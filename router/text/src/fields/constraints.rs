@@ -1,5 +1,5 @@
-//! What a request demands of the output: `tool_choice`, `response_format` as OpenAI spells them, `structured_outputs`
-//! as vLLM does.
+//! Reads the fields that constrain the output: `tool_choice` and `response_format` of OpenAI, `structured_outputs` of
+//! vLLM, and their older names. It knows no grammar.
 
 use rein_grammar::{Response, ToolChoice};
 use serde_json::{Map, Value};
@@ -32,7 +32,7 @@ pub fn tool_choice(fields: &mut Fields) -> Result<Option<ToolChoice>, InvalidReq
     let kind = choice.string("type")?;
     let chosen = match kind.as_deref() {
         Some("function") => ToolChoice::Named(function_name(&mut choice)?),
-        Some("allowed_tools") => allowed(&mut choice)?,
+        Some("allowed_tools") => allowed_tools(&mut choice)?,
         Some(other) => {
             let message = format!("'tool_choice.type' must be 'function' or 'allowed_tools', got '{other}'");
             return Err(InvalidRequest::invalid("tool_choice.type", message));
@@ -43,7 +43,7 @@ pub fn tool_choice(fields: &mut Fields) -> Result<Option<ToolChoice>, InvalidReq
     Ok(Some(chosen))
 }
 
-/// `{"function": {"name"}}`, or the name at the top as the Responses API has it.
+/// Reads `{"function": {"name"}}`, or `{"name"}` as in the Responses API.
 fn function_name(choice: &mut Fields) -> Result<String, InvalidRequest> {
     let missing = || InvalidRequest::missing("tool_choice.function.name", "the name of a declared tool");
     match choice.fields("function")? {
@@ -56,8 +56,9 @@ fn function_name(choice: &mut Fields) -> Result<String, InvalidRequest> {
     }
 }
 
-/// `{"allowed_tools": {"mode", "tools": [{"type": "function", "function": {"name"}}]}}`, or both at the top.
-fn allowed(choice: &mut Fields) -> Result<ToolChoice, InvalidRequest> {
+/// Reads `{"allowed_tools": {"mode", "tools": [{"type": "function", "function": {"name"}}]}}`, or `mode` and `tools` at
+/// the top level.
+fn allowed_tools(choice: &mut Fields) -> Result<ToolChoice, InvalidRequest> {
     let inner = choice.fields("allowed_tools")?;
     let nested = inner.is_some();
     let mut list = inner.unwrap_or_else(|| std::mem::replace(choice, Fields::within("tool_choice.", Map::new())));
@@ -88,21 +89,21 @@ fn allowed(choice: &mut Fields) -> Result<ToolChoice, InvalidRequest> {
     Ok(ToolChoice::Allowed { names, required })
 }
 
-/// What the text has to be. At most one field may say so.
+/// Reads the constraint on the text. At most one field may set one.
 pub fn response(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {
-    let mut said: Vec<(&str, Response)> = Vec::new();
-    said.extend(response_format(fields)?.map(|response| ("response_format", response)));
-    said.extend(structured_outputs(fields)?.map(|response| ("structured_outputs", response)));
-    said.extend(constraints(fields, &FLAT)?);
-    said.extend(constraints(fields, &GUIDED)?);
-    if let [(first, _), (second, _), ..] = said.as_slice() {
+    let mut found: Vec<(&str, Response)> = Vec::new();
+    found.extend(response_format(fields)?.map(|response| ("response_format", response)));
+    found.extend(structured_outputs(fields)?.map(|response| ("structured_outputs", response)));
+    found.extend(constraints(fields, &FLAT)?);
+    found.extend(constraints(fields, &GUIDED)?);
+    if let [(first, _), (second, _), ..] = found.as_slice() {
         return Err(InvalidRequest::invalid(*second, format!("'{second}' and '{first}' cannot both be set")));
     }
-    Ok(said.pop().map(|(_, response)| response))
+    Ok(found.pop().map(|(_, response)| response))
 }
 
-/// The names of the fields that hold a constraint.
-struct Names {
+/// The names of the fields that contain a constraint, which differ between APIs.
+struct FieldNames {
     json: &'static str,
     regex: &'static str,
     choice: Option<&'static str>,
@@ -110,27 +111,32 @@ struct Names {
     structural_tag: Option<&'static str>,
 }
 
-/// Within `structured_outputs`.
-const NESTED: Names = Names {
+/// Fields of `structured_outputs`.
+const NESTED: FieldNames = FieldNames {
     json: "json",
     regex: "regex",
     choice: Some("choice"),
     grammar: Some("grammar"),
     structural_tag: Some("structural_tag"),
 };
-/// Of older releases of vLLM.
-const GUIDED: Names = Names {
+/// Fields of older vLLM releases.
+const GUIDED: FieldNames = FieldNames {
     json: "guided_json",
     regex: "guided_regex",
     choice: Some("guided_choice"),
     grammar: Some("guided_grammar"),
     structural_tag: None,
 };
-/// Of SGLang, llama.cpp and older releases of vLLM.
-const FLAT: Names =
-    Names { json: "json_schema", regex: "regex", choice: None, grammar: None, structural_tag: Some("structural_tag") };
+/// Fields of SGLang, llama.cpp and older vLLM releases.
+const FLAT: FieldNames = FieldNames {
+    json: "json_schema",
+    regex: "regex",
+    choice: None,
+    grammar: None,
+    structural_tag: Some("structural_tag"),
+};
 
-fn constraints(fields: &mut Fields, names: &Names) -> Result<Vec<(&'static str, Response)>, InvalidRequest> {
+fn constraints(fields: &mut Fields, names: &FieldNames) -> Result<Vec<(&'static str, Response)>, InvalidRequest> {
     let mut found = Vec::new();
     if let Some(schema) = json(fields, names.json, "a JSON Schema")? {
         found.push((names.json, Response::JsonSchema { schema, strict: false }));
@@ -159,12 +165,12 @@ fn constraints(fields: &mut Fields, names: &Names) -> Result<Vec<(&'static str, 
     Ok(found)
 }
 
-/// A string; empty ones ask for nothing.
+/// Reads a string; an empty one counts as absent.
 fn text(fields: &mut Fields, name: &'static str) -> Result<Option<String>, InvalidRequest> {
     Ok(fields.string(name)?.filter(|text| !text.is_empty()))
 }
 
-/// An object, or its text.
+/// Reads an object, given as JSON or as a string that contains JSON.
 fn json(fields: &mut Fields, name: &'static str, expected: &str) -> Result<Option<Value>, InvalidRequest> {
     let at = fields.at(name);
     let value = match fields.take(name) {
@@ -226,27 +232,32 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, InvalidReque
             );
             return Err(InvalidRequest::invalid("response_format.type", message));
         }
-        None => return Err(InvalidRequest::missing("response_format.type", "such as 'json_schema'")),
+        None => {
+            return Err(InvalidRequest::missing(
+                "response_format.type",
+                "one of 'text', 'json_object', 'json_schema', 'structural_tag', 'grammar'",
+            ));
+        }
     };
     fields.remember(format);
     Ok(response)
 }
 
 fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRequest> {
-    let Some(mut asked) = fields.fields("structured_outputs")? else { return Ok(None) };
+    let Some(mut object) = fields.fields("structured_outputs")? else { return Ok(None) };
     let mut found: Vec<Response> =
-        constraints(&mut asked, &NESTED)?.into_iter().map(|(_, response)| response).collect();
-    if asked.bool("json_object")? == Some(true) {
+        constraints(&mut object, &NESTED)?.into_iter().map(|(_, response)| response).collect();
+    if object.bool("json_object")? == Some(true) {
         found.push(Response::JsonObject);
     }
-    // How blanks are bounded, and which library to use, is the server's business.
+    // Whitespace and the grammar library are the server's choice, so these fields are accepted and ignored.
     for name in ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"] {
-        asked.take(name);
+        object.take(name);
     }
-    fields.remember(asked);
+    fields.remember(object);
     if found.len() > 1 {
         let message =
-            "'structured_outputs' may have one of json, json_object, regex, choice, grammar and structural_tag";
+            "'structured_outputs' may set only one of json, json_object, regex, choice, grammar and structural_tag";
         return Err(InvalidRequest::invalid("structured_outputs", message));
     }
     Ok(found.pop())

@@ -1,5 +1,5 @@
-//! Reads JSON within bounds: a document is checked without being built, fields that nobody asks for are never built,
-//! and what is built is charged to an allowance.
+//! Parses JSON within a memory budget: the body is validated without building values, values are built only for the
+//! fields that are read, and their bytes are charged to an allowance.
 
 use std::{borrow::Cow, cell::Cell, fmt};
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::{InvalidRequest, limits};
 
-/// Bytes that a request's values may take once they are built.
+/// Budget for the memory of a request's values.
 #[derive(Debug)]
 pub struct Allowance {
     limit: usize,
@@ -16,7 +16,7 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// For a document of so many bytes.
+    /// The allowance for a document of this many bytes.
     pub fn of(bytes: usize) -> Self {
         Allowance { limit: bytes + limits::VALUE_BYTES, used: Cell::new(0) }
     }
@@ -28,7 +28,7 @@ impl Allowance {
     fn charge<E: serde::de::Error>(&self, bytes: usize) -> Result<(), E> {
         let used = self.used.get() + bytes;
         self.used.set(used);
-        if used > self.limit { Err(E::custom(OVER)) } else { Ok(()) }
+        if used > self.limit { Err(E::custom(OVER_LIMIT)) } else { Ok(()) }
     }
 
     fn is_spent(&self) -> bool {
@@ -36,15 +36,15 @@ impl Allowance {
     }
 }
 
-const OVER: &str = "the values take too much memory";
-/// What a value takes in an array, and what an entry of an object takes besides its key's text.
+const OVER_LIMIT: &str = "the values take too much memory";
+/// Bytes of an array item, and of an object entry without the text of its key.
 const ITEM: usize = size_of::<Value>();
 const ENTRY: usize = ITEM + 96;
 
-/// The fields of an object: names, and the text of each value.
+/// The fields of an object: names, and the JSON text of each value.
 pub type RawFields<'a> = Vec<(Cow<'a, str>, &'a str)>;
 
-/// Checks that a text is a JSON object, and finds its fields.
+/// Validates that a text is a JSON object and returns its fields.
 pub fn fields(text: &str) -> Result<RawFields<'_>, InvalidRequest> {
     let broken = |error: serde_json::Error| {
         let message = format!("the body is not valid JSON: {error}");
@@ -79,7 +79,7 @@ pub fn fields(text: &str) -> Result<RawFields<'_>, InvalidRequest> {
     Ok(found)
 }
 
-/// The length of the value that a valid JSON text begins with.
+/// Length of the first value of a valid JSON text.
 fn value_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let (mut at, mut depth) = (0, 0_usize);
@@ -93,7 +93,7 @@ fn value_length(text: &str) -> usize {
             }
             b'[' | b'{' => depth += 1,
             b']' | b'}' if depth > 0 => depth -= 1,
-            // Behind a number or a word.
+            // The end of a number or a literal.
             b',' | b']' | b'}' | b':' | b' ' | b'\t' | b'\r' | b'\n' if depth == 0 => return at,
             _ => {
                 at += 1;
@@ -118,16 +118,16 @@ fn text_of(literal: &str) -> serde_json::Result<Cow<'_, str>> {
 /// Builds the value of the field `at`, within the allowance.
 pub fn value(at: &str, text: &str, allowance: &Allowance) -> Result<Value, InvalidRequest> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    Build(allowance).deserialize(&mut reader).map_err(|error| refused(at, allowance, &error))
+    Build(allowance).deserialize(&mut reader).map_err(|error| build_error(at, allowance, &error))
 }
 
-/// Builds a document that is the text of the field `at`, within an allowance of its own.
+/// Builds the document that the string field `at` contains, within its own allowance.
 pub fn document(at: &str, text: &str) -> Result<Value, InvalidRequest> {
     let allowance = Allowance::of(text.len());
     let mut reader = serde_json::Deserializer::from_str(text);
     let built = Build(&allowance).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     built.map_err(|error| match allowance.is_spent() {
-        true => refused(at, &allowance, &error),
+        true => build_error(at, &allowance, &error),
         false => InvalidRequest {
             code: Some("invalid_json"),
             ..InvalidRequest::invalid(at, format!("'{at}' is not valid JSON: {error}"))
@@ -135,7 +135,7 @@ pub fn document(at: &str, text: &str) -> Result<Value, InvalidRequest> {
     })
 }
 
-/// A list of token ids, without a value for each. None: it is something else.
+/// Parses a list of token ids without building a value for each. `None` if the text is anything else.
 pub fn ids(at: &str, text: &str, allowance: &Allowance) -> Result<Option<Vec<u32>>, InvalidRequest> {
     if !text.starts_with('[') {
         return Ok(None);
@@ -143,15 +143,17 @@ pub fn ids(at: &str, text: &str, allowance: &Allowance) -> Result<Option<Vec<u32
     let mut reader = serde_json::Deserializer::from_str(text);
     match Ids(allowance).deserialize(&mut reader) {
         Ok(ids) => Ok(Some(ids)),
-        Err(error) if allowance.is_spent() => Err(refused(at, allowance, &error)),
+        Err(error) if allowance.is_spent() => Err(build_error(at, allowance, &error)),
         Err(_) => Ok(None),
     }
 }
 
-fn refused(at: &str, allowance: &Allowance, error: &serde_json::Error) -> InvalidRequest {
+fn build_error(at: &str, allowance: &Allowance, error: &serde_json::Error) -> InvalidRequest {
     if allowance.is_spent() {
         let limit = allowance.limit;
-        let message = format!("'{at}' has too many values: a request of this size may have values of {limit} bytes");
+        let message = format!(
+            "'{at}' has too many values: a request of this size may use {limit} bytes of memory for its values"
+        );
         return InvalidRequest { code: Some("too_many_values"), ..InvalidRequest::invalid(at, message) };
     }
     InvalidRequest {
@@ -160,7 +162,7 @@ fn refused(at: &str, allowance: &Allowance, error: &serde_json::Error) -> Invali
     }
 }
 
-/// JSON that is read and not kept.
+/// A JSON value that is validated and dropped.
 struct Checked;
 
 impl<'de> serde::Deserialize<'de> for Checked {

@@ -1,4 +1,5 @@
-//! Reads a JSON object field by field, remembers what was asked for, and so knows what nobody asked for.
+//! Reads a JSON object field by field and records which fields were read, so that ignored fields can be reported. It
+//! knows no API.
 
 pub mod constraints;
 pub mod json;
@@ -16,16 +17,17 @@ pub use neutral::{Neutral, Refused};
 pub use range::Range;
 
 pub struct Fields<'a> {
-    /// Where the object lies in the request: empty, or a path that ends in a dot.
+    /// Path of the object in the request: empty, or ending in a dot.
     path: String,
     map: Map<String, Value>,
-    /// The body's own fields, which are built when they are asked for, and what of them could not be.
+    /// The fields of the body, whose values are built when they are read.
     raw: RawFields<'a>,
     allowance: Allowance,
+    /// The first error of building a value.
     failed: Option<InvalidRequest>,
     asked: Vec<&'static str>,
-    /// Fields below this object that nobody asked for.
-    below: Vec<String>,
+    /// Ignored fields of nested objects.
+    ignored_below: Vec<String>,
 }
 
 impl<'a> Fields<'a> {
@@ -35,7 +37,7 @@ impl<'a> Fields<'a> {
         Ok(Fields { raw, allowance, ..Fields::within("", Map::new()) })
     }
 
-    /// An object that lies at this path, which ends in a dot.
+    /// An object at this path, which ends in a dot.
     pub fn within(path: &str, map: Map<String, Value>) -> Self {
         Fields {
             path: path.into(),
@@ -44,11 +46,11 @@ impl<'a> Fields<'a> {
             allowance: Allowance::of(0),
             failed: None,
             asked: Vec::new(),
-            below: Vec::new(),
+            ignored_below: Vec::new(),
         }
     }
 
-    /// Reads with `read`, unless a field that it asks for cannot be built.
+    /// Runs `read`; fails if the value of a field that it reads cannot be built.
     pub fn read<T, E: From<InvalidRequest>>(
         mut self,
         read: impl FnOnce(&mut Self) -> Result<T, E>,
@@ -60,12 +62,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The text of a field of the body. Of fields of one name the last one counts.
+    /// The JSON text of a field of the body; the last one when the name occurs several times.
     fn raw(&self, name: &str) -> Option<&'a str> {
         self.raw.iter().rev().find(|(field, _)| field == name).map(|(_, text)| *text)
     }
 
-    /// Builds what `build` makes of the text of a field of the body.
+    /// Calls `build` with the JSON text of a field of the body; records the first error.
     fn build<T>(
         &mut self,
         name: &str,
@@ -75,7 +77,7 @@ impl<'a> Fields<'a> {
         build(name, text, &self.allowance).map_err(|error| self.failed.get_or_insert(error)).ok()
     }
 
-    /// The same value as `take` gives, with numbers as they are spelled. None: there is no difference.
+    /// The value that `take` returns, but with numbers as the client wrote them. `None` if there is no difference.
     pub fn exact(&mut self, name: &str) -> Option<Value> {
         self.build(name, |at, text, allowance| match lossless::marked(text) {
             Some(marked) => json::value(at, &marked, allowance).map(Some),
@@ -83,14 +85,14 @@ impl<'a> Fields<'a> {
         })?
     }
 
-    /// A field's path in the request.
+    /// Path of a field in the request.
     pub fn at(&self, name: &str) -> String {
         format!("{}{name}", self.path)
     }
 
-    /// The value, which is gone from here on. Null counts as absent.
+    /// Takes the value of a field. Null counts as absent.
     pub fn take(&mut self, name: &'static str) -> Option<Value> {
-        self.note(name);
+        self.mark_read(name);
         let value = match self.map.get_mut(name) {
             Some(value) => Some(value.take()),
             None => self.build(name, json::value),
@@ -98,7 +100,7 @@ impl<'a> Fields<'a> {
         value.filter(|value| !value.is_null())
     }
 
-    fn note(&mut self, name: &'static str) {
+    fn mark_read(&mut self, name: &'static str) {
         if !self.asked.contains(&name) {
             self.asked.push(name);
         }
@@ -139,13 +141,13 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// An object whose fields are asked for in turn.
+    /// A nested object, to be read field by field.
     pub fn fields(&mut self, name: &'static str) -> Result<Option<Fields<'static>>, InvalidRequest> {
         let path = format!("{}.", self.at(name));
         Ok(self.object(name)?.map(|map| Fields::within(&path, map)))
     }
 
-    /// A number in this range. The error shows it as the client wrote it, also where no `f32` can hold it.
+    /// A number in this range. The error shows it as the client wrote it, even if it does not fit an `f32`.
     pub fn number(&mut self, name: &'static str, range: Range) -> Result<Option<f32>, InvalidRequest> {
         let Some(value) = self.take(name) else { return Ok(None) };
         number(&self.at(name), &value, range).map(Some)
@@ -170,7 +172,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number of things; -1, as some APIs write it, is no limit.
+    /// A count; -1 means no limit, as in some APIs.
     pub fn limit(&mut self, name: &'static str) -> Result<Option<u32>, InvalidRequest> {
         let given = self.map.get(name).and_then(integer).or_else(|| self.raw(name)?.parse().ok());
         match given {
@@ -179,14 +181,14 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An integer of any size, cut to 64 bits.
+    /// An integer, clamped to 64 bits.
     pub fn signed(&mut self, name: &'static str) -> Result<Option<i64>, InvalidRequest> {
         self.convert(name, "an integer", |value| {
             integer(&value).map(|number| number.clamp(i64::MIN.into(), i64::MAX.into()) as i64).ok_or(value)
         })
     }
 
-    /// Any 64-bit integer, signed or not.
+    /// A signed or unsigned 64-bit integer.
     pub fn seed(&mut self, name: &'static str) -> Result<Option<u64>, InvalidRequest> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match integer(&value) {
@@ -196,13 +198,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of token ids and nothing else, however long. What else the field may be, `take` gives.
+    /// The value if it is a list of token ids. For any other value it returns `None`, and `take` still returns it.
     pub fn only_ids(&mut self, name: &'static str) -> Option<Vec<u32>> {
-        self.note(name);
+        self.mark_read(name);
         self.build(name, json::ids)?
     }
 
-    /// A list of token ids.
+    /// A list of token ids; any other value is an error.
     pub fn ids(&mut self, name: &'static str) -> Result<Option<Vec<u32>>, InvalidRequest> {
         if let Some(ids) = self.only_ids(name) {
             return Ok(Some(ids));
@@ -211,7 +213,7 @@ impl<'a> Fields<'a> {
         self.array(name)?.map(|items| ids(&at, &items)).transpose()
     }
 
-    /// A field that this server implements only in its default form.
+    /// Rejects a field unless its value is `allowed`, for fields that this server implements only in one form.
     pub fn only(
         &mut self,
         name: &'static str,
@@ -224,7 +226,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses these fields, unless their values ask for nothing.
+    /// Rejects these fields unless their values have no effect.
     pub fn refuse(&mut self, table: &[Refused]) -> Result<(), InvalidRequest> {
         for Refused { name, neutral, why } in table {
             let value = match self.map.get_mut(*name) {
@@ -234,56 +236,56 @@ impl<'a> Fields<'a> {
             if value.is_some_and(|value| !neutral.allows(&value)) {
                 return Err(InvalidRequest::unsupported(self.at(name), why));
             }
-            // It asks for nothing, and nothing is said of it.
+            // A value without effect is not reported as ignored.
             self.raw.retain(|(field, _)| field != name);
         }
         Ok(())
     }
 
-    /// All that has not been taken, for what is checked elsewhere.
+    /// All remaining fields, for a value that is validated elsewhere.
     pub fn rest(self) -> Map<String, Value> {
         self.map.into_iter().filter(|(_, value)| !value.is_null()).collect()
     }
 
-    /// Remembers what nobody asked for in an object of this one, whose fields have been read.
+    /// Records the ignored fields of a nested object after it was read.
     pub fn remember(&mut self, object: Fields<'_>) {
-        self.below.extend(object.ignored());
+        self.ignored_below.extend(object.ignored());
     }
 
-    /// What nobody asked for.
+    /// Paths of the fields that were not read.
     fn ignored(self) -> Vec<String> {
         let own = self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
         let raw = self.raw.iter().filter(|(_, text)| *text != "null").map(|(name, _)| &**name);
         own.chain(raw)
             .filter(|name| !self.asked.contains(name))
             .map(|name| format!("{}{}", self.path, clipped(name)))
-            .chain(self.below.iter().cloned())
+            .chain(self.ignored_below.iter().cloned())
             .take(limits::HEADER_NAMES)
             .collect()
     }
 
-    /// The fields that were asked for, in order.
+    /// The fields that were read, in order.
     pub fn asked(&self) -> &[&'static str] {
         &self.asked
     }
 }
 
-/// What was read of a body.
+/// The result of reading a body.
 pub struct Read<T> {
     pub value: T,
-    /// Bytes that its values take.
+    /// Memory of its values, bytes.
     pub bytes: usize,
-    /// Fields that nobody asked for.
+    /// Fields that were not read.
     pub ignored: Vec<String>,
 }
 
-/// A name as a header can hold it.
+/// A field name, cut to the length that a header may contain.
 fn clipped(name: &str) -> &str {
     let end = name.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= limits::HEADER_NAME_BYTES);
     &name[..end.last().unwrap_or(0)]
 }
 
-/// A number in this range.
+/// Converts to a number in this range.
 pub fn number(at: &str, value: &Value, range: Range) -> Result<f32, InvalidRequest> {
     let number = value.as_f64().ok_or_else(|| InvalidRequest::wrong_type(at, "a number", value))?;
     let narrow = number as f32;
@@ -291,7 +293,7 @@ pub fn number(at: &str, value: &Value, range: Range) -> Result<f32, InvalidReque
     Ok(narrow)
 }
 
-/// An integer, also one that is spelled `5.0`. Larger ones than 127 bits hold are cut to that.
+/// Converts to an integer; `5.0` counts as one. Larger floats are clamped to 128 bits.
 pub fn integer(value: &Value) -> Option<i128> {
     value
         .as_i64()

@@ -1,12 +1,12 @@
-//! Fields of other servers that are refused unless their value asks for nothing.
+//! Fields of other servers that are rejected unless their value has no effect.
 
 use serde_json::Value;
 
-/// The values with which a field asks for nothing, besides null.
+/// The values with which a field has no effect. Null is always one of them.
 #[derive(Debug, Clone, Copy)]
 pub enum Neutral {
     None,
-    /// false, 0, "", [] or {}
+    /// `false`, `0`, `""`, `[]` or `{}`.
     Empty,
     /// One of these numbers.
     Numbers(&'static [f64]),

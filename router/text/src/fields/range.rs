@@ -1,15 +1,15 @@
-//! The numbers that a field may hold.
+//! The numbers that a field accepts.
 
 use std::fmt::Display;
 
 use crate::InvalidRequest;
 
-/// The numbers that a field may hold.
+/// An interval of numbers that a field accepts.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     min: f32,
     max: f32,
-    /// The least number itself is not one of them.
+    /// Whether `min` itself is excluded.
     above: bool,
 }
 
@@ -18,12 +18,12 @@ impl Range {
         Range { min, max, above: false }
     }
 
-    /// Without the least number itself.
+    /// Above `min`, up to and including `max`.
     pub const fn above(min: f32, max: f32) -> Self {
         Range { min, max, above: true }
     }
 
-    /// `shown`: the value as the client wrote it.
+    /// Checks a value; `shown` is the value as the client wrote it.
     pub fn check(self, param: &str, value: f32, shown: impl Display) -> Result<(), InvalidRequest> {
         let Range { min, max, above } = self;
         if (min..=max).contains(&value) && !(above && value == min) {

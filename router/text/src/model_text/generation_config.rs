@@ -1,15 +1,15 @@
-//! `generation_config.json`: the model's own defaults, checked when the model is loaded.
+//! Reads the sampling defaults and EOS tokens of `generation_config.json`, when the model is loaded.
 
 use serde_json::Value as Json;
 
 use super::GenerationDefaults;
 
-/// A key of the file and what would be right.
+/// An invalid key of the file, and the message that says what would be valid.
 pub(super) type Wrong = (&'static str, String);
 
-/// Keys that would change the result and are not implemented, with the value under which they do nothing. Null and
-/// empty lists do nothing either.
-const WITHOUT_EFFECT: [(&str, f64); 28] = [
+/// Keys that would change the result but are not supported, with the value that has no effect. Null and empty lists
+/// have no effect either.
+const UNSUPPORTED: [(&str, f64); 28] = [
     ("no_repeat_ngram_size", 0.0),
     ("encoder_no_repeat_ngram_size", 0.0),
     ("encoder_repetition_penalty", 1.0),
@@ -40,12 +40,12 @@ const WITHOUT_EFFECT: [(&str, f64); 28] = [
     ("dola_layers", f64::NAN),
 ];
 
-/// Reads the defaults; null, which is a missing file, has none.
+/// Reads the defaults; null stands for a missing file.
 pub(super) fn defaults(config: &Json) -> Result<GenerationDefaults, Wrong> {
     if !config.is_null() && !config.is_object() {
         return Err(("generation_config.json", "must be a JSON object".into()));
     }
-    let unit = |key, allowed: fn(f64) -> bool, expected: &str| number(config, key, allowed, expected);
+    let number = |key, allowed: fn(f64) -> bool, expected: &str| float(config, key, allowed, expected);
     let do_sample = match present(config, "do_sample") {
         None => None,
         Some(Json::Bool(on)) => Some(*on),
@@ -56,36 +56,36 @@ pub(super) fn defaults(config: &Json) -> Result<GenerationDefaults, Wrong> {
         Some(value) => match value.as_i64() {
             Some(-1) => Some(0),
             Some(k) if u32::try_from(k).is_ok() => Some(k as u32),
-            _ => return Err(wrong("top_k", "an integer from 0 up (0 or -1 for off)", value)),
+            _ => return Err(wrong("top_k", "an integer of at least 0 (0 or -1 turns it off)", value)),
         },
     };
     let max_new_tokens = match present(config, "max_new_tokens") {
         None => None,
         Some(value) => match value.as_u64().map(|n| u32::try_from(n).unwrap_or(u32::MAX)) {
             Some(n) if n > 0 => Some(n),
-            _ => return Err(wrong("max_new_tokens", "an integer from 1 up", value)),
+            _ => return Err(wrong("max_new_tokens", "an integer of at least 1", value)),
         },
     };
     Ok(GenerationDefaults {
-        temperature: unit("temperature", |x| x >= 0.0, "a number from 0 up")?,
-        top_p: unit("top_p", |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")?,
+        temperature: number("temperature", |x| x >= 0.0, "a number of at least 0")?,
+        top_p: number("top_p", |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")?,
         top_k,
-        min_p: unit("min_p", |x| (0.0..=1.0).contains(&x), "a number between 0 and 1")?,
-        repetition_penalty: unit("repetition_penalty", |x| x > 0.0, "a number above 0")?,
+        min_p: number("min_p", |x| (0.0..=1.0).contains(&x), "a number between 0 and 1")?,
+        repetition_penalty: number("repetition_penalty", |x| x > 0.0, "a number above 0")?,
         max_new_tokens,
         do_sample,
     })
 }
 
-/// Keys with a value that would change the result and is not going to.
-pub(super) fn without_effect(config: &Json) -> Vec<&'static str> {
-    let matters = |&&(key, neutral): &&(&'static str, f64)| match present(config, key) {
+/// Unsupported keys whose value would change the result.
+pub(super) fn unsupported_keys(config: &Json) -> Vec<&'static str> {
+    let has_effect = |&&(key, neutral): &&(&'static str, f64)| match present(config, key) {
         None | Some(Json::Bool(false)) => false,
         Some(Json::Array(items)) => !items.is_empty(),
         Some(Json::Object(items)) => !items.is_empty(),
         Some(value) => value.as_f64() != Some(neutral),
     };
-    WITHOUT_EFFECT.iter().filter(matters).map(|&(key, _)| key).collect()
+    UNSUPPORTED.iter().filter(has_effect).map(|&(key, _)| key).collect()
 }
 
 /// Token ids given as a number or a list of numbers.
@@ -101,9 +101,9 @@ pub(super) fn eos_ids(config: &Json) -> Result<Vec<u32>, Wrong> {
     }
 }
 
-fn number(config: &Json, key: &'static str, allowed: fn(f64) -> bool, expected: &str) -> Result<Option<f32>, Wrong> {
+fn float(config: &Json, key: &'static str, allowed: fn(f64) -> bool, expected: &str) -> Result<Option<f32>, Wrong> {
     let Some(value) = present(config, key) else { return Ok(None) };
-    // As the engine will have it: what is too large for 32 bits is not finite there.
+    // The engine uses 32-bit floats, in which larger numbers are infinite.
     match value.as_f64().map(|x| x as f32) {
         Some(x) if x.is_finite() && allowed(f64::from(x)) => Ok(Some(x)),
         _ => Err(wrong(key, expected, value)),

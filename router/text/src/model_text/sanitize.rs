@@ -1,10 +1,12 @@
-//! Prompts in which a client's text cannot become a control token.
+//! Renders prompts in which a client's text cannot become a control token.
 //!
-//! As transformers' `sanitize_control_tokens`, and stricter: control tokens spelled in the conversation's strings are
-//! wrapped in private-use markers before the template runs, so that its output tells what a message brought along and
-//! what the template wrote. Unlike there, the prompt is the one that the template gives without markers; keys of
-//! objects are marked too; pieces of text that a template joins cannot make a token; and what begins and ends the
-//! reasoning of an assistant message that opens with it stays what it is.
+//! Like `sanitize_control_tokens` of transformers: control tokens in the strings of the conversation are wrapped in
+//! private-use markers before the template runs, so that its output shows which tokens came from a message and which
+//! from the template. Differences to transformers:
+//! - The prompt is the one that the template renders without markers.
+//! - Keys of objects are marked too.
+//! - Pieces of text that a template joins cannot form a token.
+//! - An assistant message that begins with reasoning keeps the tokens that begin and end it.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -17,15 +19,15 @@ use super::{ModelText, RenderedPrompt, TextError};
 use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, Prepared, Reason, RenderInput, TemplateError};
 use crate::tokenize::{Bound, Encode, TokenizeError};
 
-/// How a model spells the beginning and the end of its reasoning.
+/// The tokens that begin and end the reasoning of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReasoningMarkers {
     pub open: String,
     pub close: String,
 }
 
-/// What of a model's vocabulary messages cannot bring about: its special tokens, the added tokens that its template
-/// spells, and its format's markers.
+/// The tokens of a model that text of messages must not produce: special tokens, added tokens in the source of the
+/// template, and markers of the format.
 #[derive(Debug)]
 pub struct ControlTokens {
     matcher: AhoCorasick,
@@ -33,7 +35,7 @@ pub struct ControlTokens {
 }
 
 impl ControlTokens {
-    /// `is_marker` says what else the model's format gives a meaning.
+    /// `is_marker` tells the markers of the model's format.
     pub fn new(
         model: &ModelText,
         is_marker: impl Fn(&str) -> bool,
@@ -47,7 +49,7 @@ impl ControlTokens {
                     || (source.contains(*text) && !text.trim().is_empty()))
         };
         let tokens = model.tokenizer.added_tokens().filter(controls).map(|(_, text)| text);
-        // A token goes before those that it contains.
+        // The longest token wins over the tokens that it contains.
         let matcher = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(tokens);
         let matcher = matcher.map_err(|error| TextError::Config {
             path: "tokenizer".into(),
@@ -61,7 +63,7 @@ impl ControlTokens {
         self.matcher.find_iter(text).map(|found| found.range())
     }
 
-    /// The conversation with its control tokens marked; none where there are none.
+    /// The conversation with its control tokens marked; `None` if it has none.
     fn mark<'a>(&self, chat: &Prepared<'a>) -> Option<Prepared<'a>> {
         let mut marking = Marking { controls: self, marked: false };
         let mut out = chat.clone();
@@ -75,9 +77,9 @@ impl ControlTokens {
         marking.marked.then_some(out)
     }
 
-    /// Where an assistant's own text spells its reasoning's limits: the opening at its beginning, and the first closing
-    /// after that.
-    fn own_markers(&self, text: &str) -> Vec<Range<usize>> {
+    /// Where the text of an assistant message begins and ends its reasoning: the opening marker at the beginning of the
+    /// text, and the first closing marker after it.
+    fn reasoning_spans(&self, text: &str) -> Vec<Range<usize>> {
         let Some(ReasoningMarkers { open, close }) = &self.reasoning else { return Vec::new() };
         let begin = text.len() - text.trim_start().len();
         if open.is_empty() || !text[begin..].starts_with(open.as_str()) {
@@ -100,21 +102,24 @@ impl Marking<'_> {
         let assistant = fields.get("role").is_some_and(|role| role == "assistant");
         for (name, value) in fields.iter_mut() {
             *value = match (name.as_str(), &*value) {
-                // One of a few words, from which templates compose tokens.
+                // Templates build control tokens from the role, which is one of a few known words.
                 ("role", role) => role.clone(),
-                ("content", Json::String(text)) if assistant => Json::String(self.own_text(text)),
+                ("content", Json::String(text)) if assistant => Json::String(self.assistant_text(text)),
                 ("content", Json::Array(parts)) => self.parts(parts, assistant),
                 (_, value) => self.json(value),
             };
         }
     }
 
-    /// Parts end in a marker, because a template that writes one behind the other could join them to a token.
+    /// Every part but the last ends in a marker, because a template that joins parts could form a token.
     fn parts(&mut self, parts: &[Json], assistant: bool) -> Json {
         let last = parts.len().saturating_sub(1);
         let mut part = |(i, part): (usize, &Json)| {
-            let own =
-                part.get("text").and_then(Json::as_str).filter(|_| assistant && i == 0).map(|text| self.own_text(text));
+            let own = part
+                .get("text")
+                .and_then(Json::as_str)
+                .filter(|_| assistant && i == 0)
+                .map(|text| self.assistant_text(text));
             let mut part = self.json(part);
             if let (Some(own), Some(slot)) = (own, part.get_mut("text")) {
                 *slot = own.into();
@@ -141,16 +146,16 @@ impl Marking<'_> {
         map.iter().map(|(key, value)| (self.text(key, &[]), self.json(value))).collect()
     }
 
-    fn own_text(&mut self, text: &str) -> String {
-        let own = self.controls.own_markers(text);
-        self.text(text, &own)
+    fn assistant_text(&mut self, text: &str) -> String {
+        let kept = self.controls.reasoning_spans(text);
+        self.text(text, &kept)
     }
 
-    fn text(&mut self, text: &str, own: &[Range<usize>]) -> String {
+    fn text(&mut self, text: &str, kept: &[Range<usize>]) -> String {
         let mut out = String::with_capacity(text.len());
         let mut copied = 0;
         for found in self.controls.find(text) {
-            if own.iter().any(|own| own.start <= found.start && found.end <= own.end) {
+            if kept.iter().any(|kept| kept.start <= found.start && found.end <= kept.end) {
                 continue;
             }
             out.push_str(&text[copied..found.start]);
@@ -165,14 +170,15 @@ impl Marking<'_> {
     }
 }
 
-/// What the marked conversation's prompt tells: the prompt without markers, and which tokens in it came from messages.
-struct Told {
+/// A prompt without markers, and the control tokens in it that came from messages.
+struct ScannedPrompt {
     prompt: String,
     forged: Vec<Range<usize>>,
 }
 
-impl Told {
-    fn read(marked: &str, controls: &ControlTokens) -> Self {
+impl ScannedPrompt {
+    /// Removes the markers. A token came from a message if it was marked, or if a marker was inside it.
+    fn from_marked(marked: &str, controls: &ControlTokens) -> Self {
         let mut prompt = String::with_capacity(marked.len());
         let (mut opens, mut closes, mut marks) = (HashSet::new(), HashSet::new(), Vec::new());
         for piece in marked.split_inclusive([OPEN, CLOSE]) {
@@ -190,12 +196,13 @@ impl Told {
             torn || (opens.contains(&found.start) && closes.contains(&found.end))
         };
         let forged = controls.find(&prompt).filter(forged).collect();
-        Told { prompt, forged }
+        ScannedPrompt { prompt, forged }
     }
 
-    /// The same about the prompt that the template gives without markers, if the two differ in blanks only: markers
-    /// keep a template from stripping those. Else the template decides by such text, and is held to what it decided.
-    fn about(self, plain: String, controls: &ControlTokens) -> Self {
+    /// Transfers the result to `plain`, the prompt that the template renders without markers, if the two differ only in
+    /// whitespace: markers keep a template from stripping it. If they differ in more, the template's output depends on
+    /// the marked text, and the scanned prompt is used.
+    fn transfer_to(self, plain: String, controls: &ControlTokens) -> Self {
         if self.prompt == plain {
             return self;
         }
@@ -207,23 +214,23 @@ impl Told {
         let forged: HashSet<usize> = self.forged.iter().map(|range| range.start).collect();
         let written: HashSet<usize> =
             controls.find(&self.prompt).map(|range| range.start).filter(|start| !forged.contains(start)).collect();
-        // A token that only the stripping made is nobody's.
+        // A token that exists only because whitespace was stripped does not count as the template's.
         let by_template = |found: &Range<usize>| {
             let place = theirs.binary_search_by_key(&found.start, |(at, _)| *at).ok();
             place.and_then(|place| ours.get(place)).is_some_and(|(at, _)| written.contains(at))
         };
         let forged = controls.find(&plain).filter(|found| !by_template(found)).collect();
-        Told { prompt: plain, forged }
+        ScannedPrompt { prompt: plain, forged }
     }
 }
 
 impl ModelText {
-    /// Like `render`, but control tokens in messages, tools, documents and kwargs stay text.
+    /// Like `render`, but control tokens in messages, tools, documents and `chat_template_kwargs` stay text.
     pub fn render_sanitized(&self, input: &RenderInput, controls: &ControlTokens) -> Result<RenderedPrompt, TextError> {
         self.render_sanitized_within(input, controls, Bound::default())
     }
 
-    /// The same within a bound.
+    /// Like `render_sanitized`, within a bound on tokens and time.
     pub fn render_sanitized_within(
         &self,
         input: &RenderInput,
@@ -236,7 +243,8 @@ impl ModelText {
             let plain = chat.render()?;
             self.check_tools(input, &plain)?;
             let Some(marked) = controls.mark(&chat) else { return Ok((plain, Vec::new())) };
-            let Told { prompt, forged } = Told::read(&marked.render()?, controls).about(plain, controls);
+            let scanned = ScannedPrompt::from_marked(&marked.render()?, controls);
+            let ScannedPrompt { prompt, forged } = scanned.transfer_to(plain, controls);
             Ok::<_, TextError>((prompt, forged))
         })?;
         let ids = info_span!("tokenize").in_scope(|| match forged.is_empty() {
@@ -246,7 +254,7 @@ impl ModelText {
         Ok(RenderedPrompt { prompt, ids })
     }
 
-    /// Encodes a prompt in which these tokens are text.
+    /// Encodes a prompt; the tokens at `forged` become text.
     fn encode_around(&self, prompt: &str, forged: &[Range<usize>], bound: Bound) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut done = 0;
@@ -258,7 +266,9 @@ impl ModelText {
             if self.tokenizer.special_id(piece).is_some_and(|id| ids[from..].contains(&id)) {
                 return Err(TextError::Template(TemplateError {
                     reason: Reason::Input,
-                    message: format!("{piece:?} cannot be kept as text: the tokenizer makes the control token of it"),
+                    message: format!(
+                        "messages must not contain {piece:?}: the tokenizer always encodes it as a control token"
+                    ),
                     param: Some("messages".into()),
                 }));
             }
@@ -268,8 +278,8 @@ impl ModelText {
         Ok(ids)
     }
 
-    /// A piece from the middle of a prompt is encoded behind a newline, so that a tokenizer that puts a blank before a
-    /// text does not do so here.
+    /// Encodes a piece of a prompt. A piece that is not the first is encoded after a newline, so that a tokenizer that
+    /// prepends a space to each text does not do so here.
     fn encode_piece(
         &self,
         piece: &str,
@@ -287,7 +297,7 @@ impl ModelText {
             return Ok(());
         }
         let newline = self.tokenizer.encode("\n", Encode::TEMPLATED)?;
-        // The newline is none of the prompt's tokens.
+        // The tokens of the newline do not count.
         let behind = encode(&format!("\n{piece}"), ids.len().saturating_sub(newline.len()))?;
         match behind.strip_prefix(newline.as_slice()) {
             Some(behind) => ids.extend(behind),

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A model directory with the tiny Kimi tokenizer (its base vocabulary, then [BOS] +0, [EOS] +1, <|im_end|> +2).
+/// A model directory with a small Kimi tokenizer: its base vocabulary, then [BOS] +0, [EOS] +1, <|im_end|> +2.
 struct Model(PathBuf);
 
 impl Model {
@@ -54,7 +54,7 @@ fn user(text: &str) -> RenderInput {
 }
 
 #[test]
-fn a_directory_tells_all() {
+fn a_model_directory_is_loaded() {
     let model = Model::new("all", &config())
         .with("generation_config.json", r#"{"eos_token_id": 7, "temperature": 0.6, "top_k": 20, "do_sample": true}"#)
         .with(
@@ -127,7 +127,7 @@ fn sanitized_prompts_equal_transformers() {
 }
 
 #[test]
-fn a_directory_of_the_hubs_cache_names_the_revision() {
+fn the_revision_comes_from_the_path_in_the_hubs_cache() {
     let commit = "94a4053eb8863059dd8afc00937f054e1365abbd";
     let of = |path: &str| revision(Path::new(path));
     assert_eq!(of(&format!("/cache/models--a--b/snapshots/{commit}")).as_deref(), Some(commit));
@@ -140,7 +140,7 @@ fn a_directory_of_the_hubs_cache_names_the_revision() {
 }
 
 #[test]
-fn a_model_without_template_is_for_completions() {
+fn a_model_without_a_template_supports_only_completions() {
     let text = Model::new("base", &config()).load().unwrap();
     let error = text.render(&user("x")).unwrap_err().to_string();
     assert!(error.contains("has no chat template; use completions"), "{error}");
@@ -148,7 +148,7 @@ fn a_model_without_template_is_for_completions() {
 }
 
 #[test]
-fn overrides_win_but_do_not_widen() {
+fn overrides_take_precedence_but_cannot_raise_the_context() {
     let model = Model::new("over", &json!({"text_config": config()}));
     let load = |max_context| {
         let overrides =
@@ -168,11 +168,11 @@ fn a_vocabulary_may_be_padded_beyond_the_tokenizer() {
 }
 
 #[test]
-fn bad_directories_are_refused_by_name() {
+fn errors_of_model_directories_name_file_and_field() {
     for (name, config, expected) in [
         ("nothing", json!(null), "config.json"),
         ("context", json!({"max_position_embeddings": 0}), "max_position_embeddings"),
-        ("eos", json!({"max_position_embeddings": 8, "eos_token_id": 1_000_000}), "eos_token_id: 1000000"),
+        ("eos", json!({"max_position_embeddings": 8, "eos_token_id": 1_000_000}), "eos_token_id: must be below"),
     ] {
         let error = Model::new(name, &config).load().unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -182,7 +182,7 @@ fn bad_directories_are_refused_by_name() {
     for (name, generation, expected) in [
         ("generation", json!({"temperature": -1}), "generation_config.json: temperature: must be"),
         ("list", json!([]), "must be a JSON object"),
-        ("geneos", json!({"eos_token_id": [9_999_999]}), "generation_config.json: eos_token_id: 9999999"),
+        ("geneos", json!({"eos_token_id": [9_999_999]}), "generation_config.json: eos_token_id: must be below"),
     ] {
         let model = Model::new(name, &config()).with("generation_config.json", &generation.to_string());
         let error = model.load().unwrap_err().to_string();
@@ -190,7 +190,7 @@ fn bad_directories_are_refused_by_name() {
     }
     let unnamed = ModelOverrides { name: Some(String::new()), ..ModelOverrides::default() };
     let error = ModelText::load(&Model::new("unnamed", &config()).0, &unnamed).unwrap_err().to_string();
-    assert!(error.contains("name: the name under which"), "{error}");
+    assert!(error.contains("name: must not be empty"), "{error}");
     let error = Model::new("jinja", &config()).with("chat_template.jinja", "{% if").load().unwrap_err().to_string();
     assert!(error.contains("does not parse"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! A model directory whose tokens are bytes and a few markers. The router's tests use it too.
+//! A model directory for tests, whose tokens are bytes and a few markers. The router's tests use it too.
 
 use std::{
     path::PathBuf,
@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Prompt and output, tokens.
+/// Context length: tokens of prompt and output.
 pub const CONTEXT: u32 = 2048;
 
 const ADDED: [(&str, bool); 10] = [
@@ -23,7 +23,7 @@ const ADDED: [(&str, bool); 10] = [
     ("<|extra|>", false),
 ];
 
-/// The character that a byte-level tokenizer writes for each byte.
+/// The character of each byte in a byte-level vocabulary.
 fn byte_chars() -> Vec<char> {
     let printable =
         |byte: u32| (33..=126).contains(&byte) || (161..=172).contains(&byte) || (174..=255).contains(&byte);

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn fields_are_found_as_the_parser_finds_them() {
+fn fields_equal_those_of_the_json_parser() {
     for text in [
         r#"{}"#,
         r#" { } "#,
@@ -21,7 +21,7 @@ fn fields_are_found_as_the_parser_finds_them() {
 }
 
 #[test]
-fn what_is_built_is_bounded_whatever_it_is() {
+fn values_of_every_type_are_bounded() {
     let allowance = || Allowance { limit: 100_000, used: Cell::new(0) };
     for text in [
         format!("[{}]", "[],".repeat(10_000) + "[]"),
@@ -51,7 +51,7 @@ fn ids_take_four_bytes_each_and_other_lists_are_values() {
 }
 
 #[test]
-fn a_body_has_a_bounded_number_of_fields() {
+fn the_number_of_fields_is_bounded() {
     let text = format!("{{{}\"\":0}}", "\"\":0,".repeat(limits::BODY_FIELDS));
     assert_eq!(fields(&text).unwrap_err().code, Some("too_many_fields"));
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn values_in_their_ranges_are_taken_and_null_is_absent() {
+fn values_in_range_are_accepted_and_null_is_absent() {
     let config = json!({"temperature": 0, "top_p": 1.0, "top_k": -1, "min_p": null, "repetition_penalty": 1.1,
         "max_new_tokens": 2048, "do_sample": true});
     let defaults = defaults(&config).unwrap();
@@ -14,7 +14,7 @@ fn values_in_their_ranges_are_taken_and_null_is_absent() {
 }
 
 #[test]
-fn wrong_values_name_their_key() {
+fn errors_name_the_key_and_the_value() {
     for (key, value) in [
         ("temperature", json!(-0.1)),
         ("temperature", json!("0.6")),
@@ -39,9 +39,9 @@ fn wrong_values_name_their_key() {
 }
 
 #[test]
-fn keys_without_effect_are_listed_when_they_would_matter() {
+fn unsupported_keys_are_listed_when_their_value_would_have_an_effect() {
     let config = json!({"num_beams": 4, "no_repeat_ngram_size": 0, "suppress_tokens": [], "stop_strings": ["x"],
         "length_penalty": 1.0, "typical_p": 0.9, "forced_eos_token_id": 7, "bos_token_id": 1});
-    assert_eq!(without_effect(&config), ["num_beams", "typical_p", "stop_strings", "forced_eos_token_id"]);
-    assert!(without_effect(&Json::Null).is_empty());
+    assert_eq!(unsupported_keys(&config), ["num_beams", "typical_p", "stop_strings", "forced_eos_token_id"]);
+    assert!(unsupported_keys(&Json::Null).is_empty());
 }
