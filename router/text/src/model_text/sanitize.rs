@@ -239,7 +239,7 @@ impl ModelText {
     ) -> Result<RenderedPrompt, TextError> {
         let (prompt, forged) = info_span!("template").in_scope(|| {
             let mut chat = self.chat_template()?.prepare(None, input)?;
-            chat.drop_chars(&[OPEN, CLOSE]);
+            chat.remove_chars(&[OPEN, CLOSE]);
             let plain = chat.render()?;
             self.check_tools(input, &plain)?;
             let Some(marked) = controls.mark(&chat) else { return Ok((plain, Vec::new())) };

@@ -1,4 +1,5 @@
-//! The template engine, set up to behave as transformers' Jinja2 environment.
+//! Configures minijinja to behave like the Jinja2 environment of transformers, with limits on time and output. It knows
+//! no messages.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -19,12 +20,12 @@ pub(super) struct Engine {
     special_tokens: Map<String, Json>,
 }
 
-/// Marks an error as raised by the template on purpose.
+/// The error of `raise_exception`, with which a template rejects a conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
 
-/// Parses the clock option: `2026-01-31`, `2026-01-31T12:00:00` or with a blank for the `T`; an offset is dropped.
+/// Parses a fixed time: `2026-01-31`, `2026-01-31T12:00:00` or `2026-01-31 12:00:00`. A time zone offset is ignored.
 pub fn parse_now(text: &str) -> Option<NaiveDateTime> {
     let text = text.trim();
     if let Ok(time) = chrono::DateTime::parse_from_rfc3339(text) {
@@ -67,11 +68,11 @@ impl Engine {
         if source.len() > MAX_TEMPLATE_BYTES {
             return Err(TemplateError::new(
                 Reason::TooLarge,
-                format!("the chat template has {} bytes; the limit is {MAX_TEMPLATE_BYTES}", source.len()),
+                format!("a chat template may have at most {MAX_TEMPLATE_BYTES} bytes, got {}", source.len()),
             ));
         }
         let rewritten = rewrite::rewrite(source).map_err(|message| TemplateError::new(Reason::TooLarge, message))?;
-        let added = guarded(|| self.env.add_template_owned(name.to_owned(), rewritten));
+        let added = catch_panics(|| self.env.add_template_owned(name.to_owned(), rewritten));
         match added {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(self.explain(&error, source, Reason::Syntax)),
@@ -79,10 +80,10 @@ impl Engine {
         }
     }
 
-    /// The variables that a template reads, in whatever branch; functions count. None: it cannot be told.
+    /// The variables and functions that a template reads in any branch; `None` if they cannot be determined.
     pub fn reads(source: &str) -> Option<HashSet<String>> {
         let source = rewrite::printing_assignments(&rewrite::rewrite(source).ok()?);
-        let read = guarded(|| {
+        let read = catch_panics(|| {
             let mut env = Environment::new();
             set_syntax(&mut env);
             env.add_template_owned("", source)?;
@@ -92,7 +93,7 @@ impl Engine {
     }
 
     pub fn render(&self, name: &str, source: &str, context: Value) -> Result<String, TemplateError> {
-        let rendered = guarded(|| {
+        let rendered = catch_panics(|| {
             let template = self.env.get_template(name)?;
             let mut prompt = Prompt(Vec::with_capacity(4096));
             template.render_captured_to(context, &mut prompt)?;
@@ -100,16 +101,16 @@ impl Engine {
         });
         match rendered {
             Ok(Ok(bytes)) => String::from_utf8(bytes)
-                .map_err(|_| TemplateError::new(Reason::Failed, "the chat template wrote text that is not UTF-8")),
+                .map_err(|_| TemplateError::new(Reason::Failed, "the chat template produced text that is not UTF-8")),
             Ok(Err(error)) => Err(self.explain(&error, source, Reason::Failed)),
             Err(panic) => Err(TemplateError::new(
                 Reason::Failed,
-                format!("the chat template broke the template engine on this conversation: {panic}"),
+                format!("the template engine panicked on this conversation: {panic}"),
             )),
         }
     }
 
-    /// Says what went wrong, and in which line of the template.
+    /// Converts an error of the engine; the message has the line of the template.
     fn explain(&self, error: &Error, source: &str, reason: Reason) -> TemplateError {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(error);
         while let Some(inner) = cause {
@@ -123,7 +124,7 @@ impl Engine {
                 let fuel = self.env.fuel().unwrap_or_default();
                 return TemplateError::new(
                     Reason::Fuel,
-                    format!("the chat template ran over its limit of {fuel} instructions on this conversation"),
+                    format!("the chat template exceeded the limit of {fuel} instructions on this conversation"),
                 );
             }
             ErrorKind::WriteFailure => {
@@ -158,15 +159,16 @@ fn set_syntax(env: &mut Environment<'_>) {
     }
 }
 
-/// Runs engine code that may panic on odd inputs (an empty sequence reversed by a slice does).
-fn guarded<T>(run: impl FnOnce() -> T) -> Result<T, String> {
+/// Runs engine code and catches a panic. Some inputs make the engine panic, such as reversing an empty sequence by a
+/// slice.
+fn catch_panics<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
         text.unwrap_or("unknown cause").to_owned()
     })
 }
 
-/// Prints values as Jinja2 does.
+/// Prints a value as Jinja2 does.
 fn format(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
     let written = match value.as_str() {
         Some(text) => out.write_str(text),
@@ -175,7 +177,7 @@ fn format(out: &mut Output, _: &mut State, value: &Value) -> Result<(), Error> {
     written.map_err(|_| Error::from(ErrorKind::WriteFailure))
 }
 
-/// What chrono does not know stays as it is, as in the C library.
+/// Formats the time. A conversion that chrono does not support is copied, as the C library does.
 fn strftime(now: Option<NaiveDateTime>, format: &str) -> Result<String, Error> {
     let now = now.unwrap_or_else(|| chrono::Local::now().naive_local());
     let mut out = String::new();
@@ -188,7 +190,7 @@ fn strftime(now: Option<NaiveDateTime>, format: &str) -> Result<String, Error> {
         let (item, after) = rest.split_at(end);
         rest = after;
         match item {
-            // A naive time has no zone: Python prints nothing for it.
+            // Python prints nothing for the zone of a naive time.
             "%z" | "%Z" => {}
             "%f" => out.push_str(&now.format("%6f").to_string()),
             item => {
@@ -204,7 +206,7 @@ fn strftime(now: Option<NaiveDateTime>, format: &str) -> Result<String, Error> {
     Ok(out)
 }
 
-/// Collects the prompt up to its limit.
+/// Collects the prompt; fails above the size limit.
 struct Prompt(Vec<u8>);
 
 impl io::Write for Prompt {

@@ -1,31 +1,31 @@
-//! Why a conversation could not be rendered.
+//! The error of rendering a conversation. It knows no status codes.
 
-/// What kind of failure it is; the edge maps it to a status.
+/// Kind of the failure; the API maps it to a status code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The model has no template (or none of that name).
+    /// The model has no template, or none with the requested name.
     Missing,
     /// The template's source does not parse.
     Syntax,
-    /// The messages or other inputs have a wrong shape.
+    /// The messages or other inputs have an invalid shape.
     Input,
-    /// The template itself refused the conversation (`raise_exception`).
+    /// The template rejected the conversation (`raise_exception`).
     Raised,
     /// The template failed on this conversation.
     Failed,
-    /// The template ran longer than its limit.
+    /// The template exceeded its instruction limit.
     Fuel,
-    /// Source or prompt exceed a size limit.
+    /// The template source or the prompt exceeds a size limit.
     TooLarge,
 }
 
-/// A conversation that cannot be rendered, in words for the client.
+/// Why a conversation cannot be rendered. The message is meant for the client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct TemplateError {
     pub reason: Reason,
     pub message: String,
-    /// The input at fault, such as `messages[1].content`.
+    /// Path of the invalid input, such as `messages[1].content`.
     pub param: Option<String>,
 }
 

@@ -1,15 +1,16 @@
-//! The expressions inside a tag, rewritten to what the engine reads as Jinja2 does. Everything else is copied, so that
-//! the engine's own parser stays the judge of the syntax.
+//! Rewrites the expressions inside a tag so that minijinja evaluates them as Jinja2 does. Everything else is copied,
+//! and the engine's parser still checks the syntax.
 //!
-//! - Escapes in string literals are Python's.
-//! - `a % b` may format, `'ab' * n` may be empty, `x[a:b:c]` is Python's slice: each becomes a call. So does `a + b` in
-//!   templates that mark text as safe, where Jinja2 escapes the other operand.
-//! - `x.items` without a call is the dict's method even if the dict has such a key; `x['items']` is if it has not.
-//! - Unary pluses are dropped, and a tuple that is printed gets its parentheses.
+//! - Escapes in string literals are resolved as in Python.
+//! - `a % b` (which may format a string), `'ab' * n` (which may be empty) and `x[a:b:c]` become function calls. In
+//!   templates that mark text as safe, so does `a + b`, because Jinja2 escapes the other operand.
+//! - `x.items` without a call is the method of the dict, even if the dict has that key. `x['items']` is the method only
+//!   if the dict does not have the key.
+//! - Unary plus is removed, and a printed tuple gets parentheses.
 
 use super::views::METHODS;
 
-/// Functions that stand for an operator.
+/// Names of the functions that replace operators.
 pub(super) const MODULO: &str = "__modulo";
 pub(super) const REPEAT: &str = "__repeat";
 pub(super) const ADD: &str = "__add";
@@ -17,13 +18,13 @@ pub(super) const SLICE: &str = "__slice";
 pub(super) const ATTRIBUTE: &str = "__attribute";
 pub(super) const ITEM: &str = "__item";
 
-/// Brackets deeper than this are left for the engine to refuse.
+/// Nesting of brackets up to which expressions are rewritten; the engine rejects deeper ones.
 const MAX_DEPTH: usize = 100;
 
-/// What the whole template says about its expressions.
+/// Properties of the whole template that affect its expressions.
 #[derive(Debug, Default)]
 pub(super) struct Context {
-    /// It marks text as safe or escapes it.
+    /// The template marks text as safe or escapes it.
     pub markup: bool,
 }
 
@@ -38,13 +39,13 @@ impl Context {
     }
 }
 
-/// Rewrites code that has no signs of whitespace control; `printed` when it is all of a `{{ }}`.
+/// Rewrites the code of a tag, without the signs for whitespace control. `printed`: it is the content of a `{{ }}`.
 pub(super) fn rewrite(code: &str, context: &Context, printed: bool) -> String {
-    let mut copy = Copy { code, at: 0, out: String::with_capacity(code.len() + 32), context, depth: 0 };
-    let marks = copy.soup();
-    let Copy { at, mut out, .. } = copy;
+    let mut rewriter = Rewriter { code, at: 0, out: String::with_capacity(code.len() + 32), context, depth: 0 };
+    let separators = rewriter.until_closing_bracket();
+    let Rewriter { at, mut out, .. } = rewriter;
     out.push_str(&code[at..]);
-    match printed && marks.comma {
+    match printed && separators.comma {
         true => format!(" ({}) ", out.trim()),
         false => out,
     }
@@ -69,7 +70,7 @@ pub(super) fn string_len(code: &str) -> usize {
     code.len()
 }
 
-struct Copy<'a> {
+struct Rewriter<'a> {
     code: &'a str,
     at: usize,
     out: String,
@@ -77,15 +78,15 @@ struct Copy<'a> {
     depth: usize,
 }
 
-/// What stood between the brackets.
+/// The separators between two brackets.
 #[derive(Default)]
-struct Marks {
+struct Separators {
     comma: bool,
-    /// Where in the output.
+    /// Offsets in the output.
     colons: Vec<usize>,
 }
 
-impl Copy<'_> {
+impl Rewriter<'_> {
     fn rest(&self) -> &str {
         &self.code[self.at..]
     }
@@ -99,7 +100,7 @@ impl Copy<'_> {
         self.at += len;
     }
 
-    fn blanks(&mut self) {
+    fn whitespace(&mut self) {
         let len = self.rest().len() - self.rest().trim_start().len();
         self.push(len);
     }
@@ -109,22 +110,22 @@ impl Copy<'_> {
         &rest[..rest.find(|c| !is_word(c)).unwrap_or(rest.len())]
     }
 
-    /// Anything up to a closing bracket: operands joined by operators, the words between them, commas, colons.
-    fn soup(&mut self) -> Marks {
-        let mut marks = Marks::default();
+    /// Copies and rewrites everything up to a closing bracket: operands, operators, words, commas, colons.
+    fn until_closing_bracket(&mut self) -> Separators {
+        let mut separators = Separators::default();
         loop {
-            self.blanks();
-            let Some(c) = self.peek() else { return marks };
+            self.whitespace();
+            let Some(c) = self.peek() else { return separators };
             if matches!(c, ')' | ']' | '}') {
-                return marks;
+                return separators;
             }
             if self.at_operand() {
                 self.sum();
                 continue;
             }
             match c {
-                ',' => marks.comma = true,
-                ':' => marks.colons.push(self.out.len()),
+                ',' => separators.comma = true,
+                ':' => separators.colons.push(self.out.len()),
                 _ => {}
             }
             let len = if is_word(c) { self.word().len() } else { c.len_utf8() };
@@ -142,13 +143,13 @@ impl Copy<'_> {
         }
     }
 
-    /// Takes an operator if an operand follows it.
+    /// Copies an operator if an operand follows it. `unlike`: a longer operator with the same beginning.
     fn operator(&mut self, operator: &str, unlike: &str) -> bool {
         let (at, len) = (self.at, self.out.len());
-        self.blanks();
+        self.whitespace();
         if self.rest().starts_with(operator) && (unlike.is_empty() || !self.rest().starts_with(unlike)) {
             self.push(operator.len());
-            self.blanks();
+            self.whitespace();
             if self.at_operand() {
                 return true;
             }
@@ -158,7 +159,7 @@ impl Copy<'_> {
         false
     }
 
-    /// Turns `left operator right` into a call: the operator stands at the end of `left`.
+    /// Turns `left operator right` at the end of the output into `function(left, right)`.
     fn call(&mut self, function: &str, start: usize, left_end: usize, right_start: usize) {
         let right = self.out.split_off(right_start);
         let between = self.out.split_off(left_end);
@@ -224,7 +225,7 @@ impl Copy<'_> {
     fn signed(&mut self) {
         while let Some(sign @ ('-' | '+')) = self.peek() {
             self.push(1);
-            self.blanks();
+            self.whitespace();
             if sign == '+' && self.at_operand() {
                 let len = self.out.trim_end().len();
                 self.out.remove(len - 1);
@@ -234,7 +235,7 @@ impl Copy<'_> {
         match self.peek() {
             Some('"' | '\'') => self.strings(),
             Some('(' | '[' | '{') => {
-                self.group();
+                self.bracket();
             }
             Some(c) if c.is_ascii_digit() => self.number(),
             Some(c) if is_word(c) => self.push(self.word().len()),
@@ -272,19 +273,19 @@ impl Copy<'_> {
         }
     }
 
-    /// A bracket and what it holds; `None` where it does not close.
-    fn group(&mut self) -> Option<Marks> {
+    /// Copies a bracket with its content; `None` if it is not closed.
+    fn bracket(&mut self) -> Option<Separators> {
         if self.depth == MAX_DEPTH {
             self.push(self.rest().len());
             return None;
         }
         self.push(1);
         self.depth += 1;
-        let marks = self.soup();
+        let separators = self.until_closing_bracket();
         self.depth -= 1;
         self.peek()?;
         self.push(1);
-        Some(marks)
+        Some(separators)
     }
 
     fn postfixes(&mut self, start: usize) {
@@ -298,15 +299,15 @@ impl Copy<'_> {
                 }
                 Some('(') => {
                     self.push(blanks);
-                    if self.group().is_none() {
+                    if self.bracket().is_none() {
                         return;
                     }
                 }
                 Some('[') => {
                     self.push(blanks);
                     let open = self.out.len();
-                    let Some(marks) = self.group() else { return };
-                    match marks.colons[..] {
+                    let Some(separators) = self.bracket() else { return };
+                    match separators.colons[..] {
                         [first, second] => self.slice(start, open, first, second),
                         _ => self.item(start, open),
                     }
@@ -319,7 +320,7 @@ impl Copy<'_> {
     fn attribute(&mut self, start: usize) {
         let end = self.out.len();
         self.push(1);
-        self.blanks();
+        self.whitespace();
         let name = self.word().to_owned();
         let called = self.rest()[name.len()..].trim_start().starts_with('(');
         if called || !METHODS.contains(&name.as_str()) {
@@ -332,7 +333,7 @@ impl Copy<'_> {
         self.out.push_str(&format!("{ATTRIBUTE}({value}, '{name}')"));
     }
 
-    /// `x['items']`
+    /// Rewrites `x['items']` for names of dict methods.
     fn item(&mut self, start: usize, open: usize) {
         let key = self.out[open + 1..self.out.len() - 1].trim();
         let name = key.strip_prefix(['"', '\'']).and_then(|key| key.strip_suffix(['"', '\'']));
@@ -343,7 +344,7 @@ impl Copy<'_> {
         }
     }
 
-    /// `x[a:b:c]` with a step.
+    /// Rewrites `x[a:b:c]` if it has a step.
     fn slice(&mut self, start: usize, open: usize, first: usize, second: usize) {
         let part = |from: usize, to: usize| match self.out[from..to].trim() {
             "" => "none",
@@ -372,12 +373,12 @@ impl Copy<'_> {
                 return;
             }
             self.push(blanks + 1);
-            self.blanks();
+            self.whitespace();
             self.push(self.word().len());
             let blanks = self.rest().len() - self.rest().trim_start().len();
             if self.rest()[blanks..].starts_with('(') {
                 self.push(blanks);
-                if self.group().is_none() {
+                if self.bracket().is_none() {
                     return;
                 }
             }
@@ -385,7 +386,7 @@ impl Copy<'_> {
     }
 }
 
-/// Writes a literal with the escapes that Python knows resolved, and those that the engine knows put back.
+/// Writes a string literal: resolves Python's escapes and escapes again what the engine requires.
 fn write_literal(out: &mut String, literal: &str) {
     let quote = literal.chars().next().unwrap_or('"');
     let Some(text) = literal[1..].strip_suffix(quote).filter(|text| text.contains('\\')) else {
@@ -410,7 +411,7 @@ fn write_literal(out: &mut String, literal: &str) {
         let kind = chars.clone().next();
         let resolved = match kind {
             Some('0'..='7') => code(&mut chars, 8, 1, 3),
-            // Halves of a pair are the engine's.
+            // The engine resolves surrogate pairs.
             Some('u') if chars.as_str()[1..].starts_with(['d', 'D']) => None,
             Some(c @ ('x' | 'u' | 'U')) => {
                 let width = match c {
@@ -455,12 +456,12 @@ fn write_literal(out: &mut String, literal: &str) {
                 }
                 out.push(c);
             }
-            // Refused by Python; the engine refuses it, too.
+            // Invalid in Python; the engine rejects it too.
             (None, Some('x' | 'u' | 'U')) => out.push('\\'),
             (None, _) => out.push_str("\\\\"),
         }
     }
     out.push(quote);
-    // Line numbers stay.
+    // Keep the line numbers.
     out.push_str(&"\n".repeat(continued));
 }

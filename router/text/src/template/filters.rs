@@ -1,4 +1,4 @@
-//! Filters and tests whose result in Jinja2 differs from the engine's own.
+//! Filters, tests and functions whose result in Jinja2 differs from that of minijinja.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use super::rewrite::{ITERATE, VARIADIC};
 use super::variadic::Variadic;
 use super::views::{self, Generator};
 
-/// Registers them all.
+/// Registers all of them.
 pub(super) fn register(env: &mut Environment<'static>) {
     env.add_filter(ITERATE, iterate);
     env.add_filter("tojson", to_json);
@@ -107,7 +107,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Refuses what no call of `get` asked for.
+    /// Rejects arguments that were not read.
     pub fn end(self, most: usize) -> Result<(), Error> {
         if self.positional.len() > most {
             return Err(invalid(format!("{} takes at most {most} arguments", self.name)));
@@ -135,7 +135,7 @@ fn iterate(value: Value) -> Result<Value, Error> {
 
 /// Filters that are generators in Jinja2.
 fn register_generators(env: &mut Environment<'static>) {
-    // They do not look at what is false.
+    // As in Jinja2, a false value counts as empty.
     let source = |value: Value| if value.is_true() { iterate(value) } else { Ok(Value::from(Vec::<Value>::new())) };
     type Args = Rest<ValueOrKwargs>;
     type Name = Option<String>;
@@ -173,7 +173,7 @@ fn register_generators(env: &mut Environment<'static>) {
     });
 }
 
-/// Arguments of a filter of the engine that takes them by name only.
+/// Converts positional arguments for a filter of the engine that takes them only by name.
 fn named(filter: &'static str, args: &[Value], names: &[&'static str]) -> Result<Kwargs, Error> {
     let call = Call::parse(filter, args)?;
     let mut found = Vec::new();
@@ -210,7 +210,7 @@ fn last(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// Python wraps what is wider; only what fits one line is its repr.
+/// Only values that fit on one line are supported; Python wraps longer ones.
 fn pretty(value: &Value) -> Result<String, Error> {
     const WIDTH: usize = 80;
     fn sorted(value: &Value) -> Result<Value, Error> {
@@ -231,11 +231,11 @@ fn pretty(value: &Value) -> Result<String, Error> {
     python::write_repr(&mut out, &sorted(value)?);
     match out.chars().count() {
         0..=WIDTH => Ok(out),
-        len => Err(invalid(format!("pprint: {len} characters; only values of up to {WIDTH} are supported"))),
+        len => Err(invalid(format!("pprint: only values of up to {WIDTH} characters are supported, got {len}"))),
     }
 }
 
-/// Words of spaces only; hyphens do not break here.
+/// Breaks lines only at spaces; text in which Python would break elsewhere is rejected.
 fn word_wrap(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
     let call = Call::parse("wordwrap", &args)?;
@@ -272,7 +272,7 @@ fn chars(text: &Value) -> Value {
     Value::from(text.as_str().unwrap_or_default().chars().map(|c| Value::from(c.to_string())).collect::<Vec<_>>())
 }
 
-/// The filter that transformers installs: `json.dumps` with its arguments, `ensure_ascii` false by default.
+/// The `tojson` of transformers: `json.dumps` with its arguments, but `ensure_ascii` is false by default.
 fn to_json(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
     let call = Call::parse("tojson", &args)?;
@@ -331,7 +331,7 @@ fn length(value: &Value) -> Result<usize, Error> {
     value.len().ok_or_else(|| invalid(format!("cannot calculate length of value of type {}", value.kind())))
 }
 
-/// Jinja2 appends a newline before splitting, so one trailing newline survives.
+/// Jinja2 appends a newline before splitting, so one trailing newline is kept.
 fn indent(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let args = args.into_values();
     let call = Call::parse("indent", &args)?;
@@ -426,7 +426,7 @@ fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
         let (base, digits) = radix(base, &digits);
         return Ok(match i128::from_str_radix(digits, base) {
             Ok(i) => i64::try_from(i).map_or_else(|_| Value::from(i), Value::from),
-            // Jinja2 falls back on int(float(value)).
+            // Jinja2 falls back to `int(float(value))`.
             Err(_) => digits.parse::<f64>().ok().filter(|x| x.is_finite()).map_or(default, |x| Value::from(x as i64)),
         });
     }
@@ -442,7 +442,7 @@ fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     })
 }
 
-/// Base 0 reads the base from the prefix; a prefix that fits the base is dropped.
+/// Removes a prefix that matches the base; base 0 takes the base from the prefix.
 fn radix(base: u32, digits: &str) -> (u32, &str) {
     let lower = digits.to_ascii_lowercase();
     for (prefix, of) in [("0x", 16), ("0o", 8), ("0b", 2)] {
@@ -469,7 +469,7 @@ fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     Ok(parsed.map_or(default, python::from_float))
 }
 
-/// Jinja2's own word borders, not those of `str.title`.
+/// Uses Jinja2's word boundaries, which differ from those of `str.title`.
 fn title(value: &Value) -> String {
     let mut start = true;
     let mut out = String::new();
@@ -531,7 +531,7 @@ fn escape(value: &Value) -> Value {
     if value.is_safe() { value.clone() } else { Value::from_safe_string(escape_text(&python::str_of(value))) }
 }
 
-/// MarkupSafe's spelling of the entities.
+/// Escapes HTML with the same entities as MarkupSafe.
 pub(super) fn escape_text(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -547,7 +547,7 @@ pub(super) fn escape_text(text: &str) -> String {
     out
 }
 
-/// Python's `dict`: of a mapping or of pairs, with keywords on top.
+/// Python's `dict`: takes a mapping or pairs, and keyword arguments.
 fn dict(args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
     let (from, kwargs): (Option<Value>, Kwargs) = from_args(&args)?;
@@ -583,7 +583,8 @@ fn is_iterable(value: &Value) -> bool {
     }
 }
 
-/// True for whatever has a length and takes an index in Python; a slice is lazy here and a list there.
+/// True for values that have a length and an index in Python. Slices are included: they are lazy in minijinja, but
+/// lists in Python.
 fn is_sequence(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map => true,

@@ -1,15 +1,15 @@
-//! JSON numbers that a template must print as Python does.
+//! Parses JSON without changing numbers, because a template must print them as Python does.
 //!
-//! `serde_json` turns an integer beyond 64 bits into a float and may round a float's last digit. Python keeps both. So
-//! number literals that `serde_json` could change are carried as marked strings: U+F0002 followed by the literal. A
-//! client that sends such a string itself gains nothing, it prints as the number it spells.
+//! `serde_json` turns an integer beyond 64 bits into a float and may round the last digit of a float. Python keeps
+//! both. So number literals that `serde_json` could change become marked strings: U+F0002 followed by the literal. A
+//! string that a client sends in this form prints as the number after the mark.
 
 use serde_json::Value as Json;
 
-/// A private-use character, as in Python's own control-token markers (U+F0000, U+F0001).
+/// A private-use character, next to the control-token markers of transformers (U+F0000, U+F0001).
 const MARK: char = '\u{F0002}';
 
-/// Parses JSON text; see the module's words for what differs from `serde_json::from_str`.
+/// Like `serde_json::from_str`, but with numbers as described in the module docs.
 pub fn from_str(text: &str) -> serde_json::Result<Json> {
     match marked(text) {
         Some(marked) => serde_json::from_str(&marked),
@@ -17,7 +17,7 @@ pub fn from_str(text: &str) -> serde_json::Result<Json> {
     }
 }
 
-/// Parses JSON bytes; bad UTF-8 is an error of the parser.
+/// Like `from_str`, for bytes; invalid UTF-8 is a parser error.
 pub fn from_slice(bytes: &[u8]) -> serde_json::Result<Json> {
     match std::str::from_utf8(bytes) {
         Ok(text) => from_str(text),
@@ -39,7 +39,7 @@ pub(super) fn is_integer(literal: &str) -> bool {
     literal.strip_prefix('-').unwrap_or(literal).bytes().all(|b| b.is_ascii_digit())
 }
 
-/// JSON text with floats and integers of 19 digits or more replaced by marked strings; `None` when there are none.
+/// Replaces floats and integers of 19 or more characters in JSON text by marked strings; `None` if there are none.
 pub fn marked(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut out = String::new();
@@ -53,7 +53,7 @@ pub fn marked(text: &str) -> Option<String> {
                     at += 1;
                 }
                 let number = &text[start..at];
-                // Anything that is not a JSON number stays as it is, for the parser to refuse.
+                // Anything that is not a JSON number is copied, so that the parser rejects it.
                 if (!is_integer(number) || number.len() >= 19)
                     && serde_json::from_str::<serde_json::Number>(number).is_ok()
                 {

@@ -1,4 +1,4 @@
-//! Python's methods of strings, lists and dicts.
+//! Implements Python's methods of strings, lists and dicts.
 
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, State, Value};
@@ -8,7 +8,7 @@ use super::filters::{Call, invalid};
 use super::python::{self, is_space};
 use super::views::View;
 
-/// The environment's unknown-method callback: what differs from `pycompat` or is missing there, then `pycompat`.
+/// The environment's unknown-method callback: methods that `pycompat` lacks or implements differently, then `pycompat`.
 pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let result = match value.kind() {
         ValueKind::String => string(value.as_str().unwrap_or_default(), method, args)?,
@@ -214,7 +214,7 @@ pub(super) fn capitalize(s: &str) -> String {
     out + &chars.as_str().to_lowercase()
 }
 
-/// The title case of a character: digraphs have one of their own; what becomes several letters keeps one capital.
+/// The title case of a character. Digraphs have their own; a character that becomes several letters keeps one capital.
 fn push_title(out: &mut String, c: char) {
     match c {
         'Ǆ'..='ǆ' => out.push('ǅ'),
@@ -229,7 +229,7 @@ fn push_title(out: &mut String, c: char) {
     }
 }
 
-/// Unicode's decimal digits (Nd): runs of ten from these zeros. Rust's `is_numeric` also takes fractions and numerals.
+/// Whether a character is in Unicode's category Nd. Rust's `is_numeric` also accepts fractions and numerals.
 fn is_decimal(c: char) -> bool {
     c.is_ascii_digit() || (c.is_numeric() && ND.is_match(c.encode_utf8(&mut [0; 4])).unwrap_or(false))
 }
@@ -237,7 +237,7 @@ fn is_decimal(c: char) -> bool {
 static ND: std::sync::LazyLock<fancy_regex::Regex> =
     std::sync::LazyLock::new(|| fancy_regex::Regex::new(r"^\p{Nd}$").expect("a valid pattern"));
 
-/// The longest text that a template may ask a method to pad.
+/// Largest width to which a template may pad a text.
 const MAX_WIDTH: usize = 1 << 16;
 
 pub(super) enum Align {
@@ -251,14 +251,14 @@ pub(super) fn pad(s: &str, width: usize, fill: char, align: Align) -> String {
     let left = match align {
         Align::Left => 0,
         Align::Right => missing,
-        // CPython puts the odd one left only when the width is odd as well.
+        // CPython puts the odd character on the left only if the width is odd too.
         Align::Center => missing / 2 + (missing & width & 1),
     };
     let run = |n: usize| std::iter::repeat_n(fill, n).collect::<String>();
     format!("{}{s}{}", run(left), run(missing - left))
 }
 
-/// `s[start:end]` in characters, and how many characters precede it; `None` when start lies beyond the end.
+/// `s[start:end]` in characters, and the number of characters before it; `None` if `start` is after `end`.
 fn window(s: &str, start: Option<i64>, end: Option<i64>) -> (Option<&str>, usize) {
     if start.is_none() && end.is_none() {
         return (Some(s), 0);
@@ -277,7 +277,7 @@ fn split_space(s: &str, most: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = s.trim_matches(is_space);
     if most == 0 || rest.is_empty() {
-        // With no split left Python keeps the far side's blanks.
+        // Without a split, Python keeps the whitespace on the other side.
         let rest = if from_right { s.trim_end_matches(is_space) } else { s.trim_start_matches(is_space) };
         return if rest.is_empty() { parts } else { vec![rest] };
     }

@@ -1,8 +1,11 @@
-//! Chat templates: messages to prompt text, byte for byte what transformers renders.
+//! Renders messages to prompt text with a model's chat template, byte for byte as transformers does. It knows no
+//! tokens.
 //!
-//! A template is compiled once and probed once for what it understands (lists of parts, arguments as strings); a render
-//! then normalises the messages for it (`normalize`), runs it under limits, and cannot panic.
+//! When a template is loaded, it is compiled and probed for the inputs it supports, such as lists of parts or arguments
+//! as strings (`probe`). Each render converts the messages to these inputs (`normalize`) and runs the template under
+//! limits. Rendering never panics.
 
+mod continuation;
 mod engine;
 mod error;
 mod expression;
@@ -14,7 +17,6 @@ mod operators;
 mod printf;
 mod probe;
 mod python;
-mod resume;
 mod rewrite;
 mod source;
 #[cfg(test)]
@@ -36,22 +38,22 @@ use engine::Engine;
 use normalize::Traits;
 
 use crate::tokenize::NAMED;
-use resume::Resume;
+use continuation::Continuation;
 
-/// Longest template source, bytes.
+/// Largest template source, bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
-/// Longest rendered prompt, bytes.
+/// Largest rendered prompt, bytes.
 pub const MAX_PROMPT_BYTES: usize = 4 << 20;
-/// Instructions that a model's own template may run in one render. One message costs a few hundred.
+/// Most instructions of one render. One message costs a few hundred.
 pub const TEMPLATE_FUEL: u64 = 20_000_000;
 
-/// Private-use characters that a caller may put around parts of a conversation, to find them in the prompt: they print
-/// as themselves wherever a template prints text. transformers uses the same.
+/// Private-use characters that mark parts of a conversation, so that they can be found in the prompt. A template prints
+/// them unchanged wherever it prints text. transformers uses the same characters.
 pub(crate) const MARK_START: char = '\u{F0000}';
 pub(crate) const MARK_END: char = '\u{F0001}';
 
-/// Whether a variable of the template is not the client's to set: transformers' arguments and special tokens, and what
-/// the renderer and the engine define.
+/// Whether a client may not set this variable of the template: arguments of transformers, special tokens, and names
+/// that the renderer and the engine define.
 pub fn is_reserved(variable: &str) -> bool {
     const ARGUMENTS: [&str; 17] = [
         "messages",
@@ -90,14 +92,14 @@ pub fn is_reserved(variable: &str) -> bool {
         || variable.starts_with("__")
 }
 
-/// How templates of a model run.
+/// Options for the templates of a model.
 #[derive(Debug, Clone)]
 pub struct TemplateOptions {
-    /// The clock behind `strftime_now`; `None` is the local time.
+    /// Fixed time of `strftime_now`; `None` for the local time.
     pub now: Option<chrono::NaiveDateTime>,
-    /// Instructions per render.
+    /// Most instructions per render.
     pub fuel: u64,
-    /// Names such as `bos_token`, visible to the template.
+    /// Variables such as `bos_token` for the template.
     pub special_tokens: Map<String, Json>,
 }
 
@@ -115,16 +117,17 @@ pub struct RenderInput {
     pub documents: Option<Vec<Json>>,
     /// Ends the prompt with the start of an assistant turn.
     pub add_generation_prompt: bool,
-    /// Ends the prompt inside the last message, for the model to go on with it.
+    /// Ends the prompt inside the last message, so that the model continues it.
     pub continue_final_message: bool,
-    /// `chat_template_kwargs`: variables for the template. They never replace messages or tools; `documents` are taken
-    /// from here where the input has none.
+    /// `chat_template_kwargs`: variables for the template. They never replace messages or tools. `documents` are taken
+    /// from here if the input has none.
     pub kwargs: Map<String, Json>,
-    /// How the model opens its reasoning: for continuing a message of mere reasoning that the template does not show.
+    /// The text that begins reasoning. It is needed to continue a message that has only reasoning, if the template does
+    /// not show it.
     pub reasoning_open: Option<String>,
-    /// It is an error if the prompt does not show the tools.
+    /// Fail if the prompt does not show the tools.
     pub tools_must_show: bool,
-    /// Renders the messages as transformers' `render_jinja_template` does, without our normalisation and checks.
+    /// Render the messages like `render_jinja_template` of transformers, without normalization and checks.
     pub raw: bool,
 }
 
@@ -144,7 +147,7 @@ impl Default for RenderInput {
     }
 }
 
-/// A model's chat template, or its set of named ones.
+/// The chat templates of a model: one, or several with names.
 #[derive(Debug)]
 pub struct ChatTemplate {
     engine: Engine,
@@ -155,7 +158,7 @@ pub struct ChatTemplate {
 struct Compiled {
     source: String,
     traits: Traits,
-    /// The variables that it reads. None: it cannot be told.
+    /// The variables that the template reads; `None` if they cannot be determined.
     reads: Option<HashSet<String>>,
 }
 
@@ -202,57 +205,56 @@ impl ChatTemplate {
         };
         let names = || self.templates.keys().cloned().collect::<Vec<_>>().join(", ");
         found.map(|(name, compiled)| (name.as_str(), compiled)).ok_or_else(|| match name {
-            Some(name) => {
-                TemplateError::new(Reason::Missing, format!("no chat template named {name}; there are {}", names()))
-            }
+            Some(name) => TemplateError::new(
+                Reason::Missing,
+                format!("no chat template is named '{name}'; the model has {}", names()),
+            ),
             None => TemplateError::new(
                 Reason::Missing,
-                format!("the model has several chat templates and no default; there are {}", names()),
+                format!("the model has several chat templates but no default: {}", names()),
             ),
         })
     }
 
-    /// Whether the template for chats (with tools or without) reads this variable anywhere.
+    /// Whether the template for chats with or without tools may read this variable.
     pub fn reads(&self, variable: &str, tools: bool) -> bool {
         let reads = self.select(None, tools).ok().and_then(|(_, compiled)| compiled.reads.as_ref());
         reads.is_none_or(|reads| reads.contains(variable))
     }
 
-    /// The first of the conversation's tools that its prompt does not show to the model. `prompt` is what it renders
-    /// to.
+    /// The first tool of the conversation that its rendered `prompt` does not show to the model.
     pub fn dropped_tool(&self, input: &RenderInput, prompt: &str) -> Result<Option<String>, TemplateError> {
         let (_, compiled) = self.select(None, true)?;
         let names: Vec<&str> = tool_names(input).collect();
         if names.is_empty() || (compiled.traits.tools && names.iter().all(|name| prompt.contains(name))) {
             return Ok(None);
         }
-        // A name may stand in the prompt for other reasons: names that nothing else has tell.
-        let stand_in = |i: usize| format!("xqzt{i}z");
+        // A tool's name may be in the prompt for other reasons, so render again with unique names.
+        let unique_name = |i: usize| format!("xqzt{i}z");
         let mut renamed = input.clone();
         let declared = renamed.messages.iter_mut().filter_map(|message| message.get_mut("tools")?.as_array_mut());
         for (i, tool) in
             renamed.tools.iter_mut().chain(declared).flatten().filter(|tool| tool_name(tool).is_some()).enumerate()
         {
-            tool["function"]["name"] = stand_in(i).into();
+            tool["function"]["name"] = unique_name(i).into();
         }
-        // A template that refuses these names has looked at them.
+        // A template that rejects these names has read them.
         let Ok(prompt) = self.render(&renamed) else { return Ok(None) };
-        let dropped = names.iter().enumerate().find(|(i, _)| !prompt.contains(&stand_in(*i)));
+        let dropped = names.iter().enumerate().find(|(i, _)| !prompt.contains(&unique_name(*i)));
         Ok(dropped.map(|(_, name)| (*name).to_owned()))
     }
 
-    /// Renders a conversation with the default template (or `tool_use`, where there is one and tools are given).
+    /// Renders a conversation with the default template, or with `tool_use` if it exists and there are tools.
     pub fn render(&self, input: &RenderInput) -> Result<String, TemplateError> {
         self.prepare(None, input)?.render()
     }
 
-    /// Renders with the template of that name.
+    /// Like `render`, with the template of this name.
     pub fn render_named(&self, name: Option<&str>, input: &RenderInput) -> Result<String, TemplateError> {
         self.prepare(name, input)?.render()
     }
 
-    /// What the template is going to see: the input checked and, unless it is raw, brought into the form that the
-    /// template understands.
+    /// Validates the input and, unless it is raw, converts it to what the template supports.
     pub(crate) fn prepare(&self, name: Option<&str>, input: &RenderInput) -> Result<Prepared<'_>, TemplateError> {
         let declares = |message: &Json| message.get("tools").is_some_and(|tools| !tools.is_null());
         let with_tools = match &input.tools {
@@ -269,7 +271,7 @@ impl ChatTemplate {
         if continued && generation_prompt {
             return Err(TemplateError::input(
                 "continue_final_message",
-                "continue_final_message and add_generation_prompt exclude each other",
+                "continue_final_message and add_generation_prompt cannot both be true",
             ));
         }
         normalize::check(input)?;
@@ -287,18 +289,18 @@ impl ChatTemplate {
             },
             kwargs: free.map(|(name, value)| (name.clone(), value.clone())).collect(),
             generation_prompt,
-            resume: None,
+            continuation: None,
             reasoning_open: input.reasoning_open.clone(),
         };
         if !input.raw {
             chat.normalize(&compiled.traits);
         }
         chat.messages = std::mem::take(&mut chat.messages).into_iter().map(normalize::alias_reasoning).collect();
-        chat.resume = continued.then(|| Resume::of(chat.messages.last(), input.raw));
-        // An empty text may stand for it by now.
+        chat.continuation = continued.then(|| Continuation::of(chat.messages.last(), input.raw));
+        // Normalization may have replaced absent content by an empty text.
         let absent = |message: &Json| message.get("content").is_none_or(Json::is_null);
-        if chat.resume == Some(Resume::Content) && input.messages.last().is_some_and(absent) {
-            return Err(Resume::nothing(input.messages.len() - 1));
+        if chat.continuation == Some(Continuation::Content) && input.messages.last().is_some_and(absent) {
+            return Err(Continuation::nothing_to_continue(input.messages.len() - 1));
         }
         Ok(chat)
     }
@@ -308,13 +310,13 @@ fn tool_name(tool: &Json) -> Option<&str> {
     tool.pointer("/function/name")?.as_str()
 }
 
-/// The names of all tools that a conversation declares, in order.
+/// Names of all tools that a conversation declares, in order.
 fn tool_names(input: &RenderInput) -> impl Iterator<Item = &str> {
     let declared = input.messages.iter().filter_map(|message| message.get("tools")?.as_array());
     input.tools.iter().chain(declared).flatten().filter_map(tool_name)
 }
 
-/// A conversation as its template is going to see it.
+/// A conversation in the form in which the template gets it.
 #[derive(Debug, Clone)]
 pub(crate) struct Prepared<'a> {
     engine: &'a Engine,
@@ -325,7 +327,7 @@ pub(crate) struct Prepared<'a> {
     pub documents: Option<Vec<Json>>,
     pub kwargs: Map<String, Json>,
     generation_prompt: bool,
-    resume: Option<Resume>,
+    continuation: Option<Continuation>,
     reasoning_open: Option<String>,
 }
 
@@ -340,36 +342,36 @@ impl Prepared<'_> {
         self.messages = normalize::normalize(&self.messages, traits);
         if let Some(tools) = self.tools.as_mut().filter(|_| self.source.contains(typescript::VARIABLE)) {
             *tools = tools.iter().map(typescript::sorted).collect();
-            // Without the variable the template falls back to JSON, as it does in Python.
+            // Without this variable the template falls back to JSON, as in Python.
             if let (false, Ok(text)) = (self.kwargs.contains_key(typescript::VARIABLE), typescript::declare(tools)) {
                 self.kwargs.insert(typescript::VARIABLE.into(), text.into());
             }
         }
     }
 
-    /// Drops these characters wherever the conversation has them.
-    pub fn drop_chars(&mut self, chars: &[char]) {
-        fn drop(json: &mut Json, chars: &[char]) {
+    /// Removes these characters from all strings of the conversation.
+    pub fn remove_chars(&mut self, chars: &[char]) {
+        fn remove(json: &mut Json, chars: &[char]) {
             match json {
                 Json::String(text) if text.contains(chars) => text.retain(|c| !chars.contains(&c)),
-                Json::Array(items) => items.iter_mut().for_each(|item| drop(item, chars)),
+                Json::Array(items) => items.iter_mut().for_each(|item| remove(item, chars)),
                 Json::Object(map) => {
                     if map.keys().any(|key| key.contains(chars)) {
                         let kept = std::mem::take(map).into_iter();
                         *map = kept.map(|(key, value)| (key.replace(chars, ""), value)).collect();
                     }
-                    map.values_mut().for_each(|value| drop(value, chars));
+                    map.values_mut().for_each(|value| remove(value, chars));
                 }
                 _ => {}
             }
         }
         let lists = [Some(&mut self.messages), self.tools.as_mut(), self.documents.as_mut()];
-        lists.into_iter().flatten().flatten().chain(self.kwargs.values_mut()).for_each(|json| drop(json, chars));
+        lists.into_iter().flatten().flatten().chain(self.kwargs.values_mut()).for_each(|json| remove(json, chars));
     }
 
     pub fn render(&self) -> Result<String, TemplateError> {
-        match self.resume {
-            Some(resume) => resume.render(self),
+        match self.continuation {
+            Some(continuation) => continuation.render(self),
             None => self.run(&self.messages, self.generation_prompt),
         }
     }

@@ -1,26 +1,26 @@
-//! Messages as clients send them, to messages as templates expect them.
+//! Converts messages as clients send them to the form that a template supports.
 
 use serde_json::{Map, Value as Json};
 
 use super::error::TemplateError;
 use super::{RenderInput, lossless};
 
-/// What a template understands, found by `probe`.
+/// The inputs that a template supports, as found by `probe`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Traits {
-    /// Renders tool-call arguments right that are a JSON string.
+    /// Renders tool-call arguments correctly if they are a JSON string.
     pub string_arguments: bool,
     /// Roles whose content may be a list of parts.
     pub part_lists: PartLists,
     /// Shows the tools that a system message declares.
     pub message_tools: bool,
-    /// Shows a request's tools, in every conversation that was tried.
+    /// Shows the tools of a request in every probed conversation.
     pub tools: bool,
-    /// What stands for content that is null or missing.
+    /// How absent content is passed to the template.
     pub no_content: NoContent,
 }
 
-/// How messages without content are given to the template, by what else the message has.
+/// How absent content is passed to the template, by what else the message has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct NoContent {
     /// Messages with tool calls.
@@ -31,7 +31,7 @@ pub(super) struct NoContent {
     pub other: Absent,
 }
 
-/// What the template gets for content that is null or missing.
+/// What the template gets for content that is null or absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Absent {
     Null,
@@ -70,13 +70,13 @@ impl PartLists {
     }
 }
 
-/// The names under which clients send reasoning, the standard one first.
+/// Names of the field in which clients send reasoning, the most common one first.
 pub(super) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// Refuses what a template would turn into a wrong prompt, and names the place.
+/// Rejects input that a template would render to a wrong prompt; the error names the field.
 pub(super) fn check(input: &RenderInput) -> Result<(), TemplateError> {
     if input.messages.is_empty() && !input.raw {
-        return Err(TemplateError::input("messages", "messages is empty; give at least one message"));
+        return Err(TemplateError::input("messages", "messages must have at least one message"));
     }
     for (i, message) in input.messages.iter().enumerate() {
         let at = format!("messages[{i}]");
@@ -188,13 +188,13 @@ fn wrong(at: &str, expected: &str, got: &Json) -> TemplateError {
     TemplateError::input(at, format!("{at} must be {expected}, got {got}"))
 }
 
-/// The messages for a template with these traits: string arguments parsed, text parts joined, nulls dropped. Content
-/// that is null or missing becomes what the template understands.
+/// Converts messages for a template with these traits: parses string arguments, joins text parts, removes null fields
+/// and replaces absent content.
 pub(super) fn normalize(messages: &[Json], traits: &Traits) -> Vec<Json> {
-    messages.iter().map(|message| message.as_object().map_or(Json::Null, |m| one(m, traits))).collect()
+    messages.iter().map(|message| message.as_object().map_or(Json::Null, |m| normalize_message(m, traits))).collect()
 }
 
-fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
+fn normalize_message(message: &Map<String, Json>, traits: &Traits) -> Json {
     let mut out = Map::with_capacity(message.len() + 2);
     let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
     let absent = match traits.no_content.of(message) {
@@ -222,8 +222,8 @@ fn one(message: &Map<String, Json>, traits: &Traits) -> Json {
     Json::Object(out)
 }
 
-/// Takes the tools that system messages declare, for a template that does not look for them there. A message that only
-/// declared tools is gone.
+/// Removes the tools that system messages declare, for a template that does not read them there. Removes a message that
+/// has only tools.
 pub(super) fn take_message_tools(messages: &mut Vec<Json>) -> Vec<Json> {
     let mut tools = Vec::new();
     messages.retain_mut(|message| {
@@ -240,8 +240,8 @@ pub(super) fn take_message_tools(messages: &mut Vec<Json>) -> Vec<Json> {
     tools
 }
 
-/// Fills `reasoning_content` and `thinking` from whichever name the client used. transformers does it in its renderer,
-/// so raw messages get it too.
+/// Copies the reasoning from the name that the client used to `reasoning_content` and `thinking`. transformers does the
+/// same in its renderer, so raw messages get it too.
 pub(super) fn alias_reasoning(message: Json) -> Json {
     let Json::Object(message) = message else {
         return message;
@@ -256,7 +256,7 @@ pub(super) fn alias_reasoning(message: Json) -> Json {
     Json::Object(out)
 }
 
-/// Joins text parts; a list with anything else stays as it is.
+/// Joins text parts; a list with other parts is left unchanged.
 fn flatten(parts: &[Json]) -> Json {
     let texts: Option<Vec<&str>> = parts
         .iter()
@@ -271,7 +271,7 @@ fn flatten(parts: &[Json]) -> Json {
     texts.map_or_else(|| Json::Array(parts.to_vec()), |texts| Json::String(texts.join("\n")))
 }
 
-/// Arguments that spell an object become it; blank ones become an empty object; others stay a string.
+/// Parses arguments that are the text of a JSON object; empty arguments become an empty object; others stay a string.
 fn parse_arguments(mut call: Json) -> Json {
     let nested = call.get("function").is_some_and(Json::is_object);
     let holder = if nested { call.get_mut("function") } else { Some(&mut call) };

@@ -1,4 +1,4 @@
-//! Operators that the engine has not, or not as Python has them.
+//! Implements operators that minijinja lacks or evaluates differently from Python.
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, Value};
@@ -6,10 +6,10 @@ use minijinja::{Error, Value};
 use super::filters::{escape_text, invalid};
 use super::{printf, python};
 
-/// Longest text or list that `*` makes.
+/// Longest text or list that `*` may produce.
 const MAX_REPEATED: usize = super::MAX_PROMPT_BYTES;
 
-/// `a % b`: a format and its arguments, or a remainder.
+/// `a % b`: formats if `a` is a string, else the remainder.
 pub(super) fn modulo(a: &Value, b: &Value) -> Result<Value, Error> {
     if a.as_str().is_some() {
         return printf::format(a, b);
@@ -28,14 +28,14 @@ pub(super) fn modulo(a: &Value, b: &Value) -> Result<Value, Error> {
     }
 }
 
-/// `a * b` where one side is a text or a list.
+/// `a * b`, where one operand is a text or a list.
 pub(super) fn repeat(a: &Value, b: &Value) -> Result<Value, Error> {
     let (what, times) = if integer(a).is_some() { (b, a) } else { (a, b) };
     let times = integer(times).ok_or_else(|| unsupported("*", a, b))?;
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
     let check = |len: usize| match len.checked_mul(times) {
         Some(n) if n <= MAX_REPEATED => Ok(()),
-        _ => Err(invalid(format!("* makes more than {MAX_REPEATED} items"))),
+        _ => Err(invalid(format!("the result of * may have at most {MAX_REPEATED} items"))),
     };
     if let Some(text) = what.as_str() {
         check(text.len())?;
@@ -46,10 +46,10 @@ pub(super) fn repeat(a: &Value, b: &Value) -> Result<Value, Error> {
     }
     let items: Vec<Value> = what.try_iter()?.collect();
     check(items.len())?;
-    Ok(like(what, items.iter().cycle().take(items.len() * times).cloned().collect()))
+    Ok(list_like(what, items.iter().cycle().take(items.len() * times).cloned().collect()))
 }
 
-/// `a + b` in a template that knows safe text: what meets it is escaped.
+/// `a + b` in a template that marks text as safe: if one operand is safe, the other one is escaped.
 pub(super) fn add(a: &Value, b: &Value) -> Result<Value, Error> {
     if let (Some(x), Some(y)) = (a.as_str(), b.as_str()) {
         if !a.is_safe() && !b.is_safe() {
@@ -65,7 +65,7 @@ pub(super) fn add(a: &Value, b: &Value) -> Result<Value, Error> {
         return Ok(python::from_float(x + y));
     }
     if is_list(a) && is_list(b) && a.is_tuple() == b.is_tuple() {
-        return Ok(like(a, a.try_iter()?.chain(b.try_iter()?).collect()));
+        return Ok(list_like(a, a.try_iter()?.chain(b.try_iter()?).collect()));
     }
     Err(unsupported("+", a, b))
 }
@@ -82,7 +82,7 @@ pub(super) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
         return Err(invalid("slice step cannot be zero"));
     }
     if value.as_str().is_none() && !is_list(value) {
-        return Err(invalid(format!("a value of type {} has no slices", value.kind())));
+        return Err(invalid(format!("a value of type {} cannot be sliced", value.kind())));
     }
     let items: Vec<Value> = value.try_iter()?.collect();
     let len = items.len() as i64;
@@ -101,18 +101,18 @@ pub(super) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
     }
     Ok(match value.as_str() {
         Some(_) => Value::from(taken.iter().filter_map(Value::as_str).collect::<String>()),
-        None => like(value, taken),
+        None => list_like(value, taken),
     })
 }
 
-/// The engine's slices are lazy; those of Python are lists.
+/// Whether the value is a list in Python. Slices are included, which are lazy in the engine.
 fn is_list(value: &Value) -> bool {
     let lazy = || value.kind() == ValueKind::Iterable && value.len().is_some() && !super::views::is_view(value);
     value.kind() == ValueKind::Seq || lazy()
 }
 
-/// A list, or a tuple where the value is one.
-fn like(value: &Value, items: Vec<Value>) -> Value {
+/// A tuple if `value` is one, else a list.
+fn list_like(value: &Value, items: Vec<Value>) -> Value {
     if value.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) }
 }
 

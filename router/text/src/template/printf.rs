@@ -1,4 +1,4 @@
-//! Python's `format % arguments`.
+//! Implements Python's `format % arguments`.
 
 use std::fmt::Write as _;
 
@@ -9,11 +9,11 @@ use super::filters::invalid;
 use super::methods::{Align, pad};
 use super::python;
 
-/// Widest field and most digits that a template may ask for.
+/// Largest width and precision of a field.
 const MAX_WIDTH: usize = 1 << 12;
 
 #[derive(Default)]
-struct Spec {
+struct FieldSpec {
     left: bool,
     plus: bool,
     blank: bool,
@@ -23,8 +23,8 @@ struct Spec {
     precision: Option<usize>,
 }
 
-/// `format % arguments`: a tuple holds one argument per field, a mapping is for `%(name)s`, anything else is the only
-/// argument. Numbers get their remainder.
+/// `format % arguments`: a tuple has one argument per field, a mapping has those of `%(name)s`, and any other value is
+/// the only argument.
 pub(super) fn format(template: &Value, arguments: &Value) -> Result<Value, Error> {
     let Some(text) = template.as_str() else {
         return Err(invalid(format!("unsupported operand for %: {}", template.kind())));
@@ -46,7 +46,7 @@ pub(super) fn format(template: &Value, arguments: &Value) -> Result<Value, Error
         if chars.next_if_eq(&'(').is_some() {
             key = Some(chars.by_ref().take_while(|c| *c != ')').collect::<String>());
         }
-        let mut spec = Spec::default();
+        let mut spec = FieldSpec::default();
         while let Some(flag) = chars.next_if(|c| "-+ 0#".contains(*c)) {
             match flag {
                 '-' => spec.left = true,
@@ -89,7 +89,7 @@ pub(super) fn format(template: &Value, arguments: &Value) -> Result<Value, Error
     Ok(Value::from(out))
 }
 
-impl Spec {
+impl FieldSpec {
     fn field(&self, kind: char, value: &Value) -> Result<String, Error> {
         match kind {
             's' => Ok(self.text(&python::str_of(value))),

@@ -1,4 +1,4 @@
-//! Finds out what a template understands by rendering small conversations with it, once, when it is loaded.
+//! Detects which inputs a template supports, by rendering small conversations when it is loaded.
 
 use minijinja::Value;
 use serde_json::{Map, Value as Json, json};
@@ -15,7 +15,7 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
     let lists = |conversation: &dyn Fn(Json) -> Vec<Json>| {
         let text = render(conversation(json!(TEXT)))?;
         let parts = render(conversation(json!([{"type": "text", "text": TEXT}])));
-        // A template that does not take the role apart shows nothing; one that prints a list shows its quotes.
+        // A template that iterates over parts shows the text; one that prints the list as it is also shows its quotes.
         text.contains(TEXT).then(|| {
             parts.is_some_and(|parts| {
                 parts.contains(TEXT) && !["'type'", "\"type\"", "\\\"type"].iter().any(|t| parts.contains(t))
@@ -49,7 +49,7 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
             text.contains(ARGUMENTS) && object.is_none_or(|object| shows_dict(&object))
         }
         (_, Some(_)) => false,
-        // Neither worked on this conversation; go by what the source says.
+        // The template rejects this conversation with both forms: look at the source.
         _ => source.contains("arguments is string") || source.contains("arguments'] is string"),
     };
     let tool = json!({"type": "function", "function": {"name": TEXT, "description": "", "parameters": {}}});
@@ -57,7 +57,7 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
     let message_tools = render(vec![declared, json!({"role": "user", "content": "Hi"})]);
     let message_tools = message_tools.is_some_and(|prompt| prompt.contains(TEXT));
     let arguments = if string_arguments { json!(ARGUMENTS) } else { json!({"xqzkey": "xqzvalue"}) };
-    let no_content = no_content(&render, &arguments, message_tools);
+    let no_content = probe_no_content(&render, &arguments, message_tools);
     let result = json!({"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": "1"});
     let tried = [user(json!("Hi")), system(json!("S")), [calling(arguments), vec![result]].concat()];
     let with_tools = tried.iter().filter_map(|messages| self::render(engine, name, source, messages, json!([tool])));
@@ -66,7 +66,7 @@ pub(super) fn probe(engine: &Engine, name: &str, source: &str) -> Traits {
     Traits { string_arguments, part_lists, message_tools, tools, no_content }
 }
 
-fn no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, message_tools: bool) -> NoContent {
+fn probe_no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, message_tools: bool) -> NoContent {
     let user = json!({"role": "user", "content": "Hi"});
     let answer = json!({"role": "assistant", "content": "Yo"});
     let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
@@ -74,7 +74,7 @@ fn no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, me
         let calls: Vec<Json> = calls.iter().map(|id| call(id)).collect();
         let mut message = json!({"role": "assistant", "tool_calls": calls});
         if let Some(reasoning) = reasoning {
-            message = super::normalize::alias_reasoning(with(message, "reasoning_content", json!(reasoning)));
+            message = super::normalize::alias_reasoning(with_field(message, "reasoning_content", json!(reasoning)));
         }
         message
     };
@@ -90,7 +90,7 @@ fn no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, me
         vec![user.clone(), calling(&[one, two], None), result(one), result(two), answer, user.clone()],
     ];
     let silent = json!({"role": "assistant"});
-    let thought = super::normalize::alias_reasoning(with(silent.clone(), "reasoning_content", json!(TEXT)));
+    let thought = super::normalize::alias_reasoning(with_field(silent.clone(), "reasoning_content", json!(TEXT)));
     let other = [
         vec![user.clone(), silent.clone(), user.clone()],
         vec![user.clone(), thought.clone(), user.clone()],
@@ -100,18 +100,18 @@ fn no_content(render: &dyn Fn(Vec<Json>) -> Option<String>, arguments: &Json, me
     let tool = json!({"type": "function", "function": {"name": "f", "description": "", "parameters": {}}});
     let declarations = [vec![json!({"role": "system", "tools": [tool]}), user]];
     NoContent {
-        calls: absent(render, &calls),
-        other: absent(render, &other),
-        declarations: if message_tools { absent(render, &declarations) } else { Absent::default() },
+        calls: probe_absent(render, &calls),
+        other: probe_absent(render, &other),
+        declarations: if message_tools { probe_absent(render, &declarations) } else { Absent::default() },
     }
 }
 
-/// What to write where messages of these conversations have no content: that with which most of them can be rendered.
-/// Null if the template makes a difference between it and an empty text, for it tests for one.
-fn absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Json>]) -> Absent {
+/// How to pass absent content in these conversations: the form with which the template renders most of them. When null
+/// and an empty text are equally good but give different prompts, null: the template tests for it.
+fn probe_absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Json>]) -> Absent {
     let prompts = |content: Option<Json>| -> Vec<Option<String>> {
         let filled = |message: &Json| match (&content, message.get("content")) {
-            (Some(content), None) => with(message.clone(), "content", content.clone()),
+            (Some(content), None) => with_field(message.clone(), "content", content.clone()),
             _ => message.clone(),
         };
         conversations.iter().map(|messages| render(messages.iter().map(filled).collect())).collect()
@@ -121,7 +121,7 @@ fn absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Jso
         (Absent::EmptyText, prompts(Some(json!("")))),
         (Absent::NoField, prompts(None)),
     ];
-    // A prompt that spells the null is as bad as none.
+    // A prompt that prints the null counts as failed.
     let spelled = |prompt: &Option<String>| {
         prompt.as_ref().map(|prompt| ["None", "null"].iter().map(|null| prompt.matches(null).count()).sum::<usize>())
     };
@@ -140,13 +140,13 @@ fn absent(render: &dyn Fn(Vec<Json>) -> Option<String>, conversations: &[Vec<Jso
     }
 }
 
-fn with(mut message: Json, field: &str, value: Json) -> Json {
+fn with_field(mut message: Json, field: &str, value: Json) -> Json {
     message[field] = value;
     message
 }
 
-/// Whether an object of arguments appears as JSON or, for want of a filter, as Python's dict. Otherwise the template
-/// writes arguments in its own way, and a string of JSON amid it is not what the model has learned.
+/// Whether the arguments appear as JSON, or as a Python dict if the template does not use `tojson`. Otherwise the
+/// template writes arguments in another syntax, and a JSON string in it would not be what the model was trained on.
 fn shows_dict(prompt: &str) -> bool {
     let solid: String = prompt.chars().filter(|c| !c.is_whitespace()).collect();
     [r#"{"xqzkey":"xqzvalue"}"#, "{'xqzkey':'xqzvalue'}", r#"{\"xqzkey\":\"xqzvalue\"}"#]

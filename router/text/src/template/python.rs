@@ -1,4 +1,4 @@
-//! Python's view of data: JSON to template values, and the text that `str()`, `repr()` and `json.dumps` give for them.
+//! Converts JSON to template values, and these to text like Python's `str()`, `repr()` and `json.dumps`.
 
 use std::cmp::Ordering;
 use std::fmt::{self, Write};
@@ -128,7 +128,7 @@ pub(super) fn write_repr(out: &mut String, value: &Value) {
                 let _ = write!(out, "{value}");
             }
         },
-        // A namespace, a macro or an endless iterable prints as the engine prints it.
+        // The engine prints a namespace, a macro or an iterable of unknown length.
         ValueKind::Map if value.len().is_some() => {
             out.push('{');
             for (i, key) in value.try_iter().into_iter().flatten().enumerate() {
@@ -192,13 +192,14 @@ fn write_str_repr(out: &mut String, s: &str) {
     out.push(quote);
 }
 
-/// What tells where a text came from has to survive the template. Python has no need of it.
+/// The marks around parts of a conversation must pass through the template unchanged, although Python would escape
+/// them.
 fn is_marker(c: char) -> bool {
     matches!(c, super::MARK_START | super::MARK_END)
 }
 
-/// Python's `str.isprintable` for one character. Rust's debug escape uses the same categories, except that it also
-/// escapes combining marks where they stand first; hence the letter before it.
+/// Python's `str.isprintable` for one character. Rust's debug escape uses the same categories, but also escapes a
+/// combining mark at the start of a string; so a letter is put before it.
 fn is_printable(c: char) -> bool {
     if is_marker(c) {
         return true;
@@ -212,7 +213,7 @@ fn is_printable(c: char) -> bool {
     std::str::from_utf8(&buffer[..=len]).is_ok_and(|s| s.escape_debug().nth(1) == Some(c))
 }
 
-/// Python's whitespace, which has U+001C to U+001F beyond Rust's.
+/// Python's whitespace, which includes U+001C to U+001F, unlike Rust's.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
@@ -220,7 +221,7 @@ pub(super) fn is_space(c: char) -> bool {
 /// Arguments of Python's `json.dumps`.
 pub(super) struct Dumps {
     pub ensure_ascii: bool,
-    /// Text of one level; `None` for one line.
+    /// Indentation of one level; `None` writes one line.
     pub indent: Option<String>,
     pub item_separator: String,
     pub key_separator: String,
@@ -335,7 +336,7 @@ impl Dumps {
     }
 }
 
-/// Numbers as `json.dumps` writes them, which is their repr except for what is not finite.
+/// A number as `json.dumps` writes it: its repr, except for infinities and NaN.
 fn scalar(value: &Value) -> String {
     match as_float(value) {
         Some(x) if x.is_nan() => "NaN".into(),

@@ -1,37 +1,39 @@
-//! Changes to a template's source that make the engine accept, and read as Jinja2 does, what transformers accepts.
+//! Rewrites the source of a template so that minijinja accepts what transformers accepts and evaluates it as Jinja2
+//! does.
 //!
 //! - Line ends become `\n`.
-//! - `{% generation %}` (training marks, no output) becomes `{% with %}`, which has the same scope.
-//! - The iterable of every `for` passes the filter `ITERATE`: iterating none is an error in Python (here it would
-//!   drop text from the prompt in silence), and a string is a sequence of known length.
-//! - Expressions: see `expression`.
-//! - `{% with a = 1, b = a %}` assigns at once, so that `b` is the outer `a`.
-//! - `{% set ns.x = ... %}` inside a macro names `ns` where the engine sees that the macro needs it.
-//! - The newline behind `{% raw %}` stays.
+//! - `{% generation %}`, which marks text for training and prints nothing, becomes `{% with %}`, which has the same
+//!   scope.
+//! - The iterable of each `for` goes through the filter `ITERATE`. Iterating over none is an error in Python, but would
+//!   silently drop text in minijinja. A string becomes a sequence of known length.
+//! - Expressions are rewritten by `expression`.
+//! - `{% with a = 1, b = a %}` assigns both at the same time, so `b` is the outer `a`.
+//! - `{% set ns.x = ... %}` inside a macro also reads `ns`, so that the engine passes `ns` to the macro.
+//! - The newline after `{% raw %}` is kept.
 //! - A macro that reads `varargs` or `kwargs` gets them as parameters, and a wrapper that fills them.
 
 use super::expression::{self, Context, is_word};
 
 /// Name of the filter that wraps every loop's iterable.
 pub(super) const ITERATE: &str = "__iterate";
-/// Name of the function that wraps a macro with free arguments.
+/// Name of the function that wraps a macro with `varargs` or `kwargs`.
 pub(super) const VARIADIC: &str = "__variadic";
 
-/// Most characters of one tag outside of its strings: the engine's stack grows with a chain of operators.
+/// Most characters of one tag outside of its strings. The engine's stack grows with the number of operators.
 const MAX_TAG_CODE: usize = 4096;
-/// Most `elif` of one template, each of which lies in the one before.
+/// Most `elif` tags of one template. The engine nests each one in the one before.
 const MAX_ELIF: usize = 512;
 
-/// Rewrites a template's source. Broken source comes back as it is, for the parser to refuse. Line numbers stay. The
-/// error says what there is too much of.
+/// Rewrites the source of a template and keeps its line numbers. Source with a syntax error is copied, so that the
+/// parser rejects it. The error names the limit that the source exceeds.
 pub(super) fn rewrite(source: &str) -> Result<String, String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len() + 256);
     let mut rest = source.as_str();
     let mut macros = Vec::new();
     let context = Context::of(rest);
-    // How many macros and call blocks are open.
-    let mut bodies = 0_usize;
+    // Number of open call blocks; `macros` has the open macros.
+    let mut call_blocks = 0_usize;
     let mut elifs = 0;
     while let Some((text, tag)) = next_tag(rest) {
         out.push_str(text);
@@ -45,11 +47,11 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
             out.push_str(tag);
             continue;
         }
-        let (open, code, close) = signs(&tag[2..tag.len() - 2]);
-        let mut letters = 0;
+        let (open, code, close) = whitespace_signs(&tag[2..tag.len() - 2]);
+        let mut characters = 0;
         let too_long = |_, _| {
-            letters += 1;
-            letters > MAX_TAG_CODE
+            characters += 1;
+            characters > MAX_TAG_CODE
         };
         if scan(code, too_long).is_some() {
             return Err(format!("a tag of the chat template has more than {MAX_TAG_CODE} characters of code"));
@@ -59,7 +61,7 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
             out.push_str(&format!("{{{{{open}{code}{close}}}}}"));
             continue;
         }
-        let body = statement(code, &context, bodies + macros.len() > 0);
+        let body = rewrite_statement(code, &context, call_blocks + macros.len() > 0);
         let body = format!("{open}{body}{close}");
         let body = body.as_str();
         let lead = body.len() - body.trim_start_matches(['-', '+']).trim_start().len();
@@ -67,21 +69,21 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
         let (before, word, tail) = (&body[..lead], &body[lead..lead + word_len], &body[lead + word_len..]);
         elifs += usize::from(word == "elif");
         if elifs > MAX_ELIF {
-            return Err(format!("the chat template has more than {MAX_ELIF} elif"));
+            return Err(format!("the chat template has more than {MAX_ELIF} elif tags"));
         }
         let replaced = match word {
             "generation" => format!("{{%{before}with{tail}%}}"),
             "endgeneration" => format!("{{%{before}endwith{tail}%}}"),
             "call" => {
-                bodies += 1;
+                call_blocks += 1;
                 format!("{{%{body}%}}")
             }
             "endcall" => {
-                bodies = bodies.saturating_sub(1);
+                call_blocks = call_blocks.saturating_sub(1);
                 format!("{{%{body}%}}")
             }
             "raw" if !body.ends_with(['-', '+']) => format!("{{%{body}+%}}"),
-            "macro" => match variadic(tail, rest) {
+            "macro" => match variadic_macro(tail, rest) {
                 Some((name, params, open)) => {
                     macros.push(Some((name, params)));
                     format!("{{%{before}macro{open}%}}")
@@ -120,8 +122,8 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// A rewritten source in which every assignment also prints its value: the engine says which variables a template
-/// reads, but not what `{% set x = x or 1 %}` reads.
+/// Adds to rewritten source a tag before each assignment that prints the assigned value. The engine can then report all
+/// variables that a template reads; by itself it misses the `x` read in `{% set x = x or 1 %}`.
 pub(super) fn printing_assignments(source: &str) -> String {
     let mut out = String::with_capacity(source.len() * 2);
     let mut rest = source;
@@ -129,7 +131,7 @@ pub(super) fn printing_assignments(source: &str) -> String {
         out.push_str(text);
         let Some(end) = tag_end(tag) else { break };
         let (tag, after) = tag.split_at(end);
-        let code = signs(&tag[2..tag.len() - 2]).1.trim_start();
+        let code = whitespace_signs(&tag[2..tag.len() - 2]).1.trim_start();
         let assigned = code.strip_prefix("set").or_else(|| code.strip_prefix("with")).filter(|_| tag.starts_with("{%"));
         if let Some((tail, at)) = assigned.and_then(|tail| Some((tail, code_end(tail, "=")?))) {
             out.push_str(&format!("{{{{ {} }}}}", &tail[at + 1..]));
@@ -141,7 +143,7 @@ pub(super) fn printing_assignments(source: &str) -> String {
     out
 }
 
-/// The text before the next tag, and what begins with the tag.
+/// Splits the source at the next tag.
 fn next_tag(source: &str) -> Option<(&str, &str)> {
     let open = source.find("{%").into_iter().chain(source.find("{{")).chain(source.find("{#")).min()?;
     Some(source.split_at(open))
@@ -149,23 +151,23 @@ fn next_tag(source: &str) -> Option<(&str, &str)> {
 
 fn tag_end(tag: &str) -> Option<usize> {
     match &tag[..2] {
-        // The sign that opens a comment does not close it: `{#}` is open.
+        // The `#` that opens a comment does not close it: `{#}` is not closed.
         "{#" => tag[2..].find("#}").map(|i| i + 4),
         "{{" => code_end(&tag[2..], "}}").map(|i| i + 4),
         _ => code_end(&tag[2..], "%}").map(|i| i + 4),
     }
 }
 
-/// The signs of whitespace control around a tag's code.
-fn signs(body: &str) -> (&str, &str, &str) {
+/// Splits the content of a tag into the signs for whitespace control and the code between them.
+fn whitespace_signs(body: &str) -> (&str, &str, &str) {
     let signed = |at: usize| body.get(at..=at).filter(|c| matches!(*c, "-" | "+")).unwrap_or_default();
     let open = signed(0);
     let close = if body.len() > open.len() { signed(body.len() - 1) } else { "" };
     (open, &body[open.len()..body.len() - close.len()], close)
 }
 
-/// Rewrites what a statement tag holds; `captured` inside of a macro or a call block.
-fn statement(code: &str, context: &Context, captured: bool) -> String {
+/// Rewrites the code of a statement tag. `captured`: the tag is inside a macro or a call block.
+fn rewrite_statement(code: &str, context: &Context, captured: bool) -> String {
     let lead = code.len() - code.trim_start().len();
     let end = code[lead..].find(|c| !is_word(c)).map_or(code.len(), |len| lead + len);
     let (before, word, tail) = (&code[..lead], &code[lead..end], &code[end..]);
@@ -173,20 +175,20 @@ fn statement(code: &str, context: &Context, captured: bool) -> String {
         "set" => {
             let Some(at) = code_end(tail, "=") else { return code.to_owned() };
             let (target, value) = (&tail[..=at], expression::rewrite(&tail[at + 1..], context, false));
-            // What a macro only assigns to is not seen as something that it uses.
+            // The engine passes only variables that a macro reads, so read the namespace too.
             match target.split_once('.').filter(|_| captured) {
                 Some((namespace, _)) => format!("{target} ({}) if true else {} ", value.trim(), namespace.trim()),
                 None => format!("{target}{value}"),
             }
         }
-        "with" => expression::rewrite(&at_once(tail), context, false),
+        "with" => expression::rewrite(&simultaneous(tail), context, false),
         _ => expression::rewrite(tail, context, false),
     };
     format!("{before}{word}{tail}")
 }
 
-/// The assignments of a `with` as one of a tuple.
-fn at_once(tail: &str) -> String {
+/// Joins the assignments of a `with` into one assignment of tuples.
+fn simultaneous(tail: &str) -> String {
     let (mut names, mut values, mut left) = (Vec::new(), Vec::new(), tail);
     while !left.trim().is_empty() {
         let end = code_end(left, ",").unwrap_or(left.len());
@@ -231,9 +233,9 @@ fn scan(code: &str, mut stop: impl FnMut(usize, usize) -> bool) -> Option<usize>
     None
 }
 
-/// For a macro whose body reads `varargs` or `kwargs`: its name, the list of its parameters as an expression, and its
-/// declaration with the two added.
-fn variadic(tail: &str, rest: &str) -> Option<(String, String, String)> {
+/// For a macro whose body reads `varargs` or `kwargs`: its name, a list expression with the names of its parameters,
+/// and its declaration with the two added.
+fn variadic_macro(tail: &str, rest: &str) -> Option<(String, String, String)> {
     let body = &rest[..rest.find("endmacro")?];
     let reads = |name: &str| {
         body.match_indices(name)

@@ -1,4 +1,4 @@
-//! Where a model keeps its templates, in the order that transformers looks.
+//! Finds the template sources of a model, in the same order as transformers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use super::MAX_TEMPLATE_BYTES;
 use super::error::{Reason, TemplateError};
 
-/// Template sources by name; a model with one template has `default`.
+/// Template sources by name. A single template has the name `default`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sources {
     pub templates: BTreeMap<String, String>,
@@ -26,8 +26,8 @@ impl Sources {
     }
 
     /// Reads a model directory: `chat_template.jinja` and `additional_chat_templates/*.jinja`, else `chat_template` of
-    /// `tokenizer_config.json` (a string, or a list of named ones), else `chat_template.json`. Empty when there is
-    /// none.
+    /// `tokenizer_config.json` (a string, or a list of templates with names), else `chat_template.json`. Empty if there
+    /// is no template.
     pub fn from_model(dir: &Path, tokenizer_config: &Json) -> Result<Self, TemplateError> {
         let mut templates = BTreeMap::new();
         let file = dir.join("chat_template.jinja");
@@ -64,13 +64,13 @@ fn from_config(templates: &Json) -> Result<Sources, TemplateError> {
             for entry in named {
                 let field = |name: &str| entry.get(name).and_then(Json::as_str).map(str::to_owned);
                 let (Some(name), Some(source)) = (field("name"), field("template")) else {
-                    return Err(bad("every entry of a list must have name and template"));
+                    return Err(bad("each entry of the list must have the strings name and template"));
                 };
                 templates.insert(name, source);
             }
             Ok(Sources { templates })
         }
-        _ => Err(bad("it must be a string or a list of {name, template}")),
+        _ => Err(bad("must be a string or a list of {name, template}")),
     }
 }
 
@@ -83,9 +83,9 @@ fn read(path: &Path) -> Result<String, TemplateError> {
     match fs::metadata(path) {
         Ok(meta) if meta.len() > MAX_TEMPLATE_BYTES as u64 => {
             let len = meta.len();
-            fail(Reason::TooLarge, format!("{len} bytes; the limit of a chat template is {MAX_TEMPLATE_BYTES}"))
+            fail(Reason::TooLarge, format!("a chat template may have at most {MAX_TEMPLATE_BYTES} bytes, got {len}"))
         }
-        // Opening a FIFO waits for a writer.
+        // Opening a FIFO would block until a writer opens it.
         Ok(meta) if !meta.is_file() => fail(Reason::Missing, "not a regular file".into()),
         Ok(_) => fs::read_to_string(path).or_else(|e| fail(Reason::Missing, e.to_string())),
         Err(e) => fail(Reason::Missing, e.to_string()),

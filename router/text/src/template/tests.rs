@@ -1,5 +1,5 @@
-//! Against what Jinja2 gives: `expected.json` holds template sources and the text that transformers 5.23's environment
-//! (Jinja2 3.1.6) renders for them with its variables, or null where it raises; tests/py/test_batteries.py checks it.
+//! Compares rendering with Jinja2. `expected.json` has template sources, variables, and the text that the environment
+//! of transformers 5.23 (Jinja2 3.1.6) renders, or null if it raises. tests/py/test_batteries.py checks that file.
 
 mod properties;
 
@@ -46,12 +46,12 @@ fn expressions_render_as_in_jinja2() {
 }
 
 #[test]
-fn newlines_of_the_source_are_normalised_and_the_last_one_dropped() {
+fn newlines_of_the_source_are_normalized_and_the_last_one_is_removed() {
     assert_eq!(template("a\r\n{% if true %}\r\nb\r{% endif %}\r\nc\r\n").render(&user("x")).unwrap(), "a\nb\nc");
 }
 
 #[test]
-fn the_context_has_what_transformers_gives() {
+fn the_template_gets_the_variables_of_transformers() {
     let source = "{{ bos_token }}|{{ eos_token }}|{{ tools }}|{{ documents }}|{{ add_generation_prompt }}|{{ x }}|{{ messages|length }}";
     let mut input = user("x");
     input.tools = Some(Vec::new());
@@ -65,7 +65,7 @@ const LISTS: &str = "{% for m in messages %}{% if m.content is string %}{{ m.con
 const STRINGS: &str = "{% for m in messages %}{{ m.content }};{% endfor %}";
 
 #[test]
-fn text_parts_are_joined_unless_the_template_takes_them() {
+fn text_parts_are_joined_unless_the_template_supports_lists() {
     let input =
         input(json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]));
     assert_eq!(template(LISTS).render(&input).unwrap(), "[a][b];");
@@ -78,7 +78,7 @@ fn text_parts_are_joined_unless_the_template_takes_them() {
 }
 
 #[test]
-fn string_arguments_become_objects_unless_the_template_takes_strings() {
+fn string_arguments_are_parsed_unless_the_template_supports_strings() {
     let dumps =
         "{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.arguments|tojson }}{% endfor %}{% endfor %}";
     let tests = "{% for m in messages %}{% for t in m.tool_calls %}{% if t.function.arguments is string %}{{ t.function.arguments }}{% else %}{{ t.function.arguments|tojson }}{% endif %}{% endfor %}{% endfor %}";
@@ -102,7 +102,7 @@ fn string_arguments_become_objects_unless_the_template_takes_strings() {
 }
 
 #[test]
-fn string_arguments_become_objects_where_the_template_writes_them_in_its_own_way() {
+fn string_arguments_are_parsed_if_the_template_writes_them_in_another_syntax() {
     let source = "{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.name }}{ {%- if t.function.arguments is string %}{{ t.function.arguments }}\
         {%- else %}{% for k, v in t.function.arguments.items() %}{{ k }}:<{{ v }}>{% endfor %}{% endif %}}{% endfor %}{% endfor %}";
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": \"b\"}"}});
@@ -112,7 +112,7 @@ fn string_arguments_become_objects_where_the_template_writes_them_in_its_own_way
 }
 
 #[test]
-fn reasoning_has_both_names() {
+fn reasoning_is_available_under_both_names() {
     let source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }};{% endfor %}";
     for (message, expected) in [
         (json!({"role": "assistant", "content": "", "reasoning": "r"}), "r|r;"),
@@ -129,10 +129,10 @@ const BROKEN_ON_NULL: &str =
     "{% for m in messages %}{{ m.role }}{{ ':' + m.content }}{{ m.tool_calls is defined }};{% endfor %}";
 
 #[test]
-fn content_that_is_null_or_missing_is_what_the_template_understands() {
+fn absent_content_is_passed_in_the_form_that_the_template_supports() {
     let call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     for (source, calls, silent) in [
-        // Whoever tests for none gets it, however it tests.
+        // A template that tests for none gets none.
         (
             "{% for m in messages %}{% if m.content is none %}none{% else %}{{ m.content }}{% endif %};{% endfor %}",
             "none",
@@ -148,19 +148,19 @@ fn content_that_is_null_or_missing_is_what_the_template_understands() {
             "TrueFalse",
             "TrueFalse",
         ),
-        // Only messages with calls are looked after.
+        // Handles none only in messages with calls.
         (
             "{% for m in messages %}{% if m.tool_calls and m.content is none %}none{% else %}{{ '[' + m.content + ']' }}{% endif %};{% endfor %}",
             "none",
             "[]",
         ),
-        // Null would be printed, or fail.
+        // Would print none or fail.
         ("{% for m in messages %}{{ m.content }};{% endfor %}", "", ""),
         ("{% for m in messages %}{{ m.content | tojson }};{% endfor %}", "\"\"", "\"\""),
         ("{% for m in messages %}{{ '[' + m.content + ']' }};{% endfor %}", "[]", "[]"),
         ("{% for m in messages %}{% if 'x' in m.content %}{% endif %}{{ m.content | length }};{% endfor %}", "0", "0"),
         ("{% for m in messages %}{% for part in m.content %}{{ part }}{% endfor %};{% endfor %}", "", ""),
-        // An empty text is an error of its own.
+        // Rejects an empty text.
         (
             "{% for m in messages %}{% if m.content == '' or m.content is none %}{{ raise_exception('empty') }}{% endif %}{{ 'content' in m }};{% endfor %}",
             "False",
@@ -194,7 +194,7 @@ fn content_that_is_null_or_missing_is_what_the_template_understands() {
 }
 
 #[test]
-fn a_system_message_that_only_declares_tools_has_the_content_that_its_template_understands() {
+fn a_system_message_with_only_tools_gets_content_that_the_template_supports() {
     let messages =
         json!([{"role": "system", "tools": [{"function": {"name": "f"}}]}, {"role": "user", "content": "x"}]);
     let shows = "{% for m in messages %}{% for t in m.tools or [] %}{{ t.function.name }}{% endfor %}";
@@ -206,7 +206,7 @@ fn a_system_message_that_only_declares_tools_has_the_content_that_its_template_u
 }
 
 #[test]
-fn wrong_messages_name_the_place() {
+fn errors_of_messages_name_the_field() {
     let template = template(STRINGS);
     for (messages, param) in [
         (json!([]), "messages"),
@@ -255,7 +255,7 @@ fn the_last_message_can_be_continued() {
 }
 
 #[test]
-fn a_message_of_mere_reasoning_is_continued_in_it() {
+fn a_message_with_only_reasoning_continues_its_reasoning() {
     let shown = template(
         "{% for m in messages %}<{{ m.role }}>{% if m.thinking %}[{{ m.thinking|trim }}]{% endif %}{{ m.content }}{% endfor %}",
     );
@@ -270,10 +270,14 @@ fn a_message_of_mere_reasoning_is_continued_in_it() {
             input(json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "", name: "so far "}]));
         (input.continue_final_message, input.add_generation_prompt) = (true, false);
         assert_eq!(shown.render(&input).unwrap(), "<user>q<assistant>[so far");
-        // As transformers, which knows no reasoning where it is not asked for it: there is an empty text to continue.
+        // As in transformers, a raw message continues its content, which is an empty text here.
         let raw = RenderInput { raw: true, ..input.clone() };
         assert_eq!(shown.render(&raw).unwrap(), "<user>q<assistant>[so far]");
-        assert_eq!(ahead.render(&input).unwrap_err().reason, Reason::Failed, "nobody knows how reasoning opens");
+        assert_eq!(
+            ahead.render(&input).unwrap_err().reason,
+            Reason::Failed,
+            "the text that begins reasoning is unknown"
+        );
         input.reasoning_open = Some("[".into());
         assert_eq!(ahead.render(&input).unwrap(), "<user>q<assistant>[\nso far ");
         assert_eq!(aside.render(&input).unwrap(), "<user>q<assistant>[so far ");
@@ -283,7 +287,7 @@ fn a_message_of_mere_reasoning_is_continued_in_it() {
 }
 
 #[test]
-fn typescript_declarations_are_for_templates_that_read_them() {
+fn templates_that_read_typescript_declarations_get_them() {
     let source = "{% if tools_ts_str %}{{ tools_ts_str }}{% else %}{{ tools|tojson }}{% endif %}";
     let tools = |parameters: &str| {
         let tool = format!(r#"{{"type": "function", "function": {{"name": "f", "parameters": {parameters}}}}}"#);
@@ -304,7 +308,7 @@ fn typescript_declarations_are_for_templates_that_read_them() {
 }
 
 #[test]
-fn tools_of_system_messages_are_shown_somewhere() {
+fn tools_of_system_messages_are_always_shown() {
     let tool =
         |name: &str| json!({"type": "function", "function": {"name": name, "description": "", "parameters": {}}});
     let mut input = input(
@@ -323,7 +327,7 @@ fn tools_of_system_messages_are_shown_somewhere() {
 }
 
 #[test]
-fn errors_say_what_and_where() {
+fn errors_of_templates_name_the_line() {
     let error = ChatTemplate::from_source("a\n{% if %}", options()).unwrap_err();
     assert_eq!(error.reason, Reason::Syntax);
     assert!(error.message.contains("line 2: {% if %}"), "{error}");
@@ -335,7 +339,7 @@ fn errors_say_what_and_where() {
 }
 
 #[test]
-fn no_template_panics_or_runs_away() {
+fn templates_run_within_limits_and_never_panic() {
     let deep = format!("{{{{ {}1{} }}}}", "(".repeat(1_000), ")".repeat(1_000));
     assert_eq!(ChatTemplate::from_source(&deep, options()).unwrap_err().reason, Reason::Syntax);
     let huge = template("{{ 'x' * 10000000000 }}").render(&user("x")).unwrap_err();
@@ -353,7 +357,7 @@ fn no_template_panics_or_runs_away() {
 }
 
 #[test]
-fn models_with_several_templates() {
+fn a_model_may_have_several_templates() {
     let dir = std::env::temp_dir().join(format!("rein-template-{}", std::process::id()));
     std::fs::create_dir_all(dir.join("additional_chat_templates")).unwrap();
     let config =
@@ -374,9 +378,9 @@ fn models_with_several_templates() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// On a thread like the server's: a template that would need more stack than it has is refused.
+/// Runs on a thread with the stack size of the server's threads: a template that would need more is rejected.
 #[test]
-fn deep_templates_end_in_an_error_not_in_the_process() {
+fn deeply_nested_templates_fail_without_a_stack_overflow() {
     let sources = [
         format!("{{{{ 1{} }}}}", " + 1".repeat(100_000)),
         format!("{{{{ {}true }}}}", "not ".repeat(100_000)),

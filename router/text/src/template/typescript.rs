@@ -1,5 +1,5 @@
-//! Tools as TypeScript declarations, which is how Kimi K2.5 reads them: its tokenizer's code makes them of the tools
-//! and gives them to the template as `tools_ts_str`. Values print as in Python, because that code is Python.
+//! Writes tools as TypeScript declarations for Kimi K2.5. The Python code of its tokenizer passes them to the template
+//! as `tools_ts_str`. Values are printed as in Python, to match that code.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -13,14 +13,14 @@ pub(super) const VARIABLE: &str = "tools_ts_str";
 
 const INDENT: &str = "  ";
 
-/// A schema that has no declaration; the template then falls back to JSON.
+/// A schema that cannot be declared; the template then falls back to JSON.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Undeclarable(String);
 
 type Result<T> = std::result::Result<T, Undeclarable>;
 
-/// JSON with the keys of every object in order.
+/// Sorts the keys of all objects.
 pub(super) fn sorted(json: &Json) -> Json {
     match json {
         Json::Array(items) => items.iter().map(sorted).collect(),
@@ -33,7 +33,7 @@ pub(super) fn sorted(json: &Json) -> Json {
     }
 }
 
-/// Declares the functions among the tools, whose keys are sorted. Empty when there are none.
+/// Declares the functions among the tools, whose keys must be sorted. Empty if there are none.
 pub(super) fn declare(tools: &[Json]) -> Result<String> {
     let functions = tools.iter().filter(|tool| tool.get("type").is_some_and(|kind| kind == "function"));
     let functions = functions.filter_map(|tool| tool.get("function")?.as_object()).filter(|map| !map.is_empty());
@@ -54,11 +54,11 @@ fn declare_function(function: &Map<String, Json>, out: &mut String) -> Result<()
         Some(Json::Object(map)) => map,
         Some(other) => return Err(undeclarable(other)),
     };
-    let mut names = Names::default();
+    let mut names = Definitions::default();
     let object = object(parameters, &mut names)?;
     let mut body = String::new();
     object.write(&mut body, "");
-    // A schema that refers to itself needs a name of its own. Its fields stand in the order of the schema.
+    // A schema that refers to itself needs a name. Its fields keep the order of the schema.
     let own_name = names.refers_to_root;
     if let (true, Kind::Object { mut fields, .. }) = (own_name, object) {
         fields.sort_by_key(|field| field.name);
@@ -83,9 +83,9 @@ fn declare_function(function: &Map<String, Json>, out: &mut String) -> Result<()
     Ok(())
 }
 
-/// What `$ref` may name.
+/// The targets of `$ref`.
 #[derive(Default)]
-struct Names<'a> {
+struct Definitions<'a> {
     definitions: Vec<(&'a str, &'a Json)>,
     places: HashMap<&'a str, usize>,
     refers_to_root: bool,
@@ -94,7 +94,7 @@ struct Names<'a> {
 struct Type<'a> {
     kind: Kind<'a>,
     description: Option<&'a str>,
-    /// The bounds that are told beside the type, as one line.
+    /// Bounds such as `maxLength`, as one line of a comment.
     bounds: String,
 }
 
@@ -113,7 +113,7 @@ struct Field<'a> {
     default: Option<&'a Json>,
 }
 
-fn parse<'a>(schema: &'a Json, names: &mut Names<'a>) -> Result<Type<'a>> {
+fn parse<'a>(schema: &'a Json, names: &mut Definitions<'a>) -> Result<Type<'a>> {
     let map = match schema {
         Json::Bool(any) => return Ok(Type::named(if *any { "any" } else { "null" })),
         Json::Object(map) if map.is_empty() => return Ok(Type::named("any")),
@@ -156,7 +156,7 @@ fn parse<'a>(schema: &'a Json, names: &mut Names<'a>) -> Result<Type<'a>> {
     Ok(Type { kind, description: description(Some(map))?, bounds })
 }
 
-fn object<'a>(schema: &'a Map<String, Json>, names: &mut Names<'a>) -> Result<Kind<'a>> {
+fn object<'a>(schema: &'a Map<String, Json>, names: &mut Definitions<'a>) -> Result<Kind<'a>> {
     match schema.get("$defs").filter(|definitions| is_true(definitions)) {
         None => {}
         Some(Json::Object(definitions)) => {
@@ -194,7 +194,7 @@ fn object<'a>(schema: &'a Map<String, Json>, names: &mut Names<'a>) -> Result<Ki
     Ok(Kind::Object { fields, rest: rest.map(Box::new) })
 }
 
-fn resolve(reference: &Json, names: &mut Names<'_>) -> Result<String> {
+fn resolve(reference: &Json, names: &mut Definitions<'_>) -> Result<String> {
     let wrong = |what: &str| Err(Undeclarable(format!("{what}: {}", text(reference))));
     match reference.as_str() {
         Some("#") => {
@@ -225,7 +225,7 @@ fn union(kinds: &[Json]) -> Result<String> {
     Ok(kinds.iter().map(name).collect::<Result<Vec<_>>>()?.join(" | "))
 }
 
-/// The values, if they fit the type that stands beside them.
+/// The values of an `enum`; fails if one does not match the `type` next to it.
 fn enumerated<'a>(values: &'a Json, kind: Option<&Json>) -> Result<&'a [Json]> {
     let list = values.as_array().ok_or_else(|| undeclarable(values))?;
     let kind = match kind {
@@ -241,7 +241,7 @@ fn enumerated<'a>(values: &'a Json, kind: Option<&Json>) -> Result<&'a [Json]> {
         let (number, whole) = (number(value), value.is_boolean() || number(value) == Some(true));
         let (fits, what) = match kind {
             Some("string") => (value.is_string() && number.is_none(), "a string"),
-            // To Python a boolean is an integer.
+            // In Python a boolean is an integer.
             Some("number") => (number.is_some() || value.is_boolean(), "a number"),
             Some("integer") => (whole, "an integer"),
             Some("boolean") => (value.is_boolean(), "a boolean"),
@@ -335,7 +335,7 @@ impl Field<'_> {
     }
 }
 
-/// Lines of a comment; an empty one stays empty.
+/// Writes the lines of a comment; an empty line stays empty.
 fn comment(text: &str, indent: &str, out: &mut String) {
     for line in text.split('\n') {
         if !line.is_empty() {
@@ -353,12 +353,12 @@ fn description(schema: Option<&Map<String, Json>>) -> Result<Option<&str>> {
     }
 }
 
-/// As Python's `str`.
+/// Like Python's `str`.
 fn text(value: &Json) -> String {
     python::str_of(&python::from_json(value))
 }
 
-/// Whether it is a number, and whether a whole one.
+/// For a number, whether it is an integer; else `None`.
 fn number(value: &Json) -> Option<bool> {
     match value {
         Json::Number(number) => Some(!number.is_f64()),
@@ -367,12 +367,12 @@ fn number(value: &Json) -> Option<bool> {
     }
 }
 
-/// As Python's `json.dumps`.
+/// Like Python's `json.dumps`.
 fn json(value: &Json) -> String {
     python::Dumps::default().dump(&python::from_json(value)).unwrap_or_default()
 }
 
-/// As Python's `bool`.
+/// Like Python's `bool`.
 fn is_true(value: &Json) -> bool {
     match value {
         Json::Null => false,

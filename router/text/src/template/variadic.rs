@@ -1,11 +1,11 @@
-//! Macros that read `varargs` and `kwargs`, which Jinja2 fills with the arguments that have no parameter.
+//! Wraps macros that read `varargs` and `kwargs`, which Jinja2 fills with the arguments that match no parameter.
 
 use std::sync::Arc;
 
 use minijinja::value::{Kwargs, Object, ObjectRepr, from_args};
 use minijinja::{Error, State, Value};
 
-/// A macro with the names of its own parameters; its two last ones are `varargs` and `kwargs`.
+/// A macro and the names of its declared parameters; `varargs` and `kwargs` were added after them.
 #[derive(Debug)]
 pub(super) struct Variadic {
     inner: Value,

@@ -1,4 +1,4 @@
-//! What Python gives where a list would do: views of a dict, generators that run once, methods that are not called.
+//! Python objects that minijinja lacks: views of a dict, generators, and methods of a dict that are not called.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,11 +8,11 @@ use minijinja::{Error, State, Value};
 
 use super::python;
 
-/// Methods of a dict, which hide keys of the same name from `x.name`.
+/// Methods of a dict. In `x.name`, they take precedence over a key of the same name.
 pub(super) const METHODS: [&str; 10] =
     ["items", "keys", "values", "get", "pop", "update", "copy", "clear", "setdefault", "popitem"];
 
-/// The result of a filter that is a generator in Jinja2: it is true, has no length, and what was taken is gone.
+/// The result of a filter that is a generator in Jinja2: it is true, has no length, and each item can be read once.
 #[derive(Debug)]
 pub(super) struct Generator(Arc<Mutex<std::vec::IntoIter<Value>>>);
 
@@ -26,9 +26,9 @@ impl Generator {
     }
 }
 
-struct Rest(Arc<Mutex<std::vec::IntoIter<Value>>>);
+struct GeneratorItems(Arc<Mutex<std::vec::IntoIter<Value>>>);
 
-impl Iterator for Rest {
+impl Iterator for GeneratorItems {
     type Item = Value;
 
     fn next(&mut self) -> Option<Value> {
@@ -42,7 +42,7 @@ impl Object for Generator {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Iter(Box::new(Rest(self.0.clone())))
+        Enumerator::Iter(Box::new(GeneratorItems(self.0.clone())))
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,7 +97,7 @@ impl Object for View {
     }
 }
 
-/// Whether Python gives the value no index and no JSON.
+/// Whether the value is a view or a generator, which Python can neither index nor convert to JSON.
 pub(super) fn is_view(value: &Value) -> bool {
     value.downcast_object_ref::<View>().is_some() || value.downcast_object_ref::<Generator>().is_some()
 }
@@ -123,12 +123,12 @@ impl Object for Method {
     }
 }
 
-/// The engine's namespaces are maps, and private: only their name tells them apart.
+/// Whether the value is a namespace. The engine's type is private, so it is recognized by its name.
 pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
-/// `value.name` for the names of `METHODS`.
+/// Evaluates `value.name` for the names of `METHODS`.
 pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Map if !is_namespace(value) => {
@@ -138,7 +138,7 @@ pub(super) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     }
 }
 
-/// `value['name']` for the names of `METHODS`: without such a key Jinja2 tries the attribute.
+/// Evaluates `value['name']` for the names of `METHODS`: without such a key, Jinja2 uses the attribute.
 pub(super) fn item(value: &Value, name: &str) -> Result<Value, Error> {
     let found = value.get_item(&Value::from(name))?;
     if found.is_undefined() && value.kind() == ValueKind::Map && !is_namespace(value) {

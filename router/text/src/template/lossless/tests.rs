@@ -11,7 +11,7 @@ fn only_numbers_that_could_change_are_marked() {
 }
 
 #[test]
-fn broken_numbers_stay_broken() {
+fn invalid_numbers_are_rejected() {
     for text in ["[1.]", "[01.5]", "[1e]", "[-]", "[.5]", "[1.5.2]"] {
         assert!(from_str(text).is_err(), "{text}");
     }

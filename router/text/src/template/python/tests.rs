@@ -1,8 +1,8 @@
 use super::*;
 
-/// Expectations are the output of CPython 3.13.
+/// The expected texts are the output of CPython 3.13.
 #[test]
-fn floats_print_as_python() {
+fn floats_print_as_in_python() {
     for (x, text) in [
         (1.0, "1.0"),
         (0.1, "0.1"),
@@ -23,7 +23,7 @@ fn floats_print_as_python() {
 }
 
 #[test]
-fn strings_repr_as_python() {
+fn repr_of_strings_equals_python() {
     for (s, text) in [
         ("a'b", "\"a'b\""),
         ("a'b\"c", "'a\\'b\"c'"),
@@ -39,7 +39,7 @@ fn strings_repr_as_python() {
 }
 
 #[test]
-fn big_numbers_survive() {
+fn big_numbers_are_not_rounded() {
     let json = lossless::from_str(
         "[18446744073709551616, 1000000000000000000000000000000, 9007199254740993, 170141183460469231731687303715884105728, 1e20, 1.0]",
     )
@@ -52,7 +52,7 @@ fn big_numbers_survive() {
 }
 
 #[test]
-fn dumps_has_pythons_arguments() {
+fn json_dumps_has_the_arguments_of_python() {
     let value = from_json(&serde_json::json!({"b": [1, {"x": "é\u{7f}🎉\u{1}"}], "a": {}, "c": []}));
     let ascii = Dumps { ensure_ascii: true, sort_keys: true, ..Dumps::default() };
     assert_eq!(ascii.dump(&value).unwrap(), r#"{"a": {}, "b": [1, {"x": "\u00e9\u007f\ud83c\udf89\u0001"}], "c": []}"#);

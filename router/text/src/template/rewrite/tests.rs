@@ -1,7 +1,7 @@
 use super::rewrite;
 
 #[test]
-fn loops_and_generation() {
+fn sources_are_rewritten() {
     for (from, to) in [
         ("{% for x in xs %}", "{% for x in ( xs )|__iterate %}"),
         ("{%- for x in xs -%}", "{%- for x in ( xs )|__iterate -%}"),

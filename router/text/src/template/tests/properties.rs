@@ -1,4 +1,4 @@
-//! Whatever a conversation holds, rendering gives a prompt or an error: it neither panics nor runs away.
+//! Property tests: for any conversation, rendering returns a prompt of bounded size or an error, and never panics.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{ChatTemplate, RenderInput, TemplateOptions};
 
-/// Loops, filters and slices as templates of models have them.
+/// Loops, filters and slices as in the templates of models.
 const SOURCES: &[&str] = &[
     "{% for m in messages %}<{{ m.role }}>{{ m['content'] | trim }}{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endif %}{% endfor %}",
     "{% for m in messages[::-1] %}{{ loop.index }}{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endfor %}{{ tools | tojson(indent=2) if tools }}",
@@ -51,7 +51,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_conversation_is_rendered_or_refused(
+    fn every_conversation_is_rendered_or_rejected(
         messages in vec(message(), 0..5),
         tools in proptest::option::of(vec(value(), 0..3)),
         kwargs in vec((select(vec!["thinking", "messages", "tools", "x"]), value()), 0..3),
@@ -77,9 +77,9 @@ proptest! {
         }
     }
 
-    /// A template from anywhere.
+    /// Templates of random fragments.
     #[test]
-    fn every_source_is_compiled_or_refused(parts in vec(select(vec![
+    fn every_source_is_compiled_or_rejected(parts in vec(select(vec![
         "{{", "}}", "{%", "%}", "{#", "#}", "{%-", " for x in ", "messages", " if ", " endif ", " endfor ", " set ", " macro f(a) ", " endmacro ",
         "|", "tojson", "[::-1]", "[", "]", "(", ")", "'", "\"", ".content", "raise_exception('x')", " generation ", " endgeneration ", "+", "~", "%", "0", "é", "\n",
     ]), 0..24)) {

@@ -1,5 +1,5 @@
-//! Prompts that end inside their last message, as transformers' `continue_final_message`: a tag is put behind the text
-//! to be continued, and the prompt cut at it.
+//! Renders prompts that end inside their last message, like `continue_final_message` of transformers: appends a tag to
+//! the text to be continued, renders, and cuts the prompt at the tag.
 
 use serde_json::Value as Json;
 
@@ -8,21 +8,21 @@ use super::error::{Reason, TemplateError};
 use super::normalize::REASONING;
 use super::python;
 
-/// What transformers appends, too.
+/// The tag that transformers appends.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// What of the last message is continued.
+/// The part of the last message that is continued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Resume {
+pub(super) enum Continuation {
     Content,
-    /// The message has nothing but reasoning, which is not at its end.
+    /// The message has only reasoning.
     Reasoning,
 }
 
-impl Resume {
-    /// What there is to continue. Raw messages go on with their content, as in transformers.
+impl Continuation {
+    /// The part to continue. Raw messages always continue their content, as in transformers.
     pub fn of(last: Option<&Json>, raw: bool) -> Self {
-        let Some(last) = last else { return Resume::Content };
+        let Some(last) = last else { return Continuation::Content };
         let reasoning =
             || REASONING.iter().any(|name| last.get(*name).and_then(Json::as_str).is_some_and(|r| !r.is_empty()));
         let content = match last.get("content") {
@@ -30,11 +30,11 @@ impl Resume {
             Some(Json::Array(parts)) => parts.iter().any(|part| part.get("text").is_some_and(|text| text != "")),
             _ => false,
         };
-        if raw || content || !reasoning() { Resume::Content } else { Resume::Reasoning }
+        if raw || content || !reasoning() { Continuation::Content } else { Continuation::Reasoning }
     }
 
-    /// The last message, which is this one, has nothing that could be continued.
-    pub fn nothing(index: usize) -> TemplateError {
+    /// The error of a last message, at `index`, that has no text to continue.
+    pub fn nothing_to_continue(index: usize) -> TemplateError {
         let why = "continue_final_message: the last message has no text to continue";
         TemplateError::input(&format!("messages[{index}].content"), why)
     }
@@ -42,20 +42,20 @@ impl Resume {
     pub fn render(self, chat: &Prepared<'_>) -> Result<String, TemplateError> {
         let mut messages = chat.messages.clone();
         let index = messages.len().saturating_sub(1);
-        let tagged = messages.last_mut().and_then(|last| self.tag(last));
-        let text = tagged.ok_or_else(|| Self::nothing(index))?;
+        let tagged = messages.last_mut().and_then(|last| self.append_tag(last));
+        let text = tagged.ok_or_else(|| Self::nothing_to_continue(index))?;
         let cut = if self.is_read_by(chat.source) {
             cut_at_tag(chat.run(&messages, chat.generation_prompt)?, &text)
         } else {
             None
         };
-        let reopened = || match self {
-            Resume::Content => Ok(None),
-            Resume::Reasoning => reopened(chat, &messages[..index], &text),
+        let with_reasoning = || match self {
+            Continuation::Content => Ok(None),
+            Continuation::Reasoning => append_reasoning(chat, &messages[..index], &text),
         };
         match cut {
             Some(prompt) => Ok(prompt),
-            None => reopened()?.ok_or_else(|| {
+            None => with_reasoning()?.ok_or_else(|| {
                 let why = "continue_final_message: the template drops or changes the last message's text, so it cannot be continued";
                 TemplateError::new(Reason::Failed, why)
             }),
@@ -64,14 +64,14 @@ impl Resume {
 
     fn is_read_by(self, source: &str) -> bool {
         match self {
-            Resume::Content => source.contains("content"),
-            Resume::Reasoning => REASONING.iter().any(|name| source.contains(name)),
+            Continuation::Content => source.contains("content"),
+            Continuation::Reasoning => REASONING.iter().any(|name| source.contains(name)),
         }
     }
 
     /// Appends the tag to the message's text; returns that text.
-    fn tag(self, last: &mut Json) -> Option<String> {
-        if self == Resume::Content {
+    fn append_tag(self, last: &mut Json) -> Option<String> {
+        if self == Continuation::Content {
             let text = match last.get_mut("content")? {
                 Json::String(text) => text,
                 Json::Array(parts) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
@@ -83,20 +83,20 @@ impl Resume {
             let tagged = format!("{text}{TAG}");
             return Some(std::mem::replace(text, tagged));
         }
-        // Under each of its names: a template reads one of them.
-        let mut told = None;
+        // Tag the reasoning under all of its names: a template reads one of them.
+        let mut original = None;
         for name in REASONING {
             if let Some(Json::String(text)) = last.get_mut(name) {
                 let tagged = format!("{text}{TAG}");
-                told = Some(std::mem::replace(text, tagged));
+                original = Some(std::mem::replace(text, tagged));
             }
         }
-        told
+        original
     }
 }
 
-/// A template that shows no unfinished reasoning: it begins the turn anew, and the reasoning follows.
-fn reopened(chat: &Prepared<'_>, before: &[Json], reasoning: &str) -> Result<Option<String>, TemplateError> {
+/// For a template that does not show unfinished reasoning: renders the generation prompt and appends the reasoning.
+fn append_reasoning(chat: &Prepared<'_>, before: &[Json], reasoning: &str) -> Result<Option<String>, TemplateError> {
     let Some(open) = chat.reasoning_open.as_deref().filter(|_| !before.is_empty()) else { return Ok(None) };
     let mut prompt = chat.run(before, true)?;
     if !prompt.trim_end().ends_with(open.trim_end()) {
