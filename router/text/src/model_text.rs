@@ -13,7 +13,7 @@ use tracing::info_span;
 pub use sanitize::{ControlTokens, ReasoningMarkers};
 
 use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
-use crate::tokenize::{Bound, Encode, NAMED, TokenizeError, Tokenizer, read_json, token_text};
+use crate::tokenize::{Bound, Encode, NAMED_SPECIAL_TOKENS, TokenizeError, Tokenizer, read_json, token_text};
 
 /// Hexadecimal digits of a commit hash.
 const COMMIT_DIGITS: usize = 40;
@@ -277,7 +277,7 @@ pub fn special_tokens(dir: &Path, config: &Json) -> Result<Map<String, Json>, To
         let token = config.get(name).filter(|v| !v.is_null()).or_else(|| map.get(name));
         token.and_then(token_text).map(|text| (name.to_owned(), Json::from(text)))
     };
-    Ok(NAMED.iter().filter_map(|name| text(name)).collect())
+    Ok(NAMED_SPECIAL_TOKENS.iter().filter_map(|name| text(name)).collect())
 }
 
 #[cfg(test)]

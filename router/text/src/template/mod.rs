@@ -37,7 +37,7 @@ pub use source::Sources;
 use engine::Engine;
 use normalize::Traits;
 
-use crate::tokenize::NAMED;
+use crate::tokenize::NAMED_SPECIAL_TOKENS;
 use continuation::Continuation;
 
 /// Largest template source, bytes.
@@ -88,7 +88,7 @@ pub fn is_reserved(variable: &str) -> bool {
     ];
     ARGUMENTS.contains(&variable)
         || DEFINED.contains(&variable)
-        || NAMED.contains(&variable)
+        || NAMED_SPECIAL_TOKENS.contains(&variable)
         || variable.starts_with("__")
 }
 

@@ -1,18 +1,18 @@
-//! How many tokens a text may have, and how long encoding it may take.
+//! Limits the number of tokens of a text and the time of encoding it.
 
 use std::time::Instant;
 
 use serde_json::Value as Json;
 
 use super::TokenizeError;
-use super::bytes::{Decoding, Table};
+use super::bytes::{Decoding, TokenTable};
 
-/// What encoding a text may come to. The default is no bound.
+/// A limit on tokens and time. The default has neither.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bound {
     pub tokens: Option<usize>,
     pub until: Option<Instant>,
-    /// Tokens before this text.
+    /// Tokens of the prompt before this text; they count too.
     before: usize,
 }
 
@@ -29,12 +29,12 @@ impl Bound {
         self.tokens.is_none() && self.until.is_none()
     }
 
-    /// For the text that follows so many tokens.
+    /// The bound for a text that follows this many tokens.
     pub fn after(self, tokens: usize) -> Self {
         Bound { before: self.before + tokens, ..self }
     }
 
-    /// Whether a text that has at least so many tokens may be encoded on.
+    /// Fails if a text with at least this many tokens exceeds the bound, or if the time is over.
     pub(super) fn check(&self, tokens: usize) -> Result<(), TokenizeError> {
         let least = self.before + tokens;
         match self.tokens {
@@ -45,31 +45,34 @@ impl Bound {
     }
 }
 
-/// Bytes of text of which there is at least one token. None where a token may stand for any number of bytes, or none
-/// for some: behind normalizers and pre-tokenizers that drop text, with an unknown token, or with tokens that take the
-/// blanks around them.
-pub(super) fn longest(tokenizer: &tokenizers::Tokenizer, table: &Table, decoding: &Decoding) -> Option<usize> {
+/// The most bytes of text that one token can encode. `None` if there is no such limit: if normalizers or pre-tokenizers
+/// drop text, if some bytes have no token, or if added tokens include the whitespace around them.
+pub(super) fn max_bytes_per_token(
+    tokenizer: &tokenizers::Tokenizer,
+    table: &TokenTable,
+    decoding: &Decoding,
+) -> Option<usize> {
     let json = |part: Result<Json, serde_json::Error>| part.ok();
     let normalizer = json(serde_json::to_value(tokenizer.get_normalizer()))?;
     let pre_tokenizer = json(serde_json::to_value(tokenizer.get_pre_tokenizer()))?;
-    let shrinks = shrinks(&normalizer)?;
+    let factor = max_shrink_factor(&normalizer)?;
     let strips = tokenizer.get_added_tokens_decoder().into_values().any(|token| token.lstrip || token.rstrip);
     let lossless = keeps_text(&pre_tokenizer) && !strips && table.has_all_bytes(decoding);
-    lossless.then(|| table.longest().max(1) * shrinks)
+    lossless.then(|| table.longest().max(1) * factor)
 }
 
-/// By how much a normalizer can shorten a text at most.
-fn shrinks(normalizer: &Json) -> Option<usize> {
+/// The largest factor by which a normalizer can shorten a text.
+fn max_shrink_factor(normalizer: &Json) -> Option<usize> {
     match normalizer["type"].as_str() {
         None if normalizer.is_null() => Some(1),
-        // Nine bytes of a Korean syllable's letters become three, and so do the three of the Kelvin sign one.
+        // The letters of a Korean syllable shrink from nine bytes to three, the Kelvin sign from three bytes to one.
         Some("NFC" | "NFD") => Some(4),
         Some("Prepend") => Some(1),
-        // Blanks become a longer character.
+        // A space becomes a character of at least one byte.
         Some("Replace") if normalizer["pattern"]["String"] == " " => {
             normalizer["content"].as_str().filter(|content| !content.is_empty()).map(|_| 1)
         }
-        Some("Sequence") => normalizer["normalizers"].as_array()?.iter().map(shrinks).product(),
+        Some("Sequence") => normalizer["normalizers"].as_array()?.iter().map(max_shrink_factor).product(),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes of every token, by the kind of decoder that the tokenizer declares.
+//! The bytes of each token, according to the decoder that the tokenizer declares.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,39 +7,43 @@ use tokenizers::DecoderWrapper;
 
 use super::{Added, MAX_VOCAB};
 
-/// How a token's text becomes bytes.
+/// How the text of a token is converted to bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decoding {
     byte_level: bool,
     replace: Vec<(String, String)>,
     byte_fallback: bool,
-    pub start: Start,
+    pub start: LeadingStrip,
 }
 
-/// What the decoder takes off the start of a text.
+/// What the decoder removes from the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Start {
-    /// Nothing, or the text has started.
-    Keep,
-    /// Up to so many of this ASCII byte.
-    Strip(u8, usize),
-    /// All blanks of the first token (Metaspace).
-    FirstToken,
+pub(super) enum LeadingStrip {
+    /// Nothing, or the start is over.
+    Nothing,
+    /// Up to this many of this ASCII byte.
+    Byte(u8, usize),
+    /// All spaces of the first token (Metaspace).
+    FirstTokenSpaces,
 }
 
-impl Start {
-    /// What remains of a token's bytes at this point of the text.
-    fn text<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+impl LeadingStrip {
+    /// Removes what must be removed from the bytes of the next token.
+    fn apply<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         match *self {
-            Start::Keep => bytes,
-            Start::Strip(byte, left) => {
+            LeadingStrip::Nothing => bytes,
+            LeadingStrip::Byte(byte, left) => {
                 let cut = bytes.iter().take(left).take_while(|b| **b == byte).count();
-                // A token of nothing but blanks leaves the rest of the allowance to the next one.
-                *self = if cut == bytes.len() && cut < left { Start::Strip(byte, left - cut) } else { Start::Keep };
+                // A token of only this byte leaves the rest of the count to the next token.
+                *self = if cut == bytes.len() && cut < left {
+                    LeadingStrip::Byte(byte, left - cut)
+                } else {
+                    LeadingStrip::Nothing
+                };
                 &bytes[cut..]
             }
-            Start::FirstToken => {
-                *self = Start::Keep;
+            LeadingStrip::FirstTokenSpaces => {
+                *self = LeadingStrip::Nothing;
                 &bytes[bytes.iter().take_while(|b| **b == b' ').count()..]
             }
         }
@@ -47,11 +51,11 @@ impl Start {
 }
 
 impl Decoding {
-    /// Reads a decoder's declaration; the error names what is not supported.
+    /// Reads the declaration of a decoder; the error names an unsupported part.
     pub fn of(decoder: Option<&DecoderWrapper>) -> Result<Self, String> {
         let json = serde_json::to_value(decoder).map_err(|e| format!("decoder: {e}"))?;
         let mut decoding =
-            Decoding { byte_level: false, replace: Vec::new(), byte_fallback: false, start: Start::Keep };
+            Decoding { byte_level: false, replace: Vec::new(), byte_fallback: false, start: LeadingStrip::Nothing };
         match json.get("decoders").and_then(Json::as_array) {
             Some(steps) => {
                 let mut fused = false;
@@ -77,7 +81,9 @@ impl Decoding {
             Some("Strip") => {
                 let content = step["content"].as_str().filter(|c| c.len() == 1).map(|c| c.as_bytes()[0]);
                 match (content, step["start"].as_u64(), step["stop"].as_u64()) {
-                    (Some(byte), Some(start), Some(0)) if fused => self.start = Start::Strip(byte, start as usize),
+                    (Some(byte), Some(start), Some(0)) if fused => {
+                        self.start = LeadingStrip::Byte(byte, start as usize)
+                    }
                     _ => return Err(format!("decoder Strip {step}")),
                 }
             }
@@ -85,23 +91,23 @@ impl Decoding {
                 let replacement = step["replacement"].as_str().unwrap_or("▁");
                 self.replace.push((replacement.into(), " ".into()));
                 if step["prepend_scheme"] != "never" {
-                    self.start = Start::FirstToken;
+                    self.start = LeadingStrip::FirstTokenSpaces;
                 }
             }
             Some(other) => return Err(format!("decoder {other}")),
-            None => return Err("no decoder".into()),
+            None => return Err("a tokenizer without a decoder".into()),
         }
         Ok(())
     }
 
-    /// Writes a token's bytes; true for a byte of the fallback, which is a character only together with its neighbours.
+    /// Writes the bytes of a token; true for a fallback byte, which may be only a part of a character.
     fn bytes(&self, token: &str, out: &mut Vec<u8>, from_char: &HashMap<char, u8>) -> bool {
         if self.byte_level {
             let from = out.len();
             for c in token.chars() {
                 match from_char.get(&c) {
                     Some(byte) => out.push(*byte),
-                    // The decoder takes a token with any other character as it is.
+                    // The decoder copies a token that contains any other character.
                     None => {
                         out.truncate(from);
                         out.extend_from_slice(token.as_bytes());
@@ -125,16 +131,16 @@ impl Decoding {
     }
 }
 
-/// Bytes by id, in one buffer.
-pub(super) struct Table {
+/// The bytes of all tokens by id, in one buffer.
+pub(super) struct TokenTable {
     bytes: Vec<u8>,
-    /// Start and end; an unused id has start = u32::MAX.
+    /// Start and end of each token; an unused id starts at `u32::MAX`.
     spans: Vec<(u32, u32)>,
     /// Ids of fallback bytes.
     fallback: HashSet<u32>,
 }
 
-impl Table {
+impl TokenTable {
     pub fn new(
         tokenizer: &tokenizers::Tokenizer,
         decoding: &Decoding,
@@ -143,10 +149,10 @@ impl Table {
         let vocab = tokenizer.get_vocab(false);
         let size = vocab.values().chain(added.keys()).max().map_or(0, |id| *id as usize + 1);
         if size > MAX_VOCAB {
-            return Err(format!("a vocabulary of {size} ids; the limit is {MAX_VOCAB}"));
+            return Err(format!("a vocabulary may have at most {MAX_VOCAB} ids, got {size}"));
         }
         let from_char: HashMap<char, u8> = alphabet().into_iter().zip(0..=u8::MAX).collect();
-        let mut table = Table {
+        let mut table = TokenTable {
             bytes: Vec::with_capacity(vocab.len() * 8),
             spans: vec![(u32::MAX, 0); size],
             fallback: HashSet::new(),
@@ -177,7 +183,7 @@ impl Table {
         used.map(|(start, end)| (end - start) as usize).max().unwrap_or(0)
     }
 
-    /// Whether every byte is a token, so that a text loses nothing.
+    /// Whether each byte has a token, so that every text can be encoded without loss.
     pub fn has_all_bytes(&self, decoding: &Decoding) -> bool {
         let mut seen = [false; 256];
         for id in 0..self.spans.len() as u32 {
@@ -196,21 +202,21 @@ impl Table {
     }
 }
 
-/// Joins tokens to text, as far as tokens depend on their neighbours.
+/// Joins the bytes of tokens to text, where the bytes of a token depend on its neighbours.
 #[derive(Debug, Clone)]
-pub(super) struct Join {
-    start: Start,
-    /// Fallback bytes whose run goes on.
+pub(super) struct ByteJoiner {
+    start: LeadingStrip,
+    /// The current run of fallback bytes.
     run: Vec<u8>,
 }
 
-impl Join {
-    pub fn new(start: Start) -> Self {
-        Join { start, run: Vec::new() }
+impl ByteJoiner {
+    pub fn new(start: LeadingStrip) -> Self {
+        ByteJoiner { start, run: Vec::new() }
     }
 
-    /// Appends what is certain after this token.
-    pub fn text(&mut self, table: &Table, id: u32, out: &mut Vec<u8>) {
+    /// Adds a token; appends the bytes that later tokens cannot change.
+    pub fn push(&mut self, table: &TokenTable, id: u32, out: &mut Vec<u8>) {
         let Some(bytes) = table.get(id) else {
             return;
         };
@@ -219,16 +225,16 @@ impl Join {
             return;
         }
         self.end_run(out);
-        out.extend_from_slice(self.start.text(bytes));
+        out.extend_from_slice(self.start.apply(bytes));
     }
 
-    /// An added token stands here.
-    pub fn special(&mut self, out: &mut Vec<u8>) {
+    /// Ends the text before an added token.
+    pub fn push_added(&mut self, out: &mut Vec<u8>) {
         self.end_run(out);
-        self.start = Start::Keep;
+        self.start = LeadingStrip::Nothing;
     }
 
-    /// Ends a run of fallback bytes: a run that is not UTF-8 as a whole becomes one U+FFFD per byte, as in Python.
+    /// Ends a run of fallback bytes. A run that is not valid UTF-8 becomes one U+FFFD per byte, as in Python.
     pub fn end_run(&mut self, out: &mut Vec<u8>) {
         if self.run.is_empty() {
             return;
@@ -237,11 +243,11 @@ impl Join {
             Ok(_) => std::mem::take(&mut self.run),
             Err(_) => "\u{fffd}".repeat(std::mem::take(&mut self.run).len()).into_bytes(),
         };
-        out.extend_from_slice(self.start.text(&run));
+        out.extend_from_slice(self.start.apply(&run));
     }
 }
 
-/// The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table).
+/// The printable character of each byte in a byte-level vocabulary (GPT-2's table).
 pub(super) fn alphabet() -> [char; 256] {
     let mut next = 256_u32;
     std::array::from_fn(|byte| {

@@ -1,7 +1,7 @@
-//! Kimi's `tiktoken.model`, converted in memory to a byte-level BPE that gives the same ids.
+//! Converts Kimi's `tiktoken.model` in memory to a byte-level BPE that produces the same ids.
 //!
-//! tiktoken merges by rank; the merges are recovered by running each token through the merges of lower rank until two
-//! parts remain. Pattern and reserved tokens are those of K2, K2-Thinking, K2.5 and K2.6.
+//! tiktoken merges by rank. The merge of each token is recovered by applying the merges of lower rank to its bytes
+//! until two parts remain. The pattern and the reserved tokens are those of K2, K2-Thinking, K2.5 and K2.6.
 
 use std::collections::HashMap;
 
@@ -26,14 +26,14 @@ const PATTERN: &str = concat!(
     r"|\s+",
 );
 
-/// Ids after the ranks that are special tokens, named or reserved.
+/// Number of special tokens, named or reserved; their ids follow the ranks.
 const SPECIAL_TOKENS: u32 = 256;
-/// The reference encodes at most so many characters at once,
+/// Most characters that Kimi's code encodes at once.
 const MAX_PART: usize = 400_000;
-/// and at most so long a run of blanks or of other characters.
+/// Longest run of whitespace, or of other characters, that Kimi's code encodes at once.
 pub(super) const MAX_RUN: usize = 25_000;
 
-/// Builds the tokenizer from the rank file and `added_tokens_decoder` of the configuration.
+/// Builds the tokenizer from the rank file and from `added_tokens_decoder` of the configuration.
 pub(super) fn convert(model: &[u8], config: &Json) -> Result<tokenizers::Tokenizer, String> {
     let tokens = ranks(model)?;
     let by_bytes: HashMap<&[u8], u32> = tokens.iter().zip(0_u32..).map(|(token, id)| (token.as_slice(), id)).collect();
@@ -44,7 +44,8 @@ pub(super) fn convert(model: &[u8], config: &Json) -> Result<tokenizers::Tokeniz
     let spell = |bytes: &[u8]| bytes.iter().map(|b| alphabet[usize::from(*b)]).collect::<String>();
     let mut merges = Vec::with_capacity(tokens.len());
     for (token, rank) in tokens.iter().zip(0_u32..).filter(|(token, _)| token.len() > 1) {
-        let at = split(token, rank, &by_bytes).ok_or_else(|| format!("the token of rank {rank} has no merge"))?;
+        let at = last_merge(token, rank, &by_bytes)
+            .ok_or_else(|| format!("the token of rank {rank} is not a merge of two tokens of lower rank"))?;
         merges.push((spell(&token[..at]), spell(&token[at..])));
     }
     let vocab: Vocab = tokens.iter().zip(0_u32..).map(|(token, id)| (spell(token), id)).collect();
@@ -68,11 +69,13 @@ fn add_special(tokenizer: &mut tokenizers::Tokenizer, base: u32, config: &Json) 
     for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
         let content = token.get("content").and_then(Json::as_str);
         let (Ok(id), Some(content)) = (id.parse::<u32>(), content) else {
-            return Err(format!("tokenizer_config.json: added_tokens_decoder.{id} needs a number and a content"));
+            return Err(format!(
+                "tokenizer_config.json: added_tokens_decoder.{id} must have a numeric id and a string content"
+            ));
         };
         if !(base..base + SPECIAL_TOKENS).contains(&id) {
             return Err(format!(
-                "tokenizer_config.json: added token {id} is outside {base}..{}",
+                "tokenizer_config.json: the id of an added token must be in {base}..{}, got {id}",
                 base + SPECIAL_TOKENS
             ));
         }
@@ -88,7 +91,7 @@ fn add_special(tokenizer: &mut tokenizers::Tokenizer, base: u32, config: &Json) 
     }
 }
 
-/// Reads lines of base64 and rank; ranks must be 0, 1, 2, ...
+/// Reads lines of a base64 token and its rank; ranks must be 0, 1, 2, ...
 fn ranks(model: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let mut tokens = Vec::new();
     for (number, line) in model.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty()) {
@@ -103,7 +106,7 @@ fn ranks(model: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     }
     match tokens.len() {
         256..=1_000_000 => Ok(tokens),
-        len => Err(format!("{len} ranks; expected 256 to 1000000")),
+        len => Err(format!("expected 256 to 1000000 ranks, got {len}")),
     }
 }
 
@@ -130,9 +133,9 @@ fn base64(text: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Where the last merge of a token joins its two parts.
-fn split(token: &[u8], rank: u32, ranks: &HashMap<&[u8], u32>) -> Option<usize> {
-    // Borders of the parts; `pair[i]` is the rank of the parts i and i + 1 joined.
+/// The offset in a token at which its last merge joins two parts.
+fn last_merge(token: &[u8], rank: u32, ranks: &HashMap<&[u8], u32>) -> Option<usize> {
+    // The borders of the parts. `pairs[i]` is the rank of parts i and i + 1 joined.
     let mut borders: Vec<usize> = (0..=token.len()).collect();
     let join = |borders: &[usize], i: usize| {
         let range = *borders.get(i)?..*borders.get(i + 2)?;
@@ -154,8 +157,8 @@ fn split(token: &[u8], rank: u32, ranks: &HashMap<&[u8], u32>) -> Option<usize> 
     (borders.len() == 3).then(|| borders[1])
 }
 
-/// Cuts a text where the reference does, before encoding each part on its own.
-pub(super) fn cut(text: &str) -> Vec<&str> {
+/// Splits a long text at the same places as Kimi's code, which encodes each part separately.
+pub(super) fn split_long_text(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let (mut start, mut count, mut run, mut space) = (0, 0, 0, None);
     for (at, c) in text.char_indices() {

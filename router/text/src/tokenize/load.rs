@@ -1,4 +1,4 @@
-//! Finding and reading a tokenizer in a model directory.
+//! Finds and loads the tokenizer of a model directory.
 
 use std::fs;
 use std::path::Path;
@@ -8,8 +8,8 @@ use tokenizers::AddedToken;
 
 use super::{MAX_TOKENIZER_BYTES, TokenizeError, Tokenizer, kimi};
 
-/// Special tokens that a configuration names one by one.
-pub(crate) const NAMED: [&str; 7] =
+/// Fields of a tokenizer configuration that name one special token each.
+pub(crate) const NAMED_SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The text of a special token: a string, or an object with `content`.
@@ -17,7 +17,7 @@ pub(crate) fn token_text(token: &Json) -> Option<&str> {
     token.as_str().or_else(|| token.get("content").and_then(Json::as_str))
 }
 
-/// Reads a JSON file of the model; `Null` when it does not exist.
+/// Reads a JSON file of the model; `Null` if it does not exist.
 pub fn read_json(path: &Path) -> Result<Json, TokenizeError> {
     match read(path)? {
         Some(bytes) => serde_json::from_slice(&bytes).map_err(|e| load_error(path, e)),
@@ -38,7 +38,9 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer, TokenizeError> {
         let class = config.get("tokenizer_class").and_then(Json::as_str);
         if class != Some("TikTokenTokenizer") {
             let what = match class {
-                Some(class) => format!("tiktoken.model for the class {class}; only Kimi's TikTokenTokenizer is known"),
+                Some(class) => format!(
+                    "tiktoken.model with the tokenizer_class {class}; only Kimi's TikTokenTokenizer is supported"
+                ),
                 None => "tiktoken.model without a tokenizer_class in tokenizer_config.json".to_owned(),
             };
             return Err(unsupported(&model, what));
@@ -53,10 +55,13 @@ pub(super) fn load(dir: &Path) -> Result<Tokenizer, TokenizeError> {
         ("vocab.json", "vocab.json with merges.txt"),
     ] {
         if dir.join(file).is_file() {
-            return Err(unsupported(&dir.join(file), format!("{kind} without a tokenizer.json; convert it first")));
+            return Err(unsupported(
+                &dir.join(file),
+                format!("{kind} without a tokenizer.json; convert it to tokenizer.json first"),
+            ));
         }
     }
-    Err(load_error(dir, "no tokenizer.json and no tiktoken.model"))
+    Err(load_error(dir, "has no tokenizer.json and no tiktoken.model"))
 }
 
 fn load_error(path: &Path, message: impl ToString) -> TokenizeError {
@@ -68,18 +73,18 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, TokenizeError> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(load_error(path, e)),
         Ok(meta) if meta.len() > MAX_TOKENIZER_BYTES => {
-            let message = format!("{} bytes; the limit is {MAX_TOKENIZER_BYTES}", meta.len());
+            let message = format!("a tokenizer file may have at most {MAX_TOKENIZER_BYTES} bytes, got {}", meta.len());
             return Err(load_error(path, message));
         }
-        // Opening a FIFO waits for a writer.
+        // Opening a FIFO would block until a writer opens it.
         Ok(meta) if !meta.is_file() => return Err(load_error(path, "not a regular file")),
         Ok(_) => {}
     }
     fs::read(path).map(Some).map_err(|e| load_error(path, e))
 }
 
-/// `tokenizer.json` with the added tokens of `tokenizer_config.json`. What is put around a text is up to the
-/// post-processor of `tokenizer.json`; transformers 5 ignores `add_bos_token` beside it, and so do we.
+/// Loads `tokenizer.json` with the added tokens of `tokenizer_config.json`. The post-processor of `tokenizer.json`
+/// alone decides which tokens are put around a text: like transformers 5, this ignores `add_bos_token`.
 fn from_json(bytes: &[u8], config: &Json) -> Result<tokenizers::Tokenizer, String> {
     let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
     tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
@@ -92,7 +97,9 @@ fn add_tokens(tokenizer: &mut tokenizers::Tokenizer, config: &Json) -> Result<()
     let mut declared = Vec::new();
     for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten() {
         let (Ok(id), Some(text)) = (id.parse::<u32>(), token_text(token)) else {
-            return Err(format!("tokenizer_config.json: added_tokens_decoder.{id} needs a number and a content"));
+            return Err(format!(
+                "tokenizer_config.json: added_tokens_decoder.{id} must have a numeric id and a content"
+            ));
         };
         let flag = |name: &str| token.get(name).and_then(Json::as_bool);
         let special = flag("special").unwrap_or(false);
@@ -114,7 +121,7 @@ fn add_tokens(tokenizer: &mut tokenizers::Tokenizer, config: &Json) -> Result<()
             ));
         }
     }
-    let named = NAMED.iter().filter_map(|name| config.get(*name)).filter_map(token_text);
+    let named = NAMED_SPECIAL_TOKENS.iter().filter_map(|name| config.get(*name)).filter_map(token_text);
     let extra = ["additional_special_tokens", "extra_special_tokens"].iter().filter_map(|name| config.get(*name));
     let extra = extra.flat_map(|tokens| match tokens {
         Json::Array(tokens) => tokens.iter().filter_map(token_text).collect::<Vec<_>>(),
@@ -122,7 +129,7 @@ fn add_tokens(tokenizer: &mut tokenizers::Tokenizer, config: &Json) -> Result<()
         _ => Vec::new(),
     });
     for text in named.chain(extra) {
-        // A name that the vocabulary lacks would get a fresh id, which no embedding has.
+        // A token that the vocabulary lacks would get a new id, which has no embedding.
         if tokenizer.token_to_id(text).is_some() && !tokenizer.get_added_vocabulary().get_vocab().contains_key(text) {
             tokenizer.add_tokens([AddedToken::from(text, true)]).map_err(|e| e.to_string())?;
         }

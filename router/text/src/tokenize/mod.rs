@@ -1,4 +1,5 @@
-//! Tokenizers: text to ids as Python's `tokenizers` and `tiktoken` give them, and ids back to bytes, streaming.
+//! Encodes text to the same token ids as Python's `tokenizers` and `tiktoken`, and decodes ids to bytes, also as a
+//! stream. It knows no templates.
 
 mod bound;
 mod bytes;
@@ -19,12 +20,12 @@ use tokenizers::{AddedVocabulary, PreTokenizedString};
 
 pub use bound::Bound;
 pub use load::read_json;
-pub(crate) use load::{NAMED, token_text};
+pub(crate) use load::{NAMED_SPECIAL_TOKENS, token_text};
 pub use stream::{Detokenizer, TokenPiece};
 
-use bytes::{Decoding, Join, Start, Table};
+use bytes::{ByteJoiner, Decoding, LeadingStrip, TokenTable};
 
-/// Longest text to encode in one call, bytes: encoding costs about a microsecond per character at worst.
+/// Largest text of one call, bytes. Encoding costs at most about a microsecond per character.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
 /// Largest tokenizer file, bytes.
 pub const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
@@ -36,14 +37,14 @@ pub const MAX_VOCAB: usize = 1 << 21;
 pub enum TokenizeError {
     #[error("{path}: {message}")]
     Load { path: String, message: String },
-    /// The tokenizer asks for something that is not implemented, by name.
+    /// The tokenizer needs something that is not supported.
     #[error("{path}: unsupported tokenizer: {what}")]
     Unsupported { path: String, what: String },
-    #[error("the text has {bytes} bytes; the limit is {MAX_TEXT_BYTES}")]
+    #[error("the text may have at most {MAX_TEXT_BYTES} bytes, got {bytes}")]
     TooLong { bytes: usize },
-    #[error("the text has at least {least} tokens; {most} would fit")]
+    #[error("the text may have at most {most} tokens, got at least {least}")]
     TooMany { least: usize, most: usize },
-    #[error("the time for encoding the text is over")]
+    #[error("encoding the text did not finish before the deadline")]
     Late,
     #[error("the text cannot be encoded: {0}")]
     Encode(String),
@@ -52,36 +53,36 @@ pub enum TokenizeError {
 /// How to encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encode {
-    /// Adds what the tokenizer puts around a text, such as a BOS. False after templating.
+    /// Whether to add the tokens that the tokenizer puts around a text, such as BOS. False for a rendered prompt.
     pub add_special_tokens: bool,
-    /// Turns added tokens spelt in the text into their ids. False for text that must stay text: nobody can then write
-    /// `<|im_end|>` into a prompt.
+    /// Whether added tokens in the text become their ids. False for text of clients, so that they cannot write tokens
+    /// such as `<|im_end|>` into a prompt.
     pub parse_special: bool,
 }
 
 impl Encode {
-    /// For a prompt that a template rendered.
+    /// For a prompt rendered by a template.
     pub const TEMPLATED: Encode = Encode { add_special_tokens: false, parse_special: true };
     /// For text that must stay text.
     pub const TEXT: Encode = Encode { add_special_tokens: false, parse_special: false };
 }
 
-/// A model's tokenizer; clones share it.
+/// The tokenizer of a model. Clones share it.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<Inner>);
 
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
-    /// Knows no added token, for `parse_special: false`.
+    /// An empty vocabulary of added tokens, for `parse_special: false`.
     no_added: AddedVocabulary,
-    /// Cuts the text before encoding, where the reference does.
-    kimi_cuts: bool,
-    table: Table,
+    /// Whether long texts are split as in Kimi's code.
+    splits_like_kimi: bool,
+    table: TokenTable,
     added: HashMap<u32, Added>,
     added_ids: HashMap<String, u32>,
-    start: Start,
-    /// Bytes of text of which there is at least one token. None: there need not be any.
-    longest: Option<usize>,
+    start: LeadingStrip,
+    /// The most bytes of text that one token can encode; `None` without a limit.
+    max_bytes_per_token: Option<usize>,
 }
 
 struct Added {
@@ -101,7 +102,7 @@ impl Tokenizer {
         load::load(dir)
     }
 
-    fn build(path: &str, tokenizer: tokenizers::Tokenizer, kimi_cuts: bool) -> Result<Self, TokenizeError> {
+    fn build(path: &str, tokenizer: tokenizers::Tokenizer, splits_like_kimi: bool) -> Result<Self, TokenizeError> {
         let unsupported = |what| TokenizeError::Unsupported { path: path.to_owned(), what };
         let decoding = Decoding::of(tokenizer.get_decoder()).map_err(unsupported)?;
         let added: HashMap<u32, Added> = tokenizer
@@ -110,17 +111,17 @@ impl Tokenizer {
             .map(|(id, token)| (id, Added { text: token.content, special: token.special }))
             .collect();
         let added_ids = added.iter().map(|(id, token)| (token.text.clone(), *id)).collect();
-        let table = Table::new(&tokenizer, &decoding, &added).map_err(unsupported)?;
-        let longest = bound::longest(&tokenizer, &table, &decoding);
+        let table = TokenTable::new(&tokenizer, &decoding, &added).map_err(unsupported)?;
+        let max_bytes_per_token = bound::max_bytes_per_token(&tokenizer, &table, &decoding);
         Ok(Tokenizer(Arc::new(Inner {
             tokenizer,
             no_added: AddedVocabulary::new(),
-            kimi_cuts,
+            splits_like_kimi,
             table,
             added,
             added_ids,
             start: decoding.start,
-            longest,
+            max_bytes_per_token,
         })))
     }
 
@@ -129,28 +130,28 @@ impl Tokenizer {
         self.encode_within(text, how, Bound::default())
     }
 
-    /// Encodes a text, unless it has more tokens than it may have or takes longer than it may take.
+    /// Encodes a text; fails if it exceeds the bound on tokens or time.
     pub fn encode_within(&self, text: &str, how: Encode, bound: Bound) -> Result<Vec<u32>, TokenizeError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(TokenizeError::TooLong { bytes: text.len() });
         }
         bound.check(self.least_tokens(text.len()))?;
-        if self.0.kimi_cuts && text.len() > kimi::MAX_RUN {
+        if self.0.splits_like_kimi && text.len() > kimi::MAX_RUN {
             let mut ids = Vec::new();
-            for piece in kimi::cut(text) {
-                ids.extend(self.encode_whole(piece, how, bound.after(ids.len()))?);
+            for piece in kimi::split_long_text(text) {
+                ids.extend(self.encode_part(piece, how, bound.after(ids.len()))?);
             }
             return Ok(ids);
         }
-        self.encode_whole(text, how, bound)
+        self.encode_part(text, how, bound)
     }
 
-    /// A text of so many bytes has no fewer tokens.
+    /// The fewest tokens that a text of this many bytes can have.
     fn least_tokens(&self, bytes: usize) -> usize {
-        self.0.longest.map_or(0, |longest| bytes.div_ceil(longest))
+        self.0.max_bytes_per_token.map_or(0, |most| bytes.div_ceil(most))
     }
 
-    fn encode_whole(&self, text: &str, how: Encode, bound: Bound) -> Result<Vec<u32>, TokenizeError> {
+    fn encode_part(&self, text: &str, how: Encode, bound: Bound) -> Result<Vec<u32>, TokenizeError> {
         let fail = |e: tokenizers::Error| match e.downcast::<TokenizeError>() {
             Ok(own) => *own,
             Err(other) => TokenizeError::Encode(other.to_string()),
@@ -164,7 +165,7 @@ impl Tokenizer {
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces).map_err(fail)?;
         }
-        // Piece by piece in order, so that the count so far is one of the whole text.
+        // Pieces are tokenized in order, so the count covers the text so far.
         let count = Cell::new(0);
         let tokenize = |piece: &tokenizers::NormalizedString| {
             let tokens = tokenizer.get_model().tokenize(piece.get())?;
@@ -174,18 +175,17 @@ impl Tokenizer {
         };
         pieces.tokenize(tokenize).map_err(fail)?;
         let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(fail)?;
-        // Added tokens are no pieces.
+        // `tokenize` is not called for added tokens, so count again.
         bound.check(encoding.get_ids().len())?;
         Ok(tokenizer.post_process(encoding, None, how.add_special_tokens).map_err(fail)?.get_ids().to_vec())
     }
 
-    /// One more than the highest id; ids in between may be unused.
+    /// The highest id plus one. Some ids may be unused.
     pub fn vocab_size(&self) -> usize {
         self.0.table.len()
     }
 
-    /// The bytes of a token as they stand in the middle of a text; for an added token its text. `None` for an unused
-    /// id.
+    /// The bytes of a token in the middle of a text; for an added token, its text. `None` for an unused id.
     pub fn token_bytes(&self, id: u32) -> Option<Cow<'_, [u8]>> {
         self.0.table.get(id).map(Cow::Borrowed)
     }
@@ -195,7 +195,7 @@ impl Tokenizer {
         self.0.added.get(&id).map(|token| token.text.as_str())
     }
 
-    /// Whether the id is an added token marked `special`, which `skip_special_tokens` leaves out of a text.
+    /// Whether the id is an added token marked `special`, which `skip_special_tokens` omits from the text.
     pub fn is_control(&self, id: u32) -> bool {
         self.0.added.get(&id).is_some_and(|token| token.special)
     }
@@ -205,22 +205,22 @@ impl Tokenizer {
         self.0.added_ids.get(text).copied()
     }
 
-    /// All added tokens with their ids, in no order.
+    /// All added tokens with their ids, in arbitrary order.
     pub fn added_tokens(&self) -> impl Iterator<Item = (u32, &str)> {
         self.0.added.iter().map(|(id, token)| (*id, token.text.as_str()))
     }
 
-    /// The bytes of a sequence, added tokens as their text; unused ids are left out, as in Python.
+    /// The bytes of a sequence, with added tokens as their text. Unused ids are skipped, as in Python.
     pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
         let mut out = Vec::with_capacity(ids.len() * 4);
-        let mut join = Join::new(self.0.start);
+        let mut join = ByteJoiner::new(self.0.start);
         for &id in ids {
             match self.special(id) {
                 Some(text) => {
-                    join.special(&mut out);
+                    join.push_added(&mut out);
                     out.extend_from_slice(text.as_bytes());
                 }
-                None => join.text(&self.0.table, id, &mut out),
+                None => join.push(&self.0.table, id, &mut out),
             }
         }
         join.end_run(&mut out);

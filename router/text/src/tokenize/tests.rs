@@ -1,4 +1,4 @@
-//! Against what Python gives: `fixtures/make.py` wrote the tokenizers and `expected.json`.
+//! Compares with Python: `fixtures/make.py` wrote the tokenizers and `expected.json`.
 
 use std::path::PathBuf;
 
@@ -69,7 +69,7 @@ fn streaming_equals_decoding_for_any_ids() {
             let random: Vec<u32> = (0..seed % 40)
                 .map(|_| {
                     x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    // Every second token is among the single bytes, so that characters break.
+                    // About half of the tokens are single bytes, to produce incomplete characters.
                     (if x >> 63 == 0 { (x >> 33) % 259 } else { (x >> 33) % size }) as u32
                 })
                 .collect();
@@ -88,7 +88,7 @@ fn incomplete_characters_are_held() {
     assert_eq!(detokenizer.push(a).count(), 0);
     assert_eq!(detokenizer.push(b).count(), 0);
     assert_eq!(detokenizer.push(c).collect::<Vec<_>>(), [TokenPiece::Bytes("北".into())]);
-    // An added token breaks a character off.
+    // An added token ends an incomplete character.
     assert_eq!(detokenizer.push(a).count(), 0);
     let end = tokenizer.special_id("<|im_end|>").unwrap();
     assert_eq!(
@@ -107,7 +107,7 @@ impl Tokenizer {
 }
 
 #[test]
-fn added_tokens_are_known_by_name_and_id() {
+fn added_tokens_are_found_by_text_and_id() {
     let kimi = load("kimi");
     let base = kimi.vocab_size() as u32 - 256;
     assert_eq!(kimi.special_id("[BOS]"), Some(base));
@@ -121,7 +121,7 @@ fn added_tokens_are_known_by_name_and_id() {
 }
 
 #[test]
-fn sentencepiece_tokens_keep_their_blank() {
+fn sentencepiece_tokens_keep_their_leading_space() {
     for name in ["byte_fallback", "metaspace"] {
         let tokenizer = load(name);
         let ids = tokenizer.encode(" x", Encode::TEXT).unwrap();
@@ -134,20 +134,20 @@ fn sentencepiece_tokens_keep_their_blank() {
 }
 
 #[test]
-fn long_texts_are_refused_and_long_runs_cut() {
+fn too_long_texts_are_rejected_and_long_runs_are_split() {
     let tokenizer = load("kimi");
     let text = "a".repeat(MAX_TEXT_BYTES + 1);
     assert!(matches!(tokenizer.encode(&text, Encode::TEXT), Err(TokenizeError::TooLong { .. })));
-    let lengths = |text: &str| kimi::cut(text).iter().map(|part| part.len()).collect::<Vec<_>>();
+    let lengths = |text: &str| kimi::split_long_text(text).iter().map(|part| part.len()).collect::<Vec<_>>();
     assert_eq!(lengths(&" ".repeat(60_000)), [25_000, 25_000, 10_000]);
     assert_eq!(lengths(&("a ".repeat(30_000))), [60_000]);
     assert_eq!(lengths(&("a ".repeat(250_000))), [400_000, 100_000]);
 }
 
 #[test]
-fn unsupported_tokenizers_are_refused_by_name() {
+fn errors_name_the_unsupported_tokenizer() {
     let root = std::env::temp_dir().join(format!("rein-tokenize-{}", std::process::id()));
-    let refuse = |name: &str, files: &[(&str, &str)], expected: &str| {
+    let assert_error = |name: &str, files: &[(&str, &str)], expected: &str| {
         let dir = root.join(name);
         std::fs::create_dir_all(&dir).unwrap();
         for (file, text) in files {
@@ -156,12 +156,16 @@ fn unsupported_tokenizers_are_refused_by_name() {
         let error = Tokenizer::load(&dir).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     };
-    refuse("none", &[], "no tokenizer.json and no tiktoken.model");
-    refuse("spm", &[("tokenizer.model", "x")], "SentencePiece");
-    refuse("tekken", &[("tekken.json", "{}")], "Tekken");
-    refuse("broken", &[("tokenizer.json", "{\"model\": ")], "tokenizer.json");
-    refuse("class", &[("tiktoken.model", ""), ("tokenizer_config.json", "{\"tokenizer_class\": \"Other\"}")], "Other");
-    refuse(
+    assert_error("none", &[], "no tokenizer.json and no tiktoken.model");
+    assert_error("spm", &[("tokenizer.model", "x")], "SentencePiece");
+    assert_error("tekken", &[("tekken.json", "{}")], "Tekken");
+    assert_error("broken", &[("tokenizer.json", "{\"model\": ")], "tokenizer.json");
+    assert_error(
+        "class",
+        &[("tiktoken.model", ""), ("tokenizer_config.json", "{\"tokenizer_class\": \"Other\"}")],
+        "Other",
+    );
+    assert_error(
         "ranks",
         &[
             ("tiktoken.model", "IQ== 0\nIg== 7\n"),
@@ -173,12 +177,12 @@ fn unsupported_tokenizers_are_refused_by_name() {
         "\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, \"use_regex\": true}",
         "\"decoder\": {\"type\": \"WordPiece\", \"prefix\": \"##\", \"cleanup\": true}",
     );
-    refuse("wordpiece", &[("tokenizer.json", &wordpiece)], "decoder WordPiece");
+    assert_error("wordpiece", &[("tokenizer.json", &wordpiece)], "decoder WordPiece");
     let _ = std::fs::remove_dir_all(root);
 }
 
 #[test]
-fn a_bound_changes_no_ids_and_ends_where_they_are_too_many() {
+fn a_bound_does_not_change_ids_and_rejects_too_many_tokens() {
     use std::time::{Duration, Instant};
     let later = Instant::now() + Duration::from_secs(600);
     for name in NAMES {
@@ -206,14 +210,14 @@ fn a_bound_changes_no_ids_and_ends_where_they_are_too_many() {
 }
 
 #[test]
-fn a_long_text_is_refused_by_its_length_where_no_token_is_as_long() {
+fn a_text_that_needs_too_many_tokens_is_rejected_before_encoding() {
     for name in ["byte_level", "byte_fallback", "kimi"] {
         let tokenizer = load(name);
         let text = "汉".repeat(1_000_000);
         let began = std::time::Instant::now();
         let error = tokenizer.encode_within(&text, Encode::TEMPLATED, Bound::default().tokens(4096)).unwrap_err();
         assert!(matches!(error, TokenizeError::TooMany { most: 4096, .. }), "{name}: {error}");
-        // Encoding it takes seconds.
+        // Encoding would take seconds.
         assert!(began.elapsed() < std::time::Duration::from_millis(100), "{name}: {:?}", began.elapsed());
     }
 }
