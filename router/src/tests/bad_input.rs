@@ -31,7 +31,7 @@ fn chat_rows() -> Vec<Row> {
             "messages",
             user(json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}])),
             "messages[0].content[1].type",
-            "no image_url parts",
+            "must be 'text', got 'image_url'",
         ),
         (
             "messages",
@@ -121,7 +121,7 @@ fn chat_rows() -> Vec<Row> {
         ("tools", json!([{"type": "function", "function": {}}]), "tools[0].function.name", "required"),
         ("tools", json!([{"function": {"name": "f"}}]), "tools[0].type", "required: 'function'"),
         ("tools", json!([{"type": null, "function": {"name": "f"}}]), "tools[0].type", "required: 'function'"),
-        ("tools", named(&["a b"]), "tools[0].function.name", "no blanks"),
+        ("tools", named(&["a b"]), "tools[0].function.name", "must not contain whitespace"),
         (
             "tools",
             named(&["f", "a/b"]),
@@ -129,18 +129,18 @@ fn chat_rows() -> Vec<Row> {
             "letters, digits, '_', '-' and '.', got '/' in 'a/b'",
         ),
         ("tools", named(&["größe"]), "tools[0].function.name", "got 'ö' in 'größe'"),
-        ("tools", named(&["f", "g", "f"]), "tools[2].function.name", "is 'f', which 'tools[0]' has already"),
+        ("tools", named(&["f", "g", "f"]), "tools[2].function.name", "must be unique: 'tools[0]' is also named 'f'"),
         (
             "messages",
             json!([{"role": "system", "content": "x", "tools": named(&["f"])}]),
             "messages[0].content",
-            "a message of their own",
+            "in a message without content",
         ),
         (
             "messages",
             json!([{"role": "system", "tools": named(&["f", "f"])}]),
             "messages[0].tools[1].function.name",
-            "'messages[0].tools[0]' has already",
+            "'messages[0].tools[0]' is also named 'f'",
         ),
         (
             "messages",

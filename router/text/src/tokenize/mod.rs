@@ -40,7 +40,7 @@ pub enum TokenizeError {
     /// The tokenizer needs something that is not supported.
     #[error("{path}: unsupported tokenizer: {what}")]
     Unsupported { path: String, what: String },
-    #[error("the text may have at most {MAX_TEXT_BYTES} bytes, got {bytes}")]
+    #[error("the text has {bytes} bytes; the limit is {MAX_TEXT_BYTES}")]
     TooLong { bytes: usize },
     #[error("the text may have at most {most} tokens, got at least {least}")]
     TooMany { least: usize, most: usize },
