@@ -2,7 +2,7 @@
 //!
 //! Like `sanitize_control_tokens` of transformers: control tokens in the strings of the conversation are wrapped in
 //! private-use markers before the template runs, so that its output shows which tokens came from a message and which
-//! from the template. Differences to transformers:
+//! from the template. Differences from transformers:
 //! - The prompt is the one that the template renders without markers.
 //! - Keys of objects are marked too.
 //! - Pieces of text that a template joins cannot form a token.
