@@ -50,7 +50,7 @@ fn every_fault_is_reported_by_its_check() {
             "kimi_k2",
             "results",
             Verdict::Broken,
-            "drops the results",
+            "drops tool results",
         ),
         (
             instead("{{ m.role }}:", "{{ m.role if m.role != 'tool' else raise_exception('no results') }}:"),
