@@ -141,7 +141,7 @@ async fn a_final_assistant_message_is_continued_by_any_name() {
         (
             json!({"messages": [{"role": "assistant", "content": "a", "partial": true}, {"role": "user", "content": "b"}]}),
             "messages[0].partial",
-            "last message only",
+            "only on the last message",
         ),
         (
             json!({"messages": said(json!({"partial": true})), "add_generation_prompt": true}),
