@@ -13,7 +13,7 @@ use crate::collective::{Collective, ControlLink};
 use crate::error::Result;
 use crate::sample::{Logprob, SampleSpec};
 
-/// A row-major host matrix from the checkpoint loader: dequantized, and only this rank's shard.
+/// A row-major host matrix from the checkpoint loader: only this rank's shard.
 #[derive(Debug, Clone)]
 pub struct HostMatrix {
     pub rows: usize,
@@ -25,6 +25,51 @@ pub struct HostMatrix {
 pub enum HostData {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
+    /// e4m3 codes [rows, cols] with one scale per `block` of rows and columns, of which the last may be partial.
+    Fp8 {
+        codes: Vec<u8>,
+        scales: Vec<f32>,
+        block: [usize; 2],
+    },
+    /// [rows, ceil(cols / 8)] little-endian 32-bit words of eight values, lowest nibble first, as value + 8; one scale
+    /// per `group` columns of a row.
+    Int4 {
+        packed: Vec<u8>,
+        scales: Vec<f32>,
+        group: usize,
+    },
+}
+
+/// How the checkpoint stores a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredForm {
+    F32,
+    F16,
+    Bf16,
+    Fp8 { block: [usize; 2] },
+    Int4 { group: usize },
+}
+
+/// The form in which the loader hands over a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostForm {
+    F32,
+    Bf16,
+    /// As the checkpoint stores it; f16 as f32.
+    Stored,
+}
+
+/// What a weight is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightRole {
+    Embedding,
+    Linear,
+    /// Scores of experts.
+    Router,
+    /// One of the three matrices of an expert.
+    Expert,
+    /// `kv_b_proj` of latent attention.
+    LatentExpansion,
 }
 
 /// How a weight is stored and multiplied. Accumulation is always f32.
@@ -192,6 +237,26 @@ pub struct ExpertWeights {
     pub gate: HostMatrix,
     pub up: HostMatrix,
     pub down: HostMatrix,
+}
+
+/// The devices of this process, on which its ranks compute. A device has an index, and one rank computes on it.
+pub trait Devices: Clone + Send + Sync + 'static {
+    type Backend: Backend;
+    /// The name of the kind: "cpu".
+    const KIND: &'static str;
+
+    /// The backend on device `index`; `ranks` ranks of this process compute at the same time.
+    fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend>;
+    /// A backend on device `index` that only loads weights, beside the one that computes.
+    fn open_beside(&self, index: usize) -> Result<Self::Backend>;
+    /// The form in which the backends take a weight that is multiplied as `precision`. The loader converts to it.
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm;
+    /// Approximate memory of `numbers` numbers of such a weight, without scales.
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize;
+    /// Bytes of a number in the KV cache.
+    fn cache_bytes(&self, precision: Precision) -> usize;
+    /// Bytes that are free for the ranks of this process together.
+    fn free_memory(&self) -> usize;
 }
 
 /// One device of one rank. `Tensor` is an activation matrix in f32. Only `draw`, `to_host` and the collective ops may

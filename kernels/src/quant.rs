@@ -1,5 +1,8 @@
-//! Dequantizes checkpoint weight formats to f32.
+//! Dequantizes checkpoint weight formats.
 
+use half::bf16;
+
+use crate::backend::{HostData, HostForm, HostMatrix};
 use crate::error::{KernelError, Result};
 
 fn check(op: &'static str, name: &str, got: usize, want: usize) -> Result<()> {
@@ -82,6 +85,26 @@ pub fn int4_group_dequant(packed: &[u8], rows: usize, cols: usize, scales: &[f32
         }));
     }
     Ok(out)
+}
+
+impl HostMatrix {
+    /// Converts the quantized forms, unless they are to stay as they are stored.
+    pub fn into_form(self, form: HostForm) -> Result<HostMatrix> {
+        let HostMatrix { rows, cols, data } = self;
+        if form == HostForm::Stored {
+            return Ok(HostMatrix { rows, cols, data });
+        }
+        let wide = match data {
+            HostData::Fp8 { codes, scales, block } => fp8_block_dequant(&codes, rows, cols, &scales, block)?,
+            HostData::Int4 { packed, scales, group } => int4_group_dequant(&packed, rows, cols, &scales, group)?,
+            data => return Ok(HostMatrix { rows, cols, data }),
+        };
+        let data = match form {
+            HostForm::Bf16 => HostData::Bf16(wide.into_iter().map(bf16::from_f32).collect()),
+            HostForm::F32 | HostForm::Stored => HostData::F32(wide),
+        };
+        Ok(HostMatrix { rows, cols, data })
+    }
 }
 
 #[cfg(test)]

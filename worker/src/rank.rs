@@ -12,23 +12,25 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use rein_control_plane::epoch::number;
 use rein_control_plane::{ModelShape, Placement, RankPlacement, place};
-use rein_kernels::Result as KernelResult;
 use rein_kernels::collective::{self, Collective};
-use rein_kernels::cpu::Cpu;
+use rein_kernels::{Devices, Result as KernelResult};
 use rein_proto::internal::{After, Step, StepResult};
 
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
 use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT, STALL_LOOK};
-use crate::model::{self, Network, bytes_to_hold, check_row};
+use crate::model::{self, check_row};
 
+mod devices;
 mod layout;
 mod memory;
 mod open;
 mod thread;
 
-use layout::LayoutInbox;
+pub use devices::Resident;
+use devices::{AnyDevices, DeviceResident, Home};
 pub use layout::Layouts;
+use layout::{Inboxes, LayoutInbox, RankInbox};
 pub use memory::{KvPlan, WeightMemory};
 use open::Checkpoint;
 use thread::{LeaderQueues, RankJob, RankReport};
@@ -106,13 +108,7 @@ pub struct ModelLoader {
     dir: PathBuf,
     options: ModelOptions,
     checkpoint: Arc<Checkpoint>,
-}
-
-/// A rank's weights, which outlive its group.
-pub struct Resident {
-    network: Network<Cpu>,
-    /// The size of the group, on which a rank's weights depend.
-    ranks: usize,
+    devices: AnyDevices,
 }
 
 /// The ranks of a group in this process, loaded and linked.
@@ -154,7 +150,12 @@ impl ModelLoader {
             );
             return Err(LoadError::Option { option: "redundant_experts", what });
         }
-        Ok(ModelLoader { dir: dir.to_owned(), options: options.clone(), checkpoint: Arc::new(checkpoint) })
+        Ok(ModelLoader {
+            dir: dir.to_owned(),
+            options: options.clone(),
+            checkpoint: Arc::new(checkpoint),
+            devices: AnyDevices::new(options),
+        })
     }
 
     /// The name of the directory, for clients.
@@ -178,25 +179,22 @@ impl ModelLoader {
         self.checkpoint.reads.watch(move || checkpoint.weights.hashes())
     }
 
-    /// Bytes of the largest rank's weights in a group of this size.
-    pub fn bytes_per_rank(&self, ranks: usize) -> Result<usize, LoadError> {
-        let Checkpoint { spec, precisions, .. } = &*self.checkpoint;
-        let placement = place(&spec.shape(), ranks, 1)?;
-        let copies = model::bytes_of_copies(spec, *precisions, self.options.redundant_experts);
-        Ok(placement.ranks.iter().map(|rank| bytes_to_hold(spec, *precisions, rank, ranks) + copies).max().unwrap_or(0))
-    }
-
     /// Checks that the weights files look as they did when they were opened. It may hang without counting as a stalled
     /// read.
     pub fn unwritten(&self) -> Result<(), LoadError> {
         self.checkpoint.weights.unwritten()
     }
 
-    /// How many ranks of a group of `group_size` fit in this machine's free memory in one process; at least `here`,
-    /// because loading checks those.
+    /// How many ranks of a group of `group_size` fit in this process's free memory; at least `here`, because loading
+    /// checks those.
     pub fn most_ranks(&self, here: usize, group_size: usize) -> Result<usize, LoadError> {
-        let bytes = self.bytes_per_rank(group_size)?.max(1);
-        Ok((memory::free_memory() / 2 / bytes).clamp(here, group_size.max(here)))
+        let AnyDevices::Cpu(devices) = &self.devices;
+        let placement = place(&self.shape(), group_size, 1)?;
+        let bytes = self.checkpoint.footprint(devices, |footprint| {
+            let held = placement.ranks.iter().map(|rank| footprint.held(rank, group_size));
+            held.max().unwrap_or(0) + footprint.copies(self.options.redundant_experts)
+        });
+        Ok((devices.free_memory() / 2 / bytes.max(1)).clamp(here, group_size.max(here)))
     }
 
     /// Loads and starts the ranks of these links. Uses `residents` that hold the wanted weights; the ranks return their
@@ -205,23 +203,46 @@ impl ModelLoader {
         &self,
         placement: &Arc<Placement>,
         links: Vec<Box<dyn Collective>>,
-        mut residents: Vec<Resident>,
+        residents: Vec<Resident>,
         home: Option<Sender<Resident>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Seated, LoadError> {
-        let Checkpoint { spec, weights, precisions, reads, .. } = &*self.checkpoint;
+        let AnyDevices::Cpu(devices) = &self.devices;
+        let residents = residents.into_iter().map(|Resident::Cpu(resident)| resident).collect();
+        let home = home.map(|home| -> Home<_> {
+            Arc::new(move |resident| {
+                // The owner may be gone.
+                let _ = home.send(Resident::Cpu(resident));
+            })
+        });
+        self.seat_on(devices, placement, links, residents, home, progress)
+    }
+
+    fn seat_on<D: Devices>(
+        &self,
+        devices: &D,
+        placement: &Arc<Placement>,
+        links: Vec<Box<dyn Collective>>,
+        mut residents: Vec<DeviceResident<D::Backend>>,
+        home: Option<Home<D::Backend>>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Seated, LoadError> {
+        let Checkpoint { spec, weights, reads, .. } = &*self.checkpoint;
         let size = placement.ranks.len();
         let mine: Vec<&RankPlacement> = links.iter().filter_map(|link| placement.ranks.get(link.rank())).collect();
-        let mut found: Vec<Option<Resident>> =
-            mine.iter().map(|rank| Resident::take(&mut residents, rank, size)).collect();
+        let mut found: Vec<Option<DeviceResident<D::Backend>>> =
+            mine.iter().map(|rank| DeviceResident::take(&mut residents, rank, size)).collect();
         // Residents that do not fit free their memory.
         drop(residents);
         let to_load = || mine.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(rank, _)| *rank);
-        let plan = KvPlan::new(spec, &mine, to_load(), size, *precisions, &self.options)?;
-        let held = WeightMemory::new(spec, &mine, size, *precisions);
+        let (plan, held) = self.checkpoint.footprint(devices, |footprint| {
+            let plan = KvPlan::new(footprint, &mine, to_load(), size, &self.options);
+            (plan, WeightMemory::new(footprint, &mine, size))
+        });
+        let plan = plan?;
+        let known: Vec<Option<usize>> = found.iter().map(|found| found.as_ref().map(|found| found.device)).collect();
+        let assigned = devices::assign(&known);
         let total: u64 = to_load().map(|rank| model::bytes_to_load(spec, weights, rank, size)).sum();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (self.options.threads.unwrap_or(cores) / links.len().max(1)).max(1);
         let (report, reports) = bounded(REPORT_QUEUE);
         // Declared before the channels: on an early return the channels are dropped first, and the leader's thread,
         // which waits for steps, ends.
@@ -236,15 +257,17 @@ impl ModelLoader {
             counts: Arc::new(OnceLock::new()),
         };
         let mut inboxes = Vec::new();
-        for ((link, rank), resident) in links.into_iter().zip(mine.iter()).zip(&mut found) {
+        for (((link, rank), resident), device) in links.into_iter().zip(&mine).zip(&mut found).zip(assigned) {
             leads |= rank.rank == 0;
             let inbox = Arc::new(LayoutInbox::default());
-            inboxes.push((rank.rank, inbox.clone()));
+            inboxes.push(RankInbox { rank: rank.rank, device, inbox: inbox.clone() });
             let job = RankJob {
+                devices: devices.clone(),
+                device,
+                here: count,
                 checkpoint: self.checkpoint.clone(),
                 placement: placement.clone(),
                 rank: rank.rank,
-                threads,
                 plan: plan.clone(),
                 inbox,
                 report: report.clone(),
@@ -262,7 +285,7 @@ impl ModelLoader {
         let LeaderQueues { used, counts, .. } = desk;
         let layouts = Arc::new(Layouts {
             checkpoint: self.checkpoint.clone(),
-            ranks: inboxes,
+            ranks: Box::new(Inboxes { devices: devices.clone(), ranks: inboxes }),
             given: Mutex::new(placement.clone()),
             wanted: Arc::new(AtomicU64::new(placement.layout)),
             used,
@@ -281,23 +304,11 @@ impl ModelLoader {
             max_context: plan.max_context,
             blocks: plan.blocks,
             block_size: plan.block_size,
-            kind: "cpu",
+            kind: D::KIND,
             ranks: size,
         };
         let leader = leads.then_some(Leader { steps: steps_in, results });
         Ok(Seated { plan, weights: held, ranks, leader, shape, epoch: placement.epoch, layouts })
-    }
-}
-
-impl Resident {
-    fn take(residents: &mut Vec<Resident>, rank: &RankPlacement, ranks: usize) -> Option<Resident> {
-        // Experts may have moved; the missing ones are loaded.
-        let holds = |resident: &Resident| {
-            let known = resident.network.rank();
-            let same = (known.rank, &known.heads, &known.kv_heads) == (rank.rank, &rank.heads, &rank.kv_heads);
-            same && resident.ranks == ranks
-        };
-        residents.iter().position(holds).map(|i| residents.swap_remove(i))
     }
 }
 

@@ -50,21 +50,30 @@ pub struct Threads {
 
 /// A group of `size` ranks, in rank order.
 pub fn group(size: usize) -> Vec<Threads> {
-    let shared = Arc::new(Shared {
-        size,
-        slots: (0..size).map(|_| Default::default()).collect(),
-        arrived: AtomicUsize::new(0),
-        round: AtomicU64::new(0),
-        aborted: AtomicBool::new(false),
-        reason: OnceLock::new(),
-        parked: AtomicUsize::new(0),
-        lock: Mutex::new(()),
-        wake: Condvar::new(),
-    });
+    let shared = Shared::new(size);
     (0..size).map(|rank| Threads { rank, shared: Arc::clone(&shared), round: AtomicU64::new(0) }).collect()
 }
 
+/// The only rank of a group.
+pub fn alone() -> Threads {
+    Threads { rank: 0, shared: Shared::new(1), round: AtomicU64::new(0) }
+}
+
 impl Shared {
+    fn new(size: usize) -> Arc<Shared> {
+        Arc::new(Shared {
+            size,
+            slots: (0..size).map(|_| Default::default()).collect(),
+            arrived: AtomicUsize::new(0),
+            round: AtomicU64::new(0),
+            aborted: AtomicBool::new(false),
+            reason: OnceLock::new(),
+            parked: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+        })
+    }
+
     fn guard(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }

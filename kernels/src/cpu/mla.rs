@@ -4,7 +4,7 @@
 use super::attention::{self, AttentionPlan, EntryField, KvCache, QueryPart};
 use super::gemm::{self, GemmJob, Packed};
 use super::pool::SharedPtr;
-use super::weights::{PackSource, Panels};
+use super::weights::{Numbers, PackSource, Panels};
 use super::{Cpu, Linear, Tensor, Weight, shape, stale, zeros};
 use crate::backend::{HostMatrix, MlaSpec, Precision, Span};
 use crate::error::Result;
@@ -88,19 +88,13 @@ impl Cpu {
                 format!("kv_b must be [{}, {kv_rank}], got [{}, {}]", heads * (nope_dim + v_dim), kv_b.rows, kv_b.cols);
             return Err(shape("mla_weight", what));
         }
+        let data = Numbers::of(&kv_b.data)?;
         let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());
         for head in 0..heads {
             let offset = head * (nope_dim + v_dim) * kv_rank;
-            let keys = PackSource {
-                data: &kv_b.data,
-                offset,
-                row_stride: 1,
-                col_stride: kv_rank,
-                rows: kv_rank,
-                cols: nope_dim,
-            };
+            let keys = PackSource { data, offset, row_stride: 1, col_stride: kv_rank, rows: kv_rank, cols: nope_dim };
             let values = PackSource {
-                data: &kv_b.data,
+                data,
                 offset: offset + nope_dim * kv_rank,
                 row_stride: kv_rank,
                 col_stride: 1,

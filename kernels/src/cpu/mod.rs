@@ -5,6 +5,7 @@
 mod attention;
 mod buffer;
 mod combine;
+mod devices;
 mod dispatch;
 mod draw;
 mod gemm;
@@ -34,7 +35,7 @@ use memory::Arena;
 use pool::{SharedPtr, ThreadPool};
 use rope::AngleTables;
 pub use simd::Isa;
-use weights::{PackSource, Panels};
+use weights::{Numbers, PackSource, Panels};
 
 use crate::backend::*;
 use crate::collective::{Collective, ControlLink};
@@ -87,10 +88,22 @@ enum Weight {
     },
 }
 
+/// A lookup table [rows, cols].
 #[derive(Debug)]
-pub struct Embedding(HostMatrix);
+pub struct Embedding {
+    rows: usize,
+    cols: usize,
+    table: Table,
+}
+
+#[derive(Debug)]
+enum Table {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
 
 pub use attention::KvCache;
+pub use devices::CpuDevices;
 pub use moe::Experts;
 pub use route::Routes;
 
@@ -186,22 +199,23 @@ impl Backend for Cpu {
     }
 
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Linear> {
-        Ok(Linear(Weight::Plain(self.pack(&PackSource::whole(&weight), precision)?)))
+        Ok(Linear(Weight::Plain(self.pack(&PackSource::whole(&weight)?, precision)?)))
     }
 
     /// Stored unchanged for f32, otherwise as bf16.
-    fn embedding(&self, mut table: HostMatrix, precision: Precision) -> Result<Embedding> {
-        let len = match &table.data {
-            HostData::F32(v) => v.len(),
-            HostData::Bf16(v) => v.len(),
+    fn embedding(&self, table: HostMatrix, precision: Precision) -> Result<Embedding> {
+        let HostMatrix { rows, cols, data } = table;
+        let len = Numbers::of(&data)?.len();
+        if len != rows * cols {
+            return Err(shape("embedding", format!("[{rows}, {cols}] does not hold {len} numbers")));
+        }
+        let table = match (data, precision) {
+            (HostData::Bf16(v), _) => Table::Bf16(v),
+            (HostData::F32(v), Precision::F32) => Table::F32(v),
+            (HostData::F32(v), _) => Table::Bf16(v.iter().map(|&x| bf16::from_f32(x)).collect()),
+            (HostData::Fp8 { .. } | HostData::Int4 { .. }, _) => return Err(weights::quantized()),
         };
-        if len != table.rows * table.cols {
-            return Err(shape("embedding", format!("[{}, {}] does not hold {len} numbers", table.rows, table.cols)));
-        }
-        if let (HostData::F32(v), Precision::Bf16 | Precision::Int8) = (&table.data, precision) {
-            table.data = HostData::Bf16(v.iter().map(|&x| bf16::from_f32(x)).collect());
-        }
-        Ok(Embedding(table))
+        Ok(Embedding { rows, cols, table })
     }
 
     fn experts(
@@ -219,9 +233,9 @@ impl Backend for Cpu {
                 let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
                 return Err(shape("experts", what));
             }
-            let (gate, up) = (PackSource::whole(&gate), PackSource::whole(&up));
+            let (gate, up) = (PackSource::whole(&gate)?, PackSource::whole(&up)?);
             let [gate, up] = Panels::pack_side_by_side(&self.pool, self.isa, &self.arena, [&gate, &up], precision)?;
-            experts.push(id, [gate, up, self.pack(&PackSource::whole(&down), precision)?])?;
+            experts.push(id, [gate, up, self.pack(&PackSource::whole(&down)?, precision)?])?;
         }
         Ok(experts)
     }
@@ -289,14 +303,14 @@ impl Backend for Cpu {
 
     fn embed(&self, table: &Embedding, batch: &Batch) -> Tensor {
         let ids = &batch.rows.ids;
-        let HostMatrix { rows, cols, data } = &table.0;
+        let Embedding { rows, cols, table } = table;
         let mut out = Vec::with_capacity(ids.len() * cols);
         for &id in ids {
             assert!((id as usize) < *rows, "token {id} of a vocabulary of {rows}");
             let at = id as usize * cols;
-            match data {
-                HostData::F32(v) => out.extend_from_slice(&v[at..at + cols]),
-                HostData::Bf16(v) => out.extend(v[at..at + cols].iter().map(|x| x.to_f32())),
+            match table {
+                Table::F32(v) => out.extend_from_slice(&v[at..at + cols]),
+                Table::Bf16(v) => out.extend(v[at..at + cols].iter().map(|x| x.to_f32())),
             }
         }
         tensor(ids.len(), *cols, out)

@@ -43,6 +43,7 @@ fn f32s(matrix: &HostMatrix) -> Vec<f32> {
     match &matrix.data {
         HostData::F32(v) => v.clone(),
         HostData::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
+        quantized => panic!("{quantized:?}"),
     }
 }
 
@@ -458,6 +459,9 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     let error = cpu.linear_weight(short.clone(), Precision::Bf16).unwrap_err();
     assert_eq!(error.to_string(), "weight: [4, 4] needs 16 numbers, got 15");
     assert!(cpu.embedding(short, Precision::F32).is_err());
+    let codes = HostData::Fp8 { codes: vec![0; 4], scales: vec![1.0], block: [2, 2] };
+    let error = cpu.linear_weight(HostMatrix { rows: 2, cols: 2, data: codes }, Precision::Bf16).unwrap_err();
+    assert_eq!(error.to_string(), "weight: must be f32 or bf16, got a quantized form");
     let spec = MlaSpec { heads: 2, nope_dim: 4, rope_dim: 2, v_dim: 4, kv_rank: 8, scale: 1.0 };
     assert!(cpu.mla_weight(rng.matrix(15, 8), &spec, Precision::F32).is_err());
     let uneven = ExpertWeights { id: 0, gate: rng.matrix(8, 4), up: rng.matrix(8, 4), down: rng.matrix(8, 4) };

@@ -40,9 +40,38 @@ pub struct Panels {
     block: Block,
 }
 
+/// The loader converts quantized forms (`CpuDevices::host_form`).
+pub fn quantized() -> KernelError {
+    KernelError::Shape { op: "weight", what: "must be f32 or bf16, got a quantized form".into() }
+}
+
+/// The numbers of a host matrix.
+#[derive(Debug, Clone, Copy)]
+pub enum Numbers<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Numbers<'a> {
+    pub fn of(data: &'a HostData) -> Result<Numbers<'a>> {
+        match data {
+            HostData::F32(v) => Ok(Numbers::F32(v)),
+            HostData::Bf16(v) => Ok(Numbers::Bf16(v)),
+            HostData::Fp8 { .. } | HostData::Int4 { .. } => Err(quantized()),
+        }
+    }
+
+    pub fn len(self) -> usize {
+        match self {
+            Numbers::F32(v) => v.len(),
+            Numbers::Bf16(v) => v.len(),
+        }
+    }
+}
+
 /// A matrix to pack: element (i, j) is `data[offset + i * row_stride + j * col_stride]`.
 pub struct PackSource<'a> {
-    pub data: &'a HostData,
+    pub data: Numbers<'a>,
     pub offset: usize,
     pub row_stride: usize,
     pub col_stride: usize,
@@ -51,16 +80,13 @@ pub struct PackSource<'a> {
 }
 
 impl<'a> PackSource<'a> {
-    pub fn whole(matrix: &'a HostMatrix) -> PackSource<'a> {
-        let HostMatrix { rows, cols, data } = matrix;
-        PackSource { data, offset: 0, row_stride: *cols, col_stride: 1, rows: *rows, cols: *cols }
+    pub fn whole(matrix: &'a HostMatrix) -> Result<PackSource<'a>> {
+        let (rows, cols, data) = (matrix.rows, matrix.cols, Numbers::of(&matrix.data)?);
+        Ok(PackSource { data, offset: 0, row_stride: cols, col_stride: 1, rows, cols })
     }
 
     fn check(&self) -> Result<()> {
-        let len = match self.data {
-            HostData::F32(v) => v.len(),
-            HostData::Bf16(v) => v.len(),
-        };
+        let len = self.data.len();
         let last =
             self.offset + self.rows.saturating_sub(1) * self.row_stride + self.cols.saturating_sub(1) * self.col_stride;
         if self.rows > 0 && self.cols > 0 && last >= len {
@@ -152,9 +178,9 @@ impl Panels {
             let (source, p) = (sources[i % N], i / N);
             match source.data {
                 // SAFETY: `isa` was detected; a panel has panel_bytes.
-                HostData::F32(data) => unsafe { pack_f32(isa, source, data, p, precision, panel) },
+                Numbers::F32(data) => unsafe { pack_f32(isa, source, data, p, precision, panel) },
                 // SAFETY: as above.
-                HostData::Bf16(data) => unsafe { pack_bf16(isa, source, data, p, precision, panel) },
+                Numbers::Bf16(data) => unsafe { pack_bf16(isa, source, data, p, precision, panel) },
             }
         });
         Ok(std::array::from_fn(|n| {

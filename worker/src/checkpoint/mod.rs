@@ -3,6 +3,7 @@
 
 mod config;
 mod error;
+mod parts;
 mod quant;
 mod reads;
 mod safetensors;
@@ -15,5 +16,5 @@ pub use quant::Quantization;
 pub use reads::Reads;
 pub use safetensors::StoredDtype;
 pub use source::read_file;
-pub use weights::{CheckpointWeights, Form};
+pub use weights::CheckpointWeights;
 pub use xxhash_rust::xxh3::xxh3_64 as content_hash;

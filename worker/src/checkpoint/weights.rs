@@ -1,4 +1,5 @@
-//! Reads parts of weights in the form that a backend needs, from any stored form. It does not know architectures.
+//! Reads parts of weights from any stored form, and converts them to the form that a backend takes. It does not know
+//! architectures.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -6,25 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use rein_kernels::quant::{fp8_block_dequant, int4_group_dequant};
-use rein_kernels::{HostData, HostMatrix};
+use rein_kernels::{HostData, HostForm, HostMatrix, StoredForm};
 
 use super::error::LoadError;
+use super::parts::{cut_bytes, cut_nibbles, cut_scales};
 use super::quant::Quantization;
 use super::reads::Reads;
 use super::safetensors::{Shards, StoredDtype, TensorEntry};
 
 /// Bytes of a plain tensor that are read at a time, unless a row is longer.
 const PART: usize = 4 << 20;
-
-/// The form into which a matrix is converted while it is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    F32,
-    Bf16,
-    /// bf16 unchanged, everything else as f32: the input of quantization.
-    Widest,
-}
 
 pub struct CheckpointWeights {
     shards: Shards,
@@ -180,39 +172,53 @@ impl CheckpointWeights {
         }
     }
 
-    /// Rows and columns of a module's weight [out, inp].
+    /// Rows and columns of a module's weight [out, inp], in the form that `form` says for its stored form.
     pub fn matrix(
         &self,
         module: &str,
         [out, inp]: [usize; 2],
         rows: Range<usize>,
         cols: Range<usize>,
-        form: Form,
+        form: impl FnOnce(StoredForm) -> HostForm,
     ) -> Result<HostMatrix, LoadError> {
         let shape = (rows.len(), cols.len());
-        let data = match self.stored(module, out, inp, &mut HashSet::new())? {
-            Stored::Dense(entry) => self.dense(entry, inp, rows, cols, form)?,
+        let (data, form) = match self.stored(module, out, inp, &mut HashSet::new())? {
+            Stored::Dense(entry) => {
+                let form = form(dense_form(entry.dtype));
+                (self.dense(entry, inp, rows, cols, form)?, form)
+            }
             Stored::Fp8 { codes, scales, block } => {
-                // Reads whole blocks of rows, so that the part's scales are a range of the scales.
-                let from = rows.start / block[0] * block[0];
-                let to = rows.end.next_multiple_of(block[0]).min(out);
                 let scale_cols = inp.div_ceil(block[1]);
-                let scale_rows = from / block[0] * scale_cols..to.div_ceil(block[0]) * scale_cols;
-                let scales = self.floats(scales, scale_rows)?;
-                let bytes = self.bytes(codes, from * inp..to * inp)?;
-                let wide = fp8_block_dequant(&bytes, to - from, inp, &scales, block)?;
-                cut(wide, inp, rows.start - from..rows.end - from, cols, form)
+                let scale_rows = rows.start / block[0]..rows.end.div_ceil(block[0]);
+                let scales = self.floats(scales, scale_rows.start * scale_cols..scale_rows.end * scale_cols)?;
+                let bytes = self.bytes(codes, rows.start * inp..rows.end * inp)?;
+                let (scales, part_block) = cut_scales(&scales, scale_cols, block, &rows, &cols);
+                let codes = cut_bytes(bytes, inp, cols);
+                (HostData::Fp8 { codes, scales, block: part_block }, form(StoredForm::Fp8 { block }))
             }
             Stored::Int4 { packed, scales, group } => {
                 let scale_cols = inp.div_ceil(group);
                 let scales = self.floats(scales, rows.start * scale_cols..rows.end * scale_cols)?;
                 let stride = inp.div_ceil(8) * 4;
                 let bytes = self.bytes(packed, rows.start * stride..rows.end * stride)?;
-                let wide = int4_group_dequant(&bytes, rows.len(), inp, &scales, group)?;
-                cut(wide, inp, 0..rows.len(), cols, form)
+                let (scales, [_, part_group]) = cut_scales(&scales, scale_cols, [1, group], &rows, &cols);
+                let packed = cut_nibbles(bytes, stride, inp, cols);
+                (HostData::Int4 { packed, scales, group: part_group }, form(StoredForm::Int4 { group }))
             }
         };
-        Ok(HostMatrix { rows: shape.0, cols: shape.1, data })
+        Ok(HostMatrix { rows: shape.0, cols: shape.1, data }.into_form(form)?)
+    }
+
+    /// How a module's weight is stored. A missing weight counts as f32.
+    pub fn stored_form(&self, module: &str) -> StoredForm {
+        match (self.shards.get(&format!("{module}.weight")), self.quantization) {
+            (Some(entry), Quantization::Fp8 { block }) if entry.dtype == StoredDtype::F8E4m3 => {
+                StoredForm::Fp8 { block }
+            }
+            (Some(entry), _) => dense_form(entry.dtype),
+            (None, Quantization::Int4 { group }) => StoredForm::Int4 { group },
+            (None, _) => StoredForm::F32,
+        }
     }
 
     /// Approximate bytes of the checkpoint for a part of a module's weight.
@@ -248,7 +254,7 @@ impl CheckpointWeights {
         stride: usize,
         rows: Range<usize>,
         cols: Range<usize>,
-        form: Form,
+        form: HostForm,
     ) -> Result<HostData, LoadError> {
         let size = entry.dtype.size();
         let row = stride * size;
@@ -267,7 +273,7 @@ impl CheckpointWeights {
             Ok::<_, LoadError>(())
         };
         let count = rows.len() * cols.len();
-        Ok(if form == Form::F32 || (form == Form::Widest && entry.dtype != StoredDtype::Bf16) {
+        Ok(if form == HostForm::F32 || (form == HostForm::Stored && entry.dtype != StoredDtype::Bf16) {
             let mut out = Vec::with_capacity(count);
             each(&mut |bytes| extend_f32(&mut out, bytes, entry.dtype))?;
             HostData::F32(out)
@@ -276,6 +282,14 @@ impl CheckpointWeights {
             each(&mut |bytes| extend_bf16(&mut out, bytes, entry.dtype))?;
             HostData::Bf16(out)
         })
+    }
+}
+
+fn dense_form(dtype: StoredDtype) -> StoredForm {
+    match dtype {
+        StoredDtype::F16 => StoredForm::F16,
+        StoredDtype::Bf16 => StoredForm::Bf16,
+        _ => StoredForm::F32,
     }
 }
 
@@ -307,18 +321,5 @@ fn extend_bf16(out: &mut Vec<bf16>, bytes: &[u8], dtype: StoredDtype) {
             out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_f32(f16::from_le_bytes(*b).to_f32())));
         }
         _ => out.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_f32(f32::from_le_bytes(*b)))),
-    }
-}
-
-/// Rows and columns of a dequantized matrix of `stride` columns.
-fn cut(wide: Vec<f32>, stride: usize, rows: Range<usize>, cols: Range<usize>, form: Form) -> HostData {
-    let part = if cols.len() == stride && rows.len() * stride == wide.len() {
-        wide
-    } else {
-        rows.flat_map(|r| &wide[r * stride + cols.start..r * stride + cols.end]).copied().collect()
-    };
-    match form {
-        Form::Bf16 => HostData::Bf16(part.into_iter().map(bf16::from_f32).collect()),
-        Form::F32 | Form::Widest => HostData::F32(part),
     }
 }

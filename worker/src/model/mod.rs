@@ -5,11 +5,13 @@ mod arch;
 mod blocks;
 mod execute;
 mod experts;
+mod footprint;
 mod network;
 mod rope;
 mod spec;
 
 pub use arch::{architectures, build, text_config};
 pub use execute::{Executing, check_row};
-pub use network::{LayoutSwap, Network, Precisions, bytes_of_copies, bytes_to_hold, bytes_to_load};
+pub use footprint::Footprint;
+pub use network::{LayoutSwap, Network, Precisions, WeightSource, bytes_to_load};
 pub use spec::{Attention, LayerSpec, Spec};

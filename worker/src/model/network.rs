@@ -6,13 +6,14 @@ use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::collective::Collective;
 use rein_kernels::{
     Backend, Drawn, ExpertCounts, GqaSpec, Head, MlaSpec, Precision, Result as KernelResult, RopeSpec, RouteSpec, Rows,
+    WeightRole,
 };
 
 use super::spec::{Attention, Spec};
 
 mod load;
 
-pub use load::{bytes_of_copies, bytes_to_hold, bytes_to_load};
+pub use load::{WeightSource, bytes_to_load};
 
 /// Types of stored weights. Routers are always f32; embeddings and latent expansions are never int8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +22,16 @@ pub struct Precisions {
     pub base: Precision,
     /// The type of the large products: `base` or int8.
     pub linear: Precision,
+}
+
+impl Precisions {
+    pub fn of(self, role: WeightRole) -> Precision {
+        match role {
+            WeightRole::Embedding | WeightRole::LatentExpansion => self.base,
+            WeightRole::Linear | WeightRole::Expert => self.linear,
+            WeightRole::Router => Precision::F32,
+        }
+    }
 }
 
 pub struct Network<B: Backend> {

@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rein_control_plane::Placement;
-use rein_kernels::collective::threads;
-use rein_kernels::cpu::Cpu;
-use rein_kernels::{ExpertCounts, KernelError, Result as KernelResult};
+use rein_kernels::{Backend, Devices, ExpertCounts, KernelError, Result as KernelResult};
 
 use super::Checkpoint;
 use crate::checkpoint::LoadError;
@@ -18,16 +16,21 @@ use crate::model::{LayoutSwap, Network};
 const AHEAD: usize = 2;
 
 /// Pending layouts of a rank, in order.
-#[derive(Default)]
-pub struct LayoutInbox(Mutex<VecDeque<LayoutSwap<Cpu>>>);
+pub struct LayoutInbox<B: Backend>(Mutex<VecDeque<LayoutSwap<B>>>);
 
-impl LayoutInbox {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<LayoutSwap<Cpu>>> {
+impl<B: Backend> Default for LayoutInbox<B> {
+    fn default() -> Self {
+        LayoutInbox(Mutex::default())
+    }
+}
+
+impl<B: Backend> LayoutInbox<B> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<LayoutSwap<B>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the network to this layout.
-    pub fn take_up(&self, network: &mut Network<Cpu>, layout: u64) -> KernelResult<()> {
+    pub fn take_up(&self, network: &mut Network<B>, layout: u64) -> KernelResult<()> {
         while network.placement().layout != layout {
             let Some(swap) = self.lock().pop_front() else {
                 let known = network.placement().layout;
@@ -39,10 +42,66 @@ impl LayoutInbox {
     }
 }
 
+/// The inboxes of the ranks in this process, and their devices.
+pub struct Inboxes<D: Devices> {
+    pub devices: D,
+    pub ranks: Vec<RankInbox<D::Backend>>,
+}
+
+pub struct RankInbox<B: Backend> {
+    pub rank: usize,
+    pub device: usize,
+    pub inbox: Arc<LayoutInbox<B>>,
+}
+
+/// Loads a layout for ranks on any kind of device.
+pub trait LoadLayout: Send + Sync {
+    /// Whether a rank has too many pending layouts.
+    fn is_full(&self) -> bool;
+    /// Loads the experts that `placement` gives to these ranks and `before` does not, until `stop`. False: stopped.
+    fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        placement: &Arc<Placement>,
+        before: &Placement,
+        stop: &AtomicBool,
+    ) -> Result<bool, LoadError>;
+}
+
+impl<D: Devices> LoadLayout for Inboxes<D> {
+    fn is_full(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.inbox.lock().len() >= AHEAD)
+    }
+
+    fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        placement: &Arc<Placement>,
+        before: &Placement,
+        stop: &AtomicBool,
+    ) -> Result<bool, LoadError> {
+        let fetch = |to: &RankInbox<D::Backend>| {
+            let (backend, source) = (self.devices.open_beside(to.device)?, checkpoint.source(&self.devices));
+            Network::fetch(&backend, source, (placement, to.rank), &before.ranks[to.rank], stop)
+        };
+        let swaps: Result<Vec<_>, LoadError> = self.ranks.iter().map(|to| Ok((&to.inbox, fetch(to)?))).collect();
+        // Also if they could not be read: a changed file may be the reason.
+        checkpoint.weights.prove()?;
+        let swaps = swaps?;
+        if stop.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        for (inbox, swap) in swaps {
+            inbox.lock().push_back(swap);
+        }
+        Ok(true)
+    }
+}
+
 /// The expert layouts of the ranks in this process.
 pub struct Layouts {
     pub(super) checkpoint: Arc<Checkpoint>,
-    pub(super) ranks: Vec<(usize, Arc<LayoutInbox>)>,
+    pub(super) ranks: Box<dyn LoadLayout>,
     /// What the ranks have, or have in their inboxes.
     pub(super) given: Mutex<Arc<Placement>>,
     /// The layout of the next steps. Set by the leader.
@@ -60,27 +119,12 @@ impl Layouts {
     /// Loads the experts that these ranks lack, beside running steps, until `stop`. False: earlier layouts are still
     /// pending.
     pub fn load(&self, placement: &Arc<Placement>, stop: &AtomicBool) -> Result<bool, LoadError> {
-        if self.ranks.iter().any(|(_, inbox)| inbox.lock().len() >= AHEAD) {
+        if self.ranks.is_full() {
             return Ok(false);
         }
         let before = self.given().clone();
-        let Checkpoint { spec, weights, precisions, .. } = &*self.checkpoint;
-        let fetch = |rank: &usize| {
-            let link = threads::group(1).pop().ok_or(LoadError::Rank { rank: *rank, what: "has no link".into() })?;
-            let backend = Cpu::new(1, Box::new(link));
-            let before = &before.ranks[*rank];
-            Network::fetch(&backend, spec, weights, (placement, *rank), before, *precisions, stop)
-        };
-        let swaps: Result<Vec<_>, LoadError> =
-            self.ranks.iter().map(|(rank, inbox)| Ok((inbox, fetch(rank)?))).collect();
-        // Also if they could not be read: a changed file may be the reason.
-        weights.prove()?;
-        let swaps = swaps?;
-        if stop.load(Ordering::Relaxed) {
+        if !self.ranks.load(&self.checkpoint, placement, &before, stop)? {
             return Ok(false);
-        }
-        for (inbox, swap) in swaps {
-            inbox.lock().push_back(swap);
         }
         *self.given() = placement.clone();
         Ok(true)

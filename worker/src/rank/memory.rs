@@ -4,17 +4,15 @@ use std::fmt;
 
 use rein_control_plane::RankPlacement;
 use rein_control_plane::limits::EXPERT_MOVES;
-use rein_kernels::Precision;
+use rein_kernels::{Devices, Precision};
 
 use super::ModelOptions;
 use crate::bytes::ByteCount;
 use crate::checkpoint::LoadError;
-use crate::model::{Precisions, Spec, bytes_of_copies, bytes_to_hold};
+use crate::model::{Footprint, Precisions, Spec};
 
 /// The KV cache gets 1 / this of the memory that the weights leave free, unless configured.
 const DEFAULT_SHARE: usize = 4;
-/// Assumed free memory where the system does not report it.
-const UNKNOWN_FREE: usize = 2 << 30;
 
 /// The weights of the ranks in this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,9 +22,9 @@ pub struct WeightMemory {
 }
 
 impl WeightMemory {
-    pub(super) fn new(spec: &Spec, mine: &[&RankPlacement], ranks: usize, precisions: Precisions) -> Self {
-        let bytes = mine.iter().map(|rank| bytes_to_hold(spec, precisions, rank, ranks)).sum();
-        WeightMemory { bytes, precisions }
+    pub(super) fn new<D: Devices>(footprint: &Footprint<D>, mine: &[&RankPlacement], ranks: usize) -> Self {
+        let bytes = mine.iter().map(|rank| footprint.held(rank, ranks)).sum();
+        WeightMemory { bytes, precisions: footprint.precisions }
     }
 }
 
@@ -90,31 +88,28 @@ impl KvPlan {
     }
 
     /// For these ranks of a group of `ranks`; the weights of those in `to_load` are not in memory yet.
-    pub(super) fn new<'a>(
-        spec: &Spec,
+    pub(super) fn new<'a, D: Devices>(
+        footprint: &Footprint<D>,
         mine: &[&RankPlacement],
         to_load: impl Iterator<Item = &'a RankPlacement>,
         ranks: usize,
-        precisions: Precisions,
         options: &ModelOptions,
     ) -> Result<Self, LoadError> {
-        Self::within(spec, mine, to_load, ranks, precisions, options, free_memory())
+        Self::within(footprint, mine, to_load, ranks, options, footprint.devices.free_memory())
     }
 
-    fn within<'a>(
-        spec: &Spec,
+    fn within<'a, D: Devices>(
+        footprint: &Footprint<D>,
         mine: &[&RankPlacement],
         to_load: impl Iterator<Item = &'a RankPlacement>,
         ranks: usize,
-        precisions: Precisions,
         options: &ModelOptions,
         free: usize,
     ) -> Result<Self, LoadError> {
-        let copies = bytes_of_copies(spec, precisions, options.redundant_experts);
-        let weights: usize = to_load.map(|rank| bytes_to_hold(spec, precisions, rank, ranks) + copies).sum();
-        let moves: usize =
-            mine.iter().map(|rank| bytes_of_moves(spec, precisions, rank, options.redundant_experts)).sum();
-        Self::with_free(spec, mine, weights + moves, precisions, options, free)
+        let copies = footprint.copies(options.redundant_experts);
+        let weights: usize = to_load.map(|rank| footprint.held(rank, ranks) + copies).sum();
+        let moves: usize = mine.iter().map(|rank| bytes_of_moves(footprint, rank, options.redundant_experts)).sum();
+        Self::with_free(footprint, mine, weights + moves, options, free)
     }
 
     /// Uses the number of blocks that all ranks have room for, which may be lower.
@@ -123,16 +118,15 @@ impl KvPlan {
         self.limited(options)
     }
 
-    fn with_free(
-        spec: &Spec,
+    fn with_free<D: Devices>(
+        footprint: &Footprint<D>,
         mine: &[&RankPlacement],
         weights: usize,
-        precisions: Precisions,
         options: &ModelOptions,
         free: usize,
     ) -> Result<Self, LoadError> {
-        let block_size = options.block_size;
-        let size = if precisions.base == Precision::F32 { 4 } else { 2 };
+        let (block_size, spec) = (options.block_size, footprint.spec);
+        let size = footprint.devices.cache_bytes(footprint.precisions.base);
         let of_rank = |kv_heads: usize| -> usize {
             let width = |layer: &crate::model::LayerSpec| {
                 let (k, v) = layer.attention.cache_widths(kv_heads);
@@ -180,13 +174,13 @@ impl KvPlan {
 
 /// Bytes of the experts of a new layout that a rank holds beside those of the current one: as many as the controller
 /// moves at once, or those of one layer if that is more. None for the only rank of a group, which holds all experts.
-fn bytes_of_moves(spec: &Spec, precisions: Precisions, rank: &RankPlacement, redundant: usize) -> usize {
-    let all = spec.shape().experts;
+fn bytes_of_moves<D: Devices>(footprint: &Footprint<D>, rank: &RankPlacement, redundant: usize) -> usize {
+    let all = footprint.spec.shape().experts;
     let lacks = || all.iter().zip(&rank.experts).map(|(all, held)| (all.saturating_sub(held.len()), held.len()));
     let of_layer = lacks().map(|(lacks, held)| lacks.min(held + redundant)).max().unwrap_or(0);
     let moves = lacks().map(|(lacks, _)| lacks).sum::<usize>().min(EXPERT_MOVES.max(of_layer));
     let layers = all.iter().filter(|&&experts| experts > 0).count();
-    moves * bytes_of_copies(spec, precisions, 1) / layers.max(1)
+    moves * footprint.copies(1) / layers.max(1)
 }
 
 /// The context limit that config.json and `options` allow.
@@ -199,14 +193,6 @@ pub(super) fn context(spec: &Spec, options: &ModelOptions) -> Result<usize, Load
         }
         context => Ok(context),
     }
-}
-
-/// MemAvailable of Linux, in bytes.
-pub fn free_memory() -> usize {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-    kib.map_or(UNKNOWN_FREE, |kib| kib << 10)
 }
 
 #[cfg(test)]

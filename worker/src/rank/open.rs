@@ -10,7 +10,7 @@ use crate::checkpoint::{
     CheckpointWeights, ConfigFields, LoadError, Quantization, Reads, StoredDtype, content_hash, parse_config,
     read_config,
 };
-use crate::model::{self, Precisions, Spec};
+use crate::model::{self, Footprint, Precisions, Spec, WeightSource};
 
 pub struct Checkpoint {
     pub spec: Arc<Spec>,
@@ -19,6 +19,18 @@ pub struct Checkpoint {
     pub reads: Arc<Reads>,
     /// The hash of config.json.
     pub config: u64,
+}
+
+impl Checkpoint {
+    pub fn source<'a, D>(&'a self, devices: &'a D) -> WeightSource<'a, D> {
+        WeightSource { spec: &self.spec, weights: &self.weights, precisions: self.precisions, devices }
+    }
+
+    /// Calls `f` with the footprint of the weights on these devices.
+    pub fn footprint<D, T>(&self, devices: &D, f: impl FnOnce(&Footprint<D>) -> T) -> T {
+        let stored = |module: &str| self.weights.stored_form(module);
+        f(&Footprint { spec: &self.spec, precisions: self.precisions, devices, stored: &stored })
+    }
 }
 
 /// Reads config.json, opens the weights and checks that they match.

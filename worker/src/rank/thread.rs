@@ -9,12 +9,12 @@ use prost::Message;
 use rein_control_plane::Placement;
 use rein_control_plane::epoch::number;
 use rein_kernels::collective::{Collective, ControlLink, threads};
-use rein_kernels::cpu::Cpu;
-use rein_kernels::{Backend, ExpertCounts, KernelError, Result as KernelResult};
+use rein_kernels::{Backend, Devices, ExpertCounts, KernelError, Result as KernelResult};
 use rein_proto::internal::{Step, StepResult};
 
+use super::devices::{DeviceResident, Home};
 use super::layout::LayoutInbox;
-use super::{Checkpoint, KvPlan, Resident};
+use super::{Checkpoint, KvPlan};
 use crate::checkpoint::LoadError;
 use crate::model::{Executing, Network};
 
@@ -36,24 +36,28 @@ pub struct LeaderQueues {
 }
 
 /// The parameters of a rank thread.
-pub struct RankJob {
+pub struct RankJob<D: Devices> {
+    pub devices: D,
+    /// Index of its device.
+    pub device: usize,
+    /// Ranks of this process.
+    pub here: usize,
     pub checkpoint: Arc<Checkpoint>,
     pub placement: Arc<Placement>,
     pub rank: usize,
-    pub threads: usize,
     pub plan: KvPlan,
-    pub inbox: Arc<LayoutInbox>,
+    pub inbox: Arc<LayoutInbox<D::Backend>>,
     pub report: Sender<RankReport>,
     /// None: this rank follows.
     pub leads: Option<LeaderQueues>,
-    pub home: Option<Sender<Resident>>,
+    pub home: Option<Home<D::Backend>>,
 }
 
-impl RankJob {
-    pub fn run(self, resident: Option<Resident>, link: Box<dyn Collective>) {
+impl<D: Devices> RankJob<D> {
+    pub fn run(self, resident: Option<DeviceResident<D::Backend>>, link: Box<dyn Collective>) {
         let ranks = link.size();
         let loaded = self.load(resident, link);
-        let RankJob { checkpoint, rank, placement, report, leads, inbox, home, .. } = self;
+        let RankJob { checkpoint, device, rank, placement, report, leads, inbox, home, .. } = self;
         drop(checkpoint);
         let (network, outcome) = match loaded {
             Ok((network, blocks)) => (Some(network), Ok(blocks)),
@@ -72,14 +76,17 @@ impl RankJob {
             }
         }
         let mut network = executing.into_network();
-        if let (Some(home), Some(alone)) = (home, threads::group(1).pop()) {
-            network.leave(Box::new(alone));
-            // The owner may be gone.
-            let _ = home.send(Resident { network, ranks });
+        if let Some(home) = home {
+            network.leave(Box::new(threads::alone()));
+            home(DeviceResident { network, ranks, device });
         }
     }
 
-    fn load(&self, resident: Option<Resident>, link: Box<dyn Collective>) -> Result<(Network<Cpu>, usize), LoadError> {
+    fn load(
+        &self,
+        resident: Option<DeviceResident<D::Backend>>,
+        link: Box<dyn Collective>,
+    ) -> Result<(Network<D::Backend>, usize), LoadError> {
         let network = self.read(resident, link);
         // Also if it could not be read: a changed file may be the reason.
         self.checkpoint.weights.prove()?;
@@ -92,14 +99,18 @@ impl RankJob {
         Ok((network, blocks))
     }
 
-    fn read(&self, resident: Option<Resident>, link: Box<dyn Collective>) -> Result<Network<Cpu>, LoadError> {
-        let Checkpoint { spec, weights, precisions, .. } = &*self.checkpoint;
+    fn read(
+        &self,
+        resident: Option<DeviceResident<D::Backend>>,
+        link: Box<dyn Collective>,
+    ) -> Result<Network<D::Backend>, LoadError> {
+        let source = self.checkpoint.source(&self.devices);
         match resident {
-            Some(Resident { mut network, .. }) => {
+            Some(DeviceResident { mut network, .. }) => {
                 network.join(link);
                 let goal = (&self.placement, self.rank);
                 let (never, before) = (AtomicBool::new(false), network.rank());
-                let swap = Network::fetch(network.backend(), spec, weights, goal, before, *precisions, &never)?;
+                let swap = Network::fetch(network.backend(), source, goal, before, &never)?;
                 network.relayout(swap)?;
                 Ok(network)
             }
@@ -107,8 +118,8 @@ impl RankJob {
                 let progress = |bytes| {
                     let _ = self.report.send(RankReport::Read(bytes));
                 };
-                let backend = Cpu::new(self.threads, link);
-                Network::load(backend, spec.clone(), weights, (&self.placement, self.rank), *precisions, &progress)
+                let backend = self.devices.open(self.device, self.here, link)?;
+                Network::load(backend, source, (&self.placement, self.rank), &progress)
             }
         }
     }
@@ -124,7 +135,7 @@ fn least(control: &dyn ControlLink, number: usize) -> KernelResult<usize> {
 }
 
 /// Runs until there are no more steps, or one fails; then the other ranks are told why.
-fn lead(executing: &mut Executing<Cpu>, desk: LeaderQueues, inbox: &LayoutInbox) {
+fn lead<B: Backend>(executing: &mut Executing<B>, desk: LeaderQueues, inbox: &LayoutInbox<B>) {
     for step in desk.steps {
         let result = share(executing, &step).and_then(|()| execute(executing, &step, inbox));
         let result =
@@ -140,12 +151,16 @@ fn lead(executing: &mut Executing<Cpu>, desk: LeaderQueues, inbox: &LayoutInbox)
     }
 }
 
-fn execute(executing: &mut Executing<Cpu>, step: &Step, inbox: &LayoutInbox) -> KernelResult<Option<StepResult>> {
+fn execute<B: Backend>(
+    executing: &mut Executing<B>,
+    step: &Step,
+    inbox: &LayoutInbox<B>,
+) -> KernelResult<Option<StepResult>> {
     inbox.take_up(executing.network_mut(), step.layout)?;
     executing.step(step)
 }
 
-fn share(executing: &Executing<Cpu>, step: &Step) -> KernelResult<()> {
+fn share<B: Backend>(executing: &Executing<B>, step: &Step) -> KernelResult<()> {
     let control = executing.backend().control();
     if control.size() == 1 {
         return Ok(());
@@ -154,7 +169,7 @@ fn share(executing: &Executing<Cpu>, step: &Step) -> KernelResult<()> {
 }
 
 /// Returns why it ended: the group ended, or this rank failed, which ends the group.
-fn follow(executing: &mut Executing<Cpu>, rank: usize, epoch: u64, inbox: &LayoutInbox) -> KernelError {
+fn follow<B: Backend>(executing: &mut Executing<B>, rank: usize, epoch: u64, inbox: &LayoutInbox<B>) -> KernelError {
     loop {
         let mut bytes = Vec::new();
         if let Err(error) = executing.backend().control().share(0, &mut bytes) {

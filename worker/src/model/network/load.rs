@@ -1,4 +1,4 @@
-//! Loads one rank's weights, and says how many bytes that takes. It does not know the forward pass.
+//! Loads one rank's weights. It does not know the forward pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::bounded;
 use rein_control_plane::{Placement, RankPlacement};
 use rein_kernels::{
-    Backend, ExpertTable, ExpertWeights, GqaSpec, HostMatrix, KernelError, MlaSpec, Precision, Result as KernelResult,
+    Backend, Devices, ExpertTable, ExpertWeights, GqaSpec, HostMatrix, KernelError, MlaSpec, Precision,
+    Result as KernelResult, WeightRole,
 };
 
-use super::super::experts::table;
+use super::super::experts;
 use super::super::spec::{self, Attention, MlaQuery, Mlp, Spec};
 use super::{
     AttentionWeights, Gated, Gqa, Layer, LayoutSwap, Linear, Mla, MlpWeights, Moe, Network, Norm, Precisions, Query,
 };
-use crate::checkpoint::{CheckpointWeights, Form, LoadError};
+use crate::checkpoint::{CheckpointWeights, LoadError};
 
 /// Experts that were read and wait for the backend.
 const EXPERTS_AHEAD: usize = 1;
@@ -41,95 +42,67 @@ pub fn bytes_to_load(spec: &Spec, weights: &CheckpointWeights, rank: &RankPlacem
     total
 }
 
-fn size(precision: Precision) -> usize {
-    match precision {
-        Precision::F32 => 4,
-        Precision::Bf16 => 2,
-        Precision::Int8 => 1,
+/// Where weights come from, and in which form they go to the devices.
+pub struct WeightSource<'a, D> {
+    pub spec: &'a Arc<Spec>,
+    pub weights: &'a CheckpointWeights,
+    pub precisions: Precisions,
+    pub devices: &'a D,
+}
+
+impl<D> Clone for WeightSource<'_, D> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-fn bytes_of_expert(expert: &spec::Gated, precisions: Precisions) -> usize {
-    expert.linears().map(|l| size(precisions.linear) * l.out * l.inp).iter().sum()
-}
+impl<D> Copy for WeightSource<'_, D> {}
 
-/// Approximate memory of this many more experts per layer.
-pub fn bytes_of_copies(spec: &Spec, precisions: Precisions, copies: usize) -> usize {
-    let of_layer = |layer: &spec::LayerSpec| match &layer.mlp {
-        Mlp::Dense(_) => 0,
-        Mlp::Moe(moe) => copies * moe.experts.first().map_or(0, |expert| bytes_of_expert(expert, precisions)),
-    };
-    spec.layers.iter().map(of_layer).sum()
-}
-
-/// Approximate memory of this rank's loaded weights, without vectors and int8 scales.
-pub fn bytes_to_hold(spec: &Spec, precisions: Precisions, rank: &RankPlacement, ranks: usize) -> usize {
-    let (base, linear) = (size(precisions.base), size(precisions.linear));
-    let elements = |l: &spec::LinearSpec| {
-        let (rows, cols) = l.cut(rank, ranks);
-        rows.len() * cols.len()
-    };
-    let gated = |gated: &spec::Gated| linear * gated.linears().map(elements).iter().sum::<usize>();
-    let mut total = base * spec.vocab * spec.hidden + linear * elements(&spec.head);
-    for (layer, held) in spec.layers.iter().zip(&rank.experts) {
-        let attention: usize = layer.attention.linears().into_iter().map(|l| linear * elements(l)).sum();
-        total += match &layer.attention {
-            Attention::Gqa(_) => attention,
-            Attention::Mla(a) => attention - linear * elements(&a.kv_b) + base * elements(&a.kv_b),
-        };
-        total += match &layer.mlp {
-            Mlp::Dense(dense) => gated(dense),
-            Mlp::Moe(moe) => {
-                let experts: usize = held.iter().map(|&e| bytes_of_expert(&moe.experts[e as usize], precisions)).sum();
-                size(Precision::F32) * elements(&moe.router) + experts + moe.shared.as_ref().map_or(0, gated)
-            }
-        };
-    }
-    total
-}
-
-/// Reads this rank's parts of weights.
-#[derive(Clone, Copy)]
-struct Reader<'a> {
-    weights: &'a CheckpointWeights,
+/// Reads a rank's parts of weights.
+struct Reader<'a, D> {
+    source: WeightSource<'a, D>,
     rank: &'a RankPlacement,
     ranks: usize,
     /// Receives the bytes of each part that was read.
     progress: &'a (dyn Fn(u64) + Sync),
 }
 
-impl Reader<'_> {
-    fn read(&self, l: &spec::LinearSpec, whole: bool, precision: Precision) -> Result<HostMatrix, LoadError> {
-        let (rows, cols) = if whole { (0..l.out, 0..l.inp) } else { l.cut(self.rank, self.ranks) };
-        let form = match precision {
-            Precision::F32 => Form::F32,
-            Precision::Bf16 => Form::Bf16,
-            Precision::Int8 => Form::Widest,
+impl<D: Devices> Reader<'_, D> {
+    /// This rank's part, or the whole weight of an embedding or expert.
+    fn read(&self, role: WeightRole, l: &spec::LinearSpec) -> Result<HostMatrix, LoadError> {
+        let WeightSource { weights, precisions, devices, .. } = self.source;
+        let (rows, cols) = match role {
+            WeightRole::Embedding | WeightRole::Expert => (0..l.out, 0..l.inp),
+            WeightRole::Linear | WeightRole::Router | WeightRole::LatentExpansion => l.cut(self.rank, self.ranks),
         };
-        let cost = self.weights.cost(&l.module, rows.len() * cols.len());
-        let matrix = self.weights.matrix(&l.module, [l.out, l.inp], rows, cols, form)?;
+        let form = |stored| devices.host_form(role, stored, precisions.of(role));
+        let cost = weights.cost(&l.module, rows.len() * cols.len());
+        let matrix = weights.matrix(&l.module, [l.out, l.inp], rows, cols, form)?;
         (self.progress)(cost);
         Ok(matrix)
     }
 
-    fn expert(&self, moe: &spec::Moe, id: u32, precision: Precision) -> KernelResult<ExpertWeights> {
+    fn expert(&self, moe: &spec::Moe, id: u32) -> KernelResult<ExpertWeights> {
         let expert = &moe.experts[id as usize];
         let read = |l: &spec::LinearSpec| {
-            self.read(l, true, precision).map_err(|e| KernelError::Shape { op: "experts", what: e.to_string() })
+            self.read(WeightRole::Expert, l).map_err(|e| KernelError::Shape { op: "experts", what: e.to_string() })
         };
         Ok(ExpertWeights { id, gate: read(&expert.gate)?, up: read(&expert.up)?, down: read(&expert.down)? })
     }
 }
 
-struct Loader<'a, B> {
-    backend: &'a B,
-    reader: Reader<'a>,
-    precisions: Precisions,
+struct Loader<'a, D: Devices> {
+    backend: &'a D::Backend,
+    reader: Reader<'a, D>,
 }
 
-impl<B: Backend> Loader<'_, B> {
-    fn linear_in(&self, l: &spec::LinearSpec, precision: Precision) -> Result<Linear<B>, LoadError> {
-        let weight = self.backend.linear_weight(self.reader.read(l, false, precision)?, precision)?;
+impl<D: Devices> Loader<'_, D> {
+    fn precision(&self, role: WeightRole) -> Precision {
+        self.reader.source.precisions.of(role)
+    }
+
+    fn linear_as(&self, role: WeightRole, l: &spec::LinearSpec) -> Result<Linear<D::Backend>, LoadError> {
+        let weight = self.backend.linear_weight(self.reader.read(role, l)?, self.precision(role))?;
         // The ranks' partial sums are added, so only one rank adds the bias.
         let bias = if l.bias && (!l.is_partial() || self.reader.rank.rank == 0) {
             let (rows, _) = l.cut(self.reader.rank, self.reader.ranks);
@@ -140,23 +113,27 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Linear { weight, bias })
     }
 
-    fn linear(&self, l: &spec::LinearSpec) -> Result<Linear<B>, LoadError> {
-        self.linear_in(l, self.precisions.linear)
+    fn linear(&self, l: &spec::LinearSpec) -> Result<Linear<D::Backend>, LoadError> {
+        self.linear_as(WeightRole::Linear, l)
     }
 
-    fn vector(&self, tensor: &str, range: std::ops::Range<usize>) -> Result<B::Vector, LoadError> {
-        Ok(self.backend.vector(self.reader.weights.vector(tensor, range)?)?)
+    fn vector(
+        &self,
+        tensor: &str,
+        range: std::ops::Range<usize>,
+    ) -> Result<<D::Backend as Backend>::Vector, LoadError> {
+        Ok(self.backend.vector(self.reader.source.weights.vector(tensor, range)?)?)
     }
 
-    fn norm(&self, norm: &spec::Norm) -> Result<Norm<B>, LoadError> {
+    fn norm(&self, norm: &spec::Norm) -> Result<Norm<D::Backend>, LoadError> {
         Ok(Norm { weight: self.vector(&norm.tensor, 0..norm.size)?, eps: norm.eps })
     }
 
-    fn gated(&self, gated: &spec::Gated) -> Result<Gated<B>, LoadError> {
+    fn gated(&self, gated: &spec::Gated) -> Result<Gated<D::Backend>, LoadError> {
         Ok(Gated { gate: self.linear(&gated.gate)?, up: self.linear(&gated.up)?, down: self.linear(&gated.down)? })
     }
 
-    fn attention(&self, attention: &Attention) -> Result<AttentionWeights<B>, LoadError> {
+    fn attention(&self, attention: &Attention) -> Result<AttentionWeights<D::Backend>, LoadError> {
         Ok(match attention {
             Attention::Gqa(a) => AttentionWeights::Gqa(Box::new(Gqa {
                 q: self.linear(&a.q)?,
@@ -185,7 +162,6 @@ impl<B: Backend> Loader<'_, B> {
                     kv_rank: a.kv_rank,
                     scale: a.scale,
                 };
-                let base = self.precisions.base;
                 AttentionWeights::Mla(Box::new(Mla {
                     query: match &a.query {
                         MlaQuery::Full(q) => Query::Full(self.linear(q)?),
@@ -195,7 +171,11 @@ impl<B: Backend> Loader<'_, B> {
                     },
                     kv_a: self.linear(&a.kv_a)?,
                     kv_norm: self.norm(&a.kv_norm)?,
-                    kv_b: self.backend.mla_weight(self.reader.read(&a.kv_b, false, base)?, &spec, base)?,
+                    kv_b: self.backend.mla_weight(
+                        self.reader.read(WeightRole::LatentExpansion, &a.kv_b)?,
+                        &spec,
+                        self.precision(WeightRole::LatentExpansion),
+                    )?,
                     o: self.linear(&a.o)?,
                     spec,
                     q_rope: a.q_rope.clone(),
@@ -211,27 +191,26 @@ impl<B: Backend> Loader<'_, B> {
         moe: &spec::Moe,
         ids: &[u32],
         stop: &AtomicBool,
-    ) -> Result<B::Experts, LoadError> {
-        let precision = self.precisions.linear;
-        let reader = self.reader;
+    ) -> Result<<D::Backend as Backend>::Experts, LoadError> {
+        let reader = &self.reader;
         // Reading the next expert overlaps with the backend's conversion of this one.
         Ok(std::thread::scope(|scope| {
             let (send, receive) = bounded(EXPERTS_AHEAD);
             scope.spawn(move || {
                 for &id in ids {
-                    if stop.load(Ordering::Relaxed) || send.send(reader.expert(moe, id, precision)).is_err() {
+                    if stop.load(Ordering::Relaxed) || send.send(reader.expert(moe, id)).is_err() {
                         return;
                     }
                 }
             });
-            self.backend.experts(table, &mut receive.into_iter(), precision)
+            self.backend.experts(table, &mut receive.into_iter(), self.precision(WeightRole::Expert))
         })?)
     }
 
-    fn moe(&self, moe: &spec::Moe, held: &[u32], table: ExpertTable) -> Result<Moe<B>, LoadError> {
+    fn moe(&self, moe: &spec::Moe, held: &[u32], table: ExpertTable) -> Result<Moe<D::Backend>, LoadError> {
         let experts = self.experts(table, moe, held, &AtomicBool::new(false))?;
         Ok(Moe {
-            router: self.linear_in(&moe.router, Precision::F32)?,
+            router: self.linear_as(WeightRole::Router, &moe.router)?,
             choice_bias: match &moe.choice_bias {
                 Some(name) => Some(self.vector(name, 0..moe.experts.len())?),
                 None => None,
@@ -248,20 +227,19 @@ impl<B: Backend> Loader<'_, B> {
 
 impl<B: Backend> Network<B> {
     /// Loads the weights. `open_caches` must follow before a forward pass.
-    pub fn load(
+    pub fn load<D: Devices<Backend = B>>(
         backend: B,
-        spec: Arc<Spec>,
-        weights: &CheckpointWeights,
+        source: WeightSource<D>,
         (placement, rank): (&Arc<Placement>, usize),
-        precisions: Precisions,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self, LoadError> {
         let own = &placement.ranks[rank];
-        let reader = Reader { weights, rank: own, ranks: backend.ranks(), progress };
-        let loader = Loader { backend: &backend, reader, precisions };
-        let base = precisions.base;
-        let whole = |module: &str| spec::LinearSpec::new(module, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
-        let embed = backend.embedding(reader.read(&whole(&spec.embed), true, base)?, base)?;
+        let reader = Reader { source, rank: own, ranks: backend.ranks(), progress };
+        let loader = Loader { backend: &backend, reader };
+        let (spec, base) = (source.spec.clone(), source.precisions.base);
+        let table = spec::LinearSpec::new(&spec.embed, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
+        let role = WeightRole::Embedding;
+        let embed = backend.embedding(loader.reader.read(role, &table)?, loader.precision(role))?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (i, (layer, held)) in spec.layers.iter().zip(&own.experts).enumerate() {
             layers.push(Layer {
@@ -270,7 +248,9 @@ impl<B: Backend> Network<B> {
                 mlp_norm: loader.norm(&layer.mlp_norm)?,
                 mlp: match &layer.mlp {
                     Mlp::Dense(gated) => MlpWeights::Dense(loader.gated(gated)?),
-                    Mlp::Moe(moe) => MlpWeights::Moe(Box::new(loader.moe(moe, held, table(placement, i, moe)?)?)),
+                    Mlp::Moe(moe) => {
+                        MlpWeights::Moe(Box::new(loader.moe(moe, held, experts::table(placement, i, moe)?)?))
+                    }
                 },
             });
         }
@@ -282,25 +262,23 @@ impl<B: Backend> Network<B> {
 
     /// Loads the experts that `rank` of `placement` holds and `before` did not. It runs on its own backend, beside one
     /// that computes, until `stop`; then the result is incomplete and must not be used.
-    pub fn fetch(
+    pub fn fetch<D: Devices<Backend = B>>(
         backend: &B,
-        spec: &Spec,
-        weights: &CheckpointWeights,
+        source: WeightSource<D>,
         (placement, rank): (&Arc<Placement>, usize),
         before: &RankPlacement,
-        precisions: Precisions,
         stop: &AtomicBool,
     ) -> Result<LayoutSwap<B>, LoadError> {
-        let own = &placement.ranks[rank];
-        let reader = Reader { weights, rank: own, ranks: placement.ranks.len(), progress: &|_| () };
-        let loader = Loader { backend, reader, precisions };
+        let (own, spec) = (&placement.ranks[rank], source.spec);
+        let reader = Reader { source, rank: own, ranks: placement.ranks.len(), progress: &|_| () };
+        let loader = Loader { backend, reader };
         let mut fresh = Vec::with_capacity(spec.layers.len());
         for (i, ((layer, held), before)) in spec.layers.iter().zip(&own.experts).zip(&before.experts).enumerate() {
             fresh.push(match &layer.mlp {
                 Mlp::Dense(_) => None,
                 Mlp::Moe(moe) => {
                     let new: Vec<u32> = held.iter().filter(|id| !before.contains(id)).copied().collect();
-                    Some(loader.experts(table(placement, i, moe)?, moe, &new, stop)?)
+                    Some(loader.experts(experts::table(placement, i, moe)?, moe, &new, stop)?)
                 }
             });
         }

@@ -1,10 +1,16 @@
 use rein_control_plane::place;
+use rein_kernels::{StoredForm, cpu::CpuDevices};
 use serde_json::json;
 
 use super::*;
 use crate::limits::MAX_SEQUENCES;
 
 const PRECISIONS: Precisions = Precisions { base: Precision::Bf16, linear: Precision::Bf16 };
+
+fn footprint(spec: &Spec) -> Footprint<'_, CpuDevices> {
+    const DEVICES: &CpuDevices = &CpuDevices { threads: 1 };
+    Footprint { spec, precisions: PRECISIONS, devices: DEVICES, stored: &|_| StoredForm::Bf16 }
+}
 
 /// `free`: the memory that the weights leave.
 fn plan(options: &ModelOptions, free: usize) -> Result<KvPlan, LoadError> {
@@ -13,13 +19,13 @@ fn plan(options: &ModelOptions, free: usize) -> Result<KvPlan, LoadError> {
         "max_position_embeddings": 100});
     let spec = crate::model::build(config.as_object().expect("object")).expect("spec");
     let placement = place(&spec.shape(), options.tp, 1).expect("placement");
-    let weights: usize = placement.ranks.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, options.tp)).sum();
+    let weights: usize = placement.ranks.iter().map(|rank| footprint(&spec).held(rank, options.tp)).sum();
     // Embedding and head; then q and o, k and v, and the MLP of each layer.
     if options.tp == 1 {
         assert_eq!(weights, 2 * (2 * 8 * 16 + 2 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 8 * 16)));
     }
     let mine: Vec<&RankPlacement> = placement.ranks.iter().collect();
-    KvPlan::with_free(&spec, &mine, weights, PRECISIONS, options, weights + free)
+    KvPlan::with_free(&footprint(&spec), &mine, weights, options, weights + free)
 }
 
 #[test]
@@ -60,7 +66,7 @@ fn a_new_layout_has_room_beside_the_current_one() {
     let of = |experts: usize, ranks, redundant| {
         let spec = spec(experts);
         let placement = place(&spec.shape(), ranks, 1).expect("placement");
-        bytes_of_moves(&spec, PRECISIONS, &placement.ranks[0], redundant) / expert
+        bytes_of_moves(&footprint(&spec), &placement.ranks[0], redundant) / expert
     };
     assert_eq!(of(8, 1, 2), 0, "it holds all");
     assert_eq!(of(8, 2, 2), 2 * 4, "all that it lacks");
@@ -72,12 +78,12 @@ fn a_new_layout_has_room_beside_the_current_one() {
     let mine: Vec<&RankPlacement> = placement.ranks[..2].iter().collect();
     let blocks = |to_load: &[&RankPlacement], free: usize| {
         let to_load = to_load.iter().copied();
-        let plan = KvPlan::within(&spec, &mine, to_load, 4, PRECISIONS, &options, free).expect("plan");
+        let plan = KvPlan::within(&footprint(&spec), &mine, to_load, 4, &options, free).expect("plan");
         plan.blocks * plan.block_size * plan.bytes_per_token * DEFAULT_SHARE
     };
     let (room, free) = (2 * EXPERT_MOVES * expert, 1 << 30);
     let (loaded, all) = (blocks(&[], free), blocks(&mine, free));
-    let weights: usize = mine.iter().map(|rank| bytes_to_hold(&spec, PRECISIONS, rank, 4)).sum();
+    let weights: usize = mine.iter().map(|rank| footprint(&spec).held(rank, 4)).sum();
     let block = 64 * 16 * DEFAULT_SHARE;
     assert!((free - room).abs_diff(loaded) <= block, "{loaded}");
     assert!((free - room - weights).abs_diff(all) <= block, "{all}");
