@@ -1,6 +1,6 @@
 //! Speed of the CPU ops, compared with the machine's limits.
 //!
-//! `cargo run --release -p rein-kernels --example ops -- [threads] [products|model|all] [cpu-time]`
+//! `cargo run --release -p rein-kernels --example ops -- [threads] [products|model|draws|all] [cpu-time]`
 //!
 //! `cpu-time` measures the process's processor time instead of wall time: for one thread on a shared machine.
 //!
@@ -26,10 +26,14 @@ fn main() {
     let mut cpu = Cpu::new(threads, Box::new(group(1).remove(0)));
     println!("{:?}, {threads} threads", cpu.isa());
     bandwidth(threads);
-    if what != "model" {
+    let wanted = |part: &str| what.is_empty() || what == "all" || what == part;
+    if wanted("products") {
         products(&cpu);
     }
-    if what != "products" {
+    if wanted("draws") {
+        draws(&mut cpu);
+    }
+    if wanted("model") {
         model(&mut cpu, Precision::Bf16);
         model(&mut cpu, Precision::Int8);
     }
@@ -114,6 +118,28 @@ fn products(cpu: &Cpu) {
         let x = cpu.to_device(512, n, rng.values(512, n));
         let time = seconds(|| drop(cpu.linear(&x, &weights[0], None)));
         println!("{precision:?} 512 x {n} x {n}: {:.0} GFLOPS", (2 * 512 * n * n) as f64 / time / 1e9);
+    }
+}
+
+/// Draws from a vocabulary of the size of Kimi K2's, with a product so small that the draws take most of the time.
+fn draws(cpu: &mut Cpu) {
+    const ENTRIES: usize = 163_840;
+    let (mut rng, hidden) = (Numbers(3), 32);
+    let (norm, weight) = (vec![1.0; hidden], rng.matrix(ENTRIES, hidden));
+    let weight = cpu.linear_weight(weight, Precision::Bf16).expect("memory");
+    let head = Head { norm: &norm, eps: 1e-6, weight: &weight, scale: 1.0 };
+    for (name, sample) in [
+        ("greedy", SampleSpec { temperature: 0.0, ..SampleSpec::default() }),
+        ("top-p 0.95", SampleSpec { top_p: 0.95, ..SampleSpec::default() }),
+    ] {
+        for rows in [1, 16] {
+            let x = cpu.to_device(rows, hidden, rng.values(rows, hidden));
+            let draw = |row| Draw { from: LogitsOf::Row(row), sample, logprobs: None };
+            let step = Rows { ids: vec![0; rows], draws: (0..rows).map(draw).collect(), ..Rows::default() };
+            let batch = cpu.begin(step).expect("no spans");
+            let time = seconds(|| drop(cpu.draw(&batch, Some(&x), &head).expect("one rank")));
+            println!("draw of {rows:2} rows x {ENTRIES}, {name}: {:.2} ms", time * 1e3);
+        }
     }
 }
 
