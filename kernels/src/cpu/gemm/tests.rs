@@ -17,7 +17,7 @@ fn numbers(n: usize, seed: u64) -> Vec<f32> {
 
 fn product(isa: Isa, threads: usize, x: &[f32], rows: usize, w: &HostMatrix, precision: Precision) -> Vec<f32> {
     let (pool, arena) = (ThreadPool::new(threads), Arena::default());
-    let panels = Panels::pack(&pool, isa, &arena, &PackSource::whole(w), precision).unwrap();
+    let panels = Panels::pack(&pool, isa, &arena, &PackSource::whole(w).unwrap(), precision).unwrap();
     let (tiles, groups) = cut_groups(isa, [rows].into_iter());
     let packed = Packed::pack(&pool, isa, tiles, x, w.cols, precision, &|i| i * w.cols);
     let mut out = vec![f32::NAN; rows * w.rows];

@@ -74,8 +74,9 @@ fn separate_ranks_give_the_same_results_as_threads_and_keep_their_weights() {
     drop(followers);
     drop(group);
     let mut back: Vec<Resident> = homes.try_iter().collect();
-    back.sort_by_key(|resident| resident.network.rank().rank);
-    assert_eq!(back.iter().map(|resident| resident.network.rank().rank).collect::<Vec<_>>(), [0, 1]);
+    let rank = |Resident::Cpu(resident): &Resident| resident.network.rank().rank;
+    back.sort_by_key(rank);
+    assert_eq!(back.iter().map(rank).collect::<Vec<_>>(), [0, 1]);
     // Loaded again, nothing is read.
     let (second, _) = links(2);
     let placement = Arc::new(place(&model.shape(), 2, 1).expect("a placement"));
