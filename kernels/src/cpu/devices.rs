@@ -8,6 +8,7 @@ use crate::error::Result;
 /// Assumed free memory where the system does not report it.
 const UNKNOWN_FREE: usize = 2 << 30;
 
+/// Every index names the same CPU.
 #[derive(Debug, Clone)]
 pub struct CpuDevices {
     /// Threads of all ranks of this process together.
