@@ -45,14 +45,14 @@ pub fn config(args: &ApiArgs) -> Result<RouterConfig, FileError> {
     })
 }
 
-/// Watches these certificates. The metrics of the process tell how long they are valid.
+/// Watches these certificates and registers the metrics of their validity.
 pub fn process_metrics(certificates: Vec<Certificate>) -> ProcessMetrics {
     // Only workers need to know when the first one expires.
     drop(tls::watch(certificates.clone()));
     ProcessMetrics::new(move |registry| metrics::register(registry, certificates.clone()))
 }
 
-/// Bound before anything is loaded, so that a port in use is reported at once.
+/// Binds the listeners before anything is loaded, so that a port in use is reported at once.
 pub struct Listeners {
     pub http: TcpListener,
     pub grpc: TcpListener,
@@ -74,7 +74,7 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// The certificate of the public listeners; both use the same.
+    /// The certificate of the public listeners, HTTP and gRPC.
     pub fn certificate(&self) -> Option<Certificate> {
         self.http_tls.as_ref().map(|tls| tls.certificate.clone())
     }
@@ -98,7 +98,7 @@ impl Listeners {
         let http_server =
             tokio::spawn(serve_http(router.http(), http, http_tls, stall.clone(), turned(closed.clone())));
         let grpc_server = tokio::spawn(serve_grpc(router.grpc(), grpc, grpc_tls, stall, turned(closed)));
-        // Before the lines below: a process that reads them may send a signal at once.
+        // Installed before the lines below are printed: a process that reads them may send a signal at once.
         let mut stop = StopSignals::new()?;
         terminal::out(format_args!("rein: http listening on {scheme}://{http_address}"));
         terminal::out(format_args!("rein: grpc listening on {grpc_address}"));

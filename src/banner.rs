@@ -52,7 +52,7 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Warns of listeners that others can reach without an API key.
+/// Warns about listeners that other machines can reach without an API key.
 pub fn warn_if_open(flag: &str, address: SocketAddr, has_keys: bool) {
     if !address.ip().is_loopback() && !has_keys {
         tracing::warn!(

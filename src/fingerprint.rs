@@ -1,5 +1,5 @@
-//! Hashes of what decides the tokens that an engine draws: checkpoint, text files, types and settings. All workers of a
-//! group must have the same one.
+//! Fingerprints of everything that determines the tokens that an engine samples: checkpoint, text files, types and
+//! settings. All workers of a group must have the same fingerprint.
 
 use rein_kernels::cpu::Isa;
 use rein_proto::protocol;
@@ -11,7 +11,7 @@ use crate::args::{EngineArgs, WeightArgs};
 
 pub struct Fingerprints {
     pub whole: String,
-    /// Of the text files alone, which routers read.
+    /// The fingerprint of the text files alone, which routers read.
     pub text: String,
 }
 

@@ -41,9 +41,9 @@ pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
         key
     });
     let entry = entry(args, &key);
-    // Checks the entry as the server will.
+    // Validates the entry with the server's parser.
     rein_router::admission::keys::check(&entry).map_err(|what| format!("--name: {what}"))?;
-    // The key first: it cannot be shown again.
+    // Printed first, because the key is not stored and cannot be shown again.
     writeln!(std::io::stderr(), "{key}")?;
     std::io::stdout().write_all(entry.as_bytes())?;
     Ok(())

@@ -1,5 +1,5 @@
 //! HTTP and gRPC listeners. They bound the number of connections and close them in order when the process ends. They
-//! know nothing of what is served.
+//! do not know what is served.
 
 mod connection;
 

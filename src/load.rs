@@ -47,7 +47,7 @@ pub fn engine_options(args: &WeightArgs, engine: &EngineArgs) -> ModelOptions {
     }
 }
 
-/// The error message, with the flag that it is about. `ranks` is the flag that sets the number of ranks.
+/// Prefixes the error message with the flag that it is about. `ranks` is the flag that sets the number of ranks.
 pub fn flagged(error: LoadError, ranks: &str) -> String {
     match error {
         LoadError::Option { option, what } => format!("--{}: {what}", option.replace('_', "-")),
@@ -79,7 +79,7 @@ pub fn group(model: &ModelLoader) -> Result<RankGroup, Box<dyn Error>> {
     Ok(group)
 }
 
-/// Shows the progress that `load` reports: bytes read, bytes to read.
+/// Runs `load` and shows the progress that it reports: bytes read and total bytes.
 pub fn with_progress<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
     if !std::io::stderr().is_terminal() {
         let mut log = LoadLog::start();

@@ -27,7 +27,7 @@ pub fn register(registry: &mut Registry, certificates: Vec<Certificate>) {
     });
 }
 
-/// When this was called first, in seconds since 1970.
+/// The time of the first call, in seconds since 1970.
 fn began() -> u64 {
     static BEGAN: OnceLock<u64> = OnceLock::new();
     *BEGAN.get_or_init(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// What a Hub repository holds that Rein reads.
+/// The files of a Hub repository that Rein reads.
 const PATTERNS: &str = "'*.json' '*.safetensors' '*.jinja' '*.model'";
 
 /// Checks that `dir` holds a config.json.

@@ -12,7 +12,7 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// By nearest rank: each is a value that occurred. None without values.
+    /// Computes quantiles by nearest rank, so that each is a measured value. None without values.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let max = *values.last()?;

@@ -1,5 +1,5 @@
-//! Lines on the process's standard streams. That nobody reads them any more is no reason for the process to end, so
-//! write errors are ignored.
+//! Lines on the process's standard streams. Write errors are ignored, because a server must not exit when the reader of
+//! its output has closed the pipe.
 
 use std::fmt::Display;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What one answer tells a clock: when its parts came, and how many tokens it had.
+//! Reads a response, and records when its chunks arrived and how many tokens it has. It ignores their text.
 
 use std::time::{Duration, Instant};
 
@@ -6,15 +6,15 @@ use serde::Deserialize;
 
 use crate::client::{ApiResponse, Failure, collect, error_text, read_events};
 
-/// One answer. Times count from the moment the request was sent.
+/// The measurements of one answer. Times are relative to the time at which the request was sent.
 #[derive(Debug, Clone, Default)]
 pub struct BenchAnswer {
-    /// When each chunk with content came. Empty without streaming.
+    /// Arrival of each chunk with content. Empty without streaming.
     pub chunks: Vec<Duration>,
-    /// When the last token was told: the last content or the finish reason, whichever is later.
+    /// Arrival of the last content or of the finish reason, whichever is later.
     pub last_token: Duration,
     pub total: Duration,
-    /// By the endpoint's own count.
+    /// As counted by the endpoint.
     pub prompt_tokens: Option<u64>,
     pub completion_tokens: Option<u64>,
     pub tool_calls: u64,
@@ -72,7 +72,7 @@ impl Choice {
             })
     }
 
-    /// Calls that start here; later chunks of a call carry no name.
+    /// The number of calls that start in this chunk. Later chunks of a call have no name.
     fn calls(&self) -> u64 {
         let calls = self.delta.as_ref().or(self.message.as_ref()).and_then(|d| d.tool_calls.as_deref());
         let named = |c: &&ToolCall| c.function.as_ref().is_some_and(|f| f.name.as_ref().is_some_and(|n| !n.is_empty()));
@@ -81,7 +81,7 @@ impl Choice {
 }
 
 impl BenchAnswer {
-    fn take(&mut self, chunk: &Chunk, at: Duration) {
+    fn add(&mut self, chunk: &Chunk, at: Duration) {
         if chunk.choices.iter().any(Choice::has_content) {
             self.chunks.push(at);
             self.last_token = at;
@@ -109,7 +109,7 @@ async fn read_whole(response: ApiResponse, start: Instant) -> Result<BenchAnswer
         return Err(Failure::BadResponse("no choices".into()));
     }
     let mut answer = BenchAnswer { total, ..BenchAnswer::default() };
-    answer.take(&chunk, total);
+    answer.add(&chunk, total);
     answer.chunks.clear();
     Ok(answer)
 }
@@ -124,7 +124,7 @@ async fn read_stream(response: ApiResponse, start: Instant) -> Result<BenchAnswe
         }
         Ok(chunk) => {
             finished |= chunk.choices.iter().any(|c| c.finish_reason.is_some());
-            answer.take(&chunk, at);
+            answer.add(&chunk, at);
         }
         Err(e) => {
             failure.get_or_insert(Failure::BadResponse(e.to_string()));
@@ -134,8 +134,8 @@ async fn read_stream(response: ApiResponse, start: Instant) -> Result<BenchAnswe
     answer.total = start.elapsed();
     match failure {
         Some(failure) => Err(failure),
-        // Some endpoints leave out [DONE]; none may leave out why it stopped.
+        // Some endpoints omit [DONE]. A finish reason also proves that the answer is complete.
         None if done || finished => Ok(answer),
-        None => Err(Failure::Broken("no finish reason".into())),
+        None => Err(Failure::Broken("no finish reason and no [DONE]".into())),
     }
 }

@@ -1,4 +1,4 @@
-//! Keeps a number of requests open until enough were sent.
+//! Sends requests at a given concurrency. It does not know what they contain.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,37 +12,37 @@ use super::answer::{self, BenchAnswer};
 use super::prompt::BenchRequests;
 use crate::client::{Endpoint, Failure, ReusedConnection};
 
-/// Pause of a client after a failed request.
+/// Pause after a failed request, so that an endpoint that fails at once is not sent requests in a busy loop.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
     Sent(usize),
-    /// No request starts later than this; those that are open are waited for.
+    /// No request starts after this time. Open requests finish.
     Elapsed(Duration),
 }
 
-/// The results of the requests at one concurrency.
+/// The results at one concurrency.
 #[derive(Debug)]
 pub struct Run {
     pub answers: Vec<BenchAnswer>,
     pub failures: Vec<Failure>,
-    /// From the first request to the last answer.
+    /// Time from the first request to the end of the last answer.
     pub elapsed: Duration,
 }
 
-/// Requests that do not count. They bring the endpoint's caches into their usual state, show early that it answers at
-/// all, and tell how long the prompts are.
-pub async fn warm_up(endpoint: &Endpoint, work: &mut BenchRequests, n: u32, wanted: u32) -> Result<(), BenchError> {
+/// Sends requests that are not measured. They warm the endpoint's caches, report early that it does not answer, and
+/// calibrate the length of the prompts.
+pub async fn warm_up(endpoint: &Endpoint, requests: &mut BenchRequests, n: u32, wanted: u32) -> Result<(), BenchError> {
     let mut connection = ReusedConnection::new(endpoint);
     for i in 0..n {
-        let body = work.body(u64::MAX - u64::from(i));
-        match ask(&mut connection, work, body).await {
+        let body = requests.body(u64::MAX - u64::from(i));
+        match send(&mut connection, requests, body).await {
             Ok(answer) => {
                 if let Some(measured) = answer.prompt_tokens
                     && measured != u64::from(wanted)
                 {
-                    work.calibrate(measured);
+                    requests.calibrate(measured);
                 }
             }
             Err(failure) => return Err(BenchError::AllFailed { sent: i as usize + 1, last: failure.to_string() }),
@@ -51,11 +51,23 @@ pub async fn warm_up(endpoint: &Endpoint, work: &mut BenchRequests, n: u32, want
     Ok(())
 }
 
-async fn ask(connection: &mut ReusedConnection<'_>, work: &BenchRequests, body: Bytes) -> Result<BenchAnswer, Failure> {
-    connection.ask(work.path(), body, async |response, start| answer::read(response, start, work.stream()).await).await
+async fn send(
+    connection: &mut ReusedConnection<'_>,
+    requests: &BenchRequests,
+    body: Bytes,
+) -> Result<BenchAnswer, Failure> {
+    connection
+        .ask(requests.path(), body, async |response, start| answer::read(response, start, requests.stream()).await)
+        .await
 }
 
-pub async fn run(endpoint: &Endpoint, work: &BenchRequests, concurrency: u32, until: Until, bar: &ProgressBar) -> Run {
+pub async fn run(
+    endpoint: &Endpoint,
+    requests: &BenchRequests,
+    concurrency: u32,
+    until: Until,
+    bar: &ProgressBar,
+) -> Run {
     let start = Instant::now();
     let sent = AtomicUsize::new(0);
     let failed = AtomicUsize::new(0);
@@ -70,12 +82,11 @@ pub async fn run(endpoint: &Endpoint, work: &BenchRequests, concurrency: u32, un
             if !more {
                 return (answers, failures);
             }
-            let body = work.next_body();
-            match ask(&mut connection, work, body).await {
+            let body = requests.next_body();
+            match send(&mut connection, requests, body).await {
                 Ok(answer) => answers.push(answer),
                 Err(failure) => {
                     failed.fetch_add(1, Ordering::Relaxed);
-                    // An endpoint that refuses at once must not turn this into a busy loop.
                     tokio::time::sleep(BACK_OFF).await;
                     failures.push(failure);
                 }

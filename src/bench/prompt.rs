@@ -1,4 +1,4 @@
-//! What the requests say.
+//! The contents of the requests. It does not send them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{BenchOptions, EndpointKind};
 
-/// Common words: most tokenizers have each, with the blank before it, as one token.
+/// Common words. With the space before it, each is one token for most tokenizers.
 const WORDS: &[&str] = &[
     "time",
     "year",
@@ -143,13 +143,13 @@ const WORDS: &[&str] = &[
     "picture",
 ];
 
-/// The requests of one benchmark: number `n` is the same each time.
+/// The requests of one benchmark. Equal options give equal requests.
 #[derive(Debug)]
 pub struct BenchRequests {
     options: BenchOptions,
     model: String,
     tools: Vec<Value>,
-    /// Words that make a prompt of the wanted length; the warm-up corrects it.
+    /// Number of words per prompt; the warm-up calibrates it.
     words: f64,
     next: AtomicU64,
 }
@@ -177,8 +177,8 @@ impl BenchRequests {
         self.options.stream
     }
 
-    /// Corrects the length of prompts, given that the present ones have `measured` tokens. The template and the tools
-    /// have a share that does not grow with the words, which two measurements would tell; one is enough to come close.
+    /// Corrects the number of words, given that current prompts have `measured` tokens. This is approximate: the
+    /// template and the tools add tokens that do not depend on the number of words.
     pub fn calibrate(&mut self, measured: u64) {
         if self.options.prompt_ids.is_none() && measured > 0 {
             let missing = f64::from(self.options.prompt_tokens) - measured as f64;
@@ -187,7 +187,8 @@ impl BenchRequests {
         }
     }
 
-    /// The body of the next request. Numbers go on from one concurrency to the next, so that no prompt comes twice.
+    /// The body of the next request. The numbering continues from one concurrency to the next, so no prompt is sent
+    /// twice.
     pub fn next_body(&self) -> Bytes {
         self.body(self.next.fetch_add(1, Ordering::Relaxed))
     }
@@ -228,7 +229,7 @@ impl BenchRequests {
         Bytes::from(Value::Object(body).to_string())
     }
 
-    /// Random draws for `total` places, of which the first `--shared-prefix` are the same for all requests.
+    /// Draws `total` random numbers for request `n`; the first `shared` are the same for all requests.
     fn draws(&self, n: u64, total: usize, shared: usize, below: u32) -> impl Iterator<Item = u32> {
         let shared = shared.min(total);
         let mut common = StdRng::seed_from_u64(self.options.seed);
@@ -256,7 +257,7 @@ impl BenchRequests {
     }
 }
 
-/// A tool with one to four parameters of different types.
+/// Generates a tool with one to four parameters of different types.
 fn tool(i: u32) -> Value {
     let word = |k: u32| WORDS[(i.wrapping_mul(7).wrapping_add(k * 13) as usize) % WORDS.len()];
     let types = [

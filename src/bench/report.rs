@@ -1,4 +1,4 @@
-//! What was measured, as a table and as JSON.
+//! The report of a benchmark, as a table and as JSON. It does not measure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ pub struct BenchReport {
     pub levels: Vec<LoadLevel>,
 }
 
-/// What was asked for.
+/// The endpoint and the requests.
 #[derive(Debug, Serialize)]
 pub struct BenchTarget {
     pub base_url: String,
@@ -34,7 +34,7 @@ pub struct BenchTarget {
     pub seed: u64,
 }
 
-/// One concurrency.
+/// The results at one concurrency.
 #[derive(Debug, Serialize)]
 pub struct LoadLevel {
     pub concurrency: u32,
@@ -42,7 +42,7 @@ pub struct LoadLevel {
     pub answered: usize,
     /// Failed requests by kind.
     pub errors: BTreeMap<String, usize>,
-    /// How output tokens were counted: `usage` (the endpoint's count), `chunks` (one per streamed chunk), `mixed`.
+    /// Source of the output token counts: `usage` (the endpoint), `chunks` (one token per chunk) or `mixed`.
     pub tokens_by: &'static str,
     pub prompt_tokens: u64,
     pub output_tokens: u64,
@@ -57,28 +57,28 @@ pub struct LoadLevel {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<Quantiles>,
     pub e2e_ms: Quantiles,
-    /// Tokens per second of one stream while it decodes: from the median time per output token.
+    /// Tokens per second of one stream while it decodes: 1 / the median time per output token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode_tokens_per_second: Option<f64>,
-    /// That speed as a share of the memory bound; for one stream at a time.
+    /// `decode_tokens_per_second` over the memory bound; only at concurrency 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_of_bound: Option<f64>,
 }
 
-/// This machine's memory, and what it allows a model.
+/// This machine's memory bandwidth, and the decode speed that it allows.
 #[derive(Debug, Serialize)]
 pub struct Probe {
     pub threads: usize,
     pub bandwidth_bytes_per_second: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<Weights>,
-    /// Bandwidth over active bytes: one stream decodes no faster.
+    /// Bandwidth over active bytes: the upper bound of the decode speed of one stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound_tokens_per_second: Option<f64>,
 }
 
-/// The weights of a checkpoint. Active: read for each token of one stream, that is, without the embedding and with only
-/// the routed experts that a token uses.
+/// The weights of a checkpoint. Active weights are read for each token of one stream: the embedding and the experts to
+/// which the token is not routed do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Weights {
     pub total_parameters: f64,
@@ -166,7 +166,7 @@ impl BenchReport {
         Ok(())
     }
 
-    /// Says how near each single stream came to the bound that the probe found.
+    /// Sets the share of the memory bound at concurrency 1.
     pub fn relate_to_bound(&mut self) {
         let Some(bound) = self.probe.as_ref().and_then(|p| p.bound_tokens_per_second) else { return };
         for level in self.levels.iter_mut().filter(|l| l.concurrency == 1) {
@@ -183,8 +183,8 @@ impl BenchReport {
         let how = if t.stream { "streamed" } else { "not streamed" };
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{} of {} at {}, {how}", t.endpoint, t.model, t.base_url);
-        let asked = (t.prompt_tokens, t.output_tokens);
-        let _ = writeln!(out, "prompts of {} tokens, answers of up to {}, {} tools\n", asked.0, asked.1, t.tools);
+        let lengths = (t.prompt_tokens, t.output_tokens);
+        let _ = writeln!(out, "prompts of {} tokens, answers of up to {}, {} tools\n", lengths.0, lengths.1, t.tools);
         let mut rows: Vec<(String, Vec<String>)> = Vec::new();
         let mut row = |name: &str, cell: &dyn Fn(&LoadLevel) -> Option<String>| {
             let cells: Vec<_> = self.levels.iter().map(cell).collect();

@@ -170,7 +170,7 @@ async fn failures_are_counted_by_kind() {
     assert!(result.is_ok(), "{result:?}");
     assert_eq!(report.levels[0].errors.get("http_429"), Some(&3));
     assert_eq!(report.levels[0].answered, 3);
-    for (mode, text) in [(Mode::Breaks, "broke off"), (Mode::ErrorEvent, "engine is gone")] {
+    for (mode, text) in [(Mode::Breaks, "ended early"), (Mode::ErrorEvent, "engine is gone")] {
         let (result, ..) = bench(mode, &["--model", "m", "--requests", "2"]).await;
         assert!(result.as_ref().is_err_and(|e| e.to_string().contains(text)), "{result:?}");
         let (result, ..) = bench(mode, &["--model", "m", "--requests", "2", "--warmup", "0"]).await;

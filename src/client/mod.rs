@@ -1,5 +1,5 @@
-//! A client of OpenAI endpoints: one connection that is kept, plain or TLS, and why a request has no answer.
-//! What an answer holds is read by those who ask.
+//! A client for OpenAI endpoints, over HTTP or gRPC, with or without TLS. It reuses its connection and classifies
+//! failed requests. It does not know what a response means: callers parse it.
 
 mod grpc;
 mod received;
@@ -32,18 +32,18 @@ use received::{Counting, ReceivedBytes};
 
 const DEFAULT_URL: &str = "http://127.0.0.1:8000/v1";
 const GRPC_URL: &str = "http://127.0.0.1:50051";
-/// Answers that are read whole: listings, errors, answers without streaming.
+/// Maximum size of a response that is read as a whole: model lists, errors, unstreamed answers.
 const MAX_BODY_BYTES: usize = 64 << 20;
-/// As much of an error's text as is of use in a report.
+/// Maximum length of an error message in a report.
 const MAX_ERROR_CHARS: usize = 300;
 
-/// How an endpoint is spoken to.
+/// The protocol of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ApiDialect {
-    /// HTTP, as OpenAI has it
+    /// OpenAI's API over HTTP
     #[default]
     Openai,
-    /// gRPC, `rein.v1.Inference`; answers are streamed
+    /// The gRPC service `rein.v1.Inference`; answers are always streamed
     Grpc,
 }
 
@@ -56,7 +56,7 @@ impl ApiDialect {
     }
 }
 
-/// An answer that has begun.
+/// A response whose head has arrived, and whose body has not been read.
 pub enum ApiResponse {
     Http(http::Response<Incoming>),
     Grpc(grpc::GrpcEventStream),
@@ -70,13 +70,13 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 pub enum ClientError {
     #[error("--base-url: {0}")]
     Url(String),
-    #[error("--api-key: has characters that no HTTP header can hold")]
+    #[error("--api-key: contains characters that are not allowed in an HTTP header")]
     ApiKey,
     #[error("--header: {0}")]
     Header(String),
     #[error("--ca-file: {0}")]
     CaFile(String),
-    #[error("cannot list the models of {url}: {reason}; name one with --model")]
+    #[error("cannot list the models at {url}: {reason}; set --model")]
     Models { url: String, reason: String },
 }
 
@@ -84,7 +84,7 @@ pub enum ClientError {
 pub struct Endpoint {
     address: String,
     host: HeaderValue,
-    /// Path of the base URL, without a slash at its end.
+    /// Path of the base URL, without a trailing slash.
     prefix: String,
     headers: HeaderMap,
     timeout: Duration,
@@ -98,24 +98,24 @@ struct Tls {
     server: ServerName<'static>,
 }
 
-/// Why a request has no answer. The kinds are what reports count.
+/// Why a request failed. Reports count failures by kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
     Connect(String),
-    /// The connection ended before an answer began.
+    /// The connection closed before a response arrived.
     NoResponse(String),
     Status {
         code: u16,
         text: String,
-        /// What the endpoint asks to wait.
+        /// The value of the header Retry-After.
         retry_after: Option<Duration>,
     },
     /// An error event inside a stream.
     InStream(String),
-    /// The stream ended before the answer did.
+    /// The stream ended before the answer was complete.
     Broken(String),
     BadResponse(String),
-    /// It cannot be sent in the dialect that was asked for.
+    /// The request cannot be expressed in the dialect.
     BadRequest(String),
     Timeout,
 }
@@ -139,11 +139,11 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Failure::Connect(e) => write!(f, "cannot connect: {e}"),
-            Failure::NoResponse(e) => write!(f, "the connection ended before an answer began: {e}"),
+            Failure::NoResponse(e) => write!(f, "the connection closed before a response arrived: {e}"),
             Failure::Status { code, text, .. } => write!(f, "HTTP {code}: {text}"),
             Failure::InStream(e) => write!(f, "error in the stream: {e}"),
-            Failure::Broken(e) => write!(f, "the stream broke off: {e}"),
-            Failure::BadResponse(e) => write!(f, "not an answer of this API: {e}"),
+            Failure::Broken(e) => write!(f, "the stream ended early: {e}"),
+            Failure::BadResponse(e) => write!(f, "not a valid response: {e}"),
             Failure::BadRequest(e) => write!(f, "the request cannot be sent over gRPC: {e}"),
             Failure::Timeout => write!(f, "timed out"),
         }
@@ -151,7 +151,7 @@ impl std::fmt::Display for Failure {
 }
 
 impl Endpoint {
-    /// `ca_file`: certificates that are trusted besides the public ones.
+    /// `ca_file`: certificates to trust in addition to the public authorities.
     pub fn new(
         url: &str,
         api_key: Option<&str>,
@@ -159,11 +159,11 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Self, ClientError> {
         if url.contains('@') {
-            // Not repeated: what stands before it may be secret.
-            return Err(ClientError::Url("must not hold a user name or password; use --api-key or --header".into()));
+            // The message does not quote the URL, because it may contain a password.
+            return Err(ClientError::Url("must not contain a user name or password; use --api-key or --header".into()));
         }
         let bad = |why: &str| ClientError::Url(format!("{url}: {why}"));
-        let uri: Uri = url.parse().map_err(|e| bad(&format!("{e}; expected something like {DEFAULT_URL}")))?;
+        let uri: Uri = url.parse().map_err(|e| bad(&format!("{e}; expected a URL such as {DEFAULT_URL}")))?;
         let (secure, dialect) = match uri.scheme_str() {
             Some("http") => (false, ApiDialect::Openai),
             Some("https") => (true, ApiDialect::Openai),
@@ -185,7 +185,7 @@ impl Endpoint {
             let name = host.trim_start_matches('[').trim_end_matches(']');
             let server = match name.parse::<IpAddr>() {
                 Ok(ip) => ServerName::IpAddress(ip.into()),
-                Err(_) => ServerName::try_from(name.to_owned()).map_err(|_| bad("has a bad host"))?,
+                Err(_) => ServerName::try_from(name.to_owned()).map_err(|_| bad("the host is not valid"))?,
             };
             Some(Tls { config: tls_config(ca_file)?, server })
         } else {
@@ -193,7 +193,7 @@ impl Endpoint {
         };
         Ok(Self {
             address: format!("{host}:{}", uri.port_u16().unwrap_or(if secure { 443 } else { 80 })),
-            host: HeaderValue::try_from(authority).map_err(|_| bad("has a bad host"))?,
+            host: HeaderValue::try_from(authority).map_err(|_| bad("the host is not valid"))?,
             prefix: uri.path().trim_end_matches('/').to_owned(),
             headers,
             timeout,
@@ -202,27 +202,27 @@ impl Endpoint {
         })
     }
 
-    /// Sets the dialect. URLs that begin with grpc:// or grpcs:// allow gRPC only.
-    pub fn speak(mut self, dialect: ApiDialect) -> Result<Self, ClientError> {
+    /// Sets the dialect. URLs that start with grpc:// or grpcs:// allow only gRPC.
+    pub fn with_dialect(mut self, dialect: ApiDialect) -> Result<Self, ClientError> {
         if dialect == ApiDialect::Openai && self.dialect == ApiDialect::Grpc {
             return Err(ClientError::Url("grpc:// and grpcs:// need --dialect grpc".into()));
         }
         if dialect == ApiDialect::Grpc && !self.prefix.is_empty() {
             let message =
-                format!("a gRPC endpoint has no path, got {}; expected something like {GRPC_URL}", self.prefix);
+                format!("a gRPC endpoint has no path, got {}; expected a URL such as {GRPC_URL}", self.prefix);
             return Err(ClientError::Url(message));
         }
         self.dialect = dialect;
         Ok(self)
     }
 
-    /// Sends this header, `name: value`, with each request.
+    /// Adds a header, `name: value`, to every request.
     pub fn header(&mut self, text: &str) -> Result<(), ClientError> {
-        // Values may be secret: only the name is repeated in an error.
+        // Errors quote only the name, because the value may be secret.
         let (name, value) = text.split_once(':').ok_or_else(|| ClientError::Header("expected `name: value`".into()))?;
         let bad = |what: &str| ClientError::Header(format!("{}: {what}", name.trim()));
-        let key = HeaderName::try_from(name.trim()).map_err(|_| bad("is no header name"))?;
-        let mut value = HeaderValue::try_from(value.trim()).map_err(|_| bad("the value cannot stand in a header"))?;
+        let key = HeaderName::try_from(name.trim()).map_err(|_| bad("not a valid header name"))?;
+        let mut value = HeaderValue::try_from(value.trim()).map_err(|_| bad("the value is not valid in a header"))?;
         value.set_sensitive(true);
         self.headers.insert(key, value);
         Ok(())
@@ -245,7 +245,7 @@ impl Endpoint {
         Ok(Box::new(TlsConnector::from(config).connect(tls.server.clone(), socket).await?))
     }
 
-    /// The first model that the endpoint lists.
+    /// The first model in the endpoint's list.
     pub async fn first_model(&self) -> Result<String, ClientError> {
         #[derive(Deserialize)]
         struct Model {
@@ -270,7 +270,7 @@ impl Endpoint {
             .map_err(failed)?;
         let models: Models = serde_json::from_slice(&body).map_err(|e| failed(Failure::BadResponse(e.to_string())))?;
         let first = models.data.into_iter().next();
-        first.map(|m| m.id).ok_or_else(|| failed(Failure::BadResponse("the list is empty".into())))
+        first.map(|m| m.id).ok_or_else(|| failed(Failure::BadResponse("the list of models is empty".into())))
     }
 }
 
@@ -288,21 +288,21 @@ fn tls_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, ClientError> 
     Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
 }
 
-/// A connection that is kept while it works and opened anew when it does not.
+/// A connection that is reused for several requests, and reopened when it is closed.
 #[derive(Debug)]
 pub struct ReusedConnection<'a> {
     endpoint: &'a Endpoint,
     open: Option<Open>,
-    /// Of the gRPC dialect; it opens its connections itself.
+    /// The client of the gRPC dialect, which manages its own connection.
     client: Option<grpc::InferenceChannel>,
 }
 
 #[derive(Debug)]
 struct Open {
     sender: SendRequest<Full<Bytes>>,
-    /// Bytes that have come from the server.
+    /// Bytes received from the server.
     received: ReceivedBytes,
-    /// A request was answered on it.
+    /// Whether a request was answered on this connection.
     used: bool,
 }
 
@@ -311,7 +311,7 @@ impl<'a> ReusedConnection<'a> {
         Self { endpoint, open: None, client: None }
     }
 
-    /// Sends one request body and has `read` read the answer, which is told when the request was sent.
+    /// Sends a request and passes the response to `read`, with the time at which the request was sent.
     pub async fn ask<T>(
         &mut self,
         path: &str,
@@ -319,7 +319,7 @@ impl<'a> ReusedConnection<'a> {
         read: impl AsyncFnOnce(ApiResponse, Instant) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let timeout = self.endpoint.timeout;
-        let patiently = async {
+        let exchange = async {
             let (response, start) = match self.endpoint.dialect {
                 ApiDialect::Openai => {
                     let (response, start) = self.request(Method::POST, path, body).await?;
@@ -329,7 +329,7 @@ impl<'a> ReusedConnection<'a> {
             };
             read(response, start).await
         };
-        let result = tokio::time::timeout(timeout, patiently).await.unwrap_or(Err(Failure::Timeout));
+        let result = tokio::time::timeout(timeout, exchange).await.unwrap_or(Err(Failure::Timeout));
         if result.is_err() {
             self.open = None;
         }
@@ -351,8 +351,9 @@ impl<'a> ReusedConnection<'a> {
         Ok((ApiResponse::Grpc(events.into_inner()), start))
     }
 
-    /// The answer, and when the request was sent. A server may close a connection that it kept, and a request can cross
-    /// with that: one that was sent on such a connection and got no byte is sent once more, on a new one.
+    /// Returns the response, and the time at which the request was sent. A server may close an idle connection at the
+    /// moment when a request is sent on it. A request that fails on a reused connection without having received a byte
+    /// is therefore sent once more, on a new connection.
     async fn request(
         &mut self,
         method: Method,
@@ -417,12 +418,12 @@ where
 {
     let received = ReceivedBytes::default();
     let (sender, connection) = handshake(TokioIo::new(Counting::new(socket, received.clone()))).await?;
-    // Ends with the connection, which ends with the sender; what breaks it, the sender reports.
+    // The task ends when the sender is dropped. The sender reports errors of the connection.
     tokio::spawn(async move { connection.await.ok() });
     Ok(Open { sender, received, used: false })
 }
 
-/// Seconds, or the date until which to wait.
+/// Parses Retry-After: a number of seconds or a date.
 fn retry_after(text: &str) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse::<u64>() {
         return Some(Duration::from_secs(seconds));
@@ -431,11 +432,11 @@ fn retry_after(text: &str) -> Option<Duration> {
     Some((until.to_utc() - chrono::Utc::now()).to_std().unwrap_or_default())
 }
 
-/// The whole body of an answer that is not streamed.
+/// Reads the whole body of an unstreamed response.
 pub async fn collect(response: ApiResponse) -> Result<Bytes, Failure> {
     match response {
         ApiResponse::Http(response) => collect_body(response).await,
-        ApiResponse::Grpc(_) => Err(Failure::BadResponse("over gRPC every answer is a stream".into())),
+        ApiResponse::Grpc(_) => Err(Failure::BadResponse("gRPC responses are always streamed".into())),
     }
 }
 
@@ -444,8 +445,8 @@ async fn collect_body(response: http::Response<Incoming>) -> Result<Bytes, Failu
     body.map(|b| b.to_bytes()).map_err(|e| Failure::Broken(e.to_string()))
 }
 
-/// Reads a stream to its end. `event` gets the data of each event but the last and when it came, counted from `start`.
-/// Tells whether that last one, `[DONE]`, came.
+/// Reads a stream to its end. Calls `event` with the data of each event before `[DONE]`, and its time since `start`.
+/// Returns whether `[DONE]` arrived.
 pub async fn read_events(
     response: ApiResponse,
     start: Instant,
@@ -464,13 +465,13 @@ pub async fn read_events(
         let Ok(data) = frame.into_data() else { continue };
         let pushed = events.push(&data, |data| if data == b"[DONE]" { done = true } else { event(data, at) });
         if pushed.is_err() {
-            return Err(Failure::BadResponse("an event of more than 16 MiB".into()));
+            return Err(Failure::BadResponse("an event is larger than 16 MiB".into()));
         }
     }
     Ok(done)
 }
 
-/// What an error body says: its message, where it has one.
+/// The message of an error response; the whole text if it has no message field.
 pub fn error_text(body: &[u8]) -> String {
     let value: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let message = ["/error/message", "/message", "/detail", "/error"].iter().find_map(|p| value.pointer(p)?.as_str());

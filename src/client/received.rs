@@ -1,4 +1,4 @@
-//! Whether anything has come over a connection.
+//! Counts the bytes received over a connection.
 
 use std::io;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The number of bytes that came. Clones share it.
+/// The number of bytes received. Clones share the counter.
 #[derive(Debug, Clone, Default)]
 pub struct ReceivedBytes(Arc<AtomicU64>);
 
@@ -18,7 +18,7 @@ impl ReceivedBytes {
     }
 }
 
-/// A socket that counts what it reads.
+/// A socket that counts the bytes that are read from it.
 pub struct Counting<S> {
     socket: S,
     received: ReceivedBytes,

@@ -1,6 +1,6 @@
-//! Server-sent events, read as the bytes come.
+//! An incremental parser of server-sent events.
 
-/// A longer event is not an answer.
+/// Maximum size of an event.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub struct SseEvents {
 pub struct TooLong;
 
 impl SseEvents {
-    /// Takes bytes and calls `event` with the data of each event that they complete.
+    /// Parses more bytes. Calls `event` with the data of each event that is complete.
     pub fn push(&mut self, mut bytes: &[u8], mut event: impl FnMut(&[u8])) -> Result<(), TooLong> {
         while let Some(end) = bytes.iter().position(|&b| b == b'\n') {
             self.line.extend_from_slice(&bytes[..end]);

@@ -26,7 +26,7 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
         let incarnation = decode::<WorkerRecord>(&entry.value).map_or(u64::MAX, |record| record.incarnation);
         let asked = encode(&Drain { incarnation });
         store.commit(Transaction::default().put(keys.drain(&args.worker), asked, None)).await?;
-        terminal::out(format_args!("rein: {} is asked to leave", args.worker));
+        terminal::out(format_args!("rein: {} was asked to leave", args.worker));
         if args.no_wait {
             return Ok(());
         }
@@ -41,7 +41,7 @@ pub fn run(args: DrainArgs) -> Result<(), Box<dyn Error>> {
         match store.read(&asked).await?.entries.contains_key(&asked) {
             false => terminal::out(format_args!("rein: {} has left", args.worker)),
             true => terminal::out(format_args!(
-                "rein: {} is gone without having drained: it was killed, hung, or lost its connection to etcd",
+                "rein: {} left without draining: it was killed, hung, or lost its connection to etcd",
                 args.worker
             )),
         }

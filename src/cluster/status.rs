@@ -59,7 +59,7 @@ pub fn state(group: &GroupState) -> &'static str {
     }
 }
 
-/// Why a worker would get no seat, or no seat with some of its peers. Empty: there is no reason.
+/// Why the controller does not seat a worker, or does not seat it with some of its peers. Empty without a reason.
 fn seat_refusal(connectivity: &Connectivity, id: &str, worker: &WorkerRecord) -> String {
     match worker.expires {
         Some(expires) if expires <= seconds_since_1970() => "its certificate has expired".into(),
@@ -249,7 +249,7 @@ fn age(release: &Release) -> String {
     }
 }
 
-/// The time in the largest unit of which it has at least two.
+/// The time in the largest unit in which it is at least 2.
 fn duration(seconds: u64) -> String {
     let units = [(86_400, "d"), (3600, "h"), (60, "min")];
     let unit = units.into_iter().find(|(length, _)| seconds >= 2 * length);

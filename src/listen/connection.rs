@@ -13,11 +13,11 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A lingering connection closes after this time,
+/// Maximum time that a connection lingers.
 const LINGER_TIME: Duration = Duration::from_secs(60);
-/// after this time without data from the client,
+/// A lingering connection closes after this time without data from the client.
 const LINGER_SILENCE: Duration = Duration::from_secs(1);
-/// or after this many bytes.
+/// A lingering connection closes after this many bytes.
 const LINGER_BYTES: usize = 512 << 20;
 /// Bytes per read while lingering.
 const LINGER_READ: usize = 16 << 10;
@@ -53,7 +53,7 @@ pub struct Connection<S> {
 
 enum Closing {
     Open,
-    /// Nothing more is written. Reads until the earlier of the two times, and at most `left` bytes.
+    /// Writing has ended. Reads until the earlier of the two times, and at most `left` bytes.
     Lingering {
         silent: Pin<Box<Sleep>>,
         until: Instant,

@@ -1,9 +1,13 @@
-//! `rein accept`: JSON lines in, JSON lines out. What a request's grammar says of an output, token by token.
+//! `rein accept`: reports how many tokens of an output a request's grammar accepts. It needs no engine.
 //!
-//! A line is `{"tools", "tool_choice", "response_format", "structured_outputs", "parallel_tool_calls", "in_reasoning",
-//! "calls_before", "token_ids" | "text"}`, as a chat request spells them; the answer is `{"accepted", "total",
-//! "complete", "relaxed", "error"}`: how many tokens the grammar takes, whether the turn may end after them, and which
-//! keywords of the schemas are left to the validation of what is finished, as `TOOL#PATH/KEYWORD`.
+//! An input line is `{"tools", "tool_choice", "response_format", "structured_outputs", "parallel_tool_calls",
+//! "in_reasoning", "calls_before", "token_ids" | "text"}`, with the fields of a chat request. Fields of the answer:
+//!
+//! - `accepted`, `total`: the number of tokens that the grammar accepts, and of all tokens.
+//! - `complete`: whether the turn may end after the output.
+//! - `relaxed`: the schema keywords, as `TOOL#PATH/KEYWORD`, that the grammar does not enforce. They are validated when
+//!   a call is complete.
+//! - `error`: why the next token is not accepted, or why the line is invalid.
 
 use std::error::Error;
 use std::path::Path;
@@ -24,7 +28,7 @@ pub fn run(args: &AcceptArgs) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A format over a tokenizer.
+/// The grammars of a format for a tokenizer.
 #[derive(Debug)]
 pub struct AcceptSource {
     tokenizer: Tokenizer,
@@ -32,7 +36,7 @@ pub struct AcceptSource {
 }
 
 impl AcceptSource {
-    /// A format over the tokenizer of this directory.
+    /// `dir`: directory with the tokenizer.
     pub fn open(format: &'static Format, dir: &Path) -> Result<Self, Box<dyn Error>> {
         let tokenizer = Tokenizer::load(dir)?;
         let stops = stops(format, &tokenizer, dir)?;
@@ -45,7 +49,7 @@ impl AcceptSource {
         Ok(Self { grammars: Grammars::new(format, Arc::new(vocab)), tokenizer })
     }
 
-    /// Answers one line.
+    /// Answers one input line.
     pub fn answer(&self, line: &str) -> Json {
         self.try_answer(line).unwrap_or_else(|error| verdict(0, &Json::Null, false, &[], Some(error)))
     }
@@ -60,7 +64,7 @@ impl AcceptSource {
             (None, Some(Json::String(text))) => {
                 self.tokenizer.encode(text, Encode::TEMPLATED).map_err(|e| e.to_string())?
             }
-            _ => return Err("a line needs token_ids, a list of token ids, or text, a string".into()),
+            _ => return Err("a line needs token_ids (a list of token ids) or text (a string)".into()),
         };
         let total = ids.len();
         let Some(compiled) = self.grammars.compile(&rules(request)?).map_err(|e| e.to_string())? else {
@@ -87,7 +91,7 @@ fn verdict(accepted: usize, total: &Json, complete: bool, relaxed: &[String], er
     json!({"accepted": accepted, "total": total, "complete": complete, "relaxed": relaxed, "error": error})
 }
 
-/// The tokens that end a turn, as far as the directory and the format name them.
+/// The tokens that end a turn, according to the tokenizer's directory and the format.
 fn stops(format: &Format, tokenizer: &Tokenizer, dir: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
     let config = read_json(&dir.join("tokenizer_config.json"))?;
     let named = special_tokens(dir, &config)?;
@@ -107,7 +111,7 @@ fn stops(format: &Format, tokenizer: &Tokenizer, dir: &Path) -> Result<Vec<u32>,
     Ok(stops)
 }
 
-/// A request's fields as rules.
+/// Translates the fields of a request to grammar rules.
 fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
     let tools = match request.get("tools") {
         None | Some(Json::Null) => Vec::new(),
@@ -129,7 +133,7 @@ fn rules(request: &Map<String, Json>) -> Result<Rules, String> {
 
 fn tool(tool: &Json) -> Result<Tool, String> {
     let function = tool.get("function").unwrap_or(tool);
-    let name = function.get("name").and_then(Json::as_str).ok_or("tools: a tool has a name, a string")?;
+    let name = function.get("name").and_then(Json::as_str).ok_or("tools: function.name must be a string")?;
     Ok(Tool {
         name: name.into(),
         parameters: function.get("parameters").cloned(),

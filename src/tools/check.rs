@@ -1,4 +1,4 @@
-//! `rein check`: whether a model directory supports tool calls, and what is wrong with it.
+//! `rein check`: checks whether a model directory supports tool calls. It reads no weights.
 
 use std::error::Error;
 use std::io::Write;

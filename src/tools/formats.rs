@@ -1,4 +1,4 @@
-//! `rein formats` lists the tool-call formats. Also parses the values of `--format`.
+//! `rein formats`: lists the tool-call formats. Also parses the values of `--format`. It knows no format by name.
 
 use std::error::Error;
 use std::io::{BufWriter, Write};
@@ -46,7 +46,8 @@ pub fn named(name: &str) -> Result<&'static Format, String> {
         Ok(text) => Format::from_json(&text).map_err(|e| format!("--format: {name}: {e}")),
         Err(error) => {
             let names: Vec<&str> = formats().iter().map(|f| f.name).collect();
-            Err(format!("--format: {name} is neither a file ({error}) nor one of {}", names.join(", ")))
+            let names = names.join(", ");
+            Err(format!("--format: {name}: cannot read the file ({error}); expected a JSON file or one of {names}"))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! JSON lines in, one answer each out, and what the lines of several tools have in common.
+//! The loop of the tools that read and write JSON lines, and their common fields.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -6,10 +6,10 @@ use rein_text::template::MAX_PROMPT_BYTES;
 use rein_text::tokenize::Tokenizer;
 use serde_json::{Map, Value as Json, json};
 
-/// Longest input line, bytes: a conversation of the longest prompt, escaped.
+/// Maximum length of an input line in bytes: the longest prompt, with JSON escapes.
 pub const MAX_LINE_BYTES: usize = 4 * MAX_PROMPT_BYTES;
 
-/// JSON lines in, one answer each out.
+/// Reads lines and writes one JSON line for each.
 pub fn answer_lines(mut input: impl BufRead, mut output: impl Write, answer: impl Fn(&str) -> Json) -> io::Result<()> {
     let mut line = Vec::new();
     loop {
@@ -27,12 +27,12 @@ pub fn answer_lines(mut input: impl BufRead, mut output: impl Write, answer: imp
             }
         };
         output.write_all(to_line(&answered).as_bytes())?;
-        // A caller at the other end of a pipe waits for each answer.
+        // A caller at the other end of a pipe may wait for this answer before it sends the next line.
         output.flush()?;
     }
 }
 
-/// One line; what many readers also take for the end of a line is escaped.
+/// Serializes an answer as one line. Escapes the characters that some readers treat as line ends.
 fn to_line(answer: &Json) -> String {
     let mut line = answer.to_string();
     for (c, escape) in [('\u{85}', "\\u0085"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")] {
@@ -44,7 +44,7 @@ fn to_line(answer: &Json) -> String {
     line
 }
 
-/// Reads to the end of a line whose beginning has been read.
+/// Skips the rest of a line, after `read`.
 fn skip_line(input: &mut impl BufRead, read: &[u8]) -> io::Result<()> {
     let mut ended = read.ends_with(b"\n");
     while !ended {
@@ -60,8 +60,9 @@ fn skip_line(input: &mut impl BufRead, read: &[u8]) -> io::Result<()> {
 }
 
 pub fn token_id(id: &Json, tokenizer: &Tokenizer) -> Result<u32, String> {
-    let valid = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < tokenizer.vocab_size());
-    valid.ok_or_else(|| format!("{id} is not a token id; the vocabulary has {}", tokenizer.vocab_size()))
+    let below = tokenizer.vocab_size();
+    let valid = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < below);
+    valid.ok_or_else(|| format!("{id} is not a token id; ids are integers from 0 to {}", below - 1))
 }
 
 pub fn flag(request: &Map<String, Json>, name: &str) -> Result<Option<bool>, String> {

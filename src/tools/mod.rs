@@ -1,4 +1,4 @@
-//! Tools on model directories and formats that need no server: they know text and grammar alone.
+//! Commands that work on model directories and formats without a server. They use only rein-text and rein-grammar.
 
 pub mod accept;
 pub mod check;

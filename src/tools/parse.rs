@@ -1,12 +1,13 @@
-//! `rein parse`: a model's output to typed events, JSON lines in and out, with no server.
+//! `rein parse`: parses model output to events, or renders calls to text, with JSON lines as input and output. It needs
+//! no server.
 //!
-//! A line is `{"text" | "token_ids", "tools", "chunks", "in_reasoning"}`, giving `{"reasoning", "content",
-//! "tool_calls", "incomplete_tool_calls", "events", "malformed"}`. `chunks` says how the output is cut before it is
-//! read: `"all"` (the default), `"char"`, or a number of bytes; token ids come one by one. A line that cannot be
-//! answered gives `{"error"}`; the next line goes on.
+//! An input line `{"text" | "token_ids", "tools", "chunks", "in_reasoning"}` gives `{"reasoning", "content",
+//! "tool_calls", "incomplete_tool_calls", "events", "malformed"}`. `chunks` sets the size of the pieces that the parser
+//! receives: `"all"` (the default), `"char"`, or a number of bytes. Token ids are parsed one by one. An invalid line
+//! gives `{"error"}`, and the next line is read.
 //!
-//! The other way round, `{"reasoning", "content", "tool_calls", "in_reasoning", "calls_before"}` gives `{"text"}`: what
-//! a model of the format would have written.
+//! With `--render`, a line `{"reasoning", "content", "tool_calls", "in_reasoning", "calls_before"}` gives `{"text"}`,
+//! the text that a model of this format would generate.
 
 use std::error::Error;
 use std::path::Path;
@@ -27,7 +28,7 @@ pub fn run(args: &ParseArgs) -> Result<(), Box<dyn Error>> {
     let format = super::formats::named(&args.format)?;
     let (lines, out) = (std::io::stdin().lock(), std::io::stdout().lock());
     if args.render {
-        answer_lines(lines, out, |line| written(format, line))?;
+        answer_lines(lines, out, |line| render_line(format, line))?;
     } else {
         let source = ParseSource::new(format, args.tokenizer.as_deref())?;
         answer_lines(lines, out, |line| source.answer(line))?;
@@ -35,14 +36,14 @@ pub fn run(args: &ParseArgs) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What to read with.
+/// The format, and the tokenizer for lines with token ids.
 #[derive(Debug)]
 pub struct ParseSource {
     format: &'static Format,
     tokenizer: Option<Tokenizer>,
 }
 
-/// How an output is cut.
+/// The pieces in which the parser receives the text.
 enum Chunks {
     All,
     Char,
@@ -50,12 +51,12 @@ enum Chunks {
 }
 
 impl ParseSource {
-    /// `tokenizer`: a directory that holds one; without it, lines have to bring text.
+    /// `tokenizer`: its directory; without it, lines must have text.
     pub fn new(format: &'static Format, tokenizer: Option<&Path>) -> Result<Self, TokenizeError> {
         Ok(ParseSource { format, tokenizer: tokenizer.map(Tokenizer::load).transpose()? })
     }
 
-    /// Answers one line.
+    /// Answers one input line.
     pub fn answer(&self, line: &str) -> Json {
         self.try_answer(line).unwrap_or_else(|error| json!({ "error": error }))
     }
@@ -66,7 +67,7 @@ impl ParseSource {
         let tools = tools(request)?;
         let start = start(request)?;
         let chunks = chunks(request)?;
-        // Without a list of tools, whatever calls there are shall be seen.
+        // Without a list of tools, all calls are parsed.
         let parse_tools = tools.as_ref().is_none_or(|t| !t.is_empty());
         let options = ParserOptions { start, tools: tools.unwrap_or_default(), parse_tools, calls_in_text: true };
         let mut parser = Parser::new(self.format, options);
@@ -91,14 +92,14 @@ impl ParseSource {
         }
         let ids = request.get("token_ids").ok_or("a line needs text or token_ids")?;
         let ids = ids.as_array().ok_or("token_ids must be a list of token ids")?;
-        let tokenizer = self.tokenizer.as_ref().ok_or("token_ids need a tokenizer; give its directory")?;
+        let tokenizer = self.tokenizer.as_ref().ok_or("token_ids need a tokenizer; set --tokenizer")?;
         let ids: Vec<u32> = ids.iter().map(|id| token_id(id, tokenizer)).collect::<Result<_, _>>()?;
         Ok(pieces(self.format, tokenizer, &ids))
     }
 }
 
-/// A turn as its format writes it, from one line.
-pub fn written(format: &Format, line: &str) -> Json {
+/// Renders the turn in an input line to text.
+pub fn render_line(format: &Format, line: &str) -> Json {
     let text = || -> Result<String, String> {
         let request: Json = serde_json::from_str(line).map_err(|e| format!("not JSON: {e}"))?;
         let request = request.as_object().ok_or("a line must be a JSON object")?;
@@ -113,7 +114,7 @@ pub fn written(format: &Format, line: &str) -> Json {
             Some(_) => return Err("tool_calls must be a list".into()),
         };
         if !calls.is_empty() && !format.has_calls() {
-            return Err(format!("the format {} has no calls", format.name));
+            return Err(format!("tool_calls: the format {} has no tool calls", format.name));
         }
         let turn = Turn { reasoning: string("reasoning")?, text: string("content")?.unwrap_or_default(), calls };
         let first_index = request.get("calls_before").and_then(Json::as_u64).unwrap_or(0) as usize;
@@ -123,14 +124,14 @@ pub fn written(format: &Format, line: &str) -> Json {
     text().map_or_else(|error| json!({ "error": error }), |text| json!({ "text": text }))
 }
 
-/// `{"name", "arguments"}`, or as OpenAI has it; arguments are an object or its text.
+/// Parses `{"name", "arguments"}` or OpenAI's form. Arguments are an object or its JSON text.
 fn call((i, call): (usize, &Json)) -> Result<Call, String> {
     let function = call.get("function").unwrap_or(call);
     let name = function.get("name").and_then(Json::as_str).ok_or_else(|| format!("tool_calls[{i}].name is missing"))?;
     let arguments = match function.get("arguments") {
         Some(Json::String(text)) => text.clone(),
         Some(object @ Json::Object(_)) => object.to_string(),
-        _ => return Err(format!("tool_calls[{i}].arguments must be an object, or its text")),
+        _ => return Err(format!("tool_calls[{i}].arguments must be an object or its JSON text")),
     };
     Ok(Call { name: name.into(), arguments })
 }
@@ -162,9 +163,9 @@ fn chunks(request: &Map<String, Json>) -> Result<Chunks, String> {
         None | Some(Json::Null) => Ok(Chunks::All),
         Some(Json::String(s)) if s == "all" => Ok(Chunks::All),
         Some(Json::String(s)) if s == "char" => Ok(Chunks::Char),
-        Some(n) => {
-            bytes(n).map(Chunks::Bytes).ok_or_else(|| "chunks must be \"all\", \"char\" or a number of bytes".into())
-        }
+        Some(n) => bytes(n)
+            .map(Chunks::Bytes)
+            .ok_or_else(|| format!("chunks must be \"all\", \"char\" or a number of bytes, got {n}")),
     }
 }
 
@@ -178,9 +179,9 @@ fn cut<'a>(bytes: &'a [u8], chunks: &Chunks) -> Vec<&'a [u8]> {
 
 fn answer(format: &Format, events: &[Event]) -> Json {
     let (mut reasoning, mut content) = (String::new(), String::new());
-    let (mut calls, mut malformed, mut told) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut calls, mut malformed, mut listed_events) = (Vec::new(), Vec::new(), Vec::new());
     for event in events {
-        told.push(match event {
+        listed_events.push(match event {
             Event::ReasoningStart => json!({"type": "reasoning_start"}),
             Event::ReasoningEnd => json!({"type": "reasoning_end"}),
             Event::TextStart => json!({"type": "text_start"}),
@@ -226,7 +227,7 @@ fn answer(format: &Format, events: &[Event]) -> Json {
         "content": content,
         "tool_calls": listed(true),
         "incomplete_tool_calls": listed(false),
-        "events": told,
+        "events": listed_events,
         "malformed": malformed,
     })
 }

@@ -1,8 +1,14 @@
-//! `rein render`: JSON lines in, JSON lines out, with no server. It is how to compare prompts and tokens with anybody.
+//! `rein render`: renders conversations to prompts and token ids, with JSON lines as input and output. It needs no
+//! server. Use it to compare prompts and tokens with another implementation.
 //!
-//! A line is a conversation `{"messages", "tools", "documents", "chat_template_kwargs", "add_generation_prompt",
-//! "continue_final_message", "raw"}`, giving `{"prompt", "token_ids"}`; or `{"text"}`, giving `{"token_ids"}`; or
-//! `{"token_ids"}`, giving `{"text"}`. A line that cannot be answered gives `{"error"}`; the next line goes on.
+//! An input line is one of
+//!
+//! - a conversation: `{"messages", "tools", "documents", "chat_template_kwargs", "add_generation_prompt",
+//!   "continue_final_message", "raw"}` gives `{"prompt", "token_ids"}`;
+//! - `{"text"}`, which gives `{"token_ids"}`;
+//! - `{"token_ids"}`, which gives `{"text"}`.
+//!
+//! An invalid line gives `{"error"}`, and the next line is read.
 
 use std::error::Error;
 use std::path::Path;
@@ -32,7 +38,7 @@ pub fn run(args: &RenderArgs) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What to render with.
+/// The template and the tokenizer; each may be missing.
 #[derive(Debug)]
 pub struct RenderSource {
     template: Option<ChatTemplate>,
@@ -40,12 +46,12 @@ pub struct RenderSource {
 }
 
 impl RenderSource {
-    /// A model directory: its template and its tokenizer. Weights and `config.json` are not needed.
+    /// Uses the template and tokenizer of a model directory. Does not read weights or `config.json`.
     pub fn model(dir: &Path, overrides: &ModelOverrides) -> Result<Self, TextError> {
         Self::open(Some(dir), overrides)
     }
 
-    /// `overrides.template` and/or `overrides.tokenizer`, without a model.
+    /// Uses `overrides.template` and `overrides.tokenizer` without a model directory.
     pub fn parts(overrides: &ModelOverrides) -> Result<Self, TextError> {
         Self::open(None, overrides)
     }
@@ -73,7 +79,7 @@ impl RenderSource {
         Ok(RenderSource { template, tokenizer })
     }
 
-    /// Answers one line.
+    /// Answers one input line.
     pub fn answer(&self, line: &str) -> Json {
         self.try_answer(line).unwrap_or_else(|error| json!({ "error": error }))
     }
@@ -97,7 +103,7 @@ impl RenderSource {
         }
         let input = render_input(request)?;
         let template =
-            self.template.as_ref().ok_or("there is no chat template; give a model that has one, or a template")?;
+            self.template.as_ref().ok_or("no chat template; set --template, or --model to a model that has one")?;
         let prompt = template.render(&input).map_err(|e| e.to_string())?;
         let ids: Option<Result<_, TokenizeError>> =
             self.tokenizer.as_ref().map(|tokenizer| tokenizer.encode(&prompt, Encode::TEMPLATED));
@@ -110,7 +116,7 @@ impl RenderSource {
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer, String> {
-        self.tokenizer.as_ref().ok_or_else(|| "there is no tokenizer; give a model or a tokenizer directory".into())
+        self.tokenizer.as_ref().ok_or_else(|| "no tokenizer; set --model or --tokenizer".into())
     }
 }
 

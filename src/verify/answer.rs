@@ -1,4 +1,5 @@
-//! Reads a response, leniently: what is odd about it is a finding, not an error.
+//! Reads a response. Violations of the API's form are recorded as problems, not returned as errors. It does not know
+//! the request.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,10 @@ pub struct ModelAnswer {
     pub reasoning: Option<String>,
     pub calls: Vec<RecordedCall>,
     pub usage: Option<TokenCounts>,
-    /// Until the first content, reasoning or call. None without streaming.
+    /// Time to the first content, reasoning or call. None without streaming.
     pub first_token: Option<Duration>,
     pub total: Duration,
-    /// What is wrong with the form of the response.
+    /// Violations of the response's form.
     pub problems: Vec<Problem>,
 }
 
@@ -47,21 +48,21 @@ async fn read_whole(response: ApiResponse, start: Instant) -> Result<ModelAnswer
     Ok(answer)
 }
 
-/// Where engines put what the model thinks.
+/// The members in which engines send reasoning.
 const REASONING: &[&str] = &["reasoning_content", "reasoning"];
 
 fn no_choices(body: &[u8]) -> String {
     format!("no choices: {}", error_text(body))
 }
 
-/// The first of these members that is a string with something in it.
+/// The first of these members that is a non-empty string.
 fn text(value: &Value, names: &[&str]) -> Option<String> {
     let mut texts = names.iter().filter_map(|n| value.get(n)?.as_str());
     texts.find(|t| !t.is_empty()).map(str::to_owned)
 }
 
 fn usage(value: &Value) -> Option<TokenCounts> {
-    // Some engines put it into the choice.
+    // Some engines send it inside the choice.
     let usage =
         [value.get("usage"), value.pointer("/choices/0/usage")].into_iter().flatten().find(|u| u.is_object())?;
     let count = |name| usage.get(name).and_then(Value::as_u64);
@@ -69,13 +70,13 @@ fn usage(value: &Value) -> Option<TokenCounts> {
 }
 
 async fn read_stream(response: ApiResponse, start: Instant) -> Result<ModelAnswer, Failure> {
-    let mut parts = Parts::default();
+    let mut partial = PartialAnswer::default();
     let mut failure = None;
     let done = read_events(response, start, |data, at| match serde_json::from_slice::<Value>(data) {
         Ok(chunk) if chunk.get("error").is_some_and(|e| !e.is_null()) => {
             failure.get_or_insert(Failure::InStream(error_text(data)));
         }
-        Ok(chunk) => parts.take(&chunk, at),
+        Ok(chunk) => partial.add(&chunk, at),
         Err(e) => {
             failure.get_or_insert(Failure::BadResponse(format!("an event is not JSON: {e}")));
         }
@@ -84,30 +85,30 @@ async fn read_stream(response: ApiResponse, start: Instant) -> Result<ModelAnswe
     if let Some(failure) = failure {
         return Err(failure);
     }
-    let Parts { mut answer, begun, .. } = parts;
+    let PartialAnswer { mut answer, begun, .. } = partial;
     match (begun, done || answer.finish_reason.is_some()) {
-        (false, _) => return Err(Failure::BadResponse("a stream without choices".into())),
-        (true, false) => return Err(Failure::Broken("no finish reason".into())),
+        (false, _) => return Err(Failure::BadResponse("the stream has no choices".into())),
+        (true, false) => return Err(Failure::Broken("no finish reason and no [DONE]".into())),
         (true, true) => {}
     }
     if !done {
-        answer.odd("the stream does not end with [DONE]");
+        answer.stream_problem("the stream does not end with [DONE]");
     }
     answer.total = start.elapsed();
     Ok(answer)
 }
 
-/// A streamed answer while it comes in.
+/// A partially received stream.
 #[derive(Debug, Default)]
-struct Parts {
+struct PartialAnswer {
     answer: ModelAnswer,
-    /// The index that the stream gives each call.
+    /// The index of each call in the stream.
     indexes: Vec<u64>,
     begun: bool,
 }
 
-impl Parts {
-    fn take(&mut self, chunk: &Value, at: Duration) {
+impl PartialAnswer {
+    fn add(&mut self, chunk: &Value, at: Duration) {
         self.answer.usage = usage(chunk).or(self.answer.usage);
         let Some(choice) = chunk.pointer("/choices/0") else { return };
         self.begun = true;
@@ -117,7 +118,7 @@ impl Parts {
         if content.is_some() || reasoning.is_some() || !calls.is_empty() {
             self.answer.first_token.get_or_insert(at);
             if self.answer.finish_reason.is_some() {
-                self.answer.odd("content after the finish reason");
+                self.answer.stream_problem("content after the finish reason");
             }
         }
         for (all, new) in [(&mut self.answer.content, content), (&mut self.answer.reasoning, reasoning)] {
@@ -125,64 +126,64 @@ impl Parts {
                 all.get_or_insert_default().push_str(&new);
             }
         }
-        calls.iter().for_each(|call| self.take_call(call));
+        calls.iter().for_each(|call| self.add_call(call));
         if let Some(reason) = text(choice, &["finish_reason"]) {
             if self.answer.finish_reason.as_ref().is_some_and(|r| *r != reason) {
-                self.answer.odd("two finish reasons");
+                self.answer.stream_problem("the finish reason changes");
             }
             self.answer.finish_reason = Some(reason);
         }
     }
 
-    fn take_call(&mut self, part: &Value) {
+    fn add_call(&mut self, part: &Value) {
         let (id, function) = (text(part, &["id"]), part.get("function").unwrap_or(&Value::Null));
         let name = text(function, &["name"]);
         let index = part.get("index").and_then(Value::as_u64);
         let known = match index {
             Some(index) => self.indexes.iter().position(|i| *i == index),
             None => {
-                self.answer.odd("a part of a call has no index");
-                // What clients do that cope: an id begins a call.
+                self.answer.stream_problem("a chunk of a call has no index");
+                // Tolerant clients start a new call at each id.
                 if id.is_some() { None } else { self.indexes.len().checked_sub(1) }
             }
         };
         let at = known.unwrap_or_else(|| {
             let next = self.indexes.len() as u64;
             if index.is_some_and(|i| i != next) {
-                self.answer.odd("the indexes of the calls do not count from 0");
+                self.answer.stream_problem("the indexes of the calls are not 0, 1, 2, ...");
             }
             self.indexes.push(index.unwrap_or(next));
             self.answer.calls.push(RecordedCall::default());
             self.answer.calls.len() - 1
         });
         let arguments = self.answer.arguments(function).unwrap_or_default();
-        let mut odd = Vec::new();
+        let mut problems = Vec::new();
         let Some(call) = self.answer.calls.get_mut(at) else { return };
         call.arguments.push_str(&arguments);
         match (&call.id, id) {
-            (Some(old), Some(new)) if *old != new => odd.push("the id of a call changes"),
+            (Some(old), Some(new)) if *old != new => problems.push("the id of a call changes"),
             (None, Some(new)) => call.id = Some(new),
             _ => {}
         }
         if let Some(name) = name {
             if !call.name.is_empty() {
-                odd.push("the name of a call comes more than once");
+                problems.push("the name of a call is sent more than once");
             }
             if call.name != name {
                 call.name.push_str(&name);
             }
         }
-        odd.into_iter().for_each(|message| self.answer.odd(message));
+        problems.into_iter().for_each(|message| self.answer.stream_problem(message));
     }
 }
 
 impl ModelAnswer {
-    fn odd(&mut self, message: &str) {
-        self.note(ProblemKind::StreamShape, message);
+    fn stream_problem(&mut self, message: &str) {
+        self.add_problem(ProblemKind::StreamShape, message);
     }
 
-    /// Says it once, however often it happens.
-    fn note(&mut self, kind: ProblemKind, message: &str) {
+    /// Records each problem once.
+    fn add_problem(&mut self, kind: ProblemKind, message: &str) {
         if !self.problems.iter().any(|p| p.message == message) {
             self.problems.push(Problem::new(kind, message));
         }
@@ -193,7 +194,7 @@ impl ModelAnswer {
             Value::String(text) => Some(text.clone()),
             Value::Null => None,
             other => {
-                self.note(ProblemKind::ArgumentsType, "arguments are not a string");
+                self.add_problem(ProblemKind::ArgumentsType, "arguments are not a string");
                 Some(other.to_string())
             }
         }

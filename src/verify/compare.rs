@@ -1,5 +1,5 @@
-//! `rein verify --compare`: results of several runs side by side, of other endpoints or settings, as text, JSON and one
-//! HTML page.
+//! `rein verify --compare`: compares the results of several runs, as a table, JSON and an HTML page. It sends no
+//! requests.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -17,30 +17,31 @@ use super::summary::{Counts, Trigger, ratio};
 const PAGE: &str = "compare.html";
 const DATA: &str = "compare.json";
 
-/// One run, and how it decides beside the first.
+/// The figures of one run, and its call decisions compared with the first run's.
 #[derive(Debug, Serialize)]
 pub struct Compared {
     pub name: String,
     pub settings: Settings,
-    /// Of the requests that were sent, the share that was answered.
+    /// The share of requests that were answered.
     pub success_rate: Option<f64>,
     #[serde(flatten)]
     pub counts: Counts,
-    /// Whether to call, against the first run. None for the first.
+    /// The call decisions compared with the first run's. None for the first run.
     pub trigger: Option<Trigger>,
-    /// The F1 of whether to call against what the samples expect, where they do.
+    /// The F1 of the call decisions against the samples' expectations, if they have any.
     pub expected_f1: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
 pub struct Comparison {
     pub runs: Vec<Compared>,
-    /// Answers of the other runs to what the first was not asked.
+    /// Answers of the other runs to samples that the first run does not have.
     pub unmatched: usize,
 }
 
 impl Comparison {
-    /// From the directories of runs. They need not have asked the same: what the first was not asked is counted apart.
+    /// Loads the directories of runs. The runs may have different samples: answers to samples that the first run does
+    /// not have are counted as unmatched.
     pub fn load(dirs: &[PathBuf]) -> Result<Self, VerifyError> {
         let mut runs = Vec::new();
         let mut first: Option<Reference> = None;
@@ -52,7 +53,7 @@ impl Comparison {
                 settings: json(&dir.join(RUN))?,
                 success_rate: ratio(counts.success_count, counts.success_count + counts.failure_count),
                 trigger: first.as_ref().map(|first| Trigger::of(&records, |record| first.called(record))),
-                // A run that was interrupted has none yet.
+                // An interrupted run has no summary.
                 expected_f1: json::<Value>(&dir.join(SUMMARY))
                     .ok()
                     .and_then(|s| s.pointer("/expected/tool_call_f1")?.as_f64()),
@@ -66,7 +67,7 @@ impl Comparison {
         Ok(Comparison { runs, unmatched })
     }
 
-    /// What each row is called, and its value for each run.
+    /// The name of each row, and its value for each run.
     fn rows(&self) -> Vec<(&'static str, Vec<String>)> {
         let row = |name, value: &dyn Fn(&Compared) -> String| (name, self.runs.iter().map(value).collect());
         let mut rows = vec![
@@ -93,7 +94,7 @@ impl Comparison {
         rows
     }
 
-    /// For a terminal.
+    /// The comparison as text for a terminal.
     pub fn table(&self) -> String {
         let mut rows = vec![("", self.runs.iter().map(|run| run.name.clone()).collect::<Vec<_>>())];
         rows.extend(self.rows());
@@ -117,7 +118,7 @@ impl Comparison {
         }))
     }
 
-    /// Writes the page and the figures.
+    /// Writes the HTML page and the JSON file. Returns the path of the page.
     pub fn write(&self, dir: &Path) -> Result<PathBuf, VerifyError> {
         let write = |path: PathBuf, text: String| match std::fs::write(&path, text) {
             Ok(()) => Ok(path),
@@ -144,7 +145,7 @@ fn json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, VerifyError> {
     serde_json::from_str(&text(path)?).map_err(bad)
 }
 
-/// The last word on each sample and mode.
+/// The last record for each sample and mode.
 fn records(path: &Path) -> Result<Vec<Record>, VerifyError> {
     let mut records = std::collections::BTreeMap::new();
     for (number, line) in (1..).zip(text(path)?.lines()).filter(|(_, line)| !line.trim().is_empty()) {

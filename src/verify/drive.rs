@@ -1,4 +1,4 @@
-//! Asks for each sample what is not answered yet, several at once, and again where that may help.
+//! Sends the samples without a result, several at a time, and retries transient failures. It does not validate answers.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,20 +12,20 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::answer::{self, ModelAnswer};
-use super::judge::judge;
 use super::record::{Mode, Problem, ProblemKind, Record, Status};
 use super::sample::Sample;
 use super::store::{ResultStore, Settings};
+use super::validate::validate;
 use super::{VerifyError, VerifyOptions};
 use crate::client::{Endpoint, Failure, ReusedConnection};
 
-/// The first pause before asking again; each further one is twice as long.
+/// The pause before the first retry. It doubles with each retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A server that asks for more patience than this is not waited for so long.
+/// Upper limit for Retry-After.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-/// Asks for what is missing. Fails only when the results cannot be kept.
+/// Sends the samples without a result. Fails only if a result cannot be written.
 pub async fn run(
     endpoint: &Endpoint,
     options: &VerifyOptions,
@@ -43,10 +43,10 @@ pub async fn run(
     let client = async || -> Result<(), VerifyError> {
         let mut connection = ReusedConnection::new(endpoint);
         loop {
-            // A statement of its own: the borrow must end before the next await.
+            // A separate statement, so that the borrow ends before the next await.
             let next = open.borrow_mut().pop_front();
             let Some((sample, mode)) = next else { return Ok(()) };
-            let record = ask(&mut connection, options, settings, sample, mode).await;
+            let record = request(&mut connection, options, settings, sample, mode).await;
             *failed.borrow_mut() += u64::from(!record.answered());
             store.borrow_mut().add(record)?;
             bar.inc(1);
@@ -56,7 +56,7 @@ pub async fn run(
     join_all((0..clients).map(|_| client())).await.into_iter().collect()
 }
 
-/// The request as it goes out, but for the stream.
+/// The body of the request, without the fields about streaming.
 pub fn body(sample: &Sample, settings: &Settings) -> Map<String, Value> {
     let mut body = sample.request.clone();
     for name in ["stream", "stream_options"] {
@@ -74,7 +74,7 @@ pub fn body(sample: &Sample, settings: &Settings) -> Map<String, Value> {
     body
 }
 
-async fn ask(
+async fn request(
     connection: &mut ReusedConnection<'_>,
     options: &VerifyOptions,
     settings: &Settings,
@@ -98,15 +98,15 @@ async fn ask(
             Ok(answer) => return answered(sample, &sent, mode, attempts, answer),
             Err(failure) => failure,
         };
-        if attempts > options.retries || !passing(&failure) {
+        if attempts > options.retries || !is_transient(&failure) {
             return failed(sample, mode, attempts, start.elapsed(), &failure);
         }
         tokio::time::sleep(pause(&failure, attempts, sample.index)).await;
     }
 }
 
-/// Whether the same request may succeed later. A broken stream is not asked again: it is what is measured here.
-fn passing(failure: &Failure) -> bool {
+/// Whether a retry may succeed. Broken streams are not retried, because they are among the measured problems.
+fn is_transient(failure: &Failure) -> bool {
     match failure {
         Failure::Connect(_) | Failure::NoResponse(_) | Failure::Timeout => true,
         Failure::Status { code, .. } => matches!(code, 408 | 409 | 425 | 429 | 500..),
@@ -119,7 +119,7 @@ fn pause(failure: &Failure, attempts: u32, seed: u64) -> Duration {
         return (*wanted).min(LONGEST_RETRY_AFTER);
     }
     let doubled = FIRST_PAUSE.saturating_mul(1 << (attempts - 1).min(10)).min(LONGEST_PAUSE);
-    // Clients that failed together should not come back together.
+    // Jitter, so that clients that failed at the same time do not retry at the same time.
     doubled.mul_f64(StdRng::seed_from_u64(seed).random_range(0.5..1.0))
 }
 
@@ -137,7 +137,7 @@ fn answered(sample: &Sample, sent: &Map<String, Value>, mode: Mode, attempts: u3
         attempts,
         latency_ms: millis(answer.total),
         ttft_ms: answer.first_token.map(millis),
-        problems: judge(sample, sent, &answer),
+        problems: validate(sample, sent, &answer),
         finish_reason: answer.finish_reason,
         calls: answer.calls,
         content: answer.content,

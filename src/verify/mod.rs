@@ -1,11 +1,11 @@
-//! `rein verify`: asks an endpoint, ours or another, what a samples file holds, and judges its tool calls by the
-//! metrics of Moonshot's K2 Vendor Verifier; or makes such a file. docs/reference/verify.md explains every figure.
+//! `rein verify`: sends the requests of a samples file to an OpenAI endpoint and validates its tool calls, with the
+//! metrics of Moonshot's K2 Vendor Verifier. Also generates samples files and compares runs. It does not know whether
+//! the endpoint is Rein's. docs/reference/verify.md defines every figure.
 
 mod answer;
 mod compare;
 mod drive;
 mod generate;
-mod judge;
 mod page;
 mod plot;
 mod record;
@@ -16,6 +16,7 @@ mod store;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod validate;
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -36,12 +37,12 @@ use reference::Reference;
 use store::{ResultStore, Settings};
 use summary::Summary;
 
-/// The exit code of a run that worked and found too little accuracy. 1 is an error, 2 a wrong command line.
-const TOO_INACCURATE: u8 = 3;
+/// The exit code when the schema accuracy is below `--min-schema-accuracy`. 1 is an error, 2 an invalid command line.
+const LOW_ACCURACY: u8 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StreamArg {
-    /// Each sample is asked twice
+    /// Send each sample twice, with and without streaming
     Both,
     Only,
     Never,
@@ -68,70 +69,70 @@ impl StreamArg {
                         results.jsonl, summary.json and report.html. Exit code 3: below --min-schema-accuracy."
 )]
 pub struct VerifyOptions {
-    /// Endpoint, with its `/v1` [default: http://127.0.0.1:8000/v1; gRPC: http://127.0.0.1:50051]
+    /// URL of the endpoint, including `/v1` [default: http://127.0.0.1:8000/v1; gRPC: http://127.0.0.1:50051]
     #[arg(long, env = "REIN_VERIFY_BASE_URL", value_name = "URL")]
     pub base_url: Option<String>,
-    /// How to speak to the endpoint
+    /// Protocol of the endpoint
     #[arg(long, value_enum, default_value_t = ApiDialect::Openai)]
     pub dialect: ApiDialect,
-    /// Model to ask for [default: the first that the endpoint lists]
+    /// Model to request [default: the first in the endpoint's list]
     #[arg(long, env = "REIN_VERIFY_MODEL", value_name = "NAME")]
     pub model: Option<String>,
-    /// Samples, JSON lines: chat requests, the vendor verifier's or ours (docs/reference/verify.md)
+    /// Samples file: chat requests as JSON lines (docs/reference/verify.md)
     #[arg(long, value_name = "FILE", required_unless_present_any = ["generate", "compare"])]
     pub samples: Option<PathBuf>,
-    /// Directory of the results or of the comparison; with --generate, the file of samples to write
+    /// Directory for the results or the comparison; with --generate, the samples file to write
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// Results of another run, or its directory, to compare with: who calls where
+    /// Results of another run, or its directory, whose call decisions count as correct
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
-    /// Ask nobody: put the results of these runs (their --out directories) beside each other
+    /// Compare the results of these runs (their --out directories) without sending requests
     #[arg(long, value_name = "DIR", num_args = 2.., conflicts_with_all = ["samples", "reference", "generate"])]
     pub compare: Vec<PathBuf>,
-    /// How to ask; over gRPC every answer is a stream
+    /// Whether to stream the answers; gRPC answers are always streamed
     #[arg(long, value_enum, default_value_t = StreamArg::Both, default_value_if("dialect", "grpc", "only"))]
     pub stream: StreamArg,
-    /// Requests kept open at once
+    /// Number of concurrent requests
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub concurrency: u32,
-    /// Times to ask again after a refused connection, a timeout, HTTP 408, 409, 425, 429 or 5xx
+    /// Maximum number of retries after a failed connection, a timeout, HTTP 408, 409, 425, 429 or 5xx
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub retries: u32,
     /// Seconds after which a request counts as failed
     #[arg(long, value_name = "S", default_value = "600", value_parser = crate::args::values::seconds)]
     pub timeout: f64,
-    /// Go on where an interrupted run in --out stopped; `false` starts over
+    /// Continue an interrupted run in --out; `false` starts over
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub resume: bool,
-    /// Use the first N samples only
+    /// Use only the first N samples
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
-    /// Sampling temperature instead of the samples'
+    /// Sampling temperature, replaces the samples'
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// Longest answer in tokens instead of the samples'
+    /// Maximum answer length in tokens, replaces the samples'
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
     /// JSON object whose members are added to each request body
     #[arg(long, value_name = "JSON", value_parser = crate::args::values::object)]
     pub extra_body: Option<Map<String, Value>>,
-    /// Header to send, `name: value`; may be given several times
+    /// Header to send, `name: value`; can be repeated
     #[arg(long, value_name = "HEADER")]
     pub header: Vec<String>,
-    /// Sent as bearer token
+    /// API key, sent as a bearer token
     #[arg(long, env = "OPENAI_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// PEM file of certificates to trust besides the public ones
+    /// File with certificates (PEM) to trust in addition to the public authorities
     #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// Fail with exit code 3 when the schema accuracy is less, or no response calls a tool
+    /// Exit with code 3 if the schema accuracy is lower than this, or no response calls a tool
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub min_schema_accuracy: Option<f64>,
     /// Print the summary as JSON on standard output, and the table on standard error
     #[arg(long)]
     pub json: bool,
-    /// Write N samples of growing difficulty to --out instead of asking anybody
+    /// Write N samples of increasing difficulty to --out, without sending requests
     #[arg(long, value_name = "N", conflicts_with_all = ["samples", "reference"], value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub generate: Option<u32>,
     /// Seed of --generate
@@ -156,21 +157,21 @@ pub enum VerifyError {
     Read { option: &'static str, path: PathBuf, source: std::io::Error },
     #[error("--out: cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("--out: cannot make the page: {0}")]
+    #[error("--out: cannot render the report: {0}")]
     Page(#[from] minijinja::Error),
     #[error("{path}: line {number}: {reason}")]
     Line { path: PathBuf, number: u64, reason: String },
-    #[error("--samples: {0} has no samples")]
+    #[error("--samples: {0} is empty; expected at least one sample")]
     NoSamples(PathBuf),
     #[error(
-        "--out: {dir} has results of another run ({why}); name another directory, or start over with --resume false"
+        "--out: {dir} has results of another run ({why}); set another directory, or start over with --resume false"
     )]
     OtherRun { dir: PathBuf, why: String },
-    #[error("no request of {sent} was answered; the last failed with: {last}")]
+    #[error("all {sent} requests failed; the last error: {last}")]
     AllFailed { sent: usize, last: String },
 }
 
-/// Asks, prints, writes: the whole command.
+/// Runs the command: generates samples, compares runs, or verifies an endpoint.
 pub fn run(options: VerifyOptions) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(n) = options.generate {
         let write = |source| VerifyError::Write { path: options.out.clone(), source };
@@ -205,31 +206,31 @@ fn verdict(options: &VerifyOptions, summary: &Summary) -> ExitCode {
         Some(accuracy) if accuracy >= least => ExitCode::SUCCESS,
         Some(accuracy) => {
             terminal::err(format_args!(
-                "rein: the schema accuracy is {accuracy}, less than --min-schema-accuracy {least}"
+                "rein: --min-schema-accuracy: the schema accuracy must be at least {least}, got {accuracy}"
             ));
-            ExitCode::from(TOO_INACCURATE)
+            ExitCode::from(LOW_ACCURACY)
         }
         None => {
-            terminal::err("rein: no response called a tool: there is no schema accuracy for --min-schema-accuracy");
-            ExitCode::from(TOO_INACCURATE)
+            terminal::err("rein: --min-schema-accuracy: no response called a tool, so there is no schema accuracy");
+            ExitCode::from(LOW_ACCURACY)
         }
     }
 }
 
-/// Asks what is missing and writes the directory.
+/// Sends the samples without a result, and writes results, summary and report.
 async fn verify(options: &VerifyOptions) -> Result<Summary, VerifyError> {
-    // Files first: a wrong path should not cost a run.
+    // Read before the run, so that a wrong path is reported at once.
     let samples = sample::load(options.samples.as_deref().unwrap_or(std::path::Path::new("-")))?;
     let reference = options.reference.as_deref().map(Reference::load).transpose()?;
     if options.dialect == ApiDialect::Grpc && options.stream != StreamArg::Only {
         return Err(VerifyError::Option(
-            "--stream must be `only` with --dialect grpc: every answer is a stream".into(),
+            "--stream: must be `only` with --dialect grpc, because gRPC answers are always streamed".into(),
         ));
     }
     let url = options.base_url.as_deref().unwrap_or(options.dialect.default_url());
     let timeout = Duration::from_secs_f64(options.timeout);
     let endpoint = Endpoint::new(url, options.api_key.as_deref(), options.ca_file.as_deref(), timeout)?;
-    let mut endpoint = endpoint.speak(options.dialect)?;
+    let mut endpoint = endpoint.with_dialect(options.dialect)?;
     for header in &options.header {
         endpoint.header(header)?;
     }

@@ -1,4 +1,4 @@
-//! Renders report.html, the template of the pages of `rein verify`. It knows nothing of what the pages show.
+//! Renders report.html, the template of the HTML pages of `rein verify`. It does not know what the pages contain.
 
 use minijinja::value::Serde;
 use std::fmt::Write;
@@ -8,24 +8,25 @@ use serde::Serialize;
 
 const TEMPLATE: &str = include_str!("report.html");
 
-/// `shown`: the variables of the template.
-pub fn render(shown: &impl Serialize) -> Result<String, Error> {
+/// `variables`: the variables of the template.
+pub fn render(variables: &impl Serialize) -> Result<String, Error> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::SemiStrict);
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     environment.set_formatter(format);
     environment.add_filter("percent", |value: Option<f64>| percent(value));
     environment.add_filter("ms", |value: f64| format!("{value:.0} ms"));
-    // Coordinates in a plot.
+    // For coordinates in a plot.
     environment.add_filter("px", |value: f64| format!("{value:.1}"));
-    environment.render_str(TEMPLATE, Value::from(Serde(shown)))
+    environment.render_str(TEMPLATE, Value::from(Serde(variables)))
 }
 
 pub fn percent(value: Option<f64>) -> String {
     value.map_or("–".into(), |v| format!("{:.2} %", v * 100.0))
 }
 
-/// Escapes text. Replaces what XML does not allow, and what changes the direction of the text. Slashes stay readable.
+/// Escapes text, except for slashes. Replaces control characters that XML does not allow or that change the direction
+/// of the text.
 fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let Some(text) = value.as_str().filter(|_| !value.is_safe()) else { return escape_formatter(out, state, value) };
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! The layout of the plot of times. report.html draws it.
+//! Computes the layout of the plot of times, which report.html draws. It does not know what is measured.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ const LEFT: f64 = 46.0;
 const RIGHT: f64 = WIDTH - 16.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = HEIGHT - 42.0;
-/// More points than pixels show nothing more.
+/// Approximate maximum number of points per line; more would not be visible.
 const POINTS: usize = 400;
 
 #[derive(Serialize)]
@@ -36,15 +36,15 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// The share of values up to x over a logarithmic x in milliseconds: one line for each name, class and list of values.
-/// None: there are no values.
+/// Plots cumulative distributions over a logarithmic axis in milliseconds. Each line has a name, a CSS class and
+/// values. None without values.
 pub fn distributions(lines: [(&'static str, &'static str, Vec<f64>); 3]) -> Option<Plot> {
     let values = || lines.iter().flat_map(|(.., values)| values.iter().copied()).filter(|v| *v > 0.0);
     let (low, high) = values().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));
     if low > high {
         return None;
     }
-    // Some room, so that equal values are not at the edge.
+    // Margins, so that a single value is not at the edge.
     let (low, high) = ((low * 0.8).log10(), (high * 1.25).log10());
     let x = |v: f64| LEFT + (v.max(1e-9).log10() - low) / (high - low) * (RIGHT - LEFT);
     let y = |share: f64| TOP + (1.0 - share) * (BOTTOM - TOP);
@@ -74,12 +74,12 @@ pub fn distributions(lines: [(&'static str, &'static str, Vec<f64>); 3]) -> Opti
     })
 }
 
-/// 1, 2 and 5 times powers of ten; powers alone over a wide range.
+/// Ticks at 1, 2 and 5 times powers of ten; at powers of ten alone for a wide range.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let powers = (low.floor() as i32)..=(high.ceil() as i32);
     let steps: &[f64] = if high - low > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let all = powers.flat_map(|p| steps.iter().map(move |s| s * 10f64.powi(p)));
     let inside = all.filter(|v| (low..=high).contains(&v.log10()));
-    // Powers of ten are not exact in binary; what is printed should be.
+    // Rounds away the binary error of powers of ten, so that labels are exact.
     inside.map(|v| format!("{v:.6}").parse().unwrap_or(v)).collect()
 }

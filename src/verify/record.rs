@@ -1,4 +1,4 @@
-//! What is kept of one response: a line of results.jsonl.
+//! The record of one response: a line of results.jsonl.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,23 +22,23 @@ impl Mode {
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     Ok,
-    /// No answer; a resumed run asks again.
+    /// No answer; a resumed run sends the request again.
     Failed,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Line of the samples file, from 1.
+    /// Line number in the samples file, from 1.
     pub sample: u64,
-    /// Of what the sample asks, without model and sampling parameters: the same in runs that can be compared.
+    /// Hash of the request without model and sampling parameters. It is equal in runs that can be compared.
     pub hash: String,
     pub mode: Mode,
     pub status: Status,
-    /// Why there is no answer, by the kinds that `rein bench` counts too.
+    /// The kind of failure, with the names of `rein bench`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     pub attempts: u32,
-    /// Of the last attempt.
+    /// Latency of the last attempt.
     pub latency_ms: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<f64>,
@@ -59,7 +59,7 @@ pub struct Record {
 pub struct RecordedCall {
     pub id: Option<String>,
     pub name: String,
-    /// As sent, not parsed.
+    /// The text as received.
     pub arguments: String,
 }
 
@@ -72,7 +72,7 @@ pub struct TokenCounts {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
     pub kind: ProblemKind,
-    /// Which call of the response, from 0.
+    /// Index of the call in the response, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,7 +117,7 @@ pub enum ProblemKind {
 }
 
 impl ProblemKind {
-    /// Whether a call with it counts as unsuccessful, as in the vendor verifier.
+    /// Whether a call with this problem counts as unsuccessful. As in the vendor verifier.
     pub fn fails_call(self) -> bool {
         matches!(
             self,
@@ -139,20 +139,20 @@ impl ProblemKind {
             ProblemKind::WrongFinishReason => "a finish reason that does not fit the response",
             ProblemKind::Truncated => "the length limit cut the response off inside or after a call",
             ProblemKind::MissingId => "a call without an id",
-            ProblemKind::DuplicateId => "an id that another call of the conversation has",
+            ProblemKind::DuplicateId => "an id that another call of the conversation also has",
             ProblemKind::ArgumentsType => "arguments sent as an object, not as a string",
-            ProblemKind::StreamShape => "a stream that clients cannot put together by the rules of the API",
-            ProblemKind::StreamMismatch => "stream and non-stream differ at temperature 0",
-            ProblemKind::ToolChoice => "tool_choice was not honoured",
+            ProblemKind::StreamShape => "a stream that does not follow the rules of the API",
+            ProblemKind::StreamMismatch => "the streamed and unstreamed answers differ at temperature 0",
+            ProblemKind::ToolChoice => "the response does not follow tool_choice",
             ProblemKind::ParallelCalls => "several calls although parallel_tool_calls is false",
             ProblemKind::ResponseFormat => "content that violates response_format",
-            ProblemKind::LeakedMarkup => "tool markup of the model inside the content: a call that was lost",
-            ProblemKind::Expectation => "the sample expects another decision",
+            ProblemKind::LeakedMarkup => "tool-call markup in the content: a call was not parsed",
+            ProblemKind::Expectation => "the sample expects another call decision",
             ProblemKind::PromptTokens => "usage.prompt_tokens differs from the sample's",
-            ProblemKind::SampleSchema => "a schema in the sample that cannot be used; not the endpoint's fault",
-            ProblemKind::HttpError => "no answer: connection or HTTP status",
+            ProblemKind::SampleSchema => "a schema in the sample does not compile; not the endpoint's fault",
+            ProblemKind::HttpError => "no answer: the connection failed or the HTTP status was not 200",
             ProblemKind::BrokenStream => "a stream that ended early or with an error",
-            ProblemKind::BadResponse => "a response that is none of this API",
+            ProblemKind::BadResponse => "a response that is not valid in this API",
             ProblemKind::Timeout => "no answer in time",
         }
     }
@@ -163,12 +163,12 @@ impl Record {
         self.status == Status::Ok
     }
 
-    /// What the metrics call a tool call: by finish reason alone.
+    /// Whether the response counts as a tool call in the metrics, which use the finish reason alone.
     pub fn triggered(&self) -> bool {
         self.answered() && self.finish_reason.as_deref() == Some("tool_calls")
     }
 
-    /// A finished tool call of declared tools with arguments that satisfy their schemas.
+    /// Whether all calls name declared tools and have arguments that satisfy their schemas.
     pub fn successful_call(&self) -> bool {
         self.triggered() && !self.calls.is_empty() && !self.problems.iter().any(|p| p.kind.fails_call())
     }

@@ -1,4 +1,4 @@
-//! Another run of the same samples, to compare with: one of ours, or the vendor verifier's results.
+//! The results of another run, used as reference: of `rein verify` or of the vendor verifier.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,10 +8,11 @@ use serde_json::{Map, Value};
 
 use super::VerifyError;
 use super::record::{Mode, Record};
-use super::sample::hash_foreign;
+use super::sample::hash_unnormalized;
 use super::store::RESULTS;
 
-/// What of a line matters. Ours has `sample` and `hash`; the vendor verifier's `data_index` and `request`.
+/// The fields of a line that are used. `rein verify` writes `sample` and `hash`, the vendor verifier `data_index` and
+/// `request`.
 #[derive(Debug, Deserialize)]
 struct Row {
     #[serde(alias = "data_index")]
@@ -33,12 +34,12 @@ struct Decision {
 #[derive(Debug)]
 pub struct Reference {
     by_hash: HashMap<String, Vec<Decision>>,
-    /// Lines that do not tell what was asked.
+    /// Decisions of lines without a request.
     by_sample: HashMap<u64, bool>,
 }
 
 impl Reference {
-    /// From a results file, or the directory of a run.
+    /// Loads a results file, or the one in the directory of a run.
     pub fn load(path: &Path) -> Result<Self, VerifyError> {
         let path = if path.is_dir() { path.join(RESULTS) } else { path.to_owned() };
         let text = std::fs::read_to_string(&path);
@@ -52,20 +53,20 @@ impl Reference {
             }
             let called = row.finish_reason.as_deref() == Some("tool_calls");
             let decision = Decision { sample: row.sample, mode: row.mode, called };
-            // The vendor verifier's own hash covers the model and is of no use here.
-            match (row.request.as_ref().map(hash_foreign).or(row.hash), row.sample) {
+            // The vendor verifier's own hash cannot be used, because it includes the model.
+            match (row.request.as_ref().map(hash_unnormalized).or(row.hash), row.sample) {
                 (Some(hash), _) => reference.by_hash.entry(hash).or_default().push(decision),
                 (None, Some(sample)) => _ = reference.by_sample.insert(sample, called),
-                (None, None) => return Err(bad("has neither `hash`, `request`, `sample` nor `data_index`".into())),
+                (None, None) => return Err(bad("needs `hash`, `request`, `sample` or `data_index`".into())),
             }
         }
         Ok(reference)
     }
 
-    /// Whether the reference called a tool where this record did or did not.
+    /// Whether the reference called a tool for the request of this record. None if it does not have the request.
     pub fn called(&self, record: &Record) -> Option<bool> {
         match self.by_hash.get(&record.hash) {
-            // The same question may stand in several lines.
+            // Several lines may have the same request.
             Some(all) => {
                 let nearness = |d: &&Decision| (d.sample == Some(record.sample), d.mode == Some(record.mode));
                 all.iter().max_by_key(nearness).map(|d| d.called)

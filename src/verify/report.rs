@@ -1,4 +1,4 @@
-//! report.html: the run for people. Collects what the template shows.
+//! Collects the variables of report.html for the report of a run. It computes no figures.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -13,12 +13,12 @@ use super::store::ResultStore;
 use super::summary::{Counts, Summary};
 use crate::quantiles::Quantiles;
 
-/// Examples of each kind of problem.
+/// Maximum number of examples per kind of problem.
 const EXAMPLES: usize = 10;
-/// Characters of arguments that an example shows.
+/// Maximum length of the arguments or content of an example.
 const SNIPPET_CHARS: usize = 240;
 
-/// Names and classes of the outcomes of responses, in the order of [`outcomes`].
+/// Names and CSS classes of the outcomes of responses, in the order of [`row`].
 const OUTCOMES: [(&str, &str); 5] = [
     ("valid tool calls", "good"),
     ("invalid tool calls", "bad"),
@@ -35,7 +35,7 @@ struct Report<'a> {
     outcomes: [Part; OUTCOMES.len()],
     modes: Vec<Row>,
     tags: Vec<Bar>,
-    problems: Vec<Found>,
+    problems: Vec<ProblemRow>,
     times: Option<Plot>,
     quantiles: Vec<(String, &'a Quantiles)>,
     sampling: String,
@@ -45,7 +45,7 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct Bar {
     name: String,
-    /// Of the whole width.
+    /// Share of the whole width.
     share: f64,
     figure: String,
     class: &'static str,
@@ -62,15 +62,15 @@ struct Part {
     name: &'static str,
     class: &'static str,
     count: usize,
-    /// Of the row.
+    /// Share of the row.
     share: f64,
-    /// The shares of the parts before.
+    /// Sum of the shares of the parts before this one.
     before: f64,
 }
 
-/// One kind of problem: a bar, and examples.
+/// One kind of problem, with its bar and examples.
 #[derive(Serialize)]
-struct Found {
+struct ProblemRow {
     #[serde(flatten)]
     bar: Bar,
     meaning: &'static str,
@@ -130,7 +130,7 @@ fn row(name: &'static str, c: &Counts) -> Row {
     Row { name, parts: OUTCOMES.into_iter().zip(counts).map(part).collect() }
 }
 
-/// In the order in which the samples have them: first tags first, easy ones before hard ones.
+/// The bars of the tags, in the order of the samples: all first tags, then all second tags.
 fn by_tag(summary: &Summary, samples: &[Sample]) -> Vec<Bar> {
     let longest = samples.iter().map(|s| s.truth.tags.len()).max().unwrap_or(0);
     let mut order: Vec<&String> = Vec::new();
@@ -147,15 +147,15 @@ fn by_tag(summary: &Summary, samples: &[Sample]) -> Vec<Bar> {
     order.into_iter().filter_map(bar).collect()
 }
 
-/// The most frequent kinds first.
-fn problems(summary: &Summary, records: &[&Record]) -> Vec<Found> {
+/// The problems by kind, most frequent first.
+fn problems(summary: &Summary, records: &[&Record]) -> Vec<ProblemRow> {
     let mut kinds: Vec<(ProblemKind, usize)> = summary.problems.iter().map(|(kind, count)| (*kind, *count)).collect();
     kinds.sort_by_key(|(_, count)| Reverse(*count));
     let most = kinds.first().map_or(1, |(_, most)| (*most).max(1)) as f64;
     let found = |(kind, count): (ProblemKind, usize)| {
         let of_kind =
             records.iter().flat_map(|r| r.problems.iter().map(move |p| (*r, p))).filter(|(_, p)| p.kind == kind);
-        Found {
+        ProblemRow {
             bar: Bar {
                 name: kind.name(),
                 share: count as f64 / most,

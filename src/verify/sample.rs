@@ -1,4 +1,4 @@
-//! Samples: what is asked, and what is known about the right answer.
+//! The samples file: requests, and what is known about their correct answers.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::VerifyError;
 
-/// The members that a line without `request` is searched for; all else in such a line is not sent.
+/// The members that are sent from a line without `request`.
 const REQUEST_FIELDS: &[&str] = &[
     "messages",
     "tools",
@@ -34,28 +34,28 @@ const REQUEST_FIELDS: &[&str] = &[
     "structured_outputs",
     "user",
 ];
-/// What makes two requests ask the same; sampling and transport do not.
+/// The members that identify a request. Sampling parameters are not among them.
 const IDENTITY: &[&str] = &["messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"];
-/// A role in the vendor verifier's samples that stands for system.
+/// A role in the vendor verifier's samples. It means `system`.
 const INPUT_ROLE: &str = "_input";
 
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Line of the file, from 1.
+    /// Line number in the file, from 1.
     pub index: u64,
     pub hash: String,
     pub request: Map<String, Value>,
     pub truth: Truth,
 }
 
-/// What a line may say besides the request.
+/// What a line says about the correct answer.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Truth {
-    /// Length of the prompt by the model's own tokenizer and template.
+    /// Length of the prompt with the model's own tokenizer and template.
     pub prompt_tokens: Option<u64>,
     #[serde(default)]
     pub expect: Expect,
-    /// What the sample is about; the report breaks its figures down by them.
+    /// The report shows figures by tag.
     #[serde(default)]
     pub tags: Vec<String>,
 }
@@ -85,12 +85,12 @@ impl Sample {
         };
         match request.get_mut("messages") {
             Some(Value::Array(messages)) if !messages.is_empty() => messages.iter_mut().for_each(normalize),
-            _ => return Err("`messages` must be a list of at least one message".into()),
+            _ => return Err("`messages` must be a list with at least one message".into()),
         }
         Ok(Self { index, hash: hash(&request), request, truth })
     }
 
-    /// The declared tools: those of the request and those of its messages.
+    /// The declared tools of the request and of its messages.
     pub fn tools(&self) -> impl Iterator<Item = &Map<String, Value>> {
         let messages = self.request.get("messages").and_then(Value::as_array);
         let lists = messages.into_iter().flatten().map(|m| m.get("tools"));
@@ -124,8 +124,8 @@ fn normalize(message: &mut Value) {
     }
 }
 
-/// Of what a request asks. Requests of other runs may come with messages as they were in the file.
-pub fn hash_foreign(request: &Map<String, Value>) -> String {
+/// The hash of a request whose messages may still have the roles of the file.
+pub fn hash_unnormalized(request: &Map<String, Value>) -> String {
     let mut request = request.clone();
     if let Some(Value::Array(messages)) = request.get_mut("messages") {
         messages.iter_mut().for_each(normalize);
@@ -136,7 +136,7 @@ pub fn hash_foreign(request: &Map<String, Value>) -> String {
 fn hash(request: &Map<String, Value>) -> String {
     let mut state = FNV_OFFSET;
     for field in IDENTITY {
-        // Absent and null ask the same.
+        // A null member is equivalent to a missing one.
         if let Some(value) = request.get(*field).filter(|v| !v.is_null()) {
             feed(&mut state, field.as_bytes());
             feed_value(&mut state, value);
@@ -145,18 +145,18 @@ fn hash(request: &Map<String, Value>) -> String {
     format!("{state:032x}")
 }
 
-// FNV-1a, 128 bits: equal on every machine and in every version, which the standard hasher is not.
+// FNV-1a with 128 bits. The standard hasher is not used, because its results may change between versions.
 const FNV_OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 const FNV_PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
 
 fn feed(state: &mut u128, bytes: &[u8]) {
-    // 0xff stands in no UTF-8 text: it keeps neighbours apart.
+    // 0xff separates values, because it does not occur in UTF-8.
     for byte in bytes.iter().chain(&[0xff]) {
         *state = (*state ^ u128::from(*byte)).wrapping_mul(FNV_PRIME);
     }
 }
 
-/// Members in the order of their names: other programs may have written them in another.
+/// Hashes members in the order of their names, because other programs may write them in another order.
 fn feed_value(state: &mut u128, value: &Value) {
     match value {
         Value::Object(members) => {
@@ -178,7 +178,7 @@ fn feed_value(state: &mut u128, value: &Value) {
     }
 }
 
-/// All samples of a file.
+/// Loads all samples of a file.
 pub fn load(path: &Path) -> Result<Vec<Sample>, VerifyError> {
     let read = |source| VerifyError::Read { option: "--samples", path: path.into(), source };
     let text = std::fs::read_to_string(path).map_err(read)?;

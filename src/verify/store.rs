@@ -1,5 +1,5 @@
-//! The directory of a run: what was asked of whom (run.json) and its results (results.jsonl), kept so that an
-//! interrupted run can go on.
+//! The directory of a run: its settings (run.json) and results (results.jsonl), from which an interrupted run can
+//! continue. It does not know what the results mean.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ pub const RESULTS: &str = "results.jsonl";
 pub const SUMMARY: &str = "summary.json";
 pub const REPORT: &str = "report.html";
 
-/// What must be equal for results to belong together.
+/// The settings of a run. Results of runs with different settings are not mixed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     pub base_url: String,
@@ -29,7 +29,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What is asked for besides the samples', in words.
+    /// The settings that replace the samples', as text.
     pub fn sampling(&self) -> String {
         let all = [
             self.temperature.map(|t| format!("temperature {t}")),
@@ -37,7 +37,7 @@ impl Settings {
             self.extra_body.clone().map(|body| format!("extra body {}", Value::Object(body))),
         ];
         let all: Vec<_> = all.into_iter().flatten().collect();
-        if all.is_empty() { "as the samples have it".into() } else { all.join(", ") }
+        if all.is_empty() { "from the samples".into() } else { all.join(", ") }
     }
 
     /// The first setting that differs.
@@ -55,13 +55,13 @@ impl Settings {
 
 pub struct ResultStore {
     dir: PathBuf,
-    /// By sample and mode; the last word on each.
+    /// The last record for each sample and mode.
     records: BTreeMap<(u64, Mode), Record>,
     file: File,
 }
 
 impl ResultStore {
-    /// Opens the directory; with `resume`, with what it already has.
+    /// Opens the directory. With `resume`, loads its records.
     pub fn open(dir: &Path, settings: &Settings, samples: &[Sample], resume: bool) -> Result<Self, VerifyError> {
         let write = |path: &Path, source| VerifyError::Write { path: path.into(), source };
         std::fs::create_dir_all(dir).map_err(|e| write(dir, e))?;
@@ -85,7 +85,7 @@ impl ResultStore {
         self.records.get_mut(&(sample, mode))
     }
 
-    /// Keeps a record, on disk at once.
+    /// Adds a record, and writes it to the file at once.
     pub fn add(&mut self, record: Record) -> Result<(), VerifyError> {
         let path = || self.dir.join(RESULTS);
         self.file.write_all(line(&record).as_bytes()).map_err(|source| VerifyError::Write { path: path(), source })?;
@@ -93,7 +93,7 @@ impl ResultStore {
         Ok(())
     }
 
-    /// Writes the results in order, each once.
+    /// Rewrites the results in order, without outdated records.
     pub fn finish(&self) -> Result<(), VerifyError> {
         self.write(RESULTS, &lines(&self.records))
     }
@@ -104,7 +104,7 @@ impl ResultStore {
     }
 }
 
-/// Puts the text there whole or not at all.
+/// Replaces the file atomically.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let part = path.with_extension("part");
     std::fs::write(&part, text)?;
@@ -134,7 +134,7 @@ fn load(dir: &Path, settings: &Settings, samples: &[Sample]) -> Result<BTreeMap<
     let past = std::fs::read_to_string(dir.join(RUN)).ok();
     let past: Settings = past
         .and_then(|text| serde_json::from_str(&text).ok())
-        .ok_or_else(|| other(format!("{RUN} beside its results is missing or damaged")))?;
+        .ok_or_else(|| other(format!("{RUN} is missing or invalid")))?;
     if let Some(name) = past.difference(settings) {
         return Err(other(format!("{name} differs")));
     }
@@ -144,12 +144,12 @@ fn load(dir: &Path, settings: &Settings, samples: &[Sample]) -> Result<BTreeMap<
     while let Some((number, row)) = rows.next() {
         let record: Record = match serde_json::from_str(row) {
             Ok(record) => record,
-            // Where an interrupted run stopped writing.
+            // An interrupted run may have written half of the last line.
             Err(_) if rows.peek().is_none() => break,
             Err(e) => return Err(VerifyError::Line { path, number, reason: e.to_string() }),
         };
         if hashes.get(&record.sample) != Some(&record.hash.as_str()) {
-            return Err(other(format!("sample {} is another one now", record.sample)));
+            return Err(other(format!("sample {} has changed", record.sample)));
         }
         records.insert((record.sample, record.mode), record);
     }

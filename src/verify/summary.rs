@@ -1,4 +1,4 @@
-//! The figures of a run.
+//! Computes the figures of a run. It does not know how they are shown in the report.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,25 +17,25 @@ pub struct Summary {
     pub model: String,
     pub base_url: String,
     pub settings: Settings,
-    /// When the summary was made.
+    /// The time at which the summary was computed.
     pub date: String,
     pub samples: usize,
-    /// Answers that were asked for: one per sample and mode.
+    /// Number of requests: one per sample and mode.
     pub responses: usize,
     #[serde(flatten)]
     pub total: Counts,
     pub by_mode: BTreeMap<&'static str, Counts>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub by_tag: BTreeMap<String, Counts>,
-    /// Responses with each kind of problem.
+    /// Number of responses with each kind of problem.
     pub problems: BTreeMap<ProblemKind, usize>,
-    /// Unanswered requests, by why.
+    /// Number of failed requests by kind of failure.
     pub failures: BTreeMap<String, usize>,
     pub calls: usize,
-    /// Whether to call, against the reference run.
+    /// The call decisions compared with the reference run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<Trigger>,
-    /// Whether to call, against what the samples expect.
+    /// The call decisions compared with the samples' expectations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<Trigger>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,7 +47,7 @@ pub struct Summary {
     pub ttft_ms: Option<Quantiles>,
 }
 
-/// The vendor verifier's counts, under its names.
+/// The counts of the vendor verifier, with its names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Counts {
     pub success_count: usize,
@@ -58,7 +58,7 @@ pub struct Counts {
     pub finish_others_detail: BTreeMap<String, usize>,
     pub successful_tool_call_count: usize,
     pub schema_validation_error_count: usize,
-    /// None where no response finished with tool calls.
+    /// None if no response has the finish reason `tool_calls`.
     pub schema_accuracy: Option<f64>,
 }
 
@@ -91,11 +91,11 @@ impl Counts {
     }
 }
 
-/// Whether to call, as a classification: positive is finish_reason `tool_calls`.
+/// The decision whether to call a tool, as a binary classification. Positive means finish reason `tool_calls`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Trigger {
     pub compared: usize,
-    /// Answered, but without a counterpart.
+    /// Answers to requests that the reference does not have.
     pub unmatched: usize,
     pub true_positive: usize,
     pub false_positive: usize,
@@ -121,7 +121,7 @@ impl Trigger {
         t.compared = t.true_positive + t.false_positive + t.false_negative + t.true_negative;
         t.tool_call_precision = ratio(t.true_positive, t.true_positive + t.false_positive);
         t.tool_call_recall = ratio(t.true_positive, t.true_positive + t.false_negative);
-        // The harmonic mean of the two, in one division that also holds where one of them is 0.
+        // Equal to the harmonic mean of precision and recall, and also defined if one of them is 0 or undefined.
         t.tool_call_f1 = ratio(2 * t.true_positive, 2 * t.true_positive + t.false_positive + t.false_negative);
         t
     }
@@ -131,14 +131,14 @@ impl Trigger {
 pub struct PromptTokens {
     pub compared: usize,
     pub equal: usize,
-    /// Of counted less true.
+    /// Mean of the reported minus the correct number.
     pub mean_difference: f64,
     pub largest_difference: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StreamComparison {
-    /// Samples at temperature 0 that were answered both ways.
+    /// Samples at temperature 0 with a streamed and an unstreamed answer.
     pub compared: usize,
     pub mismatched: usize,
 }
@@ -147,18 +147,19 @@ pub fn ratio(part: usize, whole: usize) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// Compares the answers of each sample that must be equal, streamed or not, and notes where they differ.
+/// Compares the streamed and the unstreamed answer of each sample at temperature 0. Records differences as problems.
 pub fn compare_streams(samples: &[Sample], settings: &Settings, store: &mut ResultStore) -> Option<StreamComparison> {
     let mut comparison = StreamComparison { compared: 0, mismatched: 0 };
     for sample in samples {
-        let certain = super::drive::body(sample, settings).get("temperature").and_then(Value::as_f64) == Some(0.0);
+        let deterministic =
+            super::drive::body(sample, settings).get("temperature").and_then(Value::as_f64) == Some(0.0);
         let whole = store.records().get(&(sample.index, Mode::NonStream)).filter(|r| r.answered()).cloned();
         let streamed = store.get_mut(sample.index, Mode::Stream).filter(|r| r.answered());
-        let (true, Some(whole), Some(streamed)) = (certain, whole, streamed) else { continue };
+        let (true, Some(whole), Some(streamed)) = (deterministic, whole, streamed) else { continue };
         let difference = difference(&whole, streamed);
         comparison.compared += 1;
         comparison.mismatched += usize::from(difference.is_some());
-        // An interrupted run may have noted it already.
+        // An interrupted run may have recorded it already.
         streamed.problems.retain(|p| p.kind != ProblemKind::StreamMismatch);
         streamed.problems.extend(difference.map(|message| Problem::new(ProblemKind::StreamMismatch, message)));
     }
@@ -169,21 +170,21 @@ fn difference(whole: &Record, streamed: &Record) -> Option<String> {
     let reason = |r: &Record| r.finish_reason.clone().unwrap_or_else(|| "none".into());
     let content = |r: &Record| r.content.clone().unwrap_or_default();
     if reason(whole) != reason(streamed) {
-        return Some(format!("finish reason {} streamed, {} not", reason(streamed), reason(whole)));
+        return Some(format!("the finish reason is {} streamed, {} unstreamed", reason(streamed), reason(whole)));
     }
     let parsed = |text: &str| serde_json::from_str::<Value>(text).ok();
-    // A call that the answer's length cut off: a stream has told its beginning, a whole answer need not.
+    // A call that was truncated by the length limit is not compared: an unstreamed answer may omit it.
     let finished = |r: &Record| {
         let cut = r.finish_reason.as_deref() == Some("length");
         let cut = cut && r.calls.last().is_some_and(|call| parsed(&call.arguments).is_none());
         r.calls.len() - usize::from(cut)
     };
     if finished(whole) != finished(streamed) {
-        return Some(format!("{} calls streamed, {} not", finished(streamed), finished(whole)));
+        return Some(format!("{} calls streamed, {} unstreamed", finished(streamed), finished(whole)));
     }
     for (at, (w, s)) in whole.calls.iter().zip(&streamed.calls).take(finished(whole)).enumerate() {
         if w.name != s.name {
-            return Some(format!("call {at} is `{}` streamed, `{}` not", s.name, w.name));
+            return Some(format!("call {at} is `{}` streamed, `{}` unstreamed", s.name, w.name));
         }
         let equal = w.arguments == s.arguments || parsed(&w.arguments).is_some_and(|v| Some(v) == parsed(&s.arguments));
         if !equal {
@@ -242,7 +243,7 @@ impl Summary {
         }
     }
 
-    /// For a terminal.
+    /// The summary as text for a terminal.
     pub fn table(&self) -> String {
         let mut out = String::new();
         let c = &self.total;
@@ -263,10 +264,10 @@ impl Summary {
             }
         }
         if let Some(p) = &self.prompt_tokens {
-            row("prompt tokens right", format!("{} of {}", p.equal, p.compared));
+            row("correct prompt tokens", format!("{} of {}", p.equal, p.compared));
         }
         if let Some(s) = &self.stream_comparison {
-            row("stream = non-stream", format!("{} of {}", s.compared - s.mismatched, s.compared));
+            row("streamed = unstreamed", format!("{} of {}", s.compared - s.mismatched, s.compared));
         }
         for (kind, n) in &self.problems {
             row(&format!("  {}", kind.name()), n.to_string());

@@ -69,7 +69,7 @@ def test_extra_fields_are_sent_and_wrong_ones_named(sim):
 def test_the_other_interfaces_are_refused(sim, samples, tmp_path):
     grpc = ["--dialect", "grpc", "--base-url", f"http://{sim.grpc}"]
     assert "--endpoint chat" in rein("bench", *grpc, "--endpoint", "completions", code=1)
-    assert "--stream must be `only`" in rein("verify", *grpc, "--stream", "both", "--samples", samples, "--out", tmp_path, code=1)
+    assert "--stream: must be `only`" in rein("verify", *grpc, "--stream", "both", "--samples", samples, "--out", tmp_path, code=1)
     assert "has no path" in rein("bench", "--dialect", "grpc", "--base-url", f"{sim.http}/v1", code=1)
     assert "need --dialect grpc" in rein("bench", "--base-url", f"grpc://{sim.grpc}", code=1)
 
@@ -108,8 +108,8 @@ def test_a_connection_that_breaks_is_no_answer(sim):
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     common = ["bench", "--dialect", "grpc", "--model", "demo", "--requests", 2, "--warmup", 0, "--output-tokens", 200, "--timeout", 20]
-    assert "the stream broke off" in rein(*common, "--base-url", relayed(1500), code=1)
-    assert "before an answer began" in rein(*common, "--base-url", relayed(1), code=1)
+    assert "the stream ended early" in rein(*common, "--base-url", relayed(1500), code=1)
+    assert "before a response arrived" in rein(*common, "--base-url", relayed(1), code=1)
 
 
 def test_tls_and_api_keys(tmp_path):

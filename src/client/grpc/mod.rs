@@ -1,4 +1,4 @@
-//! The gRPC dialect: `rein.v1.Inference/Chat` for callers that write OpenAI requests and read OpenAI chunks.
+//! The gRPC dialect: sends OpenAI chat requests to `rein.v1.Inference/Chat` and returns OpenAI chunks.
 
 mod request;
 #[cfg(test)]
@@ -20,7 +20,7 @@ pub type GrpcEventStream = Streaming<v1::ChatEvent>;
 
 /// A client that connects on first use and reconnects when the connection is lost.
 pub fn client(endpoint: &Endpoint) -> Result<InferenceChannel, Failure> {
-    // The scheme is `http` with TLS as well: the connector makes the TLS connection.
+    // The scheme is `http` even with TLS, because the connector performs the TLS handshake.
     let target = tonic::transport::Endpoint::try_from(format!("http://{}", endpoint.address));
     let target = target.map_err(|e| Failure::Connect(format!("{}: {e}", endpoint.address)))?;
     let endpoint = endpoint.clone();
@@ -42,7 +42,7 @@ fn with_metadata<T>(endpoint: &Endpoint, message: T) -> Request<T> {
     request
 }
 
-/// The request for an OpenAI chat body.
+/// Translates the body of an OpenAI chat request.
 pub fn request(endpoint: &Endpoint, body: &[u8]) -> Result<Request<v1::ChatRequest>, Failure> {
     request::chat(body).map(|chat| with_metadata(endpoint, chat)).map_err(Failure::BadRequest)
 }
@@ -51,7 +51,7 @@ pub async fn first_model(endpoint: &Endpoint) -> Result<String, Failure> {
     let request = with_metadata(endpoint, v1::ListModelsRequest {});
     let models = client(endpoint)?.list_models(request).await.map_err(|status| failure(&status))?.into_inner();
     let first = models.models.into_iter().next();
-    first.map(|model| model.id).ok_or_else(|| Failure::BadResponse("the list is empty".into()))
+    first.map(|model| model.id).ok_or_else(|| Failure::BadResponse("the list of models is empty".into()))
 }
 
 /// Maps a gRPC status to the HTTP status with the same meaning.
@@ -74,7 +74,7 @@ pub fn failure(status: &Status) -> Failure {
     Failure::Status { code, text: text(status), retry_after }
 }
 
-/// Whether this client made the status, because the connection failed, and not the server.
+/// Whether the status comes from this client, because the connection failed, and not from the server.
 fn is_own(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }
@@ -83,7 +83,8 @@ fn text(status: &Status) -> String {
     status.message().chars().take(MAX_ERROR_CHARS).collect()
 }
 
-/// Reads a stream to its end. Calls `event` with the OpenAI chunk of each event that has one.
+/// Reads a stream to its end. Calls `event` with the OpenAI chunk of each event. Returns whether the answer is
+/// complete.
 pub async fn read_events(
     mut events: GrpcEventStream,
     start: Instant,
@@ -108,7 +109,7 @@ pub async fn read_events(
     }
 }
 
-/// The OpenAI chunk of an event. None: OpenAI streams have no such event.
+/// Translates an event to an OpenAI chunk. None for events that OpenAI streams do not have.
 fn chunk(message: v1::ChatEvent) -> Option<Value> {
     let of = |delta: Value| json!({"choices": [{"index": message.choice, "delta": delta, "finish_reason": null}]});
     Some(match message.event? {

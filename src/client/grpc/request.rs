@@ -1,6 +1,6 @@
-//! Translates OpenAI chat bodies to `rein.v1.ChatRequest`. It knows nothing of connections.
+//! Translates OpenAI chat requests to `rein.v1.ChatRequest`. It does not know about connections.
 //!
-//! A field that the message cannot hold is an error: a request without it would measure something else.
+//! A field without a counterpart in the message is an error: dropping it would change what is measured.
 
 use std::collections::HashMap;
 
@@ -56,7 +56,7 @@ struct Chat {
     cache_salt: Option<String>,
     priority: Option<i64>,
     user: Option<String>,
-    /// Every gRPC answer is streamed and reports its usage.
+    /// Ignored: gRPC answers are always streamed and report their usage.
     #[serde(rename = "stream")]
     _stream: Option<bool>,
     #[serde(rename = "stream_options")]
@@ -73,7 +73,7 @@ struct Message {
     tool_calls: Option<Vec<ToolCall>>,
     reasoning_content: Option<String>,
     tools: Option<Vec<Tool>>,
-    /// Answers have it, and a history repeats answers.
+    /// Ignored: assistant messages in a history may have it.
     #[serde(rename = "refusal")]
     _refusal: Option<Value>,
 }
@@ -170,7 +170,7 @@ struct ToolName {
 }
 
 /// # Errors
-/// The field that cannot be sent, and why.
+/// Names the field that cannot be translated, and why.
 pub fn chat(body: &[u8]) -> Result<v1::ChatRequest, String> {
     let body: Value = serde_json::from_slice(body).map_err(|error| format!("the body is not JSON: {error}"))?;
     let chat: Chat = read("", body)?;
@@ -230,11 +230,11 @@ pub fn chat(body: &[u8]) -> Result<v1::ChatRequest, String> {
     })
 }
 
-/// Reads the value of the field at this path. The error names the field within it that is wrong.
+/// Parses the value of the field at this path. The error names the nested field that is wrong.
 fn read<T: DeserializeOwned>(at: &str, value: Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let (path, what) = (error.path().to_string(), error.inner().to_string());
-        // Without the list of all fields.
+        // Leaves out serde's list of all fields.
         let what = what.split(", expected one of").next().unwrap_or_default();
         match (at, path.as_str()) {
             ("", ".") => what.to_owned(),
@@ -310,7 +310,7 @@ fn tool_choice(choice: Value) -> Result<v1::ToolChoice, String> {
     }
 }
 
-/// The one constraint on the answer's text, from whichever field has it.
+/// The constraint on the answer's text, from `response_format` or `structured_outputs`.
 fn response(
     format: Option<Map<String, Value>>,
     outputs: Option<StructuredOutputs>,
@@ -319,7 +319,7 @@ fn response(
     let mut kinds: Vec<_> = format.into_iter().chain(outputs.into_iter().flat_map(structured_outputs)).collect();
     match kinds.len() {
         0 | 1 => Ok(kinds.pop().map(|kind| v1::ResponseFormat { kind: Some(kind) })),
-        _ => Err("`response_format` and `structured_outputs` must hold one constraint together".into()),
+        _ => Err("`response_format` and `structured_outputs` must contain at most one constraint together".into()),
     }
 }
 
@@ -347,7 +347,7 @@ fn json_schema(schema: &Value, strict: bool) -> response_format::Kind {
     response_format::Kind::JsonSchema(response_format::JsonSchema { schema_json: text(schema), strict })
 }
 
-/// A string holds JSON text already.
+/// JSON text of a schema that is given as a JSON value or as a string of JSON text.
 fn text(json: &Value) -> String {
     json.as_str().map_or_else(|| json.to_string(), str::to_owned)
 }

@@ -283,7 +283,7 @@ fn metadata_has_the_endpoints_headers() {
 #[test]
 fn urls_of_grpc_need_the_dialect() {
     let endpoint = |url: &str, dialect| {
-        let endpoint = Endpoint::new(url, None, None, Duration::from_secs(1)).and_then(|one| one.speak(dialect));
+        let endpoint = Endpoint::new(url, None, None, Duration::from_secs(1)).and_then(|one| one.with_dialect(dialect));
         endpoint.map(|endpoint| (endpoint.address, endpoint.tls.is_some())).map_err(|error| error.to_string())
     };
     assert_eq!(endpoint("grpc://x:50051", ApiDialect::Grpc), Ok(("x:50051".into(), false)));

@@ -9,7 +9,7 @@ fn read(name: &str, line: Json) -> Json {
 fn a_line_is_read_the_same_however_it_is_cut() {
     let calls = json!([{"name": "f", "arguments": "{\"a\": \"é\"}"}]);
     let line = json!({"reasoning": "Hm.", "content": "Hi.", "tool_calls": calls});
-    let text = &written(rein_grammar::by_name("hermes").unwrap(), &line.to_string())["text"];
+    let text = &render_line(rein_grammar::by_name("hermes").unwrap(), &line.to_string())["text"];
     for chunks in [json!("all"), json!("char"), json!(1), json!(7), Json::Null] {
         let got = read("hermes", json!({"text": text, "chunks": chunks}));
         assert_eq!(got["reasoning"], "Hm.");

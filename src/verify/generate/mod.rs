@@ -1,4 +1,5 @@
-//! `--generate`: a sample set of growing difficulty. Levels are kinds of schemas, easy ones first; traps take turns.
+//! `rein verify --generate`: generates samples of increasing difficulty. Each combines a level, which is a kind of
+//! schema, with a trap. It sends no requests.
 
 mod schemas;
 #[cfg(test)]
@@ -8,29 +9,29 @@ mod traps;
 use serde_json::{Map, Value, json};
 
 use schemas::{LEVELS, Parameters, RandomSource};
-use traps::{Scene, TRAPS};
+use traps::{SampleDraft, TRAPS};
 
-/// Tools beside the one that fits.
+/// Maximum number of tools besides the target.
 const MAX_OTHERS: usize = 4;
 const VERBS: &[&str] = &["get", "set", "find", "create", "update", "send", "book", "plan"];
 
-/// Samples as a file has them. The same arguments give the same bytes, in one version of rein.
+/// Generates the lines of a samples file. Equal arguments give equal lines within one version of rein.
 pub fn lines(n: u32, seed: u64) -> String {
     (0..n).map(|i| sample(i, n, seed).to_string() + "\n").collect()
 }
 
 fn sample(i: u32, n: u32, seed: u64) -> Value {
-    // Each sample has a source of its own.
+    // Each sample has its own source, so that it does not depend on the samples before it.
     let mut source = RandomSource::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(i)));
     let level = (i as usize * LEVELS.len()) / n.max(1) as usize;
-    let (trap, spring) = TRAPS[i as usize % TRAPS.len()];
+    let (trap, apply) = TRAPS[i as usize % TRAPS.len()];
     let (tag, make) = LEVELS[level];
-    let mut scene = scene(level, make(&mut source), &mut source);
-    spring(&mut scene, &mut source);
-    request(scene, [tag, trap])
+    let mut draft = draft(level, make(&mut source), &mut source);
+    apply(&mut draft, &mut source);
+    request(draft, [tag, trap])
 }
 
-fn scene(level: usize, parameters: Parameters, source: &mut RandomSource) -> Scene {
+fn draft(level: usize, parameters: Parameters, source: &mut RandomSource) -> SampleDraft {
     let target = format!("{}_{}", source.pick(VERBS), source.word());
     let example = parameters.1.clone();
     let mut tools = vec![tool(&target, parameters)];
@@ -39,11 +40,11 @@ fn scene(level: usize, parameters: Parameters, source: &mut RandomSource) -> Sce
         let parameters = make(source);
         tools.push(tool(&format!("{}_{}_{at}", source.pick(VERBS), source.word()), parameters));
     }
-    // The tool that fits is not always the first.
+    // The target is not always the first tool.
     let at = source.below(tools.len());
     tools.swap(0, at);
     let question = json!(format!("Call the tool {target} with exactly these arguments: {example}"));
-    Scene { tools, history: Vec::new(), target, example, question, extra: Vec::new(), expect_call: true }
+    SampleDraft { tools, history: Vec::new(), target, example, question, extra: Vec::new(), expect_call: true }
 }
 
 fn tool(name: &str, parameters: Parameters) -> Value {
@@ -54,14 +55,14 @@ fn tool(name: &str, parameters: Parameters) -> Value {
     json!({ "type": "function", "function": function })
 }
 
-fn request(scene: Scene, tags: [&str; 2]) -> Value {
-    let mut messages = scene.history;
-    messages.push(json!({ "role": "user", "content": scene.question }));
-    let mut request = Map::from_iter([("messages".to_owned(), json!(messages)), ("tools".into(), json!(scene.tools))]);
-    request.extend(scene.extra.into_iter().map(|(name, value)| (name.to_owned(), value)));
-    let mut expect = json!({ "call": scene.expect_call });
-    if scene.expect_call {
-        expect["tool"] = json!(scene.target);
+fn request(draft: SampleDraft, tags: [&str; 2]) -> Value {
+    let mut messages = draft.history;
+    messages.push(json!({ "role": "user", "content": draft.question }));
+    let mut request = Map::from_iter([("messages".to_owned(), json!(messages)), ("tools".into(), json!(draft.tools))]);
+    request.extend(draft.extra.into_iter().map(|(name, value)| (name.to_owned(), value)));
+    let mut expect = json!({ "call": draft.expect_call });
+    if draft.expect_call {
+        expect["tool"] = json!(draft.target);
     }
     json!({ "request": request, "expect": expect, "tags": tags })
 }

@@ -1,4 +1,4 @@
-//! Tools' parameter schemas, from plain strings to what few get right; each with arguments that satisfy it.
+//! Generates parameter schemas of tools, each with an example that satisfies it. It knows no requests.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 /// A schema and a value that satisfies it.
 pub type Field = (Value, Value);
 
-/// A tool's parameters. No schema: the tool declares none.
+/// A tool's parameters and an example. The schema is None for a tool without declared parameters.
 pub type Parameters = (Option<Value>, Value);
 
-/// A kind of schema: its tag, and what makes one.
+/// A kind of schema: its tag and its generator.
 pub type SchemaLevel = (&'static str, fn(&mut RandomSource) -> Parameters);
 
 pub const LEVELS: &[SchemaLevel] = &[
@@ -75,14 +75,14 @@ const ODD_KEYS: &[&str] = &[
     "",
 ];
 
-/// Where the variety comes from: equal seeds make equal samples.
+/// The random source of a sample. Equal seeds give equal samples.
 pub struct RandomSource(StdRng);
 
 fn some(field: Field) -> Parameters {
     (Some(field.0), field.1)
 }
 
-/// An object of named fields, of which the first `required` are required.
+/// An object with named fields. The first `required` fields are required.
 fn object(fields: Vec<(String, Field)>, required: usize) -> Field {
     let names: Vec<&String> = fields.iter().take(required).map(|(name, _)| name).collect();
     let mut schema = json!({ "type": "object", "properties": {}, "required": names });
@@ -290,7 +290,7 @@ impl RandomSource {
         closed(object(fields, 3))
     }
 
-    /// Parameters that say little or nothing.
+    /// Parameters with few or no constraints.
     fn empty(&mut self) -> Parameters {
         let word = self.word();
         match self.below(6) {
@@ -335,7 +335,7 @@ impl RandomSource {
         }
     }
 
-    /// Schemas that name their draft, and write things as it does.
+    /// Schemas with `$schema` and the syntax of that draft.
     fn dialect(&mut self) -> Field {
         if self.below(2) == 0 {
             let schema = json!({ "$schema": "http://json-schema.org/draft-07/schema#", "type": "object",

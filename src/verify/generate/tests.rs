@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::schemas::{LEVELS, RandomSource};
 use super::traps::TRAPS;
 use super::{lines, sample};
-use crate::verify::judge::compile;
 use crate::verify::sample::Sample;
+use crate::verify::validate::compile;
 
 #[test]
 fn every_schema_compiles_and_accepts_its_example_and_refuses_others() {
@@ -15,11 +15,11 @@ fn every_schema_compiles_and_accepts_its_example_and_refuses_others() {
         for seed in 0..60 {
             let (schema, example) = make(&mut RandomSource::new(seed));
             let Some(schema) = schema else { continue };
-            let judge = compile(&schema).unwrap_or_else(|e| panic!("{name}: {e}: {schema}"));
-            let wrong = judge.violations(&example, usize::MAX);
+            let validator = compile(&schema).unwrap_or_else(|e| panic!("{name}: {e}: {schema}"));
+            let wrong = validator.violations(&example, usize::MAX);
             assert!(wrong.is_empty(), "{name}: {wrong:?}\n{schema}\n{example}");
             assert!(example.is_object(), "{name}: {example}");
-            strict += usize::from(!judge.violations(&serde_json::json!({ "no such key": [[{}]] }), 1).is_empty());
+            strict += usize::from(!validator.violations(&serde_json::json!({ "no such key": [[{}]] }), 1).is_empty());
         }
     }
     assert!(strict > LEVELS.len() * 60 * 3 / 4, "only {strict} schemas refuse anything");

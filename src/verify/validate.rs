@@ -1,4 +1,4 @@
-//! What is wrong with a response, given what was asked.
+//! Finds the problems of a response to a request. It does not know how the response was received.
 
 use std::collections::HashSet;
 
@@ -9,13 +9,13 @@ use super::answer::ModelAnswer;
 use super::record::{Problem, ProblemKind, RecordedCall};
 use super::sample::Sample;
 
-/// Violations of one schema that are told.
+/// Maximum number of reported violations per value.
 const MAX_VIOLATIONS: usize = 8;
-/// As much of a message as is of use; the validator quotes whole instances.
+/// Maximum length of a message. The validator quotes whole values.
 const MAX_MESSAGE_CHARS: usize = 300;
 const FINISH_REASONS: &[&str] = &["stop", "length", "tool_calls", "content_filter"];
 
-/// What the request says about calls.
+/// The tool choice of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Choice<'a> {
     Auto,
@@ -40,15 +40,15 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// `sent` is the request as it went out, with the run's overrides.
-pub fn judge(sample: &Sample, sent: &Map<String, Value>, answer: &ModelAnswer) -> Vec<Problem> {
+/// `sent`: the request with the overrides of the run.
+pub fn validate(sample: &Sample, sent: &Map<String, Value>, answer: &ModelAnswer) -> Vec<Problem> {
     let mut problems = answer.problems.clone();
     let choice = Choice::of(sent);
     let truncated = answer.finish_reason.as_deref() == Some("length");
     if truncated && !answer.calls.is_empty() {
         problems.push(Problem::new(
             ProblemKind::Truncated,
-            format!("{} calls, the last perhaps in part", answer.calls.len()),
+            format!("{} calls; the last may be incomplete", answer.calls.len()),
         ));
     }
     finish_reason(answer, &choice, &mut problems);
@@ -75,17 +75,19 @@ pub fn judge(sample: &Sample, sent: &Map<String, Value>, answer: &ModelAnswer) -
 fn finish_reason(answer: &ModelAnswer, choice: &Choice<'_>, problems: &mut Vec<Problem>) {
     let calls = answer.calls.len();
     let wrong = match answer.finish_reason.as_deref() {
-        None => Some("none is given".to_owned()),
-        Some(reason) if !FINISH_REASONS.contains(&reason) => Some(format!("`{reason}` is none of the API's")),
+        None => Some("the finish reason is missing".to_owned()),
+        Some(reason) if !FINISH_REASONS.contains(&reason) => {
+            Some(format!("`{reason}` is not a finish reason of the API"))
+        }
         Some("tool_calls") if calls == 0 => Some("`tool_calls` without calls".into()),
-        // OpenAI's own endpoint says `stop` when the request named the tool.
+        // OpenAI's endpoint returns `stop` when the request named the tool.
         Some("stop") if calls > 0 && !matches!(choice, Choice::Named(_)) => Some(format!("`stop` with {calls} calls")),
         Some(_) => None,
     };
     problems.extend(wrong.map(|message| Problem::new(ProblemKind::WrongFinishReason, message)));
 }
 
-/// Judges one call: its name, its arguments, and those by the schema.
+/// The problems of one call: its name, its arguments, and violations of the tool's schema.
 fn arguments(sample: &Sample, call: &RecordedCall) -> Vec<Problem> {
     if call.name.is_empty() {
         return vec![Problem::new(ProblemKind::MissingName, "the call has no name")];
@@ -98,7 +100,7 @@ fn arguments(sample: &Sample, call: &RecordedCall) -> Vec<Problem> {
         Ok(value) => value,
         Err(e) => return vec![Problem::new(ProblemKind::InvalidJson, format!("{e}: {}", clip(&call.arguments)))],
     };
-    // Arguments are named: without a schema, an object is all that can be asked for.
+    // Arguments must be an object even without a schema, because they are named.
     if !value.is_object() {
         return vec![violation("", format!("arguments must be an object: {}", clip(&call.arguments)))];
     }
@@ -114,7 +116,7 @@ fn violation(path: &str, message: String) -> Problem {
 
 fn by_schema(schema: &Value, value: &Value, kind: ProblemKind) -> Vec<Problem> {
     match compile(schema) {
-        Ok(judge) => judge
+        Ok(validator) => validator
             .violations(value, MAX_VIOLATIONS)
             .into_iter()
             .map(|Violation { path, message }| Problem { kind, ..violation(&path, clip(&message)) })
@@ -123,7 +125,7 @@ fn by_schema(schema: &Value, value: &Value, kind: ProblemKind) -> Vec<Problem> {
     }
 }
 
-/// By a dialect that is none of JSON Schema's own, as Draft 2020-12.
+/// Compiles a schema. A schema with an unknown dialect in `$schema` counts as Draft 2020-12.
 pub fn compile(schema: &Value) -> Result<Judge, String> {
     let result = match (Judge::new(schema), schema.get("$schema").and_then(Value::as_str)) {
         (Err(_), Some(dialect)) if !dialect.contains("json-schema.org/") => {
@@ -142,8 +144,10 @@ fn ids(sample: &Sample, answer: &ModelAnswer, problems: &mut Vec<Problem>) {
     for (at, call) in answer.calls.iter().enumerate() {
         let (kind, message) = match call.id.as_deref() {
             None => (ProblemKind::MissingId, "the call has no id".into()),
-            Some(id) if !seen.insert(id) => (ProblemKind::DuplicateId, format!("`{id}` comes twice in the response")),
-            Some(id) if past.contains(id) => (ProblemKind::DuplicateId, format!("`{id}` is a call of the history")),
+            Some(id) if !seen.insert(id) => (ProblemKind::DuplicateId, format!("`{id}` is used twice in the response")),
+            Some(id) if past.contains(id) => {
+                (ProblemKind::DuplicateId, format!("`{id}` is the id of a call in the history"))
+            }
             Some(_) => continue,
         };
         problems.push(Problem { call: Some(at), tool: Some(call.name.clone()), ..Problem::new(kind, message) });
@@ -159,17 +163,18 @@ fn tool_choice(
 ) {
     let calls = &answer.calls;
     let broken = match choice {
-        Choice::None if !calls.is_empty() => Some(format!("`none`, and {} calls", calls.len())),
-        Choice::Required if calls.is_empty() && !truncated => Some("`required`, and no call".into()),
-        Choice::Named(name) if calls.is_empty() && !truncated => Some(format!("`{name}` is named, and no call")),
+        Choice::None if !calls.is_empty() => Some(format!("expected no calls for `none`, got {}", calls.len())),
+        Choice::Required if calls.is_empty() && !truncated => Some("expected a call for `required`, got none".into()),
+        Choice::Named(name) if calls.is_empty() && !truncated => Some(format!("expected a call of `{name}`, got none")),
         Choice::Named(name) => {
-            calls.iter().find(|c| c.name != *name).map(|c| format!("`{name}` is named, and `{}` called", c.name))
+            calls.iter().find(|c| c.name != *name).map(|c| format!("expected a call of `{name}`, got `{}`", c.name))
         }
         _ => None,
     };
     problems.extend(broken.map(|message| Problem::new(ProblemKind::ToolChoice, message)));
     if sent.get("parallel_tool_calls") == Some(&Value::Bool(false)) && calls.len() > 1 {
-        problems.push(Problem::new(ProblemKind::ParallelCalls, format!("{} calls", calls.len())));
+        problems
+            .push(Problem::new(ProblemKind::ParallelCalls, format!("expected at most one call, got {}", calls.len())));
     }
 }
 
@@ -186,13 +191,14 @@ fn response_format(sent: &Map<String, Value>, answer: &ModelAnswer, problems: &m
             problems.extend(by_schema(schema, &value, ProblemKind::ResponseFormat));
         }
         (Ok(value), _) if kind == "json_object" && !value.is_object() => {
-            problems.push(Problem::new(ProblemKind::ResponseFormat, format!("not an object: {}", clip(content))));
+            problems
+                .push(Problem::new(ProblemKind::ResponseFormat, format!("expected an object, got {}", clip(content))));
         }
         _ => {}
     }
 }
 
-/// A piece of text that looks like a special token about tools. A response without calls that has one lost a call.
+/// Finds text that looks like a tool-call token. In a response without calls, it means that a call was not parsed.
 fn markup(content: &str) -> Option<&str> {
     let starts = content.match_indices('<').map(|(at, _)| at);
     starts.filter_map(|at| content.get(at..=at + content[at..].find('>')?)).find(|tag| {
@@ -206,10 +212,10 @@ fn expectations(sample: &Sample, answer: &ModelAnswer, problems: &mut Vec<Proble
     let truth = &sample.truth;
     let calls = &answer.calls;
     let missed = match (truth.expect.call, &truth.expect.tool) {
-        (Some(true), _) if calls.is_empty() => Some("a call was expected".to_owned()),
-        (Some(false), _) if !calls.is_empty() => Some(format!("no call was expected, and `{}` called", calls[0].name)),
+        (Some(true), _) if calls.is_empty() => Some("expected a call, got none".to_owned()),
+        (Some(false), _) if !calls.is_empty() => Some(format!("expected no call, got `{}`", calls[0].name)),
         (_, Some(tool)) if !calls.is_empty() && calls.iter().all(|c| c.name != *tool) => {
-            Some(format!("a call of `{tool}` was expected, and `{}` called", calls[0].name))
+            Some(format!("expected a call of `{tool}`, got `{}`", calls[0].name))
         }
         _ => None,
     };
@@ -218,7 +224,7 @@ fn expectations(sample: &Sample, answer: &ModelAnswer, problems: &mut Vec<Proble
     if let (Some(truth), Some(counted)) = (truth.prompt_tokens, counted)
         && truth != counted
     {
-        let message = format!("{counted} instead of {truth}");
+        let message = format!("expected {truth} prompt tokens, got {counted}");
         problems.push(Problem::new(ProblemKind::PromptTokens, message));
     }
 }
