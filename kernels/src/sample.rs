@@ -6,6 +6,9 @@
 
 use std::collections::HashMap;
 
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
 #[derive(Debug, Clone, Copy)]
 pub struct SampleSpec<'a> {
     /// 0: always the most likely token.
@@ -63,15 +66,14 @@ pub struct Logprob {
     pub top: Vec<(u32, f32)>,
 }
 
-/// A uniform number in [0, 1): a hash (splitmix64's finalizer) of what identifies the draw.
+/// The increment of splitmix64's state per number.
+const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A uniform number in [0, 1) for a draw: a number of the splitmix64 stream that the seed selects.
 fn uniform(seed: u64, position: u32, masked: bool) -> f64 {
-    let mix = |mut z: u64| {
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    let key = u64::from(position) << 1 | u64::from(masked);
-    let bits = mix(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)).wrapping_add(key.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let mix = |state: u64| SplitMix64::seed_from_u64(state).next_u64();
+    let draw = u64::from(position) << 1 | u64::from(masked);
+    let bits = mix(mix(seed).wrapping_add(draw.wrapping_sub(1).wrapping_mul(STRIDE)));
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
@@ -89,8 +91,7 @@ pub fn sample(logits: &mut [f32], spec: &SampleSpec) -> Option<u32> {
     }
     let top = logits[best as usize];
     let temperature = f64::from(spec.temperature);
-    // inf compared with +inf gives 0, so infinitely likely tokens share the draw.
-    // +inf meets +inf as 0, so infinitely likely tokens share the draw.
+    // Equal logits are compared first, because +inf minus +inf is NaN: tokens with +inf share the draw.
     let weight =
         |logit: f32| if logit == top { 1.0 } else { ((f64::from(logit) - f64::from(top)) / temperature).exp() };
     let usable = |logit: f32| !logit.is_nan() && logit > f32::NEG_INFINITY;

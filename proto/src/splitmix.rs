@@ -1,15 +1,15 @@
-//! The splitmix64 generator (Steele, Lea and Flood, 2014), for hashes and for draws that must be the same everywhere.
-//! This module keeps no state.
+//! Hashes and random numbers that are equal in every process and release, from the splitmix64 generator (Steele, Lea
+//! and Flood, 2014). This module keeps no state.
 
-/// The increment of the state for each number.
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
+
+/// The increment of the generator's state per number.
 pub const STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The number that splitmix64 draws from this state. Neighbouring states give unrelated numbers.
 pub fn mix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(STRIDE);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    SplitMix64::seed_from_u64(state).next_u64()
 }
 
 /// A number that depends on both values.

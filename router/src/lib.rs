@@ -12,7 +12,6 @@ mod config;
 mod discovery;
 pub mod error;
 pub mod fleet;
-mod hash;
 pub mod hot_reload;
 pub mod limits;
 pub mod metrics;

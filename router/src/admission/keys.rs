@@ -15,6 +15,7 @@ use std::{
 };
 
 use prometheus_client::registry::Registry;
+use rein_text::sha256_hex;
 use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -23,7 +24,6 @@ use tokio::{sync::Semaphore, time::Instant};
 use crate::{
     admission::rate::TokenBucket,
     error::{Error, Kind},
-    hash::sha256_hex,
     hot_reload::{FileError, FileProblem, HotReloaded, WatchedFile},
     metrics::{NO_LABELS, Samples, on_scrape},
 };

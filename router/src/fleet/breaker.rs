@@ -8,9 +8,10 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use rein_proto::splitmix::mix;
 use tokio::time::Instant;
 
-use crate::{fleet::route, hash::mix};
+use crate::fleet::route;
 
 /// Failures within `WINDOW` that open it.
 pub const FAILURES: usize = 3;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rein_grammar::Vocab;
 use serde_json::Value;
 
@@ -78,7 +79,8 @@ impl Tokens {
         let text = std::fs::read_to_string(dir.join("tiktoken.model")).ok()?;
         let config = std::fs::read_to_string(dir.join("tokenizer_config.json")).ok()?;
         let config: Value = serde_json::from_str(&config).ok()?;
-        let mut words: Words = text.lines().map(|line| (base64(line.split(' ').next().unwrap_or("")), false)).collect();
+        let token = |line: &str| BASE64_STANDARD.decode(line.split(' ').next().unwrap_or_default());
+        let mut words: Words = text.lines().map(|line| (token(line).expect("base64"), false)).collect();
         for (id, token) in config["added_tokens_decoder"].as_object()? {
             let id: usize = id.parse().ok()?;
             words.resize(words.len().max(id + 1), (Vec::new(), false));
@@ -95,18 +97,4 @@ impl Tokens {
         }
         out
     }
-}
-
-fn base64(text: &str) -> Vec<u8> {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let (mut out, mut bits, mut held) = (Vec::new(), 0_u32, 0);
-    for c in text.bytes().filter(|c| *c != b'=') {
-        bits = bits << 6 | ALPHABET.iter().position(|a| *a == c).expect("base64") as u32;
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            out.push((bits >> held) as u8);
-        }
-    }
-    out
 }

@@ -1,7 +1,8 @@
 //! The choice itself: policy, what is known of the engines, and a turn that counts up. Equal arguments, equal choice.
 
+use rein_proto::splitmix::mix;
+
 use super::RoutePolicy;
-use crate::hash::mix;
 
 /// An engine that could take a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]

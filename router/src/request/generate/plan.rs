@@ -3,14 +3,15 @@
 use rein_grammar::Compiled;
 use rein_proto::{
     internal::{self, Start},
-    protocol, v1,
+    protocol,
+    splitmix::{STRIDE, mix},
+    v1,
 };
 use rein_text::stop_strings::{Stop, StopStrings};
 
 use super::Grammar;
 use crate::{
     error::Error,
-    hash::{STRIDE, mix},
     request::{
         choice::{SteeredOutput, ThinkingBudget},
         grammar_session::{self, GrammarSession, Restrictions},

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use rein_grammar::{Enforcement, Format, Grammars, Matcher, Response, Rules, Tool, ToolChoice, Vocab, by_name};
+use rein_proto::splitmix;
 use serde_json::json;
 
 use super::*;
-use crate::hash;
 
 const MARKERS: [&str; 8] = [
     "<|im_end|>",
@@ -69,7 +69,7 @@ fn weather(choice: ToolChoice) -> Rules {
 }
 
 fn mix(state: u64, value: u64) -> u64 {
-    hash::mix(state ^ hash::mix(value))
+    splitmix::mix(state ^ splitmix::mix(value))
 }
 
 fn unit(x: u64) -> f64 {

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::Value as Json;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -97,7 +98,8 @@ fn ranks(model: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     for (number, line) in model.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.trim_ascii().is_empty()) {
         let bad = |what: &str| format!("line {}: {what}", number + 1);
         let mut fields = line.trim_ascii().splitn(2, |b| *b == b' ');
-        let token = fields.next().and_then(base64).filter(|t| !t.is_empty()).ok_or_else(|| bad("not base64"))?;
+        let token = BASE64_STANDARD.decode(fields.next().unwrap_or_default());
+        let token = token.ok().filter(|t| !t.is_empty()).ok_or_else(|| bad("not base64"))?;
         let rank = fields.next().and_then(|rank| std::str::from_utf8(rank).ok()?.trim().parse::<usize>().ok());
         if rank != Some(tokens.len()) {
             return Err(bad(&format!("expected rank {}", tokens.len())));
@@ -108,29 +110,6 @@ fn ranks(model: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         256..=1_000_000 => Ok(tokens),
         len => Err(format!("expected 256 to 1000000 ranks, got {len}")),
     }
-}
-
-fn base64(text: &[u8]) -> Option<Vec<u8>> {
-    let text = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
-    let mut out = Vec::with_capacity(text.len() * 3 / 4);
-    let (mut bits, mut count) = (0_u32, 0);
-    for c in text {
-        let value = match c {
-            b'A'..=b'Z' => c - b'A',
-            b'a'..=b'z' => c - b'a' + 26,
-            b'0'..=b'9' => c - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = (bits << 6) | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-        }
-    }
-    Some(out)
 }
 
 /// The offset in a token at which its last merge joins two parts.

@@ -18,7 +18,10 @@ use std::{
 use futures::{Stream, stream};
 use prometheus_client::registry::Registry;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use rein_proto::internal::{engine_server::EngineServer, *};
+use rein_proto::{
+    internal::{engine_server::EngineServer, *},
+    splitmix::mix,
+};
 use tokio::time::{sleep, timeout};
 use tonic::Request;
 use tower::ServiceExt;
@@ -29,7 +32,6 @@ use crate::{
         pool::{EngineListing, EngineTransport, transport},
         route::RoutePolicy,
     },
-    hash::mix,
     metrics::text,
 };
 
