@@ -1,4 +1,4 @@
-//! Against a small endpoint in the test: what it sends is known, so what is counted can be.
+//! Benchmarks of a small endpoint in the test, whose answers are known.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn options(args: &[&str]) -> BenchOptions {
 enum Mode {
     Usage,
     NoUsage,
-    /// Every other request is refused.
+    /// Every second request fails with status 429.
     Busy,
     /// The stream ends without a finish reason.
     Breaks,
@@ -46,7 +46,7 @@ enum Mode {
 
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
 
-/// The answer's bytes, each in a frame of its own.
+/// The answer, with each byte in its own frame.
 fn frames(parts: Vec<Bytes>) -> Body {
     StreamBody::new(stream::iter(parts.into_iter().map(|p| Ok(Frame::data(p))))).boxed_unsync()
 }
@@ -95,11 +95,11 @@ async fn answer(mode: Mode, n: usize, request: Request<Incoming>) -> Response<Bo
     if !matches!(mode, Mode::Breaks | Mode::ErrorEvent) {
         out.push_str("data: [DONE]\n\n");
     }
-    // Cut where no event ends.
+    // Split inside an event.
     Response::new(frames(out.into_bytes().chunks(37).map(Bytes::copy_from_slice).collect()))
 }
 
-/// Serves on a free port; returns the base URL and a count of connections.
+/// Serves on a free port. Returns the base URL and a counter of connections.
 async fn serve(mode: Mode) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap_or_else(|e| panic!("{e}"));
     let url = format!("http://{}/v1", listener.local_addr().unwrap_or_else(|e| panic!("{e}")));
@@ -130,7 +130,7 @@ async fn bench(mode: Mode, args: &[&str]) -> (Result<(), BenchError>, BenchRepor
 }
 
 #[tokio::test]
-async fn a_stream_is_counted_by_the_endpoints_usage() {
+async fn tokens_of_a_stream_are_counted_by_the_endpoints_usage() {
     let args = ["--concurrency", "1,3", "--requests", "6", "--output-tokens", "5", "--prompt-tokens", "40"];
     let (result, report, connections) = bench(Mode::Usage, &args).await;
     assert!(result.is_ok(), "{result:?}");
@@ -138,12 +138,12 @@ async fn a_stream_is_counted_by_the_endpoints_usage() {
     for level in &report.levels {
         assert_eq!((level.answered, level.errors.len(), level.tokens_by), (6, 0, "usage"));
         assert_eq!(level.output_tokens, 30);
-        // The warm-up found that the template adds ten.
+        // The warm-up measured that the template adds ten tokens.
         assert_eq!(level.prompt_tokens, 6 * 40);
         assert!(level.ttft_ms.is_some() && level.itl_ms.is_some() && level.tpot_ms.is_some());
         assert!(level.ttft_ms.is_some_and(|t| t.p50 <= level.e2e_ms.max));
     }
-    // One to list the models, one to warm up, one per client: connections are kept.
+    // One connection to list the models, one for the warm-up, and one per client.
     assert_eq!(connections, 1 + 1 + 1 + 3);
     let table = report.table();
     for text in
@@ -157,7 +157,7 @@ async fn a_stream_is_counted_by_the_endpoints_usage() {
 }
 
 #[tokio::test]
-async fn without_usage_chunks_are_counted_and_said_so() {
+async fn without_usage_the_report_says_that_chunks_are_counted() {
     let (result, report, _) = bench(Mode::NoUsage, &["--model", "m", "--requests", "2", "--output-tokens", "7"]).await;
     assert!(result.is_ok(), "{result:?}");
     assert_eq!((report.levels[0].output_tokens, report.levels[0].tokens_by), (14, "chunks"));
@@ -197,7 +197,7 @@ async fn other_interfaces() {
 }
 
 #[tokio::test]
-async fn bad_targets_are_refused_by_name() {
+async fn errors_name_a_bad_target() {
     for (url, text) in [
         ("https://127.0.0.1:1/v1", "cannot connect"),
         ("ftp://x", "must start with http://"),

@@ -14,7 +14,7 @@ use super::sse::{SseEvents, TooLong};
 use super::{Endpoint, ReusedConnection, retry_after};
 
 #[test]
-fn events_are_read_however_they_are_cut() {
+fn events_are_parsed_whatever_the_chunk_size() {
     let text = b": comment\n\ndata: one\n\nevent: x\r\ndata: two\r\ndata:three\r\n\r\ndata:\n\nid: 4\n\ndata: cut";
     for size in 1..text.len() {
         let (mut events, mut got) = (SseEvents::default(), Vec::new());
@@ -34,7 +34,7 @@ fn a_server_may_ask_to_wait_for_seconds_or_until_a_date() {
     assert_eq!(retry_after("soon"), None);
 }
 
-/// A TLS server with the certificate of tests/fixtures/tls, which answers one listing of models per connection.
+/// A TLS server with the certificate in tests/fixtures/tls. It answers one request for the models per connection.
 async fn secure_server() -> u16 {
     let fixture = |name: &str| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name);
     let chain = vec![CertificateDer::from_pem_file(fixture("server.pem")).unwrap_or_else(|e| panic!("{e}"))];
@@ -61,7 +61,7 @@ async fn secure_server() -> u16 {
 }
 
 #[tokio::test]
-async fn https_is_spoken_and_certificates_are_checked() {
+async fn https_checks_certificates() {
     let port = secure_server().await;
     let ca = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls/ca.pem");
     let ask = async |host: &str, ca: Option<&std::path::Path>| {
@@ -77,7 +77,7 @@ async fn https_is_spoken_and_certificates_are_checked() {
 }
 
 #[test]
-fn secrets_are_not_repeated() {
+fn errors_and_debug_output_do_not_contain_secrets() {
     let mut endpoint =
         Endpoint::new("http://x", Some("s3cret"), None, Duration::from_secs(1)).unwrap_or_else(|e| panic!("{e}"));
     let error = endpoint.header("x-key: s3cret\n\u{7}").map_err(|e| e.to_string());
@@ -88,21 +88,21 @@ fn secrets_are_not_repeated() {
     assert!(in_url.as_ref().is_err_and(|e| e.contains("--header") && !e.contains("s3cret")), "{in_url:?}");
 }
 
-/// What a server does with the requests of one connection.
+/// When a server closes a connection.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Manner {
-    /// Answers the first and closes without announcing it.
+enum Closing {
+    /// After its answer to the first request, without `connection: close`.
     CloseAfterAnswer,
-    /// Answers the first, reads the second and closes.
+    /// After it has read the second request.
     CloseAtSecond,
-    /// Answers the first, begins to answer the second and closes.
+    /// After a part of its answer to the second request.
     BreakSecond,
-    /// Reads the first and closes.
+    /// After it has read the first request.
     CloseAtFirst,
 }
 
-/// A server of connections of this manner, and how many it has had.
-async fn closing_server(manner: Manner) -> (Endpoint, Arc<AtomicUsize>) {
+/// Starts a server that closes connections like this. Returns a counter of its connections.
+async fn closing_server(closing: Closing) -> (Endpoint, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap_or_else(|e| panic!("{e}"));
     let port = listener.local_addr().map_or(0, |a| a.port());
     let connections = Arc::new(AtomicUsize::new(0));
@@ -110,19 +110,19 @@ async fn closing_server(manner: Manner) -> (Endpoint, Arc<AtomicUsize>) {
     tokio::spawn(async move {
         while let Ok((mut socket, _)) = listener.accept().await {
             counted.fetch_add(1, Ordering::Relaxed);
-            // A request comes in one piece.
+            // Loopback delivers a small request in one read.
             let mut request = [0; 4096];
             let first = socket.read(&mut request).await.unwrap_or(0);
-            if first == 0 || manner == Manner::CloseAtFirst {
+            if first == 0 || closing == Closing::CloseAtFirst {
                 continue;
             }
             let answer = b"HTTP/1.1 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nok";
             socket.write_all(answer).await.unwrap_or_else(|e| panic!("{e}"));
-            if manner == Manner::CloseAfterAnswer {
+            if closing == Closing::CloseAfterAnswer {
                 continue;
             }
             let second = socket.read(&mut request).await.unwrap_or(0);
-            if second > 0 && manner == Manner::BreakSecond {
+            if second > 0 && closing == Closing::BreakSecond {
                 socket.write_all(b"HTTP/1.1 2").await.unwrap_or_else(|e| panic!("{e}"));
             }
         }
@@ -132,25 +132,24 @@ async fn closing_server(manner: Manner) -> (Endpoint, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn a_kept_connection_that_the_server_has_closed_is_opened_again() {
-    for (manner, answered, connected) in [
-        (Manner::CloseAfterAnswer, [true; 4], 4),
-        (Manner::CloseAtSecond, [true; 4], 4),
-        // What has begun to be answered has been taken, and is not sent twice; nor is what a new connection does not
-        // answer.
-        (Manner::BreakSecond, [true, false, true, false], 2),
-        (Manner::CloseAtFirst, [false; 4], 4),
+async fn a_request_on_a_closed_idle_connection_is_sent_once_more() {
+    for (closing, answered, connected) in [
+        (Closing::CloseAfterAnswer, [true; 4], 4),
+        (Closing::CloseAtSecond, [true; 4], 4),
+        // A request is not sent again if a part of the answer has arrived, or if it was sent on a new connection.
+        (Closing::BreakSecond, [true, false, true, false], 2),
+        (Closing::CloseAtFirst, [false; 4], 4),
     ] {
-        let (endpoint, connections) = closing_server(manner).await;
+        let (endpoint, connections) = closing_server(closing).await;
         let mut connection = ReusedConnection::new(&endpoint);
         let mut results = Vec::new();
         for _ in 0..4 {
             let ask = connection.ask("/x", "{}".into(), async |response, _| super::collect(response).await);
             results.push(ask.await);
         }
-        assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), answered, "{manner:?}: {results:?}");
+        assert_eq!(results.iter().map(Result::is_ok).collect::<Vec<_>>(), answered, "{closing:?}: {results:?}");
         let failed = results.iter().filter_map(|result| result.as_ref().err());
-        assert!(failed.clone().all(|failure| failure.kind() == "no_response"), "{manner:?}: {results:?}");
-        assert_eq!(connections.load(Ordering::Relaxed), connected, "{manner:?}");
+        assert!(failed.clone().all(|failure| failure.kind() == "no_response"), "{closing:?}: {results:?}");
+        assert_eq!(connections.load(Ordering::Relaxed), connected, "{closing:?}");
     }
 }

@@ -22,7 +22,7 @@ async fn a_connection_over_the_limit_waits_for_another_to_end() -> Result<(), Bo
     assert_eq!(&ask(&mut first).await?, b"HTTP/1.1 200");
     let mut second = TcpStream::connect(address).await?;
     let waiting = tokio::time::timeout(Duration::from_millis(200), ask(&mut second)).await;
-    assert!(waiting.is_err(), "the second was served beside the first");
+    assert!(waiting.is_err(), "the second connection was served while the first was open");
     drop(first);
     let mut answer = [0; 12];
     second.read_exact(&mut answer).await?;

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn hub_ids_are_told_from_paths() {
+fn hub_ids_are_distinguished_from_paths() {
     let id = |text| hub_id(Path::new(text));
     assert_eq!(id("moonshotai/Kimi-K2"), Some(("moonshotai/Kimi-K2", "Kimi-K2")));
     for path in ["model", "./model", "../a/b", "/models/demo", "a/b/c", "a/", "a b/c", "a/.b", ""] {

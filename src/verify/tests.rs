@@ -1,4 +1,4 @@
-//! Against a small endpoint in the test, whose answers are what the last message asks for.
+//! Runs against a small endpoint in the test. The last message of a request selects its answer.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -45,7 +45,7 @@ impl Endpoint {
         json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
     }
 
-    /// The message and the finish reason that the text asks for.
+    /// The message and the finish reason that this text selects.
     fn message(&self, text: &str, stream: bool) -> (Value, Value) {
         let calls = |calls: Vec<Value>| (json!({ "content": null, "tool_calls": calls }), json!("tool_calls"));
         let good = || self.call("get_weather", GOOD);
@@ -84,7 +84,7 @@ impl Endpoint {
     }
 }
 
-/// The events of a stream, each call cut in two.
+/// The events of a stream, with each call in two chunks.
 fn stream(message: &Value, finish: &Value, usage: &Value, text: &str) -> String {
     let mut out = String::new();
     let mut event = |value: Value| out.push_str(&format!("data: {value}\n\n"));
@@ -230,7 +230,7 @@ fn request(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_vendor_verifiers_counts() {
+async fn counts_are_those_of_the_vendor_verifier() {
     let texts =
         ["good", "bad json", "undeclared", "schema", "stop", "length", "stop with call", "none with call", "refused"];
     let bench = Bench::new(&texts).await;
@@ -254,7 +254,7 @@ async fn the_vendor_verifiers_counts() {
 }
 
 #[tokio::test]
-async fn each_problem_has_its_kind_streamed_or_not() {
+async fn problems_have_the_same_kind_streamed_and_unstreamed() {
     let cases: &[(&str, &[ProblemKind])] = &[
         ("good", &[]),
         ("bad json", &[ProblemKind::InvalidJson]),
@@ -281,7 +281,7 @@ async fn each_problem_has_its_kind_streamed_or_not() {
             assert_eq!(bench.kinds(index, mode), *kinds, "{text}, {mode:?}");
         }
     }
-    // An unusable schema and a missing one are not the model's failure.
+    // An invalid schema and a missing one do not make a call unsuccessful.
     let good = bench.records().iter().filter(|r| r.successful_call()).map(|r| r.sample).collect::<Vec<_>>();
     assert_eq!(good, [1, 1, 5, 5, 7, 7, 12, 12, 13, 13, 15, 15]);
     assert_eq!(summary.stream_comparison.map(|c| (c.compared, c.mismatched)), Some((15, 0)));
@@ -292,7 +292,7 @@ async fn each_problem_has_its_kind_streamed_or_not() {
 }
 
 #[tokio::test]
-async fn streams_are_held_to_their_form() {
+async fn violations_of_the_stream_format_are_found() {
     let texts = ["broken", "error event", "no done", "named twice", "indexes", "mismatch", "spaces"];
     let bench = Bench::new(&texts).await;
     let summary = bench.summary(&[]).await;
@@ -310,18 +310,18 @@ async fn streams_are_held_to_their_form() {
         assert_eq!(bench.kinds(index, Mode::NonStream), [], "{}", texts[index as usize - 1]);
     }
     assert_eq!(summary.stream_comparison.map(|c| (c.compared, c.mismatched)), Some((5, 1)));
-    let whys: Vec<_> = summary.failures.iter().map(|(why, n)| (why.as_str(), *n)).collect();
-    assert_eq!(whys, [("broken_stream", 1), ("error_event", 1)]);
-    // What the length cut off in a stream is no call in a whole answer.
+    let failures: Vec<_> = summary.failures.iter().map(|(kind, n)| (kind.as_str(), *n)).collect();
+    assert_eq!(failures, [("broken_stream", 1), ("error_event", 1)]);
+    // A call that the length limit truncates is not compared.
     let cut = Bench::new(&["cut"]).await.summary(&[]).await;
     assert_eq!(cut.stream_comparison.map(|c| (c.compared, c.mismatched)), Some((1, 0)));
-    // At another temperature they may differ.
+    // At other temperatures the answers may differ.
     let warm = Bench::new(&["mismatch"]).await;
     assert_eq!(warm.summary(&["--temperature", "0.6"]).await.stream_comparison, None);
 }
 
 #[tokio::test]
-async fn a_busy_endpoint_is_asked_again_and_a_broken_stream_is_not() {
+async fn a_busy_endpoint_is_retried_and_a_broken_stream_is_not() {
     let bench = Bench::new(&["busy", "always busy", "broken"]).await;
     let summary = bench.summary(&["--stream", "only", "--retries", "2"]).await;
     assert_eq!((summary.total.success_count, summary.total.failure_count), (1, 2));
@@ -330,12 +330,12 @@ async fn a_busy_endpoint_is_asked_again_and_a_broken_stream_is_not() {
 }
 
 #[tokio::test]
-async fn a_run_goes_on_where_it_stopped() {
+async fn an_interrupted_run_is_continued() {
     let bench = Bench::new(&["good", "recovers", "stop"]).await;
     bench.endpoint.down.store(true, Ordering::Relaxed);
     let first = bench.summary(&[]).await;
     assert_eq!((first.total.success_count, first.total.failure_count, bench.asked()), (4, 2, 6));
-    // An interruption: one line is missing, and one is cut.
+    // As after an interruption: one line is missing, and one is incomplete.
     let path = bench.dir.join("out").join(store::RESULTS);
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let lines: Vec<_> = text.lines().collect();
@@ -344,14 +344,14 @@ async fn a_run_goes_on_where_it_stopped() {
     bench.endpoint.down.store(false, Ordering::Relaxed);
     let second = bench.summary(&[]).await;
     assert_eq!((second.total.success_count, second.total.failure_count), (6, 0));
-    // The two that failed, and the two that were lost.
+    // The two failed requests, and the two lost results.
     assert_eq!(bench.asked(), 6 + 4);
     let order: Vec<_> = bench.records().iter().map(|r| (r.sample, r.mode)).collect();
     let expected: Vec<_> = (1..=3).flat_map(|s| [(s, Mode::NonStream), (s, Mode::Stream)]).collect();
     assert_eq!(order, expected);
     assert_eq!(bench.summary(&[]).await.total, second.total);
-    assert_eq!(bench.asked(), 10, "nothing is left to ask");
-    // More samples, other modes: what is there is used and kept.
+    assert_eq!(bench.asked(), 10, "a complete run sends no requests");
+    // Other options use and keep the existing results.
     assert_eq!(bench.summary(&["--limit", "1", "--stream", "only"]).await.total.success_count, 1);
     assert_eq!((bench.asked(), bench.records().len()), (10, 6));
     assert_eq!(bench.summary(&["--resume", "false", "--limit", "2"]).await.total.success_count, 4);
@@ -372,7 +372,7 @@ async fn results_of_another_run_are_not_mixed_in() {
 #[tokio::test]
 async fn calls_are_compared_with_a_reference() {
     let bench = Bench::new(&["good", "stop", "schema", "leak", "refused"]).await;
-    // The vendor verifier's shape: another model, another order of members, stop where we call and the reverse.
+    // Lines of the vendor verifier: another model, another order of members, and other call decisions.
     let row = |index: u64, text: &str, reason: &str| {
         let sample = request(text);
         let request = json!({ "tools": sample["tools"], "messages": sample["messages"], "model": "official", "temperature": 0.6 });
@@ -395,10 +395,10 @@ async fn calls_are_compared_with_a_reference() {
         tool_call_f1: Some(0.5),
     };
     assert_eq!(summary.reference, Some(expected));
-    // Our own results against themselves.
+    // A run compared with itself.
     let again = bench.summary(&["--reference", &bench.path("out"), "--stream", "never"]).await;
     assert_eq!(again.reference.map(|t| (t.compared, t.tool_call_f1)), Some((4, Some(1.0))));
-    // Lines that tell nothing but a number.
+    // Lines with only a sample number.
     std::fs::write(bench.path("bare.jsonl"), "{\"data_index\": 2, \"finish_reason\": \"stop\"}\n")
         .unwrap_or_else(|e| panic!("{e}"));
     let bare = bench.summary(&["--reference", &bench.path("bare.jsonl"), "--stream", "never"]).await;
@@ -406,7 +406,7 @@ async fn calls_are_compared_with_a_reference() {
 }
 
 #[tokio::test]
-async fn samples_may_say_what_is_right() {
+async fn expectations_of_samples_are_checked() {
     let with = |text: &str, more: Value| {
         let mut line = json!({ "request": request(text) });
         line.as_object_mut().unwrap_or_else(|| panic!("object")).extend(more.as_object().cloned().unwrap_or_default());
@@ -434,7 +434,7 @@ async fn samples_may_say_what_is_right() {
 }
 
 #[tokio::test]
-async fn choices_and_formats_are_part_of_what_was_asked() {
+async fn tool_choices_and_response_formats_are_checked() {
     let with = |text: &str, name: &str, value: Value| {
         let mut line = request(text);
         line[name] = value;
@@ -448,7 +448,7 @@ async fn choices_and_formats_are_part_of_what_was_asked() {
         with("good", "tool_choice", named),
         with("undeclared", "parallel_tool_calls", json!(false)),
         with("stop", "response_format", schema),
-        // Not one of the API's members: it is not sent.
+        // Members that the API does not have are not sent.
         with("good", "notes", json!("mine")),
     ])
     .await;
@@ -469,7 +469,7 @@ async fn choices_and_formats_are_part_of_what_was_asked() {
 }
 
 #[tokio::test]
-async fn options_reach_the_endpoint_and_secrets_no_file() {
+async fn options_are_sent_and_secrets_are_not_written_to_files() {
     let bench = Bench::new(&["good"]).await;
     let extra = ["--temperature", "0.25", "--max-tokens", "9", "--extra-body", r#"{"top_k": 3}"#];
     let secret = ["--api-key", "s3cret", "--header", "x-route: s3cret-too"];
@@ -488,7 +488,7 @@ async fn options_reach_the_endpoint_and_secrets_no_file() {
 }
 
 #[tokio::test]
-async fn too_little_accuracy_is_an_exit_code() {
+async fn a_low_accuracy_gives_exit_code_3() {
     let bench = Bench::new(&["good", "schema"]).await;
     let code = async |args: &[&str]| {
         let summary = bench.summary(args).await;
@@ -506,7 +506,7 @@ async fn too_little_accuracy_is_an_exit_code() {
 }
 
 #[tokio::test]
-async fn the_report_stands_alone_and_escapes_what_it_quotes() {
+async fn the_report_loads_nothing_and_escapes_its_texts() {
     let bench = Bench::new(&["good", "refused", "schema", "leak"]).await;
     bench.summary(&[]).await;
     let html = std::fs::read_to_string(bench.dir.join("out").join(store::REPORT)).unwrap_or_default();
@@ -516,12 +516,12 @@ async fn the_report_stands_alone_and_escapes_what_it_quotes() {
         assert!(html.contains(text), "{text} is missing");
     }
     for text in ["<script", "<thing>", "<some_tool_call>", "src=", "href=", "url("] {
-        assert!(!html.contains(text), "{text} is in the report");
+        assert!(!html.contains(text), "{text} must not be in the report");
     }
 }
 
 #[test]
-fn runs_are_put_beside_each_other() {
+fn runs_are_compared() {
     let dir = std::env::temp_dir().join(format!("rein-compare-{}", std::process::id()));
     let answer = |sample: u64, finish: &str, status: &str, problems: Value| {
         let calls =
@@ -582,7 +582,7 @@ fn runs_are_put_beside_each_other() {
 }
 
 #[tokio::test]
-async fn bad_samples_are_refused_by_line() {
+async fn errors_name_the_line_of_a_bad_sample() {
     let bench = Bench::new(&["good"]).await;
     for (line, text) in [
         ("{", "not JSON"),
@@ -594,7 +594,7 @@ async fn bad_samples_are_refused_by_line() {
         std::fs::write(bench.dir.join("samples.jsonl"), format!("{}\n\n{line}\n", request("good")))
             .unwrap_or_else(|e| panic!("{e}"));
         let result = bench.run(&[]).await.map(|_| ());
-        let told = result.as_ref().is_err_and(|e| e.to_string().contains("line 3") && e.to_string().contains(text));
-        assert!(told, "{line}: {result:?}");
+        let named = result.as_ref().is_err_and(|e| e.to_string().contains("line 3") && e.to_string().contains(text));
+        assert!(named, "{line}: {result:?}");
     }
 }

@@ -56,7 +56,7 @@ fn host_and_port_are_replaced_separately() {
 }
 
 #[tokio::test]
-async fn a_name_is_every_address_that_it_has() {
+async fn a_name_resolves_to_all_its_addresses() {
     let resolve = async |text: &str| text.parse::<ListenAddr>().expect(text).resolve().await;
     let local = resolve("localhost:80").await.expect("every machine has it");
     assert_eq!(local.first(), Some(&SocketAddr::from(([127, 0, 0, 1], 80))));

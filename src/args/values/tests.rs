@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn what_can_be_reached_is_taken_and_nothing_else() {
+fn only_reachable_hosts_are_accepted() {
     for good in ["127.0.0.1:2379", "etcd-0.etcd.svc:2379", "http://h:1", "https://h:1/", "[::1]:2379"] {
         assert_eq!(etcd(good).as_deref(), Ok(good));
     }

@@ -40,7 +40,7 @@ fn tied_embeddings_are_read_as_the_head_and_packed_weights_count_as_eight() {
 }
 
 #[test]
-fn a_directory_that_is_no_checkpoint_is_refused_by_name() {
+fn an_error_names_the_directory_that_is_not_a_checkpoint() {
     let error = active_weights(Path::new("/nowhere"), None).map_err(|e| e.to_string());
     assert!(error.is_err_and(|e| e.contains("/nowhere") && e.contains("config.json")));
 }

@@ -7,7 +7,7 @@ fn stall(seconds: u64) -> Stall {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_nobody_reads_ends_and_one_that_is_read_slowly_does_not() {
+async fn a_write_ends_if_the_client_stops_reading_but_not_if_it_reads_slowly() {
     let (mut client, server) = duplex(100);
     let stall = stall(60);
     let mut server = Connection::new(server, stall.clone());
@@ -28,7 +28,7 @@ async fn a_write_that_nobody_reads_ends_and_one_that_is_read_slowly_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_reads_what_is_still_coming() {
+async fn a_close_reads_what_the_client_still_sends() {
     let (mut client, server) = duplex(100);
     let mut server = Connection::new(server, stall(60));
     server.write_all(b"401").await.unwrap();
@@ -41,12 +41,12 @@ async fn a_close_reads_what_is_still_coming() {
     server.shutdown().await.unwrap();
     drop(server);
     assert_eq!(sending.await.unwrap().unwrap(), b"401");
-    // A client that only keeps its side open is not waited for.
+    // A silent client delays the close only for the linger silence.
     let (_client, server) = duplex(100);
     let began = Instant::now();
     Connection::new(server, stall(60)).shutdown().await.unwrap();
     assert_eq!(began.elapsed(), LINGER_SILENCE);
-    // Nor is one that sends without end.
+    // A client that sends forever delays the close only for the linger time.
     let (mut client, server) = duplex(100);
     let sending = tokio::spawn(async move {
         while client.write_all(b"x").await.is_ok() {

@@ -10,7 +10,7 @@ fn certificate(from: (i32, u8), until: (i32, u8)) -> CertificateDer<'static> {
 }
 
 #[test]
-fn a_chain_is_valid_as_long_as_each_of_its_certificates() {
+fn a_chain_is_valid_while_all_its_certificates_are() {
     let days = |year, month| i64::from((year - 1970) * 365 + (year - 1969) / 4 + 31 * (month - 1)) * 86_400;
     let one = certificate((1999, 1), (2049, 1));
     assert_eq!(Validity::of(std::slice::from_ref(&one)), Some(Validity { from: days(1999, 1), until: days(2049, 1) }));
@@ -23,13 +23,13 @@ fn a_chain_is_valid_as_long_as_each_of_its_certificates() {
     assert_eq!(Validity::of(&chain), Some(Validity { from: days(2001, 1), until: days(2020, 1) }));
     assert_eq!(Validity::of(&[]), None);
     for cut in 0..one.len().min(300) {
-        // What is cut off says nothing, and nothing panics.
+        // A truncated certificate gives None, without a panic.
         assert_eq!(Validity::of(&[CertificateDer::from(one[..cut].to_vec())]), None);
     }
 }
 
 #[test]
-fn warnings_come_closer_and_closer_and_begin_anew_with_a_new_certificate() {
+fn warning_intervals_halve_and_restart_with_a_new_certificate() {
     let mut warning = Warning::new(Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: 1000 })));
     let mut told = Vec::new();
     for now in 0..1100 {

@@ -13,7 +13,7 @@ use rein_kernels::collective::{Collective, threads};
 
 use super::{Authority, Dir, Peers};
 
-/// What every kind of collective promises: the tests of the kernels crate, whose groups "over TCP" are over TLS here.
+/// The tests of the kernels crate that every collective must pass. Here their TCP groups run over TLS.
 #[path = "../../../kernels/src/collective/tests.rs"]
 mod shared;
 
@@ -29,8 +29,8 @@ static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::new("ours"))
 static OURS: LazyLock<(Dir, Peers)> = LazyLock::new(|| AUTHORITY.peer("rein-peer"));
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A connection as both sides see it, and what lies between: as many bytes pass as `allow` says once `slow` is set.
-fn link(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn Stream>, TcpStream); 2] {
+/// Both ends of a connection through a relay. Once `slow` is set, the relay passes one byte per message on `allow`.
+fn connect_through_relay(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn Stream>, TcpStream); 2] {
     let inner = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let outer = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let (to, through) = (inner.local_addr().expect("bound"), outer.local_addr().expect("bound"));
@@ -67,43 +67,43 @@ fn link(slow: &Arc<AtomicBool>, allow: Receiver<()>) -> [(Box<dyn Stream>, TcpSt
     [(stream, raw), accepting.join().expect("no panic")]
 }
 
-/// More than any test gives.
+/// Capacity of the channel to the relay, more than any test sends.
 const PERMITS: usize = 100_000;
 
-/// The pulse and the join read with time limits and take a time that is over for "nothing yet". A record of which one
-/// byte comes per such time is read in the end, whole and once.
+/// Heartbeats and joins read with timeouts, and retry after a timeout. A record that arrives one byte per timeout must
+/// be read completely, and once.
 #[test]
-fn a_record_that_comes_byte_by_byte_across_timeouts_is_read_whole() {
+fn a_record_that_arrives_byte_by_byte_across_timeouts_is_read_completely() {
     let slow = Arc::new(AtomicBool::new(false));
     let (permits, allow) = sync_channel(PERMITS);
-    let [(mut client, _), (mut server, raw)] = link(&slow, allow);
+    let [(mut client, _), (mut server, raw)] = connect_through_relay(&slow, allow);
     slow.store(true, Ordering::SeqCst);
     raw.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket");
-    let said: Vec<u8> = (0..60).collect();
-    for message in said.chunks(20) {
+    let sent: Vec<u8> = (0..60).collect();
+    for message in sent.chunks(20) {
         client.write_all(message).and_then(|()| client.flush()).expect("sent");
     }
-    let (mut heard, mut waits, mut bytes) = (Vec::new(), 0, [0; 7]);
-    while heard.len() < said.len() {
+    let (mut received, mut waits, mut bytes) = (Vec::new(), 0, [0; 7]);
+    while received.len() < sent.len() {
         match server.read(&mut bytes) {
-            Ok(n) => heard.extend_from_slice(&bytes[..n]),
+            Ok(n) => received.extend_from_slice(&bytes[..n]),
             Err(error) => {
                 assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
                 waits += 1;
-                permits.send(()).expect("the relay lives");
+                permits.send(()).expect("the relay runs");
             }
         }
     }
-    assert_eq!(heard, said);
-    assert!(waits > said.len(), "{waits}: it came in one piece");
+    assert_eq!(received, sent);
+    assert!(waits > sent.len(), "the record was not split: {waits} timeouts");
 }
 
-/// A peer that does not read: what was taken before the time was over arrives, in order and once.
+/// If the peer does not read, writes time out. Bytes accepted before the timeout must arrive in order, and once.
 #[test]
-fn what_was_written_before_a_timeout_arrives_once() {
+fn bytes_accepted_before_a_write_timeout_arrive_once() {
     let slow = Arc::new(AtomicBool::new(false));
     let (_permits, allow) = sync_channel(PERMITS);
-    let [(mut client, raw), (mut server, _)] = link(&slow, allow);
+    let [(mut client, raw), (mut server, _)] = connect_through_relay(&slow, allow);
     raw.set_write_timeout(Some(Duration::from_millis(5))).expect("a socket");
     let mut taken: u64 = 0;
     let refused = loop {
@@ -113,7 +113,7 @@ fn what_was_written_before_a_timeout_arrives_once() {
             Ok(n) => taken += n as u64,
             Err(error) => break error.kind(),
         }
-        assert!(taken < 1 << 30, "the connection takes everything");
+        assert!(taken < 1 << 30, "no write timed out");
     };
     assert!(matches!(refused, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::WriteZero), "{refused:?}");
     let reading = std::thread::spawn(move || {
@@ -139,7 +139,7 @@ fn addresses(listeners: [&tcp::RankListener; 2]) -> Vec<String> {
 }
 
 #[test]
-fn a_rank_of_another_authority_or_name_does_not_get_in() {
+fn a_rank_with_another_authority_or_name_cannot_join() {
     let theirs = Authority::new("theirs");
     for (_dir, stranger) in [theirs.peer("rein-peer"), AUTHORITY.peer("rein-other")] {
         let (ours, other) = (listen(&OURS.1), listen(&stranger));
@@ -158,25 +158,25 @@ fn a_rank_of_another_authority_or_name_does_not_get_in() {
 }
 
 #[test]
-fn a_plain_rank_does_not_get_in_and_is_no_nuisance() {
+fn a_rank_without_tls_cannot_join_and_does_not_delay_others() {
     let (ours, plain) =
         (listen(&OURS.1), tcp::RankListener::bind("127.0.0.1:0", rein_kernels::collective::tcp::plain()));
     let plain = plain.expect("loopback");
     let strange = addresses([&ours, &plain]);
     let outside = plain.join(&member(1, &strange), Duration::from_millis(500));
     assert!(outside.is_err());
-    // A stranger that says nothing at all.
+    // A client that connects and sends nothing.
     let _silent = TcpStream::connect(ours.address()).expect("it listens");
     let second = listen(&OURS.1);
     let addresses = addresses([&ours, &second]);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| second.join(&member(1, &addresses), PATIENCE));
-        ours.join(&member(0, &addresses), PATIENCE).expect("both come");
-        other.join().expect("no panic").expect("both come");
+        ours.join(&member(0, &addresses), PATIENCE).expect("both ranks join");
+        other.join().expect("no panic").expect("both ranks join");
     });
 }
 
-/// Everything between two listeners passes here, until it is told to pass nothing.
+/// Relays connections to an address, until the returned flag is set.
 fn relay(to: String) -> (String, Arc<AtomicBool>) {
     let cut = Arc::new(AtomicBool::new(false));
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
@@ -207,7 +207,7 @@ fn relay(to: String) -> (String, Arc<AtomicBool>) {
 }
 
 #[test]
-fn a_silent_rank_has_failed_and_is_named() {
+fn a_rank_without_heartbeats_is_named_as_failed() {
     let listeners = [listen(&OURS.1), listen(&OURS.1)];
     let (through, cut) = relay(listeners[0].address().to_string());
     let addresses = [through, listeners[1].address().to_string()];
@@ -215,12 +215,12 @@ fn a_silent_rank_has_failed_and_is_named() {
         let other = scope.spawn(|| listeners[1].join(&member(1, &addresses), PATIENCE));
         [listeners[0].join(&member(0, &addresses), PATIENCE), other.join().expect("no panic")]
     })
-    .map(|rank| rank.expect("both come"));
-    let fates = [a.group_end(), b.group_end()];
-    // The pulse beats for a while, and nothing happens.
+    .map(|rank| rank.expect("both ranks join"));
+    let ends = [a.group_end(), b.group_end()];
+    // While heartbeats arrive, the group does not end.
     let (_open, nothing) = sync_channel::<()>(1);
     assert!(nothing.recv_timeout(Duration::from_millis(300)).is_err());
-    assert!(fates.iter().all(|fate| fate.abort().is_none()));
+    assert!(ends.iter().all(|end| end.abort().is_none()));
     cut.store(true, Ordering::SeqCst);
     let began = Instant::now();
     std::thread::scope(|scope| {
@@ -230,46 +230,50 @@ fn a_silent_rank_has_failed_and_is_named() {
         let there = other.join().expect("no panic");
         assert!(there.to_string().contains("no heartbeat from rank 0"), "{there}");
     });
-    assert_eq!(fates.map(|fate| fate.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
+    assert_eq!(ends.map(|end| end.abort().and_then(|abort| abort.suspect)), [Some(1), Some(0)]);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
-/// Peers that stall in the handshake, or drip the bytes of one, keep no rank out, and their time is limited.
+/// Clients that stall in the handshake, or send it one byte at a time, must not delay a join. They are disconnected
+/// after a timeout.
 #[test]
-fn handshakes_that_do_not_end_keep_no_rank_out() {
+fn unfinished_handshakes_do_not_delay_a_join() {
     let listeners = [listen(&OURS.1), listen(&OURS.1)];
     let connect = |_| TcpStream::connect(listeners[0].address()).expect("it listens");
-    let mut dripping: Vec<TcpStream> = (0..300).map(connect).collect();
-    let last = dripping.last().expect("300 of them").try_clone().expect("a socket");
+    let mut slow_clients: Vec<TcpStream> = (0..300).map(connect).collect();
+    let last = slow_clients.last().expect("300 of them").try_clone().expect("a socket");
     let began = Instant::now();
     let (stop, stopped) = sync_channel::<()>(1);
     let addresses = addresses([&listeners[0], &listeners[1]]);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // A handshake record of 16 KiB that holds a client's hello of as many bytes.
+            // The header of a 16 KiB handshake record with a ClientHello of the same size.
             let hello = [22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3];
             for byte in hello.into_iter().chain(std::iter::repeat(0)) {
-                // Some have been hung up on.
-                dripping.iter_mut().for_each(|stream| drop(stream.write_all(&[byte])));
+                // Some connections are already closed.
+                slow_clients.iter_mut().for_each(|stream| drop(stream.write_all(&[byte])));
                 if stopped.recv_timeout(Duration::from_millis(500)).is_ok() {
                     return;
                 }
             }
         });
         let other = scope.spawn(|| listeners[1].join(&member(1, &addresses), PATIENCE));
-        listeners[0].join(&member(0, &addresses), PATIENCE).expect("both come");
-        other.join().expect("no panic").expect("both come");
+        listeners[0].join(&member(0, &addresses), PATIENCE).expect("both ranks join");
+        other.join().expect("no panic").expect("both ranks join");
         last.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        // An alert may come before the end.
+        // An alert may arrive before the end of the stream.
         let ended = std::io::copy(&mut &last, &mut std::io::sink());
-        assert!(!matches!(&ended, Err(error) if error.kind() == ErrorKind::WouldBlock), "it is listened to for ever");
+        assert!(
+            !matches!(&ended, Err(error) if error.kind() == ErrorKind::WouldBlock),
+            "the connection was not closed"
+        );
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-        stop.send(()).expect("it drips");
+        stop.send(()).expect("the sender runs");
     });
 }
 
 #[test]
-fn a_probe_tells_why_a_worker_cannot_be_linked_with() {
+fn a_probe_reports_why_two_workers_cannot_link() {
     const TIME: Duration = Duration::from_millis(500);
     let (ours, theirs) = (listen(&OURS.1), Authority::new("theirs"));
     let (_a, foreign) = theirs.peer("rein-peer");
@@ -288,7 +292,7 @@ fn a_probe_tells_why_a_worker_cannot_be_linked_with() {
         (&ours, &plain, "TLS handshake"),
         (&plain, &ours, "TLS"),
     ] {
-        let told = probe(from, to).expect_err("they do not know each other");
-        assert!(told.contains(why), "{told}");
+        let error = probe(from, to).expect_err("the workers must not link");
+        assert!(error.contains(why), "{error}");
     }
 }

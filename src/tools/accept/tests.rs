@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use super::*;
 
 #[test]
-fn outputs_are_judged() {
+fn outputs_are_accepted_as_far_as_the_grammar_allows() {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("router/text/src/tokenize/fixtures/kimi");
     let source = AcceptSource::open(rein_grammar::by_name("hermes").unwrap(), &dir).unwrap();
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object",
@@ -33,7 +33,7 @@ fn outputs_are_judged() {
     assert_eq!(ask(yes)["complete"], true);
 }
 
-/// DeepSeek V4's `｜DSML｜` and the runs of blanks of GPT-NeoX are added tokens, and text all the same.
+/// Examples are `｜DSML｜` of DeepSeek V4 and the runs of spaces of GPT-NeoX.
 #[test]
 fn added_tokens_that_are_not_special_are_text() {
     let dir = std::env::temp_dir().join(format!("rein-accept-{}", std::process::id()));

@@ -6,7 +6,7 @@ fn read(name: &str, line: Json) -> Json {
 }
 
 #[test]
-fn a_line_is_read_the_same_however_it_is_cut() {
+fn chunk_sizes_do_not_change_the_result() {
     let calls = json!([{"name": "f", "arguments": "{\"a\": \"é\"}"}]);
     let line = json!({"reasoning": "Hm.", "content": "Hi.", "tool_calls": calls});
     let text = &render_line(rein_grammar::by_name("hermes").unwrap(), &line.to_string())["text"];
@@ -20,7 +20,7 @@ fn a_line_is_read_the_same_however_it_is_cut() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_is_listed_apart() {
+fn a_truncated_call_is_listed_as_incomplete() {
     let got = read(
         "llama_json",
         json!({
@@ -36,7 +36,7 @@ fn a_call_that_is_cut_off_is_listed_apart() {
 }
 
 #[test]
-fn errors_name_what_would_be_right() {
+fn errors_name_the_field() {
     for (line, want) in [
         (json!({}), "a line needs text or token_ids"),
         (json!({"text": 1}), "text must be a string"),

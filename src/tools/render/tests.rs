@@ -15,7 +15,7 @@ fn fixtures() -> PathBuf {
 }
 
 #[test]
-fn every_line_gets_its_answer() {
+fn every_line_gets_an_answer() {
     let template = std::env::temp_dir().join(format!("rein-render-{}.jinja", std::process::id()));
     std::fs::write(
         &template,
@@ -60,7 +60,7 @@ fn every_line_gets_its_answer() {
 }
 
 #[test]
-fn a_line_without_end_is_skipped() {
+fn an_overlong_line_is_skipped() {
     let source = RenderSource::parts(&ModelOverrides::default()).unwrap();
     let mut input = vec![b'x'; MAX_LINE_BYTES + 10];
     input.extend_from_slice(b"\n[]\n");
