@@ -57,7 +57,7 @@ class Verdicts:
                 if answer.seen() != whole.seen():
                     self.wrong.append(("altered", number, answer.seen(), whole.seen()))
                 return
-            if not answer.begins(whole):
+            if not answer.is_prefix_of(whole):
                 self.wrong.append(("altered before it failed", number, answer.seen(), whole.seen()))
             kind = self.failure(router, began, ended, answer)
             if kind is None:
@@ -66,7 +66,7 @@ class Verdicts:
                 self.failed[kind] = self.failed.get(kind, 0) + 1
 
     def failure(self, router, began, ended, answer):
-        """Why a failure is allowed. None: it is not."""
+        """Why a failure is allowed, or None."""
         if self.faults.spans.hit(router, began, ended):
             return "its router was restarted"
         if code(answer.error) in ALLOWED and not self.group_was_left(ended):
@@ -114,7 +114,7 @@ def code(error):
 
 
 def all_whole(status):
-    """Two groups of two; the fifth worker is a spare, or serves alone after its group lost the other member."""
+    """Waits for two groups of two workers. The fifth worker is a spare, or serves alone after its group lost the other member."""
     groups = [[rank["worker"] for rank in group["ranks"]] for group in status["groups"].values()]
     serving = all(group["state"] == "serving" for group in status["groups"].values())
     return serving and len(status["workers"]) == WORKERS and sum(len(set(members)) == 2 for members in groups) == 2

@@ -14,11 +14,11 @@ from fleet import BIN, DEMO, Fleet
 
 WORKERS = int(os.environ.get("REIN_SCALE_WORKERS", "1000"))
 STREAMS = int(os.environ.get("REIN_SCALE_STREAMS", "10000"))
-FEWER = 4  # times fewer workers and streams, to compare with
+FEWER = 4  # divisor of workers and streams for the comparison
 TOKENS = 20
 STEP = max(500_000, STREAMS * 400)  # µs; a stream lasts longer than it takes to open all of them on two cores
 CONVERGED = 5.0  # seconds
-GROWTH = 1.5  # of CPU per stream, at most, from there to here
+GROWTH = 1.5  # maximum ratio of CPU time per stream
 CLIENTS = 4  # processes
 TICK = os.sysconf("SC_CLK_TCK")
 

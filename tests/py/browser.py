@@ -1,4 +1,4 @@
-"""A headless Chromium for tests: pages of any size in light or dark, driven over the debugging pipe."""
+"""A headless Chromium for tests: with pages of any size in light or dark mode, controlled over the debugging pipe."""
 import base64
 import fcntl
 import json
@@ -88,7 +88,7 @@ class Page:
 
     def open(self, url):
         self.call("Page.navigate", url=url)
-        # A page that is still about to be left forgets what it was asked.
+        # A page that is still navigating away drops evaluations.
         for _ in range(100):
             at = self.call("Runtime.evaluate", expression="location.href + document.readyState", returnByValue=True)
             if at["result"].get("value", "").endswith("complete") and "about:blank" not in at["result"]["value"]:
@@ -113,11 +113,11 @@ class Page:
         assert self.js(look), f"{condition} does not become true; the page says:\n{self.js('document.body.innerText')}"
 
     def click(self, selector):
-        """Clicks the middle of an element, as a reader would: what covers it gets the click."""
+        """Clicks the middle of an element. An element that covers it gets the click."""
         self._click(f"document.querySelector({json.dumps(selector)})")
 
     def button(self, label, within="document"):
-        """Clicks the last button that has this label; tabs are no buttons here."""
+        """Clicks the last button that has this label; tabs do not count as buttons."""
         buttons = f'[...{within}.querySelectorAll("button:not([role=tab])")]'
         self._click(f"{buttons}.filter(node => node.textContent === {json.dumps(label)} && node.checkVisibility({{visibilityProperty: true}})).at(-1)")
 
@@ -159,7 +159,7 @@ class Page:
         pathlib.Path(path).write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def complaints(self):
-        """Exceptions, and errors of the console such as what the content security policy forbade."""
+        """Exceptions and console errors, such as violations of the content security policy."""
         found = []
         for event in self.browser.events:
             if event.get("sessionId") != self.session:

@@ -1,5 +1,5 @@
-"""What a careful user of transformers does to a conversation in the OpenAI API's shape before `apply_chat_template`: the reference for
-what `rein serve` makes of it. What a template understands is found by trying it, with transformers."""
+"""Prepares conversations of the OpenAI API for `apply_chat_template`, as a careful user of transformers does. This is the
+reference for `rein serve`. It finds out what a template supports by rendering probes with transformers."""
 import json
 import re
 
@@ -8,7 +8,7 @@ WITH_CONTENT = ("user", "system", "developer", "tool")
 
 
 def by_key(value):
-    """Keys sorted, as Kimi K2.5's tokenizer does to tools."""
+    """Sorts keys, as Kimi K2.5's tokenizer does for tools."""
     if isinstance(value, dict):
         return {key: by_key(value[key]) for key in sorted(value)}
     return [by_key(item) for item in value] if isinstance(value, list) else value
@@ -16,7 +16,7 @@ def by_key(value):
 
 class Careful:
     def __init__(self, source, render):
-        """`render(messages)` gives the prompt, or None where the template refuses."""
+        """`render(messages)` returns the prompt, or None if the template raises."""
         self.source, self.render = source, render
         user = self.lists(lambda content: [{"role": "user", "content": content}])
         asked = {"role": "user", "content": "Hi"}
@@ -29,7 +29,7 @@ class Careful:
         self.part_lists.update(user=user, developer=self.part_lists["system"])
         as_string, as_object = render(self.calling(ARGUMENTS)), render(self.calling(json.loads(ARGUMENTS)))
         if as_string and "xqzkey" in as_string:
-            # A template that writes arguments in a way of its own, neither as JSON nor as a dict, wants objects.
+            # A template that writes arguments neither as JSON nor as a dict needs objects.
             as_dict = as_object is None or re.search(r"""\{\s*(\\?["'])xqzkey\1:\s*\1xqzvalue\1\s*\}""", as_object)
             self.string_arguments = ARGUMENTS in as_string and bool(as_dict)
         elif as_object:
@@ -40,7 +40,7 @@ class Careful:
         self.no_content = {kind: self.absent(tries) for kind, tries in self.without_content().items()}
 
     def without_content(self):
-        """Conversations with messages that have no content, by what else these have."""
+        """Conversations with messages without content, by the other members of these messages."""
         arguments = ARGUMENTS if self.string_arguments else json.loads(ARGUMENTS)
         user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}
         one, two = "abcdefghi", "abcdefghj"
@@ -64,8 +64,8 @@ class Careful:
         }
 
     def absent(self, conversations):
-        """What to write for content that is null or missing, as fields: that with which most conversations can be rendered without printing a
-        null. null itself only where it is not the same as an empty text."""
+        """The fields to send for content that is null or missing: those with which the most conversations render without printing
+        a null. null is chosen only if it renders differently from an empty text."""
         candidates = [{"content": None}, {"content": ""}, {}]
         prompts = [[self.render([message if "content" in message else {**message, **fields} for message in messages]) for messages in conversations]
                    for fields in candidates]
@@ -88,14 +88,14 @@ class Careful:
         return [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
     def lists(self, conversation):
-        """Whether parts can be given as they are; None: the role is not shown at all."""
+        """Whether the template supports lists of parts for a role. None if it does not render the role."""
         if TEXT not in (self.render(conversation(TEXT)) or ""):
             return None
         parts = self.render(conversation([{"type": "text", "text": TEXT}])) or ""
         return TEXT in parts and not re.search(r"\\?[\"']type", parts)
 
     def conversation(self, messages):
-        """The messages to pass; ValueError for those that no careful user passes."""
+        """The messages to pass. ValueError for messages that a careful user does not pass."""
         return [self.message(message) for message in messages]
 
     def message(self, message):
@@ -125,5 +125,5 @@ class Careful:
 
     def tools(self, tools):
         tools = tools or None
-        # Its tokenizer sorts them, and declares them in TypeScript; that declaration has golden data of its own.
+        # Kimi K2.5's tokenizer sorts tools and declares them in TypeScript. The declaration has its own golden data.
         return by_key(tools) if tools and "tools_ts_str" in self.source else tools

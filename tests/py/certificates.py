@@ -1,4 +1,4 @@
-"""Certificates of a cluster's processes, made as docs/howto/secure.md makes them."""
+"""Certificates of a cluster's processes, made created as in docs/howto/secure.md."""
 import shutil
 import subprocess
 import time
@@ -14,7 +14,7 @@ def run(directory, *command):
 
 
 def authority(directory):
-    """ca.pem and ca.key."""
+    """Creates ca.pem and ca.key."""
     directory.mkdir(exist_ok=True)
     run(directory, "openssl", "req", "-x509", *CURVE, "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.pem")
 
@@ -36,7 +36,8 @@ commonName = supplied
 
 
 def signed_until(directory, file, until):
-    """FILE.pem and FILE.key, valid from a day before this time (seconds since 1970) to then. They replace older ones at once."""
+    """Creates FILE.pem and FILE.key, valid from one day before this time (seconds since 1970) until this time. Replaces older files
+    atomically."""
     run(directory, "openssl", "req", *CURVE, "-subj", "/CN=rein", "-keyout", f"{file}.key.new", "-out", f"{file}.csr")
     (directory / f"{file}.ext").write_text("subjectAltName=DNS:rein-peer\nextendedKeyUsage=serverAuth,clientAuth\n")
     (directory / "ca.cnf").write_text(AUTHORITY)
@@ -49,7 +50,7 @@ def signed_until(directory, file, until):
 
 
 def signed(directory, file, name="rein-peer"):
-    """FILE.pem and FILE.key, which bear this name."""
+    """Creates FILE.pem and FILE.key with this name."""
     run(directory, "openssl", "req", *CURVE, "-subj", "/CN=rein", "-keyout", f"{file}.key", "-out", f"{file}.csr")
     (directory / f"{file}.ext").write_text(f"subjectAltName=DNS:{name}\nextendedKeyUsage=serverAuth,clientAuth\n")
     sign = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{file}.ext"]
@@ -57,13 +58,13 @@ def signed(directory, file, name="rein-peer"):
 
 
 def certificates(directory):
-    """Those of one cluster, as its processes are told of them."""
+    """Creates the certificates of a cluster, and returns the environment of its processes."""
     authority(directory)
     signed(directory, "peer")
     return named(directory, "peer")
 
 
 def named(directory, file):
-    """The environment of a process that shows FILE.pem."""
+    """The environment of a process that presents FILE.pem."""
     names = {"CA": "ca.pem", "CERT": f"{file}.pem", "KEY": f"{file}.key"}
     return {f"REIN_PEER_{name}": str(directory / file) for name, file in names.items()}

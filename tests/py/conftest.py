@@ -38,7 +38,7 @@ def demo():
 
 @pytest.fixture(scope="session")
 def sim():
-    """The sim engine: no weights, 2 ms a step."""
+    """The sim engine: no weights, 2 ms per step."""
     server = Server("--engine", "sim", "--sim-step-us", "2000")
     yield server
     server.stop()

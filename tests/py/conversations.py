@@ -45,7 +45,7 @@ def loop(arguments=WEATHER, answer="It is sunny.", ids=("call_1", "call_2")):
 
 
 def by_sdk(*tool_calls):
-    """As the OpenAI SDK's `message.model_dump()` has it."""
+    """A message as `message.model_dump()` of the OpenAI SDK returns it."""
     return {"content": None, "refusal": None, "role": "assistant", "annotations": None, "audio": None, "function_call": None, "tool_calls": list(tool_calls)}
 
 
@@ -138,7 +138,7 @@ DEEP = {"type": "function", "function": {"name": "f", "description": "Deep", "st
 BIG = {"type": "function", "function": {"name": "big", "description": "Numbers", "parameters": {"type": "object", "properties": {
     "n": {"type": "number", "minimum": -1e-7, "maximum": 1e20, "default": 1.0, "multipleOf": 0.1},
     "i": {"type": "integer", "maximum": 2**64, "minimum": -(10**30), "default": 0}}, "required": []}}}
-# Properties that are called like methods of a dict, and an array that does not say of what.
+# Properties named like methods of a dict, and an array without `items`.
 METHODS = {"type": "function", "function": {"name": "m", "description": "Methods", "parameters": {"type": "object", "properties": {
     "items": {"type": "array"}, "keys": {"type": "object", "properties": {"values": {"type": "array", "items": {"type": "integer"}}}},
     "get": {"type": ["string", "null"], "default": None}, "copy": {"type": "string", "enum": ["x", "y"], "default": "x"}}, "required": ["items"]}}}

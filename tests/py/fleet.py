@@ -1,4 +1,4 @@
-"""A cluster of real processes over a real etcd on loopback, and clients that notice everything.
+"""Starts a cluster of real processes with a real etcd on loopback, and clients that record what they receive.
 
 REIN_BIN names the binary (make test sets it)."""
 import contextlib
@@ -21,8 +21,8 @@ DEMO = REPOSITORY / "models/demo"
 
 
 def free_ports(n):
-    """Ports that nothing listens on, below those that the kernel gives to outgoing connections: none of these takes one
-    before its process binds it."""
+    """Finds free ports below the range of outgoing connections, so that no connection takes one before its process binds
+    it."""
     ports = set()
     while len(ports) < n:
         port = random.SystemRandom().randrange(15000, 32000)
@@ -40,13 +40,14 @@ def until(what, holds, timeout=30):
 
 
 class Fleet:
-    """Workers w0, w1, ..., routers r0, r1, a controller c0. Logs lie in `directory`, one per process; `more` is their environment."""
+    """Workers w0, w1, ..., routers r0, r1, ..., and the controller c0. `more` is added to their environment. Each process
+    has a log file in `directory`."""
 
     def __init__(
         self, directory, workers, group_size, spares=0, routers=2, model=DEMO, devices=1, worker_args=(), etcd_args=(), more=()
     ):
         self.directory, self.model, self.group_size, self.spares = pathlib.Path(directory), model, group_size, spares
-        self.members = group_size // devices  # worker processes of a whole group
+        self.members = group_size // devices  # worker processes per complete group
         self.worker_args, self.more = ["--devices", ",".join(["cpu"] * devices), *worker_args], dict(more)
         self.etcd_args = list(etcd_args)
         client, peer, *ports = free_ports(2 + 2 * routers)
@@ -60,7 +61,7 @@ class Fleet:
             self.start(name)
 
     def environment(self, **other):
-        """`other` is set instead; None: not at all."""
+        """`other` overrides variables; None removes one."""
         ours = {"REIN_ETCD": self.etcd_url, "REIN_CLUSTER": "test", "REIN_LOG": "info"}
         return {name: value for name, value in {**os.environ, **ours, **self.more, **other}.items() if value is not None}
 
@@ -104,7 +105,7 @@ class Fleet:
         return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
     def lose_etcd(self):
-        """Stops it and throws its data away."""
+        """Kills etcd and deletes its data."""
         self.signal("etcd", signal.SIGKILL)
         shutil.rmtree(self.directory / "etcd")
 
@@ -128,7 +129,7 @@ class Fleet:
         self.signal(name, signal.SIGKILL)
 
     def terminate(self, name, timeout=90):
-        """SIGTERM, and a clean exit."""
+        """Sends SIGTERM and expects a clean exit."""
         self.signal(name, signal.SIGTERM)
         assert self.processes[name].wait(timeout=timeout) == 0, self.log(name)
 
@@ -136,7 +137,7 @@ class Fleet:
         return (self.directory / f"{name}.log").read_text()[-4000:]
 
     def admitted(self, worker):
-        """How many sequences a worker has taken so far, as it says itself at level debug."""
+        """The number of sequences that a worker has admitted, from its log at level debug."""
         return sum("admitted" in line for line in (self.directory / f"{worker}.log").read_text().splitlines())
 
     def status(self):
@@ -145,7 +146,7 @@ class Fleet:
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     def wait(self, what, holds, timeout=60):
-        """Until `holds(status)`; the last status is returned."""
+        """Waits until `holds(status)` and returns the status."""
         until = time.monotonic() + timeout
         while True:
             status = self.status()
@@ -155,7 +156,7 @@ class Fleet:
             time.sleep(0.1)
 
     def whole(self, groups, timeout=60):
-        """Until so many groups serve, each with all its workers, and the routers see them."""
+        """Waits until this number of groups serve, each with all its workers, and the routers are ready."""
 
         def holds(status):
             serving = [g for g in status["groups"].values() if g["state"] == "serving"]
@@ -187,7 +188,7 @@ class Fleet:
                 return None
 
     def metric(self, router, name, **labels):
-        """The sum over all that have these labels."""
+        """The sum of the samples with these labels."""
         with contextlib.closing(self.connection(router)) as c:
             c.request("GET", "/metrics")
             lines = c.getresponse().read().decode().splitlines()
@@ -221,7 +222,7 @@ TOOL = {
 
 
 def request(i):
-    """Half of them inside an enforced tool call, a third of them greedy."""
+    """Request number i. Every second one is an enforced tool call, every third one is greedy."""
     text = f"request number {i}: tell me about room {i * 37}"
     body = {
         "model": "demo",
@@ -237,10 +238,10 @@ def request(i):
 
 
 class Answer:
-    """What one client saw: text, calls and token ids in order, errors, and the longest time in which nothing came.
+    """What one client received: text, calls and token ids in order, errors, and the longest time without data.
 
-    `refused`: nobody had begun to answer, so that a client may ask another router. `cut`: the connection ended.
-    `ended`: when all was over."""
+    `refused`: no answer had started, so the client may retry on another router. `cut`: the connection ended early.
+    `ended`: the time of the end."""
 
     def __init__(self):
         self.text, self.ids, self.error, self.done, self.silence = "", [], None, False, 0.0
@@ -249,8 +250,8 @@ class Answer:
     def seen(self):
         return self.text, self.ids
 
-    def begins(self, whole):
-        """It is the beginning of another answer."""
+    def is_prefix_of(self, whole):
+        """Whether this is the start of a complete answer."""
         return whole.text.startswith(self.text) and whole.ids[: len(self.ids)] == self.ids
 
     @property
@@ -259,9 +260,9 @@ class Answer:
 
 
 class Load:
-    """So many streams, through these (host, port) in turn: at once, or with their beginnings spread over so many seconds.
+    """Sends the requests to the targets (host, port) in turn: all at once, or with their starts spread over `spread` seconds.
 
-    What was refused is tried again elsewhere, up to `retries` times; what broke after its first byte is never."""
+    A refused request is retried on the next target, up to `retries` times. A request is not retried after its first byte."""
 
     def __init__(self, targets, requests, retries=0, spread=0):
         self.answers = [Answer() for _ in requests]
@@ -317,7 +318,7 @@ class Load:
                     continue
                 for choice in chunk["choices"]:
                     self.take(choice, answer)
-            # http.client takes an end in the middle of a chunk for the end of the body.
+            # http.client treats an end inside a chunk as the end of the body.
             answer.error, answer.cut = answer.error or "the connection ended", answer.error is None
 
     def take(self, choice, answer):
@@ -334,7 +335,7 @@ class Load:
             self.tokens += len(ids)
 
     def reach(self, tokens):
-        """Waits until so many tokens have come in all, or all is over."""
+        """Waits until this number of tokens has arrived in total, or all streams have ended."""
         while self.tokens < tokens and any(thread.is_alive() for thread in self.threads):
             time.sleep(0.005)
 
@@ -360,7 +361,7 @@ def undisturbed_answers(fleet, requests):
 
 
 def assert_unnoticed(answers, undisturbed):
-    """Every request was answered, and as if nothing had happened."""
+    """Asserts that every request has the same answer as without a fault."""
     failed = [(i, answer.error) for i, answer in enumerate(answers) if not answer.ok]
     assert not failed, failed
     different = [i for i, (a, b) in enumerate(zip(answers, undisturbed)) if a.seen() != b.seen()]

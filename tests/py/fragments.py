@@ -1,6 +1,6 @@
-"""The template fragments of router/text/src/template/expected.json: what transformers' environment gives for each, or null where it raises.
+"""The template fragments of router/text/src/template/expected.json: the output of transformers' environment for each, or null if it raises.
 
-usage: fragments.py [--write]      --write: bring the expectations up to date, for fragments that were added
+usage: fragments.py [--write]      --write: updates the expectations, for added fragments
 """
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""What the tests of the playground share: pages that visit a server, and what a reader does on them."""
+"""Helpers of the playground's tests: open pages, and act on them like a user."""
 import urllib.parse
 
 import pytest
@@ -14,7 +14,7 @@ BUSY = "document.querySelector('#stop').offsetParent"
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """A browser that answers. One that cannot start here, even to open an empty page, is no browser: like a missing one, it skips these tests."""
+    """A working browser. Tests are skipped if no browser is installed, or if it cannot open an empty page."""
     tries = []
     while len(tries) < 3:
         browser = Browser(tmp_path_factory.mktemp("chromium"))
@@ -38,7 +38,7 @@ def scripted(sim):
 
 @pytest.fixture
 def visit(browser):
-    """Opens pages, and looks at their end whether any of them had an exception or broke its content security policy."""
+    """Opens pages. At the end, asserts that none had an exception or violated its content security policy."""
     pages = []
 
     def visit(server, width=DESK, dark=False, height=800, **asked):

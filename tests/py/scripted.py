@@ -1,4 +1,4 @@
-"""Stands before a server and answers chats as a test says, chunk by chunk. Everything else goes on to the server."""
+"""A proxy that answers chats with scripted chunks, and forwards all other requests to a server."""
 import http.server
 import json
 import queue
@@ -11,12 +11,12 @@ DROP = "drop"
 
 
 class Answer:
-    """A chat's answer, as a test writes it. `send` a delta, `finish`, or `drop` the connection."""
+    """A scripted answer to a chat. `send` a delta, `finish`, or `drop` the connection."""
 
     def __init__(self, status=200, body=None, headers=None):
         self.status, self.body, self.headers = status, body, headers or {}
         self.chunks = queue.Queue()
-        self.closed = threading.Event()  # the client hung up
+        self.closed = threading.Event()  # the client closed the connection
 
     def send(self, **delta):
         self.chunks.put({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
@@ -34,7 +34,7 @@ class Answer:
         return self
 
     def drop(self):
-        """Ends the connection before the answer's end."""
+        """Closes the connection before the end of the answer."""
         self.chunks.put(DROP)
         return self
 
@@ -81,7 +81,7 @@ class Scripted:
                     answer.closed.set()
 
             def next(self, answer):
-                # A comment now and then finds out whether the client is still there.
+                # Comments detect that the client has closed the connection.
                 try:
                     return answer.chunks.get(timeout=0.1)
                 except queue.Empty:

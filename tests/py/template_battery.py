@@ -1,5 +1,6 @@
 """Renders every conversation of conversations.py with transformers' own template environment and with `rein render`, and compares bytes.
-Twice: raw, where both see what is in the conversation; and as served, against what a careful user of transformers passes (careful.py).
+Each is rendered twice: raw, with the conversation as it is, and as served, compared with what a careful user of transformers
+passes (careful.py).
 
 usage: template_battery.py [TEMPLATE...]      REIN_BIN: the binary; REIN_SHARED: a folder whose data/templates/ holds public templates
 """
@@ -33,7 +34,7 @@ chat_template_utils.datetime = FixedClock  # strftime_now reads the clock throug
 
 
 def templates():
-    """The repository's own, and public ones where they are at hand."""
+    """The templates of the repository, and public ones if they are available."""
     own = [*REPOSITORY.glob("models/*/chat_template.jinja"), *REPOSITORY.glob("tests/fixtures/models/*/chat_template.jinja"),
            *REPOSITORY.glob("tests/py/templates/*.jinja")]
     return sorted(own) + sorted((SHARED / "data/templates").glob("*.jinja"))
@@ -44,12 +45,12 @@ def by_transformers(source, messages, tools, prompt, kwargs):
         rendered, _ = chat_template_utils.render_jinja_template(
             [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **kwargs)
         return {"prompt": rendered[0]}
-    except Exception as error:  # a template may fail in any way; that it fails is what counts
+    except Exception as error:  # templates fail with various exceptions
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def by_careful_user(source):
-    """As by_transformers, with what a careful user makes of the conversation."""
+    """Like by_transformers, with the conversation prepared by a careful user."""
     def probe(messages):
         return by_transformers(source, messages, None, False, {}).get("prompt")
 
@@ -65,7 +66,7 @@ def by_careful_user(source):
 
 
 def by_rein(template, cases, raw):
-    """All cases of a template in one process. `raw`: what the template sees is what is in the line, as with transformers."""
+    """Renders all cases of a template in one process. `raw`: the template gets the conversation as it is, as in transformers."""
     lines = [json.dumps({"messages": messages, "tools": tools, "add_generation_prompt": prompt, "chat_template_kwargs": kwargs, "raw": raw},
                         ensure_ascii=False) for _, messages, tools, prompt, kwargs in cases]
     done = subprocess.run([BIN, "render", "--template", str(template)], input="\n".join(lines) + "\n", text=True, capture_output=True,

@@ -1,4 +1,4 @@
-"""Spares that cannot be linked with: they come first in the order of names, and must stop nobody."""
+"""Spares that other workers cannot link with. They are first in the order of names, and must not block a repair."""
 import contextlib
 import os
 import re
@@ -16,9 +16,9 @@ from fleet import BIN, DEMO, Fleet, Load, assert_unnoticed, free_ports, request,
 
 REQUESTS = [request(i) for i in range(6)]
 NO_TLS = {"REIN_PEER_CA": None, "REIN_PEER_CERT": None, "REIN_PEER_KEY": None}
-# From the loss of a rank to a group that serves again: a second or two, and as much again on a busy machine, but not the 10 s
-# that ranks wait for one that does not come.
-SOON = 9
+# Limit in seconds from the loss of a rank until the group serves again. It takes 1 to 2 s, more on a busy machine, but less than
+# the 10 s that ranks wait for a missing one.
+REPAIR_TIME = 9
 
 
 @contextlib.contextmanager
@@ -63,13 +63,13 @@ def at_a_wrong_address(fleet):
 
 
 def at_the_address_of_another(fleet):
-    """As with fixed ports, and the host of another worker."""
+    """Advertises the host of another worker, with the same port."""
     port = fleet.status()["workers"]["w0"]["mesh"].rsplit(":", 1)[1]
     fleet.start("a0", "--mesh", f"127.0.0.2:{port}", "--advertise", "127.0.0.1")
 
 
 def behind(listen):
-    """It listens where nobody comes; at the address that it names somebody else does."""
+    """Starts a spare that advertises an address on which `listen` listens instead of the spare."""
 
     def start(fleet):
         [port] = free_ports(1)
@@ -83,7 +83,7 @@ KEPT = []
 
 
 def drops(address):
-    """No connection is accepted nor refused, as behind a firewall that drops: the queue of those that wait is full."""
+    """Neither accepts nor refuses connections, like a firewall that drops packets: the accept queue is full."""
     listener = socket.create_server(address, backlog=0)
     KEPT.append(listener)
     for _ in range(3):
@@ -116,14 +116,14 @@ def hangs_up(address):
     threading.Thread(target=accept, daemon=True).start()
 
 
-def missed(fleet, spare, why):
-    """The status tells, and so do the table and the controller's log."""
+def assert_unlinked(fleet, spare, why):
+    """Waits until the status, the table and the controller's log report why a spare has no seat."""
 
-    def told(status):
+    def reported(status):
         faults = status["workers"].get(spare, {}).get("missed_by", {})
         return {"w0", "w1"} <= set(faults) and all(re.search(why, fault) for fault in faults.values())
 
-    fleet.wait(f"why {spare} is given no seat", told, timeout=20)
+    fleet.wait(f"why {spare} gets no seat", reported, timeout=20)
     table = subprocess.run([BIN, "status"], env=fleet.environment(), capture_output=True, text=True, timeout=30).stdout
     assert re.search(f"^{spare}: .*w0 cannot link with it: .*({why})", table, re.MULTILINE), table
     assert not re.search("^w[01]:", table, re.MULTILINE), table
@@ -135,7 +135,7 @@ def plain_text(log):
 
 
 def lose_a_rank(fleet, undisturbed, bad, good=None):
-    """A member is killed under load: the group goes on with a good spare, or with its survivor alone."""
+    """Kills a member under load. The group must continue with a good spare, or with the survivor alone."""
     load = Load(targets(fleet), REQUESTS)
     load.reach(100)
     fleet.kill("w1")
@@ -148,7 +148,7 @@ def lose_a_rank(fleet, undisturbed, bad, good=None):
         assert bad not in workers, f"{bad} has a seat"
         return len(groups) == 1 and groups[0]["state"] == "serving" and workers == members
 
-    fleet.wait("the group serves again", repaired, timeout=SOON)
+    fleet.wait("the group serves again", repaired, timeout=REPAIR_TIME)
     print(f"\nserves again after {time.monotonic() - began:.1f} s")
     assert_unnoticed(load.join(), undisturbed)
 
@@ -169,34 +169,34 @@ KINDS = {
 
 @needs_openssl
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_spare_stops_nobody(kind, tmp_path):
+def test_a_bad_spare_does_not_block_a_repair(kind, tmp_path):
     over, start, why = KINDS[kind]
     with over(tmp_path) as (fleet, undisturbed):
         before = fleet.status()
         start(fleet)
-        missed(fleet, "a0", why)
+        assert_unlinked(fleet, "a0", why)
         lose_a_rank(fleet, undisturbed, "a0")
-        # And the group is whole again with the worker that comes back.
+        # The group is complete again when the worker is restarted.
         fleet.start("w1")
         fleet.whole(1)
         assert fleet.status()["groups"].keys() == before["groups"].keys()
 
 
 @needs_openssl
-def test_a_good_spare_is_taken_before_bad_ones(tmp_path):
+def test_a_good_spare_is_seated_before_bad_ones(tmp_path):
     with over_tls(tmp_path) as (fleet, undisturbed):
         of_another_authority(fleet)
         fleet.start("a1", "--advertise", "127.0.0.3")
         fleet.start("z0")
-        missed(fleet, "a0", "BadSignature")
-        missed(fleet, "a1", "cannot connect to 127.0.0.3:")
+        assert_unlinked(fleet, "a0", "BadSignature")
+        assert_unlinked(fleet, "a1", "cannot connect to 127.0.0.3:")
         z0 = lambda status: status["workers"].get("z0", {}).get("missed_by", {})
         fleet.wait("z0 is a spare", lambda status: set(z0(status)) == {"a0"}, timeout=20)
         lose_a_rank(fleet, undisturbed, "a0", good="z0")
 
 
 @needs_openssl
-def test_a_process_that_its_peers_would_refuse_does_not_start(tmp_path):
+def test_a_process_whose_certificate_peers_would_reject_does_not_start(tmp_path):
     certificates(tmp_path)
     foreign = tmp_path / "foreign"
     authority(foreign)
@@ -221,7 +221,7 @@ def fleet_environment():
 
 
 @needs_openssl
-def test_a_worker_whose_certificate_expires_gives_way_and_comes_back_with_a_new_one(tmp_path):
+def test_a_worker_with_an_expired_certificate_is_replaced_and_returns_with_a_new_one(tmp_path):
     more = certificates(tmp_path)
     fleet = Fleet(tmp_path, workers=1, group_size=2, routers=1, more=more)
     try:
@@ -233,21 +233,21 @@ def test_a_worker_whose_certificate_expires_gives_way_and_comes_back_with_a_new_
         undisturbed = undisturbed_answers(fleet, REQUESTS)
         assert 0 < expiry(http) <= 25
         assert "the certificate expires on" in plain_text(fleet.log("w1")), fleet.log("w1")
-        # It goes on while nobody can take its place, over what is open.
+        # Without a spare it keeps its seat and its open connections.
         until("it has expired", lambda: time.time() > expires + 1, 40)
         assert {rank["worker"] for rank in next(iter(fleet.whole(1)["groups"].values()))["ranks"]} == {"w0", "w1"}
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
         assert expiry(http) < 0
-        # A spare comes.
+        # A spare replaces it.
         fleet.start("w2")
 
         def replaced(status):
             ranks = [rank["worker"] for group in status["groups"].values() for rank in group["ranks"]]
             return sorted(ranks) == ["w0", "w2"] and all(group["state"] == "serving" for group in status["groups"].values())
 
-        fleet.wait("w2 has its place", replaced, timeout=30)
+        fleet.wait("w2 has its seat", replaced, timeout=30)
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
-        # It is no spare until it has a new certificate.
+        # It does not count as a spare until it has a new certificate.
         fleet.kill("w2")
         fleet.wait("w0 alone", lambda status: {rank["worker"] for group in status["groups"].values() for rank in group["ranks"]} == {"w0"}, 30)
         signed(tmp_path, "short")
@@ -264,16 +264,16 @@ def expiry(port):
     return float(re.search(r'^rein_certificate_expiry_seconds\{usage="peer"\} (\S+)$', text, re.MULTILINE)[1])
 
 
-def test_a_worker_that_strangers_can_reach_says_so(tmp_path):
+def test_a_worker_warns_about_open_ports(tmp_path):
     fleet = Fleet(tmp_path, workers=0, group_size=2, routers=0)
     try:
         fleet.start("x0", "--listen", "0.0.0.0:0", "--advertise", "127.0.0.1")
         fleet.start("x1")
-        said = {name: lambda name=name: plain_text(fleet.log(name)) for name in ("x0", "x1")}
-        for name in said:
-            until("it listens", lambda: "listening on" in said[name](), 30)
+        logs = {name: lambda name=name: plain_text(fleet.log(name)) for name in ("x0", "x1")}
+        for name in logs:
+            until("it listens", lambda: "listening on" in logs[name](), 30)
         for flag in ("--listen", "--mesh"):
-            assert re.search(rf"{flag}: 0\.0\.0\.0:\d+ is unencrypted and unauthenticated", said["x0"]()), said["x0"]()
-        assert "unauthenticated" not in said["x1"]()
+            assert re.search(rf"{flag}: 0\.0\.0\.0:\d+ is unencrypted and unauthenticated", logs["x0"]()), logs["x0"]()
+        assert "unauthenticated" not in logs["x1"]()
     finally:
         fleet.close()

@@ -1,4 +1,4 @@
-"""Prompts are token-exact: the batteries, all in agreement."""
+"""Prompts are token-exact: runs all batteries."""
 import json
 
 import fragments
@@ -12,12 +12,12 @@ def test_templates_render_as_in_transformers():
     assert not total["diff"] and not total["only-rein-errors"], total
 
 
-def test_the_fragments_expect_what_transformers_gives():
+def test_fragments_match_transformers():
     table = json.loads(fragments.PATH.read_text(encoding="utf-8"))
     assert fragments.expectations(table) == table["cases"]
 
 
-def test_conversations_are_served_as_a_careful_user_would_render_them():
+def test_served_conversations_match_a_careful_user_of_transformers():
     total = template_battery.run(template_battery.templates(), raw=False)
     assert total["same"] > 3000
     assert not total["diff"] and not total["only-rein-errors"], total

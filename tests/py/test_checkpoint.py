@@ -1,5 +1,5 @@
-"""Checkpoints that somebody changes under a running cluster: answers come from the bytes that a worker began with, or that
-worker ends with an error. And file systems that hang."""
+"""Checkpoints that change while a cluster runs, and file systems that hang. A worker must use the files with which it started, or
+exit with an error."""
 import contextlib
 import json
 import os
@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 
 
 def copy(directory, name="model"):
-    """The demo model in a directory of its own, which is named as the model is served."""
+    """Copies the demo model to a directory with this name."""
     (directory / name).mkdir(exist_ok=True)
     for file in DEMO.iterdir():
         if file.suffix in (".json", ".jinja", ".safetensors"):
@@ -30,7 +30,7 @@ def copy(directory, name="model"):
 
 
 def others():
-    """As many bytes for the same tensors: another model."""
+    """The weights of another model with the same tensors and the same size."""
     data = bytearray((DEMO / WEIGHTS).read_bytes())
     (header,) = struct.unpack("<Q", data[:8])
     for at in range(8 + header + 1, len(data), 6):
@@ -39,7 +39,7 @@ def others():
 
 
 def in_place(path, data, pause=0.0):
-    """As `cp` over a file, or a download that goes on where it stopped."""
+    """Overwrites the file, like `cp` or a resumed download."""
     with open(path, "r+b") as file:
         for at in range(0, len(data), 1 << 20):
             file.write(data[at : at + (1 << 20)])
@@ -48,7 +48,7 @@ def in_place(path, data, pause=0.0):
 
 
 def in_place_with_its_time(path, data):
-    """As `rsync --inplace --times`."""
+    """Overwrites the file and keeps its modification time, like `rsync --inplace --times`."""
     before = path.stat()
     in_place(path, data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -80,13 +80,13 @@ def undisturbed(tmp_path_factory):
         return undisturbed_answers(fleet, REQUESTS)
 
 
-def flowing(load):
-    """Until each stream has begun: one that has not waits 10 s for an engine, not two minutes."""
-    until("all streams flow", lambda: all(answer.ids for answer in load.answers))
+def wait_for_first_tokens(load):
+    """Waits until each stream has a token. A stream without one waits 10 s for an engine, instead of 120 s."""
+    until("all streams have a token", lambda: all(answer.ids for answer in load.answers))
 
 
 def ended(fleet, worker, *named):
-    """It has ended by itself, and says why."""
+    """Waits until a worker has exited with an error that contains these texts."""
     until(f"{worker} ends: {fleet.log(worker)}", lambda: fleet.processes[worker].poll() is not None)
     assert fleet.processes[worker].returncode == 1, f"{fleet.processes[worker].returncode}: {fleet.log(worker)}"
     last = fleet.log(worker).strip().splitlines()[-1]
@@ -94,20 +94,20 @@ def ended(fleet, worker, *named):
 
 
 @pytest.mark.parametrize("change", [in_place, in_place_with_its_time, truncated])
-def test_a_lost_rank_is_never_loaded_from_other_bytes(change, undisturbed, tmp_path):
+def test_a_lost_rank_is_not_loaded_from_changed_files(change, undisturbed, tmp_path):
     with running(tmp_path) as fleet:
         [group] = fleet.whole(1)["groups"].values()
         survivor, victim = (rank["worker"] for rank in group["ranks"])
         [spare] = {"w0", "w1", "w2"} - {survivor, victim}
         load = Load(targets(fleet), REQUESTS)
-        flowing(load)
+        wait_for_first_tokens(load)
         change(fleet.model / WEIGHTS, others())
         fleet.kill(victim)
         ended(fleet, spare, WEIGHTS, "the checkpoint has changed or cannot be read")
-        # The other one is to stand in for the lost rank then, and has to read as well.
+        # The survivor then takes over the lost rank, and must read the weights too.
         ended(fleet, survivor, WEIGHTS, "the checkpoint has changed or cannot be read")
-        assert all(answer.begins(whole) for answer, whole in zip(load.answers, undisturbed))
-        # The streams wait for what they began with.
+        assert all(answer.is_prefix_of(whole) for answer, whole in zip(load.answers, undisturbed))
+        # The streams wait for workers with the original checkpoint.
         (tmp_path / "again").mkdir()
         fleet.model = copy(tmp_path / "again", "demo")
         for worker in (survivor, victim):
@@ -124,14 +124,14 @@ def test_a_checkpoint_is_replaced_by_renaming(undisturbed, tmp_path):
         load.reach(200)
         fleet.kill(group["ranks"][1]["worker"])
         assert_unnoticed(load.join(), undisturbed)
-        # A router that comes later gets the text files that the workers began with.
+        # A router that starts later gets the text files with which the workers started.
         fleet.terminate("r0")
         fleet.start("r0")
         fleet.whole(1)
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
 
 
-def test_experts_never_move_out_of_other_bytes(undisturbed, tmp_path):
+def test_experts_are_not_loaded_from_changed_files(undisturbed, tmp_path):
     restless = {"REIN_REDUNDANT_EXPERTS": "2", "REIN_REBALANCE_EVERY": "2", "REIN_REBALANCE_ABOVE": "1.001"}
     with running(tmp_path, workers=2, more=restless) as fleet:
         fleet.whole(1)
@@ -145,20 +145,20 @@ def test_experts_never_move_out_of_other_bytes(undisturbed, tmp_path):
                 load = Load(targets(fleet), REQUESTS)
             gone = {worker for worker in ("w0", "w1") if fleet.processes[worker].poll() is not None}
             time.sleep(0.05)
-        # Whoever was not the first is to stand in, and has to read as well.
+        # The survivor takes over the lost rank, and must read the weights too.
         for worker in ("w0", "w1"):
             ended(fleet, worker, WEIGHTS, "the checkpoint has changed or cannot be read")
         (tmp_path / "again").mkdir()
         fleet.model = copy(tmp_path / "again", "demo")
         for worker in ("w0", "w1"):
             fleet.start(worker)
-        # One that had not begun may have waited in vain.
+        # A stream without a token may have timed out.
         for answer, whole in zip(load.join(), undisturbed):
-            assert answer.seen() == whole.seen() if answer.ok else answer.begins(whole)
+            assert answer.seen() == whole.seen() if answer.ok else answer.is_prefix_of(whole)
 
 
-def test_whenever_a_checkpoint_changes_answers_are_of_one_or_the_other(tmp_path):
-    """A worker is started again and again, and its checkpoint changed at some moment of its start."""
+def test_answers_come_from_the_old_or_the_new_checkpoint_whenever_it_changes(tmp_path):
+    """Restarts a worker several times, and changes its checkpoint at a random time during each start."""
     rng = random.Random(7)
     ways = [in_place, in_place_with_its_time, truncated, renamed]
     with running(tmp_path, workers=1, group_size=1, worker_args=("--block-size", "16")) as fleet:
@@ -172,7 +172,7 @@ def test_whenever_a_checkpoint_changes_answers_are_of_one_or_the_other(tmp_path)
         assert first.ok and second.ok and first.seen() != second.seen()
         for i, way in enumerate(ways * 2):
             fleet.kill("w0")
-            # Another fingerprint and the same answers: for a group that died the controller would wait longer each time.
+            # Changes the fingerprint but not the answers: the controller waits longer with each loss of an identical group.
             fleet.worker_args[-1] = str(17 + i)
             fleet.model = copy(tmp_path, "demo")
             fleet.start("w0")
@@ -187,7 +187,7 @@ def test_whenever_a_checkpoint_changes_answers_are_of_one_or_the_other(tmp_path)
                 assert answer.ok and answer.seen() in (first.seen(), second.seen()), f"{way}: {answer.error}"
             else:
                 ended(fleet, "w0", WEIGHTS)
-                assert answer.begins(first) or answer.begins(second), way
+                assert answer.is_prefix_of(first) or answer.is_prefix_of(second), way
 
 
 HANGS = """
@@ -212,7 +212,7 @@ ssize_t pread64(int fd, void *to, size_t n, off64_t at) {
 
 @pytest.fixture(scope="module")
 def hangs(tmp_path_factory):
-    """Reads of weights hang while a file is there, as on a network file system whose server is away."""
+    """Makes reads of weights hang while a file exists, like a network file system without its server."""
     directory = tmp_path_factory.mktemp("hangs")
     (directory / "hangs.c").write_text(HANGS)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", directory / "hangs.so", directory / "hangs.c", "-ldl"], check=True)
@@ -220,7 +220,7 @@ def hangs(tmp_path_factory):
     (directory / "there").unlink(missing_ok=True)
 
 
-def test_a_worker_whose_file_system_hangs_leaves(hangs, undisturbed, tmp_path):
+def test_a_worker_with_a_hung_file_system_exits(hangs, undisturbed, tmp_path):
     there, environment = hangs
     with running(tmp_path, workers=4, more={**environment, "REIN_READ_TIMEOUT": "2"}) as fleet:
         fleet.whole(2)
@@ -233,14 +233,14 @@ def test_a_worker_whose_file_system_hangs_leaves(hangs, undisturbed, tmp_path):
         [group, _] = fleet.status()["groups"].values()
         victim, other = (rank["worker"] for rank in group["ranks"])
         fleet.kill(victim)
-        # It is to stand in, and reads. Its other streams go on elsewhere.
+        # The survivor takes over the lost rank and reads the weights. Its other streams resume elsewhere.
         ended(fleet, other, WEIGHTS, "returned nothing for 2 s")
         assert time.monotonic() - began < 30
         assert_unnoticed(load.join(), undisturbed)
         there.unlink()
 
 
-def test_a_server_whose_file_system_hangs_ends(hangs, tmp_path):
+def test_a_server_with_a_hung_file_system_exits(hangs, tmp_path):
     there, environment = hangs
     there.touch()
     command = [BIN, "serve", "--model", DEMO, "--read-timeout", "1", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
@@ -256,7 +256,7 @@ def test_a_server_whose_file_system_hangs_ends(hangs, tmp_path):
 
 
 @pytest.mark.parametrize("change", [in_place, truncated])
-def test_a_server_whose_checkpoint_changes_while_it_loads_ends(change, hangs, tmp_path):
+def test_a_server_exits_if_its_checkpoint_changes_while_it_loads(change, hangs, tmp_path):
     there, environment = hangs
     model = copy(tmp_path)
     there.touch()
@@ -273,7 +273,7 @@ def test_a_server_whose_checkpoint_changes_while_it_loads_ends(change, hangs, tm
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, "config.json", "tokenizer.json", "chat_template.jinja"])
-def test_nobody_waits_for_a_fifo(file, tmp_path):
+def test_a_fifo_in_the_model_directory_is_an_error(file, tmp_path):
     model = copy(tmp_path)
     (model / file).unlink()
     os.mkfifo(model / file)
@@ -287,27 +287,27 @@ def descriptors(process):
     return list(pathlib.Path(f"/proc/{process.pid}/fd").iterdir())
 
 
-def test_a_worker_that_hangs_in_loading_keeps_its_lease_and_hears_signals(hangs, undisturbed, tmp_path):
+def test_a_worker_that_hangs_while_loading_keeps_its_lease_and_handles_signals(hangs, undisturbed, tmp_path):
     there, environment = hangs
     with running(tmp_path, more=environment) as fleet:
         [group] = fleet.whole(1)["groups"].values()
         survivor, victim = (rank["worker"] for rank in group["ranks"])
         [spare] = {"w0", "w1", "w2"} - {survivor, victim}
         load = Load(targets(fleet), REQUESTS)
-        flowing(load)
+        wait_for_first_tokens(load)
         there.touch()
         fleet.kill(victim)
         until("the spare loads", lambda: "taking a seat" in fleet.log(spare))
         began = time.monotonic()
         while time.monotonic() < began + 5:
-            assert spare in fleet.status()["workers"], "longer than a lease"
+            assert spare in fleet.status()["workers"], "the lease expired"
             time.sleep(0.2)
         fleet.terminate(spare, timeout=15)
         there.unlink()
         assert_unnoticed(load.join(), undisturbed)
 
 
-def test_workers_of_another_protocol_take_no_seat(undisturbed, tmp_path):
+def test_workers_with_another_protocol_get_no_seat(undisturbed, tmp_path):
     with running(tmp_path, workers=2) as fleet:
         [group] = fleet.whole(1)["groups"].values()
         assert group["protocol"] >= 1
@@ -315,7 +315,7 @@ def test_workers_of_another_protocol_take_no_seat(undisturbed, tmp_path):
         number, version = status["workers"]["w0"]["protocol"], status["workers"]["w0"]["version"]
         assert status["routers"]["r0"]["protocol"] == status["controller_release"]["protocol"] == number
         record = json.loads(fleet.etcdctl("get", "--print-value-only", "/rein/test/workers/w0"))
-        # As of a release to come. Before w0 in the order of names, so that it would be the first to be asked.
+        # A worker of a later release. It is before w0 in the order of names, so that the controller would choose it first.
         alien = {**record, "protocol": number + 1, "version": "9.0.0", "seat": {"group": None, "epoch": 0}}
         fleet.etcdctl("put", "/rein/test/workers/a0", json.dumps(alien))
         status = fleet.wait("it is known", lambda status: "a0" in status["workers"])
@@ -328,8 +328,8 @@ def test_workers_of_another_protocol_take_no_seat(undisturbed, tmp_path):
         assert_unnoticed(load.join(), undisturbed)
         status = fleet.status()
         seated = {rank["worker"] for group in status["groups"].values() for rank in group["ranks"]}
-        assert seated == {group["ranks"][0]["worker"]}, "one stands in for the other"
-        # An engine and a router that are too far apart refuse each other by name.
+        assert seated == {group["ranks"][0]["worker"]}, "the survivor must hold both ranks"
+        # An engine rejects a router whose protocol is too far from its own.
         address = status["workers"][group["ranks"][0]["worker"]]["address"]
         with grpc.insecure_channel(address) as channel:
             info = channel.unary_unary("/rein.internal.v1.Engine/Info")

@@ -46,7 +46,7 @@ def test_the_first_chunk_has_the_role_and_content(client):
         assert len(seen) == n
 
 
-def test_a_stream_begins_before_its_prompt_is_computed():
+def test_a_stream_starts_before_its_prompt_is_computed():
     # A prompt of some 20 tokens takes 2 s.
     server = Server("--engine", "sim", "--sim-prefill-us", "100000")
     try:
@@ -73,7 +73,7 @@ def test_usage_with_every_chunk(client):
     assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
 
 
-def test_only_allowed_tokens_are_drawn(client):
+def test_only_allowed_tokens_are_sampled(client):
     whole = ask(client)
     allowed = whole.choices[0].token_ids[2:4]
     for temperature in (0, 1.5):
@@ -82,7 +82,7 @@ def test_only_allowed_tokens_are_drawn(client):
             extra_body={"return_token_ids": True, "allowed_token_ids": allowed})
         ids = answer.choices[0].token_ids
         assert set(ids) <= set(allowed) and len(ids) == 12 and answer.choices[0].finish_reason == "length"
-    # What the grammar demands is not allowed.
+    # The grammar requires a token that is not allowed.
     with pytest.raises(openai.BadRequestError, match="no token is left"):
         ask(client, body={"allowed_token_ids": allowed, "guided_choice": ["~~~~"]})
 
@@ -107,7 +107,7 @@ def test_fields_of_older_servers_constrain_the_text(client):
     ask(client, body={"n_predict": -1, "typical_p": 1, "mirostat": 0, "use_beam_search": False, "grammar": ""})
 
 
-def test_the_fingerprint_fits_the_public_schema(client):
+def test_the_fingerprint_matches_the_public_schema(client):
     answer = client.chat.completions.create(model="demo", messages=HELLO, max_tokens=1)
     ChatCompletion.model_validate_json(answer.model_dump_json(), strict=True)
     assert answer.system_fingerprint.startswith("fp_")
@@ -137,7 +137,7 @@ def test_the_fingerprint_changes_with_the_weights_and_their_types(tmp_path):
 
 
 @pytest.mark.parametrize("budget, more", [(5, {}), (0, {}), (3, {"guided_choice": ["yes"]})])
-def test_reasoning_ends_with_its_budget(sim, budget, more):
+def test_reasoning_ends_when_its_budget_is_spent(sim, budget, more):
     client = client_of(sim)
     words = [400, 401, 402, 403, 404, 405, 406, 407, 408, 409]
     answer = ask(client, max_tokens=40, body={"thinking_token_budget": budget, "script": [OPEN, *words], **more})
@@ -153,7 +153,7 @@ def test_reasoning_ends_with_its_budget(sim, budget, more):
     assert streamed == choice.token_ids
 
 
-def test_pages_of_named_origins_and_addresses_by_name():
+def test_cors_origins_and_host_names():
     server = Server("--engine", "sim", "--cors-origin", "https://chat.example,http://localhost:3000", grpc="0")
     try:
         def answer(method, path, **headers):
@@ -177,7 +177,7 @@ def test_pages_of_named_origins_and_addresses_by_name():
 
 
 @pytest.mark.parametrize("host, shown", [("localhost:", "http://127.0.0.1:"), (":", "http://0.0.0.0:"), ("", "http://127.0.0.1:")])
-def test_addresses_are_written_as_people_write_them(host, shown):
+def test_all_forms_of_listen_addresses_work(host, shown):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

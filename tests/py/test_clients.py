@@ -1,4 +1,4 @@
-"""Client libraries against a served demo model. The code is that of docs/howto/clients.md: page and test cannot differ."""
+"""Client libraries against a served demo model. The code is taken from docs/howto/clients.md."""
 import os
 import pathlib
 import shutil

@@ -1,7 +1,7 @@
-"""Every format, closed: what the renderer writes, the grammar takes over a real tokenizer and the parser reads back.
+"""For every format, the grammar accepts what the renderer writes, with a real tokenizer, and the parser reads it back.
 
-Cases are the schemas and arguments of `rein verify --generate`; judges are Python's jsonschema and the tokenizers library.
-REIN_CASES says how many each format gets (make test: few; a full run: 2000)."""
+Cases are the schemas and arguments of `rein verify --generate`; they are checked with Python's jsonschema and the tokenizers library.
+REIN_CASES is the number of cases per format (few in `make test`, 2000 in a full run)."""
 import copy
 import json
 import pathlib
@@ -21,7 +21,7 @@ TEXTS = ["", "Let me see.", "Über 5 € — naïve ☕\n\nSecond paragraph.", "
 
 
 def lines(command, items):
-    """Each item's answer."""
+    """The answers to these lines."""
     text = "\n".join(json.dumps(item) for item in items)
     answers = subprocess.run([BIN, *command], input=text, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(answers) == len(items)
@@ -30,7 +30,7 @@ def lines(command, items):
 
 @pytest.fixture(scope="session")
 def asked(tmp_path_factory):
-    """(tools, name, arguments) of requests that say exactly what to call with."""
+    """(tools, name, arguments) of generated requests."""
     file = tmp_path_factory.mktemp("asked") / "samples.jsonl"
     subprocess.run([BIN, "verify", "--generate", str(max(240, 2 * CASES)), "--seed", "11", "--out", str(file)], check=True, capture_output=True)
     found = []
@@ -46,7 +46,7 @@ def asked(tmp_path_factory):
 
 
 def keywords(tool):
-    """Whether the arguments of a tool can be keywords of a call in Python."""
+    """Whether the arguments of a tool can be keyword arguments in Python."""
     return all(key.isidentifier() for key in tool["function"].get("parameters", {}).get("properties", {}))
 
 
@@ -55,7 +55,7 @@ def valid(schema, arguments):
 
 
 def mutations(name, schema, arguments):
-    """Calls that break the rules as JSON. As raw text, another type may be a string."""
+    """Calls that violate the schema. Formats with raw text cannot distinguish another type from a string."""
     yield "undeclared", name + "x", arguments
     for key in arguments:
         broken = copy.deepcopy(arguments)
@@ -74,13 +74,13 @@ def close(format, folder, asked, encode):
     for i in range(CASES):
         tools, name, arguments = rng.choice(asked)
         if "arguments are Python literals" in format["guarantees"] and not all(keywords(tool) for tool in tools):
-            continue  # such tools are refused
+            continue  # such tools are rejected
         if any("raw values" in g for g in format["guarantees"]) and any(marker in json.dumps(arguments) for marker in format["markers"]):
-            continue  # a raw value cannot hold the marker that ends it
+            continue  # a raw value cannot contain its end marker
         calls = [{"name": name, "arguments": arguments}] * (rng.choice([1, 1, 2]) if "several calls per turn" in format["guarantees"] else 1)
         content = rng.choice(TEXTS)
         if "no marker begins a call: only declared names count" in format["guarantees"]:
-            content = content.lstrip("{")  # would have to be a call
+            content = content.lstrip("{")  # text that starts with { must be a call
         turns.append({"content": content, "tool_calls": calls if i % 5 else [], "tools": tools})
         schema = next(t["function"].get("parameters") or {} for t in tools if t["function"]["name"] == name)
         for kind, other, mutated in mutations(name, schema, arguments):
@@ -135,5 +135,5 @@ def test_rendered_is_accepted_and_read_back(format, asked, tmp_path):
 
 @pytest.mark.skipif(not KIMI.is_dir(), reason="needs Kimi's tokenizer beside the repository")
 @pytest.mark.parametrize("format", [f for f in FORMATS if f["name"] == "kimi_k2"], ids=lambda f: f["name"])
-def test_also_over_kimis_own_tokenizer(format, asked):
+def test_kimis_own_tokenizer(format, asked):
     reports(format["name"], close(format, KIMI, asked, None))

@@ -1,4 +1,4 @@
-"""Who may talk to whom in a cluster, to its etcd and to its routers, and what its logs tell, at whatever level."""
+"""Mutual TLS between processes, authentication at etcd and routers, and secrets in logs."""
 import base64
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    """What one process of two ranks answers, without any of this."""
+    """The answers of one process with two ranks, without TLS and authentication."""
     server = Server("--tp", "2", "--kv-memory", "32")
     host, port = server.http.removeprefix("http://").split(":")
     answers = Load([(host, int(port))], REQUESTS).join()
@@ -41,11 +41,11 @@ def cluster(directory, **options):
         fleet.close()
 
 
-def met(address, protocol, ours, folder, file):
-    """How a process of the cluster meets whoever shows this certificate (None: none) and asks for this protocol.
+def connect(address, protocol, ours, folder, file):
+    """Connects with this certificate (None: without one) and this protocol, and returns how the process reacts.
 
-    With TLS 1.3 a client's handshake is over before the server has judged its certificate, so only a read tells: an alert,
-    what HTTP/2 begins with, or nothing, because a rank waits (2 s) until the other one says hello."""
+    With TLS 1.3 a client's handshake ends before the server has verified the client's certificate. Only a read shows the result:
+    an alert, the HTTP/2 preface, or nothing, because a rank waits up to 2 s for the peer's first message."""
     context = ssl.create_default_context(cafile=str(ours / "ca.pem"))
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols([protocol])
@@ -59,12 +59,12 @@ def met(address, protocol, ours, folder, file):
                 peer.settimeout(1)
                 return "answered" if peer.recv(100) else "refused: the end"
     except TimeoutError:
-        return "listened to"
+        return "waiting"
     except (ssl.SSLError, ConnectionError) as error:
         return f"refused: {getattr(error, 'reason', None)}"
 
 
-def test_peers_know_each_other_and_refuse_everybody_else(tmp_path, undisturbed):
+def test_only_peers_with_the_authority_and_name_of_the_cluster_connect(tmp_path, undisturbed):
     with cluster(tmp_path, more=certificates(tmp_path)) as (fleet, status):
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
         foreign = tmp_path / "foreign"
@@ -72,18 +72,18 @@ def test_peers_know_each_other_and_refuse_everybody_else(tmp_path, undisturbed):
         signed(foreign, "peer")
         signed(tmp_path, "other", "another-cluster")
         worker = next(iter(status["workers"].values()))
-        ports = ((worker["address"], "h2", "answered"), (worker["mesh"], "rein-rank", "listened to"))
-        for address, protocol, welcome in ports:
-            assert met(address, protocol, tmp_path, tmp_path, "peer") == welcome
+        ports = ((worker["address"], "h2", "answered"), (worker["mesh"], "rein-rank", "waiting"))
+        for address, protocol, accepted in ports:
+            assert connect(address, protocol, tmp_path, tmp_path, "peer") == accepted
             refused = {
-                "no certificate": met(address, protocol, tmp_path, tmp_path, None),
-                "another authority": met(address, protocol, tmp_path, foreign, "peer"),
-                "another name": met(address, protocol, tmp_path, tmp_path, "other"),
+                "no certificate": connect(address, protocol, tmp_path, tmp_path, None),
+                "another authority": connect(address, protocol, tmp_path, foreign, "peer"),
+                "another name": connect(address, protocol, tmp_path, tmp_path, "other"),
             }
             assert all("ALERT" in how for how in refused.values()), refused
             other = {"h2": "rein-rank", "rein-rank": "h2"}[protocol]
-            assert met(address, other, tmp_path, tmp_path, "peer").startswith("refused")
-            # Plain.
+            assert connect(address, other, tmp_path, tmp_path, "peer").startswith("refused")
+            # Without TLS.
             host, port = address.rsplit(":", 1)
             with socket.create_connection((host, int(port)), timeout=10) as plain:
                 plain.sendall(PREFACE)
@@ -95,29 +95,29 @@ def test_peers_know_each_other_and_refuse_everybody_else(tmp_path, undisturbed):
 
 
 def etcd_over_tls(directory):
-    """A certificate, a user and a password, from a file."""
+    """Environment for an etcd with client certificates, a user, and a password from a file."""
     (directory / "password").write_text("a-secret\n")
     files = {name.replace("PEER", "ETCD"): file for name, file in certificates(directory).items()}
     ours = {"REIN_ETCD_NAME": "rein-peer", "REIN_ETCD_USER": "root", "REIN_ETCD_PASSWORD_FILE": str(directory / "password")}
     return {**files, **ours}
 
 
-def test_an_etcd_that_asks_for_certificates_and_passwords(tmp_path, undisturbed):
-    """Its tokens live for a second: whoever has said nothing for longer has to say the password again."""
+def test_an_etcd_with_certificates_and_passwords(tmp_path, undisturbed):
+    """Its tokens expire after one second without requests, so clients must authenticate again."""
     expire = ["--auth-token-ttl", "1", "--bcrypt-cost", "4", "--log-level", "warn"]
     with cluster(tmp_path, more=etcd_over_tls(tmp_path), etcd_args=expire) as (fleet, before):
         log = tmp_path / "etcd.log"
         expired = lambda: log.read_text().count("invalid auth token")
         start, known = time.monotonic(), expired()
         while time.monotonic() < start + 4 or expired() < known + 3:
-            assert time.monotonic() < start + 30, "nobody had to say it again"
+            assert time.monotonic() < start + 30, "no token expired"
             assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
-        # Leases longer than that have been renewed: nobody was taken for dead.
+        # The leases were renewed: no process was lost.
         after = fleet.whole(1)
         assert (after["groups"].keys(), after["workers"].keys()) == (before["groups"].keys(), before["workers"].keys())
         epoch = {name: group["epoch"] for name, group in before["groups"].items()}
         assert {name: group["epoch"] for name, group in after["groups"].items()} == epoch
-        # One that dies is noticed, and one that comes is seated.
+        # A killed worker is replaced by a new one.
         fleet.start("w2")
         fleet.wait("a spare", lambda status: status["workers"].get("w2", {}).get("state") == "ready")
         fleet.kill("w1")
@@ -125,17 +125,17 @@ def test_an_etcd_that_asks_for_certificates_and_passwords(tmp_path, undisturbed)
         [group] = fleet.whole(1)["groups"].values()
         assert {rank["worker"] for rank in group["ranks"]} == {"w0", "w2"}
         assert_unnoticed(Load(targets(fleet), REQUESTS).join(), undisturbed)
-        # What is wrong is named.
+        # Errors name the wrong option.
         (tmp_path / "wrong").write_text("wrong")
-        for wrong, said in (
+        for wrong, message in (
             ({"REIN_ETCD_PASSWORD_FILE": str(tmp_path / "wrong")}, "authentication failed"),
             ({"REIN_ETCD_PASSWORD_FILE": str(tmp_path / "nowhere")}, "--etcd-password-file: "),
             ({"REIN_ETCD_PASSWORD_FILE": None}, "--etcd-user: set the password in REIN_ETCD_PASSWORD"),
             ({"REIN_ETCD_NAME": "wrong"}, "certificate"),
         ):
             environment = {name: value for name, value in {**fleet.environment(), **wrong}.items() if value is not None}
-            told = subprocess.run([BIN, "status"], env=environment, capture_output=True, text=True, timeout=60)
-            assert told.returncode != 0 and said in told.stderr, (wrong, told.stderr)
+            done = subprocess.run([BIN, "status"], env=environment, capture_output=True, text=True, timeout=60)
+            assert done.returncode != 0 and message in done.stderr, (wrong, done.stderr)
 
 
 def ask(fleet, headers):
@@ -159,8 +159,8 @@ def secrets_in(text, secrets):
     return [what for what, secret in secrets.items() if secret in text]
 
 
-def test_no_secret_is_in_a_log_at_any_level(tmp_path):
-    """TLS, keys and passwords wherever there can be any, and every process, with all it is made of, tells all it can."""
+def test_logs_contain_no_secret_at_any_level(tmp_path):
+    """All processes use TLS, keys and passwords, and log at level trace, including their libraries."""
     key, entry = new_key("--name", "ours")
     wrong = "sk-rein-" + "7" * 64
     (tmp_path / "keys.toml").write_text(entry)
@@ -191,5 +191,5 @@ def test_no_secret_is_in_a_log_at_any_level(tmp_path):
         secrets |= {f"{file.name} in hexadecimal": scalar.hex(), f"{file.name} as numbers": ", ".join(map(str, scalar))}
     for process in ("c0", "r0", "w0", "w1"):
         text = (tmp_path / f"{process}.log").read_text()
-        assert "TRACE rustls" in text or "TRACE h2" in text, "third parties tell nothing"
+        assert "TRACE rustls" in text or "TRACE h2" in text, "the log has no lines of libraries"
         assert not secrets_in(text, secrets), process

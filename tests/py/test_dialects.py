@@ -20,7 +20,7 @@ def rein(*arguments, code=0):
 
 
 def results(directory):
-    """The result of each sample, without times and the ids that the server makes up."""
+    """The result of each sample, without times and generated ids."""
     records = [json.loads(line) for line in (directory / "results.jsonl").read_text().splitlines()]
     kept = ("sample", "status", "finish_reason", "content", "reasoning", "usage", "problems")
     calls = lambda record: [(call["name"], call["arguments"]) for call in record.get("calls", [])]
@@ -34,7 +34,7 @@ def samples(tmp_path_factory):
     return file
 
 
-def test_verify_sees_the_same_over_grpc(demo, samples, tmp_path):
+def test_verify_gives_the_same_results_over_grpc(demo, samples, tmp_path):
     common = ["verify", "--model", "demo", "--samples", samples, "--temperature", 0, "--max-tokens", 60, "--stream", "only"]
     rein(*common, "--base-url", f"{demo.http}/v1", "--out", tmp_path / "http")
     rein(*common, "--base-url", f"http://{demo.grpc}", "--dialect", "grpc", "--out", tmp_path / "grpc")
@@ -47,11 +47,11 @@ def test_bench_measures_over_grpc(sim):
     common = ["bench", "--dialect", "grpc", "--base-url", f"http://{sim.grpc}", "--requests", 8, "--output-tokens", 16]
     [level] = json.loads(rein(*common, "--tools", 2, "--concurrency", 2, "--json", "-"))["levels"]
     assert (level["answered"], level["errors"], level["output_tokens"]) == (8, {}, 128)
-    # A step takes 2 ms, and 15 of them come after the first token.
+    # A step takes 2 ms, and 15 steps follow the first token.
     assert level["ttft_ms"]["p50"] < level["e2e_ms"]["p50"] - 15
 
 
-def test_extra_fields_are_sent_and_wrong_ones_named(sim):
+def test_extra_fields_are_sent_and_errors_name_wrong_ones(sim):
     common = ["bench", "--dialect", "grpc", "--base-url", f"grpc://{sim.grpc}", "--requests", 4, "--warmup", 0, "--output-tokens", 8, "--json", "-"]
     extra = {"n": 2, "logit_bias": {"400": -1}, "logprobs": True, "top_logprobs": 2, "structured_outputs": {"regex": "[a-z]{400}"}}
     [level] = json.loads(rein(*common, "--extra", json.dumps(extra)))["levels"]
@@ -66,7 +66,7 @@ def test_extra_fields_are_sent_and_wrong_ones_named(sim):
     assert "HTTP 400" in rein(*common, "--extra", '{"structured_outputs": {"regex": "("}}', code=1)
 
 
-def test_the_other_interfaces_are_refused(sim, samples, tmp_path):
+def test_options_without_a_grpc_counterpart_are_rejected(sim, samples, tmp_path):
     grpc = ["--dialect", "grpc", "--base-url", f"http://{sim.grpc}"]
     assert "--endpoint chat" in rein("bench", *grpc, "--endpoint", "completions", code=1)
     assert "--stream: must be `only`" in rein("verify", *grpc, "--stream", "both", "--samples", samples, "--out", tmp_path, code=1)
@@ -74,15 +74,15 @@ def test_the_other_interfaces_are_refused(sim, samples, tmp_path):
     assert "need --dialect grpc" in rein("bench", "--base-url", f"grpc://{sim.grpc}", code=1)
 
 
-def test_an_answer_that_cannot_come_is_counted_by_its_status(sim):
+def test_failures_are_counted_by_their_status(sim):
     common = ["bench", "--dialect", "grpc", "--requests", 2, "--warmup", 0, "--timeout", 20]
     said = rein(*common, "--base-url", f"http://{sim.grpc}", "--model", "other", code=1)
     assert "HTTP 404" in said and "other" in said
     assert "cannot connect" in rein(*common, "--base-url", "http://127.0.0.1:1", "--model", "demo", code=1)
 
 
-def test_a_connection_that_breaks_is_no_answer(sim):
-    """Behind a relay that cuts after so many bytes of the answer."""
+def test_a_broken_connection_is_a_failure(sim):
+    """Uses a relay that closes the connection after a number of bytes of the answer."""
     host, port = sim.grpc.rsplit(":", 1)
 
     def relayed(limit):
@@ -122,7 +122,7 @@ def test_tls_and_api_keys(tmp_path):
         for scheme in ("https", "grpcs"):
             common = ["bench", "--dialect", "grpc", "--base-url", f"{scheme}://localhost:{port}", "--requests", 2, "--output-tokens", 4]
             trusting = [*common, "--ca-file", TLS / "ca.pem"]
-            # The first model is listed with the key, too.
+            # Listing the models also sends the key.
             assert "answered" in rein(*trusting, "--api-key", key)
             assert "HTTP 401" in rein(*trusting, "--api-key", "sk-wrong", code=1)
             assert "HTTP 401" in rein(*trusting, "--model", "demo", code=1)

@@ -1,4 +1,4 @@
-"""The packages of `make dist`, made from the debug build. Each is installed into an empty place and started there."""
+"""The packages of `make dist`, made from the debug build. Each is installed into an empty root directory and started there."""
 import os
 import pathlib
 import re

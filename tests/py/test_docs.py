@@ -1,4 +1,4 @@
-"""The docs against the program: code blocks run, names exist, generated pages and plots are current, links lead somewhere."""
+"""The docs match the program: code blocks run, names exist, generated pages and plots are current, links have targets."""
 import json
 import os
 import pathlib
@@ -20,7 +20,7 @@ COMMANDS = ("sh", "python")
 # The first words of comments before blocks that other tests run: test_clients.py and test_dist.py.
 ELSEWHERE = ("client:", "dist:")
 MOST_NOT_RUN = 24
-# Written or rewritten elsewhere; each is checked once it is here.
+# Pages that are checked once they exist.
 COMING = set()
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*?) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)\n *```", re.S)
 
@@ -35,7 +35,7 @@ def blocks(page):
 
 
 def command_blocks(skipped):
-    """Those that run, or those that do not."""
+    """The blocks that run, or those that do not."""
     for page in RUN:
         for number, (language, code, note) in enumerate(blocks(page), 1):
             if language in COMMANDS and note.startswith("not run:") == skipped and not note.startswith(ELSEWHERE):
@@ -48,7 +48,7 @@ def environment():
 
 
 def addressed(code, server):
-    """The code with the addresses of this server in place of the usual ones."""
+    """Replaces the default addresses in the code with those of this server."""
     return code.replace("http://127.0.0.1:8000", server.http).replace("127.0.0.1:50051", server.grpc)
 
 
@@ -83,7 +83,7 @@ def test_make_targets_of_the_docs_exist():
         assert done.returncode == 0, (target, done.stderr)
 
 
-def test_the_quick_start_gets_the_call_that_it_shows(demo, clone):
+def test_the_quick_start_returns_the_call_on_the_page(demo, clone):
     page = DOCS / "start/quickstart.md"
     code = [code for language, code, _ in blocks(page) if language == "sh" and "get_weather" in code]
     shown = next(json.loads(code) for language, code, _ in blocks(page) if language == "json")
@@ -96,7 +96,7 @@ def test_the_quick_start_gets_the_call_that_it_shows(demo, clone):
     assert json.loads(call["arguments"])["city"] in ("Rome", "Oslo") and answers[1]["grammar"]["checked"] > 0
 
 
-def test_the_config_file_is_read(clone):
+def test_the_example_config_file_works(clone):
     text = next(code for language, code, _ in blocks(DOCS / "reference/config-file.md") if language == "toml")
     config = tomllib.loads(text)
     path = clone / "rein.toml"
@@ -170,14 +170,14 @@ def first_cells(page, heading=None, until=None):
             yield from re.findall(r"`([^`]+)`", line.split("|")[1])
 
 
-def test_every_error_code_is_on_the_page_and_the_reverse():
+def test_the_page_lists_exactly_the_error_codes():
     code = "\n".join(re.sub(r"\n#\[cfg\(test\)\]\nmod \w+ \{.*", "", text, flags=re.S) for text in sources("router/src", "router/text/src"))
     written = set(re.findall(r'(?:code: Some\(|InvalidRequest::new\()\s*"([a-z_]+)"', code)) | set(re.findall(r'=> "(grammar_[a-z_]+)"', code))
     assert len(written) > 30, written
     assert set(first_cells(DOCS / "reference/errors.md", "## Codes")) == written
 
 
-def test_every_log_message_that_the_docs_name_is_in_the_code():
+def test_log_messages_in_the_docs_exist():
     code = " ".join(" ".join(sources("router", "worker", "control-plane", "src", "proto", "kernels")).split())
     messages = list(first_cells(DOCS / "reference/log-messages.md"))
     alarms = re.findall(r"[Ll]og:? ((?:`[^`]+`(?:, )?)+)", (DOCS / "howto/watch.md").read_text())
@@ -186,7 +186,7 @@ def test_every_log_message_that_the_docs_name_is_in_the_code():
     assert not [message for message in messages if message not in code]
 
 
-def test_every_architecture_is_on_the_page_and_the_reverse():
+def test_the_page_lists_exactly_the_architectures():
     table = (REPOSITORY / "worker/src/model/arch/mod.rs").read_text()
     written = set(re.findall(r'\bname: "(\w+)"', table))
     listed = set(first_cells(DOCS / "reference/models.md", "## Architectures"))
@@ -212,19 +212,19 @@ def options():
     return set(re.findall(r"--[a-z0-9-]+", text))
 
 
-# Options of other programs that the docs name: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
+# Options of other programs in the docs: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
            "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now"}
 
 
-def test_every_option_that_the_docs_name_exists():
+def test_options_in_the_docs_exist():
     known, unknown = options() | FOREIGN, set()
     for page in PAGES:
         if page.name in ("cli.md", "glossary.md", "architecture.md"):
             continue
         text = page.read_text()
         if page.name == "from-vllm.md":
-            # The second column is ours.
+            # The second column has Rein's options.
             text = "\n".join(line.split("|")[2] for line in text.split("## Request fields")[0].splitlines() if line.startswith("|"))
             text = text.replace("`--enable-auto-tool-choice --tool-call-parser kimi_k2`", "")
         spans = re.findall(r"`([^`\n]+)`", text) + [code for language, code, _ in blocks(page) if language == "sh" and page.name != "from-vllm.md"]
@@ -233,7 +233,7 @@ def test_every_option_that_the_docs_name_exists():
     assert not unknown
 
 
-def test_fields_that_vllm_has_are_as_the_page_says():
+def test_the_table_of_vllm_fields_is_correct():
     document = json.loads(next(REPOSITORY.glob("router/**/openapi.json")).read_text())["components"]["schemas"]
     read = {field for one in ("ChatRequest", "CompletionRequest") for field in document[one]["properties"]}
     refused = {field for one in ("ChatRequest", "CompletionRequest") for field in document[one]["x-refused-fields"]}
@@ -249,13 +249,13 @@ FOLDERS = ("src/", "router/", "worker/", "kernels/", "proto/", "control-plane/",
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_paths_that_the_docs_name_exist(page):
+def test_paths_in_the_docs_exist(page):
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
     paths = [span.split("::")[0] for span in spans if span.startswith(FOLDERS) and re.fullmatch(r"[\w./-]+(::\w+)?", span)]
     assert not [path for path in paths if not (REPOSITORY / path).exists() and not (REPOSITORY / f"{path}.rs").exists()]
 
 
-def test_metrics_that_the_docs_name_exist():
+def test_metrics_in_the_docs_exist():
     listed = set(first_cells(DOCS / "reference/metrics.md"))
     assert len(listed) > 45
     used = {metric for page in PAGES for metric in re.findall(r"\brein_[a-z_]+(?=[`{\[ (])", page.read_text())}
@@ -263,7 +263,7 @@ def test_metrics_that_the_docs_name_exist():
     assert used <= listed, used - listed
 
 
-def test_memory_per_token_is_as_the_page_computes_it(tmp_path):
+def test_the_formula_for_memory_per_token_is_correct(tmp_path):
     page = " ".join((DOCS / "howto/size-memory.md").read_text().split())
     assert "the demo model needs 5 x (64 + 16) x 2 = 800 bytes per token" in page
     done = subprocess.Popen([BIN, "serve", "--model", str(REPOSITORY / "models/demo"), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],

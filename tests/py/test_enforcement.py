@@ -1,6 +1,6 @@
-"""An adversary at every format: the sim engine draws tokens at random, and what it gets out are valid calls of declared tools.
+"""Random models with every format: the sim engine samples random tokens, and all finished calls must be valid.
 
-REIN_CASES says how many requests each format gets, over all kinds of tool_choice in turn (make test: few; a full run: 1000)."""
+REIN_CASES is the number of requests per format, with all kinds of tool_choice (few in `make test`, 1000 in a full run)."""
 import json
 import os
 import pathlib
@@ -21,7 +21,7 @@ SPELLED = {"hermes", "qwen3_coder", "glm45", "jamba", "llama_json", "llama_pytho
 
 
 def model_dir(folder, markers):
-    """The demo model's directory whose tokenizer has these markers as added tokens. The sim engine needs no weights."""
+    """Copies the demo model, with these markers as added tokens. The sim engine needs no weights."""
     demo = REPOSITORY / "models/demo"
     for name in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         (folder / name).write_text((demo / name).read_text())
@@ -38,7 +38,7 @@ def model_dir(folder, markers):
 
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory):
-    """Requests with schemas of growing nastiness and the traps of the field."""
+    """Generated requests with difficult schemas and traps."""
     file = tmp_path_factory.mktemp("samples") / "samples.jsonl"
     subprocess.run([BIN, "verify", "--generate", str(max(240, CASES)), "--seed", "7", "--out", str(file)], check=True, capture_output=True)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -46,7 +46,7 @@ def samples(tmp_path_factory):
 
 
 def check(call, tools):
-    """A finished call: of a declared tool, with arguments that Python's jsonschema accepts."""
+    """Asserts that a finished call has a declared tool, and arguments that Python's jsonschema accepts."""
     assert call.function.name in tools, f"{call.function.name} was never declared"
     arguments = json.loads(call.function.arguments)
     schema = tools[call.function.name]
@@ -68,12 +68,12 @@ def ask(client, request, stream):
         for part in choice.delta.tool_calls or []:
             call = calls.setdefault(part.index, SimpleNamespace(function=SimpleNamespace(name=part.function.name, arguments="")))
             call.function.arguments += part.function.arguments or ""
-    # A stream tells an unfinished call as it grows; with any other reason than its length all are finished.
+    # A stream contains unfinished calls. Unless the finish reason is length, all calls are finished.
     return reason, [] if reason == "length" else list(calls.values()), relaxed
 
 
 def attack(url, samples, seed, cases):
-    """Returns how many calls were finished, and what was refused."""
+    """Returns the number of finished calls, and the refused requests."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     rng = random.Random(seed)
     finished, refused = 0, []
@@ -99,14 +99,14 @@ def attack(url, samples, seed, cases):
         if request.get("parallel_tool_calls") is False:
             assert len(calls) <= 1
         finished += len(calls)
-        # A call that breaks what the grammar cannot hold it to is not delivered as a call.
+        # A call that violates a relaxed keyword is not delivered as a call.
         if must and reason != "length" and not relaxed:
             assert calls, f"{request['tool_choice']} was answered without a call: {reason}"
     return finished, refused
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f["name"])
-def test_whatever_a_model_draws_calls_are_valid(format, samples, tmp_path):
+def test_calls_of_a_random_model_are_valid(format, samples, tmp_path):
     model = model_dir(tmp_path, format["markers"])
     server = Server("--engine", "sim", "--format", format["name"], "--served-name", "m", model=model)
     try:
@@ -118,7 +118,7 @@ def test_whatever_a_model_draws_calls_are_valid(format, samples, tmp_path):
 
 
 @pytest.mark.parametrize("format", [f for f in FORMATS if f["name"] in SPELLED], ids=lambda f: f["name"])
-def test_also_where_no_marker_is_a_token(format, samples, tmp_path):
+def test_calls_are_valid_if_markers_are_not_tokens(format, samples, tmp_path):
     model = model_dir(tmp_path, [])
     server = Server("--engine", "sim", "--format", format["name"], "--served-name", "m", model=model)
     try:
@@ -170,7 +170,7 @@ def test_response_formats_on_the_demo_model(demo):
         assert not list(Draft202012Validator(schema).iter_errors(json.loads(both.message.content)))
 
 
-def test_completions_obey_too(demo):
+def test_completions_are_enforced(demo):
     complete = lambda **more: client_of(demo).completions.create(model="demo", prompt="Pick one:", temperature=1, seed=5, max_tokens=300, **more).choices[0]
     assert complete(extra_body={"structured_outputs": {"choice": ["red", "blue"]}}).text in ("red", "blue")
     schema = {"type": "object", "properties": {"n": {"type": "number", "exclusiveMinimum": 0, "maximum": 4.995}}, "required": ["n"], "additionalProperties": False}
@@ -180,14 +180,14 @@ def test_completions_obey_too(demo):
         complete(extra_body={"structured_outputs": {"regex": "("}})
 
 
-def test_a_cut_call_is_not_a_finished_one(demo):
+def test_a_truncated_call_is_not_finished(demo):
     for tokens in range(1, 13):
         answer = client_of(demo).chat.completions.create(model="demo", messages=[{"role": "user", "content": "What is the weather in Paris?"}], temperature=0, tools=[WEATHER], tool_choice="required", max_tokens=tokens).choices[0]
         assert answer.finish_reason == "length" and not answer.message.tool_calls
         assert not answer.message.content, "the beginning of a call is no text"
 
 
-def test_optimism_and_masks_give_the_same_greedy_tokens(demo, samples):
+def test_lazy_and_constant_masks_give_the_same_greedy_tokens(demo, samples):
     masked = Server("--masks", "always")
     try:
         clients = [client_of(demo), client_of(masked)]

@@ -82,7 +82,7 @@ def test_render_tokenize_and_complete(client, model):
     ({"messages": []}, "messages"),
     ({"model": "another"}, "another"),
 ])
-def test_errors_are_named(client, model, change, words):
+def test_errors_have_codes_and_messages(client, model, change, words):
     request = chat(client, model, "hello")
     for name, value in change.items():
         request.ClearField(name)
@@ -95,7 +95,7 @@ def test_errors_are_named(client, model, change, words):
 
 
 @pytest.mark.parametrize("sent", [b"\x0a\x01\xff", b"\x0a\x7fshort", b"\xff\xff"], ids=["not UTF-8", "cut off", "no field"])
-def test_bytes_that_are_no_message_are_the_clients_fault(client, model, sent):
+def test_invalid_messages_are_client_errors(client, model, sent):
     for method, kind in (("Chat", client.channel.unary_stream), ("Complete", client.channel.unary_stream), ("Tokenize", client.channel.unary_unary)):
         call = kind(f"/rein.v1.Inference/{method}", request_serializer=lambda raw: raw, response_deserializer=lambda raw: raw)
         with pytest.raises(grpc.RpcError) as caught:

@@ -24,7 +24,7 @@ def server():
 
 
 @pytest.mark.parametrize("make, status", [(hostile.empty_lists, 400), (hostile.unknown_field, 200)])
-def test_bodies_of_many_values_stop_nobody_and_take_little_memory(server, make, status):
+def test_bodies_with_many_values_do_not_block_others_and_take_little_memory(server, make, status):
     body = make(16 * MIB)
     answers, _, p99, memory = hostile.load(server, hostile.CHAT, [body] * 8)
     assert answers == [status] * 8
@@ -33,8 +33,8 @@ def test_bodies_of_many_values_stop_nobody_and_take_little_memory(server, make, 
     assert p99 < 0.5
 
 
-def test_bodies_that_together_are_too_large_are_refused_or_wait(server):
-    """One MiB more than a body may have is refused; all that may be there is served."""
+def test_bodies_that_exceed_the_total_limit_are_rejected_or_wait(server):
+    """A body 1 MiB over the limit is rejected. Bodies within the limit are all served."""
     status, _, text = server.post(hostile.CHAT, b"x" * (33 * MIB))
     assert (status, "body_too_large" in text) == (413, True)
     text = b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * (30 * MIB) + b'"}]}'
@@ -50,7 +50,7 @@ def until(server, metric):
         time.sleep(0.05)
 
 
-def test_streams_that_nobody_reads_end_and_give_their_places_back():
+def test_streams_that_are_not_read_end_and_free_their_slots():
     server = hostile.Server(BIN, REPOSITORY / "models/demo", "--max-in-flight", "2", "--client-stall-timeout", "2")
     try:
         sockets = hostile.stalled(server, 2)
@@ -64,7 +64,7 @@ def test_streams_that_nobody_reads_end_and_give_their_places_back():
         server.stop()
 
 
-def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(tmp_path):
+def test_a_rejection_reaches_a_client_that_sends_everything_before_it_reads(tmp_path):
     keys = tmp_path / "keys.toml"
     key, entry = new_key("--name", "a")
     keys.write_text(entry)
@@ -92,7 +92,7 @@ def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(tmp_path):
 
 
 def begun(server, size, *more, path=hostile.CHAT, kind="application/json"):
-    """A connection that has sent the head of a request with a body of so many bytes, and none of the body."""
+    """A connection that has sent the head of a request with a body of this size, and nothing of the body."""
     connection = socket.create_connection((server.host, server.port), timeout=60)
     lines = [f"POST {path} HTTP/1.1", "host: x", f"content-type: {kind}", f"content-length: {size}", *more]
     connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n")
@@ -111,7 +111,7 @@ def test_a_full_server_answers_before_a_large_body_has_arrived():
             connection.sendall(b"x" * MIB)
             head = connection.recv(4096).decode()
             assert head.startswith("HTTP/1.1 429 Too Many Requests\r\n") and "\r\nretry-after: " in head.lower(), head
-        # A client that sends all of the body before it reads sees the same.
+        # A client that sends the whole body before it reads gets the same answer.
         for size in (1, 31):
             answer = hostile.upload(server, hostile.CHAT, b"x" * (size * MIB), **{"content-type": "application/json"})
             assert answer == "HTTP/1.1 429 Too Many Requests"
@@ -129,7 +129,7 @@ def test_large_bodies_wait_for_100_continue(server):
         connection.sendall(text)
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
         assert answer.startswith(b"HTTP/1.1 400 ") and b"context_length_exceeded" in answer, answer[:1000]
-    # What is refused by its head is refused at once, and the client never sends the body.
+    # A request that is rejected by its head is rejected at once, so that the client does not send the body.
     for size, path, kind, status in [
         (33 * MIB, hostile.CHAT, "application/json", b"413"),
         (30 * MIB, "/v1/nothing", "application/json", b"404"),

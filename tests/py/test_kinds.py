@@ -1,4 +1,4 @@
-"""Names and kinds: who goes by whose id, and groups of one model that are not alike."""
+"""Unique ids of processes, and groups of one model that differ in checkpoint or settings."""
 import http.client
 import json
 import shutil
@@ -19,27 +19,27 @@ def fleet(tmp_path):
         fleet.close()
 
 
-def ended(fleet, command, timeout=20):
-    """What a process says that does not stay."""
+def run_until_exit(fleet, command, timeout=20):
+    """The exit code and standard error of a process that exits by itself."""
     done = subprocess.run([BIN, *command], env=fleet.environment(), capture_output=True, text=True, timeout=timeout)
     return done.returncode, done.stderr
 
 
-def test_an_id_is_one_workers_own(fleet):
+def test_a_second_process_with_an_id_exits_with_an_error(fleet):
     before = fleet.whole(2)
-    # A second worker, and a second router, are told who has the id, and the first ones notice nothing.
+    # A second worker and a second router exit with an error that names the holder, and do not affect the first ones.
     begun = time.monotonic()
     worker = ["worker", "--model", str(DEMO), "--kv-memory", "32", "--threads", "1", "--id", "w0"]
-    code, said = ended(fleet, worker)
+    code, error = run_until_exit(fleet, worker)
     address = before["workers"]["w0"]["address"]
-    assert code == 1 and f"--id: worker id w0 is in use at {address}" in said, said
-    assert time.monotonic() - begun > 6, "longer than a dead one's record stays"
+    assert code == 1 and f"--id: worker id w0 is in use at {address}" in error, error
+    assert time.monotonic() - begun > 6, "it exited before the record of a dead process would have expired"
     http, grpc = free_ports(2)
-    code, said = ended(fleet, ["router", "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}", "--id", "r0"])
-    assert code == 1 and "--id: router id r0 is in use" in said, said
+    code, error = run_until_exit(fleet, ["router", "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}", "--id", "r0"])
+    assert code == 1 and "--id: router id r0 is in use" in error, error
     after = fleet.status()
     assert after["workers"] == before["workers"]
-    # One that died leaves its id to the next.
+    # The id of a killed worker can be used again.
     fleet.kill("w0")
     fleet.start("w0")
     incarnation = before["workers"]["w0"]["incarnation"]
@@ -47,26 +47,26 @@ def test_an_id_is_one_workers_own(fleet):
     fleet.whole(2)
 
 
-def test_a_record_that_is_taken_away_comes_back(fleet):
+def test_a_deleted_record_is_written_again(fleet):
     fleet.whole(2)
     for key in ["/rein/test/workers/w0", "/rein/test/routers/r0"]:
         assert fleet.etcdctl("del", key) == "1\n"
     fleet.wait("w0 is listed", lambda status: {"w0", "w1"} <= status["workers"].keys() and "r0" in status["routers"])
     fleet.whole(2)
     assert fleet.processes["w0"].poll() is None
-    # A rank's word that it is ready.
+    # The ready keys of ranks.
     keys = fleet.etcdctl("get", "--prefix", "--keys-only", "/rein/test/groups/").split()
     for key in (key for key in keys if "/ready/" in key):
         assert fleet.etcdctl("del", key) == "1\n"
         fleet.wait(f"{key} is back", lambda _: fleet.etcdctl("get", key))
     fleet.whole(2)
-    # All at once, as by somebody who cleans up the wrong cluster.
+    # All keys at once.
     fleet.etcdctl("del", "--prefix", "/rein/test/")
     fleet.wait("all are back", lambda status: {"w0", "w1"} <= status["workers"].keys() and status["controller"])
     fleet.whole(2)
 
 
-def test_groups_of_other_text_files_wait_until_the_first_are_gone(fleet, tmp_path):
+def test_groups_with_other_text_files_wait_until_the_first_are_gone(fleet, tmp_path):
     fleet.whole(2)
     fleet.model = shutil.copytree(DEMO, tmp_path / "other" / "demo")
     template = fleet.model / "chat_template.jinja"
@@ -83,21 +83,21 @@ def test_groups_of_other_text_files_wait_until_the_first_are_gone(fleet, tmp_pat
         assert response.status == 200
         return json.loads(response.read())["prompt"]
 
-    until("it is told", lambda: "groups of one model have different text files" in fleet.log("r0"))
+    until("the router logs the difference", lambda: "groups of one model have different text files" in fleet.log("r0"))
     assert not prompt().startswith("anew") and fleet.metric("r0", "rein_engine_kinds") == 1
     fleet.terminate("w0")
     assert not prompt().startswith("anew")
     fleet.terminate("w1")
     until("the new text files", lambda: prompt().startswith("anew"))
     until("and their group", lambda: fleet.get("r0", "/ready") == 200)
-    # Other weights under the same name serve beside them, and the difference is told.
+    # Groups with other weights serve at the same time, and the router logs the difference.
     fleet.worker_args = ["--quantize", "int8"]
     fleet.start("w3")
     until("two kinds", lambda: fleet.metric("r0", "rein_engine_kinds") == 2)
     assert "groups of one model differ in checkpoint, types or size" in fleet.log("r0")
 
 
-def test_a_request_to_leave_is_for_the_worker_that_was_there(fleet):
+def test_a_drain_request_does_not_apply_to_a_later_worker_with_the_same_id(fleet):
     before = fleet.whole(2)
     drain = [BIN, "drain", "--no-wait", "w0"]
     fleet.kill("w0")
@@ -111,7 +111,7 @@ def test_a_request_to_leave_is_for_the_worker_that_was_there(fleet):
     assert fleet.processes["w0"].wait(timeout=30) == 0
 
 
-def test_a_sequence_that_loses_the_last_group_of_its_kind_goes_on_elsewhere(fleet):
+def test_a_sequence_resumes_on_another_kind_if_no_group_of_its_kind_is_left(fleet):
     fleet.whole(2)
     fleet.terminate("w1")
     fleet.worker_args = ["--quantize", "int8"]
@@ -125,17 +125,17 @@ def test_a_sequence_that_loses_the_last_group_of_its_kind_goes_on_elsewhere(flee
     assert fleet.metric("r0", "rein_resume_failed_total") == 0
 
 
-def test_who_has_no_engine_waits_for_one_and_is_told_in_time(fleet):
+def test_a_request_without_an_engine_waits_and_then_fails(fleet):
     incarnation = fleet.whole(2)["workers"]["w0"]["incarnation"]
     fleet.terminate("w1")
     fleet.kill("w0")
     load = Load(targets(fleet, "r0"), [request(i) for i in range(16)])
     begun = time.monotonic()
     answers = load.join()
-    # 10 s, and the time of a slow machine; not the 120 s of a sequence that had one.
+    # The wait is 10 s, longer on a slow machine, and not the 120 s of a sequence that had an engine.
     took, errors = time.monotonic() - begun, {str(answer.error) for answer in answers}
     assert 9 < took < 60 and all("no engine" in error for error in errors), (took, errors)
-    # One that comes within this time takes them all.
+    # An engine that starts within this time serves all requests.
     fleet.start("w0")
     fleet.wait("w0 is back", lambda status: status["workers"].get("w0", {}).get("incarnation", incarnation) != incarnation)
     load = Load(targets(fleet, "r0"), [request(i) for i in range(16)])

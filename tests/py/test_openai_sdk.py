@@ -40,7 +40,7 @@ def model(client):
 
 
 def strict(kind, response):
-    """Shared fields have the types of the public API; our extensions come on top."""
+    """Fields of the public API have its types. Rein's extensions are additional fields."""
     return kind.model_validate_json(response.model_dump_json(), strict=True)
 
 
@@ -52,7 +52,7 @@ def test_chat(client, model):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_tool_call_streams_as_it_is_returned(client, model):
+def test_a_tool_call_is_the_same_streamed_and_unstreamed(client, model):
     arguments = dict(model=model, messages=ASK, tools=[WEATHER], temperature=0, max_tokens=120)
     whole = client.chat.completions.create(**arguments)
     strict(ChatCompletion, whole)
@@ -74,7 +74,7 @@ def test_a_tool_call_streams_as_it_is_returned(client, model):
     assert (name, text, ids, finish) == (call.function.name, call.function.arguments, [call.id], "tool_calls")
 
 
-def test_a_conversation_goes_on_after_a_tool_result(client, model):
+def test_a_conversation_continues_after_a_tool_result(client, model):
     first = client.chat.completions.create(model=model, messages=ASK, tools=[WEATHER], temperature=0, max_tokens=120)
     call = first.choices[0].message.tool_calls[0]
     history = ASK + [first.choices[0].message.model_dump(exclude_none=True),
@@ -83,7 +83,7 @@ def test_a_conversation_goes_on_after_a_tool_result(client, model):
     assert second.choices[0].message.content
 
 
-def test_reasoning_is_a_field_of_its_own(client, model):
+def test_reasoning_has_its_own_field(client, model):
     answer = client.chat.completions.create(
         model=model, messages=ASK, tools=[WEATHER], temperature=0, max_tokens=200, extra_body={"thinking": True})
     message = answer.choices[0].message
@@ -133,14 +133,14 @@ def test_stop_strings_are_never_leaked(client, model):
 
 def test_completions_with_text_ids_echo_and_logprobs(client, model):
     strict(Completion, client.completions.create(model=model, prompt="The weather", max_tokens=5, logprobs=2))
-    # With echo the API answers null for the first token, which its published schema forgets.
+    # With echo the API returns null for the first token, which its published schema does not allow.
     answer = client.completions.create(model=model, prompt="The weather", max_tokens=5, temperature=0, echo=True, logprobs=2)
     choice = answer.choices[0]
     assert choice.text.startswith("The weather")
     assert choice.logprobs.token_logprobs[0] is None
     assert len(choice.logprobs.tokens) == answer.usage.total_tokens
     pieces = list(client.completions.create(model=model, prompt="The weather", max_tokens=5, temperature=0, stream=True))
-    # Before the last piece the API answers null as finish_reason, which its published schema forgets.
+    # Before the last chunk the API returns null as finish_reason, which its published schema does not allow.
     strict(Completion, pieces[-1])
     assert "The weather" + "".join(choice.text for piece in pieces for choice in piece.choices) == answer.choices[0].text
     by_ids = client.completions.create(model=model, prompt=[5, 6, 7], max_tokens=3, extra_body={"return_token_ids": True})
@@ -171,7 +171,7 @@ def test_unknown_fields_are_named_in_a_header(client, model):
     assert "sparkles" in raw.headers["x-rein-ignored-fields"]
 
 
-def test_a_prompt_that_fills_the_context_is_scored_and_no_token_more_is_taken():
+def test_a_prompt_that_fills_the_context_is_scored_and_a_longer_one_is_rejected():
     server = Server("--max-context", "64")
     client = openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0)
     score = lambda length: client.completions.create(model="demo", prompt=list(range(300, 300 + length)), echo=True, logprobs=0, max_tokens=0)

@@ -1,4 +1,4 @@
-"""What an operator starts and looks at: `make cluster`, `rein status --watch`, workers with several devices."""
+"""Tools of an operator: `make cluster`, `rein status --watch`, workers with several devices."""
 import functools
 import http.client
 import json
@@ -20,14 +20,14 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 class Screen:
-    """A process, with a terminal's group of its own, whose output is read as it comes."""
+    """A process in its own process group, whose output is read continuously."""
 
     def __init__(self, command, **more):
         self.shown, self.came = "", threading.Condition()
-        # A terminal's programs hear Ctrl-C, whatever the tests run under (a job in the background ignores it, and so do its heirs).
-        hear = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        # Restores SIGINT, which background jobs and their children ignore.
+        restore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(command, **piped, start_new_session=True, preexec_fn=hear, **more)
+        self.process = subprocess.Popen(command, **piped, start_new_session=True, preexec_fn=restore, **more)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -43,7 +43,7 @@ class Screen:
             return self.shown
 
     def end(self, number=signal.SIGINT, timeout=60):
-        os.killpg(self.process.pid, number)  # as Ctrl-C does: to all of the group
+        os.killpg(self.process.pid, number)  # like Ctrl-C, to the whole group
         code = self.process.wait(timeout=timeout)
         self.reader.join(timeout=10)
         return code
@@ -51,7 +51,7 @@ class Screen:
 
 @pytest.fixture
 def fleet(tmp_path):
-    """Two groups of four ranks, each of two processes with two devices."""
+    """Two groups of four ranks. Each group has two processes with two devices."""
     fleet = Fleet(tmp_path, workers=4, group_size=4, routers=1, devices=2)
     try:
         yield fleet
@@ -60,7 +60,7 @@ def fleet(tmp_path):
 
 
 def rows(table, header):
-    """Of the table under this heading, each row by its first cell."""
+    """The rows of the table with this heading, by their first cell."""
     lines = iter(table.splitlines())
     names = next(line for line in lines if line.startswith(header)).split()
     found = {}
@@ -72,14 +72,14 @@ def rows(table, header):
     return found
 
 
-def test_a_process_holds_several_ranks_and_the_table_follows(fleet):
+def test_a_process_holds_several_ranks_and_status_shows_changes(fleet):
     status = fleet.whole(2)
     for group in status["groups"].values():
         assert [rank["rank"] for rank in group["ranks"]] == [0, 1, 2, 3] and group["group_size"] == 4
         workers = [rank["worker"] for rank in group["ranks"]]
         assert workers[0] == workers[1] != workers[2] == workers[3]
         heads = [rank["heads"] for rank in group["ranks"]]
-        assert heads[0][0] == 0 and all(a[1] == b[0] for a, b in zip(heads, heads[1:])), "every head once"
+        assert heads[0][0] == 0 and all(a[1] == b[0] for a, b in zip(heads, heads[1:])), "each head has one rank"
     assert all(worker["ranks"] == 2 and worker["device"] == "cpu,cpu" for worker in status["workers"].values())
     undisturbed = undisturbed_answers(fleet, REQUESTS)
 
@@ -98,7 +98,7 @@ def test_a_process_holds_several_ranks_and_the_table_follows(fleet):
         assert [row["STATE"] for row in rows(table, "GROUP").values()] == ["serving", "serving"]
         assert rows(table, "ROUTER")["r0"]["STATE"] == "serving"
 
-        # Two ranks die with their process; the process that is left takes them over, and the tables say so by themselves.
+        # Two ranks are lost with their process. The other process takes them over, and the tables show it.
         victim = status["groups"][min(status["groups"])]["ranks"][2]["worker"]
         load = Load(targets(fleet), REQUESTS)
         load.reach(sum(len(answer.ids) for answer in undisturbed) / 3)
@@ -137,7 +137,7 @@ def test_a_process_holds_several_ranks_and_the_table_follows(fleet):
         lines.end(signal.SIGKILL)
 
 
-def test_devices_that_cannot_make_the_group_are_refused(fleet):
+def test_a_group_size_that_does_not_fit_the_devices_is_rejected(fleet):
     command = [BIN, "worker", "--model", str(fleet.model), "--group-size", "3", "--devices", "cpu,cpu"]
     done = subprocess.run(command, env=fleet.environment(), capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
@@ -150,7 +150,7 @@ def children(pid):
 
 
 def test_make_cluster(tmp_path):
-    """scripts/cluster.sh, which `make cluster` runs once all is built: what it prints works, and nothing outlives it."""
+    """scripts/cluster.sh, which `make cluster` runs after the build: the printed commands work, and no process outlives it."""
     etcd, _, *ports = free_ports(6)
     more = {"REIN_BIN": BIN, "ETCD_PORT": str(etcd), "ROUTER_PORTS": " ".join(map(str, ports)), "TMPDIR": str(tmp_path)}
     make = subprocess.run(["make", "-n", "cluster"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -160,13 +160,13 @@ def test_make_cluster(tmp_path):
         said = script.wait("ready", lambda shown: "Ctrl-C stops all of it.\n" in shown, timeout=120)
         began = children(script.process.pid)
         assert len(began) >= 8, "etcd, a controller, two routers, four workers"
-        # The table that it shows first.
+        # The table that it prints.
         assert [row["STATE"] for row in rows(said, "GROUP").values()] == ["serving", "serving"]
         assert [row["STATE"] for row in rows(said, "WORKER").values()] == ["seated"] * 4
         assert [row["STATE"] for row in rows(said, "ROUTER").values()] == ["serving"] * 2
 
         def printed(start):
-            """The command that a line, or the lines that it goes on in, tells to run."""
+            """The command after `start`, with its continuation lines."""
             return said[said.index(start) + len(start) :].replace("\\\n", " ").split("\n")[0]
 
         url, _, kind, _, body = shlex.split(printed("curl "))

@@ -1,4 +1,4 @@
-"""The playground in Chromium, on a desk and on a phone: calls, keys, questions, conversations."""
+"""The playground in Chromium, with a desktop and a phone viewport: calls, keys, questions, conversations."""
 import re
 import subprocess
 
@@ -33,7 +33,7 @@ def test_an_answer_without_tools_is_text(visit, demo):
     assert page.text(".markdown") and not page.texts(".call")
 
 
-def test_a_request_that_the_server_refuses_shows_its_error(visit, demo):
+def test_an_error_of_the_server_is_shown(visit, demo):
     page = visit(demo, ask="hello", max_tokens="1000000")
     page.until(ANSWERED)
     assert "context" in page.text(".assistant .error")
@@ -60,7 +60,7 @@ def test_inspect_shows_the_prompt_and_the_grammars_report(visit, demo):
     assert page.text(".decision").startswith(f"Token 1 of {len(ids)}, "), "there is none before the first"
 
 
-def test_decisions_tell_what_was_refused_and_masked(visit, scripted):
+def test_decisions_show_refused_and_masked_tokens(visit, scripted):
     page = visit(scripted)
     token = lambda id, text, kind, *refused: {"id": id, "token": text, "kind": kind, "refused": [{"position": 0, "id": i, "token": t} for i, t in refused]}
     decisions = [token(1, "a", "drawn"), token(2, "<b>\n", "masked", (7, "no"), (8, "nor")), token(3, " c", "forced")]
@@ -114,7 +114,7 @@ def test_a_server_with_keys_leads_to_the_key_field(visit, guarded, width):
     assert page.texts("#key-note.error") == [], "a reload keeps the key"
 
 
-def test_a_key_that_is_refused_later_leads_to_the_field_and_the_question_stays_out(visit, scripted):
+def test_a_rejected_key_leads_to_the_key_field_and_the_question_is_not_added(visit, scripted):
     page = visit(scripted)
     scripted.answer(401, {"error": {"message": "the API key is not known"}})
     ask(page, "first")
@@ -129,7 +129,7 @@ def test_a_key_that_is_refused_later_leads_to_the_field_and_the_question_stays_o
 # Asking
 
 
-def test_a_failed_question_stays_out_of_the_history(visit, scripted):
+def test_a_failed_question_is_not_added_to_the_history(visit, scripted):
     page = visit(scripted)
     for wrong in (Answer500, lambda answer: answer.send(content="half").fail("the engine was lost"), lambda answer: answer.send(content="half").drop()):
         failing = scripted.answer(500, {"error": {"message": "no engine"}}) if wrong is Answer500 else wrong(scripted.answer())
@@ -148,7 +148,7 @@ def test_a_failed_question_stays_out_of_the_history(visit, scripted):
 Answer500 = object()
 
 
-def test_the_history_goes_on_without_a_failed_question_in_its_middle(visit, scripted):
+def test_the_history_continues_without_a_failed_question(visit, scripted):
     page = visit(scripted)
     scripted.answer().send(content="one").finish()
     ask(page, "first")
@@ -164,7 +164,7 @@ def test_the_history_goes_on_without_a_failed_question_in_its_middle(visit, scri
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
-def test_enter_sends_and_never_stops_and_esc_stops(visit, scripted, width):
+def test_enter_sends_but_never_stops_and_esc_stops(visit, scripted, width):
     page = visit(scripted, width)
     page.fill("#question", "two")
     page.press("Enter", shift=True)
@@ -189,7 +189,7 @@ def test_enter_sends_and_never_stops_and_esc_stops(visit, scripted, width):
     assert sent(scripted) == [("user", "two\nlines"), ("assistant", "a beginning and more"), ("user", "next")]
 
 
-def test_an_answer_that_is_stopped_before_its_first_token_leaves_its_question_out(visit, scripted):
+def test_a_question_stopped_before_the_first_token_is_not_added(visit, scripted):
     page = visit(scripted)
     scripted.answer()
     ask(page, "slow")
@@ -203,7 +203,7 @@ def test_an_answer_that_is_stopped_before_its_first_token_leaves_its_question_ou
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
-def test_the_log_follows_the_answer_until_the_reader_scrolls_up(visit, scripted, width):
+def test_the_log_scrolls_with_the_answer_until_the_user_scrolls_up(visit, scripted, width):
     page = visit(scripted, width)
     answer = scripted.answer()
     lines = lambda name, n: answer.send(content="\n\n".join(f"{name} {i}" for i in range(n)) + "\n\n")
@@ -225,7 +225,7 @@ def test_the_log_follows_the_answer_until_the_reader_scrolls_up(visit, scripted,
     assert page.js(at_end) and not page.js("document.querySelector('#latest').offsetParent")
 
 
-def test_a_question_can_be_edited_and_an_answer_asked_for_again(visit, scripted):
+def test_a_question_can_be_edited_and_an_answer_regenerated(visit, scripted):
     page = visit(scripted)
     for text in ("one", "two"):
         scripted.answer().send(content=f"answer {text}").finish()
@@ -256,7 +256,7 @@ def test_a_question_can_be_edited_and_an_answer_asked_for_again(visit, scripted)
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
-def test_conversations_have_names_and_outlive_the_page(visit, scripted, width):
+def test_conversations_have_names_and_survive_a_reload(visit, scripted, width):
     page = visit(scripted, width)
     opener = lambda: page.click("#open-list") if width == PHONE else None
     for text in ("first question", "second question"):
@@ -284,7 +284,7 @@ def test_conversations_have_names_and_outlive_the_page(visit, scripted, width):
     assert "renamed" in page.texts("#conversations .open") and page.text(".bubble") == "first question"
 
 
-def test_an_answer_goes_on_while_another_conversation_is_read(visit, scripted):
+def test_an_answer_continues_while_another_conversation_is_shown(visit, scripted):
     page = visit(scripted)
     slow = scripted.answer().send(content="slow ")
     ask(page, "one")
@@ -298,7 +298,7 @@ def test_an_answer_goes_on_while_another_conversation_is_read(visit, scripted):
     page.until("document.querySelector('.markdown')?.innerText === 'slow but sure'")
 
 
-def test_a_page_that_is_left_in_an_answer_keeps_what_there_was(visit, scripted):
+def test_leaving_the_page_during_an_answer_keeps_the_partial_answer(visit, scripted):
     page = visit(scripted)
     scripted.answer().send(content="half")
     ask(page, "one")

@@ -1,4 +1,4 @@
-"""What the playground makes of a model's text: markdown, and never markup."""
+"""How the playground renders a model's text: as Markdown, never as HTML."""
 import json
 import urllib.request
 
@@ -81,7 +81,7 @@ def test_markdown_becomes_elements(visit, sim):
     assert dict(zip(MARKDOWN, shown)) == MARKDOWN
 
 
-def test_markdown_takes_any_text_in_time(visit, sim):
+def test_markdown_renders_any_text_in_bounded_time(visit, sim):
     page = visit(sim)
     pieces = ["*", "**a ", "_a _", "`", "``a` ", "[", "[a](", "![", "<", "<a", "> ", "- ", "  - ", "1. ", "# ", "|", "| a |\n|--", "~~", "\\", "https://", "(", "```\n", "\n", " ", "*a **b _c "]
     slowest = page.js(f"""(async pieces => {{
@@ -98,7 +98,7 @@ def test_markdown_takes_any_text_in_time(visit, sim):
     assert slowest[1] < 5000, f"40,000 characters of {slowest[0]!r} take {slowest[1]} ms"
 
 
-def test_calls_that_are_not_whole_are_told_as_such(visit, scripted):
+def test_incomplete_calls_are_marked(visit, scripted):
     page = visit(scripted)
     whole = {"id": "functions.get_weather:2", "type": "function", "function": {"name": "get_weather", "arguments": '{"ci'}}
     answer = scripted.answer().call(0, "get_weather", '{"city": "Paris"}').call(1, "get_weather", '{"city": 3', id="b")
@@ -111,7 +111,7 @@ def test_calls_that_are_not_whole_are_told_as_such(visit, scripted):
     assert page.text(".assistant .facts").startswith("Cut at max tokens")
 
 
-def test_relaxed_schemas_and_ignored_fields_are_told(visit, scripted):
+def test_relaxed_schemas_and_ignored_fields_are_shown(visit, scripted):
     page = visit(scripted)
     scripted.answer(headers={"x-rein-relaxed": "get_weather#/not", "x-rein-ignored-fields": "thinking,seed"}).send(content="x").finish(invalid_response="at /a: no")
     ask(page, "x")

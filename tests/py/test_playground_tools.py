@@ -1,4 +1,4 @@
-"""Tools and settings in the playground's panel, and what axe finds."""
+"""Tools and settings in the playground's panel, and accessibility checks with axe."""
 import json
 import pathlib
 
@@ -10,7 +10,7 @@ from test_playground_text import MARKDOWN
 pytestmark = NO_BROWSER
 
 
-def test_results_are_typed_one_by_one_and_the_last_one_continues(visit, scripted):
+def test_results_are_entered_one_by_one_and_the_last_one_continues(visit, scripted):
     page = visit(scripted)
     scripted.answer().call(0, "get_weather", '{"city": "Paris"}').call(1, "get_weather", '{"city": "Oslo"}').finish("tool_calls")
     ask(page, "weather")
@@ -54,7 +54,7 @@ def test_mock_results_can_be_sent_at_once(visit, scripted, width):
     assert [m["content"] for m in scripted.requests[-1]["messages"] if m["role"] == "tool"] == ['{"temperature": 3}'] * 2
 
 
-def test_mock_results_end_after_some_rounds(visit, scripted):
+def test_mock_results_stop_after_a_number_of_rounds(visit, scripted):
     page = visit(scripted)
     open_panel(page, "tools")
     page.fill("#mock-get_weather", "1")
@@ -79,7 +79,7 @@ WRONG_TOOLS = {
 }
 
 
-def test_wrong_tools_are_told_where_they_are_written(visit, scripted):
+def test_errors_in_tools_are_shown_beside_the_field(visit, scripted):
     page = visit(scripted)
     open_panel(page, "tools")
     for text, wrong in WRONG_TOOLS.items():
@@ -91,7 +91,7 @@ def test_wrong_tools_are_told_where_they_are_written(visit, scripted):
     assert not scripted.requests and page.js("document.querySelector('#question').value") == "hello"
 
 
-def test_the_request_has_what_the_settings_say(visit, scripted):
+def test_the_request_contains_the_settings(visit, scripted):
     page = visit(scripted)
     assert {"Max tokens", "Temperature", "Top p", "Seed", "Model", "System message", "API key"} <= set(page.texts("#settings label"))
     for field, value in {"#system": "Be brief.", "#maxTokens": "33", "#temperature": "0.5", "#topP": "0.9", "#seed": "7"}.items():

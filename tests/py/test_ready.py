@@ -1,4 +1,4 @@
-"""Whether workers and routers say that they are ready, asked as Kubernetes asks: over grpc.health.v1, and over HTTP."""
+"""Readiness of workers and routers, as Kubernetes checks it: over grpc.health.v1 and HTTP."""
 import http.client
 import json
 import re
@@ -41,12 +41,12 @@ def get(fleet, process, path):
     return response.status, response.read().decode()
 
 
-def test_ready_means_of_use(fleet):
+def test_a_worker_is_ready_if_it_is_in_use_or_a_spare(fleet):
     status = fleet.whole(1)
     [group] = status["groups"].values()
     leader, follower = (rank["worker"] for rank in group["ranks"])
     [spare] = set(status["workers"]) - {leader, follower}
-    # No router is there, and nobody waits for one; a spare is ready when it has had no seat for a while.
+    # Without registered routers a leader does not wait for one. A spare is ready after some time without a seat.
     for worker in (leader, follower, spare):
         until(worker, lambda: health(fleet, worker) == SERVING)
         assert health(fleet, worker, ENGINE) == SERVING
@@ -55,14 +55,14 @@ def test_ready_means_of_use(fleet):
     with pytest.raises(grpc.RpcError) as error:
         health(fleet, leader, "another")
     assert error.value.code() == grpc.StatusCode.NOT_FOUND
-    # A router that is registered, and follows nobody.
+    # A registered router that does not connect.
     nobody = {"http": "", "grpc": "", "in_flight": 0, "draining": False}
     fleet.etcdctl("put", "/rein/test/routers/nobody", json.dumps(nobody))
     until("not ready without a router", lambda: health(fleet, leader, ENGINE) == NOT_SERVING)
     ready, why = get(fleet, leader, "/ready")
     assert ready == 503 and json.loads(why)["why"] == "leader, but no router is connected yet"
     assert health(fleet, follower) == SERVING and health(fleet, spare) == SERVING
-    # One that follows: that is enough.
+    # One connected router is enough.
     fleet.ports["r0"] = tuple(free_ports(2))
     fleet.start("r0")
     until("ready with a router", lambda: health(fleet, leader) == SERVING)
@@ -72,7 +72,7 @@ def test_ready_means_of_use(fleet):
     assert f'rein_worker_routers{{worker="{leader}"}} 1' in metrics
     assert f'rein_worker_epoch{{worker="{leader}"}} {group["epoch"]}' in metrics
     assert get(fleet, follower, "/health")[0] == 200
-    # The spare takes the follower's seat: what it is changes, and it is ready again.
+    # The spare takes the follower's seat and becomes ready in its new role.
     fleet.kill(follower)
     until("the spare follows", lambda: 'standing="follows"} 1' in get(fleet, spare, "/metrics")[1])
     until("the leader is ready again", lambda: health(fleet, leader) == SERVING)
@@ -80,18 +80,18 @@ def test_ready_means_of_use(fleet):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
-def test_behind_mutual_tls_health_is_for_peers(tmp_path):
+def test_with_mutual_tls_only_peers_can_check_health(tmp_path):
     fleet = Fleet(tmp_path, workers=1, group_size=1, routers=1, more=certificates(tmp_path))
     try:
         address = fleet.whole(1)["workers"]["w0"]["address"]
         ca, key, chain = ((tmp_path / name).read_bytes() for name in ("ca.pem", "peer.key", "peer.pem"))
         request = health_pb2.HealthCheckRequest(service=ENGINE)
-        for mine, welcome in [((key, chain), True), ((None, None), False)]:
+        for mine, accepted in [((key, chain), True), ((None, None), False)]:
             credentials = grpc.ssl_channel_credentials(ca, *mine)
             name = [("grpc.ssl_target_name_override", "rein-peer")]
             with grpc.secure_channel(address, credentials, name) as channel:
                 check = health_pb2_grpc.HealthStub(channel).Check
-                if welcome:
+                if accepted:
                     until("ready", lambda: check(request, timeout=10).status == SERVING, timeout=5)
                 else:
                     with pytest.raises(grpc.RpcError):
@@ -100,7 +100,7 @@ def test_behind_mutual_tls_health_is_for_peers(tmp_path):
         fleet.close()
 
 
-def test_a_router_is_ready_once_it_can_serve_and_stays_so_without_a_model_that_is_retired(tmp_path):
+def test_a_router_is_ready_once_it_can_serve_and_stays_ready_if_one_of_its_models_is_removed(tmp_path):
     fleet = Fleet(tmp_path, workers=0, group_size=1, routers=1)
     try:
         until("it listens", lambda: fleet.get("r0", "/health") == 200)
@@ -109,7 +109,7 @@ def test_a_router_is_ready_once_it_can_serve_and_stays_so_without_a_model_that_i
         fleet.start("w0")
         fleet.whole(1)
         assert fleet.get("r0", "/ready") == 200
-        # A model that is retired does not take the others along: no balancer is to leave a router for that.
+        # Removing one model does not make the router unready, because it still serves the other.
         fleet.model = shutil.copytree(DEMO, tmp_path / "retired")
         fleet.start("w1")
         fleet.whole(2)

@@ -30,7 +30,7 @@ def post(fleet, body, headers=()):
         return json.load(response)
 
 
-def test_models_tell_the_revision_of_the_workers_checkpoint(tmp_path):
+def test_models_show_the_revision_of_the_workers_checkpoint(tmp_path):
     commit = "0123456789abcdef0123456789abcdef01234567"
     model = tmp_path / "hub/models--rein--demo/snapshots" / commit
     shutil.copytree(DEMO, model)
@@ -61,10 +61,10 @@ def test_the_requests_of_a_session_go_to_one_worker(tmp_path):
         counter = itertools.count()
 
         def served(how, session):
-            """The workers that took three requests, of which none begins like another."""
+            """The workers that served three requests without common prefixes."""
             before = {name: fleet.admitted(name) for name in alive}
             for _ in range(3):
-                # With a salt of its own a prompt is in nobody's cache.
+                # A unique salt keeps the prompt out of all caches.
                 body = {**request(1), "stream": False, "max_tokens": 2, "cache_salt": str(next(counter))}
                 if how == "x-rein-session":
                     post(fleet, body, {how: session})
@@ -79,16 +79,16 @@ def test_the_requests_of_a_session_go_to_one_worker(tmp_path):
 
         grpc = test_grpc.Client(f"{fleet.host('r0')}:{fleet.ports['r0'][1]}")
         alive = ["w0", "w1", "w2"]
-        # The hash has a random part, the groups' names: with 32 sessions a worker has none once in 140,000 runs.
+        # The hash includes the groups' names, which are random. With 32 sessions, a worker gets none in one of 140,000 runs.
         homes = {session: served("x-rein-session", session) for session in map(str, range(32))}
         assert all(len(home) == 1 for home in homes.values()) and len(set.union(*homes.values())) == 3, homes
-        # Whichever way a session is named, it is the same one.
+        # All ways to name a session are equivalent.
         assert all(served("prompt_cache_key", session) == homes[session] for session in "012")
         assert all(served("user", session) == homes[session] for session in "345")
         assert all(served("metadata", session) == homes[session] for session in "0123")
-        # Without one, requests are spread.
+        # Requests without a session are spread.
         assert len(set.union(*(served("seed", seed) for seed in range(4)))) > 1
-        # When a worker is gone, the sessions of others stay where they are.
+        # When a worker is lost, sessions on other workers stay there.
         [gone] = homes["0"]
         fleet.kill(gone)
         alive.remove(gone)
@@ -98,7 +98,7 @@ def test_the_requests_of_a_session_go_to_one_worker(tmp_path):
             assert len(now) == 1 and (now == home or home == {gone}), (session, home, now)
 
 
-def test_both_surfaces_of_a_router_give_one_answer(tmp_path):
+def test_http_and_grpc_give_the_same_answer(tmp_path):
     with cluster(tmp_path, 1, {}) as (fleet, _):
         grpc = test_grpc.Client(f"{fleet.host('r0')}:{fleet.ports['r0'][1]}")
         for text in ("hello", "What is the weather in Paris?"):
@@ -111,7 +111,7 @@ def test_both_surfaces_of_a_router_give_one_answer(tmp_path):
             assert [token for event in events for token in event.token_ids] == choice["token_ids"]
 
 
-BLOCK = 16  # tokens; what is cached, as workers start by default
+BLOCK = 16  # tokens per KV block, the workers' default
 TURNS = ("tell me about all the rooms there are in this house, from the first to the last", "And the last?", "And the first?")
 
 
@@ -132,14 +132,14 @@ def cached(fleet, salt):
     return had
 
 
-def test_the_next_turn_goes_where_the_conversation_is_cached(tmp_path):
+def test_the_next_turn_is_routed_to_the_worker_with_the_cached_conversation(tmp_path):
     with cluster(tmp_path, 3, {}) as (fleet, _):
         took = {name: fleet.metric("r0", "rein_engine_steps_total", engine=name) for name in fleet.status()["groups"]}
         aware = cached(fleet, "aware")
         assert all(hits >= tokens for tokens, hits in aware), aware
         now = {name: fleet.metric("r0", "rein_engine_steps_total", engine=name) for name in took}
         assert sum(now[name] > took[name] for name in took) > 1, "one has all"
-        # Eight are no multiple of three: where workers take turns, no conversation meets its worker again the next time.
+        # Eight is not a multiple of three: with round robin, no conversation returns to its worker in the next turn.
         fleet.terminate("r0")
         fleet.more["REIN_POLICY"] = "round-robin"
         fleet.start("r0")
@@ -148,7 +148,7 @@ def test_the_next_turn_goes_where_the_conversation_is_cached(tmp_path):
         assert sum(hits for _, hits in in_turn) < 0.3 * sum(hits for _, hits in aware), in_turn
 
 
-def test_the_clients_trace_goes_on_without_a_collector(tmp_path):
+def test_the_clients_trace_is_forwarded_without_a_collector(tmp_path):
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     with cluster(tmp_path, 1, {"REIN_LOG": "info,rein_worker=debug", "REIN_LOG_FORMAT": "json"}) as (fleet, _):
         host, port = targets(fleet)[0]
@@ -162,7 +162,7 @@ def test_the_clients_trace_goes_on_without_a_collector(tmp_path):
             assert line["span"]["trace_id"] == trace
 
 
-def test_a_router_that_drains_is_seen_to(tmp_path):
+def test_a_draining_router_is_visible(tmp_path):
     with cluster(tmp_path, 1, {}) as (fleet, _):
         long = [{**request(1), "max_tokens": 600}]
         load = Load(targets(fleet), long)

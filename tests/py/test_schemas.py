@@ -1,4 +1,4 @@
-"""Schemas, judged by Python: what a grammar takes of JSON text is what `re` and `jsonschema` find valid in the value that the text means."""
+"""Grammars of schemas accept the JSON texts whose values are valid according to Python's `re` and `jsonschema`."""
 import json
 import random
 import re
@@ -17,7 +17,7 @@ CLASSES = [
     r"^[\x00-\x1f]+$", r"^[^\x00-\x1f]+$", r"^\d+$", r"^\D+$", r"^\w+$", r"^\W+$", r"^[\w.-]+$", r"^[^\w.-]+$", r"^[!-/:-@\[-`{-~]+$", r"^[\]\[]+$",
     r"^[\s\S]+$", r"^\s+$", r"^\S+$", r"^[^\s]+$", r'"', r"\\", r"^[^\"]", r"[^\"]$", r"^(?:[^\"\\]|\\.)*$",
 ]
-ALIKE = [pattern for pattern in CLASSES if not re.search(r"\\[wWdDsS]", pattern)]  # beyond ASCII, these are not the same for Python
+ALIKE = [pattern for pattern in CLASSES if not re.search(r"\\[wWdDsS]", pattern)]  # beyond ASCII, Python defines these differently
 DIFFER = [chr(c) for c in range(0x1C, 0x20)]  # white space for Python, not for ECMA-262
 SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def accept(folder, cases):
-    """Whether each text is taken whole by its schema's grammar, and what of the schema is not in the grammar."""
+    """Whether the grammar of its schema accepts each whole text, and which keywords are relaxed."""
     asked = [{"text": text, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}} for schema, text in cases]
     text = "\n".join(json.dumps(item) for item in asked)
     command = [BIN, "accept", "--format", "hermes", "--tokenizer", str(folder)]
@@ -46,7 +46,7 @@ def spellings(c):
         yield SHORT[c]
 
 
-def test_classes_of_ascii_are_those_of_re_however_a_character_is_spelled(folder):
+def test_ascii_classes_match_re_for_every_escape_of_a_character(folder):
     cases, wanted = [], []
     for pattern in CLASSES:
         for c in map(chr, range(128)):
@@ -59,12 +59,12 @@ def test_classes_of_ascii_are_those_of_re_however_a_character_is_spelled(folder)
         if c in DIFFER and blank:
             assert not answer["complete"], (schema, text)
         elif c == "\n" and schema["pattern"].endswith("$") and not re.search(schema["pattern"][:-1] + r"\Z", c):
-            assert not answer["complete"], (schema, text)  # Python's $ also stands before a last line break
+            assert not answer["complete"], (schema, text)  # Python's $ also matches before a trailing newline
         else:
             assert answer["complete"] == found, (schema, text)
 
 
-def test_dates_are_days(folder):
+def test_dates_are_valid_days(folder):
     texts = [f"{year:04d}-{month:02d}-{day:02d}" for year in (0, 4, 100, 1900, 2000, 2023, 2024, 2100, 2400, 9999) for month in range(14) for day in (0, 1, 28, 29, 30, 31, 32)]
 
     def is_day(text):
@@ -93,7 +93,7 @@ def test_integers_beyond_floating_point(folder):
 
 
 def schema_of(rng, depth=0):
-    """A random schema of parts that meet each other in odd ways."""
+    """A random schema that combines keywords in unusual ways."""
     kind = rng.choice(["string", "integer", "number", "enum", "const", "any", "ref"] + ["object", "array", "combine", "object"] * (depth < 3))
     inner = lambda: schema_of(rng, depth + 1)
     maybe = lambda schema, p=0.5, **more: {**schema, **(more if rng.random() < p else {})}
@@ -164,7 +164,7 @@ def value_of(rng, depth=0):
 
 
 def text_of(rng, value):
-    """The value as JSON, spelled oddly."""
+    """The value as JSON, with unusual spaces and escapes."""
     if isinstance(value, str):
         return '"' + "".join(rng.choice(list(spellings(c))) if c < "\x80" else rng.choice([c, json.dumps(c)[1:-1]]) for c in value) + '"'
     if isinstance(value, bool) or value is None:
@@ -176,25 +176,25 @@ def text_of(rng, value):
         return "[" + ", ".join(text_of(rng, item) for item in value) + "]"
     members = [f"{json.dumps(key) if rng.random() < 0.7 else text_of(rng, key)}: {text_of(rng, item)}" for key, item in value.items()]
     if members and rng.random() < 0.15:
-        members.append(rng.choice(members))  # a key that comes twice
+        members.append(rng.choice(members))  # a duplicate key
     return "{" + ", ".join(members) + "}"
 
 
 def instances(rng, schema):
-    """Values that may satisfy a schema, found by trying."""
+    """Random values that may satisfy a schema."""
     validator = validator_for(schema, default=Draft202012Validator)(schema)
     values = [value_of(rng) for _ in range(60)]
     return validator, [v for v in values if validator.is_valid(v)][:8] + values[:8]
 
 
-def test_nothing_that_is_not_relaxed_is_taken_and_invalid(folder):
+def test_grammars_without_relaxations_accept_only_valid_texts(folder):
     rng = random.Random(5)
     cases, schemas = [], []
     while len(schemas) < 250:
         schema = schema_of(rng)
         schema = {**(schema if isinstance(schema, dict) else {}), "$defs": {"one": schema_of(rng, 3), "two": {"type": "array", "items": {"type": "boolean"}}, "name": {"pattern": "^[^/]+$"}}}
         if "#/$defs/" in json.dumps(schema["$defs"]):
-            continue  # definitions that need each other for ever
+            continue  # infinitely recursive definitions
         schemas.append(schema)
         validator, values = instances(rng, schema)
         for value in values:

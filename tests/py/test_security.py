@@ -1,4 +1,4 @@
-"""TLS and API keys as real clients meet them: the openai SDK, curl, grpcio."""
+"""TLS and API keys with real clients: the openai SDK, curl, grpcio."""
 import hashlib
 import os
 import shutil
@@ -27,7 +27,7 @@ def new_key(*limits):
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
-    """A served model with TLS and two keys, one of them with limits."""
+    """A server with TLS and two keys, one of them with limits."""
     folder = tmp_path_factory.mktemp("guarded")
     free, limited = new_key("--name", "free"), new_key("--name", "limited", "--requests-per-minute", "2")
     (folder / "keys.toml").write_text(free[1] + limited[1])
@@ -57,7 +57,7 @@ def test_the_hash_is_what_sha256sum_prints():
     assert subprocess.run([BIN, "key", "--name", "a b"], capture_output=True).returncode != 0
 
 
-def test_the_sdk_asks_over_tls_with_a_key(guarded):
+def test_the_sdk_works_over_tls_with_a_key(guarded):
     assert guarded.http.startswith("https://")
     answer = client(guarded, guarded.free).chat.completions.create(**ASK)
     assert answer.usage.completion_tokens == 4
@@ -68,7 +68,7 @@ def test_the_sdk_asks_over_tls_with_a_key(guarded):
     assert caught.value.body["code"] == "invalid_api_key" and "sk-wrong" not in str(caught.value.body)
 
 
-def test_a_rate_is_told_and_kept(guarded):
+def test_a_rate_limit_is_shown_in_headers_and_enforced(guarded):
     sdk = client(guarded, guarded.limited)
     raw = sdk.chat.completions.with_raw_response.create(**ASK)
     assert (raw.headers["x-ratelimit-limit-requests"], raw.headers["x-ratelimit-remaining-requests"]) == ("2", "1")
@@ -79,7 +79,7 @@ def test_a_rate_is_told_and_kept(guarded):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-def test_curl_trusts_the_authority_it_is_given_and_no_other(guarded):
+def test_curl_trusts_only_the_given_authority(guarded):
     assert curl(guarded, "/health", "--cacert", CA).stdout.endswith("\n200")
     assert curl(guarded, "/v1/models", "--cacert", CA).stdout.endswith("\n401")
     assert curl(guarded, "/v1/models", "--cacert", CA, "-H", f"x-api-key: {guarded.free}").stdout.endswith("\n200")
@@ -99,7 +99,7 @@ def test_grpc_over_tls_with_a_key(guarded):
     assert b"demo" in models(b"", timeout=30, metadata=[("authorization", f"Bearer {guarded.free}")])
 
 
-def test_no_secret_is_in_the_metrics(guarded):
+def test_metrics_contain_no_secret(guarded):
     context = ssl.create_default_context(cafile=CA)
     metrics = urllib.request.urlopen(guarded.http + "/metrics", context=context).read().decode()
     assert 'rein_key_requests_total{key="free"}' in metrics
@@ -108,7 +108,7 @@ def test_no_secret_is_in_the_metrics(guarded):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl")
-def test_a_new_certificate_is_shown_without_a_restart(guarded, tmp_path):
+def test_a_new_certificate_is_used_without_a_restart(guarded, tmp_path):
     def shown():
         host, port = guarded.http.removeprefix("https://").split(":")
         return ssl.get_server_certificate((host, int(port)), timeout=10)
@@ -125,7 +125,7 @@ def test_a_new_certificate_is_shown_without_a_restart(guarded, tmp_path):
 
 
 @certificates.needs_openssl
-def test_an_expired_certificate_is_refused_at_the_start(tmp_path):
+def test_an_expired_certificate_is_rejected_at_startup(tmp_path):
     certificates.authority(tmp_path)
     certificates.signed_until(tmp_path, "server", time.time() - 3600)
     command = [BIN, "serve", "--model", str(REPOSITORY / "models/demo"), "--engine", "sim", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
@@ -136,7 +136,7 @@ def test_an_expired_certificate_is_refused_at_the_start(tmp_path):
 
 
 @certificates.needs_openssl
-def test_a_certificate_that_expires_while_it_is_served_is_told(tmp_path):
+def test_a_certificate_that_expires_while_serving_is_logged(tmp_path):
     certificates.authority(tmp_path)
     certificates.signed_until(tmp_path, "server", time.time() + 12)
     server = Server("--engine", "sim", "--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key"))
@@ -149,7 +149,7 @@ def test_a_certificate_that_expires_while_it_is_served_is_told(tmp_path):
         while left() >= 0:
             assert time.monotonic() < until, "it does not expire"
             time.sleep(0.5)
-        # It goes on serving those who do not check.
+        # Clients that do not verify it are still served.
         assert left() < 0
     finally:
         server.stop()
@@ -162,7 +162,7 @@ def test_a_certificate_that_expires_while_it_is_served_is_told(tmp_path):
     (["--api-keys", "missing.toml"], "--api-keys: cannot read missing.toml"),
     (["--api-keys", CA], "--api-keys: "),
 ])
-def test_what_is_wrong_is_named_at_the_start(arguments, said):
+def test_startup_errors_name_the_option(arguments, said):
     command = [BIN, "serve", "--model", str(REPOSITORY / "models/demo"), "--engine", "sim", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]
     ended = subprocess.run(command + arguments, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0 and said in ended.stderr, ended.stderr

@@ -1,4 +1,4 @@
-"""Compares `rein render --tokenizer` with tiktoken (Kimi's golden ids) and with `tokenizers` on tokenizers built on the spot.
+"""Compares `rein render --tokenizer` with tiktoken (Kimi's golden ids) and with `tokenizers` on small tokenizers that it trains.
 
 usage: tokenizer_battery.py [NAME...]      REIN_BIN: the binary; REIN_SHARED: a folder with data/kimi-k2-tokenizer and data/kimi-k2-golden
 Lines in: {"text"} gives {"token_ids"}, {"token_ids"} gives {"text"}.
@@ -50,7 +50,7 @@ def rein(directory, lines):
 
 
 def compare(name, directory, texts, ids, lists, decoded):
-    """texts must give ids; lists (of ids) must give decoded."""
+    """Checks that encoding the texts gives the ids, and decoding the lists of ids gives the decoded texts."""
     wrong = []
     for text, expected, answer in zip(texts, ids, rein(directory, [{"text": text} for text in texts])):
         if answer.get("token_ids") != expected:
@@ -64,7 +64,7 @@ def compare(name, directory, texts, ids, lists, decoded):
 
 
 def kimi():
-    """The real vocabulary, where it is at hand: ids that tiktoken gave, and back again to the text."""
+    """Kimi's vocabulary, if it is available: compares with the ids of tiktoken, and decodes them."""
     golden = SHARED / "data/kimi-k2-golden/token_ids.json"
     if not golden.exists():
         print("kimi                 skipped: no golden ids")
@@ -80,7 +80,7 @@ def built(name):
         reference = Tiktoken(path) if name == "tiktoken" else HuggingFace(name, path)
         texts = list(random_strings(name))
         ids = [reference.encode(text) for text in texts]
-        # what texts became, and lists that are no text at all: broken UTF-8 shows as U+FFFD
+        # ids of the texts, and lists that are not valid UTF-8, which decode to U+FFFD
         dice = random.Random(name)
         lists = ids[:ID_LISTS] + [[dice.randrange(reference.size) for _ in range(dice.randint(1, 8))] for _ in range(ID_LISTS)]
         return compare(name, path, texts, ids, lists, [reference.decode(row) for row in lists])

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that models publish, trained on the spot, and their reference implementations."""
+"""Trains small tokenizers of the kinds that models use, with their reference implementations."""
 import base64
 import json
 
@@ -52,14 +52,14 @@ def add(tokenizer, **flags):
 
 def llama3():
     tokenizer = add(byte_level([LLAMA3], ignore_merges=True))
-    # The template adds its own begin token; after templating this one must stay off.
+    # The template adds its own begin token, so the tokenizer must not add one to a rendered prompt.
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))])
     return tokenizer
 
 
 def sentencepiece(prepend_scheme):
-    """What a SentencePiece BPE model becomes: blanks as ▁, unknown characters as bytes."""
+    """A converted SentencePiece BPE model: spaces as ▁, unknown characters as bytes."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     if prepend_scheme == "llama2":
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -68,14 +68,14 @@ def sentencepiece(prepend_scheme):
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     train(tokenizer, special_tokens=pieces, limit_alphabet=120)
-    # The bytes are ordinary pieces, not added tokens that text could spell.
+    # The bytes are ordinary pieces, not added tokens that could be matched in text.
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 3]
     return add(Tokenizer.from_str(json.dumps(state)))
 
 
 def stripping():
-    """Added tokens that swallow the blanks around them, match whole words only, or see normalised text."""
+    """Added tokens that strip spaces around them, match only whole words, or match normalised text."""
     tokenizer = byte_level([QWEN], normalizer=normalizers.Lowercase())
     tokenizer.add_tokens([AddedToken("<|im_start|>", lstrip=True, special=True, normalized=False),
                           AddedToken("<|im_end|>", rstrip=True, special=True, normalized=False),
@@ -112,7 +112,7 @@ class HuggingFace:
 
 
 class Tiktoken:
-    """Kimi's layout in small: tiktoken.model, and 256 special tokens after it, of which tokenizer_config.json names some."""
+    """A small tokenizer in Kimi's layout: tiktoken.model, followed by 256 special tokens, some named in tokenizer_config.json."""
 
     def __init__(self, directory):
         trained = byte_level([])
@@ -142,7 +142,7 @@ class Tiktoken:
 
 
 def byte_symbols():
-    """GPT-2's printable stand-in for each byte."""
+    """GPT-2's printable character for each byte."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = iter(range(256, 512))
     return [chr(byte if byte in printable else next(hidden)) for byte in range(256)]

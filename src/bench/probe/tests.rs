@@ -20,11 +20,11 @@ fn a_token_reads_dense_weights_and_its_share_of_the_experts() {
         ("model.layers.1.eh_proj.weight", "BF16", &[16, 8], 256),
         ("vision_tower.blocks.0.weight", "BF16", &[16, 8], 256),
     ]);
-    let sum = add_up(&config, &list, None);
+    let sum = sum_weights(&config, &list, None);
     assert_eq!(sum.active_bytes, 1600.0 + 128.0 + 256.0 + 256.0);
     assert_eq!(sum.total_parameters, 800.0 * 2.0 + 32.0 + 3.0 * 128.0);
     assert_eq!(sum.active_parameters, 800.0 + 32.0 + 128.0 + 128.0);
-    assert_eq!(add_up(&config, &list, Some(1.0)).active_bytes, sum.active_parameters);
+    assert_eq!(sum_weights(&config, &list, Some(1.0)).active_bytes, sum.active_parameters);
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn tied_embeddings_are_read_as_the_head_and_packed_weights_count_as_eight() {
         ("model.layers.0.mlp.up_proj.weight_scale", "BF16", &[4, 1], 8),
         ("model.layers.0.mlp.up_proj.weight_shape", "I64", &[2], 16),
     ]);
-    let sum = add_up(&serde_json::json!({}), &list, None);
+    let sum = sum_weights(&serde_json::json!({}), &list, None);
     assert_eq!((sum.total_parameters, sum.active_bytes), (40.0 + 32.0, 160.0 + 16.0 + 8.0 + 16.0));
 }
 

@@ -31,15 +31,15 @@ fn a_chain_is_valid_while_all_its_certificates_are() {
 #[test]
 fn warning_intervals_halve_and_restart_with_a_new_certificate() {
     let mut warning = Warning::new(Certificate::new("peer", "--peer-cert", || Some(Validity { from: 0, until: 1000 })));
-    let mut told = Vec::new();
+    let mut warned_at = Vec::new();
     for now in 0..1100 {
         let before = warning.of.map(|(_, due)| due);
         warning.look(now);
         if before.is_some() && before != warning.of.map(|(_, due)| due) {
-            told.push(1000 - now);
+            warned_at.push(1000 - now);
         }
     }
-    assert_eq!(told, [199, 98, 48, 23, 10, 4, 1, -1]);
+    assert_eq!(warned_at, [199, 98, 48, 23, 10, 4, 1, -1]);
     warning.certificate = Certificate::new("peer", "--peer-cert", || Some(Validity { from: 1000, until: 3000 }));
     warning.look(1100);
     assert_eq!(warning.of, Some((Validity { from: 1000, until: 3000 }, 400)));
