@@ -122,7 +122,7 @@ impl BlockPool {
         self.blocks.len()
     }
 
-    /// BlockPool that `allocate` can still return.
+    /// Number of blocks that `allocate` can still return.
     pub fn available(&self) -> usize {
         self.free.len() + self.cached.len()
     }

@@ -139,7 +139,7 @@ fn all_wake(kind: Group, op: Op, why: &str, end: impl FnOnce(Rank) -> Option<Ran
         std::thread::spawn(move || done.send(op(&*rank)));
     }
     // Long enough to be parked.
-    assert!(results.recv_timeout(BLOCKED).is_err(), "one went on without the last");
+    assert!(results.recv_timeout(BLOCKED).is_err(), "a rank returned without the last one");
     let began = Instant::now();
     let _last = end(last);
     for woken in 0..3 {

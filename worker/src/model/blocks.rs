@@ -13,7 +13,7 @@ const MAX_EXPERTS: usize = 1 << 14;
 const MAX_HEADS: usize = 1 << 16;
 pub const MAX_HEAD_DIM: usize = 1 << 16;
 
-/// ConfigDefaults of transformers' config class for missing keys.
+/// Default values of transformers' config class for missing keys.
 pub struct ConfigDefaults {
     /// None: the number of attention heads.
     pub kv_heads: Option<usize>,

@@ -286,7 +286,7 @@ async fn a_hung_step_without_other_processes_ends_the_group_its_streams_and_the_
     // Its thread cannot be joined.
     let (ended, known) = worker.end().await;
     assert!(matches!(&ended, Err(NodeError::Stuck(why)) if why.contains("a step is running")), "{ended:?}");
-    assert!(!known, "others take its place at once");
+    assert!(!known, "its record was not deleted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -351,7 +351,7 @@ async fn a_rank_that_cannot_be_joined_ends_the_process() {
     let (worker, _link) = stuck(DEADLINE, &gate.0).await;
     let (ended, known) = worker.end().await;
     assert!(matches!(&ended, Err(NodeError::Stuck(why)) if why.contains("replaced by epoch 6")), "{ended:?}");
-    assert!(!known, "others take its place at once");
+    assert!(!known, "its record was not deleted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

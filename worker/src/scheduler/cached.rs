@@ -40,7 +40,7 @@ impl CacheMirror {
         use crate::blocks::Parent;
 
         if !scheduler.listening() {
-            assert!(scheduler.take_block_changes().is_empty(), "recorded for nobody");
+            assert!(scheduler.take_block_changes().is_empty(), "changes were recorded without a listener");
             scheduler.listen().into_iter().for_each(|hash| *self.held.entry(hash).or_default() += 1);
         }
         for BlockChange { hash, stored } in scheduler.take_block_changes() {
@@ -51,7 +51,7 @@ impl CacheMirror {
         let mut hashes: Vec<u64> = scheduler.blocks.hashes().collect();
         hashes.sort_unstable();
         let held = self.held.iter().flat_map(|(&hash, &count)| std::iter::repeat_n(hash, count));
-        assert!(held.eq(hashes), "told of other blocks than are cached");
+        assert!(held.eq(hashes), "the recorded changes differ from the cache");
         for (id, seq) in &scheduler.seqs {
             let chain = block_hash::chain(&seq.salt, &seq.tokens, scheduler.blocks.block_size());
             for (index, (&block, want)) in seq.table[..seq.registered].iter().zip(chain).enumerate() {

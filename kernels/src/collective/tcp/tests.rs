@@ -58,7 +58,7 @@ fn pair(listeners: &[RankListener; 2], epoch: u64, addresses: &[String]) -> [Res
 }
 
 #[test]
-fn a_silent_rank_counts_as_failed_and_is_named() {
+fn a_rank_without_heartbeats_is_named_as_failed() {
     let listeners = [listen(), listen()];
     let (through, cut) = relay(listeners[0].address().to_string());
     let addresses = [through, listeners[1].address().to_string()];
@@ -107,10 +107,9 @@ fn all_ranks_blame_the_one_that_failed_first() {
     }
 }
 
-/// The rank that is blamed when a wait is given up: the one that does not send, the one that does not receive, or this
-/// one.
+/// The blamed rank is the one that does not send, the one that does not receive, or this one while it computes.
 #[test]
-fn the_rank_that_is_waited_for_is_blamed() {
+fn an_expired_wait_blames_the_awaited_rank() {
     let listeners = [listen(), listen()];
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     type Op = fn(&Tcp) -> crate::Result<()>;
@@ -137,10 +136,10 @@ fn the_rank_that_is_waited_for_is_blamed() {
             looks = if waits { looks + 1 } else { 0 };
         }
         ends[0].give_up("test over");
-        let (ended, _) = result.recv_timeout(PATIENCE).expect("it is told");
+        let (ended, _) = result.recv_timeout(PATIENCE).expect("the rank returns");
         assert!(ended.is_none_or(|ended| ended.is_err()));
         for group_end in ends {
-            let abort = group_end.wait(PATIENCE).expect("all are told");
+            let abort = group_end.wait(PATIENCE).expect("all ranks learn the reason");
             assert_eq!((abort.suspect, abort.reason.as_str()), (Some(suspect), "test over"));
         }
     }
@@ -244,7 +243,7 @@ fn ranks_of_two_protocols_fail_to_link_at_once() {
     }
 }
 
-/// However steadily its bytes arrive.
+/// The time limit applies however steadily the bytes arrive.
 #[test]
 fn a_hello_that_takes_too_long_is_closed() {
     let listener = listen();
@@ -263,13 +262,13 @@ fn a_hello_that_takes_too_long_is_closed() {
             }
             Ok(_) => panic!("an answer to half a hello"),
         }
-        assert!(began.elapsed() < PATIENCE, "it is listened to for ever");
+        assert!(began.elapsed() < PATIENCE, "the connection was not closed");
     }
-    panic!("all of a hello of 30 bytes was heard, four a second");
+    panic!("a hello of 30 bytes at four bytes per second was read completely");
 }
 
 #[test]
-fn a_probe_tells_whether_a_worker_is_at_an_address_and_why_not() {
+fn a_probe_reports_whether_a_worker_is_at_an_address_and_why_not() {
     const TIME: Duration = Duration::from_millis(500);
     let [here, there] = [listen(), listen()];
     there.register("w1");

@@ -157,7 +157,7 @@ fn mistral_windows_are_absent_null_or_stated() {
         Attention::Gqa(gqa) => gqa.window,
         Attention::Mla(_) => panic!("grouped-query attention"),
     };
-    assert_eq!(window(text), Some(4096), "what transformers takes where nothing is said");
+    assert_eq!(window(text), Some(4096), "the default of transformers");
     assert_eq!(window(&text.replacen('{', "{\"sliding_window\": null,", 1)), None);
     assert_eq!(window(&text.replacen('{', "{\"sliding_window\": 17,", 1)), Some(17));
 }

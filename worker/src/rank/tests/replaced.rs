@@ -150,5 +150,5 @@ fn experts_of_a_changed_file_are_not_loaded() {
     std::mem::swap(&mut a.experts, &mut b.experts);
     let error = layouts.load(&Arc::new(swapped), &AtomicBool::new(false)).expect_err("other bytes");
     assert!(error.is_final(), "{error}");
-    assert_eq!(group.execute(&step).expect("goes on as before").rows, want);
+    assert_eq!(group.execute(&step).expect("the group continues").rows, want);
 }

@@ -435,9 +435,12 @@ impl World {
         self.scheduler.check().unwrap_or_else(|error| panic!("after schedule: {error}"));
         let rows: Vec<u64> = step.iter().flat_map(|step| &step.rows).map(|row| row.seq).collect();
         if drawing.is_empty() {
-            assert!(able.first().is_none_or(|oldest| rows.contains(oldest)), "the oldest that can run does not");
+            assert!(
+                able.first().is_none_or(|oldest| rows.contains(oldest)),
+                "the oldest sequence that can run is not in the step"
+            );
         } else {
-            assert_eq!(rows, drawing, "what is held back draws first, by itself");
+            assert_eq!(rows, drawing, "draws from stashes must have their own step");
         }
         let Some(step) = step else { return false };
         let budget: usize = step.rows.iter().map(|row| row.tokens.len()).sum();
@@ -479,9 +482,9 @@ impl World {
             idle = if ran { 0 } else { idle + 1 };
             if !ran {
                 let wake_at = self.scheduler.wake_at();
-                self.now = wake_at.unwrap_or_else(|| panic!("nothing runs, nothing will: {:?}", self.scheduler));
+                self.now = wake_at.unwrap_or_else(|| panic!("no sequence can run: {:?}", self.scheduler));
             }
-            assert!(idle < 10, "waits in vain: {:?}", self.scheduler);
+            assert!(idle < 10, "no progress: {:?}", self.scheduler);
         }
         for id in self.oracles.keys().copied().collect::<Vec<_>>() {
             self.apply(SchedulerEvent::Cancel { seq: id });
@@ -535,7 +538,7 @@ fn every_sequence_gets_the_tokens_it_would_get_alone() {
     }
     println!("{total:?}");
     let reached = [total.preemptions, total.cached_tokens, total.rewound_tokens, total.held_steps];
-    assert!(reached.iter().all(|&count| count > 1000), "the seeds do not reach everything: {total:?}");
+    assert!(reached.iter().all(|&count| count > 1000), "the seeds do not reach every case: {total:?}");
 }
 
 #[test]
