@@ -101,7 +101,7 @@ fn keep_alive(store: Arc<dyn Store>, key: String) -> JoinSet<()> {
     reading
 }
 
-/// The release of this process, which started when this was called first.
+/// The release of this process. Its start time is the time of the first call.
 fn release() -> Release {
     static STARTED: OnceLock<u64> = OnceLock::new();
     let started = *STARTED.get_or_init(seconds_since_1970);

@@ -14,9 +14,9 @@ use crate::tls::Peers;
 
 /// Time limit for connecting to a worker.
 const CONNECT: Duration = Duration::from_secs(1);
-/// Interval of keepalive pings ...
+/// Interval of keepalive pings.
 const ALIVE: Duration = Duration::from_millis(400);
-/// ... and the time after which a connection without an answer is broken.
+/// Time without an answer to a ping after which a connection counts as broken.
 const SILENT: Duration = Duration::from_millis(800);
 /// One such thread per this many cores. It only encodes and decodes HTTP/2 frames.
 const CORES: usize = 8;

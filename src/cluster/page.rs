@@ -1,5 +1,5 @@
-//! The HTTP page of a process without clients: /metrics, /health and /ready, plain and without keys. It does not know
-//! what is measured.
+//! The admin HTTP server of workers and controllers: /metrics, /health and /ready, without TLS and API keys. It does
+//! not know what is measured.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::args::address::ListenAddr;
 use crate::listen::{CLOSE_TIME, Stall, bind, serve_http, turned};
 use crate::terminal;
 
-/// The page's contents, computed at each request.
+/// The contents, computed at each request.
 pub struct StatusPage {
     pub metrics: Registry,
     /// Whether the process is ready, and why.
     pub ready: Box<dyn Fn() -> Result<&'static str, &'static str> + Send + Sync>,
 }
 
-/// The socket, bound before the process reports that it is ready, so that a taken port is reported at once.
+/// Binds the socket before the process reports that it is ready, so that a port in use is reported at once.
 pub struct MetricsSocket(Option<TcpListener>);
 
 impl MetricsSocket {
