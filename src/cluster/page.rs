@@ -27,7 +27,7 @@ pub struct StatusPage {
     pub ready: Box<dyn Fn() -> Result<&'static str, &'static str> + Send + Sync>,
 }
 
-/// Binds the socket before the process reports that it is ready, so that a port in use is reported at once.
+/// The socket. It is bound before the process reports that it is ready, so that a port in use is reported at once.
 pub struct MetricsSocket(Option<TcpListener>);
 
 impl MetricsSocket {
