@@ -4,7 +4,7 @@
     benches/hostile.py [--rein target/release/rein] [--model models/demo] [CASE ...]
 
 Starts a server on the sim engine for each case and prints one row of a Markdown table for it. Needs nothing but Python and
-Linux (/proc tells the memory). docs/benchmarks/hostile.md says what the cases are.
+Linux (/proc tells the memory). docs/benchmarks/hostile.md describes the cases.
 """
 import argparse
 import http.client
@@ -197,7 +197,7 @@ def upload(server, path, body, context=None, **headers):
         connection.close()
 
 
-def told(answers):
+def summary(answers):
     counts = {}
     for answer in answers:
         name = type(answer).__name__ if isinstance(answer, OSError) else str(answer)
@@ -212,7 +212,7 @@ def bodies(name, make, count=8, size=30 * MIB, path=CHAT):
             sent = [make(size)] * count
             answers, seconds, p99, memory = load(server, path, sent)
             total = sum(map(len, sent))
-            return f"{told(answers)} in {seconds:.2f} s; /health p99 {p99 * 1e3:.0f} ms; {memory / MIB:.0f} MiB, {memory / total:.1f} x the bytes"
+            return f"{summary(answers)} in {seconds:.2f} s; /health p99 {p99 * 1e3:.0f} ms; {memory / MIB:.0f} MiB, {memory / total:.1f} x the bytes"
         finally:
             server.stop()
     return name, run
@@ -241,7 +241,7 @@ def burst_case(start):
     server = start("--max-in-flight", "4000", "--max-queue", "1000", "--max-sequences", "1500", "--sim-step-us", "500000")
     try:
         answers = at_once(2000, lambda _: server.post(CHAT, SMALL)[0])
-        return f"{told(answers)}; 1,500 slots and 1,000 places in the queue"
+        return f"{summary(answers)}; 1,500 slots and a queue of 1,000"
     finally:
         server.stop()
 
@@ -255,7 +255,7 @@ def wrong_key_case(start):
         try:
             context = ssl.create_default_context(cafile=str(tls / "ca.pem"))
             lines = [upload(server, CHAT, b"x" * (31 * MIB), context, authorization="Bearer sk-wrong") for _ in range(5)]
-            return told(lines)
+            return summary(lines)
         finally:
             server.stop()
 

@@ -18,7 +18,7 @@ mod fleet;
 const SEEDS: std::ops::Range<u64> = 1..4;
 
 fn main() {
-    // Cargo adds an option of its own.
+    // Cargo adds its own option.
     let wanted = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     let wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
     println!("{} groups; each line the mean of {} seeds (max/mean: the worst)", fleet::GROUPS, SEEDS.count());
@@ -77,7 +77,7 @@ fn choices() {
     }
     let (entries, bytes) = routing.index().size();
     println!(
-        "{ENGINES} engines told of {CACHED} blocks each in {:.0?}: {entries} contents, {} MiB",
+        "{ENGINES} engines with {CACHED} published blocks each in {:.0?}: {entries} contents, {} MiB",
         begun.elapsed(),
         bytes >> 20
     );

@@ -63,25 +63,25 @@ def type_of(document, schema):
 
 def limits_of(document, schema):
     schema = resolved(document, schema)
-    said = []
+    phrases = []
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
-        said.append(f"{low} to {high}")
+        phrases.append(f"{low} to {high}")
     elif low is not None:
-        said.append(f"at least {low}")
+        phrases.append(f"at least {low}")
     if "exclusiveMinimum" in schema:
-        said.append(f"above {schema['exclusiveMinimum']}" + (f", at most {high}" if high is not None else ""))
+        phrases.append(f"above {schema['exclusiveMinimum']}" + (f", at most {high}" if high is not None else ""))
     for key, words in [("minItems", "at least {} items"), ("maxItems", "at most {} items"), ("maxProperties", "at most {} entries"),
                        ("maxLength", "at most {} bytes")]:
         if key in schema and not (key == "minItems" and schema[key] == 1):
-            said.append(words.format(schema[key]))
+            phrases.append(words.format(schema[key]))
     if schema.get("minLength") == 1 or schema.get("minItems") == 1:
-        said.append("not empty")
+        phrases.append("not empty")
     for inner in schema.get("anyOf", []) + ([schema["items"]] if "items" in schema else []):
         text = "" if "$ref" in inner else limits_of(document, inner)
         if text:
-            said.append(f"each {text}" if schema.get("items") is inner else text)
-    return "; ".join(dict.fromkeys(said))
+            phrases.append(f"each {text}" if schema.get("items") is inner else text)
+    return "; ".join(dict.fromkeys(phrases))
 
 
 def members(document, schema):

@@ -33,7 +33,7 @@ const WINDOW_US: u64 = 10_000_000;
 /// This fraction of the turns is a warm-up and is not counted.
 const WARM_UP: usize = 4;
 
-/// A load: who asks what.
+/// A multi-turn load.
 #[derive(Debug, Clone)]
 pub struct Load {
     pub name: &'static str,
@@ -44,8 +44,8 @@ pub struct Load {
     /// Mean time between an answer and the next turn of its session.
     pub think_ms: f64,
     /// Probability that a session continues.
-    pub goes_on: f64,
-    /// Number of system prompts, of which a session takes one by Zipf with exponent 1, and the tokens of each.
+    pub continue_probability: f64,
+    /// Number of system prompts. Sessions choose one with a Zipf distribution of exponent 1.
     pub systems: usize,
     pub system_tokens: (u32, u32),
     pub message_tokens: (u32, u32),
@@ -64,7 +64,7 @@ pub const CHAT: Load = Load {
     turns: 3_000,
     arrival_ms: 700.0,
     think_ms: 8_000.0,
-    goes_on: 0.87,
+    continue_probability: 0.87,
     systems: 20,
     system_tokens: (50, 400),
     message_tokens: (20, 200),
@@ -80,7 +80,7 @@ pub const AGENT: Load = Load {
     turns: 3_000,
     arrival_ms: 1_100.0,
     think_ms: 1_500.0,
-    goes_on: 0.9,
+    continue_probability: 0.9,
     systems: 12,
     system_tokens: (800, 2_000),
     message_tokens: (50, 400),
@@ -93,7 +93,7 @@ pub const AGENT: Load = Load {
 pub const SINGLE: Load = Load {
     name: "single",
     arrival_ms: 110.0,
-    goes_on: 0.0,
+    continue_probability: 0.0,
     systems: 40,
     system_tokens: (200, 1_000),
     blocks: 1_500,
@@ -147,9 +147,9 @@ struct Group {
     running: Option<(Step, u64)>,
     starts: Vec<(u64, Start)>,
     open: usize,
-    /// What is cached, and what may have changed since the last message.
+    /// Copies of each cached block, blocks that routers know, and blocks that may have changed since the last message.
     held: HashMap<u64, u32>,
-    told: HashSet<u64>,
+    published: HashSet<u64>,
     touched: HashSet<u64>,
 }
 
@@ -207,7 +207,7 @@ pub fn run(policy: RoutePolicy, load: &Load, seed: u64) -> Outcome {
             Happens::NextTurn(session) => fleet.message(session),
             Happens::StepDone(group) => fleet.step_done(group),
             Happens::Events => {
-                (0..GROUPS).for_each(|group| fleet.tell(group));
+                (0..GROUPS).for_each(|group| fleet.publish(group));
                 if fleet.begun < load.turns || !fleet.turns.is_empty() {
                     fleet.note(EVENTS_US, Happens::Events);
                 }
@@ -239,7 +239,7 @@ impl<'a> Fleet<'a> {
                 starts: Vec::new(),
                 open: 0,
                 held: HashMap::new(),
-                told: HashSet::new(),
+                published: HashSet::new(),
                 touched: HashSet::new(),
             }
         };
@@ -404,7 +404,7 @@ impl<'a> Fleet<'a> {
             self.groups[turn.group].open -= 1;
             self.routers[turn.router].open[turn.group] -= 1;
             self.sessions[turn.session].tokens.extend(turn.answer);
-            if self.rng.random_bool(self.load.goes_on) {
+            if self.rng.random_bool(self.load.continue_probability) {
                 let pause = self.pause(self.load.think_ms);
                 self.note(pause, Happens::NextTurn(turn.session));
             }
@@ -412,7 +412,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Sends a group's changes to all routers.
-    fn tell(&mut self, at: usize) {
+    fn publish(&mut self, at: usize) {
         let group = &mut self.groups[at];
         let (mut stored, mut removed) = (Vec::new(), Vec::new());
         for hash in group.touched.drain() {
@@ -420,9 +420,9 @@ impl<'a> Fleet<'a> {
             if !held {
                 group.held.remove(&hash);
             }
-            if held && group.told.insert(hash) {
+            if held && group.published.insert(hash) {
                 stored.push(hash);
-            } else if !held && group.told.remove(&hash) {
+            } else if !held && group.published.remove(&hash) {
                 removed.push(hash);
             }
         }

@@ -29,18 +29,18 @@ const PUBLISH_INTERVAL: Duration = Duration::from_secs(2);
 /// Returns if another router holds this one's id from the start. Later a conflict is only logged, so that open requests
 /// are not lost.
 async fn id_conflict(id: String, mut held: watch::Receiver<SessionState>) -> String {
-    let (mut begun, mut told) = (false, false);
+    let (mut registered, mut logged) = (false, false);
     loop {
         let now = held.borrow_and_update().clone();
-        begun = begun || now.applied > 0;
+        registered = registered || now.applied > 0;
         if let Some(value) = now.name_taken_by(LEASE) {
             let address =
                 decode::<RouterRecord>(value).map_or_else(|_| "an unknown address".into(), |record| record.http);
             let why = format!("--id: router id {id} is in use at {address}; choose a unique id");
-            if !begun {
+            if !registered {
                 return why;
             }
-            if !std::mem::replace(&mut told, true) {
+            if !std::mem::replace(&mut logged, true) {
                 tracing::error!("{why}");
             }
         }
@@ -89,7 +89,7 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
         };
         let session = Arc::new(Session::named(store, &id, LEASE, keys.router(&id)));
         let conflict = id_conflict(id.clone(), session.held());
-        let tell = {
+        let publish = {
             let (router, session, key) = (router.clone(), session.clone(), keys.router(&id));
             move |draining| {
                 let in_flight = router.in_flight();
@@ -98,19 +98,19 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
                 session.put(key.clone(), encode(&record));
             }
         };
-        let telling = {
-            let tell = tell.clone();
+        let publishing = {
+            let publish = publish.clone();
             tokio::spawn(async move {
                 let mut ticks = interval(PUBLISH_INTERVAL);
                 loop {
                     ticks.tick().await;
-                    tell(false);
+                    publish(false);
                 }
             })
         };
         let leaving = async {
-            telling.abort();
-            tell(true);
+            publishing.abort();
+            publish(true);
             router.drain().await;
         };
         let drain = Duration::from_secs(args.api.network.drain_seconds);
@@ -120,9 +120,9 @@ pub fn run(args: RouterArgs) -> Result<(), Box<dyn Error>> {
             why = conflict => Err(why.into()),
         };
         following.abort();
-        telling.abort();
-        drop(tell);
-        // No other handle is left, except in a task that has not ended yet; then the keys expire.
+        publishing.abort();
+        drop(publish);
+        // An aborted task may still hold the session. Then its keys are not deleted but expire.
         if let Ok(session) = Arc::try_unwrap(session) {
             let _ = tokio::time::timeout(CLOSE_TIME, session.leave()).await;
         }

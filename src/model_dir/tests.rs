@@ -11,11 +11,11 @@ fn hub_ids_are_distinguished_from_paths() {
 
 #[test]
 fn the_error_says_what_is_wrong_with_the_directory() {
-    let said = |dir: &str| check(Path::new(dir)).expect_err(dir);
-    assert!(said("no-such-organization/no-such-model").contains("hf download no-such-organization/no-such-model "));
-    assert_eq!(said("/nonexistent/model"), "--model: /nonexistent/model: no such directory");
+    let error = |dir: &str| check(Path::new(dir)).expect_err(dir);
+    assert!(error("no-such-organization/no-such-model").contains("hf download no-such-organization/no-such-model "));
+    assert_eq!(error("/nonexistent/model"), "--model: /nonexistent/model: no such directory");
     let source = env!("CARGO_MANIFEST_DIR");
-    assert!(said(source).ends_with("is not a model directory: config.json is missing"));
-    assert!(said(&format!("{source}/Cargo.toml")).ends_with("is a file; expected a model directory"));
+    assert!(error(source).ends_with("is not a model directory: config.json is missing"));
+    assert!(error(&format!("{source}/Cargo.toml")).ends_with("is a file; expected a model directory"));
     assert_eq!(check(&Path::new(source).join("models/demo")), Ok(()));
 }

@@ -86,18 +86,18 @@ fn now() -> i64 {
 pub fn watch(certificates: Vec<Certificate>) -> watch::Receiver<Option<u64>> {
     let first = certificates.first().cloned();
     let until = move || first.as_ref().and_then(Certificate::until);
-    let (tell, told) = watch::channel(until());
+    let (sender, expiry) = watch::channel(until());
     tokio::spawn(async move {
         let mut warnings: Vec<Warning> = certificates.into_iter().map(Warning::new).collect();
         // It also runs when nothing receives from the channel, because the warnings are for people.
         loop {
             warnings.iter_mut().for_each(|warning| warning.look(now()));
             let valid = until();
-            tell.send_if_modified(|told| std::mem::replace(told, valid) != valid);
+            sender.send_if_modified(|expiry| std::mem::replace(expiry, valid) != valid);
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     });
-    told
+    expiry
 }
 
 struct Warning {
@@ -118,14 +118,14 @@ impl Warning {
             _ => (validity.until - validity.from) / WARN_PART,
         };
         let (flag, left) = (self.certificate.flag, validity.until - now);
-        let told = left < due;
-        if told && left < 0 {
+        let is_due = left < due;
+        if is_due && left < 0 {
             tracing::error!("{flag}: the certificate expired on {}; peers and clients reject it", at(validity.until));
-        } else if told {
+        } else if is_due {
             tracing::warn!("{flag}: the certificate expires on {}, in {left} s", at(validity.until));
         }
         let next = if left < 0 { i64::MIN } else { left / 2 };
-        self.of = Some((validity, if told { next } else { due }));
+        self.of = Some((validity, if is_due { next } else { due }));
     }
 }
 

@@ -158,8 +158,8 @@ async fn only_peers_with_the_same_authority_and_name_connect() {
     ] {
         let [called, served] = meet(stranger, &a).await;
         assert!(called.is_err() && served.is_err(), "{why}: accepted as a client");
-        let told = [called, served].map(Result::unwrap_err);
-        assert!(told.iter().any(|told| told.contains(why)), "{told:?}");
+        let errors = [called, served].map(Result::unwrap_err);
+        assert!(errors.iter().any(|error| error.contains(why)), "{errors:?}");
         let [called, served] = meet(&a, stranger).await;
         assert!(called.is_err() && served.is_err(), "{why}: accepted as a server");
     }
@@ -201,10 +201,10 @@ async fn a_client_without_tls_gets_no_data_from_a_peer() {
     let mut socket = TcpStream::connect(address).await.expect("it listens");
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("sent");
     assert!(serving.await.expect("no panic").is_err());
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     // At most an alert, then the end.
-    let _ = socket.read_to_end(&mut told).await;
-    assert!(told.len() <= 7, "{told:?}");
+    let _ = socket.read_to_end(&mut received).await;
+    assert!(received.len() <= 7, "{received:?}");
 }
 
 #[tokio::test]
@@ -259,12 +259,12 @@ fn errors_name_the_option_and_the_file() {
         Peers::open(&args).err().map(|error| error.to_string()).unwrap_or_default()
     };
     assert_eq!(fails(&|_| {}), "");
-    let said = fails(&|args| args.peer_ca = None);
-    assert_eq!(said, "--peer-cert needs --peer-ca");
-    let said = fails(&|args| args.peer_name = "10.0.0.1".into());
-    assert!(said.starts_with("--peer-name: '10.0.0.1' is not a DNS name"), "{said}");
-    let said = fails(&|args| args.peer_key = Some(dir.0.join("none.pem")));
-    assert!(said.starts_with("--peer-key: cannot read ") && said.contains("none.pem"), "{said}");
+    let error = fails(&|args| args.peer_ca = None);
+    assert_eq!(error, "--peer-cert needs --peer-ca");
+    let error = fails(&|args| args.peer_name = "10.0.0.1".into());
+    assert!(error.starts_with("--peer-name: '10.0.0.1' is not a DNS name"), "{error}");
+    let error = fails(&|args| args.peer_key = Some(dir.0.join("none.pem")));
+    assert!(error.starts_with("--peer-key: cannot read ") && error.contains("none.pem"), "{error}");
     for (flag, text, what) in [
         ("--peer-ca", "", "holds no certificate"),
         ("--peer-cert", "hello", "holds no certificate"),
@@ -273,7 +273,7 @@ fn errors_name_the_option_and_the_file() {
         ("--peer-key", other_key.as_str(), "keys may not be consistent"),
     ] {
         let bad = dir.file("bad.pem", text);
-        let said = fails(&|args| {
+        let error = fails(&|args| {
             let option = match flag {
                 "--peer-ca" => &mut args.peer_ca,
                 "--peer-cert" => &mut args.peer_cert,
@@ -281,16 +281,19 @@ fn errors_name_the_option_and_the_file() {
             };
             *option = Some(bad.clone());
         });
-        assert!(said.starts_with(&format!("{flag}: ")) && said.contains("bad.pem") && said.contains(what), "{said}");
-        assert!(!said.contains("PRIVATE"), "{said}");
+        assert!(
+            error.starts_with(&format!("{flag}: ")) && error.contains("bad.pem") && error.contains(what),
+            "{error}"
+        );
+        assert!(!error.contains("PRIVATE"), "{error}");
     }
-    let said = fails(&|args| args.peer_name = "other-name".into());
-    assert!(said.starts_with("--peer-cert: ") && said.contains("other-name"), "{said}");
+    let error = fails(&|args| args.peer_name = "other-name".into());
+    assert!(error.starts_with("--peer-cert: ") && error.contains("other-name"), "{error}");
 
     let public = |cert, key| TlsArgs { tls_cert: cert, tls_key: key }.listener(HTTP);
     assert!(public(None, None).expect("nothing asked for").is_none());
-    let said = public(Some(dir.file("c.pem", &cert)), None).err().map(|error| error.to_string());
-    assert_eq!(said.as_deref(), Some("--tls-cert needs --tls-key"));
+    let error = public(Some(dir.file("c.pem", &cert)), None).err().map(|error| error.to_string());
+    assert_eq!(error.as_deref(), Some("--tls-cert needs --tls-key"));
     let tls = public(Some(dir.file("c.pem", &cert)), Some(dir.file("k.pem", &key))).expect("right").expect("asked");
     assert_eq!(tls.config().alpn_protocols, [HTTP]);
 }
@@ -301,10 +304,10 @@ fn a_process_rejects_its_own_certificate_if_its_peers_would() {
     let dir = Dir::new();
     let fails = |signer: &Authority, change: &dyn Fn(&mut CertificateParams)| {
         let (cert, key) = signer.sign(&["rein-peer"], change);
-        let said = Peers::open(&dir.peer_args(&ours.pem, &cert, &key)).err().map(|error| error.to_string());
-        let said = said.unwrap_or_default();
-        assert!(said.is_empty() || said.starts_with("--peer-cert: ") && said.contains("cert.pem: "), "{said}");
-        said
+        let error = Peers::open(&dir.peer_args(&ours.pem, &cert, &key)).err().map(|error| error.to_string());
+        let error = error.unwrap_or_default();
+        assert!(error.is_empty() || error.starts_with("--peer-cert: ") && error.contains("cert.pem: "), "{error}");
+        error
     };
     assert_eq!(fails(&ours, &|_| {}), "");
     assert_eq!(fails(&ours, &|params| params.extended_key_usages.clear()), "");
@@ -324,8 +327,8 @@ fn a_process_rejects_its_own_certificate_if_its_peers_would() {
         (&ours, &client, "serverAuth and clientAuth"),
     ];
     for (signer, change, why) in cases {
-        let said = fails(signer, change);
-        assert!(said.contains(why), "{why}: {said}");
+        let error = fails(signer, change);
+        assert!(error.contains(why), "{why}: {error}");
     }
 }
 
@@ -344,10 +347,10 @@ fn a_public_certificate_must_be_valid_when_it_is_read() {
         (&expired, &expired_key, "c.pem: the certificate expired on 2020-01-01 00:00:00 UTC; replace it"),
         (&future, &future_key, "c.pem: the certificate is not valid before 4000-01-01 00:00:00 UTC"),
     ] {
-        let said = open(&[cert], key).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(said.starts_with("--tls-cert: ") && said.contains(why), "{said}");
+        let error = open(&[cert], key).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.starts_with("--tls-cert: ") && error.contains(why), "{error}");
     }
-    // Clients may trust an expired issuer by another path. The metric tells of it.
+    // Clients may trust an expired issuer by another path. The metric shows it.
     let (cert, key) = ours.sign(&["localhost"], |_| {});
     let tls = open(&[&cert, &expired], &key).expect("right").expect("asked for");
     assert!(tls.certificate.seconds_left().is_some_and(|left| left < 0));

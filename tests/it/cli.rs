@@ -33,9 +33,9 @@ fn a_hub_id_as_the_model_says_how_to_download_it() {
     for command in ["serve", "check", "render"] {
         let output = run(&[command, "--model", "no-such-organization/no-such-model"]);
         assert_eq!(output.status.code(), Some(1), "{command}");
-        let said = stderr(&output);
+        let error = stderr(&output);
         let download = "hf download no-such-organization/no-such-model --local-dir no-such-model";
-        assert!(said.starts_with("rein: --model: ") && said.contains(download), "{command}: {said}");
+        assert!(error.starts_with("rein: --model: ") && error.contains(download), "{command}: {error}");
     }
 }
 
@@ -187,10 +187,10 @@ fn errors_of_cluster_commands_name_the_flag() {
         (&["controller"], &["--rebalance-above", "inf"], "--rebalance-above"),
         (&["serve", "--model", demo], &["--tp", "3", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], "--tp: "),
     ];
-    for (command, arguments, said) in cases {
+    for (command, arguments, expected) in cases {
         let output = run(&[*command, *arguments].concat());
         assert!(!output.status.success(), "{arguments:?}");
-        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
     }
 }
 

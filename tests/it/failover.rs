@@ -1,4 +1,4 @@
-//! What a client sees when an engine dies in the middle of its request: nothing.
+//! Failover: a client's answer does not change when an engine is lost during the request.
 
 use std::sync::{
     Arc,
@@ -18,7 +18,7 @@ use rein_worker::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-/// A simulator that dies after so many steps.
+/// A simulator that fails after a number of steps.
 struct Mortal {
     sim: Sim,
     steps: usize,
@@ -43,7 +43,7 @@ pub fn text() -> ModelText {
     ModelText::load(&demo, &ModelOverrides::default()).expect("the demo model")
 }
 
-/// A router over engines that live for so many steps each, and the steps that the first one took.
+/// A router over engines that fail after these numbers of steps, and a counter of the first one's steps.
 fn fleet(lives: &[usize]) -> (axum::Router, Arc<AtomicUsize>) {
     let taken: Vec<Arc<AtomicUsize>> = lives.iter().map(|_| Arc::default()).collect();
     let entries = lives.iter().zip(&taken).map(|(&steps, taken)| {
@@ -87,7 +87,7 @@ pub async fn answer(router: axum::Router, request: Value) -> (u16, Value) {
     for name in ["id", "created"] {
         body.as_object_mut().expect("an object").remove(name);
     }
-    // How much of a prompt is found cached is a matter of who came first.
+    // The number of cached tokens depends on the order of the requests.
     if let Some(usage) = body.get_mut("usage").and_then(Value::as_object_mut) {
         usage.remove("prompt_tokens_details");
     }
@@ -114,24 +114,24 @@ pub fn assert_same(disturbed: &[(u16, Value)], undisturbed: &[(u16, Value)], whe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dying_engine_changes_no_token() {
+async fn a_lost_engine_changes_no_token() {
     let (undisturbed, steps) = answers(&[usize::MAX, usize::MAX]).await;
     assert!(undisturbed.iter().all(|(status, _)| *status == 200), "{undisturbed:?}");
     assert!(undisturbed[0].1["choices"][0]["message"]["tool_calls"][0].is_object(), "{}", undisturbed[0].1);
     assert!(steps > 40, "{steps}");
     for life in (0..steps).step_by(5) {
         let (disturbed, _) = answers(&[life, usize::MAX]).await;
-        assert_same(&disturbed, &undisturbed, &format!("the first engine died after {life} steps"));
+        assert_same(&disturbed, &undisturbed, &format!("the first engine failed after {life} steps"));
     }
-    // Two of three, one after the other.
+    // Two of three engines fail, one after the other.
     for life in (0..steps).step_by(11) {
         let (disturbed, _) = answers(&[life, life / 2 + 5, usize::MAX]).await;
-        assert_same(&disturbed, &undisturbed, &format!("two engines died, the first after {life} steps"));
+        assert_same(&disturbed, &undisturbed, &format!("two engines failed, the first after {life} steps"));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_no_engine_left_the_error_says_so() {
+async fn the_error_says_that_no_engine_is_left() {
     let (answers, _) = answers(&[10]).await;
     assert!(answers.iter().any(|(status, _)| *status != 200), "{answers:?}");
     for (status, body) in answers.iter().filter(|(status, _)| *status != 200) {

@@ -1,4 +1,4 @@
-//! What a client sees when an engine keeps silent and another one is asked, too: the same answer, counted once.
+//! Hedging: if the first engine is silent, the client gets the same answer from another one, and it is counted once.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tower::ServiceExt;
 
 use super::failover::{answer, assert_same, request, text};
 
-/// A simulator that stands still until its gate is gone, from the first step on.
+/// A simulator whose first step blocks until its gate is dropped.
 struct Silent {
     sim: Sim,
     gate: Option<mpsc::Receiver<()>>,
@@ -28,17 +28,17 @@ impl Executor for Silent {
 
     fn execute(&mut self, step: &Step) -> Result<StepResult, ExecutorError> {
         if let Some(gate) = self.gate.take() {
-            // An error means that the gate is gone.
+            // An error means that the gate was dropped.
             let _ = gate.recv();
         }
         self.sim.execute(step)
     }
 }
 
-/// A router over two engines, of which the first may stand still for as long as the sender lives.
-fn fleet(hedge_after: Option<Duration>, still: bool) -> (Router, mpsc::SyncSender<()>) {
+/// A router over two engines. If `blocked`, the first one is silent until the returned sender is dropped.
+fn fleet(hedge_after: Option<Duration>, blocked: bool) -> (Router, mpsc::SyncSender<()>) {
     let (gate, gated) = mpsc::sync_channel(1);
-    let mut gated = Some(gated).filter(|_| still);
+    let mut gated = Some(gated).filter(|_| blocked);
     let entries = (0..2).map(|_| {
         let text = text();
         let sim = Sim::new(SimOptions { vocab_size: text.vocab_size, seed: 3, ..SimOptions::default() });
@@ -62,7 +62,7 @@ async fn metric(router: &Router, name: &str) -> u64 {
 
 const COUNTED: [&str; 2] = ["rein_prompt_tokens_total", "rein_generated_tokens_total"];
 
-/// One after the other: few may be hedged at once.
+/// Sends the requests one after the other, because the number of concurrent hedges is limited.
 async fn answers(router: &Router) -> (Vec<(u16, Value)>, Vec<u64>) {
     let section = text().tokenizer.special_id("<|tool_calls_section_begin|>");
     let mut answers = Vec::new();
@@ -77,7 +77,7 @@ async fn answers(router: &Router) -> (Vec<(u16, Value)>, Vec<u64>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_engine_changes_no_token_and_no_count() {
+async fn hedging_changes_no_token_and_no_count() {
     let (calm, _gate) = fleet(None, false);
     let (undisturbed, counted) = answers(&calm).await;
     assert!(undisturbed.iter().all(|(status, _)| *status == 200), "{undisturbed:?}");
@@ -90,7 +90,7 @@ async fn a_silent_engine_changes_no_token_and_no_count() {
     assert!(hedges > 0 && won == hedges, "{won} of {hedges}");
     assert_eq!((metric(&router, "rein_resumed_total").await, metric(&router, "rein_retries_total").await), (0, 0));
     drop(gate);
-    // Both answer now, and the later one is dropped.
+    // Now both engines answer, and the later answer is dropped.
     let (hedged, _) = answers(&router).await;
     assert_same(&hedged, &undisturbed, "awake");
 }
@@ -99,7 +99,7 @@ async fn a_silent_engine_changes_no_token_and_no_count() {
 async fn a_race_of_two_engines_has_one_outcome() {
     let (calm, _gate) = fleet(None, false);
     let (undisturbed, counted) = answers(&calm).await;
-    // At once: both are always asked.
+    // So short that every request is hedged.
     for after in [0, 1] {
         let (router, _gate) = fleet(Some(Duration::from_micros(after)), false);
         let (raced, counted_raced) = answers(&router).await;

@@ -1,5 +1,5 @@
-//! What routing by cache must give, on the worker's own scheduler: the figures of docs/understand/routing.md, from
-//! fixed seeds.
+//! Limits for the figures of cache-aware routing in docs/understand/routing.md, from fixed seeds, with the worker's own
+//! scheduler.
 
 use rein_router::fleet::route::RoutePolicy;
 
@@ -8,18 +8,19 @@ use fleet::{CHAT, Load};
 #[path = "../../benches/routing/fleet.rs"]
 mod fleet;
 
-/// What is asked of it: so much of round robin's hit rate, and no group so far over the mean load.
+/// Minimum hit rate relative to round robin's.
 const GAIN: f64 = 1.8;
+/// Maximum load of a group relative to the mean.
 const PEAK: f64 = 1.3;
 
 fn compare(load: &Load, seed: u64) {
     let aware = fleet::run(RoutePolicy::CacheAware, load, seed);
     let round_robin = fleet::run(RoutePolicy::RoundRobin, load, seed);
     let gain = aware.hit_rate() / round_robin.hit_rate();
-    let told = format!("{load:?}, seed {seed}: {:.3} and {:.3}", aware.hit_rate(), round_robin.hit_rate());
-    assert!(gain >= GAIN, "{told}: {gain:.2} times the hit rate");
+    let case = format!("{load:?}, seed {seed}: {:.3} and {:.3}", aware.hit_rate(), round_robin.hit_rate());
+    assert!(gain >= GAIN, "{case}: {gain:.2} times the hit rate");
     for (what, peak) in [("open sequences", aware.open_peak()), ("time in steps", aware.busy_peak())] {
-        assert!(peak <= PEAK, "{told}: a group has {peak:.2} times the mean of {what}");
+        assert!(peak <= PEAK, "{case}: a group has {peak:.2} times the mean of {what}");
     }
 }
 

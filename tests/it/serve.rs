@@ -46,7 +46,7 @@ fn serves_the_demo_model_and_stops_on_sigterm() {
 
 #[test]
 fn the_log_shows_loading_progress_and_warns_of_an_open_listener() {
-    let said = |address: &str| {
+    let start = |address: &str| {
         let mut command = rein();
         command.env("REIN_LOG", "info").args(["serve", "--http", address, "--grpc", "0", "--model"]).arg(demo_model());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("rein starts");
@@ -56,11 +56,11 @@ fn the_log_shows_loading_progress_and_warns_of_an_open_listener() {
         let output = child.wait_with_output().expect("ends");
         (line, String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (line, log) = said("0");
+    let (line, log) = start("0");
     assert!(line.starts_with("rein: http listening on http://127.0.0.1:"), "{line}");
     assert!(log.contains("weights loaded: 10.4 MiB in "), "{log}");
     assert!(!log.contains("without an API key"), "{log}");
-    let (_, log) = said(":0");
+    let (_, log) = start(":0");
     let warning = log.lines().find(|line| line.contains("WARN")).unwrap_or_default();
     assert!(warning.contains("--http: 0.0.0.0:") && warning.contains("without an API key"), "{log}");
 }

@@ -179,7 +179,7 @@ fn every_constraint_on_the_text_is_translated() {
 
 #[test]
 fn errors_name_the_field() {
-    for (more, said) in [
+    for (more, expected) in [
         (json!({"no_such_field": 1}), "`no_such_field`: unknown field"),
         (json!({"temperature": "hot"}), "`temperature`: invalid type: string \"hot\""),
         (json!({"n": -1}), "`n`: invalid value: integer `-1`"),
@@ -206,7 +206,7 @@ fn errors_name_the_field() {
         ),
     ] {
         let error = translated(more.clone()).err();
-        assert!(error.as_ref().is_some_and(|error| error.contains(said)), "{more}: {error:?}");
+        assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{more}: {error:?}");
     }
 }
 
@@ -289,12 +289,12 @@ fn urls_of_grpc_need_the_dialect() {
     assert_eq!(endpoint("grpc://x:50051", ApiDialect::Grpc), Ok(("x:50051".into(), false)));
     assert_eq!(endpoint("grpcs://x:50051/", ApiDialect::Grpc), Ok(("x:50051".into(), true)));
     assert_eq!(endpoint("https://x", ApiDialect::Grpc), Ok(("x:443".into(), true)));
-    for (url, dialect, said) in [
+    for (url, dialect, expected) in [
         ("grpc://x", ApiDialect::Openai, "need --dialect grpc"),
         ("grpc://x/v1", ApiDialect::Grpc, "has no path"),
         ("ftp://x", ApiDialect::Grpc, "must start with"),
     ] {
         let error = endpoint(url, dialect).err();
-        assert!(error.as_ref().is_some_and(|error| error.contains(said)), "{url}: {error:?}");
+        assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{url}: {error:?}");
     }
 }
