@@ -61,19 +61,19 @@ const CHOICES: u32 = 2_000;
 /// blocks.
 fn choices() {
     let routing = Routing::new(RoutePolicy::CacheAware);
-    let seats: Vec<EngineSlot> = (0..ENGINES).map(|_| routing.index().join()).collect();
+    let slots: Vec<EngineSlot> = (0..ENGINES).map(|_| routing.index().add_engine()).collect();
     let conversation = |engine: usize, session: u32| -> Vec<u32> {
         let own = (0..80 * BLOCK_SIZE).map(|at| (engine as u32 * 100 + session) ^ at << 8);
         (0..20 * BLOCK_SIZE).chain(own).collect()
     };
     let begun = Instant::now();
-    for (engine, seat) in seats.iter().enumerate() {
+    for (engine, slot) in slots.iter().enumerate() {
         let stored = (0..CACHED / 80)
             .flat_map(|session| {
                 block_hash::chain("", &conversation(engine, session), BLOCK_SIZE as usize).collect::<Vec<_>>()
             })
             .collect();
-        seat.apply(&events(true, stored), 0);
+        slot.apply(&events(true, stored), 0);
     }
     let (entries, bytes) = routing.index().size();
     println!(
@@ -84,7 +84,7 @@ fn choices() {
 
     let begun = Instant::now();
     for turn in 0..CHOICES {
-        seats[turn as usize % ENGINES].apply(&events(false, (0..64).map(|at| u64::from(turn) << 32 | at).collect()), 0);
+        slots[turn as usize % ENGINES].apply(&events(false, (0..64).map(|at| u64::from(turn) << 32 | at).collect()), 0);
     }
     println!("a message of 64 stored blocks: {:.1?}", begun.elapsed() / CHOICES);
 
@@ -106,7 +106,12 @@ fn choices() {
             hashing += begun.elapsed();
             let begun = Instant::now();
             let targets: Vec<Target<'_>> = (0..ENGINES)
-                .map(|i| Target { engine: keys[i], seat: &seats[i], open: 10 + (turn * 7 + i) as u32 % 3, slots: 64 })
+                .map(|i| Target {
+                    key: keys[i],
+                    index_slot: &slots[i],
+                    open: 10 + (turn * 7 + i) as u32 % 3,
+                    max_sequences: 64,
+                })
                 .collect();
             black_box(routing.pick(&targets, &prompt, None, Duration::from_secs(1)));
             picking += begun.elapsed();

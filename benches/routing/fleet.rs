@@ -177,7 +177,7 @@ enum Happens {
 
 struct Router {
     routing: Routing,
-    seats: Vec<EngineSlot>,
+    slots: Vec<EngineSlot>,
     open: [u32; GROUPS],
 }
 
@@ -245,8 +245,8 @@ impl<'a> Fleet<'a> {
         };
         let router = |_| {
             let routing = Routing::new(policy);
-            let seats = (0..GROUPS).map(|_| routing.index().join()).collect();
-            Router { routing, seats, open: [0; GROUPS] }
+            let slots = (0..GROUPS).map(|_| routing.index().add_engine()).collect();
+            Router { routing, slots, open: [0; GROUPS] }
         };
         let systems = (0..load.systems).map(|_| tokens(&mut rng, load.system_tokens)).collect();
         Self {
@@ -315,15 +315,15 @@ impl<'a> Fleet<'a> {
         let session = &mut self.sessions[at];
         session.tokens.extend(message);
         let router = self.rng.random_range(0..self.routers.len());
-        let Router { routing, seats, open } = &mut self.routers[router];
+        let Router { routing, slots, open } = &mut self.routers[router];
         let prompt = routing.prompt("", &session.tokens);
-        let target = |(group, seat)| Target {
-            engine: key(&format!("group-{group}")),
-            seat,
+        let target = |(group, index_slot)| Target {
+            key: key(&format!("group-{group}")),
+            index_slot,
             open: open[group],
-            slots: EngineOptions::default().max_sequences as u32,
+            max_sequences: EngineOptions::default().max_sequences as u32,
         };
-        let targets: Vec<Target<'_>> = seats.iter().enumerate().map(target).collect();
+        let targets: Vec<Target<'_>> = slots.iter().enumerate().map(target).collect();
         let named = self.load.names_session.then(|| session_of(&session.name)).flatten();
         let group = routing.pick(&targets, &prompt, named, Duration::from_micros(self.now)).expect("a group");
         open[group] += 1;
@@ -445,7 +445,7 @@ impl<'a> Fleet<'a> {
             }),
         };
         for router in &self.routers {
-            assert!(router.seats[at].apply(&events, router.open[at]), "one version of hashes");
+            assert!(router.slots[at].apply(&events, router.open[at]), "one version of hashes");
         }
     }
 }

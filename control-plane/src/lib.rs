@@ -1,5 +1,6 @@
-//! Cluster membership and expert placement: a store (memory or etcd), what processes register in it, and who computes
-//! what as a pure function of that. Every change carries an epoch that fences older ones.
+//! Cluster membership and expert placement: the store (memory or etcd), the records that processes register in it, and
+//! the controller, which assigns ranks as a pure function of these records. Every change carries an epoch that fences
+//! older ones.
 //!
 //! This crate must not know the router, the worker or the kernels.
 

@@ -35,7 +35,7 @@ impl Keys {
         format!("{}workers/{id}", self.root)
     }
 
-    /// What a worker is to do. The controller writes it together with the group's placement.
+    /// The seat that a worker must take. The controller writes it together with the group's placement.
     pub fn seat(&self, worker: &str) -> String {
         format!("{}seats/{worker}", self.root)
     }
@@ -177,7 +177,7 @@ pub struct Drain {
     pub incarnation: u64,
 }
 
-/// What a worker is to do: a place in a group.
+/// The seat that a worker must take: its place in a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
     /// None: it is a spare.
@@ -247,10 +247,10 @@ impl GroupRecord {
     }
 
     /// Whether all members have loaded and linked in this epoch, and have loaded this expert layout if one is given.
-    /// `said` returns what is stored under a member's first rank.
-    pub fn is_ready<R: Borrow<Ready>>(&self, layout: Option<u64>, said: impl Fn(usize) -> Option<R>) -> bool {
+    /// `stored` returns what is stored under a member's first rank.
+    pub fn is_ready<R: Borrow<Ready>>(&self, layout: Option<u64>, stored: impl Fn(usize) -> Option<R>) -> bool {
         let is_so = |ready: &Ready| ready.epoch == self.epoch() && layout.is_none_or(|layout| layout == ready.layout);
-        let ready = |member| said(self.first_rank(member)).is_some_and(|ready| is_so(ready.borrow()));
+        let ready = |member| stored(self.first_rank(member)).is_some_and(|ready| is_so(ready.borrow()));
         !self.members.is_empty() && (0..self.members.len()).all(ready)
     }
 

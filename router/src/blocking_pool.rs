@@ -1,5 +1,5 @@
-//! Work that is too long for the async threads: on threads of its own, bounded in number, and in turn. It knows nothing
-//! of what the work is.
+//! Runs work that is too long for the async threads on a bounded number of blocking threads. It does not know what the
+//! work is.
 
 use std::{fmt, num::NonZero, sync::Arc, thread::available_parallelism};
 
@@ -12,7 +12,7 @@ use tracing::Span;
 
 use crate::{error::Error, limits};
 
-/// A bounded number of threads. Large work may take half of them, so that small work does not wait behind it.
+/// A bounded number of threads. Large work may use at most half of them, so that small work does not wait behind it.
 pub struct BlockingPool {
     all: Arc<Semaphore>,
     large: Arc<Semaphore>,
@@ -27,8 +27,8 @@ impl Default for BlockingPool {
 }
 
 impl BlockingPool {
-    /// Does the work, which reads so many bytes, unless the deadline passes first. Work that has begun goes on then,
-    /// with its thread, and its result is dropped.
+    /// Runs `work`, which reads `bytes` bytes, unless the deadline passes first. Work that has started is not stopped
+    /// at the deadline: it keeps its thread until it ends, and its result is dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         bytes: usize,

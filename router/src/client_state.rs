@@ -1,21 +1,21 @@
-//! Whether the client of a generation reads its answer.
+//! Whether the client of a generation reads its answer. It does not know how this is measured.
 
 use tokio::sync::watch;
 
-/// What a generation knows of its client.
+/// Whether the client reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientState {
     Reads,
-    /// It has not read for a while: nothing is to be computed for it.
+    /// It has read nothing for `STALL_GRACE`: its sequences give up their engines until it reads again.
     Away,
-    /// It has not read for so long that the request is over.
+    /// It has read nothing for the client stall timeout: the request ends.
     Gone,
 }
 
-/// Returns when this is so, or if it is. Cancel-safe.
+/// Waits until the client is in this state. Cancel-safe.
 pub async fn becomes(client: &mut watch::Receiver<ClientState>, wanted: ClientState) {
     if client.wait_for(|client| *client == wanted).await.is_err() {
-        // Nobody watches the client any more.
+        // The sender is dropped: the state never changes again.
         std::future::pending().await
     }
 }

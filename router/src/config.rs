@@ -1,4 +1,4 @@
-//! What an operator may set for one router process. It knows no request.
+//! The settings of one router process. It does not know requests.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -7,35 +7,35 @@ use prometheus_client::registry::Registry;
 
 use crate::{admission::keys::ApiKeys, fleet::route::RoutePolicy, limits};
 
-/// What an operator may set.
+/// The settings of a router.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
-    /// Requests in flight; more wait. At least 1.
+    /// Requests in flight, at least 1. Further requests wait.
     pub max_in_flight: u32,
-    /// Requests that may wait, above which 429 is answered.
+    /// Requests that may wait. Further requests get 429.
     pub max_queued: u32,
-    /// Pages of these origins may use the HTTP interface.
+    /// Origins of web pages that may use the HTTP API (CORS).
     pub cors_origins: Vec<Origin>,
-    /// Who may ask. None: everybody.
+    /// API keys that are accepted. None: no key is required.
     pub keys: Option<ApiKeys>,
-    /// Longest life of a request that brings no deadline of its own.
+    /// Longest duration of a request; also the deadline of a request that sets none.
     pub request_time: Duration,
-    /// How long a client may leave its answer unread until the request ends.
+    /// How long a client may leave its answer unread before the request ends.
     pub client_stall: Duration,
-    /// Bytes of a request body.
+    /// Most bytes of a request body.
     pub body_bytes: usize,
-    /// How a sequence gets its engine, where engines come and go.
+    /// How engines are chosen in a cluster.
     pub policy: RoutePolicy,
-    /// Silence of an engine before a sequence's first token after which another one gets the sequence, too. None:
-    /// never.
+    /// How long an engine may send nothing for a new sequence before a second engine gets the sequence, too. None:
+    /// sequences are not hedged.
     pub hedge_after: Option<Duration>,
-    /// What `/metrics` shows beside the router's own.
+    /// Metrics of the process that `/metrics` shows beside the router's own.
     pub process_metrics: ProcessMetrics,
 }
 
 type RegisterMetrics = dyn Fn(&mut Registry) + Send + Sync;
 
-/// Registers metrics of the process around a router.
+/// Registers the metrics of the process that a router runs in.
 #[derive(Clone, Default)]
 pub struct ProcessMetrics(Option<Arc<RegisterMetrics>>);
 
@@ -74,7 +74,7 @@ impl Default for RouterConfig {
     }
 }
 
-/// An origin of web pages, as browsers send it: `scheme://host`, with a port where that is not the scheme's own.
+/// An origin of web pages, as browsers send it: `scheme://host`, with the port unless it is the scheme's default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// `*`

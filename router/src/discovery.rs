@@ -1,4 +1,5 @@
-//! Keeps the models of a router in a cluster, and their engines, as membership says.
+//! Follows cluster membership: loads models when their first group serves, and updates the engines of each model. It
+//! does not know requests.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,15 +22,15 @@ use crate::{
     state::RouterState,
 };
 
-/// How a router in a cluster comes by its models.
+/// How a router in a cluster discovers its models.
 pub struct FleetConfig {
     pub store: Arc<dyn Store>,
     pub keys: Keys,
-    /// Among the routers of the cluster.
+    /// This router's id, unique among the routers of the cluster.
     pub id: String,
     pub dial: Dial,
     pub policy: ModelPolicy,
-    /// Text files on this machine, by served name: others come from the model's workers.
+    /// Directories with text files on this machine, by served name. Other models' text files come from their workers.
     pub texts: HashMap<String, PathBuf>,
     pub overrides: ModelOverrides,
 }
@@ -46,19 +47,19 @@ enum FilesError {
     Panic(#[from] tokio::task::JoinError),
 }
 
-/// Never returns.
+/// Updates the models in `state` as membership changes. Never returns.
 pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
     let fleet = Arc::new(fleet);
     let mut membership = Membership::new(fleet.store.clone(), fleet.keys.clone(), &fleet.id);
-    let mut fetching: BTreeMap<String, ()> = BTreeMap::new();
-    let (done, mut fetched) = mpsc::channel::<(String, Option<(ServedModel, String)>)>(1);
-    // By model: of its text files, as they were fetched.
+    let mut loading: BTreeMap<String, ()> = BTreeMap::new();
+    let (done, mut loaded_models) = mpsc::channel::<(String, Option<(ServedModel, String)>)>(1);
+    // The hash of the text files that were loaded, by model.
     let mut texts = BTreeMap::<String, String>::new();
     loop {
         tokio::select! {
             biased;
-            Some((name, model)) = fetched.recv() => {
-                fetching.remove(&name);
+            Some((name, model)) = loaded_models.recv() => {
+                loading.remove(&name);
                 if let Some((model, text)) = model {
                     tracing::info!(model = name, text, "a new model");
                     state.add(Arc::new(model));
@@ -70,46 +71,47 @@ pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
         let serving = membership.serving();
         for (name, groups) in &serving {
             let known = texts.get(name).filter(|_| state.named(name).is_some());
-            // One whose groups all have other text files by now is another model under the same name.
-            let strange = known.is_none_or(|known| groups.iter().all(|group| group.text != *known));
-            if strange
+            // If no group has the known text files any more, the name stands for another model now.
+            let must_load = known.is_none_or(|known| groups.iter().all(|group| group.text != *known));
+            if must_load
                 && !(known.is_some() && fleet.texts.contains_key(name))
                 && let Some(first) = groups.first()
-                && fetching.insert(name.clone(), ()).is_none()
+                && loading.insert(name.clone(), ()).is_none()
             {
-                let fetch = fetch(fleet.clone(), state.clone(), name.clone(), first.listing.address.clone());
+                let load_model = load_model(fleet.clone(), state.clone(), name.clone(), first.listing.address.clone());
                 let (done, name, text) = (done.clone(), name.clone(), first.text.clone());
                 tokio::spawn(async move {
-                    let model = fetch.await;
+                    let model = load_model.await;
                     if model.is_none() {
                         sleep(limits::FILES_AGAIN).await;
                     }
-                    // The router is being dropped otherwise.
+                    // Sending fails only while the router shuts down.
                     let _ = done.send((name, model.map(|model| (model, text)))).await;
                 });
             }
         }
         for model in state.models().iter().filter(|model| !model.pool.is_fixed()) {
             let groups = serving.get(model.name()).map_or(&[][..], Vec::as_slice);
-            let ours = |group: &&ServingGroup| {
+            let same_text = |group: &&ServingGroup| {
                 let known = texts.get(model.name()).filter(|_| !fleet.texts.contains_key(model.name()));
                 known.is_none_or(|known| group.text == *known)
             };
-            let listings: Vec<EngineListing> = groups.iter().filter(ours).map(|group| group.listing.clone()).collect();
+            let listings: Vec<EngineListing> =
+                groups.iter().filter(same_text).map(|group| group.listing.clone()).collect();
             model.pool.list(&listings, |engine| membership.is_superseded(engine), |address| (fleet.dial)(address));
         }
     }
 }
 
-/// (Boxed, as in `pool`.)
-fn fetch(
+/// Loads a model's text files. None: this failed, and was logged. (Boxed for the same reason as in `pool`.)
+fn load_model(
     fleet: Arc<FleetConfig>,
     state: Arc<RouterState>,
     name: String,
     address: String,
 ) -> BoxFuture<'static, Option<ServedModel>> {
     async move {
-        match text(&fleet, &name, &address).await {
+        match load_text(&fleet, &name, &address).await {
             Ok(text) => match ServedModel::new(text, EnginePool::open(state.config.policy), &fleet.policy) {
                 Ok(model) => Some(model),
                 Err(error) => {
@@ -118,7 +120,7 @@ fn fetch(
                 }
             },
             Err(error) => {
-                tracing::warn!(model = name, %error, "cannot get the model's text files; trying again");
+                tracing::warn!(model = name, %error, "loading the model's text files failed; retrying");
                 None
             }
         }
@@ -126,7 +128,7 @@ fn fetch(
     .boxed()
 }
 
-async fn text(fleet: &FleetConfig, name: &str, address: &str) -> Result<ModelText, FilesError> {
+async fn load_text(fleet: &FleetConfig, name: &str, address: &str) -> Result<ModelText, FilesError> {
     let overrides = ModelOverrides { name: Some(name.to_owned()), ..fleet.overrides.clone() };
     let own = fleet.texts.get(name).cloned();
     let files = match own {
@@ -135,13 +137,13 @@ async fn text(fleet: &FleetConfig, name: &str, address: &str) -> Result<ModelTex
     };
     let load = move || match own {
         Some(dir) => Ok(ModelText::load(&dir, &overrides)?),
-        None => load(files, &overrides),
+        None => load_files(files, &overrides),
     };
     tokio::task::spawn_blocking(load).await?
 }
 
-/// From a directory that is there for so long.
-fn load(files: BTreeMap<PathBuf, Vec<u8>>, overrides: &ModelOverrides) -> Result<ModelText, FilesError> {
+/// Loads text files from a temporary directory, which is removed afterwards.
+fn load_files(files: BTreeMap<PathBuf, Vec<u8>>, overrides: &ModelOverrides) -> Result<ModelText, FilesError> {
     let dir = std::env::temp_dir().join(format!("rein-{}", uuid::Uuid::new_v4().simple()));
     let write = || {
         for (name, data) in &files {
@@ -154,7 +156,7 @@ fn load(files: BTreeMap<PathBuf, Vec<u8>>, overrides: &ModelOverrides) -> Result
     };
     let loaded = write();
     if let Err(error) = std::fs::remove_dir_all(&dir) {
-        tracing::warn!(dir = %dir.display(), %error, "cannot be removed");
+        tracing::warn!(dir = %dir.display(), %error, "cannot remove the temporary directory");
     }
     loaded
 }

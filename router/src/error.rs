@@ -1,4 +1,4 @@
-//! What can go wrong, in terms that every surface shares. Only `api` turns a kind into a status code.
+//! Errors of requests, in terms that HTTP and gRPC share. Only `api` maps a kind to a status code.
 
 use std::{fmt, time::Duration};
 
@@ -8,9 +8,9 @@ use crate::limits;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The request is wrong and stays wrong when sent again.
+    /// The request is wrong. Sending it again does not help.
     Invalid,
-    /// Without a key, or with a wrong one.
+    /// The API key is missing or wrong.
     Unauthenticated,
     /// The model, route or method does not exist.
     NotFound,
@@ -22,20 +22,20 @@ pub enum Kind {
     BodyTimeout,
     /// A queue is full; the same request may succeed later.
     Full,
-    /// Starting, draining, or no engine is reachable.
+    /// The router is starting or draining, or no engine is reachable.
     Unavailable,
     /// The request's deadline passed.
     Deadline,
-    /// Our fault. The message is for the client, the cause for the log.
+    /// A defect or an engine's failure. The client gets the message; only the log has the cause.
     Internal,
 }
 
-/// An error as the client sees it, and for internal ones the cause as the log sees it.
+/// An error for the client, with a cause for the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Error {
     pub kind: Kind,
     pub message: String,
-    /// The request field that is wrong, as a path: `messages[0].role`.
+    /// The path of the wrong field, such as `messages[0].role`.
     pub param: Option<String>,
     pub code: Option<&'static str>,
     pub retry_after: Option<Duration>,
@@ -48,7 +48,7 @@ impl Error {
         Error { kind, message: message.into(), param: None, code: None, retry_after: None, cause: None }
     }
 
-    /// A field of the request is wrong: its path, and what would be right.
+    /// A field of the request is wrong. `param` is its path; `message` says what would be right.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         InvalidRequest::invalid(param, message).into()
     }
@@ -61,14 +61,14 @@ impl Error {
         InvalidRequest::missing(param, what).into()
     }
 
-    /// A field that would change the result, and that this server does not implement.
+    /// A field that would change the result, but is not implemented.
     pub fn unsupported(param: impl Into<String>, why: &str) -> Self {
         InvalidRequest::unsupported(param, why).into()
     }
 
     pub fn body_too_large(announced: Option<u64>, limit: usize) -> Self {
-        let size = announced.map_or_else(|| "larger".to_owned(), |bytes| format!("{bytes} bytes"));
-        let message = format!("the body may have at most {limit} bytes; this one is {size}");
+        let got = announced.map_or_else(|| "more".to_owned(), |bytes| bytes.to_string());
+        let message = format!("the body must have at most {limit} bytes, got {got}");
         Error { code: Some("body_too_large"), ..Error::new(Kind::TooLarge, message) }
     }
 
@@ -106,7 +106,7 @@ impl Error {
         }
     }
 
-    /// The client did not read its answer for this long.
+    /// The client has read nothing of its answer for `time`.
     pub fn client_stalled(time: Duration) -> Self {
         let message = format!("the client has read nothing of its answer for {} seconds", time.as_secs_f64());
         Error { code: Some("client_stalled"), ..Error::new(Kind::Deadline, message) }

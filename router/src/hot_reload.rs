@@ -1,5 +1,5 @@
-//! Files that may be replaced while they are in use: certificates, keys. What is built from them follows, without a
-//! restart; while a new version is wrong, the last right one stays.
+//! Reloads files that are replaced while they are in use, such as certificates and API keys. While a new version is
+//! invalid, the last valid one stays in use. It does not know what the files contain.
 
 use std::{
     fs::File,
@@ -11,12 +11,12 @@ use std::{
 
 use ring::digest::{Context, SHA256};
 
-/// Bytes of one file.
+/// Most bytes of one file.
 const FILE_BYTES: u64 = 1 << 20;
-/// Shortest time between two looks at the files.
+/// Shortest interval between two checks of the files.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// A file, and the option that names it.
+/// A file, and the command line option that names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchedFile {
     pub flag: &'static str,
@@ -31,7 +31,7 @@ pub enum FileError {
     Wrong { source_: WatchedFile, what: String },
 }
 
-/// What is wrong in which of the files, counted from 0.
+/// What is wrong with a file. `file` is its index in `sources`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileProblem {
     pub file: usize,
@@ -46,19 +46,19 @@ impl FileProblem {
 
 type Build<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, FileProblem> + Send + Sync>;
 
-/// A value that is built from files, and anew when they change.
+/// A value that is built from files, and rebuilt when they change.
 pub struct HotReloaded<T> {
     sources: Vec<WatchedFile>,
     build: Build<T>,
     current: RwLock<Arc<T>>,
-    seen: Mutex<Seen>,
+    last_check: Mutex<LastCheck>,
 }
 
-/// The last look.
-struct Seen {
+/// The last check of the files.
+struct LastCheck {
     digest: Vec<u8>,
     next: Instant,
-    complaint: Option<String>,
+    last_error: Option<String>,
 }
 
 impl<T> HotReloaded<T> {
@@ -68,63 +68,67 @@ impl<T> HotReloaded<T> {
         build: impl Fn(&[Vec<u8>]) -> Result<T, FileProblem> + Send + Sync + 'static,
     ) -> Result<Self, FileError> {
         let contents = read(&sources)?;
-        let value = build(&contents).map_err(|wrong| named(&sources, wrong))?;
+        let value = build(&contents).map_err(|wrong| file_error(&sources, wrong))?;
         Ok(HotReloaded {
             current: RwLock::new(Arc::new(value)),
-            seen: Mutex::new(Seen { digest: digest(&contents), next: Instant::now() + INTERVAL, complaint: None }),
+            last_check: Mutex::new(LastCheck {
+                digest: digest(&contents),
+                next: Instant::now() + INTERVAL,
+                last_error: None,
+            }),
             build: Box::new(build),
             sources,
         })
     }
 
-    /// The value as the files say now, give or take a second.
+    /// The current value. Checks the files if the last check is older than `INTERVAL`.
     pub fn get(&self) -> Arc<T> {
-        // One looks; others meanwhile take what there is.
-        if let Ok(mut seen) = self.seen.try_lock()
-            && seen.next <= Instant::now()
+        // One caller checks the files; concurrent callers get the current value.
+        if let Ok(mut last_check) = self.last_check.try_lock()
+            && last_check.next <= Instant::now()
         {
-            seen.next = Instant::now() + INTERVAL;
-            self.look(&mut seen);
+            last_check.next = Instant::now() + INTERVAL;
+            self.check(&mut last_check);
         }
-        self.last()
+        self.current()
     }
 
-    /// The value as the files say now.
+    /// Checks the files now and returns the current value.
     pub fn refresh(&self) -> Arc<T> {
-        self.look(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
-        self.last()
+        self.check(&mut self.last_check.lock().unwrap_or_else(PoisonError::into_inner));
+        self.current()
     }
 
-    fn last(&self) -> Arc<T> {
+    fn current(&self) -> Arc<T> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn look(&self, seen: &mut Seen) {
-        let complaint = self.take_in(seen).err().map(|error| error.to_string());
-        if let Some(error) = complaint.as_ref().filter(|_| complaint != seen.complaint) {
-            tracing::error!(error, "a file that was replaced is not right; what was read before stays in use");
+    fn check(&self, last_check: &mut LastCheck) {
+        let last_error = self.reload(last_check).err().map(|error| error.to_string());
+        if let Some(error) = last_error.as_ref().filter(|_| last_error != last_check.last_error) {
+            tracing::error!(error, "cannot reload files; the last valid version stays in use");
         }
-        seen.complaint = complaint;
+        last_check.last_error = last_error;
     }
 
-    fn take_in(&self, seen: &mut Seen) -> Result<(), FileError> {
+    fn reload(&self, last_check: &mut LastCheck) -> Result<(), FileError> {
         let contents = read(&self.sources)?;
         let digest = digest(&contents);
-        if digest == seen.digest {
+        if digest == last_check.digest {
             return Ok(());
         }
-        let value = (self.build)(&contents).map_err(|wrong| named(&self.sources, wrong))?;
+        let value = (self.build)(&contents).map_err(|wrong| file_error(&self.sources, wrong))?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
-        seen.digest = digest;
+        last_check.digest = digest;
         let files: Vec<String> = self.sources.iter().map(|source| source.path.display().to_string()).collect();
-        tracing::info!(?files, "read again");
+        tracing::info!(?files, "files reloaded");
         Ok(())
     }
 }
 
-fn named(sources: &[WatchedFile], wrong: FileProblem) -> FileError {
-    let nowhere = || WatchedFile { flag: "", path: PathBuf::new() };
-    FileError::Wrong { source_: sources.get(wrong.file).cloned().unwrap_or_else(nowhere), what: wrong.what }
+fn file_error(sources: &[WatchedFile], wrong: FileProblem) -> FileError {
+    let unknown = || WatchedFile { flag: "", path: PathBuf::new() };
+    FileError::Wrong { source_: sources.get(wrong.file).cloned().unwrap_or_else(unknown), what: wrong.what }
 }
 
 fn read(sources: &[WatchedFile]) -> Result<Vec<Vec<u8>>, FileError> {
@@ -133,7 +137,7 @@ fn read(sources: &[WatchedFile]) -> Result<Vec<Vec<u8>>, FileError> {
         let read = File::open(&source.path).and_then(|file| file.take(FILE_BYTES + 1).read_to_end(&mut bytes));
         match read {
             Ok(_) if bytes.len() as u64 > FILE_BYTES => {
-                Err(FileError::Wrong { source_: source.clone(), what: format!("has more than {FILE_BYTES} bytes") })
+                Err(FileError::Wrong { source_: source.clone(), what: format!("must have at most {FILE_BYTES} bytes") })
             }
             Ok(_) => Ok(bytes),
             Err(error) => Err(FileError::Read { source_: source.clone(), error }),
@@ -142,7 +146,7 @@ fn read(sources: &[WatchedFile]) -> Result<Vec<Vec<u8>>, FileError> {
     sources.iter().map(one).collect()
 }
 
-/// Of keys only this is kept.
+/// Hash of the files' contents, so that secrets are not kept in memory for comparison.
 fn digest(contents: &[Vec<u8>]) -> Vec<u8> {
     let mut context = Context::new(&SHA256);
     for bytes in contents {

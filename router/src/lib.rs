@@ -1,8 +1,14 @@
-//! Rein's edge: OpenAI HTTP and gRPC in, one engine stream per sequence out.
+//! The router: serves the OpenAI HTTP API and gRPC, with one engine stream per sequence.
 //!
-//! The folders stand on floors, and imports go down: [`api`], then the composition of one process (this file, `state`,
-//! `discovery`, `report`), [`request`], [`admission`] and [`fleet`], and the ground (`error`, `limits`, `metrics`,
-//! `trace` and what else knows none of them). docs/architecture.md walks a request through them.
+//! Modules import only from the layers below theirs. From top to bottom:
+//!
+//! 1. [`api`]: HTTP and gRPC, status codes.
+//! 2. This file, `state`, `discovery` and `report`: the composition of one process.
+//! 3. [`request`]: one request, from the prompt to the answer.
+//! 4. [`admission`] and [`fleet`]: queue and API keys; engines.
+//! 5. The other files of this folder (`error`, `limits`, `metrics`, `trace` and more), which know none of the above.
+//!
+//! docs/architecture.md walks a request through them.
 
 pub mod admission;
 mod api;
@@ -45,11 +51,11 @@ pub use crate::{
     request::model::ModelPolicy,
 };
 
-/// A model and one engine that runs it. Entries of the same name share their load.
+/// A model and one engine that runs it. Entries with the same name are engines of one model.
 pub struct ModelEntry {
     pub text: ModelText,
     pub engine: EngineTransport,
-    /// Engines of one kind give the same answers to the token; `system_fingerprint` depends on it.
+    /// Engines of one kind generate the same tokens. `system_fingerprint` depends on it.
     pub kind: String,
     pub policy: ModelPolicy,
 }
@@ -66,7 +72,7 @@ pub enum BuildError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// The edge of one process. Clones share everything.
+/// The router of one process. Clones share their state.
 #[derive(Clone)]
 pub struct Router {
     state: Arc<RouterState>,
@@ -75,7 +81,7 @@ pub struct Router {
 
 impl Router {
     pub fn new(config: RouterConfig, entries: Vec<ModelEntry>) -> Result<Self, BuildError> {
-        /// Each with its kind.
+        /// Engines with their kinds.
         type Engines = Vec<(EngineTransport, String)>;
         let mut groups: Vec<(ModelText, ModelPolicy, Engines)> = Vec::new();
         for entry in entries {
@@ -93,7 +99,7 @@ impl Router {
         Router::of(config, models)
     }
 
-    /// A router that has no models until it follows a fleet.
+    /// A router without models. [`Router::follow`] adds them.
     pub fn open(config: RouterConfig) -> Result<Self, BuildError> {
         Router::of(config, Vec::new())
     }
@@ -118,17 +124,17 @@ impl Router {
         self.grpc.clone()
     }
 
-    /// Serves the models of a fleet, as they come and go. Never returns.
+    /// Follows the models and engines of a cluster. Never returns.
     pub async fn follow(&self, fleet: FleetConfig) {
         discovery::follow(self.state.clone(), fleet).await;
     }
 
-    /// Whether requests can be answered.
+    /// Err: requests cannot be answered now.
     pub async fn ready(&self) -> Result<(), Error> {
         self.state.ready().await
     }
 
-    /// Takes no new requests and returns when the open ones are done. Health says so at once.
+    /// Rejects new requests, and returns when the open ones are done. Health services report NOT_SERVING at once.
     pub async fn drain(&self) {
         for service in ["", SERVICE_NAME] {
             self.state.health.set_service_status(service, ServingStatus::NotServing).await;
@@ -136,18 +142,18 @@ impl Router {
         self.state.admission.drain().await;
     }
 
-    /// Ends every open request with one error, "the server is shutting down", and takes no new ones. For when the time
-    /// for `drain` is over.
+    /// Rejects new requests, and ends every open one with the error "the server is shutting down". Call it when the
+    /// time limit of `drain` is over.
     pub fn abort(&self) {
         self.state.admission.abort();
     }
 
-    /// When a client that does not read counts as stalled, and where connections that are cut for it are counted.
+    /// The client stall timeout, and the counter of connections that are closed because of it.
     pub fn client_stalls(&self) -> (Duration, Counter) {
         (self.state.config.client_stall, self.state.surfaces.connections_cut.clone())
     }
 
-    /// Requests that are being answered.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.state.admission.in_flight()
     }

@@ -33,7 +33,7 @@ pub const UNREAD_EVENTS: usize = 1_024;
 pub const REQUEST_TIME: Duration = Duration::from_secs(3600);
 /// Longest wait for an engine's Info or Stats.
 pub const ENGINE_CALL_TIME: Duration = Duration::from_secs(5);
-/// Engines that are asked at once if the first answer suffices.
+/// Engines that are asked at once where the first answer is enough.
 pub const ENGINES_ASKED_AT_ONCE: usize = 4;
 /// Engines that are asked for Stats at once, for metrics.
 pub const STATS_AT_ONCE: usize = 64;
@@ -49,7 +49,7 @@ pub const INLINE_TEXT_BYTES: usize = 8 << 10;
 pub const OFF_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 /// Bytes above which work is large: at most half of those threads take large work.
 pub const LARGE_WORK_BYTES: usize = 512 << 10;
-/// Bytes of text up to which the error of a prompt that does not fit has its exact number of tokens.
+/// Bytes of text up to which the error for a too long prompt has its exact number of tokens.
 pub const COUNTED_TEXT_BYTES: usize = 64 << 10;
 
 /// Choices per prompt (`n`).
@@ -79,13 +79,13 @@ pub const MESSAGE_BYTES: usize = 2 << 10;
 
 /// Bytes of one message from an engine (prompt logprobs are the largest).
 pub const ENGINE_MESSAGE_BYTES: usize = 256 << 20;
-/// Times that a sequence resumes without a token in between: a request that crashes engines must not crash all of them.
+/// Resumes of a sequence without a token in between: a request that crashes engines must not crash all of them.
 pub const RESUMES: u32 = 3;
 /// Retries that each new sequence adds to the retry budget.
 pub const RETRIES_PER_SEQUENCE: f64 = 0.2;
 /// Retries that each second adds to the retry budget.
 pub const RETRIES_PER_SECOND: f64 = 10.0;
-/// Retries that the retry budget holds at most.
+/// Most retries that the retry budget can hold.
 pub const RETRIES_AT_ONCE: f64 = 1000.0;
 /// One in this many sequences may be hedged at a time, or one if there are fewer.
 pub const HEDGED_ONE_IN: usize = 20;
@@ -94,11 +94,11 @@ pub const RESUME_WAIT: Duration = Duration::from_secs(120);
 /// How long a sequence that has lost its engine waits for one of its own kind: another kind's answer continues
 /// differently.
 pub const KIND_WAIT: Duration = Duration::from_secs(10);
-/// Longest wait of a new sequence while there is no engine.
+/// Longest wait of a new sequence for an engine.
 pub const ENGINE_WAIT: Duration = Duration::from_secs(10);
 /// Sequences that an engine is assumed to compute at once until it reports its number.
 pub const ENGINE_SLOTS: u32 = 64;
-/// Shortest time between two looks at engines that are avoided.
+/// Shortest wait before engines are tried again when none is available.
 pub const ENGINE_LOOK: Duration = Duration::from_millis(5);
 /// How long an engine that membership no longer lists is still used as the last choice.
 pub const ENGINE_UNLISTED: Duration = Duration::from_secs(300);
@@ -108,14 +108,14 @@ pub const MEMBERSHIP_BURST: Duration = Duration::from_millis(10);
 pub const FILES_AGAIN: Duration = Duration::from_secs(1);
 /// Bytes of a model's text files.
 pub const TEXT_FILES: usize = 512 << 20;
-/// Steers on their way to the engine, per sequence.
+/// Steers that are queued for the engine, per sequence.
 pub const STEER_QUEUE: usize = 16;
 
 /// Bytes of the index of cached blocks, per model: 48 per block of one engine.
 pub const ROUTE_INDEX_BYTES: usize = 512 << 20;
-/// Engines in the index, including those that left since it was last swept.
+/// Engines in the index, including those that left since its last sweep.
 pub const ROUTE_SLOTS: usize = 8_192;
-/// Engines that must have left before the index is swept, and at least a quarter of all.
+/// Engines that must have left before the index is swept, or a quarter of all engines if that is more.
 pub const ROUTE_SWEEP: usize = 8;
 /// Sizes of KV blocks among the engines of a model; engines with other sizes are chosen by load.
 pub const ROUTE_BLOCK_SIZES: usize = 4;
@@ -127,23 +127,23 @@ pub const ROUTE_EXPECTED: Duration = Duration::from_secs(30);
 pub const ROUTE_FULL_PERCENT: u64 = 90;
 /// Shortest and longest interval between two messages of an engine's events.
 pub const EVENTS_INTERVAL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// What each engine adds to that interval, within `EVENTS_INTERVAL`.
+/// Time that each engine adds to that interval, within `EVENTS_INTERVAL`.
 pub const EVENTS_EACH: Duration = Duration::from_micros(500);
 /// Silence after which an engine's events are requested again. A step of the engine may delay the first event.
 pub const EVENTS_SILENCE: Duration = Duration::from_secs(10);
 /// Shortest and longest pause before an engine's events are requested again.
 pub const EVENTS_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Refusals among the last `HOLD_WINDOW` tokens after which a sequence draws under masks.
+/// Refused tokens among the last `HOLD_WINDOW` after which a sequence draws under masks.
 pub const HOLD_REFUSALS: u32 = 3;
 /// Tokens over which refusals are counted; at most 31.
 pub const HOLD_WINDOW: u32 = 16;
 /// Tokens that a held sequence draws under masks.
 pub const HOLD_TOKENS: u32 = 32;
-/// Draws that a grammar may refuse at one place. The second is under the grammar's own mask, so each further one is a
-/// fault.
+/// Draws that a grammar may refuse at one position. From the second on, the grammar's own mask applies, so a refusal is
+/// a defect.
 pub const REFUSALS_IN_A_ROW: u32 = 8;
-/// Forced tokens that are worth a rewind; fewer are left to the model to draw.
+/// Forced tokens that justify a rewind; if there are fewer, the model draws them.
 pub const FORCED_TOKENS: usize = 3;
 /// Refused tokens that `return_grammar` reports.
 pub const REFUSALS_TOLD: usize = 64;
@@ -153,9 +153,9 @@ pub const DECISIONS_TOLD: usize = 8192;
 pub const SMALL_GRAMMAR_BYTES: usize = 64 << 10;
 /// First attempts at compiling a grammar at once, per model; each takes some milliseconds.
 pub const GRAMMARS_AT_FIRST: usize = 2;
-/// Grammars that take longer, compiled at once, per model.
+/// Grammars with a long compilation, compiled at once, per model.
 pub const LONG_GRAMMARS: usize = 1;
-/// Time of checking tokens above which the next tokens of the choice are checked off the async threads.
+/// Time of checking a choice's tokens above which its next tokens are checked off the async threads.
 pub const INLINE_MATCH: Duration = Duration::from_millis(2);
 /// Bytes of a grammar above which its tokens are checked off the async threads, because each choice copies it.
 pub const INLINE_MATCHER_BYTES: usize = 1 << 20;

@@ -1,6 +1,5 @@
-//! Primitives of metrics: a registry as Prometheus text, durations, and metrics that are read at each scrape.
-//!
-//! Each folder declares its own metrics; this module does not know them.
+//! Primitives for metrics: Prometheus text, histograms of durations, and metrics that are computed at each scrape. It
+//! does not know any metric: each folder declares its own.
 
 use std::{fmt, time::Duration};
 
@@ -22,7 +21,7 @@ use rein_proto::{
 const BUCKETS: [f64; 16] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-/// A histogram of durations. Clones share it.
+/// A histogram of durations. Clones share their counts.
 #[derive(Debug, Clone)]
 pub struct Durations(Histogram);
 
@@ -48,12 +47,12 @@ pub const NO_LABELS: [(&str, &str); 0] = [];
 /// All metrics of a registry.
 pub fn text(registry: &Registry) -> String {
     let mut text = String::new();
-    // Writing to a string does not fail, and the metrics have no errors of their own.
+    // Writing to a string does not fail, and no metric returns an error.
     let _ = prometheus_text::encode(&mut text, registry);
     text
 }
 
-/// Registers metrics that `write` reads at each scrape.
+/// Registers metrics that `write` computes at each scrape.
 pub fn on_scrape(registry: &mut Registry, write: impl Fn(&mut Samples<'_>) -> fmt::Result + Send + Sync + 'static) {
     registry.register_collector(Box::new(OnScrape(write)));
 }
@@ -72,7 +71,7 @@ impl<F: Fn(&mut Samples<'_>) -> fmt::Result + Send + Sync + 'static> Collector f
     }
 }
 
-/// Takes the samples of one metric after the other. A metric without samples is left out.
+/// Writes one metric after the other. A metric without samples is left out.
 pub struct Samples<'a>(DescriptorEncoder<'a>);
 
 impl Samples<'_> {
@@ -97,7 +96,7 @@ impl Samples<'_> {
         self.metric(name, help, MetricType::Counter, samples)
     }
 
-    /// The numbers that engines report. `prefix` comes before their names.
+    /// The numbers that engines report. `prefix` is prepended to their names.
     pub fn engines<L: EncodeLabelSet, I: IntoIterator<Item = (L, EngineStats)>>(
         &mut self,
         prefix: &str,
@@ -125,7 +124,7 @@ impl Samples<'_> {
         if samples.peek().is_none() {
             return Ok(());
         }
-        // A registry adds the full stop by itself.
+        // `Registry::register` adds the full stop; this method does not.
         let mut encoder = self.0.encode_descriptor(name, &format!("{help}."), None, kind)?;
         samples.try_for_each(|(labels, metric)| metric.encode(encoder.encode_family(&labels)?))
     }

@@ -1,4 +1,4 @@
-//! `/metrics`: what each folder counts, in one text.
+//! The text of `/metrics`: the registered metrics of all folders, and those of engines, which are asked at each scrape.
 
 use prometheus_client::registry::Registry;
 

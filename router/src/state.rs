@@ -1,4 +1,4 @@
-//! What all requests of one router share: the models, admission, budgets and metrics. It knows no API.
+//! The state that all requests of one router share: models, admission, budgets and metrics. It does not know the APIs.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -14,7 +14,7 @@ use crate::{
     surface_metrics::SurfaceMetrics,
 };
 
-/// What all requests share.
+/// The state that all requests share.
 pub struct RouterState {
     pub config: RouterConfig,
     models: RwLock<Arc<Vec<Arc<ServedModel>>>>,
@@ -24,7 +24,7 @@ pub struct RouterState {
     pub metrics: Arc<RequestMetrics>,
     pub fleet_metrics: Arc<FleetMetrics>,
     pub surfaces: SurfaceMetrics,
-    /// All metrics but those of engines, which are asked at each scrape.
+    /// All metrics except those of engines, which are asked at each scrape.
     pub registry: Registry,
     pub health: HealthReporter,
 }
@@ -78,7 +78,7 @@ impl RouterState {
 
     pub fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
         let models = self.models();
-        let Some(first) = models.first() else { return Err(Error::unavailable("no model is served here yet")) };
+        let Some(first) = models.first() else { return Err(Error::unavailable("this router serves no model yet")) };
         let Some(name) = name.filter(|name| !name.is_empty()) else {
             return Err(Error::missing("model", &format!("the name of a model, such as '{}'", first.name())));
         };
@@ -88,7 +88,7 @@ impl RouterState {
         })
     }
 
-    /// Where leaving the name out is not ambiguous, it may be.
+    /// The named model. The name may be omitted if there is only one model.
     pub fn model_or_only(&self, name: Option<&str>) -> Result<Arc<ServedModel>, Error> {
         match (name.filter(|name| !name.is_empty()), self.models().as_slice()) {
             (None, [only]) => Ok(only.clone()),
@@ -96,8 +96,8 @@ impl RouterState {
         }
     }
 
-    /// Whether requests can be answered: not draining, and of every model that is served an engine answers now. One
-    /// that is being retired, or has been, does not count where there are others.
+    /// Err: requests cannot be answered now, because the router drains or an engine does not answer. Every model with
+    /// the best standing must have an engine that answers. A model whose engines all drain matters only if all do.
     pub async fn ready(&self) -> Result<(), Error> {
         if self.admission.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
@@ -105,7 +105,7 @@ impl RouterState {
         let models = self.models();
         let served: Vec<_> = models.iter().filter_map(|model| Some((model.pool.standing()?, model))).collect();
         let Some(best) = served.iter().map(|(standing, _)| *standing).min() else {
-            return Err(Error::unavailable("no model is served here now"));
+            return Err(Error::unavailable("no model has an engine now"));
         };
         for (_, model) in served.iter().filter(|(standing, _)| *standing == best) {
             model.bounds().await?;

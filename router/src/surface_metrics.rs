@@ -1,4 +1,4 @@
-//! Counts what the API's surfaces answer: requests by endpoint and status, and connections that are cut.
+//! Metrics of HTTP and gRPC: requests by endpoint and status, and closed connections.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -25,8 +25,8 @@ impl SurfaceMetrics {
     }
 
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Requests by the status of their answer; `status` is HTTP's, or gRPC's number. Errors later in a stream \
-            do not count here";
+        let help = "Requests by the status of their answer; `status` is the HTTP status or the gRPC code. Errors later in \
+            a stream do not count here";
         registry.register("rein_requests", help, self.requests.clone());
         let help = "Connections closed because a write made no progress for `--client-stall-timeout` and 5 s";
         registry.register("rein_stalled_connections", help, self.connections_cut.clone());

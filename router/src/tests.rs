@@ -1,18 +1,19 @@
-//! The router as a client sees it, over a scripted engine.
+//! The router as its clients see it, with a scripted engine.
 
 mod bad_input;
 mod calls;
 mod chat;
 mod completions;
+mod control_tokens;
 mod conversations;
 mod description;
-mod edges;
 pub(crate) mod fake;
 mod fields;
 mod grpc;
 mod grpc_fields;
-mod guard;
 mod hostile;
+mod ignored_inputs;
+mod keys_and_queue;
 mod lifecycle;
 #[path = "../../tests/metrics_reference.rs"]
 mod metrics_reference;
@@ -20,7 +21,6 @@ mod metrics_reference;
 mod model_dir;
 mod pool;
 mod random;
-mod unheeded;
 
 use std::{collections::HashMap, path::PathBuf, sync::atomic::AtomicU32};
 
@@ -87,7 +87,7 @@ impl TestRouter {
         TestRouter { router: Router::new(config, vec![entry]).unwrap(), fake }
     }
 
-    /// With a policy of its own, and enforcement off.
+    /// With this policy, but enforcement off.
     fn with_policy(template: &str, policy: ModelPolicy) -> Self {
         let fake = Fake::default();
         let policy = ModelPolicy { enforcement: Enforcement::Off, ..policy };
@@ -151,13 +151,13 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {}", self.text))
     }
 
-    /// The JSON of a request that went well.
+    /// The JSON of an answer with status 200.
     fn ok(&self) -> Value {
         assert_eq!(self.status, StatusCode::OK, "{}", self.text);
         self.json()
     }
 
-    /// The payloads of an event stream that ends as it should.
+    /// The payloads of an event stream that ends with `[DONE]`.
     fn payloads(&self) -> Vec<Value> {
         let body = self.text.strip_suffix("data: [DONE]\n\n").unwrap_or_else(|| panic!("no [DONE]: {}", self.text));
         let body = body.strip_prefix(": admitted\n\n").unwrap_or_else(|| panic!("no beginning: {}", self.text));
@@ -170,12 +170,12 @@ impl Answer {
     }
 }
 
-/// Bytes of a text as tokens.
+/// The bytes of a text as token ids.
 fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-/// A call as the model writes it.
+/// A tool call as the model writes it.
 fn call(header: &str, arguments: &str) -> Vec<u32> {
     [&[CALL], bytes(header).as_slice(), &[ARGUMENTS], bytes(arguments).as_slice(), &[END_CALL]].concat()
 }
@@ -185,7 +185,7 @@ fn tools(names: &[&str]) -> Value {
     names.iter().map(tool).collect()
 }
 
-/// What a client makes of a stream: per choice the message, as a whole answer has it.
+/// Joins the chunks of a stream to one message per choice, in the same form as [`unfold`].
 fn join(chunks: &[Value]) -> Vec<Value> {
     let mut choices: HashMap<u64, Value> = HashMap::new();
     for choice in chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap()) {
@@ -226,7 +226,7 @@ fn join(chunks: &[Value]) -> Vec<Value> {
     (0..choices.len() as u64).map(|index| choices.remove(&index).unwrap()).collect()
 }
 
-/// The same of a whole answer.
+/// The messages of an answer that is not streamed, in the same form as [`join`].
 fn unfold(body: &Value) -> Vec<Value> {
     let choice = |choice: &Value| {
         let message = &choice["message"];

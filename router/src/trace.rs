@@ -1,5 +1,5 @@
-//! A request in traces and logs: one span from its arrival to its last event, with a child for each of its stages.
-//! Nothing here happens per token.
+//! Traces a request: one span from its arrival to its last event, with a child span for each stage. Nothing here runs
+//! per token.
 
 use rein_proto::{trace, v1};
 use tracing::{Span, field::Empty, info_span};
@@ -7,19 +7,19 @@ use uuid::Uuid;
 
 use crate::limits;
 
-/// The header, or metadata, with the client's id of its request.
+/// The HTTP header or gRPC metadata with the client's own id of a request.
 pub const REQUEST_ID: &str = "x-request-id";
 
-/// One request, under the name that everybody has for it.
+/// The id and the span of one request.
 #[derive(Debug, Clone)]
 pub struct Trace {
-    /// Shown as the response's id, and in every log line about the request.
+    /// The id of the response, which is also in every log line of the request.
     pub id: String,
     pub span: Span,
 }
 
 impl Trace {
-    /// `header` gives the value of a header, or of a call's metadata, by its name.
+    /// `header` returns the value of an HTTP header or of gRPC metadata by name.
     pub fn new<'a>(
         surface: &'static str,
         endpoint: &'static str,
@@ -56,7 +56,7 @@ impl Trace {
         self.span.record("stream", stream);
     }
 
-    /// The status with which the answer begins, in its surface's numbers.
+    /// Records the answer's first status: an HTTP status or a gRPC code.
     pub fn answered(&self, status: u16, failed: bool) {
         self.span.record("status", status);
         if failed {
@@ -68,7 +68,7 @@ impl Trace {
         self.span.record("otel.status_code", "ERROR");
     }
 
-    /// Of a sequence, until an engine has taken it into its queue.
+    /// The span of a sequence until an engine has accepted it.
     pub fn queue(&self) -> Span {
         within(&self.span, info_span!(parent: &self.span, "queue", engine = Empty))
     }
@@ -82,12 +82,12 @@ impl Trace {
     }
 }
 
-/// Of a sequence that has lost its engine, until another one has it.
+/// The span of a sequence that lost its engine, until another engine has accepted it.
 pub fn resume(request: &Span, reason: &str, accepted: usize) -> Span {
     within(request, info_span!(parent: request, "resume", reason, accepted, engine = Empty))
 }
 
-/// The stage, or the request where stages are of no interest: what is logged belongs to it in any case.
+/// The stage's span, or the request's where the filter disables stages, so that log lines always have a span.
 fn within(request: &Span, stage: Span) -> Span {
     if stage.is_disabled() { request.clone() } else { stage }
 }
@@ -101,7 +101,7 @@ fn finish(reason: v1::FinishReason) -> &'static str {
     }
 }
 
-/// Whether a client's id for its request can be its name here.
+/// Whether a client's request id is neither empty nor too long.
 pub fn is_request_id(id: &str) -> bool {
     (1..=limits::REQUEST_ID_BYTES).contains(&id.len())
 }

@@ -407,7 +407,7 @@ fn a_trace_spans_processes_and_shows_a_lost_worker() {
 
     let id = &request.attributes["request_id"];
     let lines = log.lines();
-    for message in ["resuming", "generation over"] {
+    for message in ["lost the engine; resuming", "generation over"] {
         let line = lines.iter().find(|line| line["fields"]["message"] == message);
         assert_eq!(line.map(|line| &line["span"]["request_id"]), Some(&json!(id)), "{message}: {lines:#?}");
     }

@@ -1,7 +1,7 @@
-//! API keys: who may ask, and how much.
+//! API keys: authentication, and rate limits per key. It does not know requests.
 //!
-//! The file holds hashes only. A key is 256 random bits, so a plain SHA-256 is right: what makes password hashes slow
-//! is there to make guessing slow, and nobody guesses 256 bits.
+//! The file has only hashes. A key is 256 random bits, so a plain SHA-256 is enough: slow password hashes protect
+//! secrets that can be guessed, and 256 random bits cannot.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,9 +28,9 @@ use crate::{
     metrics::{NO_LABELS, Samples, on_scrape},
 };
 
-/// Keys of one file: each has labels of its own in `/metrics`.
+/// Most keys in one file: each adds labels to `/metrics`.
 const KEYS: usize = 1024;
-/// Bytes of a key's name.
+/// Most bytes of a key's name.
 const NAME_BYTES: usize = 64;
 
 #[derive(Debug, Deserialize)]
@@ -52,7 +52,7 @@ struct Entry {
     priority: i64,
 }
 
-/// The keys of a file, which is read again when it changes.
+/// The keys of a file, which is reloaded when it changes.
 #[derive(Clone)]
 pub struct ApiKeys {
     clients: Arc<HotReloaded<Vec<Arc<Client>>>>,
@@ -69,7 +69,7 @@ struct Client {
 
 const HASH_BYTES: usize = 32;
 
-/// What a name has used. It outlives changes of the file.
+/// What the key with a name has used. It survives reloads of the file.
 #[derive(Default)]
 struct Usage {
     buckets: Mutex<Buckets>,
@@ -77,13 +77,13 @@ struct Usage {
     requests: AtomicU64,
     tokens: AtomicU64,
     limited: [AtomicU64; LIMITS.len()],
-    long_grammars: Turn,
+    long_grammars: SinglePermit,
 }
 
-/// One at a time.
-struct Turn(Arc<Semaphore>);
+/// A semaphore with one permit.
+struct SinglePermit(Arc<Semaphore>);
 
-impl Default for Turn {
+impl Default for SinglePermit {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(1)))
     }
@@ -100,11 +100,11 @@ const REQUESTS: usize = 0;
 const TOKENS: usize = 1;
 const IN_FLIGHT: usize = 2;
 
-/// Whose request it is.
+/// The key that a request was authenticated with.
 #[derive(Clone)]
 pub struct ApiCaller(Arc<Client>);
 
-/// A limit per minute, what is left of it, and when all of it is there again.
+/// A limit per minute, the rest of it, and how long until all of it is available again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
     pub limit: u64,
@@ -112,7 +112,7 @@ pub struct Rate {
     pub reset: Duration,
 }
 
-/// One request of a key's `max_in_flight`, until dropped.
+/// A request's share of its key's `max_in_flight`. It is returned when dropped.
 pub struct KeyPermit(Arc<Usage>);
 
 impl fmt::Debug for ApiKeys {
@@ -128,18 +128,18 @@ impl fmt::Debug for ApiCaller {
 }
 
 impl ApiKeys {
-    /// `flag` is the option that names the file.
+    /// `flag` is the command line option that names the file.
     pub fn open(flag: &'static str, path: PathBuf) -> Result<Self, FileError> {
         let usages: Mutex<HashMap<String, Arc<Usage>>> = Mutex::default();
         let build = move |files: &[Vec<u8>]| {
             let mut usages = usages.lock().unwrap_or_else(PoisonError::into_inner);
-            clients(&files[0], &mut usages, Instant::now()).map_err(|what| FileProblem::new(0, what))
+            parse_clients(&files[0], &mut usages, Instant::now()).map_err(|what| FileProblem::new(0, what))
         };
         let clients = HotReloaded::open(vec![WatchedFile { flag, path }], build)?;
         Ok(ApiKeys { clients: Arc::new(clients), refused: Arc::default() })
     }
 
-    /// Whose key this is.
+    /// Finds the key that a request has sent.
     pub fn authenticate(&self, key: Option<&[u8]>) -> Result<ApiCaller, Error> {
         let Some(key) = key else {
             self.refused.fetch_add(1, Ordering::Relaxed);
@@ -148,12 +148,12 @@ impl ApiKeys {
         };
         self.find(key).ok_or_else(|| {
             self.refused.fetch_add(1, Ordering::Relaxed);
-            // Not even a part of it is repeated.
-            Error::unauthenticated("the API key is not one of this server's")
+            // The error must not repeat any part of the key.
+            Error::unauthenticated("the API key is not valid for this server")
         })
     }
 
-    /// Takes as long for a wrong key as for a right one, wherever that stands.
+    /// Takes the same time for valid and invalid keys, so that the time reveals nothing about the keys.
     fn find(&self, key: &[u8]) -> Option<ApiCaller> {
         let clients = self.clients.get();
         let given = digest(&SHA256, key);
@@ -177,20 +177,20 @@ impl ApiKeys {
             clients.iter().map(move |client| ([("key", client.name.as_str())], read(&client.usage)))
         };
         let requests = read(|usage| usage.requests.load(Ordering::Relaxed));
-        samples.counter("rein_key_requests", "Requests by API key, where there are keys", requests)?;
+        samples.counter("rein_key_requests", "Requests by API key", requests)?;
         let tokens = read(|usage| usage.tokens.load(Ordering::Relaxed));
-        samples.counter("rein_key_tokens", "Prompt and generated tokens by key", tokens)?;
+        samples.counter("rein_key_tokens", "Prompt and generated tokens by API key", tokens)?;
         let open = read(|usage| usage.in_flight.load(Ordering::Relaxed).into());
-        samples.gauge("rein_key_requests_in_flight", "Open requests by key", open)?;
+        samples.gauge("rein_key_requests_in_flight", "Requests in flight by API key", open)?;
         let limited = clients.iter().flat_map(|client| {
             let counts = LIMITS.iter().zip(&client.usage.limited);
             counts.map(|(limit, count)| {
                 ([("key", client.name.as_str()), ("limit", *limit)], count.load(Ordering::Relaxed))
             })
         });
-        samples.counter("rein_key_limited", "Requests refused by a limit of their key", limited)?;
+        samples.counter("rein_key_limited", "Requests refused by a limit of their API key", limited)?;
         let refused = [(NO_LABELS, self.refused.load(Ordering::Relaxed))];
-        samples.counter("rein_unauthenticated", "Requests without a valid key", refused)
+        samples.counter("rein_unauthenticated", "Requests without a valid API key", refused)
     }
 
     #[cfg(test)]
@@ -200,22 +200,22 @@ impl ApiKeys {
 }
 
 impl ApiCaller {
-    /// Of the key; what may be shown.
+    /// The key's name, which may be shown and logged.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// A request may ask for less urgency than its key has, not for more: else all would.
+    /// The request's priority. It may be less urgent than its key's, but not more.
     pub fn priority(&self, asked: Option<i64>) -> i64 {
         asked.map_or(self.0.priority, |asked| asked.max(self.0.priority))
     }
 
-    /// Grammars of this key that take long to compile have one turn together.
+    /// One permit for all long grammar compilations of this key.
     pub fn long_grammars(&self) -> Arc<Semaphore> {
         self.0.usage.long_grammars.0.clone()
     }
 
-    /// One more request, unless the key's rates forbid it.
+    /// Counts one request. Err: it exceeds a rate limit of the key.
     pub fn begin(&self, now: Instant) -> Result<(), Error> {
         let usage = &self.0.usage;
         let mut buckets = usage.buckets();
@@ -237,7 +237,7 @@ impl ApiCaller {
         Ok(())
     }
 
-    /// Tokens that were read or written for this key.
+    /// Counts prompt or generated tokens.
     pub fn charge(&self, tokens: u64, now: Instant) {
         self.0.usage.tokens.fetch_add(tokens, Ordering::Relaxed);
         if let Some(bucket) = &mut self.0.usage.buckets().tokens {
@@ -245,7 +245,7 @@ impl ApiCaller {
         }
     }
 
-    /// A place among the requests that this key may have open at once.
+    /// Takes one of the key's `max_in_flight`. Err: none is free.
     pub fn enter(&self) -> Result<KeyPermit, Error> {
         let usage = &self.0.usage;
         let place = KeyPermit(usage.clone());
@@ -258,11 +258,11 @@ impl ApiCaller {
 
     fn limited(&self, limit: usize, what: String, wait: Duration) -> Error {
         self.0.usage.limited[limit].fetch_add(1, Ordering::Relaxed);
-        let message = format!("the key '{}' may have {what}; try again later", self.0.name);
+        let message = format!("the key '{}' is limited to {what}; try again later", self.0.name);
         Error { retry_after: Some(wait), code: Some("rate_limit_exceeded"), ..Error::full(message) }
     }
 
-    /// The key's rates, of requests and of tokens. None: there is no limit.
+    /// The key's rates of requests and of tokens. None: there is no limit.
     pub fn rates(&self, now: Instant) -> [Option<Rate>; 2] {
         let mut buckets = self.0.usage.buckets();
         let Buckets { requests, tokens } = &mut *buckets;
@@ -287,21 +287,25 @@ impl Usage {
     }
 }
 
-/// Reads the file. Of the errors, the first.
-fn clients(bytes: &[u8], usages: &mut HashMap<String, Arc<Usage>>, now: Instant) -> Result<Vec<Arc<Client>>, String> {
+/// Parses the file. Err: the first error.
+fn parse_clients(
+    bytes: &[u8],
+    usages: &mut HashMap<String, Arc<Usage>>,
+    now: Instant,
+) -> Result<Vec<Arc<Client>>, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("is not UTF-8: {error}"))?;
-    // Without the line that it would quote: that could hold a key where a hash should be.
+    // The error must not quote the line: it could have a key in place of a hash.
     let file: File = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
-        // Nor the value that is of a wrong type.
+        // For the same reason, the wrong value is cut off.
         let what = error.message().split(" \"").next().unwrap_or_default();
         format!("line {line}: {what}")
     })?;
     if file.key.is_empty() {
-        return Err("holds no [[key]]: nobody could ask anything".into());
+        return Err("must have at least one [[key]], got none".into());
     }
     if file.key.len() > KEYS {
-        return Err(format!("holds {} keys, at most {KEYS} are allowed", file.key.len()));
+        return Err(format!("must have at most {KEYS} keys, got {}", file.key.len()));
     }
     let (mut names, mut hashes) = (HashSet::new(), HashSet::new());
     let mut checked = Vec::new();
@@ -312,14 +316,14 @@ fn clients(bytes: &[u8], usages: &mut HashMap<String, Arc<Usage>>, now: Instant)
             let what = format!("must have 1 to {NAME_BYTES} letters, digits, dots, dashes or underscores");
             return Err(format!("{} {what}", at("name")));
         }
-        let hash = hash(&entry.hash).ok_or_else(|| {
+        let hash = parse_hash(&entry.hash).ok_or_else(|| {
             format!("{} must be the SHA-256 of the key in 64 hexadecimal digits, as 'rein key' prints it", at("hash"))
         })?;
         if !names.insert(&entry.name) {
-            return Err(format!("{} is '{}', which another key has", at("name"), entry.name));
+            return Err(format!("{} must be unique: another key is named '{}', too", at("name"), entry.name));
         }
         if !hashes.insert(hash) {
-            return Err(format!("{} is another key's as well", at("hash")));
+            return Err(format!("{} must be unique: another key has the same hash", at("hash")));
         }
         let limits = [
             ("requests_per_minute", entry.requests_per_minute),
@@ -327,17 +331,17 @@ fn clients(bytes: &[u8], usages: &mut HashMap<String, Arc<Usage>>, now: Instant)
             ("max_in_flight", entry.max_in_flight.map(u64::from)),
         ];
         if let Some((field, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
-            return Err(format!("{} must be at least 1; without it there is no limit", at(field)));
+            return Err(format!("{} must be at least 1, got 0; leave it out for no limit", at(field)));
         }
         checked.push((entry, hash));
     }
-    // Only a file that is right changes anything.
+    // Only a valid file changes anything.
     usages.retain(|name, _| names.contains(name));
     let client = |(entry, hash): (&Entry, [u8; HASH_BYTES])| {
         let usage = usages.entry(entry.name.clone()).or_default().clone();
         let mut buckets = usage.buckets();
-        set(&mut buckets.requests, entry.requests_per_minute, now);
-        set(&mut buckets.tokens, entry.tokens_per_minute, now);
+        set_limit(&mut buckets.requests, entry.requests_per_minute, now);
+        set_limit(&mut buckets.tokens, entry.tokens_per_minute, now);
         drop(buckets);
         let max_in_flight = entry.max_in_flight.unwrap_or(u32::MAX);
         Arc::new(Client { name: entry.name.clone(), hash, max_in_flight, priority: entry.priority, usage })
@@ -345,7 +349,7 @@ fn clients(bytes: &[u8], usages: &mut HashMap<String, Arc<Usage>>, now: Instant)
     Ok(checked.into_iter().map(client).collect())
 }
 
-fn set(bucket: &mut Option<TokenBucket>, per_minute: Option<u64>, now: Instant) {
+fn set_limit(bucket: &mut Option<TokenBucket>, per_minute: Option<u64>, now: Instant) {
     match (bucket.as_mut(), per_minute) {
         (Some(bucket), Some(per_minute)) if bucket.limit() == per_minute => {}
         (Some(bucket), Some(per_minute)) => bucket.resize(per_minute, now),
@@ -353,7 +357,7 @@ fn set(bucket: &mut Option<TokenBucket>, per_minute: Option<u64>, now: Instant) 
     }
 }
 
-fn hash(text: &str) -> Option<[u8; HASH_BYTES]> {
+fn parse_hash(text: &str) -> Option<[u8; HASH_BYTES]> {
     let digits = text.strip_prefix("sha256:").unwrap_or(text).as_bytes();
     if digits.len() != 2 * HASH_BYTES {
         return None;
@@ -366,12 +370,12 @@ fn hash(text: &str) -> Option<[u8; HASH_BYTES]> {
     Some(hash)
 }
 
-/// What is wrong with the text of a key file, if anything.
+/// Checks the text of a key file.
 pub fn check(text: &str) -> Result<(), String> {
-    clients(text.as_bytes(), &mut HashMap::new(), Instant::now()).map(drop)
+    parse_clients(text.as_bytes(), &mut HashMap::new(), Instant::now()).map(drop)
 }
 
-/// The hash of a key, as the file holds it.
+/// The hash of a key, as it is written in the file.
 pub fn hashed(key: &str) -> String {
     sha256_hex(key.as_bytes())
 }

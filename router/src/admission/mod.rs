@@ -1,4 +1,5 @@
-//! Bounded requests in flight and in line, and the end of them.
+//! Admission control: bounds the requests in flight and the requests that wait, and drains or aborts them. It does not
+//! know models or engines.
 
 pub mod keys;
 mod queue;
@@ -26,8 +27,9 @@ use crate::{
     limits,
     metrics::{Durations, NO_LABELS, Samples, on_scrape},
 };
-use queue::{QueueStep, Ticket, WaitQueue};
+use queue::{EnqueueOutcome, Ticket, WaitQueue};
 
+/// Admits requests. One for all requests of a router.
 pub struct Admission(Arc<Shared>);
 
 struct Shared {
@@ -36,7 +38,7 @@ struct Shared {
     state: Mutex<State>,
     draining: AtomicBool,
     aborted: watch::Sender<bool>,
-    /// Requests that are here in any way.
+    /// Number of requests that are pending, waiting or in flight.
     present: watch::Sender<usize>,
     waited: Durations,
     full: AtomicU64,
@@ -45,11 +47,11 @@ struct Shared {
 
 struct State {
     queue: WaitQueue,
-    /// To whoever waits.
-    calls: HashMap<Ticket, oneshot::Sender<()>>,
+    /// Wakes waiting requests when they are admitted.
+    wakers: HashMap<Ticket, oneshot::Sender<()>>,
 }
 
-/// A request that may be read and then line up. Dropped, it is gone.
+/// A request whose body may be read. It enters the queue with [`PendingRequest::admit`], and leaves when dropped.
 pub struct PendingRequest(RequestSlot);
 
 /// One request in flight, until dropped.
@@ -58,54 +60,57 @@ pub struct InFlightPermit {
     aborted: watch::Receiver<bool>,
 }
 
-/// One request's part of the hall.
+/// The place of one request in the queue or in flight. It is freed when dropped.
 struct RequestSlot {
     shared: Arc<Shared>,
     stage: Stage,
-    /// What it takes of its key's limit.
-    _of_key: Option<KeyPermit>,
+    /// The request's share of its key's `max_in_flight`.
+    _key_permit: Option<KeyPermit>,
 }
 
 enum Stage {
-    Coming,
+    Pending,
     Waiting(Ticket),
-    Served(Instant),
-    Gone,
+    InFlight(Instant),
+    Rejected,
 }
 
 impl InFlightPermit {
-    /// An engine's refusal, with the time after which requests that are here now will be done.
+    /// Sets `Retry-After` of an engine's refusal to the mean time that a request is in flight.
     pub fn in_line(&self, error: Error) -> Error {
         match error.kind {
-            Kind::Full => Error { retry_after: Some(retry_after(self.slot.shared.state().queue.service())), ..error },
+            Kind::Full => {
+                Error { retry_after: Some(retry_after(self.slot.shared.state().queue.mean_time_in_flight())), ..error }
+            }
             _ => error,
         }
     }
 
-    /// Returns when the request has to end now. Cancel-safe.
+    /// Returns when the router aborts all requests. Cancel-safe.
     pub async fn aborted(&mut self) {
-        raised(&mut self.aborted).await;
+        wait_until_set(&mut self.aborted).await;
     }
 
-    /// The same without borrowing the permit.
+    /// The same as [`Self::aborted`], without borrowing the permit.
     pub fn when_aborted(&self) -> impl Future<Output = ()> + use<> {
         let mut aborted = self.aborted.clone();
-        async move { raised(&mut aborted).await }
+        async move { wait_until_set(&mut aborted).await }
     }
 }
 
 impl PendingRequest {
-    /// Waits for this request's turn; lower priorities are earlier. Who could only be served late is sent away at once.
+    /// Waits for an in-flight slot. Lower priorities are admitted earlier. A request that would wait until after its
+    /// deadline is rejected at once.
     pub async fn admit(mut self, priority: i64, deadline: Instant) -> Result<InFlightPermit, Error> {
         let began = Instant::now();
-        if let Some(called) = self.0.line_up(priority, began, deadline)? {
+        if let Some(woken) = self.0.enqueue(priority, began, deadline)? {
             tokio::select! {
                 biased;
-                // The hall lives as long as this place, and with it who calls.
-                _ = called => {}
+                // The sender lives in the shared state until it is used: this never fails.
+                _ = woken => {}
                 () = sleep_until(deadline) => return Err(Error::deadline()),
             }
-            self.0.stage = Stage::Served(Instant::now());
+            self.0.stage = Stage::InFlight(Instant::now());
         }
         self.0.shared.waited.observe(began.elapsed());
         let aborted = self.0.shared.aborted.subscribe();
@@ -114,28 +119,28 @@ impl PendingRequest {
 }
 
 impl RequestSlot {
-    /// Some: to wait for.
-    fn line_up(
+    /// Enters the queue. None: the request is in flight. Some: it is when this receiver returns.
+    fn enqueue(
         &mut self,
         priority: i64,
         now: Instant,
         deadline: Instant,
     ) -> Result<Option<oneshot::Receiver<()>>, Error> {
         let mut state = self.shared.state();
-        match state.queue.line_up(priority, now, deadline) {
-            QueueStep::Go => {
-                self.stage = Stage::Served(now);
+        match state.queue.enqueue(priority, now, deadline) {
+            EnqueueOutcome::Admitted => {
+                self.stage = Stage::InFlight(now);
                 Ok(None)
             }
-            QueueStep::Wait(ticket) => {
-                let (call, called) = oneshot::channel();
-                state.calls.insert(ticket, call);
+            EnqueueOutcome::Waiting(ticket) => {
+                let (waker, woken) = oneshot::channel();
+                state.wakers.insert(ticket, waker);
                 self.stage = Stage::Waiting(ticket);
-                Ok(Some(called))
+                Ok(Some(woken))
             }
-            QueueStep::Late(after) => {
-                self.stage = Stage::Gone;
-                self.shared.tell(&state);
+            EnqueueOutcome::TooLate(after) => {
+                self.stage = Stage::Rejected;
+                self.shared.publish_present(&state);
                 self.shared.late.fetch_add(1, Ordering::Relaxed);
                 let message = "this request would wait in the queue until after its deadline; try again later";
                 Err(Error {
@@ -152,24 +157,24 @@ impl Drop for RequestSlot {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         let next = match self.stage {
-            Stage::Coming => {
-                state.queue.turn_back();
+            Stage::Pending => {
+                state.queue.leave_pending();
                 None
             }
-            Stage::Waiting(ticket) if state.queue.give_up(ticket) => {
-                state.calls.remove(&ticket);
+            Stage::Waiting(ticket) if state.queue.cancel(ticket) => {
+                state.wakers.remove(&ticket);
                 None
             }
-            // It was called and did not hear it any more.
-            Stage::Waiting(_) => state.queue.done(None),
-            Stage::Served(since) => state.queue.done(Some(since.elapsed())),
-            Stage::Gone => return,
+            // It was admitted, but dropped before it was woken.
+            Stage::Waiting(_) => state.queue.finish(None),
+            Stage::InFlight(since) => state.queue.finish(Some(since.elapsed())),
+            Stage::Rejected => return,
         };
-        if let Some(call) = next.and_then(|ticket| state.calls.remove(&ticket)) {
-            // One that does not hear it is about to be dropped, and passes it on.
-            let _ = call.send(());
+        if let Some(waker) = next.and_then(|ticket| state.wakers.remove(&ticket)) {
+            // If the receiver is gone, that request is about to be dropped, and admits the next one.
+            let _ = waker.send(());
         }
-        self.shared.tell(&state);
+        self.shared.publish_present(&state);
     }
 }
 
@@ -178,12 +183,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, state: &State) {
+    fn publish_present(&self, state: &State) {
         self.present.send_replace(state.queue.present());
     }
 }
 
-/// At least a second, and no longer than anybody would believe.
+/// The value of `Retry-After`: the estimate within the limits, or the shortest if there is none.
 fn retry_after(estimate: Option<Duration>) -> Duration {
     estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::RETRY_AFTER_MOST)
 }
@@ -192,21 +197,22 @@ impl Shared {
     fn write(&self, samples: &mut Samples<'_>) -> fmt::Result {
         let (waiting, in_flight) = {
             let state = self.state();
-            (state.queue.waiting(), state.queue.served())
+            (state.queue.waiting(), state.queue.in_flight())
         };
         for (name, help, value) in [
             ("rein_requests_in_flight", "Admitted requests", in_flight),
-            ("rein_requests_in_flight_limit", "Requests in flight above which 429 is answered", self.limit as usize),
+            ("rein_requests_in_flight_limit", "Most requests in flight", self.limit as usize),
             ("rein_requests_waiting", "Requests in the router's queue", waiting),
             (
                 "rein_requests_waiting_limit",
-                "Requests beyond those in flight, above which 429 is answered",
+                "Most requests in the router's queue; further requests get 429",
                 self.queue as usize,
             ),
         ] {
             samples.gauge(name, help, [(NO_LABELS, value)])?;
         }
-        let help = "Requests that the queue refused: it was `full`, or their `deadline` could not be met";
+        let help =
+            "Requests that were refused because the queue was `full` or because they would miss their `deadline`";
         let shed = [("full", &self.full), ("deadline", &self.late)];
         let shed = shed.map(|(reason, count)| ([("reason", reason)], count.load(Ordering::Relaxed)));
         samples.counter("rein_requests_shed", help, shed)
@@ -214,14 +220,14 @@ impl Shared {
 }
 
 impl Admission {
-    /// `queue`: requests that may be here beyond those in flight.
+    /// `limit`: most requests in flight. `queue`: most requests that wait or whose bodies are being read.
     pub fn new(limit: u32, queue: u32) -> Self {
         Admission(Arc::new(Shared {
             limit,
             queue,
             state: Mutex::new(State {
                 queue: WaitQueue::new(limit as usize, queue as usize, Instant::now()),
-                calls: HashMap::new(),
+                wakers: HashMap::new(),
             }),
             draining: AtomicBool::new(false),
             aborted: watch::Sender::new(false),
@@ -232,22 +238,23 @@ impl Admission {
         }))
     }
 
-    pub fn enter(&self, of_key: Option<KeyPermit>) -> Result<PendingRequest, Error> {
+    /// Registers a new request before its body is read. Err: the queue is full, or the router drains.
+    pub fn enter(&self, key_permit: Option<KeyPermit>) -> Result<PendingRequest, Error> {
         if self.draining() {
             return Err(Error::unavailable("this server is draining and takes no new requests"));
         }
         let mut state = self.0.state();
-        state.queue.come().map_err(|after| {
+        state.queue.enter().map_err(|after| {
             self.0.full.fetch_add(1, Ordering::Relaxed);
             let (limit, queue) = (self.0.limit, self.0.queue);
             let message = format!(
-                "this server has {limit} requests in flight and {queue} in its queue, which is its limit; try again later"
+                "this server is full: it has {limit} requests in flight and {queue} in its queue; try again later"
             );
             Error { retry_after: Some(retry_after(after)), ..Error::full(message) }
         })?;
-        self.0.tell(&state);
+        self.0.publish_present(&state);
         drop(state);
-        Ok(PendingRequest(RequestSlot { shared: self.0.clone(), stage: Stage::Coming, _of_key: of_key }))
+        Ok(PendingRequest(RequestSlot { shared: self.0.clone(), stage: Stage::Pending, _key_permit: key_permit }))
     }
 
     pub fn draining(&self) -> bool {
@@ -255,29 +262,29 @@ impl Admission {
     }
 
     pub fn in_flight(&self) -> usize {
-        self.0.state().queue.served()
+        self.0.state().queue.in_flight()
     }
 
-    /// Admits nothing more and returns when the last request is done.
+    /// Rejects new requests and returns when the last open one is done.
     pub async fn drain(&self) {
         self.0.draining.store(true, Ordering::Release);
-        // An error means that the sender is gone, which lives as long as this.
+        // The sender lives as long as `self`: this never fails.
         let _ = self.0.present.subscribe().wait_for(|present| *present == 0).await;
     }
 
-    /// Admits nothing more and ends what is open.
+    /// Rejects new requests and aborts the open ones.
     pub fn abort(&self) {
         self.0.draining.store(true, Ordering::Release);
         self.0.aborted.send_replace(true);
     }
 
-    /// Does a request's work, unless the server stops before it is done.
+    /// Runs `work`. Err: the router aborted before it was done.
     pub async fn unless_aborted<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let mut aborted = self.0.aborted.subscribe();
         tokio::select! {
             biased;
             result = work => result,
-            () = raised(&mut aborted) => Err(Error::shutting_down()),
+            () = wait_until_set(&mut aborted) => Err(Error::shutting_down()),
         }
     }
 
@@ -289,9 +296,9 @@ impl Admission {
     }
 }
 
-async fn raised(flag: &mut watch::Receiver<bool>) {
-    if flag.wait_for(|raised| *raised).await.is_err() {
-        // The router is gone, and with it who could raise it.
+async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
+    if flag.wait_for(|set| *set).await.is_err() {
+        // The sender is dropped: the flag is never set.
         std::future::pending().await
     }
 }

@@ -10,7 +10,7 @@ fn admitted(admission: &Admission, priority: i64) -> BoxFuture<'static, Result<I
 }
 
 #[tokio::test]
-async fn full_then_free_then_draining() {
+async fn a_full_router_refuses_and_a_draining_router_finishes_its_requests() {
     let admission = Admission::new(2, 0);
     let first = admitted(&admission, 0).await.unwrap();
     let second = admitted(&admission, 0).await.unwrap();
@@ -29,7 +29,7 @@ async fn full_then_free_then_draining() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_waits_and_urgent_ones_go_first() {
+async fn a_burst_waits_and_urgent_requests_are_admitted_first() {
     let admission = Admission::new(1, 3);
     let first = admitted(&admission, 0).await.unwrap();
     let [mut calm, mut normal, mut urgent] = [10, 0, -10].map(|priority| admitted(&admission, priority));
@@ -44,7 +44,7 @@ async fn a_burst_waits_and_urgent_ones_go_first() {
     drop(first);
     assert!(futures::poll!(normal.as_mut()).is_pending());
     let urgent = urgent.await.unwrap();
-    // One that leaves the line leaves no gap.
+    // A request that leaves the queue frees its place.
     drop(normal);
     assert!(futures::poll!(calm.as_mut()).is_pending());
     drop(urgent);
@@ -53,7 +53,7 @@ async fn a_burst_waits_and_urgent_ones_go_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_is_drained_aborted_or_told_that_time_is_over() {
+async fn waiting_requests_are_drained_aborted_or_end_at_their_deadline() {
     let admission = Admission::new(1, 3);
     let first = admitted(&admission, 0).await.unwrap();
     let impatient = admission.enter(None).unwrap();
@@ -64,7 +64,7 @@ async fn who_waits_is_drained_aborted_or_told_that_time_is_over() {
     let mut drain = Box::pin(admission.drain());
     assert!(futures::poll!(drain.as_mut()).is_pending());
     drop(first);
-    // It had come before the drain, and is served.
+    // It entered before the drain, so it is admitted.
     let served = waiting.await.unwrap();
     assert!(futures::poll!(drain.as_mut()).is_pending());
     drop(served);
@@ -79,7 +79,7 @@ async fn who_waits_is_drained_aborted_or_told_that_time_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn measured_time_sends_away_who_would_be_late() {
+async fn a_request_that_would_miss_its_deadline_is_rejected_at_once() {
     let admission = Admission::new(1, 8);
     let first = admitted(&admission, 0).await.unwrap();
     tokio::time::advance(Duration::from_secs(20)).await;
@@ -93,26 +93,26 @@ async fn measured_time_sends_away_who_would_be_late() {
     assert!(futures::poll!(patient.as_mut()).is_pending());
 }
 
-/// Requests that come, wait, leave at any point and end in any order: no permit is lost, none is there twice.
+/// Requests enter, wait, leave at any point and end in any order: no permit is lost or given twice.
 #[tokio::test(start_paused = true)]
-async fn no_permit_is_lost_whoever_leaves_when() {
+async fn no_permit_is_lost_in_any_order_of_events() {
     for seed in 0..200 {
         let mut random = StdRng::seed_from_u64(seed);
-        let room = random.random_range(1..4);
-        let admission = Admission::new(room, 6);
-        let (mut places, mut waiting, mut permits) = (Vec::new(), Vec::new(), Vec::new());
+        let slots = random.random_range(1..4);
+        let admission = Admission::new(slots, 6);
+        let (mut pending, mut waiting, mut permits) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..300 {
             match random.random_range(0..6) {
-                0 => places.extend(admission.enter(None).ok()),
-                1 if !places.is_empty() => {
-                    let place: PendingRequest = places.swap_remove(random.random_range(0..places.len()));
-                    let admitted = place.admit(random.random_range(-3..3), Instant::now() + LONG);
+                0 => pending.extend(admission.enter(None).ok()),
+                1 if !pending.is_empty() => {
+                    let request: PendingRequest = pending.swap_remove(random.random_range(0..pending.len()));
+                    let admitted = request.admit(random.random_range(-3..3), Instant::now() + LONG);
                     waiting.push(admitted.boxed());
                 }
-                // Leaves, called or not.
+                // Leaves, admitted or not.
                 2 if !waiting.is_empty() => drop(waiting.swap_remove(random.random_range(0..waiting.len()))),
                 3 if !permits.is_empty() => drop(permits.swap_remove(random.random_range(0..permits.len()))),
-                4 if !places.is_empty() && random.random_bool(0.3) => drop(places.pop()),
+                4 if !pending.is_empty() && random.random_bool(0.3) => drop(pending.pop()),
                 _ if !waiting.is_empty() => {
                     let at = random.random_range(0..waiting.len());
                     if let std::task::Poll::Ready(permit) = futures::poll!(waiting[at].as_mut()) {
@@ -122,12 +122,12 @@ async fn no_permit_is_lost_whoever_leaves_when() {
                 }
                 _ => {}
             }
-            assert!(permits.len() <= room as usize, "seed {seed}");
+            assert!(permits.len() <= slots as usize, "seed {seed}");
         }
-        drop((places, waiting, permits));
+        drop((pending, waiting, permits));
         assert_eq!((admission.in_flight(), *admission.0.present.borrow()), (0, 0), "seed {seed}");
-        assert!(admission.0.state().calls.is_empty(), "seed {seed}");
-        for _ in 0..room {
+        assert!(admission.0.state().wakers.is_empty(), "seed {seed}");
+        for _ in 0..slots {
             permits_are_free(&admission).await;
         }
     }

@@ -19,7 +19,7 @@ async fn small_work_does_not_wait_behind_large_work() {
         let workers = workers.clone();
         tokio::spawn(async move { workers.run(limits::LARGE_WORK_BYTES + 1, soon(), work).await })
     };
-    // The thread waits until the test ends it.
+    // The thread blocks until the test drops `end`.
     let first = large(Box::new(move || Ok(ended.recv().is_ok())));
     let second = large(Box::new(|| Ok(true)));
     while workers.all.available_permits() == 2 {
@@ -33,7 +33,7 @@ async fn small_work_does_not_wait_behind_large_work() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_passes_in_line_or_at_work_ends_the_wait() {
+async fn a_deadline_ends_the_wait_for_a_thread_and_for_the_work() {
     let workers = workers(2);
     let (end, ended) = mpsc::sync_channel::<()>(0);
     let late = || Instant::now() + Duration::from_millis(20);

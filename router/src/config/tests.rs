@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn origins_are_what_browsers_send() {
+fn origins_are_parsed_as_browsers_send_them() {
     for (text, origin) in [
         ("https://chat.example", "https://chat.example"),
         ("HTTPS://Chat.Example:443", "https://chat.example"),

@@ -1,10 +1,11 @@
-//! Whether an engine is to be asked: a circuit breaker. No clock: a function of what happened and `now`, so that a seed
-//! replays it.
+//! The circuit breaker of one engine. It has no clock, so that tests replay it from a seed: every method takes `now`.
 //!
-//! *Closed*: the engine is asked. It opens when the engine is gone, or after several failures in a while. *Open*: it
-//! is not asked, for a time that grows with each failure in a row. *Half open*: after that time one request goes there;
-//! its end decides. The times differ from engine to engine by their names, so that engines that fell together are not
-//! tried together.
+//! - *Closed*: the engine gets sequences. The breaker opens when the engine is gone, or after `FAILURES` failures
+//!   within `WINDOW`.
+//! - *Open*: the engine gets no sequences, for a time that doubles each time the breaker opens in a row.
+//! - *Half open*: after that time one sequence, the probe, goes to the engine. Its outcome closes or opens the breaker.
+//!
+//! The times have a jitter from the engine's name, so that engines that failed together are not probed together.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,29 +14,31 @@ use tokio::time::Instant;
 
 use crate::fleet::route;
 
-/// Failures within `WINDOW` that open it.
+/// Failures within [`WINDOW`] that open the breaker.
 pub const FAILURES: usize = 3;
+/// Time over which failures are counted.
 pub const WINDOW: Duration = Duration::from_secs(30);
-/// How long it is open at first; each time in a row doubles it ...
+/// How long the breaker is open the first time. It doubles each further time in a row.
 pub const OPEN_FIRST: Duration = Duration::from_secs(1);
-/// ... up to this, give or take a quarter.
+/// Longest time that the breaker is open, before a jitter of 25 %.
 pub const OPEN_MOST: Duration = Duration::from_secs(30);
-/// A probe that has not come back for so long is not waited for any more: another may go.
+/// A probe without an outcome after this time is given up, and another one is allowed.
 pub const PROBE_TIME: Duration = Duration::from_secs(10);
-/// An engine that did not fail for so long starts again with the shortest time.
-pub const CLEAN: Duration = Duration::from_secs(60);
+/// After this time without a failure, the breaker's next opening takes [`OPEN_FIRST`] again.
+pub const RESET_AFTER: Duration = Duration::from_secs(60);
 
+/// The circuit breaker of one engine.
 #[derive(Debug, Clone)]
 pub struct CircuitBreaker {
     state: State,
-    /// When it failed lately, at most `FAILURES` times.
+    /// Times of the recent failures, at most `FAILURES`.
     failures: VecDeque<Instant>,
-    /// Times that it opened in a row.
+    /// How often it opened in a row.
     opened: u32,
     last_failure: Option<Instant>,
-    /// Of its name.
-    jitter: u64,
-    /// Tells probes apart.
+    /// Seed of the jitter, from the engine's name.
+    jitter_seed: u64,
+    /// Number of probes, which identifies the current one.
     probes: u64,
 }
 
@@ -46,27 +49,27 @@ enum State {
     HalfOpen { probe: u64, since: Instant },
 }
 
-/// Leave to ask once. Its outcome is told with it.
+/// Permission to send one sequence. Its outcome is reported with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
-    /// None: the breaker was closed.
+    /// The probe's number. None: the breaker was closed.
     probe: Option<u64>,
 }
 
 /// How an engine failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It cannot be reached or lost its workers: no request would fare better.
+    /// It cannot be reached or lost its workers: every sequence would fail.
     Gone,
-    /// It failed on this one.
-    Erred,
+    /// It failed on this sequence.
+    Failed,
 }
 
-/// For metrics and for picking.
+/// The breaker's state at a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
     Closed,
-    /// It failed lately, not often enough to open: others are better.
+    /// Closed with recent failures: other engines are preferred.
     Suspect,
     Open,
     HalfOpen,
@@ -74,13 +77,13 @@ pub enum Condition {
 
 impl CircuitBreaker {
     pub fn new(name: &str) -> Self {
-        let jitter = route::key(name);
+        let jitter_seed = route::key(name);
         CircuitBreaker {
             state: State::Closed,
             failures: VecDeque::new(),
             opened: 0,
             last_failure: None,
-            jitter,
+            jitter_seed,
             probes: 0,
         }
     }
@@ -95,8 +98,8 @@ impl CircuitBreaker {
         }
     }
 
-    /// Whether `begin` would give leave.
-    pub fn lets(&self, now: Instant) -> bool {
+    /// Whether `begin` would return a pass.
+    pub fn allows(&self, now: Instant) -> bool {
         match self.state {
             State::Closed => true,
             State::Open { until } => now >= until,
@@ -104,7 +107,7 @@ impl CircuitBreaker {
         }
     }
 
-    /// When it will, if it would not now. For Retry-After.
+    /// From when on `begin` returns a pass. None: the breaker is closed.
     pub fn opens_at(&self) -> Option<Instant> {
         match self.state {
             State::Closed => None,
@@ -113,9 +116,10 @@ impl CircuitBreaker {
         }
     }
 
-    /// Leave to ask the engine, if it may be asked now. Every pass ends with one of the next three.
+    /// A pass for one sequence, if the engine may get one now. Every pass ends with `succeeded`, `abandoned` or
+    /// `failed`.
     pub fn begin(&mut self, now: Instant) -> Option<Pass> {
-        if !self.lets(now) {
+        if !self.allows(now) {
             return None;
         }
         if self.state == State::Closed {
@@ -133,7 +137,7 @@ impl CircuitBreaker {
         }
     }
 
-    /// Nothing was learned: the client left, say.
+    /// The sequence ended without an outcome, for example because the client left.
     pub fn abandoned(&mut self, pass: Pass, now: Instant) {
         if self.is_current(pass) {
             self.state = State::Open { until: now };
@@ -141,10 +145,10 @@ impl CircuitBreaker {
     }
 
     pub fn failed(&mut self, pass: Pass, fault: Fault, now: Instant) {
-        let clean = self.last_failure.is_none_or(|last| now.saturating_duration_since(last) >= CLEAN);
+        let clean = self.last_failure.is_none_or(|last| now.saturating_duration_since(last) >= RESET_AFTER);
         self.last_failure = Some(now);
         match self.state {
-            // Passes given before it opened end now: they tell nothing new.
+            // The pass was given before the breaker opened.
             State::Open { .. } => {}
             State::HalfOpen { .. } if self.is_current(pass) => self.open(now),
             State::HalfOpen { .. } => {}
@@ -161,7 +165,7 @@ impl CircuitBreaker {
         }
     }
 
-    /// Whether the pass is the probe that is waited for.
+    /// Whether the pass is the current probe.
     fn is_current(&self, pass: Pass) -> bool {
         matches!(self.state, State::HalfOpen { probe, .. } if pass.probe == Some(probe))
     }
@@ -170,12 +174,12 @@ impl CircuitBreaker {
         let doubled = OPEN_FIRST.saturating_mul(1 << self.opened.min(16)).min(OPEN_MOST);
         self.opened = self.opened.saturating_add(1);
         self.failures.clear();
-        self.state = State::Open { until: now + doubled.mul_f64(self.stretch()) };
+        self.state = State::Open { until: now + doubled.mul_f64(self.jitter_factor()) };
     }
 
-    /// Between 3/4 and 5/4; another each time.
-    fn stretch(&self) -> f64 {
-        0.75 + (mix(self.jitter ^ u64::from(self.opened)) >> 11) as f64 / (1u64 << 53) as f64 / 2.0
+    /// Between 0.75 and 1.25, different each time.
+    fn jitter_factor(&self) -> f64 {
+        0.75 + (mix(self.jitter_seed ^ u64::from(self.opened)) >> 11) as f64 / (1u64 << 53) as f64 / 2.0
     }
 }
 

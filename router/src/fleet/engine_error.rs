@@ -1,9 +1,9 @@
-//! What an engine's status means to the client.
+//! Maps gRPC statuses of engines to errors for the client.
 
 use crate::error::{Error, Kind};
 
 impl Error {
-    /// What a failed call to an engine means to the client.
+    /// The client's error for a failed call to an engine.
     pub fn from_engine(status: &tonic::Status) -> Self {
         match status.code() {
             tonic::Code::ResourceExhausted => Error::full(format!("the engine is full: {}", status.message())),
@@ -11,7 +11,7 @@ impl Error {
                 Error { code: Some("invalid_request"), ..Error::new(Kind::Invalid, status.message()) }
             }
             tonic::Code::DeadlineExceeded => Error::deadline(),
-            // The second: an engine of another release.
+            // FailedPrecondition: the engine does not support this router's protocol version.
             tonic::Code::Unavailable | tonic::Code::FailedPrecondition => {
                 Error { cause: Some(status.to_string()), ..Error::unavailable("the engine cannot be reached") }
             }

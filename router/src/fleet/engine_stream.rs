@@ -1,4 +1,5 @@
-//! The router's end of a sequence: hears tokens, knows which of them count, and steers.
+//! The router's end of a sequence: receives tokens, steers, and resumes on another engine when the sequence's engine is
+//! lost. It does not know text or grammars.
 
 mod hedge;
 mod progress;
@@ -7,7 +8,7 @@ use std::{pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use futures::FutureExt;
-use hedge::{Hedge, Turn};
+use hedge::{Hedge, HedgeEvent};
 use progress::SequenceProgress;
 use rein_proto::{
     internal::{Admitted, Finish, FinishReason, FromEngine, Start, ToEngine, TokenLogprob, from_engine, to_engine},
@@ -33,24 +34,26 @@ use crate::{
     limits,
 };
 
-/// A token that was drawn under the current epoch.
+/// A token that the engine drew in the current epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DrawnToken {
     pub id: u32,
     pub logprob: Option<TokenLogprob>,
 }
 
+/// What an engine sends for a sequence.
 #[derive(Debug)]
 pub enum EngineOutput {
-    /// The prompt has been computed. At most once, before any token.
+    /// The prompt has been computed. Sent at most once, before any token.
     Admitted(Admitted),
-    /// At least one token, in order, after those heard before.
+    /// At least one new token, in order.
     Tokens(Vec<DrawnToken>),
-    /// The engine's last word, unless the sequence is steered on.
+    /// The engine has finished, unless the router steers the sequence afterwards.
     Finish(Finish),
 }
 
-/// What to tell the engine: keep so many generated tokens, append these, and so on. See `Steer` in engine.proto.
+/// A correction of the sequence: how many generated tokens to keep, which to append, and more. See `Steer` in
+/// engine.proto.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Steering {
     pub(crate) keep: usize,
@@ -70,7 +73,7 @@ impl Steering {
         self
     }
 
-    /// One bit per token id for the position after what is kept and appended.
+    /// Sets the mask for the position after the kept and appended tokens, with one bit per token id.
     pub fn mask(mut self, mask: Bytes) -> Self {
         self.mask = Some(mask);
         self
@@ -87,31 +90,31 @@ impl Steering {
     }
 }
 
-/// One sequence. Dropping it frees its slot. When its engine is lost, it continues on another, from the tokens that
-/// count: what is drawn is a function of these, so that nobody can tell.
+/// One sequence on an engine. Dropping it frees its slot. When its engine is lost, it resumes on another one from the
+/// accepted tokens. Draws are a function of these tokens, so the answer is the same.
 pub struct EngineStream {
-    /// None: it has no engine, because its client does not read.
+    /// None: the sequence is parked, because its client does not read.
     link: Option<Link>,
-    /// Of the engine that it has or had.
+    /// The kind of its current or last engine.
     kind: Arc<str>,
     progress: SequenceProgress,
-    common: SequenceContext,
-    /// As it began.
+    context: SequenceContext,
+    /// The first start message.
     start: Start,
-    /// Another engine that has it, too, until the first answer.
+    /// The second engine, until one of the two has answered.
     hedge: Hedge,
-    /// An answer that came before the sequence was open here.
+    /// The second engine's answer, if it arrived before the first engine accepted the sequence.
     answer: Option<FromEngine>,
     _counted: CountGuard,
     admitted: bool,
     finished: bool,
-    /// Engines lost since the last token.
+    /// Resumes and retries since the last token.
     resumes: u32,
-    /// The request's.
+    /// The request's span.
     span: Span,
 }
 
-/// What all attempts at a sequence share.
+/// What all attempts of a sequence share.
 pub struct SequenceContext {
     pub pool: Arc<EnginePool>,
     pub session: Option<u64>,
@@ -121,35 +124,36 @@ pub struct SequenceContext {
     pub client: watch::Receiver<ClientState>,
 }
 
-/// A sequence's present engine.
+/// The stream to a sequence's current engine.
 struct Link {
     to: mpsc::Sender<ToEngine>,
     from: Streaming<FromEngine>,
     lease: EngineLease,
 }
 
-/// Where a sequence is tried first.
-enum On<'a> {
-    Lease(EngineLease),
-    /// An engine of this kind, if any is there in time.
+/// The engine that is tried first.
+enum FirstEngine<'a> {
+    Leased(EngineLease),
+    /// Any engine, but one of this kind if there is one in time.
     Any(Option<&'a str>),
 }
 
 /// How a call to an engine failed.
 enum Failure {
-    /// Nobody was there to be asked.
-    Unreached(Error),
-    /// The sequence may go on elsewhere. The fault is the engine's; none if it was only full.
+    /// There was no connection to the engine.
+    NotConnected(Error),
+    /// The sequence may resume on another engine. No fault: the engine was only full.
     Lost(Option<Fault>, Error),
+    /// The request fails.
     Final(Error),
 }
 
 impl Failure {
-    fn gone(cause: impl std::fmt::Display) -> Self {
+    fn engine_gone(cause: impl std::fmt::Display) -> Self {
         Failure::Lost(Some(Fault::Gone), Error::capacity_lost(cause))
     }
 
-    fn of(status: &Status) -> Self {
+    fn from_status(status: &Status) -> Self {
         let error = Error::from_engine(status);
         match status.code() {
             Code::InvalidArgument
@@ -158,36 +162,36 @@ impl Failure {
             | Code::Unimplemented
             | Code::PermissionDenied
             | Code::Unauthenticated => Failure::Final(error),
-            _ if unconnected(status) => Failure::Unreached(error),
+            _ if is_connect_error(status) => Failure::NotConnected(error),
             Code::ResourceExhausted => Failure::Lost(None, error),
-            // An engine that has stopped says so; a broken connection says what broke it.
+            // The engine sent UNAVAILABLE because it stops; statuses with a source come from a broken connection.
             Code::Unavailable => Failure::Lost(Some(Fault::Gone), error),
-            _ if std::error::Error::source(status).is_some() => Failure::gone(status),
-            _ => Failure::Lost(Some(Fault::Erred), error),
+            _ if std::error::Error::source(status).is_some() => Failure::engine_gone(status),
+            _ => Failure::Lost(Some(Fault::Failed), error),
         }
     }
 }
 
-/// The error of a request that lost its engine, where the last attempt at it failed with this one: engines that are
-/// gone, or full because others are, mean that the cluster has lost capacity.
-fn without_engine(error: Error) -> Error {
+/// The error of a request that lost its engine, and whose last attempt failed with `error`. If that engine was gone, or
+/// full because others are gone, the cluster has lost capacity.
+fn to_capacity_lost(error: Error) -> Error {
     match error.kind {
         Kind::Unavailable | Kind::Full => Error::capacity_lost(error.cause.as_deref().unwrap_or(&error.message)),
         _ => error,
     }
 }
 
-/// Whether there was no connection on which to ask.
-fn unconnected(status: &Status) -> bool {
+/// Whether there was no connection to the engine.
+fn is_connect_error(status: &Status) -> bool {
     let first: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
     std::iter::successors(first, |error| error.source()).any(|error| error.is::<tonic::ConnectError>())
 }
 
 impl Link {
-    /// Returns when the engine has taken the sequence into its queue, or refused it.
+    /// Returns when the engine has accepted the sequence into its queue, or refused it.
     async fn open(mut lease: EngineLease, start: Start, deadline: Instant, span: &Span) -> Result<Self, Failure> {
         let (to, queue) = mpsc::channel(limits::STEER_QUEUE);
-        // An empty queue takes it.
+        // The queue is empty, so this does not fail.
         to.try_send(ToEngine { kind: Some(to_engine::Kind::Start(start)) })
             .map_err(|error| Failure::Final(Error::internal("the request could not be sent to the engine", error)))?;
         let mut request = tonic::Request::new(ReceiverStream::new(queue));
@@ -198,9 +202,9 @@ impl Link {
         match timeout_at(deadline, call).await {
             Ok(Ok(response)) => Ok(Link { to, from: response.into_inner(), lease }),
             Ok(Err(status)) => {
-                let failure = Failure::of(&status);
+                let failure = Failure::from_status(&status);
                 match failure {
-                    Failure::Unreached(_) => lease.failed(Fault::Gone),
+                    Failure::NotConnected(_) => lease.failed(Fault::Gone),
                     Failure::Lost(Some(fault), _) => lease.failed(fault),
                     Failure::Lost(None, _) | Failure::Final(_) => {}
                 }
@@ -211,43 +215,44 @@ impl Link {
     }
 }
 
-/// Of the request, and of its time in queues.
+/// The span of the request, and that of its time in queues.
 pub struct Spans {
     pub span: Span,
     pub queue: Span,
 }
 
 impl EngineStream {
-    /// Returns when an engine, at first that of the lease, has taken the sequence into its queue, or all have refused
-    /// it. `span` is the request's, `queue` the part of it that ends here.
-    pub async fn open(common: SequenceContext, lease: EngineLease, start: Start, spans: Spans) -> Result<Self, Error> {
-        let counted = common.retry_budget.begin();
+    /// Returns when an engine has accepted the sequence into its queue, or all have refused it. The engine of the lease
+    /// is tried first.
+    pub async fn open(context: SequenceContext, lease: EngineLease, start: Start, spans: Spans) -> Result<Self, Error> {
+        let counted = context.retry_budget.count_sequence();
         let Spans { span, queue } = spans;
-        let (mut resumes, mut hedge, first) = (0, Hedge::new(&common), lease.engine().clone());
+        let (mut resumes, mut hedge, first) = (0, Hedge::new(&context), lease.engine().clone());
         let mut progress =
             SequenceProgress { accepted: start.resume.clone(), held: start.hold, ..SequenceProgress::default() };
         let mut answer = None;
         let link = {
-            let opening = common.open(On::Lease(lease), &start, &mut resumes, &span).instrument(queue.clone());
+            let opening =
+                context.open(FirstEngine::Leased(lease), &start, &mut resumes, &span).instrument(queue.clone());
             let mut opening = pin!(opening);
             loop {
                 tokio::select! {
                     biased;
                     opened = &mut opening => match opened {
                         Ok(link) => break link,
-                        Err(error) => match hedge.instead().await {
-                            Some((link, of_it)) => {
-                                common.retry_budget.won();
-                                progress = of_it;
+                        Err(error) => match hedge.wait_for_second().await {
+                            Some((link, its_progress)) => {
+                                context.retry_budget.count_won();
+                                progress = its_progress;
                                 break link;
                             }
                             None => return Err(error),
                         },
                     },
-                    turn = hedge.next() => match turn {
-                        Turn::Due => hedge = Hedge::begin(&common, &start, &progress, &first, &span),
-                        Turn::Won(won) => {
-                            common.retry_budget.won();
+                    event = hedge.next() => match event {
+                        HedgeEvent::Due => hedge = Hedge::begin(&context, &start, &progress, &first, &span),
+                        HedgeEvent::Won(won) => {
+                            context.retry_budget.count_won();
                             (progress, answer) = (won.progress, Some(won.answer));
                             break won.link;
                         }
@@ -262,7 +267,7 @@ impl EngineStream {
             link,
             kind,
             progress,
-            common,
+            context,
             start,
             hedge,
             answer,
@@ -278,45 +283,45 @@ impl EngineStream {
         self.link.as_ref().map(|link| &link.lease)
     }
 
-    /// Of the engine that it has or had.
+    /// The kind of its current or last engine.
     pub fn kind(&self) -> &Arc<str> {
         &self.kind
     }
 
-    /// The generated tokens that count, resumed and appended ones included.
+    /// The generated tokens that are accepted so far, including resumed and appended ones.
     pub fn accepted(&self) -> &[u32] {
         &self.progress.accepted
     }
 
-    /// What the engine says next under the current epoch. Cancel-safe.
+    /// The engine's next output in the current epoch. Resumes on another engine when this one is lost. Cancel-safe.
     pub async fn next_output(&mut self) -> Result<EngineOutput, Error> {
-        let mut client = self.common.client.clone();
+        let mut client = self.context.client.clone();
         loop {
             if *client.borrow() == ClientState::Away {
-                self.leave();
+                self.park();
             }
             if self.link.is_none() {
-                self.come_back(&mut client).await?;
+                self.unpark(&mut client).await?;
             }
-            let heard = tokio::select! {
+            let output = tokio::select! {
                 biased;
                 () = becomes(&mut client, ClientState::Away) => continue,
-                heard = self.next_from_engine() => heard,
+                output = self.next_from_engine() => output,
             };
-            let (fault, error) = match heard {
-                Ok(Some(heard)) => return Ok(heard),
+            let (fault, error) = match output {
+                Ok(Some(output)) => return Ok(output),
                 Ok(None) => continue,
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(fault, error)) => (fault, error),
-                Err(Failure::Unreached(error)) => (Some(Fault::Gone), error),
+                Err(Failure::NotConnected(error)) => (Some(Fault::Gone), error),
             };
             if let (Some(fault), Some(link)) = (fault, &mut self.link) {
                 link.lease.failed(fault);
             }
             match self.hedge.promote() {
                 Some((link, progress)) => {
-                    tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "the second engine has it");
-                    self.common.retry_budget.won();
+                    tracing::warn!(parent: &self.span, sequence = self.start.request_id, %error, "lost the engine; continuing on the second engine");
+                    self.context.retry_budget.count_won();
                     (self.kind, self.progress, self.finished) = (link.lease.engine().kind.clone(), progress, false);
                     self.link = Some(link);
                 }
@@ -325,7 +330,7 @@ impl EngineStream {
         }
     }
 
-    /// The engine's next message; the first one of all, of whichever engine answers first. Cancel-safe.
+    /// The engine's next message. The first message is from whichever of two hedged engines answers first. Cancel-safe.
     async fn message(&mut self) -> Result<Option<FromEngine>, Status> {
         if let Some(answer) = self.answer.take() {
             return Ok(Some(answer));
@@ -342,13 +347,13 @@ impl EngineStream {
                     }
                     return message;
                 }
-                turn = self.hedge.next() => match turn {
-                    Turn::Due => {
+                event = self.hedge.next() => match event {
+                    HedgeEvent::Due => {
                         let engine = link.lease.engine();
-                        self.hedge = Hedge::begin(&self.common, &self.start, &self.progress, engine, &self.span);
+                        self.hedge = Hedge::begin(&self.context, &self.start, &self.progress, engine, &self.span);
                     }
-                    Turn::Won(won) => {
-                        self.common.retry_budget.won();
+                    HedgeEvent::Won(won) => {
+                        self.context.retry_budget.count_won();
                         (self.kind, self.progress) = (won.link.lease.engine().kind.clone(), won.progress);
                         *link = won.link;
                         return Ok(Some(won.answer));
@@ -358,15 +363,16 @@ impl EngineStream {
         }
     }
 
-    /// The engine's next message, if it counts.
+    /// The engine's next message. None: it has nothing new, for example because it is of an older epoch.
     async fn next_from_engine(&mut self) -> Result<Option<EngineOutput>, Failure> {
-        let message = match timeout_at(self.common.deadline, self.message()).await {
+        let message = match timeout_at(self.context.deadline, self.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => {
-                let cause = if self.finished { "read past the finish" } else { "the stream ended with no finish" };
-                return Err(Failure::gone(cause));
+                let cause =
+                    if self.finished { "the stream was read after Finish" } else { "the stream ended without Finish" };
+                return Err(Failure::engine_gone(cause));
             }
-            Ok(Err(status)) => return Err(Failure::of(&status)),
+            Ok(Err(status)) => return Err(Failure::from_status(&status)),
             Err(_) => return Err(Failure::Final(Error::deadline())),
         };
         Ok(match message.kind {
@@ -384,9 +390,9 @@ impl EngineStream {
                 }
                 (!drawn.is_empty()).then_some(EngineOutput::Tokens(drawn))
             }
-            // Whatever its epoch.
+            // The reason Lost counts in any epoch.
             Some(from_engine::Kind::Finish(finish)) if finish.reason() == FinishReason::Lost => {
-                return Err(Failure::gone(finish.error));
+                return Err(Failure::engine_gone(finish.error));
             }
             Some(from_engine::Kind::Finish(finish)) if finish.epoch == self.progress.epoch => {
                 self.finished = true;
@@ -397,55 +403,55 @@ impl EngineStream {
         })
     }
 
-    /// Goes on where the tokens that count end, on another engine if there is one.
+    /// Resumes on another engine after a loss, within the limits for resumes and retries.
     async fn resume(&mut self, lost: Error) -> Result<(), Error> {
         let accepted = self.progress.accepted.len();
-        tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = %lost, "resuming");
-        // The first time is free: what was lost has to be computed somewhere.
+        tracing::warn!(parent: &self.span, sequence = self.start.request_id, accepted, error = %lost, "lost the engine; resuming");
+        // The first resume costs no budget, because it replaces work that was lost.
         let again = self.resumes > 0;
-        if self.resumes >= limits::RESUMES || again && !self.common.retry_budget.retry(Instant::now()) {
-            self.common.metrics.resume_failed.inc();
-            return Err(without_engine(lost));
+        if self.resumes >= limits::RESUMES || again && !self.context.retry_budget.try_retry(Instant::now()) {
+            self.context.metrics.resume_failed.inc();
+            return Err(to_capacity_lost(lost));
         }
         self.resumes += 1;
         let reason = lost.cause.as_deref().unwrap_or(&lost.message);
         self.reopen(reason).await.map_err(|error| {
-            self.common.metrics.resume_failed.inc();
-            without_engine(error)
+            self.context.metrics.resume_failed.inc();
+            to_capacity_lost(error)
         })?;
-        self.common.metrics.resumed.inc();
+        self.context.metrics.resumed.inc();
         Ok(())
     }
 
-    /// Gives up the engine's slot and blocks: nobody reads what it computes.
-    fn leave(&mut self) {
+    /// Parks the sequence: gives up the engine's slot and KV blocks while the client does not read.
+    fn park(&mut self) {
         (self.hedge, self.answer) = (Hedge::Settled, None);
         if self.link.take().is_some() {
             let accepted = self.progress.accepted.len();
             tracing::info!(parent: &self.span, sequence = self.start.request_id, accepted, "parked: its client does not read");
-            self.common.metrics.parked.inc();
+            self.context.metrics.parked.inc();
         }
     }
 
-    /// Waits for the client, and goes on.
-    async fn come_back(&mut self, client: &mut watch::Receiver<ClientState>) -> Result<(), Error> {
-        let back = timeout_at(self.common.deadline, becomes(client, ClientState::Reads)).await;
+    /// Waits until the client reads, and resumes.
+    async fn unpark(&mut self, client: &mut watch::Receiver<ClientState>) -> Result<(), Error> {
+        let back = timeout_at(self.context.deadline, becomes(client, ClientState::Reads)).await;
         back.map_err(|_| Error::deadline())?;
-        self.reopen("its client reads again").await.map_err(without_engine)
+        self.reopen("the client reads again").await.map_err(to_capacity_lost)
     }
 
-    /// Goes on where the tokens that count end, on whatever engine there is.
+    /// Resumes after the accepted tokens, on any engine.
     async fn reopen(&mut self, reason: &str) -> Result<(), Error> {
         let accepted = self.progress.accepted.len();
         let span = crate::trace::resume(&self.span, reason, accepted);
         let (resumed, steering) = self.progress.resume(&self.start, self.admitted);
-        // What has drawn nothing yet may begin anywhere.
+        // Without a drawn token, engines of other kinds are as good.
         let kind = (accepted > self.start.resume.len()).then(|| self.kind.clone());
-        let opening = self.common.open(On::Any(kind.as_deref()), &resumed, &mut self.resumes, &span);
+        let opening = self.context.open(FirstEngine::Any(kind.as_deref()), &resumed, &mut self.resumes, &span);
         let link = opening.instrument(span.clone()).await?;
         let engine = link.lease.engine();
         if kind.is_some_and(|kind| kind != engine.kind) {
-            let why = "no engine of the kind that it had is left: from here on it may go on otherwise";
+            let why = "no engine of the sequence's kind is left; its next tokens may differ";
             tracing::warn!(parent: &self.span, sequence = self.start.request_id, engine = engine.group, "{why}");
         }
         span.record("engine", &engine.group);
@@ -457,23 +463,23 @@ impl EngineStream {
         }
     }
 
-    /// From here on, only what the engine says after this counts.
+    /// Steers the sequence. Output of the engine from before this is ignored.
     pub async fn steer(&mut self, steering: Steering) -> Result<(), Error> {
         self.hedge.withdraw();
         let steer = self.progress.steer(steering);
         self.finished = false;
-        // Without an engine, the next one hears of it.
+        // A parked sequence sends this when it resumes.
         let Some(link) = &self.link else { return Ok(()) };
         let sent = link.to.send(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) });
-        match timeout_at(self.common.deadline, sent).await {
-            // An engine that hung up says why on its own stream.
+        match timeout_at(self.context.deadline, sent).await {
+            // If the engine has closed the stream, `next_output` returns the reason.
             Ok(_) => Ok(()),
             Err(_) => Err(Error::deadline()),
         }
     }
 
-    /// Ends the sequence after `keep` tokens. What comes back is of no interest; if even the queue is full, dropping
-    /// the stream does the same.
+    /// Ends the sequence after `keep` tokens. Later output is ignored. If the queue is full, dropping the stream ends
+    /// the sequence, too.
     pub fn stop(mut self, keep: usize) {
         let steer = self.progress.steer(Steering::keep(keep).stop());
         if let Some(link) = &self.link {
@@ -483,16 +489,16 @@ impl EngineStream {
 }
 
 impl SequenceContext {
-    /// On the engine of the lease, then on others, as often as `tries` and the router's budget leave to try. Where
-    /// others may join, one that cannot be reached costs no try: no engine had the sequence, and each one's breaker
-    /// says when it is asked again.
-    async fn open(&self, on: On<'_>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
+    /// Opens the sequence on the engine of the lease, then on others, within the limits of `tries` and the router's
+    /// retry budget. Unless the pool is fixed, an engine that cannot be reached costs no retry: it never had the
+    /// sequence, and its breaker limits how often it is tried.
+    async fn open(&self, first: FirstEngine<'_>, start: &Start, tries: &mut u32, span: &Span) -> Result<Link, Error> {
         let now = Instant::now();
-        let (mut lease, kind, wait) = match on {
-            On::Lease(lease) => (Some(lease), None, limits::ENGINE_WAIT),
-            On::Any(kind) => (None, kind, limits::RESUME_WAIT),
+        let (mut lease, kind, wait) = match first {
+            FirstEngine::Leased(lease) => (Some(lease), None, limits::ENGINE_WAIT),
+            FirstEngine::Any(kind) => (None, kind, limits::RESUME_WAIT),
         };
-        // However many are tried.
+        // Both limits are over all attempts.
         let (kind, until) = (kind.map(|kind| (kind, now + limits::KIND_WAIT)), now + wait);
         let mut refused = Vec::new();
         loop {
@@ -506,19 +512,19 @@ impl SequenceContext {
                 }
             };
             let engine = lease.engine().clone();
-            let (error, had) = match Link::open(lease, start.clone(), self.deadline, span).await {
+            let (error, accepted) = match Link::open(lease, start.clone(), self.deadline, span).await {
                 Ok(link) => return Ok(link),
                 Err(Failure::Final(error)) => return Err(error),
                 Err(Failure::Lost(_, error)) => (error, true),
-                Err(Failure::Unreached(error)) => (error, false),
+                Err(Failure::NotConnected(error)) => (error, false),
             };
-            tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not take a sequence");
+            tracing::warn!(parent: span, sequence = start.request_id, %error, "an engine did not accept a sequence");
             let fixed = self.pool.is_fixed();
-            if !had && !fixed && Instant::now() < until {
+            if !accepted && !fixed && Instant::now() < until {
                 continue;
             }
             let alone = fixed && self.pool.engines().len() == 1;
-            if *tries >= limits::RESUMES || alone || !self.retry_budget.retry(Instant::now()) {
+            if *tries >= limits::RESUMES || alone || !self.retry_budget.try_retry(Instant::now()) {
                 return Err(error);
             }
             *tries += 1;

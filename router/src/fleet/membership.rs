@@ -1,5 +1,5 @@
-//! Which worker groups serve which model, as the cluster's records say, and the text files of a model from its workers.
-//! It knows the files as bytes only.
+//! Follows which worker groups serve which model, from the cluster's records, and downloads a model's text files from
+//! its workers. It does not know what the files contain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::{
     limits,
 };
 
-/// Reaches a worker at an address. None: it is not an address; that is logged.
+/// Makes a transport to a worker's address. None: the address is invalid, which was logged.
 pub type Dial = Arc<dyn Fn(&str) -> Option<EngineTransport> + Send + Sync>;
 
 /// Why a model's text files could not be fetched from a worker.
@@ -28,21 +28,21 @@ pub type Dial = Arc<dyn Fn(&str) -> Option<EngineTransport> + Send + Sync>;
 pub enum DownloadError {
     #[error(transparent)]
     Call(#[from] tonic::Status),
-    #[error("the worker names a file '{0}', which is not within the model's directory")]
+    #[error("the worker sent a file outside the model's directory: '{0}'")]
     Path(String),
-    #[error("the model's text files have more than {} bytes", limits::TEXT_FILES)]
+    #[error("the model's text files must have at most {} bytes, got more", limits::TEXT_FILES)]
     TooLarge,
-    #[error("the worker took longer than {:?}", limits::BODY_TIME)]
+    #[error("the worker did not send the text files within {} s", limits::BODY_TIME.as_secs())]
     TooLate,
-    #[error("{0} is not an address")]
+    #[error("the worker's address '{0}' is invalid")]
     Address(String),
 }
 
-/// A group that serves, and of which text files.
+/// A serving group, and its text files.
 #[derive(Debug, Clone)]
 pub struct ServingGroup {
     pub listing: EngineListing,
-    /// Of its model's text files: groups of one model with different ones differ in their prompts.
+    /// The hash of its text files. Groups of one model with different text files render prompts differently.
     pub text: String,
 }
 
@@ -51,43 +51,43 @@ pub struct Membership {
     keys: Keys,
     mirror: Mirror,
     view: ClusterView,
-    /// What has been logged: groups of other releases, and by model the kinds of its groups.
-    foreign: BTreeSet<String>,
+    /// What has been logged: incompatible groups, and the kinds of each model's groups.
+    incompatible: BTreeSet<String>,
     kinds: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Membership {
-    /// `id`: this router's, among the routers of the cluster.
+    /// `id`: this router's id, unique among the routers of the cluster.
     pub fn new(store: Arc<dyn Store>, keys: Keys, id: &str) -> Self {
         let mirror = Mirror::new(store, id, keys.groups());
-        Membership { keys, mirror, view: ClusterView::default(), foreign: BTreeSet::new(), kinds: BTreeMap::new() }
+        Membership { keys, mirror, view: ClusterView::default(), incompatible: BTreeSet::new(), kinds: BTreeMap::new() }
     }
 
-    /// Waits for a change, and for others that come in the same burst. Cancel-safe.
+    /// Waits for a change, and then `MEMBERSHIP_BURST` for more changes. Cancel-safe.
     pub async fn changed(&mut self) {
         self.mirror.changed().await;
         sleep(limits::MEMBERSHIP_BURST).await;
     }
 
-    /// The groups that serve now, by model.
+    /// The serving groups by model.
     pub fn serving(&mut self) -> BTreeMap<String, Vec<ServingGroup>> {
         self.view.update(&self.keys, &self.mirror.view());
-        tell_foreign(&self.view, &mut self.foreign);
+        log_incompatible(&self.view, &mut self.incompatible);
         let serving = serving(&self.view);
         for (name, groups) in &serving {
-            tell_kinds(name, groups, &mut self.kinds);
+            log_differences(name, groups, &mut self.kinds);
         }
         serving
     }
 
-    /// Whether the engine's group has gone on to another epoch.
+    /// Whether the engine's group has another epoch now.
     pub fn is_superseded(&self, engine: &EngineHandle) -> bool {
         let group = self.view.groups.get(&engine.group).and_then(|group| group.record());
         group.is_some_and(|record| record.epoch() != engine.epoch)
     }
 }
 
-/// The groups that serve, by model.
+/// The serving groups of this view, by model.
 fn serving(view: &ClusterView) -> BTreeMap<String, Vec<ServingGroup>> {
     let mut models: BTreeMap<String, Vec<ServingGroup>> = BTreeMap::new();
     for (id, group) in view.groups.iter().filter(|(_, group)| group.serves()) {
@@ -113,36 +113,34 @@ fn is_understood(record: &GroupRecord) -> bool {
     protocol::understands(record.protocol, protocol::NUMBER)
 }
 
-/// Groups of releases that this one does not understand get no sequences. Each is logged once.
-fn tell_foreign(view: &ClusterView, told: &mut BTreeSet<String>) {
+/// Logs each group of an incompatible release once. Such groups get no sequences.
+fn log_incompatible(view: &ClusterView, logged: &mut BTreeSet<String>) {
     let records = view.groups.iter().filter_map(|(id, group)| Some((id, group.record()?)));
-    let foreign: BTreeMap<&String, u32> =
+    let incompatible: BTreeMap<&String, u32> =
         records.filter(|(_, record)| !is_understood(record)).map(|(id, record)| (id, record.protocol)).collect();
-    told.retain(|id| foreign.contains_key(id));
-    for (id, number) in foreign {
-        if told.insert(id.clone()) {
+    logged.retain(|id| incompatible.contains_key(id));
+    for (id, number) in incompatible {
+        if logged.insert(id.clone()) {
             tracing::error!("{}", protocol::refusal(&format!("group {id}"), number, ""));
         }
     }
 }
 
-/// A model that is served in several ways is logged, once for each set of them.
-fn tell_kinds(model: &str, groups: &[ServingGroup], told: &mut BTreeMap<String, BTreeSet<String>>) {
+/// Logs a model whose groups differ, once for each set of kinds.
+fn log_differences(model: &str, groups: &[ServingGroup], logged: &mut BTreeMap<String, BTreeSet<String>>) {
     let kinds: BTreeSet<String> = groups.iter().map(|group| group.listing.kind.clone()).collect();
     let texts: BTreeSet<&str> = groups.iter().map(|group| group.text.as_str()).collect();
-    if told.get(model) == Some(&kinds) {
+    if logged.get(model) == Some(&kinds) {
         return;
     }
     if texts.len() > 1 {
-        let why =
-            "groups of one model have different text files: those that differ from the first wait until it is gone";
+        let why = "groups of one model have different text files; only groups with the files that were loaded first get sequences";
         tracing::error!(model, ?texts, "{why}");
     } else if kinds.len() > 1 {
-        let why =
-            "groups of one model differ in checkpoint, types or size: its answers depend on where they are computed";
+        let why = "groups of one model differ in checkpoint, data types or group size; answers depend on the group";
         tracing::warn!(model, ?kinds, "{why}");
     }
-    told.insert(model.to_owned(), kinds);
+    logged.insert(model.to_owned(), kinds);
 }
 
 /// A model's text files from one of its workers, by their paths in the model's directory.
@@ -150,7 +148,7 @@ pub async fn download(dial: &Dial, address: &str) -> Result<BTreeMap<PathBuf, Ve
     timeout(limits::BODY_TIME, download_all(dial, address)).await.unwrap_or(Err(DownloadError::TooLate))
 }
 
-/// What the worker names must lie in its model's directory.
+/// Every path must stay inside the model's directory.
 async fn download_all(dial: &Dial, address: &str) -> Result<BTreeMap<PathBuf, Vec<u8>>, DownloadError> {
     let transport = dial(address).ok_or_else(|| DownloadError::Address(address.to_owned()))?;
     let mut client = WorkerClient::new(transport).max_decoding_message_size(limits::ENGINE_MESSAGE_BYTES);

@@ -1,4 +1,4 @@
-//! Metrics of a router's engines.
+//! Metrics of a router's engines and of sequences that change engines.
 
 use std::fmt;
 
@@ -19,13 +19,17 @@ impl FleetMetrics {
         for (name, help, counter) in [
             (
                 "rein_parked",
-                "Sequences that gave up their engine because their client did not read for 5 s. They resume when it reads",
+                "Sequences that gave up their engine because their client had not read for 5 s. They resume when it reads",
                 &self.parked,
             ),
-            ("rein_resumed", "Sequences that went on after their engine was lost; clients saw nothing", &self.resumed),
+            (
+                "rein_resumed",
+                "Sequences that resumed on another engine after theirs was lost; clients see a pause",
+                &self.resumed,
+            ),
             (
                 "rein_resume_failed",
-                "Sequences that lost their engine and found no other: the client got an error",
+                "Sequences that lost their engine and did not get another one; the request failed",
                 &self.resume_failed,
             ),
         ] {
@@ -34,10 +38,10 @@ impl FleetMetrics {
     }
 }
 
-/// What `/metrics` says of one engine.
+/// The metrics of one engine.
 pub struct EngineReport {
     pub model: String,
-    /// The group that it leads; a number where there are none.
+    /// The group that it leads, or a number in `rein serve`, which has no groups.
     pub engine: String,
     pub epoch: u64,
     pub stats: Option<EngineStats>,
@@ -55,18 +59,18 @@ pub fn write(samples: &mut Samples<'_>, pools: &[PoolReport], engines: &[EngineR
         let model = pool.model.clone();
         pool.standings.map(|(standing, count)| ([("model", model.clone()), ("standing", standing.to_owned())], count))
     };
-    let help = "Engines by what membership says: `serving`, `draining`, or `unlisted` (membership no longer has the engine; \
-        it is the last choice for 5 minutes)";
+    let help = "Engines by their standing in membership: `serving`, `draining`, or `unlisted` (membership no longer lists \
+        the engine; it is the last choice for 5 minutes)";
     samples.gauge("rein_engines", help, pools.iter().flat_map(standings))?;
-    let help = "Kinds of the model's engines: checkpoint, types, block size, context, instruction set, group size. More \
-        than 1: an answer depends on where it is computed";
+    let help = "Kinds of the model's engines: checkpoint, types, block size, context, instruction set, group size. If there \
+        are several, answers depend on the engine";
     let kinds = pools.iter().map(|pool| ([("model", pool.model.as_str())], pool.kinds));
     samples.gauge("rein_engine_kinds", help, kinds)?;
     let labels = |report: &EngineReport| [("model", report.model.clone()), ("engine", report.engine.clone())];
-    let help = "1: the engine answers. `engine` is the group, and a number in `rein serve`";
+    let help = "1 if the engine answers. `engine` is its group, or a number in `rein serve`";
     let up = engines.iter().map(|report| (labels(report), u32::from(report.stats.is_some())));
     samples.gauge("rein_engine_up", help, up)?;
-    let help = "Placement epoch of the engine's group: it grows when the group is formed again";
+    let help = "Epoch of the engine's group, which grows each time the group is reformed";
     samples.gauge("rein_engine_epoch", help, engines.iter().map(|report| (labels(report), report.epoch)))?;
     samples.engines("rein_engine", || engines.iter().filter_map(|report| Some((labels(report), report.stats?))))
 }

@@ -1,5 +1,5 @@
-//! The engines: which there are, which one gets a sequence, and the stream to it. It knows tokens, and neither text,
-//! grammars nor chats.
+//! Engines: which ones exist, which one gets a sequence, and the stream to it. It knows tokens, but not text, grammars
+//! or chats.
 
 mod breaker;
 mod engine_error;

@@ -1,4 +1,5 @@
-//! The engines of one model, reached through any transport that speaks HTTP/2 frames or pretends to.
+//! The engines of one model: tracks their state, and leases one to each sequence. It does not know how engines are
+//! reached: a transport is a socket, or a service in the same process.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -38,10 +39,10 @@ use crate::{
 #[error(transparent)]
 pub struct TransportError(Box<dyn std::error::Error + Send + Sync>);
 
-/// A tonic `Channel`, or the generated `EngineServer` itself, called without a socket: the wire path is the only path.
+/// A tonic `Channel`, or an `EngineServer` that is called without a socket. Both use the same code path.
 pub type EngineTransport = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, TransportError>;
 
-/// Wraps a `Channel` or an `EngineServer`.
+/// Makes a transport of a `Channel` or an `EngineServer`.
 pub fn transport<S>(service: S) -> EngineTransport
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>> + Clone + Send + Sync + 'static,
@@ -52,13 +53,14 @@ where
     BoxCloneSyncService::new(service.map_err(wrap))
 }
 
+/// An engine, with its client and what is known of it.
 pub struct EngineHandle {
-    /// The group that it leads, and its epoch there.
+    /// The group that it leads, and the group's epoch.
     pub group: String,
     pub epoch: u64,
-    /// Engines of one kind give the same answers to the token.
+    /// Engines of one kind generate the same tokens.
     pub kind: Arc<str>,
-    /// The commit of its checkpoint's repository, if it is known.
+    /// The repository commit of its checkpoint, if it is known.
     revision: Option<String>,
     /// [`route::key`] of the group.
     key: u64,
@@ -66,28 +68,29 @@ pub struct EngineHandle {
     open: Arc<AtomicUsize>,
     info: OnceCell<EngineInfo>,
     breaker: Mutex<CircuitBreaker>,
-    /// What it has cached and has to do, as it says itself.
-    seat: Arc<EngineSlot>,
-    listening: OnceLock<AbortHandle>,
+    /// What it has cached and its load, as it reports them.
+    index_slot: Arc<EngineSlot>,
+    following: OnceLock<AbortHandle>,
 }
 
 impl Drop for EngineHandle {
     fn drop(&mut self) {
-        if let Some(listening) = self.listening.get() {
-            listening.abort();
+        if let Some(following) = self.following.get() {
+            following.abort();
         }
     }
 }
 
-/// A sequence that is to have an engine.
+/// A sequence that needs an engine.
 pub struct EngineRequest<'a> {
     pub salt: &'a str,
-    /// All that the engine is given.
+    /// All tokens that the engine gets: the prompt, and the tokens generated before.
     pub tokens: &'a [u32],
     pub session: Option<u64>,
-    /// Of the engine that it had before: another one of that kind, if one that is well is there by then.
+    /// The kind of the engine that it had before. Until this time, only healthy engines of this kind are used, if the
+    /// pool has other kinds.
     pub kind: Option<(&'a str, Instant)>,
-    /// Engines that did not take it: others are better.
+    /// Engines that did not accept it. Other engines are preferred.
     pub refused: &'a [Arc<EngineHandle>],
 }
 
@@ -105,30 +108,31 @@ impl EngineHandle {
             open: Arc::default(),
             info: OnceCell::new(),
             breaker,
-            seat: Arc::new(routing.index().join()),
-            listening: OnceLock::new(),
+            index_slot: Arc::new(routing.index().add_engine()),
+            following: OnceLock::new(),
         }
     }
 
-    /// Learns from it, as long as it is there, how it is and what it has cached.
-    fn listen(self: &Arc<Self>, engines: usize) {
+    /// Starts a task that follows the engine's load and cache until the engine is dropped. `engines` is the number of
+    /// engines of the model.
+    fn start_following(self: &Arc<Self>, engines: usize) {
         let (engine, client) = (Arc::downgrade(self), self.client());
-        let (seat, open) = (self.seat.clone(), self.open.clone());
-        let listening = tokio::spawn(async move {
+        let (index_slot, open) = (self.index_slot.clone(), self.open.clone());
+        let following = tokio::spawn(async move {
             if let Some(engine) = engine.upgrade()
                 && let Err(error) = engine.info().await
             {
-                tracing::debug!(%error, "an engine does not say what it is");
+                tracing::debug!(%error, "reading the engine's info failed");
             }
             let open = move || open.load(Ordering::Relaxed) as u32;
-            follow_events(client, seat, interval(engines), open).await;
+            follow_events(client, index_slot, interval(engines), open).await;
         });
-        // Once for each engine.
-        let _ = self.listening.set(listening.abort_handle());
+        // This is called once per engine, so the cell is empty.
+        let _ = self.following.set(following.abort_handle());
     }
 
-    /// Sequences that it computes at once, if it has said so.
-    fn slots(&self) -> Option<u32> {
+    /// Sequences that it computes at once, if it has reported this.
+    fn max_sequences(&self) -> Option<u32> {
         self.info.get().map(|info| info.max_sequences)
     }
 
@@ -142,15 +146,15 @@ impl EngineHandle {
     }
 
     #[cfg(test)]
-    pub fn lets(&self, now: Instant) -> bool {
-        self.breaker().lets(now)
+    pub fn allows(&self, now: Instant) -> bool {
+        self.breaker().allows(now)
     }
 
     pub fn client(&self) -> EngineClient<EngineTransport> {
         self.client.clone()
     }
 
-    /// What the engine is. Asked once.
+    /// What the engine is. It is asked until it has answered once.
     pub async fn info(&self) -> Result<&EngineInfo, Error> {
         let mut client = self.client();
         let request = InfoRequest { protocol: protocol::NUMBER, version: protocol::VERSION.into() };
@@ -162,7 +166,7 @@ impl EngineHandle {
             let cause = protocol::refusal(&format!("engine {}", self.group), info.protocol, &info.version);
             Err(Error {
                 cause: Some(cause),
-                ..Error::unavailable("the engine is of a release that this router cannot use")
+                ..Error::unavailable("the engine's release is incompatible with this router's")
             })
         };
         self.info.get_or_try_init(ask).await
@@ -174,33 +178,37 @@ impl EngineHandle {
     }
 }
 
-/// Waits for an engine, not for long. (Boxed: the compiler cannot see through the transport that the future is `Send`.)
+/// Waits for an engine's answer, at most `ENGINE_CALL_TIME`. (The future is boxed because the compiler cannot infer
+/// through the transport that it is `Send`.)
 async fn answer<T>(call: BoxFuture<'static, Result<Response<T>, Status>>) -> Result<T, Error> {
     match timeout(limits::ENGINE_CALL_TIME, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(Error::from_engine(&status)),
-        Err(_) => Err(Error::unavailable("the engine does not answer")),
+        Err(_) => Err(Error::unavailable(format!(
+            "the engine did not answer within {} s",
+            limits::ENGINE_CALL_TIME.as_secs()
+        ))),
     }
 }
 
-/// How much an engine is to be used.
+/// How much an engine should be used. Lower standings are preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     Serving,
-    /// For new sequences where no other can take them.
+    /// It gets new sequences only if no serving engine can take them.
     Draining,
-    /// Nobody says any more that it is there, since then; nor that it is not.
+    /// Since this time, membership does not list it. It may still be there, if membership is incomplete.
     Unlisted(Instant),
 }
 
-/// A group that serves, as membership has it.
+/// A serving group, as membership lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineListing {
     pub group: String,
     pub epoch: u64,
     /// [`EngineHandle::kind`].
     pub kind: String,
-    /// The commit of its checkpoint's repository, if it is known.
+    /// The repository commit of its checkpoint, if it is known.
     pub revision: Option<String>,
     pub address: String,
     pub draining: bool,
@@ -213,31 +221,32 @@ struct Listed {
 }
 
 impl Listed {
-    /// Membership has it.
-    fn is_here(&self) -> bool {
+    /// Membership lists it.
+    fn is_listed(&self) -> bool {
         !matches!(self.standing, Standing::Unlisted(_))
     }
 
-    /// It is here, and has not failed lately.
-    fn is_well(&self, now: Instant) -> bool {
-        self.is_here() && self.engine.breaker().condition(now) == Condition::Closed
+    /// Membership lists it, and it has not failed recently.
+    fn is_healthy(&self, now: Instant) -> bool {
+        self.is_listed() && self.engine.breaker().condition(now) == Condition::Closed
     }
 }
 
+/// The engines of one model.
 pub struct EnginePool {
     engines: RwLock<Arc<Vec<Listed>>>,
     /// Counts the changes of `engines`.
     changes: watch::Sender<u64>,
     routing: Routing,
     began: Instant,
-    /// No engine ever joins.
+    /// The engines never change.
     fixed: bool,
-    /// What an engine said last.
+    /// The last info that any engine reported.
     info: Mutex<Option<EngineInfo>>,
 }
 
 impl EnginePool {
-    /// Of these engines and no others. Each comes with its kind.
+    /// A pool of exactly these engines. Each comes with its kind.
     pub fn fixed(engines: Vec<(EngineTransport, String)>) -> Self {
         let pool = EnginePool { fixed: true, ..EnginePool::open(RoutePolicy::LeastLoad) };
         let listed = |(i, (transport, kind)): (usize, _)| {
@@ -250,7 +259,7 @@ impl EnginePool {
         EnginePool { engines: RwLock::new(Arc::new(engines)), ..pool }
     }
 
-    /// Of whichever engines are listed.
+    /// A pool whose engines come from [`EnginePool::list`].
     pub fn open(policy: RoutePolicy) -> Self {
         EnginePool {
             engines: RwLock::default(),
@@ -270,12 +279,12 @@ impl EnginePool {
         self.listed().iter().map(|listed| listed.engine.clone()).collect()
     }
 
-    /// What each engine says of itself now, if it does so in time. One that membership no longer has, and that has
-    /// nothing to do, has left: that it does not answer would be no news.
+    /// The current stats of each engine, or None if it did not answer in time. Engines that are not listed and have no
+    /// sequences are left out: they are gone, so their silence is not a failure.
     pub async fn stats(&self) -> Vec<(Arc<EngineHandle>, Option<EngineStats>)> {
-        let here = |listed: &&Listed| listed.is_here() || listed.engine.open.load(Ordering::Relaxed) > 0;
+        let expected = |listed: &&Listed| listed.is_listed() || listed.engine.open.load(Ordering::Relaxed) > 0;
         let engines: Vec<Arc<EngineHandle>> =
-            self.listed().iter().filter(here).map(|listed| listed.engine.clone()).collect();
+            self.listed().iter().filter(expected).map(|listed| listed.engine.clone()).collect();
         let ask = |(i, engine): (usize, Arc<EngineHandle>)| async move { (i, engine.stats().await.ok()) }.boxed();
         let calls: Vec<_> = engines.iter().cloned().enumerate().map(ask).collect();
         let mut answers = vec![None; engines.len()];
@@ -287,7 +296,7 @@ impl EnginePool {
         engines.into_iter().zip(answers).collect()
     }
 
-    /// Engines by standing.
+    /// Number of engines by standing.
     pub fn standings(&self) -> [(&'static str, usize); 3] {
         let mut standings = [("serving", 0), ("draining", 0), ("unlisted", 0)];
         for listed in self.listed().iter() {
@@ -301,16 +310,21 @@ impl EnginePool {
         standings
     }
 
-    /// Kinds of the engines that membership has. With more than one, an answer depends on where it is computed.
+    /// Number of kinds among the listed engines. If there is more than one, answers depend on the engine.
     pub fn kinds(&self) -> usize {
         let listed = self.listed();
-        listed.iter().filter(|listed| listed.is_here()).map(|listed| &listed.engine.kind).collect::<HashSet<_>>().len()
+        listed
+            .iter()
+            .filter(|listed| listed.is_listed())
+            .map(|listed| &listed.engine.kind)
+            .collect::<HashSet<_>>()
+            .len()
     }
 
-    /// The revision of the engines that membership has. None: it is unknown, or they differ.
+    /// The revision of the listed engines. None: it is unknown, or they differ.
     pub fn revision(&self) -> Option<String> {
         let listed = self.listed();
-        let mut revisions = listed.iter().filter(|listed| listed.is_here()).map(|listed| &listed.engine.revision);
+        let mut revisions = listed.iter().filter(|listed| listed.is_listed()).map(|listed| &listed.engine.revision);
         let first = revisions.next()?;
         first.clone().filter(|_| revisions.all(|revision| revision == first))
     }
@@ -319,8 +333,9 @@ impl EnginePool {
         self.fixed
     }
 
-    /// These groups serve now. An engine that is not among them stays as the last choice for a while, unless its group
-    /// has gone on to another epoch: membership may know too little, and whoever answers is there.
+    /// Sets the groups that serve now. Engines that are not listed any more stay as the last choice until they fail or
+    /// `ENGINE_UNLISTED` has passed, because membership may be incomplete. They are removed at once if `superseded`:
+    /// their group has another epoch.
     pub fn list(
         &self,
         listings: &[EngineListing],
@@ -329,7 +344,7 @@ impl EnginePool {
     ) {
         let (known, now) = (self.listed(), Instant::now());
         let mut engines = Vec::with_capacity(listings.len());
-        // Membership changes a thousand times in a row when a thousand engines come.
+        // A map, because this runs once per engine when many engines start.
         let mut others: HashMap<(&str, u64), &Listed> =
             known.iter().map(|listed| ((listed.engine.group.as_str(), listed.engine.epoch), listed)).collect();
         for listing in listings {
@@ -338,7 +353,7 @@ impl EnginePool {
                 None => {
                     let Some(transport) = dial(&listing.address) else { continue };
                     let engine = Arc::new(EngineHandle::new(listing, transport, &self.routing));
-                    engine.listen(listings.len());
+                    engine.start_following(listings.len());
                     engine
                 }
             };
@@ -354,8 +369,8 @@ impl EnginePool {
                 Standing::Unlisted(since) => since,
                 _ => now,
             };
-            let doubted = now.duration_since(since) >= limits::ENGINE_UNLISTED || !listed.engine.breaker().lets(now);
-            if !doubted || listed.engine.open.load(Ordering::Relaxed) > 0 {
+            let expired = now.duration_since(since) >= limits::ENGINE_UNLISTED || !listed.engine.breaker().allows(now);
+            if !expired || listed.engine.open.load(Ordering::Relaxed) > 0 {
                 engines.push(Listed { engine: listed.engine.clone(), standing: Standing::Unlisted(since) });
             }
         }
@@ -363,45 +378,46 @@ impl EnginePool {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// What the model's engines are; all are alike. Known from before while there is none.
+    /// What the model's engines are. One answer is enough, because all are alike. While there is no engine, the last
+    /// answer is returned.
     pub async fn info(&self) -> Result<EngineInfo, Error> {
         let listed = self.listed();
         let remember = |info: &EngineInfo| {
             *self.info.lock().unwrap_or_else(PoisonError::into_inner) = Some(info.clone());
             info.clone()
         };
-        // Whoever has said it: when many engines come at once, each of them may be slow to.
+        // An earlier answer of any engine: when many engines start at once, each may answer slowly.
         if let Some(info) = listed.iter().find_map(|listed| listed.engine.info.get()) {
             return Ok(remember(info));
         }
         let ask = |engine: Arc<EngineHandle>| async move { engine.info().await.cloned() }.boxed();
-        let why = match self.first(ask).await {
+        let why = match self.first_answer(ask).await {
             Some(Ok(info)) => return Ok(remember(&info)),
             Some(Err(error)) => error,
-            None => Error::unavailable("no engine of this model is there now; try again later"),
+            None => Error::unavailable("this model has no engine now; try again later"),
         };
         let known = self.info.lock().unwrap_or_else(PoisonError::into_inner).clone();
         known.filter(|_| !self.fixed).ok_or(why)
     }
 
-    /// Whether any engine answers now: one that once did may have lost its workers since.
+    /// Err: no engine answers now. Stats are asked for, because an engine that has answered before may have lost its
+    /// workers since.
     pub async fn answers(&self) -> Result<(), Error> {
         let ask = |engine: Arc<EngineHandle>| async move { engine.stats().await.map(drop) }.boxed();
-        match self.first(ask).await {
+        match self.first_answer(ask).await {
             Some(Err(error)) => Err(Error { cause: error.cause, ..Error::unavailable(error.message) }),
             Some(Ok(())) => Ok(()),
-            None => Err(Error::unavailable("this model has no engine")),
+            None => Err(Error::unavailable("this model has no engine now")),
         }
     }
 
-    /// The best standing of the engines that membership has: one that it no longer has may be there all the same, or
-    /// not.
+    /// The best standing among the listed engines. None: there is none.
     pub fn standing(&self) -> Option<Standing> {
-        self.listed().iter().filter(|listed| listed.is_here()).map(|listed| listed.standing).min()
+        self.listed().iter().filter(|listed| listed.is_listed()).map(|listed| listed.standing).min()
     }
 
-    /// The engine for one more sequence, which counts as open there until the lease is dropped. Waits for one where
-    /// others may join, not beyond `until` nor the request's deadline.
+    /// Leases an engine for one sequence, which counts as open there until the lease is dropped. Waits for an engine
+    /// until `until` or the request's deadline, unless the pool is fixed.
     pub async fn lease(
         &self,
         wanted: &EngineRequest<'_>,
@@ -415,20 +431,20 @@ impl EnginePool {
             changes.borrow_and_update();
             let (listed, now) = (self.listed(), Instant::now());
             let mixed = |kind: &str| listed.iter().any(|listed| *listed.engine.kind != *kind);
-            let choosy = wanted.kind.filter(|(kind, until)| now < *until && mixed(kind));
-            // Where there are others, an engine of the kind that is ill is not worth a try.
-            let alike = choosy.map(|(kind, _)| {
-                let well = |listed: &&Listed| *listed.engine.kind == *kind && listed.is_well(now);
-                listed.iter().filter(well).cloned().collect::<Vec<_>>()
+            let required = wanted.kind.filter(|(kind, until)| now < *until && mixed(kind));
+            // Unhealthy engines of the required kind are not tried while there are other kinds.
+            let same_kind = required.map(|(kind, _)| {
+                let healthy = |listed: &&Listed| *listed.engine.kind == *kind && listed.is_healthy(now);
+                listed.iter().filter(healthy).cloned().collect::<Vec<_>>()
             });
-            let able = alike.as_deref().unwrap_or(&listed);
+            let usable = same_kind.as_deref().unwrap_or(&listed);
             let refused = |listed: &&Listed| wanted.refused.iter().any(|engine| Arc::ptr_eq(engine, &listed.engine));
-            let others = || able.iter().filter(|listed| !refused(listed)).cloned().collect::<Vec<_>>();
+            let others = || usable.iter().filter(|listed| !refused(listed)).cloned().collect::<Vec<_>>();
             let lease = match wanted.refused {
                 [] => None,
                 _ => self.choose(&others(), &prompt, wanted.session),
             };
-            if let Some(lease) = lease.or_else(|| self.choose(able, &prompt, wanted.session)) {
+            if let Some(lease) = lease.or_else(|| self.choose(usable, &prompt, wanted.session)) {
                 return Ok(lease);
             }
             let now = Instant::now();
@@ -436,34 +452,34 @@ impl EnginePool {
                 return Err(Error::deadline());
             }
             if self.fixed || now >= until {
-                return Err(Error::unavailable("no engine of this model is there now; try again later"));
+                return Err(Error::unavailable("this model has no engine now; try again later"));
             }
             let opens = listed.iter().filter_map(|listed| listed.engine.breaker().opens_at()).min();
-            let healed = opens.unwrap_or(until).min(until).min(choosy.map_or(until, |(_, until)| until));
+            let retry_at = opens.unwrap_or(until).min(until).min(required.map_or(until, |(_, until)| until));
             tokio::select! {
                 biased;
-                // The sender lives as long as the pool.
+                // The sender lives as long as the pool: this never fails.
                 _ = changes.changed() => {}
-                () = sleep_until(healed.max(now + limits::ENGINE_LOOK)) => {}
+                () = sleep_until(retry_at.max(now + limits::ENGINE_LOOK)) => {}
             }
         }
     }
 
-    /// One that serves and has not failed lately, other than this group's and like it: for a sequence that has an
-    /// engine already.
+    /// Leases a second engine for a sequence: a healthy, serving one of the wanted kind, in another group
+    /// than `than`.
     pub fn another(&self, wanted: &EngineRequest<'_>, than: &str) -> Option<EngineLease> {
         let now = Instant::now();
         let healthy = |listed: &&Listed| {
             listed.standing == Standing::Serving
                 && listed.engine.group != than
                 && wanted.kind.is_none_or(|(kind, _)| *listed.engine.kind == *kind)
-                && listed.is_well(now)
+                && listed.is_healthy(now)
         };
         let others: Vec<Listed> = self.listed().iter().filter(healthy).cloned().collect();
         self.choose(&others, &self.routing.prompt(wanted.salt, wanted.tokens), wanted.session)
     }
 
-    /// Of the best standing, the one that the policy takes.
+    /// Leases the engine that the policy chooses among those with the best standing.
     fn choose<'listed>(
         &self,
         listed: &'listed [Listed],
@@ -478,46 +494,46 @@ impl EnginePool {
                 Standing::Unlisted(_) => 2,
             };
             let breaker = listed.engine.breaker();
-            breaker.lets(now).then(|| (standing, breaker.condition(now) != Condition::Closed))
+            breaker.allows(now).then(|| (standing, breaker.condition(now) != Condition::Closed))
         };
         let pick = |engines: &[&'listed Arc<EngineHandle>]| {
-            // One that has not said how many is as the others are.
-            let slots = engines.iter().find_map(|engine| engine.slots()).unwrap_or(limits::ENGINE_SLOTS);
+            // An engine that has not reported its number is assumed to equal the others.
+            let default = engines.iter().find_map(|engine| engine.max_sequences()).unwrap_or(limits::ENGINE_SLOTS);
             let target = |engine: &&'listed Arc<EngineHandle>| Target {
-                engine: engine.key,
-                seat: &engine.seat,
+                key: engine.key,
+                index_slot: &engine.index_slot,
                 open: engine.open.load(Ordering::Relaxed) as u32,
-                slots: engine.slots().unwrap_or(slots),
+                max_sequences: engine.max_sequences().unwrap_or(default),
             };
             let targets: Vec<Target> = engines.iter().map(target).collect();
             let chosen = self.routing.pick(&targets, prompt, session, self.began.elapsed())?;
             Some(engines[chosen])
         };
         loop {
-            let able: Vec<_> = listed.iter().filter_map(|listed| Some((class(listed)?, &listed.engine))).collect();
-            let best = able.iter().map(|(class, _)| *class).min();
+            let usable: Vec<_> = listed.iter().filter_map(|listed| Some((class(listed)?, &listed.engine))).collect();
+            let best = usable.iter().map(|(class, _)| *class).min();
             let engines: Vec<&'listed Arc<EngineHandle>> =
-                able.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
+                usable.iter().filter(|(class, _)| Some(*class) == best).map(|(_, engine)| *engine).collect();
             if engines.is_empty() && self.fixed {
-                return pick(&listed.iter().map(|listed| &listed.engine).collect::<Vec<_>>()).map(EngineLease::on);
+                return pick(&listed.iter().map(|listed| &listed.engine).collect::<Vec<_>>()).map(EngineLease::new);
             }
-            let lease = EngineLease::on(pick(&engines)?);
-            // Another sequence may have become the engine's probe just now; then it lets nobody else.
+            let lease = EngineLease::new(pick(&engines)?);
+            // Without a pass, another sequence became the engine's probe in between: choose again.
             if lease.pass.is_some() {
                 return Some(lease);
             }
         }
     }
 
-    /// The first good answer of the engines, those first that are well; not each of them in turn: one may be slow to
-    /// say nothing. None: there are no engines.
-    async fn first<'a, T: 'a>(
+    /// The first successful answer of the engines, else the last error. Several engines are asked at once, because one
+    /// may be slow; healthy ones are asked first. None: there are no engines.
+    async fn first_answer<'a, T: 'a>(
         &self,
         ask: impl Fn(Arc<EngineHandle>) -> BoxFuture<'a, Result<T, Error>>,
     ) -> Option<Result<T, Error>> {
         let (listed, now) = (self.listed(), Instant::now());
-        let (well, ill): (Vec<_>, Vec<_>) = listed.iter().partition(|listed| listed.is_well(now));
-        let calls: Vec<_> = well.iter().chain(&ill).map(|listed| ask(listed.engine.clone())).collect();
+        let (healthy, unhealthy): (Vec<_>, Vec<_>) = listed.iter().partition(|listed| listed.is_healthy(now));
+        let calls: Vec<_> = healthy.iter().chain(&unhealthy).map(|listed| ask(listed.engine.clone())).collect();
         let mut answers = stream::iter(calls).buffer_unordered(limits::ENGINES_ASKED_AT_ONCE);
         let mut last = None;
         while let Some(answer) = answers.next().await {
@@ -530,15 +546,15 @@ impl EnginePool {
     }
 }
 
-/// One open sequence on an engine. What becomes of it is told to the engine's breaker.
+/// One open sequence on an engine. Its outcome is reported to the engine's circuit breaker.
 pub struct EngineLease {
     engine: Arc<EngineHandle>,
-    /// None: it has been told.
+    /// None: the outcome has been reported.
     pass: Option<Pass>,
 }
 
 impl EngineLease {
-    fn on(engine: &Arc<EngineHandle>) -> Self {
+    fn new(engine: &Arc<EngineHandle>) -> Self {
         engine.open.fetch_add(1, Ordering::Relaxed);
         let pass = engine.breaker().begin(Instant::now());
         EngineLease { engine: engine.clone(), pass }
@@ -548,19 +564,19 @@ impl EngineLease {
         &self.engine
     }
 
-    /// A second sequence on the same engine, where the prompt they share is cached.
+    /// A lease for a second sequence on the same engine, which has their common prompt in its cache.
     pub fn again(&self) -> Self {
-        EngineLease::on(&self.engine)
+        EngineLease::new(&self.engine)
     }
 
-    /// The engine has taken the sequence and computed its prompt.
+    /// The engine has accepted the sequence and computed its prompt.
     pub fn succeeded(&mut self) {
         if let Some(pass) = self.pass.take() {
             self.engine.breaker().succeeded(pass);
         }
     }
 
-    /// The sequence failed here for no fault of its own.
+    /// The sequence failed because of a fault of the engine.
     pub fn failed(&mut self, fault: Fault) {
         let now = Instant::now();
         let pass = self.pass.take().or_else(|| self.engine.breaker().begin(now));

@@ -1,5 +1,5 @@
-//! What a router spends on sequences beyond one attempt each: trying again elsewhere, and hedging. Both are bounded
-//! over all its requests, so that engines in trouble get no multiple of their load.
+//! The budget for attempts beyond the first of each sequence: retries on other engines, and hedges. It bounds them over
+//! all requests of the router, so that failing engines do not get a multiple of their load.
 
 use std::{
     sync::{
@@ -16,19 +16,19 @@ use crate::limits::{HEDGED_ONE_IN, RETRIES_AT_ONCE, RETRIES_PER_SECOND, RETRIES_
 
 #[derive(Debug)]
 pub struct RetryBudget {
-    /// Silence of an engine after which another one is asked, too.
+    /// How long an engine may send nothing before a second one is asked. None: sequences are not hedged.
     pub hedge_after: Option<Duration>,
     account: Mutex<Account>,
     retries: Counter,
     refused: Counter,
-    /// Sequences, and those of them that two engines have.
+    /// Open sequences, and those of them that are hedged.
     sequences: AtomicUsize,
     hedged: AtomicUsize,
     hedges: Counter,
     won: Counter,
 }
 
-/// A token bucket in which sequences and time leave credit.
+/// A token bucket that new sequences and time refill.
 #[derive(Debug, Clone, Copy)]
 struct Account {
     credit: f64,
@@ -49,23 +49,23 @@ impl Account {
     }
 }
 
-/// Of a sequence, or of its second engine: counts while it is there.
+/// Counts a sequence or a hedge until dropped.
 #[derive(Debug)]
 pub struct CountGuard {
     retry_budget: Arc<RetryBudget>,
-    of: fn(&RetryBudget) -> &AtomicUsize,
+    counter: fn(&RetryBudget) -> &AtomicUsize,
 }
 
 impl CountGuard {
-    fn new(retry_budget: &Arc<RetryBudget>, of: fn(&RetryBudget) -> &AtomicUsize) -> Self {
-        of(retry_budget).fetch_add(1, Ordering::SeqCst);
-        CountGuard { retry_budget: retry_budget.clone(), of }
+    fn new(retry_budget: &Arc<RetryBudget>, counter: fn(&RetryBudget) -> &AtomicUsize) -> Self {
+        counter(retry_budget).fetch_add(1, Ordering::SeqCst);
+        CountGuard { retry_budget: retry_budget.clone(), counter }
     }
 }
 
 impl Drop for CountGuard {
     fn drop(&mut self) {
-        (self.of)(&self.retry_budget).fetch_sub(1, Ordering::SeqCst);
+        (self.counter)(&self.retry_budget).fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -83,34 +83,34 @@ impl RetryBudget {
         }
     }
 
-    /// One more sequence.
-    pub fn begin(self: &Arc<Self>) -> CountGuard {
+    /// Counts a new sequence, which adds to the budget.
+    pub fn count_sequence(self: &Arc<Self>) -> CountGuard {
         self.account.lock().unwrap_or_else(PoisonError::into_inner).earn(RETRIES_PER_SEQUENCE);
         CountGuard::new(self, |retry_budget| &retry_budget.sequences)
     }
 
-    /// Whether a sequence may be tried once more.
-    pub fn retry(&self, now: Instant) -> bool {
-        let may = self.account.lock().unwrap_or_else(PoisonError::into_inner).spend(now);
-        let counter = if may { &self.retries } else { &self.refused };
+    /// Takes one retry from the budget. False: the budget is spent.
+    pub fn try_retry(&self, now: Instant) -> bool {
+        let allowed = self.account.lock().unwrap_or_else(PoisonError::into_inner).spend(now);
+        let counter = if allowed { &self.retries } else { &self.refused };
         counter.inc();
-        may
+        allowed
     }
 
-    /// Leave for one more sequence to be with two engines, as long as it is.
-    pub fn hedge(self: &Arc<Self>) -> Option<CountGuard> {
+    /// Counts a hedge until the guard is dropped. None: too many sequences are hedged.
+    pub fn try_hedge(self: &Arc<Self>) -> Option<CountGuard> {
         let hedge = CountGuard::new(self, |retry_budget| &retry_budget.hedged);
         let most = (self.sequences.load(Ordering::SeqCst) / HEDGED_ONE_IN).max(1);
         (self.hedged.load(Ordering::SeqCst) <= most).then_some(hedge)
     }
 
-    /// A second engine was asked.
-    pub fn hedges(&self) {
+    /// Counts a sequence that was sent to a second engine.
+    pub fn count_hedge(&self) {
         self.hedges.inc();
     }
 
-    /// It was the one that answered.
-    pub fn won(&self) {
+    /// Counts a hedged sequence that the second engine answered first.
+    pub fn count_won(&self) {
         self.won.inc();
     }
 
@@ -118,12 +118,12 @@ impl RetryBudget {
         for (name, help, counter) in [
             (
                 "rein_retries",
-                "Attempts beyond a sequence's first: an engine did not take it, or it lost another engine before a token",
+                "Attempts beyond a sequence's first, because an engine did not accept it, or because it lost another engine before a token",
                 &self.retries,
             ),
             (
                 "rein_retry_budget_exhausted",
-                "Attempts that the router's retry budget did not allow; the request got an error",
+                "Attempts that the router's retry budget did not allow; the request failed",
                 &self.refused,
             ),
             ("rein_hedges", "Sequences that were given to a second engine (`--hedge-after`)", &self.hedges),

@@ -9,7 +9,7 @@ impl Drop for Dir {
 }
 
 #[test]
-fn what_is_replaced_is_read_again_and_what_is_wrong_is_not_taken() {
+fn replaced_files_are_reloaded_and_invalid_ones_are_ignored() {
     let dir = Dir(std::env::temp_dir().join(format!("rein-reread-{}", std::process::id())));
     std::fs::create_dir_all(&dir.0).unwrap();
     let [a, b] = ["a", "b"].map(|name| WatchedFile { flag: "--number", path: dir.0.join(name) });
@@ -30,7 +30,7 @@ fn what_is_replaced_is_read_again_and_what_is_wrong_is_not_taken() {
     std::fs::write(&b.path, "2").unwrap();
     let reread = open().unwrap();
     assert_eq!(*reread.get(), 3);
-    // Same size, same second: contents count, not dates.
+    // Contents are compared, not sizes or dates: this file has the same size and possibly the same date.
     std::fs::write(&b.path, "3").unwrap();
     assert_eq!(*reread.refresh(), 4);
     for wrong in ["x", "", "9999999999999"] {

@@ -6,7 +6,7 @@ use super::*;
 use crate::{request::metrics::RequestMetrics, surface_metrics::SurfaceMetrics};
 
 #[test]
-fn every_sample_is_declared_and_buckets_are_cumulative() {
+fn every_sample_has_a_type_and_buckets_are_cumulative() {
     let (surfaces, metrics) = (SurfaceMetrics::default(), RequestMetrics::default());
     let mut registry = Registry::default();
     surfaces.register(&mut registry);

@@ -1,11 +1,11 @@
-//! Every wrong request gets an error of its own that names the field, over both surfaces, and the server goes on.
+//! Every invalid request gets an error that names its field, over HTTP and gRPC, and the next request is served.
 
 use rein_text::tokenize::MAX_TEXT_BYTES;
 use serde_json::json;
 
 use super::*;
 
-/// Field to change, its value, the param and a part of the message.
+/// The field to change, its value, the error's `param` and a part of its message.
 type Row = (&'static str, Value, &'static str, &'static str);
 
 fn chat_rows() -> Vec<Row> {
@@ -262,11 +262,11 @@ async fn check(router: &TestRouter, path: &str, request: Value, row: &Row) {
 }
 
 #[tokio::test]
-async fn every_wrong_chat_field_is_named() {
+async fn errors_name_every_invalid_chat_field() {
     let router = TestRouter::new();
     for row in chat_rows() {
         check(&router, "/v1/chat/completions", chat_request(&[], json!({row.0: row.1})), &row).await;
-        // Nothing of it reached the engine, and the next request is served.
+        // The request did not reach the engine, and the next request is served.
         assert!(router.fake.starts().is_empty(), "{row:?}");
     }
     router.chat(&bytes("a"), json!({})).await.ok();
@@ -274,7 +274,7 @@ async fn every_wrong_chat_field_is_named() {
 }
 
 #[tokio::test]
-async fn every_wrong_completion_field_is_named() {
+async fn errors_name_every_invalid_completion_field() {
     let router = TestRouter::new();
     let rows: Vec<Row> = vec![
         ("prompt", json!(null), "prompt", "required"),
@@ -311,7 +311,7 @@ async fn every_wrong_completion_field_is_named() {
 }
 
 #[tokio::test]
-async fn wrong_fields_of_the_small_endpoints_are_named() {
+async fn errors_name_invalid_fields_of_the_other_endpoints() {
     let router = TestRouter::new();
     let rows: Vec<(&str, Value, Row)> = vec![
         ("/tokenize", json!({}), ("", json!(null), "prompt", "either 'prompt' or 'messages'")),
@@ -333,7 +333,7 @@ async fn wrong_fields_of_the_small_endpoints_are_named() {
 }
 
 #[tokio::test]
-async fn broken_bodies_say_where() {
+async fn errors_of_invalid_json_have_the_position() {
     let router = TestRouter::new();
     for (body, code, part) in [
         (b"".as_slice(), "invalid_json", "got an empty body"),
@@ -358,7 +358,7 @@ async fn broken_bodies_say_where() {
 }
 
 #[tokio::test]
-async fn routes_methods_models_and_types_have_errors_of_their_own() {
+async fn unknown_routes_methods_models_and_content_types_have_their_own_codes() {
     let router = TestRouter::new();
     let error = |answer: &Answer| answer.json()["error"].clone();
 
@@ -392,10 +392,10 @@ async fn routes_methods_models_and_types_have_errors_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_body_over_the_limit_is_refused_and_not_kept() {
+async fn a_too_large_body_is_refused_and_not_buffered() {
     let router = TestRouter::with(RouterConfig { body_bytes: 1000, ..RouterConfig::default() }, Fake::default());
     let announced = router.post_bytes("/v1/chat/completions", vec![b'x'; 1001]).await;
-    // A hundred megabytes in pieces, with no length announced.
+    // 100 MB in chunks, without a content-length.
     let pieces = futures::stream::iter((0..1600).map(|_| Ok::<_, std::convert::Infallible>(vec![b' '; 64 << 10])));
     let streamed = router.post_bytes("/v1/chat/completions", Body::from_stream(pieces)).await;
     for answer in [announced, streamed] {

@@ -1,4 +1,4 @@
-//! Calls that are not whole: what a client sees of them, what is counted, and that nothing is taken back.
+//! Incomplete, malformed and invalid tool calls: what clients get, and what metrics count.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use super::{
     *,
 };
 
-/// `malformed`, and name and arguments of `incomplete_tool_calls`, of a message or of a stream's last delta.
+/// `malformed`, and the names and arguments of `incomplete_tool_calls`, in a message or a stream's last delta.
 fn leftovers(message: &Value) -> (Value, Vec<(String, String)>) {
     let calls = message["incomplete_tool_calls"].as_array().cloned().unwrap_or_default();
     let text = |call: &Value, name: &str| call["function"][name].as_str().unwrap().to_owned();
@@ -67,7 +67,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[tokio::test]
-async fn what_is_no_whole_call_is_told_apart_and_never_as_text_or_call() {
+async fn incomplete_and_malformed_calls_are_neither_text_nor_calls() {
     for Case { script, malformed, incomplete, calls, outcomes } in cases() {
         let router = TestRouter::new();
         let more = json!({"tools": tools(&["f", "g"])});
@@ -99,9 +99,9 @@ async fn what_is_no_whole_call_is_told_apart_and_never_as_text_or_call() {
     }
 }
 
-/// Wherever the length cuts a call, the last chunk says so, and nothing of it was text.
+/// Wherever the length limit cuts a call, the last chunk reports it, and no part of it was sent as text.
 #[tokio::test]
-async fn a_call_that_the_length_cuts_is_incomplete_at_every_place() {
+async fn a_call_that_the_length_limit_cuts_anywhere_is_incomplete() {
     let script = [&bytes("ok")[..], &[SECTION], &call("functions.f:0", "{\"a\": [1]}")].concat();
     let whole = script.len() - 1;
     for limit in 1..=script.len() {
@@ -128,7 +128,7 @@ async fn a_call_that_the_length_cuts_is_incomplete_at_every_place() {
 }
 
 #[tokio::test]
-async fn grpc_tells_the_same_in_its_last_event() {
+async fn grpc_reports_the_same_in_its_last_event() {
     for Case { script, malformed, incomplete, calls, .. } in cases() {
         let parameters_json = Some("{\"type\": \"object\"}".into());
         let tool = |name: &str| v1::Tool {
@@ -154,7 +154,7 @@ async fn grpc_tells_the_same_in_its_last_event() {
     }
 }
 
-/// Sum over all reasons, and each that is not 0.
+/// The sum over all reasons, and each count that is not 0.
 fn finished(metrics: &str) -> (u64, Vec<(String, u64)>) {
     let reason = |line: &str| {
         let (reason, count) = line.strip_prefix("rein_finished_total{model=\"bytes\",reason=\"")?.split_once("\"} ")?;
@@ -165,7 +165,7 @@ fn finished(metrics: &str) -> (u64, Vec<(String, u64)>) {
 }
 
 #[tokio::test]
-async fn every_choice_is_finished_once_however_it_ends() {
+async fn every_choice_is_counted_as_finished_once() {
     let of = |reason: &str, count: u64| (count, vec![(reason.to_owned(), count)]);
     let section = [&[SECTION], call("functions.f:0", "{}").as_slice(), &[END_SECTION]].concat();
     let more = |n: u32| json!({"n": n, "tools": tools(&["f"])});
@@ -192,14 +192,14 @@ async fn every_choice_is_finished_once_however_it_ends() {
     );
     router.chat(&bytes("abc"), json!({"n": 2})).await;
     assert_eq!(finished(&router.get("/metrics").await.text), of("overloaded", 2));
-    // What is refused before anything is generated has no choices.
+    // A request that is refused before generation has no choices.
     let router = TestRouter::new();
     router.chat(&bytes("abc"), json!({"temperature": 9})).await;
     assert_eq!(finished(&router.get("/metrics").await.text), (0, vec![]));
 }
 
 #[tokio::test]
-async fn a_choice_whose_client_leaves_is_cancelled() {
+async fn a_choice_is_cancelled_when_its_client_leaves() {
     use futures::StreamExt;
     let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
     let body = chat_request(&bytes("abc"), json!({"stream": true, "n": 2})).to_string();
@@ -212,9 +212,9 @@ async fn a_choice_whose_client_leaves_is_cancelled() {
     assert_eq!(finished(&router.get("/metrics").await.text), (2, vec![("cancelled".into(), 2)]));
 }
 
-/// A stop that is a marker of the format ends the answer behind the call that the marker is a part of.
+/// A stop token that is a marker of the format ends the answer after the call that has the marker.
 #[tokio::test]
-async fn a_stop_never_cuts_a_call() {
+async fn a_stop_token_never_cuts_a_call() {
     let script = [
         bytes("ok").as_slice(),
         &[SECTION],
@@ -235,18 +235,18 @@ async fn a_stop_never_cuts_a_call() {
         assert_eq!(leftovers(&choice["message"]), (json!([]), vec![]), "{stop}: {body}");
         assert_eq!(join(&router.stream(&script, more).await), unfold(&body), "{stop}");
         assert!(!router.fake.starts()[0].limits.as_ref().unwrap().stop_token_ids.contains(&stop));
-        // Where nothing can be called it is a stop like any other.
+        // Without tools, it is an ordinary stop token.
         let body = router.chat(&script, json!({"stop_token_ids": [stop]})).await.ok();
         assert_eq!(body["choices"][0]["stop_reason"], stop);
     }
-    // Before `min_tokens` it does not count.
+    // It has no effect before `min_tokens`.
     let more = json!({"tools": tools(&["f"]), "stop_token_ids": [END_CALL], "min_tokens": 40});
     let body = TestRouter::new().chat(&script, more).await.ok();
     assert_eq!(body["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 2, "{body}");
 }
 
 #[tokio::test]
-async fn a_stop_string_that_is_a_marker_ends_the_answer_behind_the_call() {
+async fn a_stop_string_that_is_a_marker_ends_the_answer_after_the_call() {
     let router =
         TestRouter::of(&format!("{{# <tool_call> arguments #}}{TEMPLATE}"), RouterConfig::default(), Fake::default());
     let one = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"</tool_call>\"}}\n</tool_call>";
@@ -261,9 +261,10 @@ async fn a_stop_string_that_is_a_marker_ends_the_answer_behind_the_call() {
     assert_eq!(body["choices"][0]["message"]["content"], "sure\n");
 }
 
-/// What a response's schema says beyond the grammar is judged at the end, and its breach told with it.
+/// Constraints of a response's schema that the grammar does not enforce are validated at the end, and violations are
+/// reported.
 #[tokio::test]
-async fn a_response_that_breaks_its_schema_says_so_in_its_last_event() {
+async fn a_response_that_violates_its_schema_is_reported_in_the_last_event() {
     let schema = json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true});
     let more = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
     for (text, broken) in [("[1, 2]", false), ("[1, 1]", true)] {
@@ -284,10 +285,10 @@ async fn a_response_that_breaks_its_schema_says_so_in_its_last_event() {
     }
 }
 
-/// Regular expressions and choices are judged by another engine than the grammar's. Nobody but the grammar says what
-/// its own texts are: an answer to a client's grammar is not judged.
+/// Regular expressions and choices are validated by another implementation than the grammar's. For a client's own
+/// grammar there is none, so such answers are not validated.
 #[tokio::test]
-async fn a_response_that_breaks_its_expression_or_choices_says_so() {
+async fn a_response_that_violates_its_regex_or_choices_is_reported() {
     for (asked, judge, judged) in [
         (json!({"regex": "[ab]+"}), Response::Regex("a+".into()), true),
         (json!({"guided_regex": "[ab]+"}), Response::Regex("a+".into()), true),
@@ -296,7 +297,7 @@ async fn a_response_that_breaks_its_expression_or_choices_says_so() {
     ] {
         for (text, broken) in [("a", false), ("b", judged)] {
             let router = TestRouter::new();
-            router.judge_by(Rules { response: Some(judge.clone()), ..Rules::default() });
+            router.validate_by(Rules { response: Some(judge.clone()), ..Rules::default() });
             let body = router.chat(&bytes(text), asked.clone()).await.ok();
             let choice = &body["choices"][0];
             assert_eq!((&choice["message"]["content"], choice["invalid_response"].is_string()), (&json!(text), broken));
@@ -306,9 +307,9 @@ async fn a_response_that_breaks_its_expression_or_choices_says_so() {
     }
 }
 
-/// What is there is judged, whatever stop ended it.
+/// The text before a stop is validated.
 #[tokio::test]
-async fn a_response_that_a_stop_cuts_is_judged() {
+async fn a_response_that_a_stop_cuts_is_validated() {
     let schema = json!({"type": "array", "items": {"type": "integer"}});
     let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
     let comma = u32::from(b',');
@@ -332,10 +333,10 @@ async fn a_response_that_a_stop_cuts_is_judged() {
     }
 }
 
-/// A call that the grammar let through and its schema refuses, although nothing was relaxed: what has been told of it
-/// is taken back, it is counted, and logged for whoever runs the router.
+/// A call that the grammar accepts but its schema rejects, although nothing was relaxed, is a defect of the grammar:
+/// the client is told that the call is invalid, and it is counted and logged.
 #[tokio::test]
-async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
+async fn a_call_that_the_grammar_accepts_but_the_schema_rejects_is_invalid() {
     let schema = |max| json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": max}}});
     let tool = |max| grammar::Tool { name: "f".into(), parameters: Some(schema(max)), strict: false };
     let stricter = || Rules { tools: vec![tool(5)], ..Rules::default() };
@@ -344,7 +345,7 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     let invalid = (json!([]), vec![("f".to_owned(), "{\"a\": 7}".to_owned())]);
 
     let router = TestRouter::new();
-    router.judge_by(stricter());
+    router.validate_by(stricter());
     let logs = Logs::default();
     let guard = tracing::subscriber::set_default(logs.clone());
     let answer = router.chat(&script, json!({"tools": [of("f")]})).await;
@@ -357,7 +358,7 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
     assert_eq!(choice["finish_reason"], "stop", "{body}");
     assert!(logs.said("a finished tool call violates its schema"), "{logs:?}");
 
-    // A stream has told the call as it grew.
+    // A stream has already sent the call.
     let chunks = router.stream(&script, json!({"tools": [of("f")]})).await;
     let told = &join(&chunks)[0]["calls"];
     assert_eq!((told.as_array().unwrap().len(), &told[0]["arguments"]), (1, &json!("{\"a\": 7}")), "{chunks:?}");
@@ -388,8 +389,8 @@ async fn a_call_through_a_hole_of_the_grammar_is_invalid() {
 }
 
 impl TestRouter {
-    /// Judges what is finished by other rules than the request's: as if its grammar had a hole.
-    fn judge_by(&self, rules: Rules) {
+    /// Validates finished calls by other rules than the request's, as if the grammar had a defect.
+    fn validate_by(&self, rules: Rules) {
         let words = (0..=255).map(|byte| (vec![byte], false)).chain([(b"<|im_end|>".to_vec(), true)]);
         let vocab = Arc::new(grammar::Vocab::new(words, &[END], None).unwrap());
         let compiled = grammar::Grammars::new(grammar::by_name("hermes").unwrap(), vocab).compile(&rules);
@@ -398,7 +399,7 @@ impl TestRouter {
     }
 }
 
-/// What is logged on this thread.
+/// The log lines of this thread.
 #[derive(Debug, Clone, Default)]
 struct Logs(Arc<Mutex<Vec<String>>>);
 
@@ -430,9 +431,9 @@ impl tracing::Subscriber for Logs {
     fn exit(&self, _: &tracing::Id) {}
 }
 
-/// A judgement that may take long, as the first by a schema, leaves the thread's other tasks to another thread.
+/// The first validation with a schema may take long, so it must not block the other tasks of its thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_response_is_judged_beside_other_tasks() {
+async fn validating_a_response_does_not_block_other_tasks() {
     let schema = json!({"type": "array", "uniqueItems": true});
     let more = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}});
     let body = TestRouter::new().chat(&bytes("[1, 1]"), more).await.ok();

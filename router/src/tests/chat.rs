@@ -1,11 +1,11 @@
-//! Chat completions over HTTP: streams, whole answers and their fields.
+//! Chat completions over HTTP: streams, answers without streaming, and their fields.
 
 use serde_json::json;
 
 use super::*;
 
 #[tokio::test]
-async fn a_stream_has_its_role_with_the_first_text_then_a_reason_then_usage() {
+async fn a_stream_has_its_role_with_the_first_text_then_the_finish_reason_then_usage() {
     let router = TestRouter::new();
     let chunks = router.stream(&bytes("ok"), json!({"stream_options": {"include_usage": true}})).await;
     assert_eq!(chunks.len(), 4);
@@ -42,7 +42,7 @@ async fn the_first_chunk_of_each_choice_has_its_role_and_its_first_content() {
             json!({"role": "assistant", "content": "", "tool_calls": [
                 {"index": 0, "id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": ""}}]}),
         ),
-        // Nothing is generated but the end.
+        // Only the end token is generated.
         (vec![], json!({"role": "assistant", "content": ""})),
     ] {
         let chunks = router.stream(&script, json!({"n": 2, "tools": tools(&["f"])})).await;
@@ -88,7 +88,7 @@ async fn a_stream_begins_before_its_prompt_is_computed_with_a_comment_and_no_chu
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_is_broken_by_comments() {
+async fn a_silent_stream_gets_comments() {
     let router = TestRouter::with(RouterConfig::default(), Fake::ending(fake::Ending::Prefill));
     let body = chat_request(&bytes("a"), json!({"stream": true})).to_string();
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
@@ -103,7 +103,7 @@ async fn silence_is_broken_by_comments() {
 }
 
 #[tokio::test]
-async fn usage_comes_with_each_chunk_where_it_is_asked_for() {
+async fn continuous_usage_is_in_each_chunk() {
     let router = TestRouter::new();
     let script = [&[THINK], bytes("why").as_slice(), &[END_THINK], &bytes("so")].concat();
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
@@ -121,7 +121,7 @@ async fn usage_comes_with_each_chunk_where_it_is_asked_for() {
         let totals = counts("total_tokens");
         assert!(totals.iter().zip(&completion).all(|(total, completion)| *total == prompt + completion));
         assert_eq!(chunks.last().unwrap()["choices"] == json!([]), include);
-        // Nobody asked for ids.
+        // Token ids were not requested.
         assert!(chunks.iter().all(|chunk| chunk.get("prompt_token_ids").is_none()));
         assert!(chunks.iter().all(|chunk| chunk["choices"][0].get("token_ids").is_none()));
     }
@@ -135,7 +135,7 @@ async fn usage_comes_with_each_chunk_where_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn without_include_usage_no_chunk_speaks_of_it() {
+async fn without_include_usage_no_chunk_has_usage() {
     let chunks = TestRouter::new().stream(&bytes("ok"), json!({})).await;
     assert!(
         chunks.iter().all(|chunk| chunk.get("usage").is_none() && !chunk["choices"].as_array().unwrap().is_empty())
@@ -143,7 +143,7 @@ async fn without_include_usage_no_chunk_speaks_of_it() {
 }
 
 #[tokio::test]
-async fn a_whole_answer_has_the_shape_of_the_openai_api() {
+async fn an_answer_has_the_shape_of_the_openai_api() {
     let router = TestRouter::new();
     let answer = router.chat(&bytes("héllo"), json!({})).await;
     let body = answer.ok();
@@ -187,7 +187,7 @@ async fn defaults_come_from_the_model_and_every_field_reaches_the_engine() {
 }
 
 #[tokio::test]
-async fn ignore_eos_leaves_the_stop_tokens_that_the_request_names() {
+async fn ignore_eos_keeps_the_requests_stop_tokens() {
     let router = TestRouter::new();
     router.chat(&bytes("a"), json!({"ignore_eos": true, "stop_token_ids": [66]})).await.ok();
     router.chat(&bytes("a"), json!({"ignore_eos": true, "max_tokens": 1})).await.ok();
@@ -197,7 +197,7 @@ async fn ignore_eos_leaves_the_stop_tokens_that_the_request_names() {
 }
 
 #[tokio::test]
-async fn a_stop_token_that_the_request_names_is_the_stop_reason_and_no_text() {
+async fn a_requests_stop_token_is_the_stop_reason_and_not_text() {
     let router = TestRouter::new();
     let body = router.chat(&bytes("abc"), json!({"stop_token_ids": ['b' as u32], "return_token_ids": true})).await.ok();
     let choice = &body["choices"][0];
@@ -223,7 +223,7 @@ async fn stop_strings_split_over_tokens_never_leak_and_stop_the_engine() {
     router.fake.open(0).await;
     let steers = router.fake.steers(5).await;
     assert!(steers.iter().all(|steer| steer.stop && steer.epoch == 1), "{steers:?}");
-    // What was cut short counts up to the token that completed the match.
+    // Usage counts up to the token that completed the match.
     assert_eq!(steers.iter().map(|steer| steer.keep).collect::<Vec<_>>(), [7, 7, 4, 4, 6]);
 }
 
@@ -241,7 +241,7 @@ async fn characters_split_over_tokens_are_whole_in_every_chunk() {
 }
 
 #[tokio::test]
-async fn reasoning_is_apart_from_text_also_when_the_prompt_opened_it() {
+async fn reasoning_is_separate_from_text_even_if_the_prompt_opened_it() {
     let router = TestRouter::new();
     let script = [&[THINK], bytes("why").as_slice(), &[END_THINK], &bytes("so")].concat();
     let written = router.chat(&script, json!({"stream_options": null})).await.ok();
@@ -308,7 +308,7 @@ async fn tool_choice_none_keeps_the_tools_in_the_prompt_and_refuses_calls() {
     let body = router.chat(&bytes("text"), json!({"tools": tools(&["f"]), "tool_choice": "none"})).await.ok();
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     assert!(body["choices"][0]["message"].get("tool_calls").is_none());
-    // The engine is told to draw again, without the token that opens a call; this one never does.
+    // The router makes the engine draw again without the token that opens a call; this engine never answers.
     let hanging = TestRouter::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang));
     let request = json!({"tools": tools(&["f"]), "tool_choice": "none"});
     let script = [u32::from(b'a'), SECTION];
@@ -331,7 +331,7 @@ async fn an_answer_without_text_but_with_calls_has_null_content() {
 }
 
 #[tokio::test]
-async fn a_length_limit_inside_a_call_is_told_as_length() {
+async fn a_length_limit_inside_a_call_has_the_finish_reason_length() {
     let script = [&[SECTION], call("functions.f:0", "{\"a\": 1}").as_slice()].concat();
     let body = TestRouter::new().chat(&script, json!({"tools": tools(&["f"]), "max_tokens": 20})).await.ok();
     assert_eq!(body["choices"][0]["finish_reason"], "length");
@@ -367,7 +367,7 @@ async fn prompt_logprobs_come_once_and_the_first_token_has_none() {
 }
 
 #[tokio::test]
-async fn choices_share_the_prompt_and_draw_with_seeds_of_their_own() {
+async fn choices_share_the_prompt_and_have_their_own_seeds() {
     let router = TestRouter::new();
     let body = router.chat(&bytes("abc"), json!({"n": 3, "seed": 11})).await.ok();
     assert_eq!(body["choices"].as_array().unwrap().len(), 3);
@@ -382,7 +382,7 @@ async fn choices_share_the_prompt_and_draw_with_seeds_of_their_own() {
 }
 
 #[tokio::test]
-async fn fields_that_nobody_knows_are_named_and_harmless_ones_are_not() {
+async fn unknown_fields_are_reported_and_harmless_ones_are_not() {
     let router = TestRouter::new();
     let more = json!({"user": "me", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "wibble": 1,
         "wobble, x": {}, "absent": null, "n": 1, "best_of": 1, "modalities": ["text"],
@@ -405,7 +405,7 @@ async fn a_final_message_is_continued_without_a_generation_prompt() {
 }
 
 #[tokio::test]
-async fn numbers_beyond_64_bits_reach_the_template_as_they_are_spelled() {
+async fn numbers_beyond_64_bits_reach_the_template_as_written() {
     let router = TestRouter::new();
     let body = r#"{"model": "bytes", "temperature": 0.7, "messages": [{"role": "user", "content": "x"}], "tools": [{"type":
         "function", "function": {"name": "f", "parameters": {"maximum": 1000000000000000000000000000000, "x": 1.0}}}]}"#;
@@ -439,7 +439,7 @@ async fn calls_of_a_format_without_ids_get_random_ones() {
 }
 
 #[tokio::test]
-async fn reasoning_that_is_not_wanted_is_not_sent() {
+async fn reasoning_is_not_sent_if_it_is_excluded() {
     let router = TestRouter::new();
     let script = [&[THINK], bytes("why").as_slice(), &[END_THINK], &bytes("so")].concat();
     let asked = json!({"include_reasoning": false});
@@ -462,13 +462,13 @@ async fn stop_strings_wait_for_min_tokens_and_stay_strings() {
     assert_eq!((&at_once["message"]["content"], &at_once["stop_reason"]), (&json!("a"), &json!("44")));
     let later = choice(json!({"stop": "44", "min_tokens": 3})).await;
     assert_eq!((&later["message"]["content"], &later["stop_reason"]), (&json!("a44b"), &json!("44")));
-    // A match that begins before and ends after counts.
+    // A match that begins before `min_tokens` and ends after it counts.
     let across = choice(json!({"stop": "44", "min_tokens": 2})).await;
     assert_eq!(across["message"]["content"], "a");
 }
 
 #[tokio::test]
-async fn unknown_fields_below_others_are_named_too() {
+async fn nested_unknown_fields_are_reported() {
     let router = TestRouter::new();
     let more = json!({"stream": true, "stream_options": {"x": 1}, "thinking": {"type": "enabled", "y": 9}, "reasoning": {"z": 1},
         "usage": {"w": 1}, "dry_base": 2});

@@ -25,7 +25,7 @@ async fn a_completion_continues_its_prompt() {
     assert_eq!(body["usage"]["prompt_tokens"], 2);
     let start = &router.fake.starts()[0];
     assert_eq!((start.prompt.clone(), start.limits.as_ref().unwrap().max_tokens), (bytes("ab"), 16));
-    // The default is not below what the request wants at least.
+    // The default is at least `min_tokens`.
     complete(&router, &bytes("cd"), json!({"min_tokens": 20})).await;
     let limits = router.fake.starts()[1].limits.clone().unwrap();
     assert_eq!((limits.min_tokens, limits.max_tokens), (20, 20));
@@ -44,7 +44,7 @@ async fn prompts_come_in_four_shapes() {
         assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 3 * count);
         let starts = router.fake.starts().split_off(before);
         assert!(starts.iter().all(|start| start.prompt == bytes("ab")));
-        // Every prompt's first choice draws with the given seed.
+        // Every prompt's first choice uses the given seed.
         let given = starts.iter().filter(|start| start.sampling.as_ref().unwrap().seed == 5).count();
         assert_eq!(given, count);
     }
@@ -83,7 +83,7 @@ async fn echo_of_token_ids_is_their_text() {
 }
 
 #[tokio::test]
-async fn a_stream_says_the_same_as_the_whole() {
+async fn a_stream_has_the_same_content_as_an_answer_without_streaming() {
     let router = TestRouter::new();
     for more in [
         json!({}),
@@ -136,7 +136,7 @@ async fn a_stream_says_the_same_as_the_whole() {
 }
 
 #[tokio::test]
-async fn control_tokens_are_left_out_unless_asked_for_and_markers_are_text() {
+async fn control_tokens_are_omitted_unless_requested_and_markers_are_text() {
     let router = TestRouter::new();
     let script = [bytes("a").as_slice(), &[CONTROL, THINK], &bytes("b")].concat();
     assert_eq!(complete(&router, &script, json!({})).await["choices"][0]["text"], "a<think>b");
@@ -145,7 +145,7 @@ async fn control_tokens_are_left_out_unless_asked_for_and_markers_are_text() {
 }
 
 #[tokio::test]
-async fn tokens_there_and_back() {
+async fn tokenize_and_detokenize_are_inverse() {
     let router = TestRouter::new();
     let tokens = router.post("/tokenize", json!({"prompt": "hé<|im_end|>", "return_token_strs": true})).await.ok();
     let ids = [104, 195, 169, END];
@@ -167,12 +167,12 @@ async fn text_offsets_are_characters_of_the_text() {
     let asked = json!({"prompt": "hé", "echo": true, "logprobs": 0, "stop": "c"});
     let body = complete(&router, &script, asked).await;
     assert_eq!(body["choices"][0]["text"], "héaéb");
-    // h, two bytes of é, a, two bytes of é, a control token that is not shown, b, and the c that ended it.
+    // h, two bytes of é, a, two bytes of é, a control token without text, b, and the stop c.
     assert_eq!(body["choices"][0]["logprobs"]["text_offset"], json!([0, 1, 1, 2, 3, 3, 4, 4, 5]));
 }
 
 #[tokio::test]
-async fn a_prompt_as_long_as_the_context_can_be_scored_and_no_longer_one() {
+async fn a_prompt_as_long_as_the_context_can_be_scored_but_a_longer_one_cannot() {
     let router = TestRouter::new();
     let asked = |length: u32| {
         json!({"model": "bytes", "prompt": vec![97; length as usize], "echo": true,

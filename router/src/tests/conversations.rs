@@ -1,11 +1,11 @@
-//! What of a conversation reaches the template: call ids, tools that messages declare, messages to be continued.
+//! How a conversation reaches the template: call ids, tools declared in messages, and continued messages.
 
 use rein_proto::v1;
 use serde_json::json;
 
 use super::*;
 
-/// As Kimi's: ids, results by id and name.
+/// A template like Kimi's, with call ids and with results by id and name.
 const NATIVE: &str = "{% if tools %}tools: {% for t in tools %}{{ t.function.name }} {% endfor %}{{ '\\n' }}{% endif %}\
     {% for m in messages %}{{ m.role }}{% if m.name %}/{{ m.name }}{% endif %}: \
     {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\
@@ -30,7 +30,7 @@ async fn refused(router: &TestRouter, more: Value) -> (String, String) {
 }
 
 #[tokio::test]
-async fn foreign_call_ids_are_native_in_the_prompt_and_new_calls_count_on() {
+async fn foreign_call_ids_become_native_and_new_calls_continue_the_count() {
     let call =
         |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}});
     let messages = json!([
@@ -61,7 +61,7 @@ async fn tools_that_a_system_message_declares_can_be_called() {
     let messages = |role: &str, tools: Value| json!([{"role": "user", "content": "q"}, {"role": role, "tools": tools}]);
     let more = json!({"messages": messages("system", json!(declared("g")))});
     let router = router();
-    // A template that does not look for them there gets them with the others.
+    // A template that does not read a message's tools gets them with the request's tools.
     assert_eq!(prompt(&router, more.clone()).await, "tools: g \nuser: q\nassistant: ");
     let script = [&[SECTION], call_tokens("functions.g:0").as_slice(), &[END_SECTION]].concat();
     let body = router.chat(&script, more.clone()).await.ok();
@@ -93,7 +93,7 @@ async fn tools_that_a_system_message_declares_can_be_called() {
 }
 
 #[test]
-fn the_latest_declaration_of_a_tool_counts() {
+fn the_last_declaration_of_a_tool_counts() {
     let tool = |name: &str, description: &str| json!({"type": "function", "function": {"name": name, "description": description}});
     let job = crate::request::job::ChatJob {
         tools: vec![tool("f", "1"), tool("g", "2")],
@@ -108,7 +108,7 @@ fn the_latest_declaration_of_a_tool_counts() {
 }
 
 #[tokio::test]
-async fn a_final_assistant_message_is_continued_by_any_name() {
+async fn every_field_name_for_continuing_a_message_works() {
     let router = router();
     let said = |more: Value| {
         let mut last = json!({"role": "assistant", "content": "well"});
@@ -122,7 +122,7 @@ async fn a_final_assistant_message_is_continued_by_any_name() {
         json!({"messages": said(json!({"partial": true})), "continue_final_message": true, "add_generation_prompt": false}),
     ] {
         assert_eq!(prompt(&router, more.clone()).await, "user: hi\nassistant: well");
-        // Only what comes after it; its first blanks are the text's own.
+        // The answer has only the new text, with its leading blanks.
         let body = router.chat(&bytes("\n\n, then"), more.clone()).await.ok();
         assert_eq!(body["choices"][0]["message"]["content"], "\n\n, then");
         let chunks = router.stream(&bytes("\n\n, then"), more).await;
@@ -165,7 +165,7 @@ async fn a_final_assistant_message_is_continued_by_any_name() {
 }
 
 #[tokio::test]
-async fn unfinished_reasoning_goes_on_as_reasoning() {
+async fn unfinished_reasoning_is_continued_as_reasoning() {
     let router = router();
     let dropping = TestRouter::new();
     let last =
@@ -187,11 +187,11 @@ async fn unfinished_reasoning_goes_on_as_reasoning() {
         let ids = &router.fake.starts()[0].prompt;
         assert_eq!(ids.iter().filter(|&&id| id >= 256).copied().collect::<Vec<_>>(), [THINK]);
     }
-    // The template's own opening is not doubled.
+    // The template's own opening marker is not repeated.
     let mut more = last(reasoning);
     more["thinking"] = true.into();
     assert_eq!(prompt(&dropping, more).await, "user: hi\nassistant: <think>so far");
-    // With an answer begun, it is the answer that goes on.
+    // If the message has text, the text is continued.
     for message in [
         json!({"role": "assistant", "content": "So", "reasoning_content": "why"}),
         json!({"role": "assistant", "content": "<think>why</think>So"}),

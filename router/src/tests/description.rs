@@ -1,4 +1,4 @@
-//! `/openapi.json` describes what is served: every route, every request field, every field of the answers.
+//! `/openapi.json` describes every route, every request field and every answer field, and nothing else.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn properties(document: &Value, schema: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn every_described_route_is_served_with_its_method_and_no_other() {
+async fn every_described_route_is_served_with_its_methods_only() {
     let router = TestRouter::new();
     assert_eq!(router.get("/openapi.json").await.ok(), document());
     for (path, item) in document()["paths"].as_object().unwrap() {
@@ -32,7 +32,7 @@ async fn every_described_route_is_served_with_its_method_and_no_other() {
 }
 
 #[test]
-fn every_route_that_asks_for_a_key_says_so() {
+fn every_route_that_requires_a_key_is_described_so() {
     for (path, item) in document()["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             let says = |status: &str| operation["responses"].get(status).is_some();
@@ -56,7 +56,7 @@ fn every_route_in_the_code_is_described() {
 }
 
 #[test]
-fn every_field_that_is_read_is_described_and_no_other() {
+fn exactly_the_fields_that_are_read_are_described() {
     let document = document();
     let set = |names: Vec<&'static str>| names.into_iter().map(String::from).collect::<BTreeSet<_>>();
     let chat = openai::asked_by_chat(json!({"messages": []}));
@@ -73,12 +73,12 @@ fn every_field_that_is_refused_is_described_with_its_reason() {
             openai::EVERYWHERE.iter().chain(own).map(|one| (one.name.into(), one.why.into())).collect();
         let schema = &document["components"]["schemas"][schema];
         assert_eq!(schema["x-refused-fields"], Value::Object(refused.clone()));
-        // What is read is not refused before.
+        // A field that is read is not refused.
         assert!(refused.keys().all(|name| schema["properties"].get(name).is_none()));
     }
 }
 
-/// Every field of a value is a property of its schema, all the way down, and nothing required is missing.
+/// Every field of a value is a property of its schema, recursively, and no required field is missing.
 fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
     if let Some(name) = schema["$ref"].as_str() {
         return fits(document, document.pointer(name.trim_start_matches('#')).unwrap(), value, at);

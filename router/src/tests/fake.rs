@@ -1,4 +1,4 @@
-//! An engine that emits the script of each request, byte tokens and all, and remembers what it was told.
+//! A scripted engine: it sends the tokens of each request's `script`, and records what it receives.
 
 use std::{
     pin::Pin,
@@ -15,21 +15,21 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{CONTEXT, VOCAB};
 
-/// What the engine does after the tokens of the script.
+/// What the engine does after the script.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Ending {
     #[default]
     Finish,
-    /// Says nothing more until the router leaves.
+    /// Sends nothing more.
     Hang,
-    /// Takes the sequence and says nothing, as before the prompt is computed.
+    /// Accepts the sequence and sends nothing, as if it computed the prompt.
     Prefill,
     Error,
-    /// Hangs up.
+    /// Closes the stream without Finish.
     Silence,
-    /// Says that it lost what computes.
+    /// Finishes with the reason Lost.
     Lost,
-    /// Its process ends in order.
+    /// Closes the stream with UNAVAILABLE, as a process that stops.
     Stopped,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct State {
 #[derive(Clone, Default)]
 pub struct Fake {
     pub ending: Ending,
-    /// Tokens per message, in turn; empty: one.
+    /// Tokens per message, in turn. Empty: 1.
     pub batches: Vec<usize>,
     pub refuse: Option<tonic::Code>,
     pub(crate) state: Arc<State>,
@@ -59,17 +59,17 @@ impl Fake {
         self.state.starts.lock().unwrap().clone()
     }
 
-    /// The engine answers no more questions.
+    /// From now on, Stats fails.
     pub fn lose(&self) {
         self.state.lost.store(true, Ordering::Release);
     }
 
-    /// Returns what was steered when there are this many steers.
+    /// Waits for this many steers and returns them.
     pub async fn steers(&self, count: usize) -> Vec<Steer> {
         self.state.steers.subscribe().wait_for(|steers| steers.len() >= count).await.unwrap().clone()
     }
 
-    /// Returns when this many sequences are open.
+    /// Waits until this many sequences are open.
     pub async fn open(&self, count: usize) {
         self.state.open.subscribe().wait_for(|open| *open == count).await.unwrap();
     }
@@ -130,7 +130,7 @@ impl Fake {
     }
 }
 
-/// One sequence that is open until dropped.
+/// Counts one open sequence until dropped.
 struct Open(Arc<State>);
 
 impl Drop for Open {

@@ -1,11 +1,11 @@
-//! Request fields of OpenAI's relatives.
+//! Request fields of other servers with an OpenAI API.
 
 use serde_json::json;
 
 use super::*;
 
-/// The last steer when there are this many, of a stream from an engine that then hangs.
-async fn told(router: &TestRouter, steers: usize, script: &[u32], more: Value) -> rein_proto::internal::Steer {
+/// The last of this many steers of a stream, whose engine then sends nothing more.
+async fn last_steer(router: &TestRouter, steers: usize, script: &[u32], more: Value) -> rein_proto::internal::Steer {
     let mut request = chat_request(script, more);
     request["stream"] = true.into();
     let body = Body::from(request.to_string());
@@ -18,7 +18,7 @@ async fn told(router: &TestRouter, steers: usize, script: &[u32], more: Value) -
 }
 
 #[tokio::test]
-async fn names_of_older_servers_constrain_the_text_like_structured_outputs() {
+async fn guided_fields_constrain_the_text_like_structured_outputs() {
     let (router, hanging) =
         (TestRouter::new(), TestRouter::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang)));
     let mut steers = 0;
@@ -36,7 +36,7 @@ async fn names_of_older_servers_constrain_the_text_like_structured_outputs() {
         let good = router.chat(&bytes(text), more.clone()).await.ok();
         assert_eq!(good["choices"][0]["message"]["content"], text, "{more}");
         steers += 1;
-        let steer = told(&hanging, steers, &bytes("~"), more).await;
+        let steer = last_steer(&hanging, steers, &bytes("~"), more).await;
         assert!(steer.keep == 0 && (steer.mask.is_some() || !steer.append.is_empty()), "{steer:?}");
     }
     let both = router.chat(&[], json!({"guided_json": schema, "regex": "a"})).await.json();
@@ -46,7 +46,7 @@ async fn names_of_older_servers_constrain_the_text_like_structured_outputs() {
 }
 
 #[tokio::test]
-async fn a_prompt_is_cut_at_its_beginning_where_the_request_says_so() {
+async fn truncate_prompt_tokens_cuts_the_beginning_of_the_prompt() {
     let router = TestRouter::new();
     let whole = bytes("user: hi\nassistant: ");
     for (keep, left) in [(json!(5), 5), (json!(100), whole.len()), (json!(-1), whole.len())] {
@@ -65,7 +65,7 @@ async fn a_prompt_is_cut_at_its_beginning_where_the_request_says_so() {
 }
 
 #[tokio::test]
-async fn control_tokens_are_text_where_they_are_not_skipped() {
+async fn control_tokens_are_text_without_skip_special_tokens() {
     let router = TestRouter::new();
     let script =
         [bytes("a").as_slice(), &[CONTROL], &bytes("b"), &[SECTION], &call("functions.f:0", "{}"), &[END_SECTION]]
@@ -78,7 +78,7 @@ async fn control_tokens_are_text_where_they_are_not_skipped() {
 }
 
 #[tokio::test]
-async fn the_fingerprint_is_that_of_the_model() {
+async fn the_fingerprint_depends_on_the_model() {
     let router = TestRouter::new();
     let body = router.chat(&bytes("a"), json!({})).await.ok();
     let fingerprint = body["system_fingerprint"].as_str().unwrap();
@@ -93,22 +93,22 @@ async fn the_fingerprint_is_that_of_the_model() {
 }
 
 #[tokio::test]
-async fn what_restricts_tokens_steers_the_engine() {
+async fn token_restrictions_are_masks_for_the_engine() {
     let router = TestRouter::with(RouterConfig::default(), Fake::ending(fake::Ending::Hang));
     let script = [&[THINK], bytes("why not").as_slice()].concat();
-    let told = async |steers: usize, more: Value| told(&router, steers, &script, more).await;
-    let words = told(1, json!({"bad_words": ["ot"]})).await;
+    let steer = async |steers: usize, more: Value| last_steer(&router, steers, &script, more).await;
+    let words = steer(1, json!({"bad_words": ["ot"]})).await;
     assert_eq!(words.keep, 7, "all but the last token of the word");
     let mask = words.mask.unwrap();
     assert_eq!((mask[b't' as usize / 8] >> (b't' % 8) & 1, mask[b'u' as usize / 8] >> (b'u' % 8) & 1), (0, 1));
-    let allowed = told(2, json!({"allowed_token_ids": [65, END]})).await;
+    let allowed = steer(2, json!({"allowed_token_ids": [65, END]})).await;
     assert_eq!((allowed.keep, allowed.hold), (0, true));
     assert_eq!(allowed.mask.unwrap().iter().map(|byte| byte.count_ones()).sum::<u32>(), 2);
-    let budget = told(3, json!({"thinking_token_budget": 3})).await;
+    let budget = steer(3, json!({"thinking_token_budget": 3})).await;
     assert_eq!((budget.keep, budget.append, budget.mask), (4, vec![END_THINK], None));
-    let none = told(4, json!({"reasoning": {"max_tokens": 0, "enabled": true}})).await;
+    let none = steer(4, json!({"reasoning": {"max_tokens": 0, "enabled": true}})).await;
     assert_eq!((none.keep, none.append), (0, vec![END_THINK]));
-    let closed = told(5, json!({"thinking_token_budget": 0})).await;
+    let closed = steer(5, json!({"thinking_token_budget": 0})).await;
     assert_eq!((closed.keep, closed.append), (1, vec![END_THINK]));
 }
 

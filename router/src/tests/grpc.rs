@@ -13,7 +13,7 @@ use super::{fake::Ending, *};
 pub type Channel =
     BoxCloneSyncService<http::Request<GrpcBody>, http::Response<GrpcBody>, crate::fleet::pool::TransportError>;
 
-/// The routes, called without a socket.
+/// A channel to the routes without a socket.
 pub fn channel(router: &TestRouter) -> Channel {
     let routes = router.router.grpc().prepare();
     transport(tower::service_fn(move |request: http::Request<GrpcBody>| {
@@ -112,7 +112,7 @@ async fn a_chat_is_a_stream_of_typed_events() {
 }
 
 #[tokio::test]
-async fn both_surfaces_refuse_with_the_same_words() {
+async fn http_and_grpc_errors_have_the_same_messages() {
     let router = TestRouter::new();
     let sampling = |sampling| v1::ChatRequest { sampling: Some(sampling), ..request(&[]) };
     let limits = |limits| v1::ChatRequest { limits: Some(limits), ..request(&[]) };
@@ -154,7 +154,7 @@ async fn both_surfaces_refuse_with_the_same_words() {
         assert_eq!(status.metadata().get("rein-param").unwrap().to_str().unwrap(), error["param"]);
         assert_eq!(status.metadata().get("rein-code").unwrap().to_str().unwrap(), error["code"]);
     }
-    // What JSON cannot even say.
+    // Values that JSON cannot express.
     let nan = sampling(v1::Sampling { temperature: Some(f32::NAN), ..none() });
     let status = client(&router).chat(nan).await.map(|_| ()).unwrap_err();
     assert_eq!(
@@ -201,7 +201,7 @@ async fn deadlines_and_cancellation_reach_the_engine() {
 }
 
 #[tokio::test]
-async fn health_tells_of_a_lost_engine() {
+async fn health_reports_a_lost_engine() {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
     let router = TestRouter::new();
     let mut health = HealthClient::new(channel(&router));
@@ -252,7 +252,7 @@ async fn an_abort_ends_a_stream_with_unavailable() {
 }
 
 #[tokio::test]
-async fn full_and_draining_have_codes_of_their_own() {
+async fn a_full_and_a_draining_router_have_different_codes() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 0, ..RouterConfig::default() };
     let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     let open = client(&router).chat(request(&bytes("ab"))).await.unwrap();
@@ -271,7 +271,7 @@ async fn full_and_draining_have_codes_of_their_own() {
 }
 
 #[tokio::test]
-async fn the_other_calls() {
+async fn complete_render_tokenize_and_models_work() {
     let router = TestRouter::new();
     let mut client = client(&router);
     let rendered = client.render(request(&[])).await.unwrap().into_inner();

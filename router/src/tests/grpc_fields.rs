@@ -26,7 +26,7 @@ fn constrained(kind: Kind) -> Option<v1::ResponseFormat> {
     Some(v1::ResponseFormat { kind: Some(kind) })
 }
 
-/// The fields that a row sets, the gRPC request and the HTTP request of the same meaning.
+/// The fields that a row sets, and a gRPC and an HTTP request of the same meaning.
 fn chat_rows() -> Vec<(&'static str, Set<v1::ChatRequest>, Value)> {
     vec![
         ("temperature", |r| sampling(r).temperature = Some(0.5), json!({"temperature": 0.5})),
@@ -232,7 +232,7 @@ fn every_completion_field_means_the_same_on_both_surfaces() {
 }
 
 #[tokio::test]
-async fn wrong_values_are_refused_with_the_words_of_http() {
+async fn errors_of_invalid_values_equal_those_over_http() {
     let router = TestRouter::new();
     for (set, more) in [
         ((|r| r.truncate_prompt_tokens = Some(0)) as Set<v1::ChatRequest>, json!({"truncate_prompt_tokens": 0})),
@@ -259,7 +259,7 @@ async fn wrong_values_are_refused_with_the_words_of_http() {
 }
 
 #[tokio::test]
-async fn a_grammar_report_comes_with_done_where_it_is_asked_for() {
+async fn done_has_the_grammar_report_if_requested() {
     let router = TestRouter::new();
     for asked in [true, false] {
         let response_format = constrained(Kind::Choice(v1::response_format::Choice { options: vec!["yes".into()] }));
@@ -279,7 +279,7 @@ async fn a_grammar_report_comes_with_done_where_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn decisions_come_with_done_where_they_are_asked_for() {
+async fn done_has_the_decisions_if_requested() {
     let router = TestRouter::new();
     for asked in [true, false] {
         let response_format = constrained(Kind::Choice(v1::response_format::Choice { options: vec!["yes".into()] }));

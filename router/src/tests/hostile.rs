@@ -1,4 +1,4 @@
-//! Clients that do not read, and bodies that would cost more than they weigh.
+//! Clients that do not read, and bodies that would cost much more memory or time than their size.
 
 use futures::StreamExt;
 use serde_json::json;
@@ -7,17 +7,17 @@ use super::{fake::Ending, *};
 use crate::limits;
 
 fn request(script: &[u32]) -> Request<Body> {
-    let body = chat_request(script, told(json!({"stream": true}))).to_string();
+    let body = chat_request(script, with_logprobs(json!({"stream": true}))).to_string();
     Request::post("/v1/chat/completions").body(body.into()).unwrap()
 }
 
-/// With logprobs a token is more than a few bytes, on the way from the engine too.
-fn told(mut more: Value) -> Value {
+/// Logprobs make each token's messages larger.
+fn with_logprobs(mut more: Value) -> Value {
     (more["logprobs"], more["top_logprobs"]) = (true.into(), 20.into());
     more
 }
 
-/// More than goes out at once.
+/// More tokens than the buffers hold.
 fn long() -> Vec<u32> {
     bytes(&"no end of text ".repeat(100))
 }
@@ -31,13 +31,13 @@ async fn rest(mut body: axum::body::BodyDataStream, mut text: Vec<u8>) -> Vec<Va
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_pauses_gives_up_its_engine_and_loses_nothing() {
+async fn a_client_that_pauses_gives_up_its_engine_and_loses_no_tokens() {
     let router = TestRouter::new();
-    let expected = join(&router.stream(&long(), told(json!({}))).await);
+    let expected = join(&router.stream(&long(), with_logprobs(json!({}))).await);
     let mut body = router.send(request(&long())).await.into_body().into_data_stream();
     let mut text = Vec::new();
     for pauses in 1..=2 {
-        // The first chunk after a pause may be of events that came before it.
+        // The first chunk after a pause may have events from before it.
         while text.is_empty() || router.fake.starts().len() < 1 + pauses {
             text.extend_from_slice(&body.next().await.unwrap().unwrap());
         }
@@ -58,9 +58,9 @@ async fn a_client_that_pauses_gives_up_its_engine_and_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_never_reads_on_loses_its_request() {
+async fn the_request_of_a_client_that_stops_reading_ends() {
     let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
-    // One that has not read at all, one that stopped, one that reads what little comes.
+    // One client never reads, one stops, and one reads all that arrives.
     let unread = router.send(request(&long())).await.into_body().into_data_stream();
     let mut stopped = router.send(request(&long())).await.into_body().into_data_stream();
     let first = stopped.next().await.unwrap().unwrap();
@@ -88,7 +88,7 @@ async fn a_client_that_never_reads_on_loses_its_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_deadline_is_heard_while_the_client_is_away() {
+async fn the_deadline_ends_a_parked_request() {
     let config = RouterConfig { request_time: 3 * limits::STALL_GRACE, ..RouterConfig::default() };
     let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     let mut body = router.send(request(&long())).await.into_body().into_data_stream();
@@ -103,7 +103,7 @@ async fn the_deadline_is_heard_while_the_client_is_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn grpc_streams_are_watched_too() {
+async fn grpc_clients_that_stop_reading_are_handled_the_same() {
     use rein_proto::v1::{self, inference_client::InferenceClient};
     let router = TestRouter::with(RouterConfig::default(), Fake::ending(Ending::Hang));
     let mut client = InferenceClient::new(grpc::channel(&router));
@@ -128,7 +128,7 @@ async fn grpc_streams_are_watched_too() {
     assert_eq!(status.metadata().get("rein-code").unwrap(), "client_stalled");
 }
 
-/// An array of this item, about a MiB of it per `mib`.
+/// An array of this item, of about `mib` MiB.
 fn array(item: &str, mib: usize) -> String {
     let count = (mib << 20) / (item.len() + 1);
     format!("[{}{item}]", format!("{item},").repeat(count))
@@ -159,14 +159,14 @@ async fn values_are_bounded_by_the_memory_that_they_take() {
         assert_eq!((answer.status, &error["code"]), (StatusCode::BAD_REQUEST, &json!("too_many_values")), "{error}");
         assert_eq!(error["param"], field);
     }
-    // What nobody reads costs nothing, and what is built of a text within its length is no matter.
+    // Unread fields, and values that are not larger than their text, do not count.
     let unknown = format!("\"x\":{}", array("[]", 8));
     let text = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}]", "x".repeat(1_000));
     let body = format!("{{\"model\":\"bytes\",{unknown},{text},\"max_tokens\":1,\"script\":[97]}}");
     let answer = router.post_bytes("/v1/chat/completions", body).await;
     answer.ok();
     assert_eq!(answer.header("x-rein-ignored-fields"), "x");
-    // Of fields of one name the last one counts, as everywhere in JSON.
+    // Of fields with the same name, the last one counts, as usual in JSON.
     let twice = "{\"model\":\"nowhere\",\"messages\":0,\"model\":\"bytes\",\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
     router.post_bytes("/tokenize", twice).await.ok();
     let many = format!("{{{}\"model\":\"bytes\"}}", "\"\":0,".repeat(1_000_000));
@@ -181,7 +181,7 @@ async fn values_are_bounded_by_the_memory_that_they_take() {
 }
 
 #[tokio::test]
-async fn an_answer_repeats_no_more_than_a_little_of_what_was_sent() {
+async fn errors_repeat_only_a_bounded_part_of_the_request() {
     let router = TestRouter::new();
     let long = "é".repeat(500_000);
     for request in [
@@ -210,11 +210,11 @@ async fn a_prompt_that_cannot_fit_is_refused_before_it_is_encoded() {
     ] {
         let error = router.post(path, request).await.json()["error"].clone();
         assert_eq!(error["code"], "context_length_exceeded");
-        // By the longest token of 28 bytes.
+        // A lower bound from the longest token, which has 28 bytes.
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("at least 10714") && message.contains("context is 2048 tokens"), "{message}");
     }
-    // The endpoints that only tell tokens tell them all.
+    // The endpoints that only tokenize return all tokens.
     let told = router.post("/tokenize", json!({"prompt": "汉".repeat(30_000)})).await.ok();
     assert_eq!(told["count"], 90_000);
 }
@@ -243,9 +243,9 @@ async fn a_message_of_many_values_is_refused_over_grpc() {
 }
 
 #[tokio::test]
-async fn an_output_that_needs_too_many_grammar_states_ends_its_request_alone() {
+async fn an_output_that_needs_too_many_grammar_states_ends_only_its_request() {
     let router = TestRouter::new();
-    // Each position adds an item for every place in every alternative.
+    // Each position adds a grammar item for every position in every alternative.
     let ways: Vec<String> = (2..=20).map(|parts| vec!["s"; parts].join(" ")).collect();
     let grammar = format!("start: s\ns: \"a\" | {}", ways.join(" | "));
     let more = json!({"structured_outputs": {"grammar": grammar}});

@@ -1,4 +1,4 @@
-//! Requests that do not end by themselves: clients that leave, engines that fail, limits, drains.
+//! Requests that end early: clients that leave, engines that fail, limits and drains.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ async fn the_deadline_ends_a_request_and_frees_its_slot() {
 }
 
 #[tokio::test]
-async fn an_engine_error_is_one_last_event_and_keeps_its_cause_to_itself() {
+async fn an_engine_error_is_the_last_event_and_does_not_reveal_its_cause() {
     let lost = (StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", "capacity_lost");
     for (ending, (status, kind, code)) in [
         (Ending::Error, (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error")),
@@ -95,7 +95,7 @@ async fn an_engine_error_is_one_last_event_and_keeps_its_cause_to_itself() {
 }
 
 #[tokio::test]
-async fn what_the_engine_refuses_is_told_before_a_stream_begins() {
+async fn an_engines_refusal_is_a_status_before_the_stream_begins() {
     for (code, status, name) in [
         (tonic::Code::ResourceExhausted, StatusCode::TOO_MANY_REQUESTS, "rate_limit_error"),
         (tonic::Code::Unavailable, StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error"),
@@ -112,7 +112,7 @@ async fn what_the_engine_refuses_is_told_before_a_stream_begins() {
 }
 
 #[tokio::test]
-async fn requests_above_the_limit_are_told_when_to_come_back() {
+async fn requests_above_the_limit_get_retry_after() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 0, ..RouterConfig::default() };
     let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     let first = router.send(request(json!({"stream": true}))).await;
@@ -120,7 +120,7 @@ async fn requests_above_the_limit_are_told_when_to_come_back() {
     assert_eq!((second.status, second.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
     drop(first);
     router.fake.open(0).await;
-    // Bodies that never were polled still free their place.
+    // A body that was never polled frees its slot, too.
     assert_eq!(router.router.in_flight(), 0);
 }
 
@@ -140,7 +140,7 @@ async fn draining_refuses_new_requests_and_waits_for_open_ones() {
 }
 
 #[tokio::test]
-async fn a_router_without_its_engine_is_alive_and_not_ready() {
+async fn a_router_without_its_engine_is_alive_but_not_ready() {
     let fake = Fake { refuse: Some(tonic::Code::Unavailable), ..Fake::default() };
     let router = TestRouter::with(RouterConfig::default(), fake);
     assert_eq!(router.get("/health").await.status, StatusCode::OK);
@@ -239,7 +239,7 @@ async fn engines_of_one_model_share_its_load() {
         open.push(router.send(request(json!({"stream": true}))).await);
     }
     assert_eq!(fakes.each_ref().map(|fake| fake.starts().len()), [2, 2]);
-    // Choices of one prompt stay together, where the prompt is cached.
+    // Choices of one prompt use the same engine, which has the prompt cached.
     let _choices = begun(router.send(request(json!({"stream": true, "n": 3}))).await).await;
     let mut starts = fakes.each_ref().map(|fake| fake.starts().len());
     starts.sort();
@@ -248,7 +248,7 @@ async fn engines_of_one_model_share_its_load() {
 }
 
 #[tokio::test]
-async fn a_long_text_takes_the_same_way_off_the_async_threads() {
+async fn a_long_text_gives_the_same_result_off_the_async_threads() {
     let router = TestRouter::new();
     let text = "word ".repeat(20_000);
     let tokens = router.post("/tokenize", json!({"prompt": text})).await.ok();
@@ -260,7 +260,7 @@ async fn a_long_text_takes_the_same_way_off_the_async_threads() {
 }
 
 #[test]
-fn a_router_without_models_or_room_is_not_built() {
+fn a_router_without_models_or_slots_is_rejected() {
     assert!(matches!(Router::new(RouterConfig::default(), vec![]), Err(crate::BuildError::NoModel)));
     let config = RouterConfig { max_in_flight: 0, ..RouterConfig::default() };
     assert!(matches!(Router::open(config), Err(crate::BuildError::NoRequests)));

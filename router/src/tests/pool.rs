@@ -1,4 +1,4 @@
-//! Pools of many engines, of which some say nothing.
+//! Pools of many engines, some of which never answer.
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     limits,
 };
 
-/// Takes calls and never answers.
+/// An engine at this address accepts calls and never answers.
 const SILENT: &str = "silent";
 
 fn dial(address: &str) -> Option<EngineTransport> {
@@ -30,7 +30,7 @@ fn listing(group: &str, epoch: u64, address: &str) -> EngineListing {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_silent_delays_neither_metrics_nor_requests() {
+async fn a_silent_engine_delays_neither_metrics_nor_requests() {
     let pool = EnginePool::open(RoutePolicy::CacheAware);
     let mut listings = vec![listing("a", 1, SILENT)];
     listings.extend((0..200).map(|i| listing(&format!("b{i}"), 1, "there")));
@@ -42,7 +42,7 @@ async fn one_that_is_silent_delays_neither_metrics_nor_requests() {
     for (engine, stats) in answers {
         assert_eq!(stats.is_some(), engine.group != "a", "{}", engine.group);
     }
-    // All have been asked what they are when they were listed, and whoever has said it is enough.
+    // All were asked for their info when they were listed. The first answer is enough.
     sleep(Duration::from_millis(1)).await;
     let began = Instant::now();
     pool.info().await.expect("one has said it");
@@ -50,7 +50,7 @@ async fn one_that_is_silent_delays_neither_metrics_nor_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_is_one_group_in_one_epoch() {
+async fn an_engine_is_identified_by_group_and_epoch() {
     let pool = EnginePool::open(RoutePolicy::CacheAware);
     let mut dialled = Vec::new();
     let mut list = |listings: &[EngineListing]| {
@@ -64,11 +64,11 @@ async fn an_engine_is_one_group_in_one_epoch() {
     };
     assert_eq!(list(&[listing("a", 1, "1"), listing("b", 1, "2")]), ["a1", "b1"]);
     assert_eq!(list(&[listing("b", 1, "2"), listing("a", 1, "1")]), ["b1", "a1"]);
-    // What is superseded goes, what is only not listed stays at the end.
+    // Superseded engines are removed; engines that are only unlisted move to the end.
     assert_eq!(list(&[listing("c", 1, "3"), listing("a", 2, "4")]), ["c1", "a2", "b1"]);
     assert_eq!(dialled, ["1", "2", "3", "4"]);
     assert_eq!(pool.standings(), [("serving", 2), ("draining", 0), ("unlisted", 1)]);
-    // Nobody is to worry that one that has left does not answer, unless it has something to do.
+    // Unlisted engines are only asked for stats while they have sequences.
     let asked = async || pool.stats().await.into_iter().map(|(engine, _)| engine.group.clone()).collect::<Vec<_>>();
     assert_eq!(asked().await, ["c", "a"]);
     let wanted = EngineRequest { salt: "", tokens: &[], session: None, kind: None, refused: &[] };
@@ -79,7 +79,7 @@ async fn an_engine_is_one_group_in_one_epoch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sequence_goes_on_where_it_is_computed_as_before() {
+async fn a_sequence_resumes_on_an_engine_of_its_kind() {
     let pool = EnginePool::open(RoutePolicy::LeastLoad);
     let other = |group: &str| EngineListing { kind: "other".into(), ..listing(group, 1, "there") };
     pool.list(&[other("x"), listing("a", 1, "there")], |_| false, dial);
@@ -92,7 +92,7 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
         refused: &[],
     };
     let until = Instant::now() + Duration::from_secs(60);
-    // However busy it is.
+    // Load does not matter.
     let mut leases = Vec::new();
     for _ in 0..3 {
         leases.push(pool.lease(&wanted(), until, until).await.expect("one is there"));
@@ -100,7 +100,7 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
     }
     assert!(pool.another(&wanted(), "a").is_none());
     assert_eq!(pool.another(&EngineRequest { kind: None, ..wanted() }, "a").expect("x").engine().group, "x");
-    // One that joins in time is worth waiting for; after that any will do.
+    // The sequence waits for an engine of its kind for `KIND_WAIT`, then it uses any.
     let gone = |engine: &EngineHandle| engine.group == "a";
     drop(leases);
     pool.list(&[other("x")], gone, dial);
@@ -121,7 +121,7 @@ async fn a_sequence_goes_on_where_it_is_computed_as_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_drains_gets_nothing_new_while_another_serves() {
+async fn a_draining_engine_gets_no_sequences_while_another_serves() {
     for policy in [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::RoundRobin, RoutePolicy::PowerOfTwo] {
         let pool = EnginePool::open(policy);
         let drains = EngineListing { draining: true, ..listing("a", 1, "there") };
@@ -131,14 +131,14 @@ async fn one_that_drains_gets_nothing_new_while_another_serves() {
         for _ in 0..20 {
             assert_ne!(pool.lease(&wanted, until, until).await.expect("one serves").engine().group, "a");
         }
-        // Where none is left that serves, it is better than nobody.
+        // Without a serving engine, it gets them.
         pool.list(&[drains], |engine| engine.group != "a", dial);
         assert_eq!(pool.lease(&wanted, until, until).await.expect("it drains").engine().group, "a");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_answer_will_do_and_a_retired_model_needs_none() {
+async fn one_answer_is_enough_and_a_model_without_engines_is_not_asked() {
     let pool = EnginePool::open(RoutePolicy::CacheAware);
     assert_eq!(pool.standing(), None);
     pool.list(&[listing("a", 1, SILENT), listing("b", 1, "there")], |_| false, dial);
@@ -154,7 +154,7 @@ async fn the_first_answer_will_do_and_a_retired_model_needs_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_refused_a_sequence_is_its_last_choice() {
+async fn an_engine_that_refused_a_sequence_is_its_last_choice() {
     let pool = EnginePool::open(RoutePolicy::CacheAware);
     pool.list(&[listing("a", 1, "there"), listing("b", 1, "there")], |_| false, dial);
     let until = Instant::now() + Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Random outputs: a stream and a whole answer never disagree, whatever the model writes and however it is batched.
+//! Random outputs: streams and answers without streaming agree for any output and any batching.
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
@@ -23,7 +23,7 @@ fn script(rng: &mut StdRng) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn streams_and_whole_answers_agree() {
+async fn streams_and_answers_agree() {
     let mut rng = StdRng::seed_from_u64(20);
     for round in 0..150 {
         let batches = (0..rng.random_range(0..3)).map(|_| rng.random_range(1..6)).collect();
@@ -45,9 +45,9 @@ async fn streams_and_whole_answers_agree() {
         let whole = unfold(&router.chat(&script, more.clone()).await.ok());
         let streamed = join(&router.stream(&script, more.clone()).await);
         assert_eq!(streamed, whole, "round {round}: {script:?} {more}");
-        // How the engine batches changes nothing either.
+        // The result does not depend on the engine's batches.
         assert_eq!(unfold(&single.chat(&script, more.clone()).await.ok()), whole, "round {round}: {script:?} {more}");
-        // A stop string does not reach over a call.
+        // A stop string does not match across a call.
         let plain = script.iter().all(|&id| id < SECTION);
         for choice in &whole {
             assert!(!choice["finish"].is_null());

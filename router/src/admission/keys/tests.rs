@@ -1,7 +1,7 @@
 use super::*;
 
 fn read(text: &str) -> Result<Vec<Arc<Client>>, String> {
-    clients(text.as_bytes(), &mut HashMap::new(), Instant::now())
+    parse_clients(text.as_bytes(), &mut HashMap::new(), Instant::now())
 }
 
 fn entry(name: &str, key: &str, more: &str) -> String {
@@ -9,26 +9,26 @@ fn entry(name: &str, key: &str, more: &str) -> String {
 }
 
 #[test]
-fn the_hash_is_what_sha256sum_prints() {
+fn the_hash_equals_the_output_of_sha256sum() {
     // printf %s abc | sha256sum
     assert_eq!(hashed("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    assert_eq!(hash(&hashed("abc")).map(|hash| hash[0]), Some(0xba));
-    assert_eq!(hash(&format!("sha256:{}", hashed("abc"))), hash(&hashed("abc")));
+    assert_eq!(parse_hash(&hashed("abc")).map(|hash| hash[0]), Some(0xba));
+    assert_eq!(parse_hash(&format!("sha256:{}", hashed("abc"))), parse_hash(&hashed("abc")));
 }
 
 #[test]
-fn a_wrong_file_is_told_by_field_and_never_quoted() {
+fn errors_name_the_field_and_never_quote_the_file() {
     let secret = "sk-secret-where-a-hash-should-be";
     let two = entry("a", "k", "") + &entry("b", "k", "");
     for (text, said) in [
-        ("".to_owned(), "holds no [[key]]"),
+        ("".to_owned(), "must have at least one [[key]]"),
         (format!("[[key]]\nname = \"a\"\nhash = \"{secret}\""), "key[0].hash must be the SHA-256"),
         (format!("[[key]]\nname = \"a\"\nhash = {secret}"), "line 3: "),
         (format!("[[key]]\nname = \"a\"\nkey = \"{secret}\""), "unknown field `key`"),
         (entry("", "k", ""), "key[0].name must have 1 to 64"),
         (entry("a b", "k", ""), "key[0].name must have 1 to 64"),
-        (entry("a", "k", "") + &entry("a", "l", ""), "key[1].name is 'a', which another key has"),
-        (two, "key[1].hash is another key's"),
+        (entry("a", "k", "") + &entry("a", "l", ""), "key[1].name must be unique: another key is named 'a'"),
+        (two, "key[1].hash must be unique"),
         (entry("a", "k", "max_in_flight = 0"), "key[0].max_in_flight must be at least 1"),
         (entry("a", "k", "tokens_per_minute = -1"), "line 4"),
         (entry("a", "k", "speed = 1"), "unknown field `speed`"),
@@ -40,13 +40,13 @@ fn a_wrong_file_is_told_by_field_and_never_quoted() {
 }
 
 #[test]
-fn what_was_used_outlives_a_change_of_the_file() {
+fn usage_survives_a_reload_of_the_file() {
     let (mut usages, now) = (HashMap::new(), Instant::now());
-    let caller = |text: &str, usages: &mut _| ApiCaller(clients(text.as_bytes(), usages, now).unwrap().remove(0));
+    let caller = |text: &str, usages: &mut _| ApiCaller(parse_clients(text.as_bytes(), usages, now).unwrap().remove(0));
     let first = caller(&entry("a", "old", "requests_per_minute = 2"), &mut usages);
     first.begin(now).unwrap();
     let open = first.enter().unwrap();
-    // The key itself is another: the name counts.
+    // The key is replaced, but usage belongs to the name.
     let second = caller(&entry("a", "new", "requests_per_minute = 2\nmax_in_flight = 1"), &mut usages);
     second.begin(now).unwrap();
     let error = second.begin(now).expect_err("two were allowed");
@@ -56,13 +56,13 @@ fn what_was_used_outlives_a_change_of_the_file() {
     drop(open);
     drop(second.enter().unwrap());
     assert_eq!(second.0.usage.in_flight.load(Ordering::Relaxed), 0);
-    // Gone and back: from the start.
+    // A name that was removed starts again from zero.
     caller(&entry("b", "k", ""), &mut usages);
     caller(&entry("a", "new", "requests_per_minute = 2"), &mut usages).begin(now).unwrap();
 }
 
 #[test]
-fn tokens_are_charged_when_known_and_paid_before_the_next_request() {
+fn charged_tokens_delay_the_next_request() {
     let now = Instant::now();
     let caller = ApiCaller(read(&entry("a", "k", "tokens_per_minute = 600")).unwrap().remove(0));
     caller.begin(now).unwrap();
@@ -74,7 +74,7 @@ fn tokens_are_charged_when_known_and_paid_before_the_next_request() {
 }
 
 #[test]
-fn a_request_may_be_less_urgent_than_its_key_and_not_more() {
+fn a_request_may_be_less_urgent_than_its_key_but_not_more() {
     let caller = ApiCaller(read(&entry("a", "k", "priority = 5")).unwrap().remove(0));
     assert_eq!([None, Some(9), Some(-9)].map(|asked| caller.priority(asked)), [5, 9, 5]);
 }

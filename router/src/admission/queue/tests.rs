@@ -11,108 +11,111 @@ struct Waiting {
     priority: i64,
 }
 
-/// A day of random traffic; whatever happens, the rules hold.
-fn day(seed: u64) {
+/// Runs random traffic and checks the invariants after each event.
+fn run_random_traffic(seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     let start = Instant::now();
-    let (room, places) = (random.random_range(1..6), random.random_range(0..12));
-    let mut line = WaitQueue::new(room, places, start);
-    let (mut now, mut coming) = (start, 0usize);
+    let (slots, queue_limit) = (random.random_range(1..6), random.random_range(0..12));
+    let mut queue = WaitQueue::new(slots, queue_limit, start);
+    let (mut now, mut pending) = (start, 0usize);
     let mut served: Vec<Instant> = Vec::new();
     let mut waiting: HashMap<Ticket, Waiting> = HashMap::new();
-    let (mut came, mut ended) = (0, 0);
+    let (mut entered, mut ended) = (0, 0);
     let busy = random.random_range(0.2..0.8);
     for _ in 0..2_000 {
         now += Duration::from_millis(random.random_range(0..3_000));
-        let called = |ticket: Option<Ticket>, waiting: &mut HashMap<Ticket, Waiting>| {
+        let admitted = |ticket: Option<Ticket>, waiting: &mut HashMap<Ticket, Waiting>| {
             let ticket = ticket?;
-            let next = waiting.remove(&ticket).expect("called twice, or never waiting");
+            let next = waiting.remove(&ticket).expect("admitted twice, or never waiting");
             for other in waiting.values() {
-                // Whoever came so much later than another that priority is outweighed goes after it.
+                // Nobody overtakes a request that arrived so much earlier that this outweighs the priorities.
                 let points = (other.priority - next.priority).max(0) as u32;
                 assert!(next.since <= other.since + PRIORITY_STEP * points, "seed {seed}: overtaken");
             }
             Some(())
         };
         match random.random_range(0..10) {
-            0..4 if random.random_bool(busy) => match line.come() {
+            0..4 if random.random_bool(busy) => match queue.enter() {
                 Ok(()) => {
-                    came += 1;
-                    coming += 1;
+                    entered += 1;
+                    pending += 1;
                 }
-                Err(_) => assert_eq!(coming + waiting.len() + served.len(), room + places, "seed {seed}"),
+                Err(_) => assert_eq!(pending + waiting.len() + served.len(), slots + queue_limit, "seed {seed}"),
             },
-            4..7 if coming > 0 => {
-                coming -= 1;
+            4..7 if pending > 0 => {
+                pending -= 1;
                 let priority = random.random_range(-20..20);
-                match line.line_up(priority, now, now + FAR) {
-                    QueueStep::Go => served.push(now),
-                    QueueStep::Wait(ticket) => {
+                match queue.enqueue(priority, now, now + FAR) {
+                    EnqueueOutcome::Admitted => served.push(now),
+                    EnqueueOutcome::Waiting(ticket) => {
                         assert!(waiting.insert(ticket, Waiting { since: now, priority }).is_none());
                     }
-                    QueueStep::Late(_) => panic!("seed {seed}: nobody is late"),
+                    EnqueueOutcome::TooLate(_) => panic!("seed {seed}: no deadline is near"),
                 }
             }
-            7 if coming > 0 => {
-                coming -= 1;
+            7 if pending > 0 => {
+                pending -= 1;
                 ended += 1;
-                line.turn_back();
+                queue.leave_pending();
             }
             8 if !waiting.is_empty() => {
                 let nth = random.random_range(0..waiting.len());
                 let ticket = *waiting.keys().nth(nth).expect("one");
-                assert!(line.give_up(ticket));
-                assert!(!line.give_up(ticket));
+                assert!(queue.cancel(ticket));
+                assert!(!queue.cancel(ticket));
                 waiting.remove(&ticket);
                 ended += 1;
             }
             _ if !served.is_empty() => {
                 let since = served.swap_remove(random.random_range(0..served.len()));
                 ended += 1;
-                if called(line.done(Some(now - since)), &mut waiting).is_some() {
+                if admitted(queue.finish(Some(now - since)), &mut waiting).is_some() {
                     served.push(now);
                 }
             }
             _ => {}
         }
-        assert_eq!((line.served(), line.waiting()), (served.len(), waiting.len()), "seed {seed}");
-        assert_eq!(line.present(), coming + waiting.len() + served.len(), "seed {seed}");
-        assert_eq!(line.present(), came - ended, "seed {seed}");
-        assert!(line.served() <= room && line.present() <= room + places, "seed {seed}");
-        assert!(line.waiting() == 0 || line.served() == room, "seed {seed}: somebody waits before an open door");
+        assert_eq!((queue.in_flight(), queue.waiting()), (served.len(), waiting.len()), "seed {seed}");
+        assert_eq!(queue.present(), pending + waiting.len() + served.len(), "seed {seed}");
+        assert_eq!(queue.present(), entered - ended, "seed {seed}");
+        assert!(queue.in_flight() <= slots && queue.present() <= slots + queue_limit, "seed {seed}");
+        assert!(
+            queue.waiting() == 0 || queue.in_flight() == slots,
+            "seed {seed}: a request waits although a slot is free"
+        );
     }
-    // And everybody comes to an end.
-    (0..coming).for_each(|_| line.turn_back());
-    let (left, mut ends) = (line.present(), 0);
-    while line.served() > 0 {
-        line.done(None);
+    // In the end all requests leave.
+    (0..pending).for_each(|_| queue.leave_pending());
+    let (left, mut ends) = (queue.present(), 0);
+    while queue.in_flight() > 0 {
+        queue.finish(None);
         ends += 1;
     }
-    assert_eq!((ends, line.present()), (left, 0), "seed {seed}");
+    assert_eq!((ends, queue.present()), (left, 0), "seed {seed}");
 }
 
 #[test]
-fn the_rules_hold_on_any_day() {
-    (0..300).for_each(day);
+fn invariants_hold_for_random_traffic() {
+    (0..300).for_each(run_random_traffic);
 }
 
 #[test]
-fn nobody_waits_for_ever() {
+fn low_priorities_do_not_starve() {
     let start = Instant::now();
-    let mut line = WaitQueue::new(1, 10_000, start);
-    line.come().unwrap();
-    assert_eq!(line.line_up(0, start, start + FAR), QueueStep::Go);
-    line.come().unwrap();
-    let QueueStep::Wait(patient) = line.line_up(50, start, start + FAR) else { panic!("full") };
-    // Twenty urgent ones a second, without end; ten are served.
+    let mut queue = WaitQueue::new(1, 10_000, start);
+    queue.enter().unwrap();
+    assert_eq!(queue.enqueue(0, start, start + FAR), EnqueueOutcome::Admitted);
+    queue.enter().unwrap();
+    let EnqueueOutcome::Waiting(patient) = queue.enqueue(50, start, start + FAR) else { panic!("full") };
+    // Each second, 20 urgent requests arrive and 10 end.
     for tenth in 0.. {
         let now = start + Duration::from_millis(100 * tenth);
         for _ in 0..2 {
-            line.come().unwrap();
-            assert!(matches!(line.line_up(-50, now, now + FAR), QueueStep::Wait(_)));
+            queue.enter().unwrap();
+            assert!(matches!(queue.enqueue(-50, now, now + FAR), EnqueueOutcome::Waiting(_)));
         }
-        if line.done(None) == Some(patient) {
-            assert!(now > start + PRIORITY_STEP * 100, "before the urgent ones that came in time");
+        if queue.finish(None) == Some(patient) {
+            assert!(now > start + PRIORITY_STEP * 100, "admitted before urgent requests that arrived in time");
             break;
         }
         assert!(tenth < 2_100, "starved");
@@ -120,52 +123,52 @@ fn nobody_waits_for_ever() {
 }
 
 #[test]
-fn who_would_be_late_is_sent_away_with_the_time_to_come_back() {
+fn a_request_that_would_be_late_is_rejected_with_the_time_to_retry() {
     let start = Instant::now();
-    let mut line = WaitQueue::new(2, 8, start);
+    let mut queue = WaitQueue::new(2, 8, start);
     let second = Duration::from_secs(1);
-    let up = |line: &mut WaitQueue, priority, left: Duration| {
-        line.come().unwrap();
-        line.line_up(priority, start, start + left)
+    let up = |queue: &mut WaitQueue, priority, left: Duration| {
+        queue.enter().unwrap();
+        queue.enqueue(priority, start, start + left)
     };
-    assert_eq!(up(&mut line, 0, second), QueueStep::Go);
-    assert_eq!(up(&mut line, 0, second), QueueStep::Go);
-    // Nothing is known of how long one takes: the benefit of the doubt.
-    let QueueStep::Wait(doubtful) = up(&mut line, 0, second) else { panic!("full") };
-    assert!(line.give_up(doubtful));
-    assert_eq!(line.done(Some(Duration::from_secs(10))), None);
-    assert_eq!(up(&mut line, 0, second), QueueStep::Go);
-    // Two are served 10 s each: the next in 5 s, the one after in 10 s.
-    assert_eq!(up(&mut line, 0, Duration::from_secs(5)), QueueStep::Late(Duration::ZERO));
-    let QueueStep::Wait(first) = up(&mut line, 0, Duration::from_secs(6)) else { panic!("in time") };
-    assert_eq!(up(&mut line, 0, Duration::from_secs(6)), QueueStep::Late(4 * second));
-    // An urgent one has nobody before it.
-    let QueueStep::Wait(urgent) = up(&mut line, -5, Duration::from_secs(6)) else { panic!("in time") };
-    assert_eq!(line.done(None), Some(urgent));
-    assert_eq!(line.done(None), Some(first));
-    assert_eq!(line.present(), 2);
+    assert_eq!(up(&mut queue, 0, second), EnqueueOutcome::Admitted);
+    assert_eq!(up(&mut queue, 0, second), EnqueueOutcome::Admitted);
+    // Without a mean time in flight, no request is rejected.
+    let EnqueueOutcome::Waiting(doubtful) = up(&mut queue, 0, second) else { panic!("full") };
+    assert!(queue.cancel(doubtful));
+    assert_eq!(queue.finish(Some(Duration::from_secs(10))), None);
+    assert_eq!(up(&mut queue, 0, second), EnqueueOutcome::Admitted);
+    // Two are in flight for 10 s each: the next is admitted in 5 s, the one after in 10 s.
+    assert_eq!(up(&mut queue, 0, Duration::from_secs(5)), EnqueueOutcome::TooLate(Duration::ZERO));
+    let EnqueueOutcome::Waiting(first) = up(&mut queue, 0, Duration::from_secs(6)) else { panic!("in time") };
+    assert_eq!(up(&mut queue, 0, Duration::from_secs(6)), EnqueueOutcome::TooLate(4 * second));
+    // An urgent request has no other before it.
+    let EnqueueOutcome::Waiting(urgent) = up(&mut queue, -5, Duration::from_secs(6)) else { panic!("in time") };
+    assert_eq!(queue.finish(None), Some(urgent));
+    assert_eq!(queue.finish(None), Some(first));
+    assert_eq!(queue.present(), 2);
 }
 
 #[test]
-fn no_place_is_the_old_rule_full_or_not() {
+fn without_a_queue_requests_are_admitted_or_refused() {
     let start = Instant::now();
-    let mut line = WaitQueue::new(1, 0, start);
-    line.come().unwrap();
-    assert_eq!(line.come(), Err(None));
-    assert_eq!(line.line_up(0, start, start), QueueStep::Go);
-    assert_eq!(line.done(Some(Duration::from_secs(3))), None);
-    line.come().unwrap();
-    assert_eq!(line.come(), Err(Some(Duration::from_secs(3))));
+    let mut queue = WaitQueue::new(1, 0, start);
+    queue.enter().unwrap();
+    assert_eq!(queue.enter(), Err(None));
+    assert_eq!(queue.enqueue(0, start, start), EnqueueOutcome::Admitted);
+    assert_eq!(queue.finish(Some(Duration::from_secs(3))), None);
+    queue.enter().unwrap();
+    assert_eq!(queue.enter(), Err(Some(Duration::from_secs(3))));
 }
 
 #[test]
-fn a_burst_that_is_refused_is_told_how_long_the_line_is_though_nobody_has_lined_up() {
+fn the_wait_of_a_refused_request_counts_pending_requests() {
     let start = Instant::now();
-    let mut line = WaitQueue::new(2, 8, start);
-    line.come().unwrap();
-    assert_eq!(line.line_up(0, start, start + FAR), QueueStep::Go);
-    assert_eq!(line.done(Some(Duration::from_secs(4))), None);
-    (0..10).for_each(|_| line.come().unwrap());
-    // Two at a time, 4 s each, and eight of the ten will be waiting.
-    assert_eq!(line.come(), Err(Some(Duration::from_secs(18))));
+    let mut queue = WaitQueue::new(2, 8, start);
+    queue.enter().unwrap();
+    assert_eq!(queue.enqueue(0, start, start + FAR), EnqueueOutcome::Admitted);
+    assert_eq!(queue.finish(Some(Duration::from_secs(4))), None);
+    (0..10).for_each(|_| queue.enter().unwrap());
+    // Two are in flight for 4 s each, and eight of the ten pending requests will wait.
+    assert_eq!(queue.enter(), Err(Some(Duration::from_secs(18))));
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn a_minutes_worth_at_once_then_at_its_pace() {
+fn a_full_bucket_allows_a_minutes_burst_and_then_the_rate() {
     let start = Instant::now();
     let mut bucket = TokenBucket::new(6, start);
     (0..6).for_each(|_| bucket.take(start).unwrap());
@@ -11,14 +11,14 @@ fn a_minutes_worth_at_once_then_at_its_pace() {
     assert_eq!((bucket.remaining(start), bucket.reset(start)), (0, Duration::from_secs(60)));
     let later = start + Duration::from_secs(9);
     assert!(bucket.take(later).is_err_and(|wait| wait.as_secs_f64() < 1.001));
-    // A clock that goes back brings nothing and breaks nothing.
+    // A clock that goes back adds nothing.
     assert!(bucket.take(start).is_err());
     bucket.take(start + Duration::from_secs(10)).unwrap();
     assert_eq!(bucket.remaining(start + Duration::from_secs(3600)), 6);
 }
 
 #[test]
-fn what_was_used_beyond_the_level_flows_back_first() {
+fn a_negative_level_refills_before_anything_is_allowed() {
     let start = Instant::now();
     let mut bucket = TokenBucket::new(60, start);
     bucket.charge(180, start);
@@ -30,7 +30,7 @@ fn what_was_used_beyond_the_level_flows_back_first() {
 }
 
 proptest! {
-    /// Over any time, no more than the burst and what flowed in; and after the wait that was told, there is one.
+    /// Over any time, at most the burst and the refill are taken; after the returned wait, one can be taken.
     #[test]
     fn never_more_than_the_limit(rate in 1u64..10_000, steps in proptest::collection::vec(0u64..5_000, 1..200)) {
         let start = Instant::now();

@@ -7,20 +7,20 @@ fn open_for(breaker: &CircuitBreaker, now: Instant) -> Duration {
 }
 
 #[test]
-fn one_loss_opens_it_and_one_good_probe_closes_it() {
+fn one_loss_opens_the_breaker_and_one_successful_probe_closes_it() {
     let mut now = Instant::now();
     let mut breaker = CircuitBreaker::new("a");
     let (pass, late) = (breaker.begin(now).unwrap(), breaker.begin(now).unwrap());
     breaker.failed(pass, Fault::Gone, now);
     assert_eq!((breaker.condition(now), breaker.begin(now)), (Condition::Open, None));
-    // One that was under way fails too: the same fall, and told once.
+    // A second sequence that was open fails too, which does not extend the time.
     let until = breaker.opens_at();
     breaker.failed(late, Fault::Gone, now);
     assert_eq!(breaker.opens_at(), until);
     now = until.unwrap();
     let probe = breaker.begin(now).unwrap();
     assert_eq!((breaker.condition(now), breaker.begin(now)), (Condition::HalfOpen, None));
-    // Whoever was let in before it opened does not decide.
+    // A pass from before the breaker opened does not close it.
     breaker.succeeded(late);
     assert_eq!(breaker.condition(now), Condition::HalfOpen);
     breaker.succeeded(probe);
@@ -28,25 +28,25 @@ fn one_loss_opens_it_and_one_good_probe_closes_it() {
 }
 
 #[test]
-fn errors_open_it_when_they_are_many_within_the_window() {
+fn several_failures_within_the_window_open_the_breaker() {
     let start = Instant::now();
     let mut breaker = CircuitBreaker::new("a");
     let err = |breaker: &mut CircuitBreaker, seconds| {
         let now = start + Duration::from_secs(seconds);
         let pass = breaker.begin(now).unwrap();
-        breaker.failed(pass, Fault::Erred, now);
+        breaker.failed(pass, Fault::Failed, now);
         breaker.condition(now)
     };
     assert_eq!(err(&mut breaker, 0), Condition::Suspect);
     assert_eq!(err(&mut breaker, 20), Condition::Suspect);
-    // The first is forgotten.
+    // The first failure is outside the window.
     assert_eq!(err(&mut breaker, 40), Condition::Suspect);
     assert_eq!(breaker.condition(start + Duration::from_secs(71)), Condition::Closed);
     assert_eq!(err(&mut breaker, 45), Condition::Open);
 }
 
 #[test]
-fn it_stays_open_longer_each_time_and_not_for_ever() {
+fn the_open_time_grows_up_to_its_limit() {
     let mut now = Instant::now();
     let mut breaker = CircuitBreaker::new("a");
     let mut times = Vec::new();
@@ -59,20 +59,20 @@ fn it_stays_open_longer_each_time_and_not_for_ever() {
     assert!(times[0] >= OPEN_FIRST.mul_f64(0.75) && times[0] <= OPEN_FIRST.mul_f64(1.25));
     assert!(times.windows(2).take(4).all(|pair| pair[0] < pair[1]), "{times:?}");
     assert!(times.iter().all(|time| *time <= OPEN_MOST.mul_f64(1.25)));
-    // One good answer does not forgive a flapping engine; a clean while does.
+    // One success does not reset the open time; a time without failures does.
     let probe = breaker.begin(now).unwrap();
     breaker.succeeded(probe);
     let pass = breaker.begin(now).unwrap();
     let mut flapping = breaker.clone();
     flapping.failed(pass, Fault::Gone, now);
     assert!(open_for(&flapping, now) > OPEN_MOST.mul_f64(0.7));
-    now += CLEAN;
+    now += RESET_AFTER;
     breaker.failed(pass, Fault::Gone, now);
     assert!(open_for(&breaker, now) < OPEN_FIRST.mul_f64(1.3));
 }
 
 #[test]
-fn a_probe_that_is_lost_or_left_locks_nothing() {
+fn a_lost_or_abandoned_probe_does_not_block_the_next() {
     let mut now = Instant::now();
     let mut breaker = CircuitBreaker::new("a");
     let pass = breaker.begin(now).unwrap();
@@ -84,7 +84,7 @@ fn a_probe_that_is_lost_or_left_locks_nothing() {
     assert_eq!(breaker.begin(now), None);
     now += PROBE_TIME;
     let third = breaker.begin(now).unwrap();
-    // The lost one comes back after all, and is not waited for any more.
+    // The lost probe's outcome arrives late and is ignored.
     breaker.failed(lost, Fault::Gone, now);
     assert_eq!(breaker.condition(now), Condition::HalfOpen);
     breaker.succeeded(third);
@@ -92,7 +92,7 @@ fn a_probe_that_is_lost_or_left_locks_nothing() {
 }
 
 #[test]
-fn engines_that_fell_together_are_not_tried_together() {
+fn engines_that_failed_together_are_not_probed_together() {
     let now = Instant::now();
     let mut times: Vec<Duration> = (0..8)
         .map(|engine| {
@@ -107,9 +107,9 @@ fn engines_that_fell_together_are_not_tried_together() {
     assert!(times[7] - times[0] > OPEN_FIRST / 5, "{times:?}");
 }
 
-/// Whatever happens: at most one probe is out, an open breaker lets nobody in, and it lets somebody in at last.
+/// In any history, there is at most one probe, an open breaker gives no pass, and in the end it gives one again.
 #[test]
-fn the_rules_hold_for_any_history() {
+fn invariants_hold_for_random_histories() {
     for seed in 0..500 {
         let mut random = StdRng::seed_from_u64(seed);
         let mut now = Instant::now();
@@ -118,17 +118,17 @@ fn the_rules_hold_for_any_history() {
         for _ in 0..300 {
             now += Duration::from_millis(random.random_range(0..3_000));
             if random.random_bool(0.5) {
-                let lets = breaker.lets(now);
+                let allowed = breaker.allows(now);
                 let open = breaker.condition(now) == Condition::Open;
                 let pass = breaker.begin(now);
-                assert_eq!((pass.is_some(), lets && open), (lets, false), "seed {seed}");
+                assert_eq!((pass.is_some(), allowed && open), (allowed, false), "seed {seed}");
                 passes.extend(pass.map(|pass| (pass, now)));
             } else if !passes.is_empty() {
                 let (pass, _) = passes.swap_remove(random.random_range(0..passes.len()));
                 match random.random_range(0..4) {
                     0 => breaker.succeeded(pass),
                     1 => breaker.abandoned(pass, now),
-                    2 => breaker.failed(pass, Fault::Erred, now),
+                    2 => breaker.failed(pass, Fault::Failed, now),
                     _ => breaker.failed(pass, Fault::Gone, now),
                 }
             }

@@ -1,7 +1,8 @@
-//! A second engine for a sequence whose first one keeps silent: the one that answers first has it, the other is let go.
+//! Hedging: gives a sequence to a second engine when the first one sends nothing for a while. The engine that answers
+//! first keeps the sequence, and the other one is released.
 //!
-//! Nothing has been heard of the sequence then, so the two have the same start and a progress each; with the engine,
-//! the winner brings its progress. What is drawn is a function of the start, so that nobody can tell who won.
+//! Both engines get the same start, and each has its own progress. Draws are a function of the start, so the answer
+//! does not depend on the winner.
 
 use futures::{FutureExt, future::BoxFuture};
 use rein_proto::internal::{FinishReason, FromEngine, ToEngine, from_engine, to_engine};
@@ -13,29 +14,30 @@ use crate::fleet::{
     retry_budget::CountGuard,
 };
 
+/// The second engine of a sequence.
 #[derive(Default)]
 pub(super) enum Hedge {
-    /// There is none, and there will be none.
+    /// There is no second engine, and there will be none.
     #[default]
     Settled,
+    /// A second engine is asked at this time.
     Due(Instant),
+    /// A second engine is asked.
     Opening {
         attempt: BoxFuture<'static, Result<Link, Failure>>,
         progress: SequenceProgress,
-        /// For the engine once it has the start.
+        /// The steer that follows the start.
         steer: Option<ToEngine>,
         counted: CountGuard,
     },
-    Open {
-        link: Link,
-        progress: SequenceProgress,
-        _counted: CountGuard,
-    },
+    /// A second engine has accepted the sequence.
+    Open { link: Link, progress: SequenceProgress, _counted: CountGuard },
 }
 
-pub(super) enum Turn {
+pub(super) enum HedgeEvent {
     /// It is time to ask a second engine.
     Due,
+    /// The second engine answered first.
     Won(Box<Winner>),
 }
 
@@ -46,78 +48,78 @@ pub(super) struct Winner {
 }
 
 impl Hedge {
-    pub fn new(common: &SequenceContext) -> Self {
-        common
+    pub fn new(context: &SequenceContext) -> Self {
+        context
             .retry_budget
             .hedge_after
             .and_then(|after| Instant::now().checked_add(after))
             .map_or(Hedge::Settled, Hedge::Due)
     }
 
-    /// Asks another engine than `engine`, if there is one that is in good health, and few sequences are hedged.
+    /// Asks a second engine, if a healthy one exists and few sequences are hedged. `engine` is the first one.
     pub fn begin(
-        common: &SequenceContext,
+        context: &SequenceContext,
         start: &Start,
         progress: &SequenceProgress,
         engine: &EngineHandle,
         span: &tracing::Span,
     ) -> Self {
-        let Some(counted) = common.retry_budget.hedge() else { return Hedge::Settled };
+        let Some(counted) = context.retry_budget.try_hedge() else { return Hedge::Settled };
         let mut progress = progress.clone();
         let (start, steering) = progress.resume(start, false);
         let tokens = [start.prompt.as_slice(), start.resume.as_slice()].concat();
-        let session = common.session;
+        let session = context.session;
         let kind = Some((&*engine.kind, Instant::now()));
         let wanted = EngineRequest { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
-        let Some(lease) = common.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
-        common.retry_budget.hedges();
+        let Some(lease) = context.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
+        context.retry_budget.count_hedge();
         tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");
         let steer = steering.map(|steering| ToEngine { kind: Some(to_engine::Kind::Steer(progress.steer(steering))) });
-        let (deadline, span) = (common.deadline, span.clone());
+        let (deadline, span) = (context.deadline, span.clone());
         let attempt = async move { Link::open(lease, start, deadline, &span).await }.boxed();
         Hedge::Opening { attempt, progress, steer, counted }
     }
 
-    /// Never returns if no more events follow. Cancel-safe.
-    pub async fn next(&mut self) -> Turn {
+    /// The next event. Never returns if there is none. Cancel-safe.
+    pub async fn next(&mut self) -> HedgeEvent {
         loop {
             match self {
                 Hedge::Settled => return std::future::pending().await,
                 Hedge::Due(at) => {
                     sleep_until(*at).await;
-                    return Turn::Due;
+                    return HedgeEvent::Due;
                 }
-                Hedge::Opening { .. } => self.opened().await,
+                Hedge::Opening { .. } => self.finish_opening().await,
                 Hedge::Open { link, .. } => {
-                    let heard = link.from.message().await;
-                    let (Hedge::Open { link, progress, .. }, Ok(Some(answer))) = (std::mem::take(self), heard) else {
+                    let message = link.from.message().await;
+                    let (Hedge::Open { link, progress, .. }, Ok(Some(answer))) = (std::mem::take(self), message) else {
                         continue;
                     };
                     let failed = matches!(&answer.kind, Some(from_engine::Kind::Finish(finish))
                         if matches!(finish.reason(), FinishReason::Lost | FinishReason::Error));
                     if !failed {
-                        return Turn::Won(Box::new(Winner { link, progress, answer }));
+                        return HedgeEvent::Won(Box::new(Winner { link, progress, answer }));
                     }
                 }
             }
         }
     }
 
-    /// Waits for the answer of the second engine. Cancel-safe.
-    async fn opened(&mut self) {
+    /// Waits until the second engine has accepted or refused the sequence. Cancel-safe.
+    async fn finish_opening(&mut self) {
         let Hedge::Opening { attempt, .. } = self else { return };
         let opened = attempt.await;
         *self = match (std::mem::take(self), opened) {
             (Hedge::Opening { progress, steer, counted, .. }, Ok(link)) => {
-                // The queue is empty: the engine has taken the start from it.
-                let told = steer.is_none_or(|steer| link.to.try_send(steer).is_ok());
-                if told { Hedge::Open { link, progress, _counted: counted } } else { Hedge::Settled }
+                // The queue is empty, because the engine has read the start.
+                let sent = steer.is_none_or(|steer| link.to.try_send(steer).is_ok());
+                if sent { Hedge::Open { link, progress, _counted: counted } } else { Hedge::Settled }
             }
             _ => Hedge::Settled,
         };
     }
 
-    /// The second engine, where it has taken the sequence, in place of one that is lost.
+    /// The second engine, if it has accepted the sequence, to replace the first one that was lost.
     pub fn promote(&mut self) -> Option<(Link, SequenceProgress)> {
         match std::mem::take(self) {
             Hedge::Open { link, progress, .. } => Some((link, progress)),
@@ -125,15 +127,16 @@ impl Hedge {
         }
     }
 
-    /// The same where the first engine never took the sequence: one that is still being asked is worth waiting for.
-    pub async fn instead(&mut self) -> Option<(Link, SequenceProgress)> {
+    /// The same after the first engine has refused the sequence. Waits for the second one if it is still being asked.
+    pub async fn wait_for_second(&mut self) -> Option<(Link, SequenceProgress)> {
         while let Hedge::Opening { .. } = self {
-            self.opened().await;
+            self.finish_opening().await;
         }
         self.promote()
     }
 
-    /// The sequence is steered before anything was heard of it: a second engine would know nothing of that.
+    /// Releases a second engine when the sequence is steered before any answer, because that engine does not get
+    /// steers.
     pub fn withdraw(&mut self) {
         if !matches!(self, Hedge::Due(_)) {
             *self = Hedge::Settled;

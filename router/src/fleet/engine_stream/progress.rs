@@ -1,4 +1,4 @@
-//! Which tokens of a sequence count, and what its engine was last told. No I/O.
+//! Tracks which tokens of a sequence are accepted, and the last steer. It has no I/O.
 
 use bytes::Bytes;
 use rein_proto::internal::{Start, Steer, Tokens};
@@ -6,21 +6,21 @@ use rein_proto::internal::{Start, Steer, Tokens};
 use super::{DrawnToken, Steering};
 use crate::error::Error;
 
-/// Which tokens of the engine count: pure bookkeeping of epoch and position.
+/// The accepted tokens of a sequence, and the state of its last steer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SequenceProgress {
     pub epoch: u64,
     pub accepted: Vec<u32>,
-    /// The mask under which the next token is drawn.
+    /// The mask of the next draw.
     pub mask: Option<Bytes>,
-    /// Whether the engine, after that or at once, waits for a steer.
+    /// Whether the engine waits for a steer, after the masked draw if there is a mask.
     pub held: bool,
-    /// A steer was sent, and no token of its epoch has come.
+    /// A steer was sent, and no token of its epoch has arrived.
     pub unanswered: bool,
 }
 
 impl SequenceProgress {
-    /// The tokens of this message that are new under the current epoch.
+    /// Accepts the tokens of a message, and returns those that are new. Tokens of older epochs are ignored.
     pub fn receive(&mut self, tokens: Tokens) -> Result<Vec<DrawnToken>, Error> {
         if tokens.epoch < self.epoch {
             return Ok(Vec::new());
@@ -29,15 +29,15 @@ impl SequenceProgress {
         let known =
             self.accepted.len().checked_sub(position).filter(|_| tokens.epoch == self.epoch).ok_or_else(|| {
                 let cause = format!(
-                    "tokens of epoch {} at {position}, but {} are known under epoch {}",
-                    tokens.epoch,
+                    "expected tokens of epoch {} from position {} or before, got epoch {} and position {position}",
+                    self.epoch,
                     self.accepted.len(),
-                    self.epoch
+                    tokens.epoch
                 );
-                Error::internal("the engine's tokens came out of order", cause)
+                Error::internal("the engine sent tokens out of order", cause)
             })?;
         if !tokens.logprobs.is_empty() && tokens.logprobs.len() != tokens.ids.len() {
-            let cause = format!("{} ids with {} logprobs", tokens.ids.len(), tokens.logprobs.len());
+            let cause = format!("expected {} logprobs, got {}", tokens.ids.len(), tokens.logprobs.len());
             return Err(Error::internal("the engine's logprobs do not match its tokens", cause));
         }
         let mut logprobs = tokens.logprobs.into_iter();
@@ -50,7 +50,7 @@ impl SequenceProgress {
         Ok(drawn)
     }
 
-    /// The same sequence from here on, for an engine that knows nothing of it, and what that one is to be told then.
+    /// The start message with which another engine resumes the sequence, and the steer that must follow it.
     pub fn resume(&mut self, start: &Start, admitted: bool) -> (Start, Option<Steering>) {
         let steering = (self.unanswered && (self.mask.is_some() || self.held)).then(|| Steering {
             keep: self.accepted.len(),
@@ -68,6 +68,7 @@ impl SequenceProgress {
         (start, steering)
     }
 
+    /// Applies a steer and returns its message.
     pub fn steer(&mut self, steering: Steering) -> Steer {
         self.epoch += 1;
         self.accepted.truncate(steering.keep);

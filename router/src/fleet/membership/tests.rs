@@ -5,7 +5,7 @@ use rein_control_plane::{ModelShape, Snapshot, place};
 use super::*;
 
 #[test]
-fn groups_of_the_next_protocol_serve_and_others_do_not() {
+fn groups_within_one_protocol_version_serve_and_others_are_logged() {
     let keys = Keys::new("test").unwrap();
     let mut snapshot = Snapshot::default();
     let mut put = |key: String, value: Bytes| {
@@ -41,7 +41,7 @@ fn groups_of_the_next_protocol_serve_and_others_do_not() {
     let view = ClusterView::read(&keys, &snapshot);
     let groups: Vec<String> = serving(&view)["m"].iter().map(|group| group.listing.group.clone()).collect();
     assert_eq!(groups, ["g0", "g1", "g2"]);
-    let mut told = BTreeSet::new();
-    tell_foreign(&view, &mut told);
-    assert_eq!(told, BTreeSet::from(["g3".to_owned()]));
+    let mut logged = BTreeSet::new();
+    log_incompatible(&view, &mut logged);
+    assert_eq!(logged, BTreeSet::from(["g3".to_owned()]));
 }

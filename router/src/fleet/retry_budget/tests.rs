@@ -1,17 +1,17 @@
 use super::*;
 
 #[test]
-fn retries_are_a_share_of_sequences_over_a_floor() {
+fn retries_are_bounded_by_sequences_and_time() {
     let (retry_budget, now) = (Arc::new(RetryBudget::new(None)), Instant::now());
-    let spent = |at: Instant| (0..10_000).take_while(|_| retry_budget.retry(at)).count();
+    let spent = |at: Instant| (0..10_000).take_while(|_| retry_budget.try_retry(at)).count();
     assert_eq!(spent(now), RETRIES_AT_ONCE as usize);
     assert_eq!(spent(now), 0);
-    // With no requests at all, the floor.
+    // Without sequences, only time adds to the budget.
     assert_eq!(spent(now + Duration::from_secs(2)), 2 * RETRIES_PER_SECOND as usize);
-    (0..1000).for_each(|_| drop(retry_budget.begin()));
+    (0..1000).for_each(|_| drop(retry_budget.count_sequence()));
     let earned = spent(now + Duration::from_secs(2));
     assert!((199..=200).contains(&earned), "{earned}");
-    // What is not used is not kept for ever.
+    // The budget has a limit.
     assert_eq!(spent(now + Duration::from_secs(1_000_000)), RETRIES_AT_ONCE as usize);
     let mut registry = Registry::default();
     retry_budget.register(&mut registry);
@@ -20,11 +20,11 @@ fn retries_are_a_share_of_sequences_over_a_floor() {
 }
 
 #[test]
-fn one_in_so_many_sequences_is_hedged_at_once() {
+fn hedged_sequences_are_a_bounded_share() {
     let retry_budget = Arc::new(RetryBudget::new(None));
-    let _few: Vec<_> = (0..HEDGED_ONE_IN * 2).map(|_| retry_budget.begin()).collect();
-    let (first, second) = (retry_budget.hedge(), retry_budget.hedge());
-    assert!(first.is_some() && second.is_some() && retry_budget.hedge().is_none());
+    let _few: Vec<_> = (0..HEDGED_ONE_IN * 2).map(|_| retry_budget.count_sequence()).collect();
+    let (first, second) = (retry_budget.try_hedge(), retry_budget.try_hedge());
+    assert!(first.is_some() && second.is_some() && retry_budget.try_hedge().is_none());
     drop(first);
-    assert!(retry_budget.hedge().is_some());
+    assert!(retry_budget.try_hedge().is_some());
 }

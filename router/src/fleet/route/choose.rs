@@ -1,4 +1,4 @@
-//! The choice itself: policy, what is known of the engines, and a turn that counts up. Equal arguments, equal choice.
+//! The choice of an engine: a pure function of the policy, the state of the engines, and a turn that counts up.
 
 use rein_proto::splitmix::mix;
 
@@ -7,25 +7,25 @@ use super::RoutePolicy;
 /// An engine that could take a sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// Its key, the same in every router and however many engines there are.
-    pub engine: u64,
-    /// Sequences open there.
+    /// Its key, which is the same in every router.
+    pub key: u64,
+    /// Open sequences of all routers.
     pub open: u32,
     /// Sequences that it computes at once.
-    pub slots: u32,
-    /// Sequences wait there for memory.
+    pub max_sequences: u32,
+    /// Sequences wait there for KV blocks.
     pub full: bool,
     /// Tokens of the prompt that it has cached.
     pub matched: u32,
 }
 
-/// An engine takes a sequence for its cache only up to this part of the load that would be even ...
+/// An engine may get a sequence because of its cache while its load is below this multiple of an even share, ...
 const BOUND: f64 = 1.25;
-/// ... or up to this part of its slots, below which it does not matter who is busier.
+/// ... or below this part of its slots, where differences in load do not matter.
 const IDLE: f64 = 1.0 / 16.0;
-/// What a load of one even share is worth, in prompts that need not be computed.
+/// Weight of load: one even share of it counts as much as this part of the prompt in the cache.
 const LOAD_WORTH: f64 = 0.5;
-/// An advantage of less than this part of the prompt is none.
+/// Cached prefixes matter only if the longest exceeds the shortest by this part of the prompt.
 const ADVANTAGE: f64 = 1.0 / 16.0;
 
 /// The index of the engine for a sequence of `prompt` tokens; None if there is none.
@@ -48,11 +48,11 @@ pub fn choose(
             let start = (turn % candidates.len() as u64) as usize;
             (start..candidates.len())
                 .chain(0..start)
-                .min_by(|&a, &b| candidates[a].busy().total_cmp(&candidates[b].busy()))
+                .min_by(|&a, &b| candidates[a].load().total_cmp(&candidates[b].load()))
         }
         RoutePolicy::PowerOfTwo => {
-            let roomy: Vec<usize> = all().filter(|&i| !candidates[i].full).collect();
-            Some(less_loaded(candidates, if roomy.is_empty() { all().collect() } else { roomy }, turn))
+            let not_full: Vec<usize> = all().filter(|&i| !candidates[i].full).collect();
+            Some(less_loaded(candidates, if not_full.is_empty() { all().collect() } else { not_full }, turn))
         }
         RoutePolicy::CacheAware => Some(cache_aware(candidates, prompt, session, turn)),
     }
@@ -60,20 +60,20 @@ pub fn choose(
 
 impl Candidate {
     fn slots(&self) -> f64 {
-        f64::from(self.slots.max(1))
+        f64::from(self.max_sequences.max(1))
     }
 
-    fn busy(&self) -> f64 {
+    fn load(&self) -> f64 {
         f64::from(self.open) / self.slots()
     }
 }
 
 fn cache_aware(candidates: &[Candidate], prompt: u32, session: Option<u64>, turn: u64) -> usize {
-    let any_roomy = candidates.iter().any(|candidate| !candidate.full);
-    let considered = |candidate: &&Candidate| !(candidate.full && any_roomy);
+    let any_not_full = candidates.iter().any(|candidate| !candidate.full);
+    let considered = |candidate: &&Candidate| !(candidate.full && any_not_full);
     let open: f64 = candidates.iter().filter(considered).map(|candidate| f64::from(candidate.open)).sum();
     let slots: f64 = candidates.iter().filter(considered).map(Candidate::slots).sum();
-    // What each would have if this sequence, too, were spread evenly.
+    // Open sequences of each engine if all, including this one, were spread evenly.
     let share = |candidate: &Candidate| (open + 1.0) * candidate.slots() / slots;
     let bound = |candidate: &Candidate| (share(candidate) * BOUND).max(candidate.slots() * IDLE).ceil();
     let within: Vec<usize> = (0..candidates.len())
@@ -90,21 +90,21 @@ fn cache_aware(candidates: &[Candidate], prompt: u32, session: Option<u64>, turn
         };
         let start = below(turn, within.len());
         let turns = within[start..].iter().chain(&within[..start]);
-        // Of equals the first: `max_by` would take the last.
+        // Reversed, because `max_by` returns the last of several maxima.
         return turns.copied().rev().max_by(|a, b| worth(a).total_cmp(&worth(b))).unwrap_or(0);
     }
     match session {
-        Some(session) => home(candidates, &within, session),
+        Some(session) => preferred(candidates, &within, session),
         None => less_loaded(candidates, within, turn),
     }
 }
 
-/// The highest random weight: when an engine comes or goes, only the sessions it gets or had have another home.
-fn home(candidates: &[Candidate], among: &[usize], session: u64) -> usize {
-    among.iter().copied().max_by_key(|&i| mix(session ^ mix(candidates[i].engine))).unwrap_or(0)
+/// Rendezvous hashing: when an engine joins or leaves, only its own sessions move.
+fn preferred(candidates: &[Candidate], among: &[usize], session: u64) -> usize {
+    among.iter().copied().max_by_key(|&i| mix(session ^ mix(candidates[i].key))).unwrap_or(0)
 }
 
-/// Of two different ones drawn at random.
+/// The less loaded of two random engines.
 fn less_loaded(candidates: &[Candidate], among: Vec<usize>, turn: u64) -> usize {
     let Some(others) = among.len().checked_sub(1) else { return 0 };
     let draw = mix(turn);
@@ -114,7 +114,7 @@ fn less_loaded(candidates: &[Candidate], among: Vec<usize>, turn: u64) -> usize 
     }
     let second = (first + 1 + below(mix(draw), others)) % among.len();
     let (first, second) = (among[first], among[second]);
-    let key = |i: usize| (candidates[i].busy(), candidates[i].open);
+    let key = |i: usize| (candidates[i].load(), candidates[i].open);
     if key(second) < key(first) { second } else { first }
 }
 

@@ -1,4 +1,4 @@
-//! Listens to one engine's events for as long as the engine is wanted.
+//! Follows one engine's events, and updates the index with them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,32 +12,32 @@ use tonic::{Code, Response, Status, Streaming};
 use super::index::EngineSlot;
 use crate::{fleet::pool::EngineTransport, limits};
 
-/// How often to hear from each of so many engines: news of many engines together come no more often than a router can
-/// bear.
+/// The interval of each engine's events. It grows with the number of engines, which bounds the router's load.
 pub fn interval(engines: usize) -> Duration {
     let many = limits::EVENTS_EACH * u32::try_from(engines).unwrap_or(u32::MAX);
     many.clamp(limits::EVENTS_INTERVAL.0, limits::EVENTS_INTERVAL.1)
 }
 
-/// Keeps the seat as the engine says, and empty while it says nothing. `open` is how many of its sequences are this
-/// router's. Returns only if the engine has no events; otherwise it is to be dropped when the engine is.
+/// Updates the engine's entries in the index from its events, and clears them while there are no events. `open` is the
+/// number of sequences that this router has open there. Returns only if the engine does not support events; otherwise
+/// the caller drops it together with the engine.
 pub async fn follow_events(
     client: EngineClient<EngineTransport>,
-    seat: Arc<EngineSlot>,
+    slot: Arc<EngineSlot>,
     interval: Duration,
     open: impl Fn() -> u32 + Send,
 ) {
     let interval_ms = interval.clamp(limits::EVENTS_INTERVAL.0, limits::EVENTS_INTERVAL.1).as_millis() as u32;
     let mut retry = limits::EVENTS_RETRY.0;
     loop {
-        let (status, heard) = listen(&client, &seat, interval_ms, &open).await;
-        seat.forget();
+        let (status, any_event) = read_events(&client, &slot, interval_ms, &open).await;
+        slot.forget();
         if status.code() == Code::Unimplemented {
-            tracing::info!("an engine tells nothing of its cache: sequences go there by load alone");
+            tracing::info!("an engine does not report its cache; it is chosen by load alone");
             return;
         }
-        tracing::debug!(%status, "an engine's events have ended");
-        if heard {
+        tracing::debug!(%status, "the event stream of an engine ended");
+        if any_event {
             retry = limits::EVENTS_RETRY.0;
         }
         sleep(retry).await;
@@ -45,33 +45,33 @@ pub async fn follow_events(
     }
 }
 
-/// Until the stream ends; why, and whether anything was heard.
-async fn listen(
+/// Reads events until the stream ends. Returns why it ended, and whether there was any event.
+async fn read_events(
     client: &EngineClient<EngineTransport>,
-    seat: &EngineSlot,
+    slot: &EngineSlot,
     interval_ms: u32,
     open: &(impl Fn() -> u32 + Send),
 ) -> (Status, bool) {
-    let mut heard = false;
+    let mut any_event = false;
     let mut events = match within(call(client.clone(), interval_ms)).await {
         Ok(response) => response.into_inner(),
-        Err(status) => return (status, heard),
+        Err(status) => return (status, any_event),
     };
     loop {
         let message = match within(events.message()).await {
             Ok(Some(message)) => message,
-            Ok(None) => return (Status::unavailable("the stream has ended"), heard),
-            Err(status) => return (status, heard),
+            Ok(None) => return (Status::unavailable("the engine closed the stream"), any_event),
+            Err(status) => return (status, any_event),
         };
-        if !seat.apply(&message, open()) && !heard {
+        if !slot.apply(&message, open()) && !any_event {
             let (theirs, ours) = (message.hash_version, block_hash::VERSION);
-            tracing::warn!(theirs, ours, "an engine hashes its blocks in another way: its cache is not known");
+            tracing::warn!(theirs, ours, "an engine uses other block hashes; it is chosen by load alone");
         }
-        heard = true;
+        any_event = true;
     }
 }
 
-/// Boxed: the compiler cannot see through the transport that the future is `Send`.
+/// Boxed, because the compiler cannot infer through the transport that the future is `Send`.
 fn call(
     mut client: EngineClient<EngineTransport>,
     interval_ms: u32,
@@ -79,8 +79,8 @@ fn call(
     async move { client.events(EventsRequest { interval_ms }).await }.boxed()
 }
 
-/// An engine that is there says something each second.
+/// Bounds the wait for an event by `EVENTS_SILENCE`. Engines send at least one event per second.
 async fn within<T>(answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let silent = || Status::deadline_exceeded("the engine says nothing");
+    let silent = || Status::deadline_exceeded("the engine sent no event in time");
     timeout(limits::EVENTS_SILENCE, answer).await.unwrap_or_else(|_| Err(silent()))
 }

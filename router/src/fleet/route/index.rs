@@ -1,8 +1,8 @@
-//! What the prefix caches of all engines hold: one map from a block's content hash to the engines that have it.
+//! An index of the prefix caches of all engines: a map from a block's content hash to the engines that have the block.
 //!
-//! Sharded, so that a look at it never waits for long. Two layers: what engines reported, bounded by bytes, and what
-//! they are expected to hold soon because a sequence was sent there, for a bounded time. An engine that leaves or
-//! starts anew gets another slot, and the entries of slots given up are swept out many slots at a time.
+//! The map has shards, so that no lookup waits long for a lock. It has two layers: blocks that engines have reported,
+//! bounded by bytes, and blocks that are expected there because a sequence was sent, bounded by time. An engine that
+//! resets its cache gets a new slot. The entries of unused slots are removed in sweeps over many slots.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,9 +17,9 @@ use super::layer::{Layer, set};
 use crate::limits;
 
 const SHARDS: usize = 256;
-/// Of the index's bytes the part for what is expected only.
+/// The layer of expected blocks gets one part in this many of the bytes.
 const EXPECTED_PART: usize = 8;
-/// A slot for nobody, whose engine is never found.
+/// The slot of an engine that got none because the index is full. It has no entries.
 const NO_SLOT: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -31,12 +31,12 @@ struct Shard {
 #[derive(Debug, Default)]
 struct Table {
     free: Vec<u32>,
-    /// Slots from here on were never given out.
+    /// The first slot that was never used.
     next: u32,
     live: usize,
-    /// Given up, their entries still to be swept out.
+    /// Unused slots whose entries are not removed yet.
     retired: Vec<u32>,
-    /// How many engines have blocks of a size.
+    /// Number of engines by block size.
     sizes: BTreeMap<u32, usize>,
 }
 
@@ -51,7 +51,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl BlockIndex {
-    /// In about this many bytes.
+    /// An index of about this many bytes.
     pub fn new(bytes: usize) -> Self {
         let each = bytes / SHARDS;
         let shard = || {
@@ -65,10 +65,10 @@ impl BlockIndex {
         lock(&self.shards[(hash >> 32) as usize % SHARDS])
     }
 
-    /// A place for one more engine.
-    pub fn join(self: &Arc<Self>) -> EngineSlot {
+    /// Adds an engine.
+    pub fn add_engine(self: &Arc<Self>) -> EngineSlot {
         EngineSlot {
-            slot: AtomicU32::new(self.seat()),
+            slot: AtomicU32::new(self.allocate()),
             used: AtomicBool::new(false),
             block_size: AtomicU32::new(0),
             others: AtomicU32::new(0),
@@ -77,7 +77,7 @@ impl BlockIndex {
         }
     }
 
-    fn seat(&self) -> u32 {
+    fn allocate(&self) -> u32 {
         let mut table = lock(&self.table);
         let slot = match table.free.pop() {
             Some(slot) => slot,
@@ -113,12 +113,12 @@ impl BlockIndex {
         lock(&self.table).free.extend(retired);
     }
 
-    /// Those in use, so that prompts are hashed for them.
+    /// The block sizes in use, for which prompts are hashed.
     pub fn block_sizes(&self) -> Vec<u32> {
         lock(&self.table).sizes.keys().copied().take(limits::ROUTE_BLOCK_SIZES).collect()
     }
 
-    /// How much of a prompt is cached where.
+    /// How many tokens of a prompt each engine has cached.
     pub fn matches(&self, prompt: &PromptHashes, now: Duration) -> Matches {
         let mut tokens = Vec::new();
         let (mut active, mut holders) = (Vec::new(), Vec::new());
@@ -129,7 +129,7 @@ impl BlockIndex {
                 holders.clear();
                 {
                     let mut shard = self.shard(hash);
-                    shard.expected.age(limits::ROUTE_EXPECTED, now);
+                    shard.expected.expire(limits::ROUTE_EXPECTED, now);
                     shard.held.touch(hash, &mut holders);
                     shard.expected.find(hash, &mut holders);
                 }
@@ -137,7 +137,7 @@ impl BlockIndex {
                     std::mem::swap(&mut active, &mut holders);
                 } else if active != holders {
                     holders.resize(active.len(), 0);
-                    note(&mut tokens, active.iter().zip(&holders).map(|(a, h)| a & !h), depth * size);
+                    raise_cached(&mut tokens, active.iter().zip(&holders).map(|(a, h)| a & !h), depth * size);
                     active.iter_mut().zip(&holders).for_each(|(active, holders)| *active &= holders);
                 }
                 if active.iter().all(|word| *word == 0) {
@@ -145,26 +145,26 @@ impl BlockIndex {
                 }
                 depth += 1;
             }
-            note(&mut tokens, active.iter().copied(), depth * size);
+            raise_cached(&mut tokens, active.iter().copied(), depth * size);
         }
         Matches { tokens }
     }
 
-    /// A sequence with this prompt was sent there.
-    pub fn anticipate(&self, seat: &EngineSlot, prompt: &PromptHashes, now: Duration) {
-        let (slot, size) = (seat.slot.load(Ordering::Relaxed), seat.block_size.load(Ordering::Relaxed));
+    /// Records that a sequence with this prompt was sent to an engine.
+    pub fn anticipate(&self, engine: &EngineSlot, prompt: &PromptHashes, now: Duration) {
+        let (slot, size) = (engine.slot.load(Ordering::Relaxed), engine.block_size.load(Ordering::Relaxed));
         let Some((_, chain)) = prompt.chains.iter().find(|(other, _)| *other == size && slot != NO_SLOT) else {
             return;
         };
-        seat.used.store(true, Ordering::Relaxed);
+        engine.used.store(true, Ordering::Relaxed);
         for &hash in chain {
             let mut shard = self.shard(hash);
-            shard.expected.age(limits::ROUTE_EXPECTED, now);
+            shard.expected.expire(limits::ROUTE_EXPECTED, now);
             shard.expected.insert(hash, slot);
         }
     }
 
-    /// Contents known, and about how many bytes they take.
+    /// The number of blocks in the index, and about how many bytes they take.
     pub fn size(&self) -> (usize, usize) {
         let sizes = self.shards.iter().map(|shard| {
             let shard = lock(shard);
@@ -174,8 +174,8 @@ impl BlockIndex {
     }
 }
 
-/// For the engines in these words so many tokens are cached, unless more are known to be.
-fn note(tokens: &mut Vec<u32>, words: impl Iterator<Item = u64>, cached: u32) {
+/// Raises the number of cached tokens of the engines in these words to `cached`.
+fn raise_cached(tokens: &mut Vec<u32>, words: impl Iterator<Item = u64>, cached: u32) {
     for (index, mut word) in words.enumerate() {
         while word != 0 {
             let slot = index * 64 + word.trailing_zeros() as usize;
@@ -188,25 +188,25 @@ fn note(tokens: &mut Vec<u32>, words: impl Iterator<Item = u64>, cached: u32) {
     }
 }
 
-/// How many tokens of a prompt each engine has cached.
+/// The number of cached tokens of a prompt by engine.
 #[derive(Debug, Clone, Default)]
 pub struct Matches {
     tokens: Vec<u32>,
 }
 
 impl Matches {
-    pub fn of(&self, seat: &EngineSlot) -> u32 {
-        self.tokens.get(seat.slot.load(Ordering::Relaxed) as usize).copied().unwrap_or(0)
+    pub fn cached_tokens(&self, engine: &EngineSlot) -> u32 {
+        self.tokens.get(engine.slot.load(Ordering::Relaxed) as usize).copied().unwrap_or(0)
     }
 }
 
-/// An engine's place in the index. Its entries go with it.
+/// An engine's slot in the index. Its entries are removed when it is dropped.
 #[derive(Debug)]
 pub struct EngineSlot {
     slot: AtomicU32,
-    /// There may be entries for the slot.
+    /// The slot may have entries.
     used: AtomicBool,
-    /// Tokens; 0: not known.
+    /// In tokens; 0: unknown.
     block_size: AtomicU32,
     /// Sequences of other routers, as last reported.
     others: AtomicU32,
@@ -216,8 +216,8 @@ pub struct EngineSlot {
 }
 
 impl EngineSlot {
-    /// What the engine told, when `open` of its sequences were of this router. False: it speaks of hashes that are not
-    /// ours; its load counts, its cache does not.
+    /// Applies an engine's events, which arrived while this router had `open` sequences there. False: the engine uses
+    /// other block hashes, so only its load is used.
     pub fn apply(&self, events: &EngineEvents, open: u32) -> bool {
         self.set_load(&events.load.unwrap_or_default(), open);
         if events.hash_version != block_hash::VERSION || events.block_size == 0 {
@@ -256,17 +256,18 @@ impl EngineSlot {
         self.full.store(full, Ordering::Relaxed);
     }
 
-    /// Nothing is known of the engine any more.
+    /// Removes all that is known of the engine.
     pub fn forget(&self) {
         self.set_load(&EngineLoad::default(), 0);
         self.clear();
         self.set_block_size(0);
     }
 
-    /// A request that looked at the old slot may still enter what it expects there: wrong for a while, no more.
+    /// Removes the engine's entries. A concurrent request may still add an expected block to the old slot, which is
+    /// wrong only until the block expires.
     fn clear(&self) {
         if self.used.swap(false, Ordering::Relaxed) || self.slot.load(Ordering::Relaxed) == NO_SLOT {
-            let old = self.slot.swap(self.index.seat(), Ordering::Relaxed);
+            let old = self.slot.swap(self.index.allocate(), Ordering::Relaxed);
             self.index.retire(old);
         }
     }
@@ -288,13 +289,12 @@ impl EngineSlot {
         }
     }
 
-    /// Sequences on the engine, of which `open` are of this router now: those of other routers by the last report, our
-    /// own as we know them.
+    /// Open sequences on the engine: `open` of this router, and those of other routers in the engine's last report.
     pub fn load(&self, open: u32) -> u32 {
         open.saturating_add(self.others.load(Ordering::Relaxed))
     }
 
-    /// Sequences wait there for KV blocks.
+    /// Whether sequences wait there for KV blocks.
     pub fn is_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
     }

@@ -1,9 +1,9 @@
-//! Which engines hold a content, for a bounded number of contents.
+//! A bounded map from a block's content hash to the engines that have the block.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// A set of engines by their slots in the index. Most contents are held by one.
+/// A set of engines, by their slots in the index. Most blocks are on one engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Slots {
     One(u32),
@@ -11,13 +11,13 @@ pub(super) enum Slots {
     Many(Box<[u64]>),
 }
 
-fn place(slot: u32) -> (usize, u64) {
+fn word_and_bit(slot: u32) -> (usize, u64) {
     (slot as usize / 64, 1 << (slot % 64))
 }
 
-/// Sets a bit in a set that grows as it must.
+/// Sets a bit, and extends the set if necessary.
 pub(super) fn set(words: &mut Vec<u64>, slot: u32) {
-    let (word, bit) = place(slot);
+    let (word, bit) = word_and_bit(slot);
     if words.len() <= word {
         words.resize(word + 1, 0);
     }
@@ -29,7 +29,7 @@ impl Slots {
         if *self == Slots::One(slot) {
             return;
         }
-        let (word, bit) = place(slot);
+        let (word, bit) = word_and_bit(slot);
         if let Slots::Many(words) = self
             && let Some(word) = words.get_mut(word)
         {
@@ -42,11 +42,11 @@ impl Slots {
         *self = Slots::Many(words.into());
     }
 
-    /// True if none is left.
+    /// Removes slots. True: the set is empty.
     fn remove(&mut self, slots: &[u64]) -> bool {
         match self {
             Slots::One(slot) => {
-                let (word, bit) = place(*slot);
+                let (word, bit) = word_and_bit(*slot);
                 slots.get(word).is_some_and(|word| word & bit != 0)
             }
             Slots::Many(words) => {
@@ -76,7 +76,7 @@ impl Slots {
     }
 }
 
-/// An entry of a hash map that is between half and fully grown.
+/// Bytes of an entry of a hash map, averaged over its load.
 const ENTRY_BYTES: usize = 48;
 const ALLOCATION_BYTES: usize = 16;
 
@@ -117,39 +117,39 @@ impl Generation {
     }
 }
 
-/// Two generations: what is entered or found is young, and when the young have used up their room, or time, they become
-/// the old ones and those before them are forgotten. So the memory is bounded, and what is forgotten was not looked at
-/// for long.
+/// A map in two generations. Entries that are inserted or used are in the young one. When that is full, or after a
+/// time, it becomes the old one, and the previous old one is dropped. This bounds the memory, and drops the entries
+/// that were not used for the longest time.
 #[derive(Debug, Default)]
 pub(super) struct Layer {
     young: Generation,
     old: Generation,
-    /// Bytes of one generation.
+    /// Most bytes of one generation.
     room: usize,
-    turned: Duration,
+    advanced: Duration,
 }
 
 impl Layer {
-    /// At least one entry has room.
+    /// A layer of at most `bytes` bytes, but at least one entry.
     pub fn new(bytes: usize) -> Self {
         Layer { room: bytes / 2, ..Layer::default() }
     }
 
-    fn turn(&mut self) {
+    fn advance(&mut self) {
         self.old = std::mem::take(&mut self.young);
     }
 
-    /// Forget what was entered more than two of these times ago, and nothing of the last.
-    pub fn age(&mut self, time: Duration, now: Duration) {
-        let since = now.saturating_sub(self.turned);
+    /// Drops entries that are older than two of these times. Keeps those that are younger than one.
+    pub fn expire(&mut self, time: Duration, now: Duration) {
+        let since = now.saturating_sub(self.advanced);
         if since < time {
             return;
         }
         if since >= time * 2 {
-            self.turn();
+            self.advance();
         }
-        self.turn();
-        self.turned = now;
+        self.advance();
+        self.advanced = now;
     }
 
     pub fn insert(&mut self, hash: u64, slot: u32) {
@@ -157,7 +157,7 @@ impl Layer {
         let mut slots = held.unwrap_or(Slots::One(slot));
         slots.insert(slot);
         if !self.young.entries.is_empty() && self.young.bytes + slots.bytes() > self.room {
-            self.turn();
+            self.advance();
         }
         self.young.put(hash, slots);
     }
@@ -167,7 +167,7 @@ impl Layer {
         self.old.remove(hash, slots);
     }
 
-    /// Adds who holds this to `words`.
+    /// Adds the engines that have this block to `words`.
     pub fn find(&self, hash: u64, words: &mut Vec<u64>) {
         for generation in [&self.young, &self.old] {
             if let Some(slots) = generation.entries.get(&hash) {
@@ -176,20 +176,20 @@ impl Layer {
         }
     }
 
-    /// The same, and it was of use now.
+    /// The same, and moves the entry to the young generation.
     pub fn touch(&mut self, hash: u64, words: &mut Vec<u64>) {
         if !self.old.entries.is_empty()
             && let Some(slots) = self.old.take(hash)
         {
             if self.young.bytes + slots.bytes() > self.room {
-                self.turn();
+                self.advance();
             }
             self.young.put(hash, slots);
         }
         self.find(hash, words);
     }
 
-    /// These slots hold nothing any more.
+    /// Removes these slots from all entries.
     pub fn forget(&mut self, slots: &[u64]) {
         self.young.forget(slots);
         self.old.forget(slots);

@@ -1,8 +1,7 @@
-//! Which engine gets a sequence: the one that has most of its prompt cached, within what its load allows.
+//! Chooses the engine for a sequence: the one with the longest cached prefix of the prompt, if its load allows it.
 //!
-//! Engines tell what their prefix caches hold ([`follow`]), one [`index`] for all of them keeps it, and [`choose`]
-//! weighs what it finds for a prompt against load. Everything but [`follow`] is a pure function of its arguments and of
-//! what the index was told; time comes in as an argument.
+//! Engines report the contents of their prefix caches ([`follow`]), one [`index`] stores them for all engines, and
+//! [`choose`] weighs the cached prefix against load. Except for [`follow`], this has no clock and no I/O.
 
 pub mod choose;
 pub mod follow;
@@ -27,14 +26,15 @@ pub use index::EngineSlot;
 /// How an engine is chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RoutePolicy {
-    /// The longest cached prefix within the bound of load; then the session's home; then power of two choices.
+    /// The longest cached prefix, if the engine's load allows it. Without one: the session's preferred engine. Without
+    /// a session: as `PowerOfTwo`.
     #[default]
     CacheAware,
-    /// The fewest open sequences for its size.
+    /// The fewest open sequences relative to the engine's size.
     LeastLoad,
-    /// The less loaded of two drawn at random.
+    /// The less loaded of two random engines.
     PowerOfTwo,
-    /// One after the other.
+    /// Each engine in turn.
     RoundRobin,
     Random,
 }
@@ -58,24 +58,25 @@ impl FromStr for RoutePolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
-            format!("'{text}' is no routing policy; there are {}", Self::ALL.map(RoutePolicy::name).join(", "))
-        })
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| format!("expected one of {}, got '{text}'", Self::ALL.map(RoutePolicy::name).join(", ")))
     }
 }
 
-/// A prompt as the engines' caches know it.
+/// The block hashes of a prompt, as engines compute them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptHashes {
     tokens: u32,
-    /// Per block size in use the hashes of its full blocks.
+    /// The hashes of its full blocks, for each block size in use.
     chains: Vec<(u32, Vec<u64>)>,
 }
 
 impl PromptHashes {
-    /// `tokens` are all that the engine will be given: the prompt, and what a sequence that moves has generated so far.
+    /// `tokens`: all tokens that the engine will get, which are the prompt and the tokens generated before.
     pub fn new(index: &BlockIndex, salt: &str, tokens: &[u32]) -> Self {
-        // An engine computes the last token in any case.
+        // An engine always computes the last token, so a block that ends with it is not used from the cache.
         let before = &tokens[..tokens.len().saturating_sub(1)];
         let chain = |size: u32| {
             let blocks = block_hash::chain(salt, before, size as usize);
@@ -85,7 +86,7 @@ impl PromptHashes {
     }
 }
 
-/// The number of an engine by its name, the same in every router.
+/// The hash of an engine's name, which is the same in every router.
 pub fn key(name: &str) -> u64 {
     block_hash::root(name)
 }
@@ -93,16 +94,16 @@ pub fn key(name: &str) -> u64 {
 /// An engine that could take a sequence.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
-    /// [`key`] of its name.
-    pub engine: u64,
-    pub seat: &'a EngineSlot,
-    /// Sequences that this router has open there.
+    /// The engine's [`key`].
+    pub key: u64,
+    pub index_slot: &'a EngineSlot,
+    /// Sequences that this router has open on it.
     pub open: u32,
     /// Sequences that it computes at once.
-    pub slots: u32,
+    pub max_sequences: u32,
 }
 
-/// The routing of one model: policy and index. One for all requests.
+/// The routing of one model: a policy and an index, which all requests share.
 #[derive(Debug)]
 pub struct Routing {
     policy: RoutePolicy,
@@ -123,7 +124,7 @@ impl Routing {
         &self.index
     }
 
-    /// Nothing where the policy does not look at prompts.
+    /// The hashes of a prompt. Empty if the policy does not use prompts.
     pub fn prompt(&self, salt: &str, tokens: &[u32]) -> PromptHashes {
         match self.policy {
             RoutePolicy::CacheAware => PromptHashes::new(&self.index, salt, tokens),
@@ -131,8 +132,8 @@ impl Routing {
         }
     }
 
-    /// Which of these engines gets a sequence. Its prompt counts as cached there from now on. `now` is time since any
-    /// moment, the same for all calls.
+    /// The index of the engine that gets the sequence. From now on, its prompt counts as cached there. `now` is the
+    /// time since a moment that is the same for all calls.
     pub fn pick(
         &self,
         engines: &[Target<'_>],
@@ -144,16 +145,16 @@ impl Routing {
         let candidates: Vec<Candidate> = engines
             .iter()
             .map(|engine| Candidate {
-                engine: engine.engine,
-                open: engine.seat.load(engine.open),
-                slots: engine.slots,
-                full: engine.seat.is_full(),
-                matched: matches.of(engine.seat),
+                key: engine.key,
+                open: engine.index_slot.load(engine.open),
+                max_sequences: engine.max_sequences,
+                full: engine.index_slot.is_full(),
+                matched: matches.cached_tokens(engine.index_slot),
             })
             .collect();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let chosen = choose(self.policy, &candidates, prompt.tokens, session, turn)?;
-        self.index.anticipate(engines[chosen].seat, prompt, now);
+        self.index.anticipate(engines[chosen].index_slot, prompt, now);
         Some(chosen)
     }
 }

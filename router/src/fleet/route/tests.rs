@@ -1,4 +1,4 @@
-//! The index against a plain one, the choice against its promises, and both under random engines.
+//! Compares the index with a simple one, checks the guarantees of the choice, and runs both with random engines.
 
 mod follow;
 
@@ -33,16 +33,16 @@ fn chain(salt: &str, tokens: &[u32]) -> Vec<u64> {
     block_hash::chain(salt, tokens, SIZE as usize).collect()
 }
 
-/// A seat of an engine that has these tokens cached.
-fn seat(index: &Arc<BlockIndex>, tokens: &[u32]) -> EngineSlot {
-    let seat = index.join();
-    assert!(seat.apply(&events(true, &chain("", tokens), &[]), 0));
-    seat
+/// The slot of an engine that has these tokens cached.
+fn slot_with(index: &Arc<BlockIndex>, tokens: &[u32]) -> EngineSlot {
+    let slot = index.add_engine();
+    assert!(slot.apply(&events(true, &chain("", tokens), &[]), 0));
+    slot
 }
 
-fn matched<const N: usize>(index: &BlockIndex, seats: [&EngineSlot; N], tokens: &[u32]) -> [u32; N] {
+fn matched<const N: usize>(index: &BlockIndex, index_slots: [&EngineSlot; N], tokens: &[u32]) -> [u32; N] {
     let matches = index.matches(&PromptHashes::new(index, "", tokens), NOW);
-    seats.map(|seat| matches.of(seat))
+    index_slots.map(|slot| matches.cached_tokens(slot))
 }
 
 fn tokens(count: u32) -> Vec<u32> {
@@ -50,26 +50,26 @@ fn tokens(count: u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_match_is_the_longest_prefix_in_whole_blocks_under_the_same_salt() {
+fn a_match_is_the_longest_prefix_of_whole_blocks_with_the_same_salt() {
     let index = index();
-    let (long, short) = (seat(&index, &tokens(20)), seat(&index, &tokens(8)));
-    let other = seat(&index, &[7; 20]);
+    let (long, short) = (slot_with(&index, &tokens(20)), slot_with(&index, &tokens(8)));
+    let other = slot_with(&index, &[7; 20]);
     assert_eq!(matched(&index, [&long, &short, &other], &tokens(30)), [20, 8, 0]);
     assert_eq!(matched(&index, [&long, &short, &other], &tokens(20)), [16, 8, 0], "the last token is always computed");
     assert_eq!(matched(&index, [&long, &short, &other], &[&tokens(12)[..], &[99; 9]].concat()), [12, 8, 0]);
     let salted = index.matches(&PromptHashes::new(&index, "tenant", &tokens(30)), NOW);
-    assert_eq!(salted.of(&long), 0);
+    assert_eq!(salted.cached_tokens(&long), 0);
     assert_eq!(matched(&index, [&long], &[]), [0]);
-    // A hole ends the match.
+    // A missing block ends the match.
     assert!(long.apply(&events(false, &[], &chain("", &tokens(8))[1..]), 0));
     assert_eq!(matched(&index, [&long, &short], &tokens(30)), [4, 8]);
 }
 
 #[test]
-fn engines_with_blocks_of_other_sizes_are_found_and_other_hashes_are_not_taken() {
+fn engines_with_other_block_sizes_match_and_other_hash_versions_do_not() {
     let index = index();
-    let four = seat(&index, &tokens(20));
-    let eight = index.join();
+    let four = slot_with(&index, &tokens(20));
+    let eight = index.add_engine();
     let stored = block_hash::chain("", &tokens(20), 8).collect();
     assert!(eight.apply(&EngineEvents { block_size: 8, stored, ..events(true, &[], &[]) }, 0));
     assert_eq!(matched(&index, [&four, &eight], &tokens(30)), [20, 16]);
@@ -86,20 +86,20 @@ fn engines_with_blocks_of_other_sizes_are_found_and_other_hashes_are_not_taken()
     assert_eq!(index.block_sizes(), [8]);
     let prompt = PromptHashes::new(&index, "", &tokens(30));
     index.anticipate(&eight, &prompt, NOW);
-    assert_eq!(index.matches(&prompt, NOW).of(&eight), 24);
+    assert_eq!(index.matches(&prompt, NOW).cached_tokens(&eight), 24);
 }
 
 #[test]
-fn where_a_prompt_was_sent_it_is_expected_for_a_while() {
+fn a_prompt_counts_as_cached_for_a_while_where_it_was_sent() {
     let index = index();
-    let (there, elsewhere) = (seat(&index, &[]), seat(&index, &[]));
+    let (there, elsewhere) = (slot_with(&index, &[]), slot_with(&index, &[]));
     let prompt = PromptHashes::new(&index, "", &tokens(21));
     index.anticipate(&there, &prompt, NOW);
-    let at = |now| [&there, &elsewhere].map(|seat| index.matches(&prompt, now).of(seat));
+    let at = |now| [&there, &elsewhere].map(|slot| index.matches(&prompt, now).cached_tokens(slot));
     assert_eq!(at(NOW), [20, 0]);
     assert_eq!(at(limits::ROUTE_EXPECTED), [20, 0]);
-    assert_eq!(at(limits::ROUTE_EXPECTED * 2), [0, 0], "it never came");
-    // What the engine says counts for longer, and what it evicts is gone at once.
+    assert_eq!(at(limits::ROUTE_EXPECTED * 2), [0, 0], "the engine never confirmed it");
+    // Reported blocks stay, and evicted ones are removed at once.
     let now = limits::ROUTE_EXPECTED * 2;
     index.anticipate(&there, &prompt, now);
     let hashes = chain("", &tokens(20));
@@ -109,11 +109,11 @@ fn where_a_prompt_was_sent_it_is_expected_for_a_while() {
 }
 
 #[test]
-fn an_engine_that_leaves_or_starts_anew_is_forgotten_and_its_slot_used_again() {
+fn slots_of_engines_that_leave_or_reset_are_cleared_and_reused() {
     let index = index();
-    let stays = seat(&index, &tokens(20));
+    let stays = slot_with(&index, &tokens(20));
     for _ in 0..50 {
-        let goes = seat(&index, &tokens(20));
+        let goes = slot_with(&index, &tokens(20));
         assert_eq!(matched(&index, [&stays, &goes], &tokens(30)), [20, 20]);
         goes.forget();
         assert_eq!(matched(&index, [&stays, &goes], &tokens(30)), [20, 0]);
@@ -122,38 +122,38 @@ fn an_engine_that_leaves_or_starts_anew_is_forgotten_and_its_slot_used_again() {
         assert!(goes.apply(&events(true, &[], &[]), 0));
         assert_eq!(matched(&index, [&stays, &goes], &tokens(30)), [20, 0]);
     }
-    let fresh: Vec<EngineSlot> = (0..100).map(|_| index.join()).collect();
-    assert!(fresh.iter().all(|seat| matched(&index, [seat], &tokens(30)) == [0]), "a slot with another's entries");
+    let fresh: Vec<EngineSlot> = (0..100).map(|_| index.add_engine()).collect();
+    assert!(fresh.iter().all(|slot| matched(&index, [slot], &tokens(30)) == [0]), "a slot with another's entries");
     drop(fresh);
     drop(stays);
-    (0..limits::ROUTE_SWEEP * 2).for_each(|_| drop(seat(&index, &[])));
+    (0..limits::ROUTE_SWEEP * 2).for_each(|_| drop(slot_with(&index, &[])));
     assert_eq!(index.size(), (0, 0));
 }
 
 #[test]
-fn the_index_stays_within_its_bytes_and_keeps_what_is_asked_for() {
+fn the_index_is_bounded_and_keeps_blocks_that_are_looked_up() {
     let bytes = 1 << 20;
     let index = Arc::new(BlockIndex::new(bytes));
-    let asked = seat(&index, &tokens(40));
+    let asked = slot_with(&index, &tokens(40));
     let mut rng = StdRng::seed_from_u64(1);
     let mut most = 0;
     for round in 0..300 {
-        let other = if round % 2 == 0 { &asked } else { &index.join() };
+        let other = if round % 2 == 0 { &asked } else { &index.add_engine() };
         let stored: Vec<u64> = (0..500).map(|_| rng.random()).collect();
         assert!(other.apply(&events(false, &stored, &[]), 0));
         assert_eq!(matched(&index, [&asked], &tokens(50)), [40]);
         most = most.max(index.size().1);
     }
     assert!(most > bytes / 3 && most <= bytes, "{most} of {bytes} bytes");
-    // Without a look at them they are forgotten.
+    // Blocks that are not looked up are dropped.
     let stored: Vec<u64> = (0..100_000).map(|_| rng.random()).collect();
     assert!(asked.apply(&events(false, &stored, &[]), 0));
     assert_eq!(matched(&index, [&asked], &tokens(50)), [0]);
 }
 
-/// The index, and beside it sets that say the same.
+/// Compares the index with one set of hashes per engine.
 #[test]
-fn random_engines_are_known_as_by_a_plain_index() {
+fn the_index_equals_a_simple_one_for_random_engines() {
     for seed in 0..60 {
         let mut rng = StdRng::seed_from_u64(seed);
         let index = index();
@@ -168,10 +168,10 @@ fn random_engines_are_known_as_by_a_plain_index() {
             let hashes = chain("", prompt);
             let which = rng.random_range(0..engines.len().max(1));
             match rng.random_range(0..10) {
-                0 if engines.len() < 70 => engines.push((index.join(), BTreeSet::new())),
+                0 if engines.len() < 70 => engines.push((index.add_engine(), BTreeSet::new())),
                 1 if rng.random_bool(0.2) && !engines.is_empty() => drop(engines.swap_remove(which)),
                 2..5 => {
-                    let Some((seat, known)) = engines.get_mut(which) else { continue };
+                    let Some((slot, known)) = engines.get_mut(which) else { continue };
                     let reset = rng.random_bool(0.1) || known.is_empty();
                     if reset {
                         known.clear();
@@ -180,14 +180,14 @@ fn random_engines_are_known_as_by_a_plain_index() {
                     let (stored, removed) = hashes.split_at(split);
                     known.extend(stored);
                     known.retain(|hash| !removed.contains(hash));
-                    assert!(seat.apply(&events(reset, stored, removed), 0));
+                    assert!(slot.apply(&events(reset, stored, removed), 0));
                 }
                 _ => {
                     let matches = index.matches(&PromptHashes::new(&index, "", prompt), now);
-                    for (seat, known) in &engines {
+                    for (slot, known) in &engines {
                         let whole = (prompt.len() - 1) / SIZE as usize;
                         let want = hashes[..whole].iter().take_while(|hash| known.contains(hash)).count() as u32 * SIZE;
-                        assert_eq!(matches.of(seat), want, "seed {seed}");
+                        assert_eq!(matches.cached_tokens(slot), want, "seed {seed}");
                     }
                 }
             }
@@ -196,7 +196,7 @@ fn random_engines_are_known_as_by_a_plain_index() {
 }
 
 fn candidate(engine: u64, open: u32, matched: u32) -> Candidate {
-    Candidate { engine: mix(engine), open, slots: 64, full: false, matched }
+    Candidate { key: mix(engine), open, max_sequences: 64, full: false, matched }
 }
 
 fn mix(engine: u64) -> u64 {
@@ -208,7 +208,7 @@ fn pick(candidates: &[Candidate], session: Option<u64>, turn: u64) -> usize {
 }
 
 #[test]
-fn the_longest_match_wins_until_its_engine_is_too_busy() {
+fn the_longest_match_wins_unless_its_engine_is_too_busy() {
     let with = |open, other| {
         [candidate(0, other, 0), candidate(1, open, 900), candidate(2, other, 500), candidate(3, other, 0)]
     };
@@ -216,24 +216,24 @@ fn the_longest_match_wins_until_its_engine_is_too_busy() {
         assert_eq!(pick(&with(0, 0), None, turn), 1);
         assert_eq!(pick(&with(20, 20), None, turn), 1);
         assert_eq!(pick(&with(24, 20), None, turn), 1);
-        assert_eq!(pick(&with(30, 20), None, turn), 2, "over 1.25 of an even share: the second best");
+        assert_eq!(pick(&with(30, 20), None, turn), 2, "over 1.25 of an even share, so the second best");
         assert_eq!(pick(&with(3, 0), None, turn), 1, "nobody is busy");
         let full = [Candidate { full: true, ..candidate(0, 5, 900) }, candidate(1, 5, 0)];
         assert_eq!(pick(&full, None, turn), 1);
         let all_full = full.map(|candidate| Candidate { full: true, ..candidate });
         assert_eq!(pick(&all_full, None, turn), 0);
     }
-    // A larger engine takes more.
-    let sizes = [Candidate { slots: 256, ..candidate(0, 60, 900) }, candidate(1, 20, 0)];
+    // A larger engine gets more sequences.
+    let sizes = [Candidate { max_sequences: 256, ..candidate(0, 60, 900) }, candidate(1, 20, 0)];
     assert_eq!(pick(&sizes, None, 0), 0);
 }
 
 #[test]
-fn equal_matches_go_where_there_is_less_to_do_and_small_ones_count_for_nothing() {
+fn equal_matches_go_to_the_less_loaded_engine_and_small_ones_are_ignored() {
     for turn in 0..50 {
         assert_eq!(pick(&[candidate(0, 20, 900), candidate(1, 18, 900), candidate(2, 21, 0)], None, turn), 1);
         let chosen = pick(&[candidate(0, 20, 60), candidate(1, 12, 0)], None, turn);
-        assert_eq!(chosen, 1, "60 of 1000 tokens are no reason");
+        assert_eq!(chosen, 1, "60 of 1000 tokens do not matter");
     }
     let turns: BTreeSet<usize> = (0..50)
         .map(|turn| pick(&[candidate(0, 9, 900), candidate(1, 9, 900), candidate(2, 9, 0)], None, turn))
@@ -242,12 +242,10 @@ fn equal_matches_go_where_there_is_less_to_do_and_small_ones_count_for_nothing()
 }
 
 #[test]
-fn a_session_without_a_match_goes_home_and_few_move_when_engines_come_and_go() {
+fn sessions_keep_their_engine_and_few_move_when_engines_join_or_leave() {
     let engines = |range: std::ops::Range<u64>| range.map(|engine| candidate(engine, 5, 0)).collect::<Vec<_>>();
     let homes = |candidates: &[Candidate]| -> Vec<u64> {
-        (0..10_000)
-            .map(|session| candidates[pick(candidates, Some(key(&session.to_string())), session)].engine)
-            .collect()
+        (0..10_000).map(|session| candidates[pick(candidates, Some(key(&session.to_string())), session)].key).collect()
     };
     let before = homes(&engines(0..10));
     let mut counts = BTreeMap::new();
@@ -259,7 +257,7 @@ fn a_session_without_a_match_goes_home_and_few_move_when_engines_come_and_go() {
     assert!(before.iter().zip(&more).all(|(before, after)| before == after || *after == mix(10)));
     let fewer = homes(&engines(1..10));
     assert!(before.iter().zip(&fewer).all(|(before, after)| before == after || *before == mix(0)));
-    // The order of the list is no matter; load is.
+    // The order of the list does not matter; load does.
     let mut reversed = engines(0..10);
     reversed.reverse();
     assert_eq!(before, homes(&reversed));
@@ -270,14 +268,14 @@ fn a_session_without_a_match_goes_home_and_few_move_when_engines_come_and_go() {
 }
 
 #[test]
-fn no_choice_puts_an_engine_over_its_bound_whatever_is_cached() {
+fn no_choice_exceeds_an_engines_load_bound() {
     for seed in 0..2000 {
         let mut rng = StdRng::seed_from_u64(seed);
         let count = rng.random_range(1..12);
         let mut candidates: Vec<Candidate> = (0..count)
             .map(|engine| Candidate {
                 open: rng.random_range(0..100),
-                slots: [1, 8, 64, 256][rng.random_range(0..4)],
+                max_sequences: [1, 8, 64, 256][rng.random_range(0..4)],
                 full: rng.random_bool(0.1),
                 matched: rng.random_range(0..1000),
                 ..candidate(engine, 0, 0)
@@ -292,16 +290,16 @@ fn no_choice_puts_an_engine_over_its_bound_whatever_is_cached() {
         candidates.iter_mut().for_each(|candidate| candidate.full = false);
         let chosen = candidates[pick(&candidates, None, turn)];
         let open: u32 = candidates.iter().map(|candidate| candidate.open).sum();
-        let slots: u32 = candidates.iter().map(|candidate| candidate.slots).sum();
-        let share = f64::from(open + 1) * f64::from(chosen.slots) / f64::from(slots);
-        let bound = (1.25 * share).max(f64::from(chosen.slots) / 16.0);
+        let slots: u32 = candidates.iter().map(|candidate| candidate.max_sequences).sum();
+        let share = f64::from(open + 1) * f64::from(chosen.max_sequences) / f64::from(slots);
+        let bound = (1.25 * share).max(f64::from(chosen.max_sequences) / 16.0);
         assert!(f64::from(chosen.open) < bound.ceil(), "seed {seed}: {chosen:?}, an even share is {share}");
     }
     assert_eq!(choose(RoutePolicy::CacheAware, &[], 1, None, 0), None);
 }
 
 #[test]
-fn policies_do_what_their_names_say() {
+fn each_policy_chooses_as_documented() {
     let candidates = [candidate(0, 9, 900), candidate(1, 2, 0), candidate(2, 2, 0), candidate(3, 8, 0)];
     let choices =
         |policy| -> Vec<usize> { (0..400).filter_map(|turn| choose(policy, &candidates, 1000, None, turn)).collect() };
@@ -316,35 +314,44 @@ fn policies_do_what_their_names_say() {
         assert_eq!(policy.name().parse(), Ok(policy));
     }
     let error = "fastest".parse::<RoutePolicy>().expect_err("no policy");
-    assert!(error.contains("'fastest'") && error.contains("cache-aware, least-load"), "{error}");
+    assert!(
+        error.starts_with("expected one of cache-aware, least-load") && error.ends_with("got 'fastest'"),
+        "{error}"
+    );
 }
 
 #[test]
-fn a_load_is_what_others_have_there_and_what_we_have_now() {
+fn load_is_the_reported_load_of_others_plus_our_own() {
     let index = index();
-    let seat = index.join();
-    assert_eq!((seat.load(7), seat.is_full()), (7, false), "nothing was told yet");
+    let slot = index.add_engine();
+    assert_eq!((slot.load(7), slot.is_full()), (7, false), "the engine has not reported yet");
     let load = EngineLoad { running: 10, waiting: 2, used_blocks: 95, total_blocks: 100 };
-    seat.apply(&EngineEvents { load: Some(load), ..events(true, &[], &[]) }, 5);
-    assert_eq!((seat.load(5), seat.load(9), seat.load(0), seat.is_full()), (12, 16, 7, true));
-    // It has not heard of our newest yet.
-    seat.apply(&EngineEvents { load: Some(EngineLoad { waiting: 0, ..load }), ..events(false, &[], &[]) }, 20);
-    assert_eq!((seat.load(20), seat.is_full()), (20, false));
+    slot.apply(&EngineEvents { load: Some(load), ..events(true, &[], &[]) }, 5);
+    assert_eq!((slot.load(5), slot.load(9), slot.load(0), slot.is_full()), (12, 16, 7, true));
+    // The report does not include our newest sequences.
+    slot.apply(&EngineEvents { load: Some(EngineLoad { waiting: 0, ..load }), ..events(false, &[], &[]) }, 20);
+    assert_eq!((slot.load(20), slot.is_full()), (20, false));
 }
 
 #[test]
-fn a_conversation_stays_where_it_began_and_a_new_one_does_not_follow() {
+fn a_conversation_stays_on_its_engine_and_others_are_spread() {
     let routing = Routing::new(RoutePolicy::CacheAware);
-    let seats: Vec<EngineSlot> = (0..4).map(|_| seat(routing.index(), &[])).collect();
+    let index_slots: Vec<EngineSlot> = (0..4).map(|_| slot_with(routing.index(), &[])).collect();
     let target = |open: [u32; 4]| -> Vec<Target<'_>> {
-        (0..4).map(|i| Target { engine: mix(i as u64), seat: &seats[i], open: open[i], slots: 64 }).collect()
+        (0..4)
+            .map(|i| Target { key: mix(i as u64), index_slot: &index_slots[i], open: open[i], max_sequences: 64 })
+            .collect()
     };
     let mut conversation = tokens(100);
     let pick = |tokens: &[u32], open| routing.pick(&target(open), &routing.prompt("", tokens), None, NOW).expect("one");
     let home = pick(&conversation, [0; 4]);
     for turn in 0..20 {
         conversation.extend([turn; 50]);
-        assert_eq!(pick(&conversation, [turn % 4; 4]), home, "expected there, though nothing was told yet");
+        assert_eq!(
+            pick(&conversation, [turn % 4; 4]),
+            home,
+            "expected there, although the engine has not reported yet"
+        );
     }
     let mut open = [0; 4];
     for other in 0..40 {

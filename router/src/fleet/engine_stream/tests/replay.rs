@@ -1,8 +1,8 @@
-//! The steering client among engines that fail in every way and at any time: seeds, virtual time.
+//! Runs steered sequences on engines that fail in every way and at any time, with seeds and virtual time.
 //!
-//! What an engine draws is a function of the tokens before and of the mask, and what a client steers one of the tokens
-//! it has, so that an oracle says what each sequence gets, whoever computes it. `REIN_SEED=n` replays one seed,
-//! `REIN_SEEDS=n` runs more of them.
+//! An engine's draws are a function of the previous tokens and the mask. A client's steers are a function of its
+//! tokens. So an oracle knows the tokens of each sequence, whichever engine computes them. `REIN_SEED=n` replays one
+//! seed; `REIN_SEEDS=n` runs `n` seeds.
 
 use std::{
     cell::Cell,
@@ -38,8 +38,8 @@ use crate::{
 const VOCAB: u32 = 29;
 const SEEDS: u64 = 400;
 const GROUPS: usize = 4;
-/// When engines stop failing.
-const CALM: Duration = Duration::from_secs(3);
+/// The time after which engines stop failing.
+const STABLE_AFTER: Duration = Duration::from_secs(3);
 const SEQUENCES: u64 = 8;
 
 fn hash(state: u64, value: u64) -> u64 {
@@ -57,14 +57,14 @@ fn draw(prompt: &[u32], generated: &[u32], mask: Option<&[u8]>) -> u32 {
     (first..VOCAB).chain(0..first).find(allowed).expect("a mask that allows something")
 }
 
-/// What a client wants after these tokens.
+/// A client's steer.
 #[derive(Default)]
-struct Wish {
+struct PlannedSteer {
     append: Vec<u32>,
     mask: Option<Bytes>,
-    /// Says first that it will say so.
+    /// A steer that only holds is sent before this one.
     holds: bool,
-    /// Wants to see the next token before another one is drawn.
+    /// Holds the sequence after the next token.
     one: bool,
 }
 
@@ -78,7 +78,7 @@ fn mask(of: u64) -> Bytes {
     bits.into()
 }
 
-fn wish(prompt: &[u32], generated: &[u32], limit: usize) -> Option<Wish> {
+fn planned_steer(prompt: &[u32], generated: &[u32], limit: usize) -> Option<PlannedSteer> {
     let now = hash(past(prompt, generated), 1);
     let room = limit - generated.len();
     if !now.is_multiple_of(4) || room < 2 {
@@ -89,7 +89,7 @@ fn wish(prompt: &[u32], generated: &[u32], limit: usize) -> Option<Wish> {
         _ => Vec::new(),
     };
     let mask = (now >> 12 & 3 > 0).then(|| mask(now));
-    Some(Wish { append, mask, holds: now >> 14 & 3 == 0, one: now >> 16 & 1 == 0 })
+    Some(PlannedSteer { append, mask, holds: now >> 14 & 3 == 0, one: now >> 16 & 1 == 0 })
 }
 
 fn oracle(sequence: &Sequence) -> Vec<u32> {
@@ -97,9 +97,9 @@ fn oracle(sequence: &Sequence) -> Vec<u32> {
     let (mut ids, mut masked) = (Vec::new(), sequence.masked.clone());
     while ids.len() < limit {
         ids.push(draw(prompt, &ids, masked.take().as_deref()));
-        if let Some(wish) = wish(prompt, &ids, limit) {
-            ids.extend(wish.append);
-            masked = wish.mask;
+        if let Some(planned) = planned_steer(prompt, &ids, limit) {
+            ids.extend(planned.append);
+            masked = planned.mask;
         }
     }
     ids
@@ -109,18 +109,18 @@ struct Sequence {
     name: String,
     prompt: Vec<u32>,
     limit: usize,
-    /// It begins held, with this mask for its first token.
+    /// The sequence starts held, and its first token has this mask.
     masked: Option<Bytes>,
     deadline: Duration,
-    /// The client goes after so many tokens.
+    /// The client leaves after this many tokens.
     leaves: Option<usize>,
 }
 
-/// How an attempt at a sequence ends before its time.
+/// How an engine fails.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum End {
     Unavailable,
-    /// This sequence failed, and no other.
+    /// Only this sequence fails.
     Internal,
     Lost,
     Eof,
@@ -130,12 +130,12 @@ struct World {
     seed: u64,
     calls: AtomicU64,
     began: Instant,
-    /// The epoch of each group that lives.
+    /// The current epoch of each group.
     epochs: Mutex<[u64; GROUPS]>,
-    /// Failures of each sequence.
-    blows: Mutex<HashMap<String, u32>>,
-    /// Of engines that were told what no client may tell.
-    wrong: Mutex<Vec<String>>,
+    /// Number of failures by sequence.
+    failures: Mutex<HashMap<String, u32>>,
+    /// Invalid steers that engines received.
+    invalid_steers: Mutex<Vec<String>>,
 }
 
 impl World {
@@ -143,39 +143,40 @@ impl World {
         StdRng::seed_from_u64(hash(self.seed, self.calls.fetch_add(1, Relaxed)))
     }
 
-    fn calm(&self) -> bool {
-        self.began.elapsed() >= CALM
+    fn is_stable(&self) -> bool {
+        self.began.elapsed() >= STABLE_AFTER
     }
 
-    fn lives(&self, group: usize, epoch: u64) -> bool {
+    fn is_current(&self, group: usize, epoch: u64) -> bool {
         self.epochs.lock().unwrap()[group] == epoch
     }
 
-    fn blow(&self, sequence: &str) {
-        *self.blows.lock().unwrap().entry(sequence.into()).or_default() += 1;
+    fn record_failure(&self, sequence: &str) {
+        *self.failures.lock().unwrap().entry(sequence.into()).or_default() += 1;
     }
 }
 
 #[derive(Clone)]
-struct Shaky {
+struct FlakyEngine {
     world: Arc<World>,
     group: usize,
     epoch: u64,
 }
 
-/// As a channel's error, it has the other one as its source.
+/// A transport error that, like a channel's, has the connect error as its source.
 #[derive(Debug, thiserror::Error)]
 #[error("transport")]
 struct Refused(#[source] tonic::ConnectError);
 
-type Said = Result<FromEngine, Status>;
+type EngineMessage = Result<FromEngine, Status>;
 
-impl Shaky {
+impl FlakyEngine {
     fn transport(self) -> EngineTransport {
         let server = EngineServer::new(self.clone());
         transport(tower::service_fn(move |request: http::Request<tonic::body::Body>| {
             let (server, world) = (server.clone(), self.world.clone());
-            let refused = !world.calm() && world.rng().random_ratio(1, 12) || !world.lives(self.group, self.epoch);
+            let refused =
+                !world.is_stable() && world.rng().random_ratio(1, 12) || !world.is_current(self.group, self.epoch);
             async move {
                 match refused {
                     true => Err(Refused(tonic::ConnectError("refused".into()))),
@@ -185,26 +186,33 @@ impl Shaky {
         }))
     }
 
-    async fn run(self, start: Start, mut steers: Streaming<ToEngine>, says: mpsc::Sender<Said>, mut rng: StdRng) {
+    async fn run(
+        self,
+        start: Start,
+        mut steers: Streaming<ToEngine>,
+        messages: mpsc::Sender<EngineMessage>,
+        mut rng: StdRng,
+    ) {
         let limit = start.limits.as_ref().map_or(0, |limits| limits.max_tokens as usize);
         let (mut ids, mut said, mut epoch) = (start.resume.clone(), start.resume.len(), 0);
         let (mut masked, mut holds, mut finished) = (None::<Bytes>, start.hold, false);
-        let say = async |kind| says.send(Ok(FromEngine { kind: Some(kind) })).await.is_ok();
+        let send = async |kind| messages.send(Ok(FromEngine { kind: Some(kind) })).await.is_ok();
         let end = [End::Unavailable, End::Internal, End::Lost, End::Eof][rng.random_range(0..4)];
-        let mut left = if self.world.calm() || rng.random_ratio(1, 3) { u32::MAX } else { rng.random_range(0..12) };
+        let mut left =
+            if self.world.is_stable() || rng.random_ratio(1, 3) { u32::MAX } else { rng.random_range(0..12) };
         let mut admitted = false;
         loop {
             let pause = Duration::from_micros(rng.random_range(0..4000));
             let draws = !finished && (!holds || masked.is_some());
-            let dead = !self.world.lives(self.group, self.epoch);
-            if dead || left == 0 && !self.world.calm() {
-                self.world.blow(&start.request_id);
+            let dead = !self.world.is_current(self.group, self.epoch);
+            if dead || left == 0 && !self.world.is_stable() {
+                self.world.record_failure(&start.request_id);
                 let lost = Finish { epoch, reason: FinishReason::Lost.into(), generated: 0, error: "a rank".into() };
                 let last = match end {
-                    _ if dead => says.send(Err(Status::unavailable("the engine has stopped"))).await,
-                    End::Unavailable => says.send(Err(Status::unavailable("gone"))).await,
-                    End::Internal => says.send(Err(Status::internal("a fault"))).await,
-                    End::Lost => says.send(Ok(FromEngine { kind: Some(from_engine::Kind::Finish(lost)) })).await,
+                    _ if dead => messages.send(Err(Status::unavailable("the engine has stopped"))).await,
+                    End::Unavailable => messages.send(Err(Status::unavailable("gone"))).await,
+                    End::Internal => messages.send(Err(Status::internal("a fault"))).await,
+                    End::Lost => messages.send(Ok(FromEngine { kind: Some(from_engine::Kind::Finish(lost)) })).await,
                     End::Eof => Ok(()),
                 };
                 return drop(last);
@@ -216,19 +224,20 @@ impl Shaky {
                     Ok(Some(ToEngine { kind: Some(to_engine::Kind::Steer(steer)) })) => Some(steer),
                     _ => return,
                 },
-                // Somebody may have to die of old age.
+                // The engine's epoch may be over.
                 () = sleep(Duration::from_millis(5)) => continue,
             };
             left = left.saturating_sub(1);
             if let Some(steer) = steer {
                 let keep = steer.keep as usize;
                 if steer.epoch <= epoch || keep > ids.len() || keep + steer.append.len() > limit {
-                    let wrong = format!("{}: {steer:?} after epoch {epoch} and {} tokens", start.request_id, ids.len());
-                    self.world.wrong.lock().unwrap().push(wrong);
+                    let invalid_steers =
+                        format!("{}: {steer:?} after epoch {epoch} and {} tokens", start.request_id, ids.len());
+                    self.world.invalid_steers.lock().unwrap().push(invalid_steers);
                 }
                 ids.truncate(keep);
                 ids.extend(&steer.append);
-                // What was appended may be repeated.
+                // Engines may repeat appended tokens or not.
                 said = if rng.random() { keep } else { ids.len() };
                 (epoch, masked, holds, finished) = (steer.epoch, steer.mask, steer.hold, false);
                 if steer.stop {
@@ -236,11 +245,11 @@ impl Shaky {
                 }
             } else if !admitted {
                 let kind = Admitted { prompt_tokens: start.prompt.len() as u32, ..Admitted::default() };
-                admitted = say(from_engine::Kind::Admitted(kind)).await;
+                admitted = send(from_engine::Kind::Admitted(kind)).await;
             } else if ids.len() >= limit {
                 let generated = ids.len() as u32;
                 let finish = Finish { epoch, reason: FinishReason::Length.into(), generated, error: String::new() };
-                finished = say(from_engine::Kind::Finish(finish)).await;
+                finished = send(from_engine::Kind::Finish(finish)).await;
             } else {
                 let batch = if holds { 1 } else { rng.random_range(1..4).min(limit - ids.len()) };
                 for _ in 0..batch {
@@ -248,15 +257,15 @@ impl Shaky {
                 }
                 let (position, drawn) = (said as u32, ids[said..].to_vec());
                 said = ids.len();
-                say(from_engine::Kind::Tokens(Tokens { epoch, position, ids: drawn, logprobs: Vec::new() })).await;
+                send(from_engine::Kind::Tokens(Tokens { epoch, position, ids: drawn, logprobs: Vec::new() })).await;
             }
         }
     }
 }
 
 #[tonic::async_trait]
-impl engine_server::Engine for Shaky {
-    type GenerateStream = Pin<Box<dyn Stream<Item = Said> + Send>>;
+impl engine_server::Engine for FlakyEngine {
+    type GenerateStream = Pin<Box<dyn Stream<Item = EngineMessage> + Send>>;
     type EventsStream = stream::Empty<Result<EngineEvents, Status>>;
 
     async fn generate(
@@ -269,16 +278,16 @@ impl engine_server::Engine for Shaky {
         let Some(ToEngine { kind: Some(to_engine::Kind::Start(start)) }) = requests.message().await? else {
             return Err(Status::invalid_argument("the first message must be Start"));
         };
-        if !self.world.calm() && rng.random_ratio(1, 5) {
-            self.world.blow(&start.request_id);
+        if !self.world.is_stable() && rng.random_ratio(1, 5) {
+            self.world.record_failure(&start.request_id);
             return Err(match rng.random_range(0..3) {
                 0 => Status::resource_exhausted("full"),
                 1 => Status::unavailable("draining"),
                 _ => Status::internal("a fault"),
             });
         }
-        let (says, said) = mpsc::channel(4);
-        tokio::spawn(self.clone().run(start, requests, says, rng));
+        let (messages, said) = mpsc::channel(4);
+        tokio::spawn(self.clone().run(start, requests, messages, rng));
         Ok(tonic::Response::new(Box::pin(ReceiverStream::new(said))))
     }
 
@@ -295,10 +304,10 @@ impl engine_server::Engine for Shaky {
     }
 }
 
-/// Membership as it happens to be known; in the end, as it is.
+/// Lists the groups as membership knows them: with gaps until engines stop failing, and completely afterwards.
 fn list(world: &Arc<World>, pool: &EnginePool, rng: &mut StdRng) {
     let epochs = *world.epochs.lock().unwrap();
-    let known = |group: &usize| world.calm() || *group == 0 || !rng.random_ratio(1, 4);
+    let known = |group: &usize| world.is_stable() || *group == 0 || !rng.random_ratio(1, 4);
     let groups: Vec<usize> = (0..GROUPS).filter(known).collect();
     let listing = |&group: &usize| EngineListing {
         group: format!("g{group}"),
@@ -306,19 +315,19 @@ fn list(world: &Arc<World>, pool: &EnginePool, rng: &mut StdRng) {
         kind: "k".into(),
         revision: None,
         address: group.to_string(),
-        draining: !world.calm() && rng.random_ratio(1, 5),
+        draining: !world.is_stable() && rng.random_ratio(1, 5),
     };
     let listings: Vec<EngineListing> = groups.iter().map(listing).collect();
     let of = |name: &str| name.trim_start_matches('g').parse::<usize>().unwrap();
     let dial = |address: &str| {
         let group = of(address);
-        Some(Shaky { world: world.clone(), group, epoch: epochs[group] }.transport())
+        Some(FlakyEngine { world: world.clone(), group, epoch: epochs[group] }.transport())
     };
     pool.list(&listings, |engine| engine.epoch < epochs[of(&engine.group)], dial);
 }
 
-/// What it got, and why no more.
-async fn client(common: SequenceContext, sequence: &Sequence) -> (Vec<u32>, Result<(), Error>) {
+/// The tokens that a client received, and the error that ended its sequence.
+async fn client(context: SequenceContext, sequence: &Sequence) -> (Vec<u32>, Result<(), Error>) {
     let start = Start {
         request_id: sequence.name.clone(),
         prompt: sequence.prompt.clone(),
@@ -330,12 +339,12 @@ async fn client(common: SequenceContext, sequence: &Sequence) -> (Vec<u32>, Resu
         ..Start::default()
     };
     let mut seen = Vec::new();
-    let ended = listen(common, sequence, start, &mut seen).await;
+    let ended = listen(context, sequence, start, &mut seen).await;
     (seen, ended)
 }
 
 /// A client that now and then does not read for a while.
-fn wavering(seed: u64) -> watch::Receiver<ClientState> {
+fn stalling_client(seed: u64) -> watch::Receiver<ClientState> {
     let (client, watched) = watch::channel(ClientState::Reads);
     let mut rng = StdRng::seed_from_u64(seed);
     tokio::spawn(async move {
@@ -349,11 +358,11 @@ fn wavering(seed: u64) -> watch::Receiver<ClientState> {
     watched
 }
 
-async fn listen(common: SequenceContext, sequence: &Sequence, start: Start, seen: &mut Vec<u32>) -> Result<(), Error> {
+async fn listen(context: SequenceContext, sequence: &Sequence, start: Start, seen: &mut Vec<u32>) -> Result<(), Error> {
     let wanted = EngineRequest { salt: "", tokens: &start.prompt, session: None, kind: None, refused: &[] };
-    let lease = common.pool.lease(&wanted, common.deadline, common.deadline).await?;
+    let lease = context.pool.lease(&wanted, context.deadline, context.deadline).await?;
     let spans = Spans { span: Span::none(), queue: Span::none() };
-    let mut stream = EngineStream::open(common, lease, start, spans).await?;
+    let mut stream = EngineStream::open(context, lease, start, spans).await?;
     if let Some(mask) = &sequence.masked {
         stream.steer(Steering::keep(0).mask(mask.clone())).await?;
     }
@@ -365,23 +374,23 @@ async fn listen(common: SequenceContext, sequence: &Sequence, start: Start, seen
                 assert!(admitted && !drawn.is_empty());
                 for token in drawn {
                     seen.push(token.id);
-                    let wish = wish(&sequence.prompt, seen, sequence.limit);
-                    if wish.is_none() && !waits {
+                    let planned = planned_steer(&sequence.prompt, seen, sequence.limit);
+                    if planned.is_none() && !waits {
                         continue;
                     }
-                    let wish = wish.unwrap_or_default();
-                    if wish.holds {
+                    let planned = planned.unwrap_or_default();
+                    if planned.holds {
                         stream.steer(Steering::keep(seen.len()).hold()).await?;
                         sleep(Duration::from_millis(past(&[], seen) % 20)).await;
                     }
-                    let steering = Steering::keep(seen.len()).append(wish.append.iter().copied());
-                    let steering = Steering { mask: wish.mask, hold: wish.one, ..steering };
-                    waits = wish.one;
-                    // Without a mask it would wait for ever.
+                    let steering = Steering::keep(seen.len()).append(planned.append.iter().copied());
+                    let steering = Steering { mask: planned.mask, hold: planned.one, ..steering };
+                    waits = planned.one;
+                    // Without a mask, a held sequence would not draw.
                     let steering = Steering { hold: waits && steering.mask.is_some(), ..steering };
                     waits = steering.hold;
                     stream.steer(steering).await?;
-                    seen.extend(wish.append);
+                    seen.extend(planned.append);
                     break;
                 }
             }
@@ -408,22 +417,22 @@ struct Tally {
     parked: u64,
 }
 
-async fn play(seed: u64) -> Tally {
+async fn run_seed(seed: u64) -> Tally {
     let mut rng = StdRng::seed_from_u64(seed);
     let world = Arc::new(World {
         seed,
         calls: AtomicU64::new(0),
         began: Instant::now(),
         epochs: Mutex::new([1; GROUPS]),
-        blows: Mutex::default(),
-        wrong: Mutex::default(),
+        failures: Mutex::default(),
+        invalid_steers: Mutex::default(),
     });
     let policies = [RoutePolicy::CacheAware, RoutePolicy::LeastLoad, RoutePolicy::PowerOfTwo, RoutePolicy::RoundRobin];
     let pool = Arc::new(EnginePool::open(policies[rng.random_range(0..policies.len())]));
     let hedge_after = rng.random::<bool>().then(|| Duration::from_micros(rng.random_range(0..20_000)));
     let (metrics, retry_budget) = (Arc::<FleetMetrics>::default(), Arc::new(RetryBudget::new(hedge_after)));
     let clients = Cell::new(0);
-    let common = |deadline: Duration| SequenceContext {
+    let context = |deadline: Duration| SequenceContext {
         pool: pool.clone(),
         session: None,
         deadline: Instant::now() + deadline,
@@ -431,7 +440,7 @@ async fn play(seed: u64) -> Tally {
         retry_budget: retry_budget.clone(),
         client: match clients.replace(clients.get() + 1) {
             steady if steady % 3 > 0 => watch::channel(ClientState::Reads).1,
-            wavers => wavering(hash(seed, wavers)),
+            stalls => stalling_client(hash(seed, stalls)),
         },
     };
     let sequence = |i: u64, rng: &mut StdRng| Sequence {
@@ -453,11 +462,11 @@ async fn play(seed: u64) -> Tally {
         let (world, pool) = (world.clone(), pool.clone());
         let mut rng = StdRng::seed_from_u64(hash(seed, u64::MAX));
         async move {
-            while !world.calm() {
+            while !world.is_stable() {
                 sleep(Duration::from_millis(rng.random_range(1..150))).await;
                 if rng.random_ratio(1, 3) {
                     world.epochs.lock().unwrap()[rng.random_range(0..GROUPS)] += 1;
-                    // Membership comes to know it later.
+                    // Membership learns of it later.
                     sleep(Duration::from_millis(rng.random_range(0..40))).await;
                 }
                 list(&world, &pool, &mut rng);
@@ -465,17 +474,17 @@ async fn play(seed: u64) -> Tally {
         }
     };
     let running = sequences.iter().map(|(after, sequence)| {
-        let common = &common;
+        let context = &context;
         async move {
             sleep(*after).await;
             let began = Instant::now();
-            let told = timeout(Duration::from_secs(700), client(common(sequence.deadline), sequence)).await;
-            (told.expect("a sequence that hangs"), began.elapsed())
+            let results = timeout(Duration::from_secs(700), client(context(sequence.deadline), sequence)).await;
+            (results.expect("a sequence hangs"), began.elapsed())
         }
     });
-    let (told, ()) = tokio::join!(futures::future::join_all(running), churning);
+    let (results, ()) = tokio::join!(futures::future::join_all(running), churning);
     let mut tally = Tally { sequences: SEQUENCES, ..Tally::default() };
-    for ((_, sequence), ((seen, ended), took)) in sequences.iter().zip(told) {
+    for ((_, sequence), ((seen, ended), took)) in sequences.iter().zip(results) {
         let wanted = oracle(sequence);
         assert_eq!(seen, wanted[..seen.len()], "{}: other tokens", sequence.name);
         match ended {
@@ -485,19 +494,19 @@ async fn play(seed: u64) -> Tally {
             }
             Err(error) if error.message == Error::deadline().message => {
                 tally.late += 1;
-                // A client that sleeps on it hears of it afterwards.
+                // A client that sleeps gets the error later.
                 let late = took.saturating_sub(sequence.deadline);
                 assert!(took >= sequence.deadline && late < Duration::from_millis(25), "{}: {took:?}", sequence.name);
             }
             Err(error) => {
                 tally.given_up += 1;
-                let blows = world.blows.lock().unwrap().get(&sequence.name).copied().unwrap_or(0);
-                assert!(blows > limits::RESUMES, "{}: given up after {blows}: {error:?}", sequence.name);
+                let failures = world.failures.lock().unwrap().get(&sequence.name).copied().unwrap_or(0);
+                assert!(failures > limits::RESUMES, "{}: given up after {failures}: {error:?}", sequence.name);
             }
         }
     }
-    assert_eq!(*world.wrong.lock().unwrap(), Vec::<String>::new());
-    // Nothing is left behind: every place is free, and after the breakers' longest time everybody is asked again.
+    assert_eq!(*world.invalid_steers.lock().unwrap(), Vec::<String>::new());
+    // Nothing leaks: every slot is free, and after the breakers' longest time all engines get sequences again.
     sleep(Duration::from_secs(60)).await;
     list(&world, &pool, &mut rng);
     assert_eq!(pool.engines().len(), GROUPS);
@@ -506,7 +515,7 @@ async fn play(seed: u64) -> Tally {
         .map(|i| Sequence { deadline: Duration::from_secs(600), leaves: None, ..sequence(SEQUENCES + i, &mut rng) })
         .collect();
     for sequence in &last {
-        let (seen, ended) = client(common(sequence.deadline), sequence).await;
+        let (seen, ended) = client(context(sequence.deadline), sequence).await;
         assert!(ended.is_ok() && seen == oracle(sequence), "{}: {ended:?}", sequence.name);
     }
     tally.resumed = metrics.resumed.get();
@@ -527,7 +536,7 @@ fn clients_get_the_same_tokens_for_all_seeds() {
     for seed in seeds {
         let run = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-            runtime.expect("a runtime").block_on(play(seed))
+            runtime.expect("a runtime").block_on(run_seed(seed))
         };
         let tally = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
             eprintln!("REIN_SEED={seed} replays this");
@@ -541,7 +550,7 @@ fn clients_get_the_same_tokens_for_all_seeds() {
         total.parked += tally.parked;
     }
     println!("{total:?}");
-    // Else it would show little.
+    // The run must cover enough of each case.
     assert!(alone || total.resumed > total.sequences / 4 && total.won > 0 && total.late > 0, "{total:?}");
     assert!(alone || total.parked > total.sequences / 10, "{total:?}");
     assert!(alone || total.given_up < total.sequences / 10, "{total:?}");

@@ -1,4 +1,4 @@
-//! A fake engine that says what it is told to.
+//! Follows the events of a scripted engine.
 
 use std::pin::Pin;
 use std::sync::Mutex;
@@ -22,7 +22,7 @@ type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[derive(Clone, Default)]
 struct Fake {
     calls: Arc<watch::Sender<Vec<(Instant, u32)>>>,
-    /// What the next call gets; nothing: UNAVAILABLE.
+    /// The stream for the next call. None: the call fails with UNAVAILABLE.
     next: Arc<Mutex<Option<Told>>>,
     refuses: bool,
 }
@@ -66,23 +66,23 @@ impl Fake {
     }
 }
 
-fn follow(fake: &Fake, seat: &Arc<EngineSlot>) -> tokio::task::JoinHandle<()> {
+fn follow(fake: &Fake, slot: &Arc<EngineSlot>) -> tokio::task::JoinHandle<()> {
     let client = EngineClient::new(transport(EngineServer::new(fake.clone())));
-    tokio::spawn(follow_events(client, seat.clone(), Duration::from_millis(70), || 1))
+    tokio::spawn(follow_events(client, slot.clone(), Duration::from_millis(70), || 1))
 }
 
-/// Time is paused, so it is later when nothing is left to do now.
+/// Lets all tasks run: with paused time, the sleep ends when they are idle.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_engine_says_is_known_until_it_says_no_more() {
+async fn events_are_applied_until_the_stream_ends() {
     let index = index();
-    let seat = Arc::new(index.join());
+    let slot = Arc::new(index.add_engine());
     let fake = Fake::default();
     let says = fake.stream();
-    let following = follow(&fake, &seat);
+    let following = follow(&fake, &slot);
     assert_eq!(fake.called(1).await[0].1, 70);
     let load = Some(EngineLoad { running: 5, ..EngineLoad::default() });
     let snapshot = EngineEvents { load, ..events(true, &chain("", &tokens(20)), &[]) };
@@ -90,40 +90,40 @@ async fn what_an_engine_says_is_known_until_it_says_no_more() {
     says.send(Ok(events(false, &[], &chain("", &tokens(20))[3..]))).await.expect("read");
     says.send(Ok(EngineEvents { load, ..events(false, &[], &[]) })).await.expect("read");
     settle().await;
-    assert_eq!((matched(&index, [&seat], &tokens(30)), seat.load(3)), ([12], 7), "one of the five was ours");
-    // A broken stream: nothing is known until the next one's snapshot.
+    assert_eq!((matched(&index, [&slot], &tokens(30)), slot.load(3)), ([12], 7), "one of the five was ours");
+    // When the stream breaks, the entries are cleared until the next snapshot.
     drop(says);
     settle().await;
-    assert_eq!((matched(&index, [&seat], &tokens(30)), seat.load(3)), ([0], 3));
+    assert_eq!((matched(&index, [&slot], &tokens(30)), slot.load(3)), ([0], 3));
     let says = fake.stream();
     fake.called(2).await;
     says.send(Ok(snapshot.clone())).await.expect("read");
     settle().await;
-    assert_eq!(matched(&index, [&seat], &tokens(30)), [20]);
-    // One that hangs is asked again.
+    assert_eq!(matched(&index, [&slot], &tokens(30)), [20]);
+    // A silent stream is requested again.
     let before = Instant::now();
     let again = fake.stream();
     fake.called(3).await;
     assert!(before.elapsed() >= limits::EVENTS_SILENCE && before.elapsed() < limits::EVENTS_SILENCE * 2);
     again.send(Ok(snapshot)).await.expect("read");
     settle().await;
-    assert_eq!(matched(&index, [&seat], &tokens(30)), [20]);
+    assert_eq!(matched(&index, [&slot], &tokens(30)), [20]);
     following.abort();
     assert!(following.await.expect_err("was stopped").is_cancelled());
-    drop(seat);
+    drop(slot);
     assert!(index.block_sizes().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_that_is_away_is_asked_less_and_less_often() {
+async fn an_unreachable_engine_is_retried_with_backoff() {
     let fake = Fake::default();
-    let seat = Arc::new(index().join());
-    let following = follow(&fake, &seat);
+    let slot = Arc::new(index().add_engine());
+    let following = follow(&fake, &slot);
     let calls = fake.called(10).await;
     let pauses: Vec<Duration> = calls.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
     assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]), "{pauses:?}");
     assert!(pauses[0] < Duration::from_millis(150) && pauses[8] >= limits::EVENTS_RETRY.1, "{pauses:?}");
-    // It comes, says something, and goes: the pauses are short again.
+    // After an event, the backoff starts again.
     let says = fake.stream();
     let count = fake.called(11).await.len();
     says.send(Ok(events(true, &[1], &[]))).await.expect("read");
@@ -136,14 +136,14 @@ async fn an_engine_that_is_away_is_asked_less_and_less_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_engine_without_events_is_left_in_peace() {
+async fn an_engine_without_events_is_not_retried() {
     let fake = Fake { refuses: true, ..Fake::default() };
-    let seat = Arc::new(index().join());
-    follow(&fake, &seat).await.expect("it returns");
+    let slot = Arc::new(index().add_engine());
+    follow(&fake, &slot).await.expect("it returns");
     assert_eq!(fake.called(1).await.len(), 1);
 }
 
 #[test]
-fn many_engines_are_heard_less_often_each() {
+fn the_interval_grows_with_the_number_of_engines() {
     assert_eq!([1, 100, 1000, usize::MAX].map(|engines| interval(engines).as_millis()), [50, 50, 500, 1000]);
 }

@@ -1,4 +1,4 @@
-//! Keys, limits and the queue as clients meet them.
+//! API keys, limits and the queue, as clients see them.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn key_entry(name: &str, key: &str, limits: &str) -> String {
     format!("[[key]]\nname = \"{name}\"\nhash = \"{}\"\n{limits}\n", hashed(key))
 }
 
-/// An edge that asks for keys; `limits` are those of `KEY`.
+/// A router that requires keys. `limits` are those of `KEY`.
 fn guarded(limits: &str, config: RouterConfig, fake: Fake) -> (KeyFile, ApiKeys, TestRouter) {
     let file = KeyFile::new(&(key_entry("team-a", KEY, limits) + &key_entry("team-b", OTHER, "")));
     let keys = ApiKeys::open("--api-keys", file.0.clone()).unwrap();
@@ -53,7 +53,7 @@ async fn ask(router: &TestRouter, key: &str, more: Value) -> Answer {
 }
 
 #[tokio::test]
-async fn without_a_right_key_there_is_no_answer() {
+async fn requests_without_a_valid_key_are_refused() {
     let (_file, _, router) = guarded("", RouterConfig::default(), Fake::default());
     let wrong = keyed("POST", "/v1/chat/completions", "sk-wrong", chat_request(&[], json!({})));
     for request in [
@@ -91,7 +91,7 @@ async fn without_a_right_key_there_is_no_answer() {
 }
 
 #[tokio::test]
-async fn grpc_asks_for_the_same_keys() {
+async fn grpc_requires_the_same_keys() {
     let (_file, _, router) = guarded("requests_per_minute = 1", RouterConfig::default(), Fake::default());
     let mut client = InferenceClient::new(grpc::channel(&router));
     let mut list = async |key: Option<&str>| {
@@ -115,7 +115,7 @@ async fn grpc_asks_for_the_same_keys() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rates_are_told_before_and_after_they_are_used_up() {
+async fn rate_limit_headers_are_sent_with_every_answer() {
     let limits = "requests_per_minute = 2\ntokens_per_minute = 1000";
     let (_file, _, router) = guarded(limits, RouterConfig::default(), Fake::default());
     let first = ask(&router, KEY, json!({})).await;
@@ -127,7 +127,7 @@ async fn rates_are_told_before_and_after_they_are_used_up() {
     assert_eq!(first.header("x-ratelimit-limit-tokens"), "1000");
     let left: u64 = first.header("x-ratelimit-remaining-tokens").parse().unwrap();
     assert!((970..1000).contains(&left), "{left}");
-    // Looking is free.
+    // Listing models does not count.
     for _ in 0..5 {
         let models = Answer::of(router.send(keyed("GET", "/v1/models", KEY, Value::Null)).await).await;
         assert_eq!(models.status, StatusCode::OK);
@@ -137,14 +137,14 @@ async fn rates_are_told_before_and_after_they_are_used_up() {
     assert_eq!((third.status, third.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "30"));
     assert_eq!(third.json()["error"]["code"], "rate_limit_exceeded");
     assert_eq!(third.header("x-ratelimit-remaining-requests"), "0");
-    // Others are not meant.
+    // Other keys are not affected.
     ask(&router, OTHER, json!({})).await.ok();
     tokio::time::advance(Duration::from_secs(31)).await;
     ask(&router, KEY, json!({})).await.ok();
 }
 
 #[tokio::test]
-async fn tokens_count_although_the_client_leaves() {
+async fn tokens_are_charged_even_if_the_client_leaves() {
     let (_file, _, router) = guarded("tokens_per_minute = 20", RouterConfig::default(), Fake::ending(Ending::Hang));
     let request = chat_request(&bytes("abcdef"), json!({"stream": true}));
     let response = router.send(keyed("POST", "/v1/chat/completions", KEY, request)).await;
@@ -157,7 +157,7 @@ async fn tokens_count_although_the_client_leaves() {
 }
 
 #[tokio::test]
-async fn a_key_holds_no_more_requests_open_than_it_may() {
+async fn a_keys_requests_in_flight_are_bounded() {
     let (_file, _, router) = guarded("max_in_flight = 1", RouterConfig::default(), Fake::ending(Ending::Hang));
     let request = chat_request(&bytes("a"), json!({"stream": true}));
     let open = router.send(keyed("POST", "/v1/chat/completions", KEY, request.clone())).await;
@@ -173,7 +173,7 @@ async fn a_key_holds_no_more_requests_open_than_it_may() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_taken_away_is_gone_without_a_restart() {
+async fn a_removed_key_is_refused_without_a_restart() {
     let (file, keys, router) = guarded("", RouterConfig::default(), Fake::default());
     ask(&router, KEY, json!({})).await.ok();
     std::fs::write(&file.0, key_entry("team-b", OTHER, "")).unwrap();
@@ -181,7 +181,7 @@ async fn a_key_that_is_taken_away_is_gone_without_a_restart() {
     assert_eq!(ask(&router, KEY, json!({})).await.status, StatusCode::UNAUTHORIZED);
     ask(&router, OTHER, json!({})).await.ok();
     assert!(!router.get("/metrics").await.text.contains("team-a"));
-    // A file that is broken takes nobody's key away.
+    // An invalid file does not change the keys.
     std::fs::write(&file.0, "[[key]]\nname = 3").unwrap();
     keys.refresh();
     ask(&router, OTHER, json!({})).await.ok();
@@ -199,7 +199,7 @@ async fn waiting(router: &TestRouter, requests: usize) {
 }
 
 #[tokio::test]
-async fn a_burst_waits_and_is_served_by_priority() {
+async fn a_burst_waits_and_is_admitted_by_priority() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 2, ..RouterConfig::default() };
     let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     let send = |script: &str, priority: i64| {
@@ -226,7 +226,7 @@ async fn a_burst_waits_and_is_served_by_priority() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_has_no_time_to_wait_is_told_at_once() {
+async fn a_request_that_would_miss_its_deadline_is_refused_at_once() {
     let config = RouterConfig { max_in_flight: 1, max_queued: 4, ..RouterConfig::default() };
     let router = TestRouter::with(config, Fake::ending(Ending::Hang));
     let request = |seconds: &str| {
@@ -248,7 +248,7 @@ async fn a_client_that_has_no_time_to_wait_is_told_at_once() {
     let hurried = Answer::of(router.send(request("2.5")).await).await;
     assert_eq!((hurried.status, hurried.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "6"));
     assert_eq!(hurried.json()["error"]["code"], "deadline_unreachable");
-    // In line, and not served in time: the deadline it gave.
+    // Its deadline passes in the queue.
     let patient = Answer::of(router.send(request("9")).await).await;
     assert_eq!(
         (patient.status, &patient.json()["error"]["code"]),
@@ -259,7 +259,7 @@ async fn a_client_that_has_no_time_to_wait_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn the_reference_lists_the_metrics() {
+async fn the_reference_lists_all_metrics() {
     let process_metrics = crate::ProcessMetrics::new(|registry| {
         registry.register("process_start_time_seconds", "Of the process", ConstGauge::new(60_u64));
     });
@@ -272,7 +272,7 @@ async fn the_reference_lists_the_metrics() {
 }
 
 #[tokio::test]
-async fn pages_of_named_origins_may_ask_and_read_every_answer() {
+async fn allowed_origins_may_send_requests_and_read_answers() {
     const PAGE: &str = "https://chat.example";
     let config = |origins: &[&str]| RouterConfig {
         cors_origins: origins.iter().map(|origin| origin.parse().unwrap()).collect(),
@@ -313,7 +313,7 @@ async fn pages_of_named_origins_may_ask_and_read_every_answer() {
         let nowhere = Answer::of(router.send(from(keyed("GET", "/nowhere", KEY, Value::Null), PAGE)).await).await;
         assert_eq!((nowhere.status, allowed(&nowhere)), (StatusCode::NOT_FOUND, told.into()));
     }
-    // Others, and all of them without the option, are told nothing.
+    // Other origins get no CORS headers, and without the option no origin does.
     for origins in [&[PAGE][..], &[]] {
         let router = TestRouter::with(config(origins), Fake::default());
         for request in [

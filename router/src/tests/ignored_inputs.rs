@@ -1,12 +1,11 @@
-//! What a request asks of the template and the template does not do: tools that no prompt shows, variables that nothing
-//! reads.
+//! Inputs that the template ignores: tools that are not in the prompt, and variables that are not read.
 
 use super::*;
 
 const DROPS: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
-/// Shows tools only where the conversation has a system message.
+/// Shows tools only if the conversation has a system message.
 const SOMETIMES: &str = "{% for m in messages %}{% if m.role == 'system' and tools %}{{ tools | tojson }}{% endif %}{{ m.content }}{% endfor %}";
-/// Shows the first tool alone.
+/// Shows only the first tool.
 const FIRST: &str =
     "{% if tools %}{{ tools[0] | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
 
@@ -21,7 +20,7 @@ async fn refused(router: &TestRouter, path: &str, more: Value) -> Value {
 }
 
 #[tokio::test]
-async fn tools_that_the_template_drops_are_refused() {
+async fn tools_that_the_template_ignores_are_refused() {
     let weather = json!({"tools": tools(&["weather", "mail"])});
     for path in ["/v1/chat/completions", "/v1/chat/completions/render"] {
         let error = refused(&router(DROPS), path, weather.clone()).await;
@@ -32,7 +31,7 @@ async fn tools_that_the_template_drops_are_refused() {
             "{message}"
         );
     }
-    // That the messages speak of the tool does not show it to the model.
+    // A mention of the tool in the messages does not count.
     let spoken = json!({"tools": tools(&["weather"]), "messages": [{"role": "user", "content": "call weather"}]});
     assert_eq!(refused(&router(DROPS), "/v1/chat/completions", spoken.clone()).await["param"], "tools");
     assert_eq!(refused(&router(SOMETIMES), "/v1/chat/completions", spoken).await["param"], "tools");
@@ -44,7 +43,7 @@ async fn tools_that_the_template_drops_are_refused() {
 }
 
 #[tokio::test]
-async fn requests_that_lose_nothing_are_answered() {
+async fn requests_whose_tools_are_shown_are_answered() {
     let call = json!({"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}});
     let history = json!({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "1"}]});
@@ -59,18 +58,18 @@ async fn requests_that_lose_nothing_are_answered() {
 }
 
 #[tokio::test]
-async fn template_variables_that_nothing_reads_are_named() {
+async fn template_variables_that_are_not_read_are_reported() {
     let template = "{% set budget = budget or 5 %}{% macro m(local) %}{{ local }}{{ inner }}{% endmacro %}{# commented #}\
         {% for m in messages %}{{ m.content }}{{ m.attribute }}{{ 'spelled' }}{% if false %}{{ deep[nested] }}{% endif %}{% endfor %}\
         {% with a = outer %}{{ a }}{% endwith %}{{ budget }}{{ m(local='x') }}{{ dict(keyword=1) }}{{ enable_thinking }}";
-    let heeded = ["budget", "inner", "deep", "nested", "outer", "enable_thinking"];
-    let unheeded = ["enable_thinkin", "local", "commented", "attribute", "spelled", "a", "keyword"];
+    let read = ["budget", "inner", "deep", "nested", "outer", "enable_thinking"];
+    let ignored = ["enable_thinkin", "local", "commented", "attribute", "spelled", "a", "keyword"];
     let kwargs: serde_json::Map<String, Value> =
-        heeded.iter().chain(&unheeded).map(|name| ((*name).to_owned(), json!("x"))).collect();
+        read.iter().chain(&ignored).map(|name| ((*name).to_owned(), json!("x"))).collect();
     let answer = router(template).chat(&bytes("x"), json!({"chat_template_kwargs": kwargs, "unknown": 1})).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
     let mut named: Vec<&str> = answer.header("x-rein-ignored-fields").split(',').collect();
-    let mut expected: Vec<String> = unheeded.iter().map(|name| format!("chat_template_kwargs.{name}")).collect();
+    let mut expected: Vec<String> = ignored.iter().map(|name| format!("chat_template_kwargs.{name}")).collect();
     expected.push("unknown".into());
     named.sort_unstable();
     expected.sort_unstable();
@@ -123,7 +122,7 @@ async fn variables_that_the_renderer_sets_are_refused() {
 }
 
 #[tokio::test]
-async fn over_grpc_unheeded_variables_are_named_too() {
+async fn grpc_reports_ignored_variables() {
     let mut client = super::grpc::client(&router(DROPS));
     let request = rein_proto::v1::ChatRequest {
         chat_template_kwargs_json: Some(r#"{"enable_thinkin": 1}"#.into()),
