@@ -2,7 +2,7 @@
 """The module graph of the workspace: which folder imports which.
 
     scripts/modules.py            draws docs/modules.svg
-    scripts/modules.py --check    fails on a circle between folders, on an arrow up, and on an outdated picture
+    scripts/modules.py --check    fails on a circle, on an arrow up, and on an outdated picture
 """
 import pathlib
 import re
@@ -45,6 +45,8 @@ ROUTER_FILES = {
     "surface_metrics": "router/state",
 }
 FOLDERS = ["api", "request", "admission", "fleet"]
+# Crates that are one box each, but whose own modules must not import each other in a circle.
+ACYCLIC = ["grammar", "text"]
 
 
 def sources(crate):
@@ -132,6 +134,35 @@ def arrows():
     return found
 
 
+def inner_arrows(crate):
+    """The arrows between the top modules of one crate, with the files that hold the import."""
+    found, reexported = {}, {}
+    for match in re.finditer(r"\bpub use\s+([^;]*);", code((ROOT / CRATES[crate] / "lib.rs").read_text())):
+        for leaf in leaves(re.sub(r"\s+", " ", match[1])):
+            reexported[leaf.split("::")[-1]] = leaf.split("::")[0]
+    for path, text in sources(crate):
+        own = path.parts[0].removesuffix(".rs")
+        for root, module in imports(text) if own != "lib" else ():
+            target = reexported.get(module, module)
+            if root == "crate" and target != own:
+                found.setdefault((own, target), set()).add(f"{CRATES[crate]}/{path}")
+    return found
+
+
+def circles(crate):
+    """Arrows that lead back to where they start."""
+    found = inner_arrows(crate)
+    below = {source: {target for start, target in found if start == source} for source in {start for start, _ in found}}
+
+    def reaches(source, target, seen):
+        fresh = below.get(source, set()) - seen
+        return target in fresh or any(reaches(next, target, seen | fresh) for next in fresh)
+
+    for (source, target), files in sorted(found.items()):
+        if reaches(target, source, set()):
+            yield f"{crate}: {source} -> {target} is part of a circle: {', '.join(sorted(files))}"
+
+
 def wrong(found):
     floor = {name: height for height, boxes in enumerate(FLOORS) for name in boxes}
     for (source, target), files in sorted(found.items()):
@@ -186,7 +217,7 @@ def draw(found):
 
 def main():
     found = arrows()
-    problems = list(wrong(found))
+    problems = [*wrong(found), *(problem for crate in ACYCLIC for problem in circles(crate))]
     if not problems:
         picture = draw(found)
         if sys.argv[1:] != ["--check"]:

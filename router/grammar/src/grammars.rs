@@ -13,12 +13,13 @@ use llguidance::panic_utils::catch_unwind;
 use crate::budget::Budget;
 use crate::cache::{Cache, Key};
 use crate::format::{Codec, Format, Step};
-use crate::lark::{self, Common, First, Written, count_prefix, is_costly_grammar, write};
+use crate::lark::{self, Common, is_costly_grammar};
 use crate::limits::{
     MAX_CACHED_BYTES, MAX_FOREIGN_PATTERNS, MAX_GRAMMAR_BYTES, MAX_LEXER_FUEL, MAX_NAME_BYTES, MAX_SCHEMAS_BYTES,
     MAX_TOOLS, MIN_LEXER_FUEL, REGEX_BYTES_PER_STEP, TRIAL_TOKENS,
 };
 use crate::matcher::{Matcher, MatcherError};
+use crate::output::{First, Written, count_prefix, write};
 use crate::rules::{Cause, Enforcement, Relaxation, Response, RuleError, Rules, Tool, ToolChoice, Violation};
 use crate::schema;
 use crate::validate::{self, Validators};

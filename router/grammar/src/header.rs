@@ -1,8 +1,8 @@
 //! Reads the header of a call: the tool's name and whatever else a format puts before the arguments. It does not read
 //! arguments.
 
-use crate::codec::types::Types;
 use crate::format::Step;
+use crate::json_schema::Types;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Header {

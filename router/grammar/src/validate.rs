@@ -7,10 +7,9 @@ use jsonschema::{Draft, ValidationError, Validator};
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
+use crate::json_schema::{compiled_bytes, counting, named};
 use crate::limits::{JUDGED_REGEX_SIZES, MAX_JUDGED_PATTERNS_BYTES, MAX_QUICK_JUDGEMENT_BYTES};
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
-use crate::schema::compiled_bytes;
-use crate::schema::draft::{counting, named};
 
 /// The validators of a request: of its schemas, compiled on first use, and of its regular expression.
 #[derive(Debug, Default)]

@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::json::push_escaped;
-use super::types::declared;
 use super::{End, OpenCall, Progress};
 use crate::event::Event;
+use crate::json_schema::declared;
 
 /// The argument's name if the schema has none.
 const KEY: &str = "code";

@@ -6,7 +6,6 @@ pub(crate) mod json;
 pub(crate) mod object;
 pub(crate) mod params;
 pub(crate) mod python;
-pub(crate) mod types;
 
 use std::sync::Arc;
 

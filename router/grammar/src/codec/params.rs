@@ -3,11 +3,11 @@
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::types::{Types, declared, declares};
 use super::{End, OpenCall, json, python};
 use crate::event::Event;
 use crate::format::{Step, marker};
 use crate::header::{is_plausible, slots};
+use crate::json_schema::{Types, declared, declares};
 use crate::validate::Members;
 
 /// Names of arguments that no schema declares and that wrap all others.

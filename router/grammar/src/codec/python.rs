@@ -4,9 +4,9 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::json::push_escaped;
-use super::types::declares;
 use super::{End, OpenCall, Progress};
 use crate::event::Event;
+use crate::json_schema::declares;
 
 /// Reserved words cannot name an argument; models append `_`.
 const RESERVED: &[&str] = &[

@@ -31,5 +31,5 @@ impl Common {
 
 /// Regular expressions of every output, whatever its format and schemas.
 pub(crate) fn regexes() -> Vec<String> {
-    vec![super::layout(), super::some_blanks(), super::output::SOME_TEXT.to_owned()]
+    vec![super::layout(), super::some_blanks(), super::SOME_TEXT.to_owned()]
 }

@@ -1,14 +1,9 @@
-//! Writes grammars as Lark text for llguidance. It does not compile them.
+//! Lark text for llguidance: the writer of rules and terminals, the parser of that text, and the estimate of its cost.
+//! It knows neither formats nor schemas.
 
-mod call;
 pub(crate) mod common;
-mod count;
-mod marker;
-mod output;
 mod price;
 mod read;
-mod response;
-mod tags;
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -16,13 +11,14 @@ use std::fmt::Write as _;
 use crate::limits::{MAX_BLANKS, MAX_INDENT};
 
 pub(crate) use common::Common;
-pub(crate) use count::prefix as count_prefix;
-pub(crate) use output::{First, Written, write};
 pub(crate) use price::{Price, is_costly_grammar, is_empty, price, price_to_compile};
 pub(crate) use read::read;
 
 /// Every grammar begins with this: which tokens spell a text is left to the model.
-const HEADER: &str = "%llguidance {\"no_forcing\": true}\n";
+pub(crate) const HEADER: &str = "%llguidance {\"no_forcing\": true}\n";
+
+/// Text of any kind, at least one character.
+pub(crate) const SOME_TEXT: &str = "(?s:.+)";
 
 /// Collects rules and terminals; equal bodies become one rule.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use llguidance::derivre::raw::{DerivCache, ExprSet, RelevanceCache};
 use llguidance::derivre::{AlphabetInfo, ExprRef};
 
-use super::read::{Conjunction, conjunction};
+use super::read::{Conjunction, conjunction, largest_count};
 use crate::budget::Budget;
 use crate::limits::{MAX_OVERLAP, MAX_TEXT_FUEL, MAX_WALK_FUEL};
 use crate::rules::RuleError;
@@ -125,13 +125,6 @@ pub(crate) fn is_costly_grammar(mut set: ExprSet, text: &str) -> bool {
             if tag(ways.set, expression) == Tag::And { ways.set.get_args(expression).to_vec() } else { return false };
         combined(conjuncts.into_iter().map(|one| ways.of(one).most)) > MAX_OVERLAP
     })
-}
-
-/// The largest number in braces.
-pub(super) fn largest_count(text: &str) -> u64 {
-    let within = text.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(inner, _)| inner);
-    let numbers = within.flat_map(|inner| inner.split(',')).filter_map(|number| number.trim().parse().ok());
-    numbers.max().unwrap_or(1).max(1)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

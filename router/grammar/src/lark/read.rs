@@ -10,7 +10,6 @@ use llguidance::earley::lexerspec::{LexemeClass, LexemeIdx, LexerSpec};
 use llguidance::earley::{BitIdx, Grammar, ParamCond, ParamExpr, ParamRef, ParamValue, SymIdx, SymbolProps};
 
 use super::common::Common;
-use super::price::largest_count;
 
 /// The grammar. None if the text has constructs that are unknown here, or that llguidance rejects.
 pub(crate) fn read(lark: &str, common: &Common, limits: &ParserLimits) -> Option<(Grammar, LexerSpec)> {
@@ -46,6 +45,13 @@ pub(super) fn conjunction(body: &str) -> Option<Conjunction> {
     let all = conjuncts.iter().map(|(one, _)| *one).collect();
     let whole = text.peek().is_none().then(|| reader.combine(all, RegexAst::And))??;
     Some(Conjunction { builder: reader.spec.regex_builder, conjuncts, whole })
+}
+
+/// The largest number in braces.
+pub(super) fn largest_count(text: &str) -> u64 {
+    let within = text.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(inner, _)| inner);
+    let numbers = within.flat_map(|inner| inner.split(',')).filter_map(|number| number.trim().parse().ok());
+    numbers.max().unwrap_or(1).max(1)
 }
 
 #[derive(Clone, Copy)]

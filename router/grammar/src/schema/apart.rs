@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::cost::size;
-use super::flat::{is_type, same, types, values};
+use super::constants::{same, values};
 use super::{Compiler, Schema};
+use crate::json_schema::{is_type, size, types};
 use crate::limits::MAX_COMPARISON_STEPS;
 use crate::rules::RuleError;
 

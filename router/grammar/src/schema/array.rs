@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::flat::same;
-use super::object::{Layout, Mark, Member, count};
+use super::constants::{same, values};
+use super::members::{Layout, Mark, Member, times};
 use super::{Compiler, Schema};
+use crate::json_schema::count;
 use crate::lark::either;
 use crate::limits::MAX_ANY_ORDER;
 use crate::rules::RuleError;
@@ -81,33 +82,22 @@ impl Compiler<'_, '_, '_> {
 
     /// Items from a list of constants, each at most once. None: there are others, or too many.
     fn unique(&mut self, items: &Value, min: usize, max: usize, path: &str) -> Result<Option<String>, RuleError> {
-        let Some(listed) = items.as_object().and_then(super::flat::values) else { return Ok(None) };
-        let mut values: Vec<Value> = Vec::new();
+        let Some(listed) = items.as_object().and_then(values) else { return Ok(None) };
+        let mut distinct: Vec<Value> = Vec::new();
         for value in listed {
-            if !values.iter().any(|known| same(known, &value)) {
-                values.push(value);
+            if !distinct.iter().any(|known| same(known, &value)) {
+                distinct.push(value);
             }
         }
-        if values.len() > MAX_ANY_ORDER || min > values.len() {
+        if distinct.len() > MAX_ANY_ORDER || min > distinct.len() {
             return Ok(None);
         }
         let mut members = Vec::new();
-        for value in &values {
+        for value in &distinct {
             let rules = self.constants(std::slice::from_ref(value), path)?;
             members.push(Member { rule: either(&rules), required: false });
         }
         let (comma, close) = (self.comma(), self.punctuation(Mark::ArrayEnd));
         Ok(Some(self.sequence(members, Layout { comma, close, min, max, other: None })))
-    }
-}
-
-/// An expression repeated this often.
-pub(super) fn times(group: &str, min: usize, max: usize) -> String {
-    const MOST: usize = i32::MAX as usize;
-    match (min.min(MOST), max) {
-        (_, 0) => String::new(),
-        (0, max) if max >= MOST => format!("{group}*"),
-        (min, max) if max >= MOST => format!("{group}{{{min},}}"),
-        (min, max) => format!("{group}{{{min},{max}}}"),
     }
 }

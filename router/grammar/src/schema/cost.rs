@@ -14,19 +14,6 @@ const STAGES: [&[&str]; 2] = [
     &["allOf", "anyOf", "oneOf", "$ref", "$dynamicRef"],
 ];
 
-/// The number of nodes of a schema.
-pub(super) fn size(value: &Value) -> u64 {
-    match value {
-        Value::Object(map) => size_of_map(map),
-        Value::Array(all) => 1 + all.iter().map(size).sum::<u64>(),
-        _ => 1,
-    }
-}
-
-pub(super) fn size_of_map(map: &Schema) -> u64 {
-    1 + map.values().map(size).sum::<u64>()
-}
-
 impl Compiler<'_, '_, '_> {
     /// The schema as a union of schemas without combinators, within a part's share of the budget.
     pub(super) fn ways(&mut self, map: &Schema, path: &str) -> Result<Vec<Schema>, RuleError> {

@@ -3,152 +3,12 @@
 use jsonschema::Validator;
 use serde_json::{Value, json};
 
-use super::cost::{size, size_of_map};
-use super::merge::{each, modern};
-use super::negate::excludes_constants;
+use super::constants::excludes_constants;
 use super::{Compiler, Schema};
+use crate::json_schema::{modern, percent_decoded, size, size_of_map};
 use crate::limits::MAX_SCHEMA_WAYS;
 use crate::rules::RuleError;
-use crate::validate::{accepted, is_affordable};
-
-/// Keywords that do not constrain values, or that are read elsewhere.
-pub(super) fn is_annotation(keyword: &str) -> bool {
-    const CONSTRAINTS: &[&str] = &[
-        "$ref",
-        "$dynamicRef",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "const",
-        "enum",
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "unevaluatedProperties",
-        "items",
-        "prefixItems",
-        "additionalItems",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "unevaluatedItems",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-    ];
-    !CONSTRAINTS.contains(&keyword)
-}
-
-/// The constants that a schema allows, if it lists them.
-pub(super) fn values(flat: &Schema) -> Option<Vec<Value>> {
-    let listed = match (flat.get("const"), flat.get("enum")) {
-        (Some(one), None) => vec![one.clone()],
-        (None, Some(many)) => many.as_array()?.clone(),
-        (Some(one), Some(many)) => many.as_array()?.iter().filter(|v| *v == one).cloned().collect(),
-        (None, None) => return None,
-    };
-    let mut rest: Schema =
-        flat.iter().filter(|(k, _)| !is_annotation(k)).map(|(k, v)| (k.clone(), v.clone())).collect();
-    rest.retain(|k, _| k != "const" && k != "enum");
-    if rest.is_empty() {
-        return Some(listed);
-    }
-    if rest.len() == 1 && rest.contains_key("type") {
-        let types = types(flat);
-        return Some(listed.into_iter().filter(|v| types.iter().any(|t| is_type(v, t))).collect());
-    }
-    // After a merge, these may be lists.
-    let mut all = Vec::new();
-    for keyword in ["pattern", "format"] {
-        let many = rest.remove(keyword).map(|value| each(&value)).unwrap_or_default();
-        all.extend(many.into_iter().map(|one| json!({ keyword: one })));
-    }
-    if !all.is_empty() {
-        rest.insert("allOf".into(), all.into());
-    }
-    Some(accepted(&Value::Object(rest), listed))
-}
-
-/// Equality as in JSON Schema: numbers are compared by value.
-pub(super) fn same(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Number(a), Value::Number(b)) => a == b || (a.as_f64() == b.as_f64() && (a.is_f64() || b.is_f64())),
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b)))
-        }
-        (a, b) => a == b,
-    }
-}
-
-pub(super) fn is_type(value: &Value, kind: &str) -> bool {
-    match value {
-        Value::Null => kind == "null",
-        Value::Bool(_) => kind == "boolean",
-        Value::Number(n) => {
-            kind == "number"
-                || (kind == "integer" && (n.is_i64() || n.is_u64() || n.as_f64().is_some_and(|f| f.fract() == 0.0)))
-        }
-        Value::String(_) => kind == "string",
-        Value::Array(_) => kind == "array",
-        Value::Object(_) => kind == "object",
-    }
-}
-
-/// The types that a schema names, or that its other keywords imply. Empty: any.
-pub(super) fn types(flat: &Schema) -> Vec<&str> {
-    match flat.get("type") {
-        Some(Value::String(one)) => return vec![one],
-        Some(Value::Array(many)) => {
-            let mut all: Vec<_> = many.iter().filter_map(Value::as_str).collect();
-            if all.contains(&"number") {
-                all.retain(|t| *t != "integer");
-            }
-            return all;
-        }
-        _ => {}
-    }
-    const IMPLIED: &[(&str, &[&str])] = &[
-        (
-            "object",
-            &[
-                "properties",
-                "required",
-                "additionalProperties",
-                "patternProperties",
-                "propertyNames",
-                "minProperties",
-                "maxProperties",
-                "unevaluatedProperties",
-            ],
-        ),
-        ("array", &["items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "unevaluatedItems"]),
-        ("string", &["minLength", "maxLength", "pattern", "format"]),
-        ("number", &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
-    ];
-    IMPLIED.iter().filter(|(_, keys)| keys.iter().any(|k| flat.contains_key(*k))).map(|(t, _)| *t).collect()
-}
+use crate::validate::is_affordable;
 
 impl<'s> Compiler<'s, '_, '_> {
     /// A validator for a part of the schema. None: it refers to definitions that are not available, or its patterns
@@ -294,23 +154,4 @@ impl<'s> Compiler<'s, '_, '_> {
             _ => Ok(Vec::new()),
         }
     }
-}
-
-pub(super) fn percent_decoded(pointer: &str) -> String {
-    let mut out = Vec::new();
-    let mut rest = pointer.as_bytes();
-    while let [first, after @ ..] = rest {
-        let hex = after.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                out.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }

@@ -1,7 +1,7 @@
 //! Grammars of values without a schema.
 
 use super::Compiler;
-use super::object::Mark;
+use super::members::Mark;
 use crate::limits::MAX_FREE_DEPTH;
 
 impl Compiler<'_, '_, '_> {

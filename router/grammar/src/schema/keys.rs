@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::constants::{excluded, values};
 use super::pattern::{Reading, found_in};
 use super::text::{Said, Texts, exclusive};
-use super::{Compiler, Dialect, Schema, flat};
+use super::{Compiler, Dialect, Schema};
 use crate::lark::{Price, either, escape, literal};
 use crate::limits::{MAX_PART_WORK, MAX_TEXT_FUEL};
 use crate::rules::RuleError;
@@ -54,8 +55,8 @@ impl Compiler<'_, '_, '_> {
         };
         let mut all = Vec::new();
         for flat in flats {
-            if let Some(values) = flat::values(&flat) {
-                let names = values.iter().filter_map(Value::as_str).filter(|n| !taken.iter().any(|t| t == n));
+            if let Some(allowed) = values(&flat) {
+                let names = allowed.iter().filter_map(Value::as_str).filter(|n| !taken.iter().any(|t| t == n));
                 let names: Vec<_> = names.map(|n| self.key(n)).collect();
                 if !patterns.is_free() {
                     self.relax(path, "propertyNames");
@@ -66,7 +67,7 @@ impl Compiler<'_, '_, '_> {
             let Some(mut said) = self.texts(&flat, path)? else { continue };
             said.all.extend(patterns.all.iter().cloned());
             said.none.extend(patterns.none.iter().cloned());
-            let excluded = super::negate::excluded(&flat);
+            let excluded = excluded(&flat);
             if said.is_free() {
                 let excluded = excluded.iter().filter_map(Value::as_str).map(str::to_owned);
                 let taken: Vec<String> = taken.iter().cloned().chain(excluded).collect();

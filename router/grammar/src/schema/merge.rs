@@ -4,11 +4,10 @@ use std::cmp::Ordering;
 
 use serde_json::{Value, json};
 
-use super::flat::{is_annotation, values};
-use super::names::matches;
-use super::negate::{excluded, excludes_constants};
+use super::constants::{excluded, excludes_constants, values};
 use super::range::order;
 use super::{Compiler, Schema};
+use crate::json_schema::{each, is_annotation, matches, modern};
 
 impl Compiler<'_, '_, '_> {
     /// Both schemas at once. None: they contradict each other.
@@ -149,40 +148,6 @@ impl Compiler<'_, '_, '_> {
                 }
             }
         }
-    }
-}
-
-/// The values of a keyword, given once or several times.
-pub(super) fn each(value: &Value) -> Vec<Value> {
-    match value {
-        Value::Array(many) => many.clone(),
-        one => vec![one.clone()],
-    }
-}
-
-/// Rewrites keywords of older drafts in their current form.
-pub(super) fn modern(map: &mut Schema) {
-    if map.get("items").is_some_and(Value::is_array) {
-        let prefix = map.remove("items").unwrap_or_default();
-        map.insert("prefixItems".into(), prefix);
-        if let Some(rest) = map.remove("additionalItems") {
-            map.insert("items".into(), rest);
-        }
-    }
-    map.remove("additionalItems");
-    for (plain, exclusive) in [("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")] {
-        match map.get(exclusive) {
-            Some(Value::Bool(true)) => {
-                let Some(limit) = map.remove(plain) else { continue };
-                map.insert(exclusive.into(), limit);
-            }
-            Some(Value::Bool(false)) => drop(map.remove(exclusive)),
-            _ => {}
-        }
-    }
-    if !map.contains_key("if") {
-        map.remove("then");
-        map.remove("else");
     }
 }
 

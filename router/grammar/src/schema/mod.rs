@@ -1,26 +1,30 @@
 //! Compiles JSON Schema to grammar. Objects accept their declared properties in any order. What the grammar cannot
 //! express is left to the validation of complete arguments and recorded as a [`Relaxation`].
 //!
+//! Schemas nest, so the methods of [`Compiler`] call each other across the files of this module: the compiler of arrays
+//! compiles items, which may be objects of arrays. The files `constants`, `formats`, `pattern` and `spelled`
+//! do not know the compiler.
+//!
 //! Where a tool's schema leaves room, the grammar is narrower: an object with `properties` and no
 //! `additionalProperties` accepts no other property, and constraints without a `type` imply one. A response may be
 //! anything that its schema accepts.
 
 mod apart;
 mod array;
+mod common;
+mod constants;
 mod cost;
-pub(crate) mod draft;
 mod flat;
 mod formats;
 mod free;
 mod keys;
+mod members;
 mod merge;
-mod names;
 mod negate;
 mod object;
 mod params;
 mod pattern;
 mod range;
-mod refs;
 mod scalar;
 mod spelled;
 mod text;
@@ -28,7 +32,7 @@ mod text;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::budget::Budget;
 use crate::lark::{Writer, either};
@@ -36,14 +40,19 @@ use crate::limits::{MAX_COMPILE_WORK, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_SC
 use crate::rules::{Cause, Relaxation, RuleError};
 use crate::validate::accepts;
 
-pub(crate) use names::matches;
+pub(crate) use common::common_regexes;
 pub(crate) use params::{Closer, Pattern};
-pub(crate) use pattern::compiled_bytes;
-pub(crate) use refs::local;
-use refs::mentions;
-pub(crate) use scalar::{Dialect, quoted};
+pub(crate) use scalar::quoted;
 
-pub(crate) type Schema = Map<String, Value>;
+use crate::json_schema::{Schema, TYPES, is_annotation, is_type, mentions, size, types};
+use constants::{excluded, values};
+
+/// The syntax in which values are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Json,
+    Python,
+}
 
 /// Shared by all schemas of a request.
 pub(crate) struct Work<'w> {
@@ -77,7 +86,7 @@ pub(crate) struct Compiler<'s, 'w, 'x> {
 }
 
 impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
-    /// `root` must be the result of [`local`].
+    /// `root` must be the result of [`local`](crate::json_schema::local).
     pub fn new(work: &'x mut Work<'w>, root: &'s Value, tool: &'s str, field: String, dialect: Dialect) -> Self {
         Self {
             work,
@@ -129,14 +138,14 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         };
         let (mut numbers, mut others) = (Vec::new(), Vec::new());
         for mut flat in flats {
-            if let Some(values) = flat::values(&flat) {
-                let (some, rest): (Vec<_>, Vec<_>) = values.into_iter().partition(Value::is_number);
+            if let Some(allowed) = values(&flat) {
+                let (some, rest): (Vec<_>, Vec<_>) = allowed.into_iter().partition(Value::is_number);
                 numbers.extend(self.constants(&some, "")?);
                 others.extend(self.constants(&rest, "")?);
                 continue;
             }
             let named: Vec<String> = self.types(&flat).into_iter().map(str::to_owned).collect();
-            let types = if named.is_empty() { negate::TYPES.map(str::to_owned).to_vec() } else { named };
+            let types = if named.is_empty() { TYPES.map(str::to_owned).to_vec() } else { named };
             for kind in types {
                 let into = if matches!(kind.as_str(), "number" | "integer") { &mut numbers } else { &mut others };
                 flat.insert("type".into(), kind.into());
@@ -162,7 +171,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             }
             entered => entered?,
         }
-        self.work.budget.spend(cost::size(schema))?;
+        self.work.budget.spend(size(schema))?;
         let name = self.w().reserve();
         self.memo.insert(key.clone(), Some(name.clone()));
         let mut alternatives = self.alternatives(schema, path)?;
@@ -236,15 +245,15 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
 
     /// The types that a value may have. Empty: any.
     pub(super) fn types<'f>(&self, flat: &'f Schema) -> Vec<&'f str> {
-        match flat::types(flat) {
+        match types(flat) {
             types if types.is_empty() || flat.contains_key("type") || !self.is_open() => types,
-            _ => negate::TYPES.to_vec(),
+            _ => TYPES.to_vec(),
         }
     }
 
     /// A schema without combinators.
     fn flat(&mut self, flat: &Schema, path: &str) -> Result<Vec<String>, RuleError> {
-        if let Some(mut values) = flat::values(flat) {
+        if let Some(mut values) = values(flat) {
             let rest: Schema = flat
                 .iter()
                 .filter(|(k, _)| *k != "const" && *k != "enum")
@@ -259,17 +268,17 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
             return self.constants(&values, path);
         }
         self.unsupported(flat, path);
-        let excluded = negate::excluded(flat);
+        let excluded = excluded(flat);
         let mut types = self.types(flat);
         if types.is_empty() {
             if excluded.is_empty() {
                 return Ok(vec![self.any()]);
             }
-            types = negate::TYPES.to_vec();
+            types = TYPES.to_vec();
         }
         let mut all = Vec::new();
         for kind in types {
-            let banned: Vec<&Value> = excluded.iter().filter(|v| flat::is_type(v, kind)).collect();
+            let banned: Vec<&Value> = excluded.iter().filter(|v| is_type(v, kind)).collect();
             let rule = match kind {
                 "object" => self.object(flat, path)?,
                 "array" => self.array(flat, path)?,
@@ -342,7 +351,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
 /// The value of a keyword that is alone, except for annotations.
 fn only<'a>(map: &'a Schema, keyword: &str) -> Option<&'a Value> {
     let value = map.get(keyword)?;
-    map.keys().all(|k| k == keyword || flat::is_annotation(k)).then_some(value)
+    map.keys().all(|k| k == keyword || is_annotation(k)).then_some(value)
 }
 
 fn declares_nothing(map: &Schema) -> bool {
@@ -353,19 +362,8 @@ fn declares_nothing(map: &Schema) -> bool {
 
 /// Whether no keyword forbids the empty object that a schema without declarations stands for.
 fn says_nothing(map: &Schema) -> bool {
-    let known = |key: &String| flat::is_annotation(key) || (key == "type" && map["type"] == "object");
+    let known = |key: &String| is_annotation(key) || (key == "type" && map["type"] == "object");
     map.keys().all(known)
-}
-
-/// Regular expressions that the grammars of most schemas have.
-pub(crate) fn common_regexes() -> Vec<String> {
-    let marks = object::Mark::ALL.map(|mark| mark.regex().to_owned());
-    let spelled = |name| match formats::format(name) {
-        formats::Format::Known(format) => Some(format.spelled(spelled::Quotes::Json).to_owned()),
-        _ => None,
-    };
-    let formats = ["date", "time", "date-time"].into_iter().filter_map(spelled);
-    marks.into_iter().chain(scalar::common_regexes()).chain(formats).collect()
 }
 
 /// Checks what can be checked without compiling.

@@ -2,26 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::cost::size;
-use super::flat::is_annotation;
+use super::constants::excludes_constants;
 use super::{Compiler, Schema};
+use crate::json_schema::{TYPES, is_annotation, size};
 use crate::limits::{MAX_COMPARISON_STEPS, MAX_SCHEMA_DEPTH};
-
-pub(super) const TYPES: [&str; 6] = ["object", "array", "string", "number", "boolean", "null"];
-
-/// Whether a `not` only excludes constants, which are compared where values are written.
-pub(super) fn excludes_constants(not: &Value) -> bool {
-    let Value::Object(map) = not else { return false };
-    let mut said = map.keys().filter(|k| !is_annotation(k));
-    said.next().is_some_and(|k| k == "enum" || k == "const") && said.next().is_none()
-}
-
-/// The constants that a `not` excludes.
-pub(super) fn excluded(flat: &Schema) -> Vec<Value> {
-    let not = flat.get("not");
-    let many = not.and_then(|n| n.get("enum")).and_then(Value::as_array).cloned();
-    many.or_else(|| not.and_then(|n| n.get("const")).map(|one| vec![one.clone()])).unwrap_or_default()
-}
 
 impl Compiler<'_, '_, '_> {
     /// A union of schemas that accepts exactly what this one rejects. None: that cannot be expressed.

@@ -2,10 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::object::{Layout, Member, declared};
+use super::constants::{excluded, values};
+use super::members::{Layout, Member};
+use super::object::declared;
 use super::spelled::Quotes;
 use super::text::Said;
-use super::{Compiler, Dialect, Schema, flat, negate};
+use super::{Compiler, Dialect, Schema};
+use crate::json_schema::types;
 use crate::lark::{Writer, either, escape, literal};
 use crate::rules::RuleError;
 
@@ -144,7 +147,7 @@ impl Compiler<'_, '_, '_> {
         let mut all = Vec::new();
         for flat in self.ways(root, "")? {
             self.unsupported(&flat, "");
-            let types = flat::types(&flat);
+            let types = types(&flat);
             if !types.is_empty() && !types.contains(&"object") {
                 continue;
             }
@@ -184,8 +187,8 @@ impl Compiler<'_, '_, '_> {
         };
         for flat in &flats {
             self.unsupported(flat, &path);
-            if let Some(values) = flat::values(flat) {
-                let (strings, rest): (Vec<_>, Vec<_>) = values.into_iter().partition(Value::is_string);
+            if let Some(allowed) = values(flat) {
+                let (strings, rest): (Vec<_>, Vec<_>) = allowed.into_iter().partition(Value::is_string);
                 // A string that contains the letters that end it cannot be written.
                 let writable = |s: &&str| !pattern.closer.forbidden.is_some_and(|marker| s.contains(marker));
                 let strings: Vec<_> =
@@ -199,7 +202,7 @@ impl Compiler<'_, '_, '_> {
                 }
                 continue;
             }
-            let mut types = flat::types(flat);
+            let mut types = types(flat);
             if types.is_empty() {
                 types = vec!["string", "number", "boolean", "null", "object", "array"];
             }
@@ -251,7 +254,7 @@ impl Compiler<'_, '_, '_> {
     /// What a string's schema requires of its raw text. None: nothing satisfies it.
     fn text(&mut self, flat: &Schema, path: &str) -> Result<Option<Text>, RuleError> {
         let Some(said) = self.texts(flat, path)? else { return Ok(None) };
-        let said = said.but(negate::excluded(flat).iter().filter_map(Value::as_str));
+        let said = said.but(excluded(flat).iter().filter_map(Value::as_str));
         Ok(Some(if said.is_free() { Text::Free } else { Text::Said(said) }))
     }
 

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look, Repetition};
+
+pub(super) use crate::json_schema::whole;
 
 /// Limit of expanded placements of a pattern's anchors.
 const MAX_WAYS: usize = 64;
@@ -22,11 +23,6 @@ pub(super) enum Reading {
     Wide,
 }
 
-/// A regular expression of whole texts. None: it is invalid.
-pub(super) fn whole(regex: &str) -> Option<Hir> {
-    ParserBuilder::new().unicode(true).utf8(true).build().parse(regex).ok()
-}
-
 /// The text itself.
 pub(super) fn literal(text: &str) -> Hir {
     Hir::literal(text.as_bytes())
@@ -40,42 +36,6 @@ pub(super) fn of_length(min: usize, max: Option<usize>) -> Hir {
     let bound = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let sub = Box::new(any_character());
     Hir::repetition(Repetition { min: bound(min), max: max.map(bound), greedy: true, sub })
-}
-
-/// About how many bytes a pattern takes once it is compiled, told without compiling it.
-pub(crate) fn compiled_bytes(pattern: &str) -> u64 {
-    /// Of one state of the automaton.
-    const STATE: u64 = 32;
-    let states = match jsonschema_regex::to_rust_regex(pattern).ok().and_then(|regex| whole(&regex)) {
-        Some(hir) => states(&hir),
-        // Lookaround and back references: by its letters and counts.
-        None => (pattern.len() as u64).saturating_mul(counts(pattern)),
-    };
-    states.saturating_mul(STATE)
-}
-
-fn states(hir: &Hir) -> u64 {
-    let all = |parts: &[Hir]| parts.iter().map(states).fold(1, u64::saturating_add);
-    match hir.kind() {
-        HirKind::Empty | HirKind::Look(_) => 1,
-        HirKind::Literal(literal) => literal.0.len() as u64,
-        // A range takes up to four bytes of UTF-8, and is split where their number changes.
-        HirKind::Class(Class::Unicode(class)) => 4 * class.ranges().len() as u64,
-        HirKind::Class(Class::Bytes(class)) => class.ranges().len() as u64,
-        HirKind::Repetition(Repetition { min, max, sub, .. }) => {
-            let times = u64::from(max.unwrap_or(*min).max(1));
-            states(sub).saturating_add(1).saturating_mul(times)
-        }
-        HirKind::Capture(group) => 2 + states(&group.sub),
-        HirKind::Concat(parts) | HirKind::Alternation(parts) => all(parts),
-    }
-}
-
-/// The numbers in braces, multiplied.
-fn counts(pattern: &str) -> u64 {
-    let within = pattern.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(inner, _)| inner);
-    let largest = |inner: &str| inner.split(',').filter_map(|number| number.trim().parse::<u64>().ok()).max();
-    within.filter_map(largest).fold(1, |all, count| all.saturating_mul(count.max(1)))
 }
 
 fn any_character() -> Hir {
@@ -251,6 +211,3 @@ fn ways(hir: &Hir) -> Option<Vec<Way>> {
     };
     (all.len() <= MAX_WAYS).then_some(all)
 }
-
-#[cfg(test)]
-mod tests;

@@ -5,15 +5,9 @@ use std::cmp::Ordering;
 use serde_json::{Value, json};
 
 use super::range::{Bound, EXACT_INTEGERS, Range, between};
-use super::{Compiler, Schema};
+use super::{Compiler, Dialect, Schema};
 use crate::lark::{literal, some_blanks};
 use crate::rules::RuleError;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dialect {
-    Json,
-    Python,
-}
 
 /// A JSON string. Escaped surrogates occur only in pairs, so that every parser accepts it.
 const STRING: &str = concat!(

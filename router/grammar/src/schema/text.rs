@@ -3,12 +3,11 @@
 use regex_syntax::hir::Hir;
 
 use super::formats::{Format, FormatTexts, format};
-use super::merge::each;
-use super::object::count;
 use super::pattern::{Reading, found_in, literal, of_length};
 use super::spelled::{Quotes, spelled};
 use super::{Compiler, Dialect, Schema};
 use crate::budget::Budget;
+use crate::json_schema::{count, each};
 use crate::lark::{Price, is_empty, price, price_to_compile};
 use crate::rules::RuleError;
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::schema::matches;
+use super::names::matches;
 
 const NULL: u8 = 1;
 const BOOLEAN: u8 = 2;
@@ -55,13 +55,13 @@ impl Types {
     }
 }
 
-/// Whether the schema has a property of this name.
 /// The names of the arguments that a schema lists itself.
 pub(crate) fn declared(parameters: Option<&Value>) -> Vec<String> {
     let properties = parameters.and_then(|root| root.get("properties")).and_then(Value::as_object);
     properties.map(|properties| properties.keys().cloned().collect()).unwrap_or_default()
 }
 
+/// Whether the schema has a property of this name.
 pub(crate) fn declares(parameters: Option<&Value>, key: &str) -> bool {
     parameters.is_some_and(|root| listed(root, root, key, MAX_DEPTH).is_some())
 }

@@ -1,47 +1,14 @@
-//! Writes the grammar of `response_format` and `structured_outputs`.
+//! Parts that responses and structural tags share: JSON documents, and limits of what clients send.
 
 use serde_json::Value;
 
-use super::marker::Marking;
-use super::{blanks, layout, literal, some_blanks, tags};
+use crate::json_schema::local;
+use crate::lark::{blanks, layout, literal, some_blanks};
 use crate::limits::{MAX_CLIENT_GRAMMAR_BYTES, MAX_SHORTEST_MATCH};
-use crate::rules::{Response, RuleError};
-use crate::schema::{Compiler, Dialect, Work, local};
+use crate::rules::RuleError;
+use crate::schema::{Compiler, Dialect, Work};
 
-const FIELD: &str = "response_format";
-
-/// The whole text as an expression.
-pub(super) fn write(work: &mut Work<'_>, response: &Response, marking: &Marking<'_>) -> Result<String, RuleError> {
-    let any = serde_json::json!({"type": "object"});
-    Ok(match response {
-        Response::JsonObject => json(work, &any, FIELD)?,
-        Response::JsonSchema { schema, .. } => json(work, schema, "response_format.json_schema.schema")?,
-        Response::Regex(regex) => {
-            sized("structured_outputs.regex", regex)?;
-            not_too_long("structured_outputs.regex", regex)?;
-            let regex = llguidance::regex_to_lark(regex, "");
-            work.writer.regex(&regex)
-        }
-        Response::Choice(all) => {
-            sized("structured_outputs.choice", &all.concat())?;
-            if all.is_empty() || all.iter().any(String::is_empty) {
-                return Err(RuleError::invalid(
-                    "structured_outputs.choice",
-                    "must have at least one choice, and none may be empty",
-                ));
-            }
-            let all: Vec<_> = all.iter().map(|c| literal(c)).collect();
-            work.writer.terminal(&all.join(" | "))
-        }
-        Response::Lark(grammar) => {
-            sized("structured_outputs.grammar", grammar)?;
-            work.writer.foreign.push(("response".into(), grammar.clone()));
-            "@response".into()
-        }
-        Response::StructuralTag(tag) => tags::write(work, tag, marking)?,
-    })
-}
-
+/// Rejects a text of a client that is too long.
 pub(super) fn sized(field: &str, text: &str) -> Result<(), RuleError> {
     if text.len() > MAX_CLIENT_GRAMMAR_BYTES {
         let (found, limit) = (text.len(), MAX_CLIENT_GRAMMAR_BYTES);
@@ -93,6 +60,7 @@ pub(super) fn json_before(
     Ok(Some(format!("{lead}? ({})", all.join(" | "))))
 }
 
+/// A JSON document that satisfies the schema, as an expression.
 pub(super) fn json(work: &mut Work<'_>, schema: &Value, field: &str) -> Result<String, RuleError> {
     let rule = Compiler::new(work, &local(schema), "", field.to_owned(), Dialect::Json).document()?;
     let lead = work.writer.regex(&layout());

@@ -1,7 +1,7 @@
 //! Turns steps of the format table into pieces of grammar for one vocabulary.
 
-use super::{Writer, blanks, escape, literal, some_blanks};
 use crate::format::{Format, Markers, Step};
+use crate::lark::{Writer, blanks, escape, literal, some_blanks};
 use crate::vocab::Vocab;
 
 /// A piece of a sequence.

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 use jsonschema::Validator;
 use serde_json::json;
 
-use super::pattern::compiled_bytes;
+use super::regex_size::compiled_bytes;
 use crate::cache::Cache;
 use crate::limits::{MAX_CACHED_NAME_PATTERNS_BYTES, MAX_NAME_PATTERN_BYTES, REGEX_BYTES_PER_STEP};
 
@@ -39,7 +39,7 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
 }
 
 /// Steps of the budget for compiling a pattern, if it is compiled at all.
-pub(super) fn steps(pattern: &str) -> u64 {
+pub(crate) fn steps(pattern: &str) -> u64 {
     match compiled_bytes(pattern) {
         bytes if bytes <= MAX_NAME_PATTERN_BYTES => 1 + bytes / REGEX_BYTES_PER_STEP as u64,
         _ => 1,

@@ -6,9 +6,8 @@ use std::collections::HashSet;
 use jsonschema::Draft;
 use serde_json::{Map, Value};
 
-use super::flat::percent_decoded;
-use super::merge::modern;
-use super::refs::below;
+use super::keywords::{modern, percent_decoded};
+use super::subschemas::below;
 
 /// Keywords that not all drafts have, with the first and the last draft that has them.
 const SINCE: &[(&str, Draft, Draft)] = &[

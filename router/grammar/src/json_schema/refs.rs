@@ -7,24 +7,7 @@ use jsonschema::{Draft, uri};
 use serde_json::{Map, Value};
 
 use super::draft;
-
-/// Keywords whose value is a schema, a list of schemas, or an object of schemas.
-const ONE: &[&str] = &[
-    "not",
-    "if",
-    "then",
-    "else",
-    "items",
-    "additionalItems",
-    "contains",
-    "additionalProperties",
-    "propertyNames",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "contentSchema",
-];
-const LIST: &[&str] = &["allOf", "anyOf", "oneOf", "prefixItems", "items"];
-const NAMED: &[&str] = &["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
+use super::subschemas::{LIST, NAMED, ONE, below};
 
 /// The name of a schema without one.
 const ROOT: &str = "json-schema:///";
@@ -61,7 +44,8 @@ fn rewritten(root: &Value) -> Option<Value> {
     Some(local)
 }
 
-pub(super) fn mentions(value: &Value, keys: &[&str]) -> bool {
+/// Whether a schema has one of these keywords anywhere.
+pub(crate) fn mentions(value: &Value, keys: &[&str]) -> bool {
     match value {
         Value::Object(map) => map.iter().any(|(k, v)| keys.contains(&k.as_str()) || mentions(v, keys)),
         Value::Array(items) => items.iter().any(|v| mentions(v, keys)),
@@ -163,25 +147,6 @@ impl Places {
             }
         }
     }
-}
-
-/// The direct subschemas, with relative pointers.
-pub(super) fn below(map: &Map<String, Value>) -> Vec<(String, &Value)> {
-    let mut all = Vec::new();
-    for (keyword, value) in map {
-        match value {
-            Value::Object(_) if ONE.contains(&keyword.as_str()) => all.push((format!("/{keyword}"), value)),
-            Value::Object(named) if NAMED.contains(&keyword.as_str()) => {
-                let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
-                all.extend(named.iter().map(|(name, one)| (format!("/{keyword}/{}", escaped(name)), one)));
-            }
-            Value::Array(list) if LIST.contains(&keyword.as_str()) => {
-                all.extend(list.iter().enumerate().map(|(i, one)| (format!("/{keyword}/{i}"), one)));
-            }
-            _ => {}
-        }
-    }
-    all
 }
 
 fn split(reference: &str) -> (&str, &str) {

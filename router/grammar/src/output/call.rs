@@ -4,11 +4,12 @@ use serde_json::{Value, json};
 
 use super::count::Count;
 use super::marker::{Marking, Missing, Piece, join, lit};
-use super::{blanks, escape, literal};
 use crate::codec::{code, python};
 use crate::format::{Codec, Ids, Markers, Member, Step};
+use crate::json_schema::local;
+use crate::lark::{Writer, blanks, escape, literal};
 use crate::rules::{Enforcement, RuleError, Tool};
-use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, local, quoted};
+use crate::schema::{Closer, Compiler, Dialect, Pattern, Work, quoted};
 
 /// Names of undeclared arguments.
 const ANY_KEY: &str = r#"[^\x00-\x20\x7f"'<>=\/\\|(){}\[\],:;]{1,64}"#;
@@ -150,7 +151,7 @@ impl Caller<'_> {
                 let closer = self.closer(compiler.work, after)?;
                 // Markers were found above or are found here; a format has either all or none.
                 self.before(before, None, "")?;
-                let spell = |w: &mut super::Writer, key: Option<&str>, kind: &str| {
+                let spell = |w: &mut Writer, key: Option<&str>, kind: &str| {
                     let pieces = self.before(before, key, kind).unwrap_or_default();
                     join(w, &pieces)
                 };

@@ -2,7 +2,7 @@
 //! each, so that ten conditions per digit spell it and one compiled grammar serves every conversation: the first number
 //! is read from [`prefix`] before any output.
 
-use super::Writer;
+use crate::lark::Writer;
 use crate::limits::MAX_COUNT_DIGITS;
 
 /// Rules for a number that counts calls.

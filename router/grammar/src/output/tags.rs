@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::call::{CallError, Caller};
 use super::marker::{Marking, Missing, join};
-use super::response::{json, json_before, not_too_long, sized};
-use super::{escape, literal};
+use super::parts::{json, json_before, not_too_long, sized};
 use crate::by_name;
+use crate::lark::{escape, literal};
 use crate::limits::{MAX_SCHEMA_DEPTH, MAX_TAG_REPEAT};
 use crate::rules::{Enforcement, RuleError, Tool};
 use crate::schema::Work;

@@ -1,18 +1,26 @@
-//! Writes the grammar of the whole output: reasoning, text and calls, combined as the format allows.
+//! Writes the grammar of the whole output of a request: reasoning, text and calls, combined as the format allows. It does
+//! not compile it.
 
-use super::call::{CallError, Caller, writable};
-use super::count::Count;
-use super::marker::{Marking, Missing, Piece, join};
-use super::{HEADER, Writer, blanks, either, escape, layout, literal, response};
+mod call;
+mod count;
+mod marker;
+mod parts;
+mod response;
+mod tags;
+
 use crate::budget::Budget;
 use crate::format::{Calls, Codec, Format, Ids, Region, Step};
+use crate::lark::{HEADER, SOME_TEXT, Writer, blanks, either, escape, layout, literal};
 use crate::limits::MAX_BLANKS;
 use crate::rules::{Relaxation, Response, RuleError, Rules};
 use crate::schema::Work;
 use crate::vocab::Vocab;
 
-/// Text of any kind, at least one character.
-pub(super) const SOME_TEXT: &str = "(?s:.+)";
+pub(crate) use count::prefix as count_prefix;
+
+use call::{CallError, Caller, writable};
+use count::Count;
+use marker::{Marking, Missing, Piece, join};
 
 /// A grammar as text.
 pub(crate) struct Written {

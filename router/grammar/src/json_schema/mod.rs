@@ -1,0 +1,24 @@
+//! What the grammar's compiler, the validator and the parser share about JSON Schema: keywords, drafts, references,
+//! patterns of names. It neither compiles schemas nor validates values.
+
+mod argument_types;
+mod draft;
+mod keywords;
+mod names;
+mod refs;
+mod regex_size;
+mod subschemas;
+
+use serde_json::{Map, Value};
+
+pub(crate) use argument_types::{Types, declared, declares};
+pub(crate) use draft::{counting, named};
+pub(crate) use keywords::{
+    TYPES, count, each, is_annotation, is_type, modern, percent_decoded, size, size_of_map, types,
+};
+pub(crate) use names::{matches, steps};
+pub(crate) use refs::{local, mentions};
+pub(crate) use regex_size::{compiled_bytes, whole};
+
+/// A schema that is an object.
+pub(crate) type Schema = Map<String, Value>;

@@ -1,0 +1,189 @@
+//! Sequences of members, for objects, arrays of distinct constants, and arguments. A rule's parameter has one bit per
+//! member that was written (llguidance's parametric rules).
+
+use std::sync::LazyLock;
+
+use super::Compiler;
+use crate::lark::{Writer, blanks};
+use crate::limits::MAX_ANY_ORDER;
+
+/// A member that may occur once.
+pub(super) struct Member {
+    pub rule: String,
+    pub required: bool,
+}
+
+/// Punctuation of JSON, with the blanks around it.
+#[derive(Clone, Copy)]
+pub(super) enum Mark {
+    Comma,
+    Colon,
+    ObjectStart,
+    ObjectEnd,
+    ArrayStart,
+    ArrayEnd,
+}
+
+impl Mark {
+    pub const ALL: [Self; 6] =
+        [Self::Comma, Self::Colon, Self::ObjectStart, Self::ObjectEnd, Self::ArrayStart, Self::ArrayEnd];
+
+    pub fn regex(self) -> &'static str {
+        static REGEXES: LazyLock<[String; Mark::ALL.len()]> = LazyLock::new(|| {
+            Mark::ALL.map(|mark| match mark {
+                Mark::Comma => format!("{0},{0}", blanks()),
+                Mark::Colon => format!("{0}:{0}", blanks()),
+                Mark::ObjectStart => format!(r"\{{{}", blanks()),
+                Mark::ObjectEnd => format!(r"{}\}}", blanks()),
+                Mark::ArrayStart => format!(r"\[{}", blanks()),
+                Mark::ArrayEnd => format!(r"{}\]", blanks()),
+            })
+        });
+        &REGEXES[self as usize]
+    }
+}
+
+/// How members are written in their object.
+pub(super) struct Layout {
+    pub comma: String,
+    /// After the last member; may be empty.
+    pub close: String,
+    pub min: usize,
+    pub max: usize,
+    /// Undeclared members, any number of them.
+    pub other: Option<String>,
+}
+
+impl Compiler<'_, '_, '_> {
+    pub(super) fn punctuation(&mut self, mark: Mark) -> String {
+        self.w().regex(mark.regex())
+    }
+
+    pub(super) fn comma(&mut self) -> String {
+        self.punctuation(Mark::Comma)
+    }
+
+    pub(super) fn colon(&mut self) -> String {
+        self.punctuation(Mark::Colon)
+    }
+
+    pub(super) fn open(&mut self) -> String {
+        self.punctuation(Mark::ObjectStart)
+    }
+
+    pub(super) fn close(&mut self) -> String {
+        self.punctuation(Mark::ObjectEnd)
+    }
+
+    pub(super) fn closed_empty(&mut self) -> String {
+        let (open, close) = (self.open(), self.close());
+        self.w().rule(&format!("{open} {close}"))
+    }
+
+    /// Members in any order, each at most once, then `layout.close`.
+    pub(super) fn sequence(&mut self, mut members: Vec<Member>, layout: Layout) -> String {
+        let Layout { comma, close, min, max, other } = layout;
+        if members.is_empty() {
+            return match other {
+                Some(other) if max > 0 => {
+                    let more = times(&format!("({comma} {other})"), min.saturating_sub(1), max - 1);
+                    let some = format!("{other} {more} {close}");
+                    match (min, close.is_empty()) {
+                        (0, true) => format!("({some})?"),
+                        (0, false) => format!("({close} | {some})"),
+                        _ => some,
+                    }
+                }
+                _ => close,
+            };
+        }
+        if members.len() > MAX_ANY_ORDER {
+            return self.in_order(&members, &comma, &close, other.as_deref());
+        }
+        // Required members have the lowest bits, so that one condition covers them.
+        members.sort_by_key(|m| !m.required);
+        let required = members.iter().filter(|m| m.required).count();
+        let mut done = Vec::new();
+        if required > 0 {
+            done.push(format!("is_ones([0:{required}])"));
+        }
+        if min > required {
+            done.push(format!("bit_count_ge(_, {min})"));
+        }
+        let room = (max < members.len()).then(|| format!("bit_count_lt(_, {max})"));
+        // No comma unless something may follow it.
+        let more_may_come = match other {
+            Some(_) => String::new(),
+            None => format!(" %if bit_count_lt(_, {})", max.min(members.len())),
+        };
+        let w = self.w();
+        let key = format!(
+            "{comma} {close} {done:?} {room:?} {other:?} {}",
+            members.iter().map(|m| m.rule.as_str()).collect::<Vec<_>>().join("\n")
+        );
+        if let Some((first, ..)) = w.shared(&key) {
+            return first;
+        }
+        let (next, more) = (w.reserve(), w.reserve());
+        let mut alternatives: Vec<String> = members
+            .iter()
+            .enumerate()
+            .map(|(i, m)| {
+                let free = format!("bit_clear({i})");
+                let condition = room.as_ref().map_or(free.clone(), |room| format!("and({free}, {room})"));
+                format!("{} {next}::set_bit({i}) %if {condition}", m.rule)
+            })
+            .collect();
+        alternatives.extend(other.map(|other| format!("{other} {next}::_")));
+        w.define_parametric(&more, &alternatives);
+        let done = match done.as_slice() {
+            [] => String::new(),
+            [one] => format!(" %if {one}"),
+            [a, b, ..] => format!(" %if and({a}, {b})"),
+        };
+        let end = if close.is_empty() { "\"\"" } else { close.as_str() };
+        w.define_parametric(&next, &[format!("{end}{done}"), format!("{comma} {more}::_{more_may_come}")]);
+        // Before the first member no bit is set, so the conditions are known.
+        let first = match (done.is_empty(), max > 0) {
+            (true, true) => w.rule(&format!("{end} | {more}::0x0")),
+            (true, false) => end.to_owned(),
+            (false, _) => format!("{more}::0x0"),
+        };
+        w.share(&key, (first.clone(), next, more));
+        first
+    }
+
+    /// Members in the order of the schema, if they are too many for a rule's parameter.
+    fn in_order(&mut self, members: &[Member], comma: &str, close: &str, other: Option<&str>) -> String {
+        let end = if close.is_empty() { "\"\"" } else { close };
+        // After a member, and before the first.
+        let mut tail = match other {
+            Some(other) => format!("({comma} {other})* {end}"),
+            None => end.to_owned(),
+        };
+        let mut head = match other {
+            Some(other) => format!("({end} | {other} ({comma} {other})* {end})"),
+            None => end.to_owned(),
+        };
+        for member in members.iter().rev() {
+            let w = self.work.writer as &mut Writer;
+            let rest = w.rule(&tail);
+            let skipped = w.rule(&head);
+            let m = &member.rule;
+            tail = if member.required { format!("{comma} {m} {rest}") } else { format!("{comma} {m} {rest} | {rest}") };
+            head = if member.required { format!("{m} {rest}") } else { format!("{m} {rest} | {skipped}") };
+        }
+        self.w().rule(&head)
+    }
+}
+
+/// An expression repeated this often.
+pub(super) fn times(group: &str, min: usize, max: usize) -> String {
+    const MOST: usize = i32::MAX as usize;
+    match (min.min(MOST), max) {
+        (_, 0) => String::new(),
+        (0, max) if max >= MOST => format!("{group}*"),
+        (min, max) if max >= MOST => format!("{group}{{{min},}}"),
+        (min, max) => format!("{group}{{{min},{max}}}"),
+    }
+}
