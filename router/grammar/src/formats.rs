@@ -490,7 +490,7 @@ static FORMATS: &[Format] = &[
         calls: InsteadOfText,
         many: false,
         begin: &[Maybe("<|python_tag|>")],
-        // These models do not write two calls, but when they do, it is like this.
+        // These models normally write one call; two calls are separated like this.
         between: &[Lit("; ")],
         call: &[Args(PARAMETERS)],
         builtins: &[
@@ -744,15 +744,15 @@ pub static PLAIN: &Format = &FORMATS[FORMATS.len() - 1];
 /// Text only: for completions without turns.
 pub static BARE: Format = BASE;
 
-/// Tokens that end a turn with a tokenizer that has the sign, whatever the format: the configuration files of such
-/// checkpoints name only some of them.
+/// Tokens that end a turn, by a token that identifies the tokenizer. They do not depend on the format, and the
+/// configuration files of such checkpoints name only some of them.
 static TURN_ENDS: &[(&str, &[&str])] = &[
     // The tokenizer of Kimi names [EOS], its configuration <|im_end|>.
     ("<|im_middle|>", &["[EOS]", "<|im_end|>"]),
 ];
 
-/// The tokens that end a turn with a tokenizer, besides those that its configuration and a [`Format`] name. `special`:
-/// whether the tokenizer has an added token of this text.
+/// The tokens of a tokenizer that end a turn, in addition to those that its configuration and the [`Format`] name.
+/// `special` tells whether the tokenizer has an added token with this text.
 pub fn turn_ends(special: impl Fn(&str) -> bool) -> impl Iterator<Item = &'static str> {
     TURN_ENDS.iter().filter(move |(sign, _)| special(sign)).flat_map(|(_, ends)| ends.iter().copied())
 }
@@ -767,8 +767,9 @@ pub fn by_name(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|f| f.name == name || f.aliases.contains(&name))
 }
 
-/// Detects the format of a model directory: by its template, then by added tokens, then, without a template, by
-/// architecture (with one, a fine-tune has left its family's format). None: unknown; [`PLAIN`] reads it without calls.
+/// Detects the format of a model directory: by its template, then by added tokens, then by architecture. The
+/// architecture counts only without a template: an unknown template belongs to a fine-tune with another format. None:
+/// unknown; [`PLAIN`] reads its output without calls.
 pub fn detect(model: &Detect<'_>) -> Option<&'static Format> {
     let by_template = |f: &&Format| {
         let signs = &f.signs;

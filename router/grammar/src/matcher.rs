@@ -216,10 +216,10 @@ impl Matcher {
         choice.unwrap_or(false)
     }
 
-    /// Why nothing can be generated. None: something can, or it is obvious. `anyway`: check in any case. `theirs`:
-    /// clients wrote expressions.
-    pub(crate) fn emptiness(&mut self, anyway: bool, theirs: bool) -> Option<String> {
-        self.ask(|parser| Ok(trial::emptiness(parser, anyway, theirs))).unwrap_or_else(|error| Some(error.to_string()))
+    /// Why nothing can be generated under the grammar: see [`trial::emptiness`].
+    pub(crate) fn emptiness(&mut self, client_rules: bool, client_expressions: bool) -> Option<String> {
+        self.ask(|parser| Ok(trial::emptiness(parser, client_rules, client_expressions)))
+            .unwrap_or_else(|error| Some(error.to_string()))
     }
 
     /// Approximate memory of a copy.

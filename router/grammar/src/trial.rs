@@ -6,10 +6,10 @@ use llguidance::earley::{CGrammar, CSymIdx};
 
 /// Why nothing can ever be generated under the grammar. None: something can.
 ///
-/// `anyway`: check even if every expression matches something. Only rules that clients write can then need themselves.
-/// `theirs`: the grammar has expressions that clients wrote.
-pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool, theirs: bool) -> Option<String> {
-    if theirs && ends_at_once(parser) {
+/// `client_rules`: clients wrote rules, which may need themselves; so check even if every expression matches something.
+/// `client_expressions`: clients wrote expressions.
+pub(crate) fn emptiness(parser: &mut TokenParser, client_rules: bool, client_expressions: bool) -> Option<String> {
+    if client_expressions && ends_at_once(parser) {
         return Some("one of its expressions matches only the empty text, or ends with it".into());
     }
     let matching = parser.parser.with_recognizer(|lexer| {
@@ -22,7 +22,7 @@ pub(crate) fn emptiness(parser: &mut TokenParser, anyway: bool, theirs: bool) ->
         (all.iter().all(|lexeme| lexeme == skip || matching.contains(lexeme)), matching)
     });
     let (all, matching) = matching;
-    if all && !anyway {
+    if all && !client_rules {
         return None;
     }
     let grammar = parser.parser.grammar();

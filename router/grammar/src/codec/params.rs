@@ -1,4 +1,5 @@
-//! The codec of arguments written one by one between markers, with raw values: the schema tells which are strings.
+//! The codec of arguments written one by one between markers, with raw values. The schema
+//! decides which of them are strings.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -80,13 +81,13 @@ enum At {
 #[derive(Debug)]
 struct Reading {
     types: Types,
-    /// Certainly a string: reported as it grows.
+    /// The value can only be a string, so it is reported while it is read.
     stream: bool,
     /// A leading newline is layout.
     lead: bool,
     /// A newline was read that is layout if nothing follows it.
     newline: bool,
-    /// The wire says that it is JSON, although it must be a string.
+    /// The model wrote that the value is JSON, although it must be a string.
     json: bool,
     text: String,
 }
@@ -217,7 +218,7 @@ impl Params {
         };
         let types = match (read.is_string, read.kind.as_deref().and_then(Types::named)) {
             // The schema wins if it contradicts what the model says about the value.
-            (Some(string), _) if declares(self.schema(), &key) => Types::of(self.schema(), &key).told(string),
+            (Some(string), _) if declares(self.schema(), &key) => Types::of(self.schema(), &key).narrowed_to(string),
             (Some(true), _) => Types::STRING,
             (Some(false), _) => Types::UNKNOWN_BUT_STRING,
             (None, Some(types)) => types,
@@ -327,8 +328,8 @@ impl Params {
             } else if let Some(at) = self.wrapper
                 && let Some(inner) = self.unwrapped(&crate::scan::text(&self.call.delta[at..]))
             {
-                let told = usize::from(self.call.delta.first() != Some(&b'{'));
-                self.call.delta = inner.as_bytes()[told..].to_vec();
+                let reported = usize::from(self.call.delta.first() != Some(&b'{'));
+                self.call.delta = inner.as_bytes()[reported..].to_vec();
             } else {
                 self.call.delta.push(b'}');
             }

@@ -34,8 +34,8 @@ pub(crate) fn keyword(name: &str) -> Option<String> {
     let mut chars = name.chars();
     let first = chars.next()?;
     let word = |c: char| c == '_' || c.is_alphanumeric();
-    let behind = if RESERVED.contains(&name) { "_" } else { "" };
-    (word(first) && !first.is_numeric() && chars.all(word)).then(|| format!("{name}{behind}"))
+    let suffix = if RESERVED.contains(&name) { "_" } else { "" };
+    (word(first) && !first.is_numeric() && chars.all(word)).then(|| format!("{name}{suffix}"))
 }
 
 /// A JSON string is a Python string: serde_json writes no escape that Python reads differently.
@@ -170,12 +170,12 @@ enum At {
         raw: bool,
         key: bool,
         escape: Escape,
-        /// Nothing stands in it yet.
+        /// The string is empty so far.
         empty: bool,
-        /// Between three quotes; so many came in a row.
+        /// In a string with three quotes: the number of quotes that were just read in a row.
         triple: Option<u8>,
     },
-    /// Behind a string, which another string continues; an empty one and the same quote begin a long one.
+    /// After a string. Another string continues it; an empty string and the same quote begin one with three quotes.
     Closed {
         quote: u8,
         raw: bool,
@@ -203,7 +203,7 @@ struct Reader {
     stack: Vec<Open>,
     at: At,
     out: Vec<u8>,
-    /// Nothing stands in the innermost container yet.
+    /// The innermost container is empty so far.
     empty: bool,
     /// A name that has just ended with `=`.
     named: Option<String>,

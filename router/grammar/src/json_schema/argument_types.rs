@@ -36,10 +36,10 @@ impl Types {
         bit(name).map(Types)
     }
 
-    /// Narrowed by whether the wire says that the value is a string, if that is possible.
-    pub fn told(self, string: bool) -> Types {
-        let narrow = if string { self.0 & STRING } else { self.0 & !STRING };
-        Types(if narrow == 0 { self.0 } else { narrow })
+    /// Without strings, or only strings, as the model wrote; unchanged if no type would be left.
+    pub fn narrowed_to(self, string: bool) -> Types {
+        let narrowed = if string { self.0 & STRING } else { self.0 & !STRING };
+        Types(if narrowed == 0 { self.0 } else { narrowed })
     }
 
     pub fn is_string(self) -> bool {

@@ -13,7 +13,7 @@ use crate::limits::{MAX_CACHED_NAME_PATTERNS_BYTES, MAX_NAME_PATTERN_BYTES, REGE
 
 struct Compiled {
     cache: Cache<Option<Arc<Validator>>>,
-    /// Two, so that nobody outside can choose the 128 bits of a key.
+    /// Two hashers, so that clients cannot predict the 128 bits of a key.
     hashers: [RandomState; 2],
 }
 

@@ -75,8 +75,8 @@ impl Text {
         self.relevant.is_non_empty_limited(&mut self.set, expression, fuel).ok()
     }
 
-    /// Whether some steps through texts that the expression matches are cheap, each time for whatever may follow. A
-    /// mask costs a multiple of this.
+    /// Whether a walk of some steps through texts that the expression matches is cheap. Each step tries all next bytes,
+    /// so a mask costs a multiple of a step.
     fn walk(&mut self, start: ExprRef) -> bool {
         const STEPS: usize = 24;
         /// Prime, so that the steps do not repeat in a cycle.

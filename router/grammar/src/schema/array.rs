@@ -59,7 +59,7 @@ impl Compiler<'_, '_, '_> {
         if first.len() < min && item.is_none() {
             return Ok(None);
         }
-        // From the last place to the first: what may follow from there on.
+        // Built from the last place to the first: `tail` is what follows the previous place.
         let rest_min = min.saturating_sub(first.len());
         let rest_max = max.saturating_sub(first.len());
         let mut tail = match (&item, first.is_empty()) {

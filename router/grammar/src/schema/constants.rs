@@ -50,8 +50,8 @@ pub(super) fn same(a: &Value, b: &Value) -> bool {
 /// Whether a `not` only excludes constants, which are compared where values are written.
 pub(super) fn excludes_constants(not: &Value) -> bool {
     let Value::Object(map) = not else { return false };
-    let mut said = map.keys().filter(|k| !is_annotation(k));
-    said.next().is_some_and(|k| k == "enum" || k == "const") && said.next().is_none()
+    let mut constraints = map.keys().filter(|k| !is_annotation(k));
+    constraints.next().is_some_and(|k| k == "enum" || k == "const") && constraints.next().is_none()
 }
 
 /// The constants that a `not` excludes.

@@ -12,7 +12,7 @@ pub(super) enum Format {
     /// The texts that satisfy it.
     Known(&'static FormatTexts),
     /// A format of JSON Schema for which there is no regular expression here.
-    Unsaid,
+    NotExpressible,
     /// It constrains nothing.
     Unknown,
 }
@@ -56,15 +56,15 @@ pub(super) fn format(name: &str) -> Format {
     match KNOWN.iter().position(|known| *known == name) {
         Some(at) => {
             let parsed = || whole(&regex(name)?).map(|texts| FormatTexts { texts, spelled: Default::default() });
-            TEXTS[at].get_or_init(parsed).as_ref().map_or(Format::Unsaid, Format::Known)
+            TEXTS[at].get_or_init(parsed).as_ref().map_or(Format::NotExpressible, Format::Known)
         }
-        None if UNSAID.contains(&name) => Format::Unsaid,
+        None if NOT_EXPRESSIBLE.contains(&name) => Format::NotExpressible,
         None => Format::Unknown,
     }
 }
 
 /// The formats of JSON Schema that have no regular expression here.
-const UNSAID: [&str; 6] = ["idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"];
+const NOT_EXPRESSIBLE: [&str; 6] = ["idn-email", "idn-hostname", "iri", "iri-reference", "regex", "uri-template"];
 
 /// A regular expression of the whole text; none for an unknown name.
 fn regex(name: &str) -> Option<String> {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::constants::{excluded, values};
 use super::pattern::{Reading, found_in};
-use super::text::{Said, Texts, exclusive};
+use super::text::{TextConstraints, Texts, exclusive};
 use super::{Compiler, Dialect, Schema};
 use crate::lark::{Price, either, escape, literal};
 use crate::limits::{MAX_PART_WORK, MAX_TEXT_FUEL};
@@ -42,7 +42,7 @@ impl Compiler<'_, '_, '_> {
     fn keys(
         &mut self,
         names: Option<&Value>,
-        patterns: &Said,
+        patterns: &TextConstraints,
         taken: &[String],
         path: &str,
     ) -> Result<Vec<String>, RuleError> {
@@ -64,19 +64,20 @@ impl Compiler<'_, '_, '_> {
                 all.extend(names);
                 continue;
             }
-            let Some(mut said) = self.texts(&flat, path)? else { continue };
-            said.all.extend(patterns.all.iter().cloned());
-            said.none.extend(patterns.none.iter().cloned());
+            let Some(mut constraints) = self.texts(&flat, path)? else { continue };
+            constraints.all.extend(patterns.all.iter().cloned());
+            constraints.none.extend(patterns.none.iter().cloned());
             let excluded = excluded(&flat);
-            if said.is_free() {
+            if constraints.is_free() {
                 let excluded = excluded.iter().filter_map(Value::as_str).map(str::to_owned);
                 let taken: Vec<String> = taken.iter().cloned().chain(excluded).collect();
                 all.push(self.other_key(&taken));
                 continue;
             }
-            let said = said.but(taken.iter().map(String::as_str)).but(excluded.iter().filter_map(Value::as_str));
-            match said.price_to_compile(self.work.budget)? {
-                Price::Affordable => all.push(self.quoted_text(&said)),
+            let constraints =
+                constraints.except(taken.iter().map(String::as_str)).except(excluded.iter().filter_map(Value::as_str));
+            match constraints.price_to_compile(self.work.budget)? {
+                Price::Affordable => all.push(self.quoted_text(&constraints)),
                 Price::Empty => {}
                 Price::Costly => return Err(self.too_large(path, "the cost of its patterns", MAX_TEXT_FUEL as usize)),
             }
@@ -133,16 +134,16 @@ impl Compiler<'_, '_, '_> {
             let not = |i: &usize| {
                 !which.contains(i) && ways.iter().any(|(w, _)| which.iter().all(|x| w.contains(x)) && w.contains(i))
             };
-            let mut said = Said::default();
+            let mut constraints = TextConstraints::default();
             for (i, (narrow, wide)) in regexes.iter().enumerate() {
                 if which.contains(&i) {
-                    said.all.push(Texts::Own(narrow.clone()));
+                    constraints.all.push(Texts::Own(narrow.clone()));
                 } else if not(&i) {
-                    said.none.push(wide.clone());
+                    constraints.none.push(wide.clone());
                 }
             }
             let before = self.work.budget.spent();
-            let keys = self.keys(names, &said, taken, path);
+            let keys = self.keys(names, &constraints, taken, path);
             spent += self.work.budget.spent() - before;
             match keys {
                 Ok(keys) if spent <= MAX_PART_WORK => {

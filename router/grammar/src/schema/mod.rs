@@ -113,7 +113,7 @@ impl<'s, 'w, 'x> Compiler<'s, 'w, 'x> {
         let rule = match root {
             Value::Bool(true) if !self.tool.is_empty() => Some(self.any_object()),
             Value::Object(map) if !self.tool.is_empty() => {
-                if declares_nothing(map) && (says_nothing(map) || accepts(root, &json!({}))) {
+                if declares_nothing(map) && (has_no_constraint(map) || accepts(root, &json!({}))) {
                     return Ok(self.closed_empty());
                 }
                 let types = self.types(map);
@@ -360,8 +360,8 @@ fn declares_nothing(map: &Schema) -> bool {
     !DECLARE.iter().any(|k| map.contains_key(*k))
 }
 
-/// Whether no keyword forbids the empty object that a schema without declarations stands for.
-fn says_nothing(map: &Schema) -> bool {
+/// Whether the schema has only annotations and the type, so that the empty object satisfies it.
+fn has_no_constraint(map: &Schema) -> bool {
     let known = |key: &String| is_annotation(key) || (key == "type" && map["type"] == "object");
     map.keys().all(known)
 }

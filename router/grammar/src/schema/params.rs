@@ -6,7 +6,7 @@ use super::constants::{excluded, values};
 use super::members::{Layout, Member};
 use super::object::declared;
 use super::spelled::Quotes;
-use super::text::Said;
+use super::text::TextConstraints;
 use super::{Compiler, Dialect, Schema};
 use crate::json_schema::types;
 use crate::lark::{Writer, either, escape, literal};
@@ -47,7 +47,7 @@ pub(crate) struct Pattern<'p> {
 enum Text {
     Free,
     Constants(Vec<String>),
-    Said(Said),
+    Constrained(TextConstraints),
 }
 
 impl Compiler<'_, '_, '_> {
@@ -253,9 +253,9 @@ impl Compiler<'_, '_, '_> {
 
     /// What a string's schema requires of its raw text. None: nothing satisfies it.
     fn text(&mut self, flat: &Schema, path: &str) -> Result<Option<Text>, RuleError> {
-        let Some(said) = self.texts(flat, path)? else { return Ok(None) };
-        let said = said.but(excluded(flat).iter().filter_map(Value::as_str));
-        Ok(Some(if said.is_free() { Text::Free } else { Text::Said(said) }))
+        let Some(constraints) = self.texts(flat, path)? else { return Ok(None) };
+        let constraints = constraints.except(excluded(flat).iter().filter_map(Value::as_str));
+        Ok(Some(if constraints.is_free() { Text::Free } else { Text::Constrained(constraints) }))
     }
 
     /// A raw string and everything up to the next argument.
@@ -264,9 +264,9 @@ impl Compiler<'_, '_, '_> {
         let suffix = if end.is_empty() { String::new() } else { format!(" {}", literal(&end)) };
         let body = match text {
             Text::Constants(all) => all.iter().map(|s| literal(&format!("{s}{end}"))).collect::<Vec<_>>().join(" | "),
-            Text::Free | Text::Said(_) => {
+            Text::Free | Text::Constrained(_) => {
                 let mut all = vec![match text {
-                    Text::Said(said) => said.expression(Quotes::Raw),
+                    Text::Constrained(constraints) => constraints.expression(Quotes::Raw),
                     _ => "/(?s:.*)/".to_owned(),
                 }];
                 all.extend(closer.forbidden.map(|m| format!("~/(?s:.*){}(?s:.*)/", escape(m))));
@@ -280,7 +280,7 @@ impl Compiler<'_, '_, '_> {
         let lexeme = self.w().terminal(&body);
         // A lexeme cannot be empty, but a value can.
         let lexeme = match text {
-            Text::Said(said) if empty && !said.takes_empty() => lexeme,
+            Text::Constrained(constraints) if empty && !constraints.takes_empty() => lexeme,
             _ if empty => format!("{lexeme}?"),
             _ => lexeme,
         };

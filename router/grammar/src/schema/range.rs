@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use serde_json::Value;
 
 use super::pattern::whole;
-use super::text::{Said, Texts};
+use super::text::{TextConstraints, Texts};
 use crate::lark::either;
 
 /// Digits before the point, and the smallest number with more.
@@ -158,7 +158,8 @@ fn positive(low: Bound, high: Option<Bound>, digits: usize) -> Option<String> {
             (digits > 0).then_some(())?;
             let both = [&above, &regex].map(|regex| whole(regex).map(Texts::Own));
             let both = both.into_iter().collect::<Option<Vec<_>>>()?;
-            (!Said { all: both, none: Vec::new() }.is_empty(&mut Budget::default()).unwrap_or(false)).then_some(())?;
+            (!TextConstraints { all: both, none: Vec::new() }.is_empty(&mut Budget::default()).unwrap_or(false))
+                .then_some(())?;
         }
         below = Some(regex);
     }

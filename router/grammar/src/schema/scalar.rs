@@ -63,16 +63,16 @@ impl Compiler<'_, '_, '_> {
     pub(super) fn number(&mut self, flat: &Schema, kind: &str, banned: &[&Value], path: &str) -> Option<String> {
         let whole = kind == "integer";
         let (low, high) = bounds(flat);
-        let said: Vec<&str> =
+        let given: Vec<&str> =
             [("minimum", &low), ("maximum", &high)].iter().filter(|(_, b)| b.is_some()).map(|(k, _)| *k).collect();
         let mut body = format!("/{}/", if whole { INTEGER } else { NUMBER });
         if self.work.loose {
-            said.iter().for_each(|key| self.relax(path, key));
-        } else if !said.is_empty() {
+            given.iter().for_each(|key| self.relax(path, key));
+        } else if !given.is_empty() {
             match between(low, high, whole) {
                 Range::Numbers(range) => body = range,
                 Range::Nothing => return None,
-                Range::Beyond => said.iter().for_each(|key| self.relax(path, key)),
+                Range::Beyond => given.iter().for_each(|key| self.relax(path, key)),
             }
         }
         if let Some(of) = flat.get("multipleOf") {
@@ -133,9 +133,9 @@ impl Compiler<'_, '_, '_> {
     }
 
     pub(super) fn string(&mut self, flat: &Schema, banned: &[&Value], path: &str) -> Result<Option<String>, RuleError> {
-        let Some(said) = self.texts(flat, path)? else { return Ok(None) };
-        let said = said.but(banned.iter().filter_map(|v| v.as_str()));
-        Ok(Some(if said.is_free() { self.any_string() } else { self.quoted_text(&said) }))
+        let Some(constraints) = self.texts(flat, path)? else { return Ok(None) };
+        let constraints = constraints.except(banned.iter().filter_map(|v| v.as_str()));
+        Ok(Some(if constraints.is_free() { self.any_string() } else { self.quoted_text(&constraints) }))
     }
 
     /// Alternatives for constants.

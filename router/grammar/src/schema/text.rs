@@ -42,21 +42,22 @@ fn regex(texts: &Hir, quotes: Quotes) -> String {
     format!("/{}/", spelled(texts, quotes))
 }
 
-/// What a schema requires of a text.
+/// The constraints of a schema on the text of a string.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct TextConstraints {
     /// Sets that contain it.
     pub all: Vec<Texts>,
     /// Sets that do not contain it.
     pub none: Vec<Hir>,
 }
 
-impl Said {
+impl TextConstraints {
     pub fn is_free(&self) -> bool {
         self.all.is_empty() && self.none.is_empty()
     }
 
-    pub fn but<'v>(mut self, banned: impl IntoIterator<Item = &'v str>) -> Self {
+    /// Adds texts that are excluded.
+    pub fn except<'v>(mut self, banned: impl IntoIterator<Item = &'v str>) -> Self {
         self.none.extend(banned.into_iter().map(literal));
         self
     }
@@ -100,9 +101,9 @@ impl Said {
 
 impl Compiler<'_, '_, '_> {
     /// The constraints on a string's text that can be expressed and are cheap to match. None: nothing satisfies them.
-    pub(super) fn texts(&mut self, flat: &Schema, path: &str) -> Result<Option<Said>, RuleError> {
-        let mut said = Said::default();
-        let mut spoken = Vec::new();
+    pub(super) fn texts(&mut self, flat: &Schema, path: &str) -> Result<Option<TextConstraints>, RuleError> {
+        let mut constraints = TextConstraints::default();
+        let mut keywords = Vec::new();
         for keyword in ["minLength", "maxLength", "pattern", "format"] {
             for value in flat.get(keyword).map(each).unwrap_or_default() {
                 let texts = match keyword {
@@ -111,42 +112,42 @@ impl Compiler<'_, '_, '_> {
                     "pattern" => value.as_str().and_then(|one| found_in(one, Reading::Narrow)).map(Texts::Own),
                     _ => match value.as_str().map(format) {
                         Some(Format::Known(texts)) => Some(Texts::Format(texts)),
-                        Some(Format::Unsaid) => None,
+                        Some(Format::NotExpressible) => None,
                         Some(Format::Unknown) | None => continue,
                     },
                 };
                 match texts.filter(|_| !self.work.loose) {
                     Some(texts) => {
-                        said.all.push(texts);
-                        spoken.push(keyword);
+                        constraints.all.push(texts);
+                        keywords.push(keyword);
                     }
                     None => self.relax(path, keyword),
                 }
             }
         }
         // Lengths cost most in combination: they are omitted first.
-        while !spoken.is_empty() {
-            match said.price(self.work.budget)? {
+        while !keywords.is_empty() {
+            match constraints.price(self.work.budget)? {
                 Price::Affordable => break,
                 Price::Empty => return Ok(None),
                 Price::Costly => {
-                    let sized = spoken.iter().rposition(|keyword| matches!(*keyword, "minLength" | "maxLength"));
-                    let at = sized.unwrap_or(spoken.len() - 1);
-                    said.all.remove(at);
-                    let keyword = spoken.remove(at);
+                    let sized = keywords.iter().rposition(|keyword| matches!(*keyword, "minLength" | "maxLength"));
+                    let at = sized.unwrap_or(keywords.len() - 1);
+                    constraints.all.remove(at);
+                    let keyword = keywords.remove(at);
                     self.relax_costly(path, keyword);
                 }
             }
         }
-        Ok(Some(said))
+        Ok(Some(constraints))
     }
 
     /// A string with such a text, in any spelling.
-    pub(super) fn quoted_text(&mut self, said: &Said) -> String {
+    pub(super) fn quoted_text(&mut self, constraints: &TextConstraints) -> String {
         let body = match self.dialect {
-            Dialect::Json => said.expression(Quotes::Json),
+            Dialect::Json => constraints.expression(Quotes::Json),
             Dialect::Python => {
-                format!("({}) | ({})", said.expression(Quotes::Double), said.expression(Quotes::Single))
+                format!("({}) | ({})", constraints.expression(Quotes::Double), constraints.expression(Quotes::Single))
             }
         };
         self.w().terminal(&body)
@@ -157,5 +158,5 @@ impl Compiler<'_, '_, '_> {
 pub(super) fn exclusive(a: &str, b: &str, budget: &mut Budget) -> Result<bool, RuleError> {
     let all: Option<Vec<_>> =
         [a, b].map(|pattern| found_in(pattern, Reading::Wide).map(Texts::Own)).into_iter().collect();
-    all.map_or(Ok(false), |all| Said { all, none: Vec::new() }.is_empty(budget))
+    all.map_or(Ok(false), |all| TextConstraints { all, none: Vec::new() }.is_empty(budget))
 }

@@ -1,4 +1,4 @@
-//! The rules of DESIGN.md sections 3 and 4, one by one, in one format.
+//! The rules that a grammar enforces, one by one, in one format.
 
 use serde_json::json;
 
