@@ -4,29 +4,35 @@
 #                            registers, spills or shared memory of a kernel differ from kernels/cuda/report.txt
 #   scripts/cuda.sh report   the same, and writes kernels/cuda/report.txt
 #   scripts/cuda.sh test     compiles the kernels with g++ and tests them on the CPU
+#   scripts/cuda.sh driver   makes target/cuda/driver/libcuda.so.1, a driver that runs the kernels on the CPU
 # NVCC names another compiler than the one that `scripts/setup.sh cuda` installs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?expected build, report or test}
+what=${1:?expected build, report, test or driver}
 out=target/cuda
 mkdir -p "$out"
 
 fail() { echo "cuda: $*" >&2; exit 1; }
 
-# The kernels on the CPU, as one translation unit: the headers are parsed once.
-host_tests() {
+# host_compile OUTPUT SOURCE FLAG...: the kernels for the CPU, as one translation unit: the headers are parsed once.
+host_compile() {
     command -v g++ >/dev/null || fail "g++ is missing: install it (Debian: sudo apt-get install g++)"
-    g++ -std=c++17 -O1 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -DREIN_HOST -x c++ \
-        kernels/cuda/tests/main.cpp -o "$out/host-tests"
+    g++ -std=c++17 -O1 -g1 -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-psabi -DREIN_HOST "${@:3}" -o "$1" -x c++ "$2"
 }
+host_tests() { host_compile "$out/host-tests" kernels/cuda/tests/main.cpp; }
 
 case $what in
     test)
         host_tests
         exec "$out/host-tests"
         ;;
+    driver)
+        mkdir -p "$out/driver"
+        host_compile "$out/driver/libcuda.so.1" kernels/cuda/tests/driver.cpp -fPIC -shared -fvisibility=hidden
+        exit
+        ;;
     build | report) ;;
-    *) fail "expected build, report or test, got $what" ;;
+    *) fail "expected build, report, test or driver, got $what" ;;
 esac
 
 # Nothing to do if no input has changed since the last build.

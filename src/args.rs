@@ -15,7 +15,11 @@ use clap::{Args, Parser, Subcommand};
 pub use self::api::{AdmissionArgs, ApiArgs, EnforcementArg, MasksArg, NetworkArgs, TelemetryArgs, ToolCallArgs};
 pub use self::cluster::{ClusterArgs, ControllerArgs, DrainArgs, RouterArgs, StatusArgs, WorkerArgs};
 pub use self::model::{DtypeArg, EngineArgs, EngineKind, ModelArgs, QuantizeArg, WeightArgs};
-pub use self::tools::{AcceptArgs, CheckArgs, CompletionsArgs, FormatsArgs, ManArgs, ParseArgs, RenderArgs, ScoreArgs};
+#[cfg(feature = "cuda")]
+pub use self::tools::SelftestSection;
+pub use self::tools::{
+    AcceptArgs, CheckArgs, CompletionsArgs, FormatsArgs, ManArgs, ParseArgs, RenderArgs, ScoreArgs, SelftestArgs,
+};
 use crate::bench::BenchOptions;
 use crate::key::KeyArgs;
 use crate::telemetry::TraceTarget;
@@ -80,6 +84,10 @@ pub enum Command {
     Bench(Box<BenchOptions>),
     /// Evaluate an OpenAI endpoint's tool calls: schema accuracy, call decisions, streams, errors
     Verify(Box<VerifyOptions>),
+    /// Check that a GPU computes what the CPU does, and measure it
+    ///
+    /// Each section prints its findings as it ends. The exit code is 1 if one failed.
+    Selftest(SelftestArgs),
     /// Print a shell completion script
     Completions(CompletionsArgs),
     /// Write man pages

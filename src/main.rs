@@ -20,6 +20,8 @@ mod progress;
 mod quantiles;
 mod reference;
 mod score;
+#[cfg(feature = "cuda")]
+mod selftest;
 mod serve;
 mod telemetry;
 mod terminal;
@@ -64,6 +66,13 @@ fn main() -> ExitCode {
             Ok(verdict) => return verdict,
             Err(error) => Err(error),
         },
+        #[cfg(feature = "cuda")]
+        Command::Selftest(args) => match selftest::run(&args) {
+            Ok(verdict) => return verdict,
+            Err(error) => Err(error),
+        },
+        #[cfg(not(feature = "cuda"))]
+        Command::Selftest(_) => Err("selftest: this binary was built without the feature `cuda`".into()),
         Command::Completions(args) => reference::completions(&args),
         Command::Man(args) => reference::man(&args),
     };

@@ -21,6 +21,14 @@ DEVICE bf16 from_float<bf16>(float x) {
   return to_bf16(x);
 }
 
+DEVICE uint32_t float_bits(float x) {
+  union {
+    float value;
+    uint32_t bits;
+  } both = {x};
+  return both.bits;
+}
+
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }

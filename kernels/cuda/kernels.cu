@@ -7,5 +7,6 @@
 #include "moe.cu"
 #include "norm.cu"
 #include "ptx_test.cu"
+#include "quant.cu"
 #include "rope.cu"
 #include "route.cu"

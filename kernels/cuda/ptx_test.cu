@@ -13,14 +13,6 @@ namespace ptx_test {
 
 DEVICE bf16 small(int i) { return to_bf16(float(i * 5 % 17 - 8)); }
 
-DEVICE uint32_t bits(float x) {
-  union {
-    float value;
-    uint32_t bits;
-  } both = {x};
-  return both.bits;
-}
-
 // Fills [rows, 64] of bf16 with small integers, swizzled as tensor_copy does.
 DEVICE void fill_swizzled(unsigned char *to, int rows, int salt) {
   for (int i = threadIdx.x; i < rows * 64; i += 128)
@@ -39,7 +31,7 @@ extern "C" __global__ void ptx_bf16(const __grid_constant__ PtxArgs a) {
   x.bits = uint32_t(i) << 25 ^ uint32_t(i % 4) << 14 ^ uint32_t(i % 8) << 16 ^ uint32_t(i % 3 == 0 ? 0xffff : 0x8000);
   bf16 rounded = to_bf16(x.value);
   a.out[2 * i] = rounded.bits;
-  a.out[2 * i + 1] = x.value != x.value ? 0 : ptx_test::bits(to_float(rounded));
+  a.out[2 * i + 1] = x.value != x.value ? 0 : float_bits(to_float(rounded));
 }
 
 extern "C" __global__ void ptx_shuffle(const __grid_constant__ PtxArgs a) {
@@ -106,7 +98,7 @@ extern "C" __global__ void ptx_mma(const __grid_constant__ PtxArgs a) {
   float d[4] = {1.0f * i, 2, 3, 4};
   mma_m16n8k16(d, x, y);
   mma_m16n8k16(d, x, y);
-  for (int e = 0; e < 4; e++) a.out[i * 4 + e] = ptx_test::bits(d[e]);
+  for (int e = 0; e < 4; e++) a.out[i * 4 + e] = float_bits(d[e]);
 }
 
 #if HAS_BULK_COPY
@@ -175,7 +167,7 @@ DEVICE void ptx_wgmma(const PtxArgs &a) {
   wgmma_commit();
   wgmma_wait<0>();
 #pragma unroll
-  for (int e = 0; e < N / 2; e++) a.out[threadIdx.x * (N / 2) + e] = ptx_test::bits(d[e]);
+  for (int e = 0; e < N / 2; e++) a.out[threadIdx.x * (N / 2) + e] = float_bits(d[e]);
 }
 extern "C" __global__ void __launch_bounds__(128) ptx_wgmma_64(const __grid_constant__ PtxArgs a) { ptx_wgmma<64>(a); }
 extern "C" __global__ void __launch_bounds__(128) ptx_wgmma_128(const __grid_constant__ PtxArgs a) {

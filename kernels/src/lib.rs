@@ -4,6 +4,8 @@
 pub mod backend;
 pub mod collective;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod diff;
 pub mod error;
 pub mod probe;

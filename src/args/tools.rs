@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
 use super::ModelArgs;
@@ -79,6 +79,49 @@ pub struct ParseArgs {
     /// The reverse: from reasoning, content and tool_calls to the text that the model would write
     #[arg(long, conflicts_with = "tokenizer")]
     pub render: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SelftestEngine {
+    /// An NVIDIA GPU
+    Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SelftestSection {
+    /// Properties, copy bandwidth, rate of bf16 products, cost of a launch
+    Device,
+    /// Each machine instruction that the kernels use, bit for bit against the CPU
+    Ptx,
+}
+
+#[cfg(feature = "cuda")]
+impl SelftestSection {
+    pub fn name(self) -> &'static str {
+        match self {
+            SelftestSection::Device => "device",
+            SelftestSection::Ptx => "ptx",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct SelftestArgs {
+    /// Backend to check
+    #[arg(long, value_enum, default_value_t = SelftestEngine::Cuda)]
+    pub engine: SelftestEngine,
+    /// Index of the device, among those that CUDA_VISIBLE_DEVICES leaves
+    #[arg(long, default_value_t = 0, value_name = "INDEX")]
+    pub device: usize,
+    /// Sections to run
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "SECTIONS", default_values_t = [SelftestSection::Device, SelftestSection::Ptx])]
+    pub sections: Vec<SelftestSection>,
+    /// JSON file for the report, written after each section; a Markdown page is written beside it
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Report of an earlier run whose passed sections are not run again; without --report, it is updated
+    #[arg(long, value_name = "FILE")]
+    pub resume: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -1,5 +1,4 @@
 // attention, as GQA and as MLA, against plain loops; and that a row depends on neither blocks nor other rows.
-#include "../attention.cu"
 #include "check.h"
 
 namespace attention_tests {

@@ -2,7 +2,7 @@
 #pragma once
 #include <algorithm>
 
-#include "../common.cuh"
+#include "../kernels.cu"
 
 namespace check {
 

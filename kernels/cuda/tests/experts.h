@@ -1,6 +1,4 @@
 // route, moe_count, moe_align and moe_combine against plain loops.
-#include "../moe.cu"
-#include "../route.cu"
 #include "check.h"
 
 namespace expert_tests {

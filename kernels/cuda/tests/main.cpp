@@ -4,6 +4,7 @@
 #include "faults.h"
 #include "products.h"
 #include "ptx.h"
+#include "quantized.h"
 #include "rows.h"
 
 int main(int argc, char **argv) {
@@ -15,6 +16,7 @@ int main(int argc, char **argv) {
   ptx_tests::test();
   row_tests::test();
   product_tests::test();
+  quantized_tests::test();
   expert_tests::test();
   attention_tests::test();
   printf("%d checks failed\n", check::failures);

@@ -1,6 +1,4 @@
 // linear, for plain, batched and grouped products, against plain loops; and that a row does not depend on the others.
-#include "../linear.cu"
-#include "../linear_sm90.cu"
 #include "check.h"
 
 namespace product_tests {

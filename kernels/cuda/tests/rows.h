@@ -1,8 +1,4 @@
 // Kernels that work row by row against plain loops: embed, norms, silu_mul, gather, rope and cache writes.
-#include "../elementwise.cu"
-#include "../embed.cu"
-#include "../norm.cu"
-#include "../rope.cu"
 #include "check.h"
 
 namespace row_tests {

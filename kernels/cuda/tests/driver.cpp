@@ -1,0 +1,257 @@
+// A CUDA driver without a GPU: libcuda.so.1 with the functions that kernels/src/cuda calls, over the kernels on the
+// CPU. Everything is done when it is called; a captured stream records. Environment variables choose what it pretends
+// to be:
+//   REIN_FAKE_CUDA_VERSION     13000 (CUDA 13.0)
+//   REIN_FAKE_CUDA_DEVICES     1
+//   REIN_FAKE_CUDA_CAPABILITY  90 (9.0)
+//   REIN_FAKE_CUDA_MEMORY      268435456 (bytes of device memory)
+//   REIN_FAKE_CUDA_FAULT       the name of a function that fails with CUDA_ERROR_ILLEGAL_ADDRESS
+#include <chrono>
+#include <memory>
+#include <mutex>
+
+#include "../kernels.cu"
+
+namespace {
+
+using Work = std::function<void()>;
+
+enum Code {
+  SUCCESS = 0,
+  INVALID_VALUE = 1,
+  OUT_OF_MEMORY = 2,
+  NO_DEVICE = 100,
+  INVALID_IMAGE = 200,
+  NOT_FOUND = 500,
+  ILLEGAL_ADDRESS = 700,
+};
+
+struct Kernel {
+  const char *name;
+  size_t argument_bytes;
+  int least;  // Compute capability, times 10; 900: exactly 9.0.
+  std::function<Work(const void *)> bind;
+};
+
+template <class A>
+Kernel kernel(const char *name, void (*function)(A), int least = 80) {
+  return {name, sizeof(A), least, [=](const void *argument) -> Work {
+            // Copies of over-aligned arguments, on the heap, keep their alignment.
+            auto copy = std::make_shared<A>();
+            memcpy(static_cast<void *>(copy.get()), argument, sizeof(A));
+            return [=] { function(*copy); };
+          }};
+}
+
+#define KERNEL(name, ...) kernel(#name, name, ##__VA_ARGS__)
+Kernel KERNELS[] = {
+    KERNEL(embed_f32),         KERNEL(embed_bf16),
+    KERNEL(add_norm_f32),      KERNEL(add_norm_bf16),
+    KERNEL(group_norm_f32),    KERNEL(group_norm_bf16),
+    KERNEL(silu_mul_f32),      KERNEL(silu_mul_bf16),
+    KERNEL(gather_f32),        KERNEL(gather_bf16),
+    KERNEL(rope_write_f32),    KERNEL(rope_write_bf16),
+    KERNEL(linear_f32),        KERNEL(linear_bf16),
+    KERNEL(linear_bf16_f32),   KERNEL(linear_sm90_bf16, 900),
+    KERNEL(route_f32),         KERNEL(linear_sm90_f32, 900),
+    KERNEL(moe_count),         KERNEL(moe_align),
+    KERNEL(moe_combine_f32),   KERNEL(moe_combine_bf16),
+    KERNEL(attention_f32),     KERNEL(attention_bf16),
+    KERNEL(ptx_bf16),          KERNEL(ptx_shuffle),
+    KERNEL(ptx_named_barrier), KERNEL(ptx_ldmatrix),
+    KERNEL(ptx_copy_async),    KERNEL(ptx_mma),
+    KERNEL(ptx_bulk_copy, 90), KERNEL(ptx_tensor_copy, 90),
+    KERNEL(ptx_wgmma_64, 900), KERNEL(ptx_wgmma_128, 900),
+    KERNEL(linear_fp8),        KERNEL(linear_fp8_f32),
+    KERNEL(linear_int4),       KERNEL(linear_int4_f32),
+    KERNEL(quantize_fp8_f32),  KERNEL(quantize_fp8_bf16),
+};
+
+struct Graph {
+  std::vector<Work> work;
+};
+
+struct Stream {
+  std::unique_ptr<Graph> capture;
+};
+
+struct Event {
+  std::chrono::steady_clock::time_point at;
+};
+
+std::recursive_mutex lock;  // Kernels run one at a time; the fibres are of one thread.
+std::map<uint64_t, size_t> allocations;
+size_t allocated = 0;
+
+long setting(const char *name, long otherwise) {
+  const char *text = getenv(name);
+  return text ? atol(text) : otherwise;
+}
+
+bool fails(const char *function) {
+  const char *fault = getenv("REIN_FAKE_CUDA_FAULT");
+  return fault && !strcmp(fault, function);
+}
+
+size_t memory() { return setting("REIN_FAKE_CUDA_MEMORY", 256 << 20); }
+int capability() { return int(setting("REIN_FAKE_CUDA_CAPABILITY", 90)); }
+
+// Does the work now, or records it if the stream is captured.
+int put(Stream *stream, Work work) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (stream->capture)
+    stream->capture->work.push_back(std::move(work));
+  else
+    work();
+  return SUCCESS;
+}
+
+}  // namespace
+
+#define FUNCTION(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
+#define MAY_FAIL \
+  if (fails(__func__)) return ILLEGAL_ADDRESS
+
+FUNCTION(cuDriverGetVersion, int *version) { return *version = int(setting("REIN_FAKE_CUDA_VERSION", 13000)), SUCCESS; }
+FUNCTION(cuInit, unsigned) { return setting("REIN_FAKE_CUDA_DEVICES", 1) > 0 ? SUCCESS : NO_DEVICE; }
+FUNCTION(cuDeviceGetCount, int *count) { return *count = int(setting("REIN_FAKE_CUDA_DEVICES", 1)), SUCCESS; }
+FUNCTION(cuDeviceGet, int *device, int index) { return *device = index, SUCCESS; }
+FUNCTION(cuDeviceGetName, char *name, int size, int) { return snprintf(name, size, "Rein's CPU emulation"), SUCCESS; }
+FUNCTION(cuDeviceTotalMem_v2, size_t *bytes, int) { return *bytes = memory(), SUCCESS; }
+FUNCTION(cuDeviceGetAttribute, int *value, int attribute, int) {
+  constexpr int MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76;
+  if (attribute == MULTIPROCESSORS)
+    *value = 1;
+  else if (attribute == MAJOR)
+    *value = capability() / 10;
+  else if (attribute == MINOR)
+    *value = capability() % 10;
+  else
+    return INVALID_VALUE;
+  return SUCCESS;
+}
+FUNCTION(cuDevicePrimaryCtxRetain, void **context, int) { return *context = &allocations, SUCCESS; }
+FUNCTION(cuDevicePrimaryCtxRelease_v2, int) { return SUCCESS; }
+FUNCTION(cuCtxSetCurrent, void *) { return SUCCESS; }
+FUNCTION(cuModuleLoadData, void **module, const void *image) {
+  // The magic number of fat binaries.
+  uint32_t magic;
+  memcpy(&magic, image, 4);
+  *module = &allocations;
+  return magic == 0xba55ed50 ? SUCCESS : INVALID_IMAGE;
+}
+FUNCTION(cuModuleUnload, void *) { return SUCCESS; }
+FUNCTION(cuModuleGetFunction, void **function, void *, const char *name) {
+  for (Kernel &kernel : KERNELS) {
+    bool runs = kernel.least == 900 ? capability() == 90 : capability() >= kernel.least;
+    if (runs && !strcmp(kernel.name, name)) return *function = &kernel, SUCCESS;
+  }
+  return NOT_FOUND;
+}
+FUNCTION(cuFuncGetParamInfo, Kernel *kernel, size_t index, size_t *offset, size_t *size) {
+  if (index > 0) return INVALID_VALUE;
+  *offset = 0;
+  *size = kernel->argument_bytes;
+  return SUCCESS;
+}
+FUNCTION(cuFuncSetAttribute, Kernel *, int, int) { return SUCCESS; }
+
+FUNCTION(cuMemGetInfo_v2, size_t *free, size_t *total) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  *total = memory();
+  *free = *total - allocated;
+  return SUCCESS;
+}
+FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
+  MAY_FAIL;
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  if (bytes == 0) return INVALID_VALUE;
+  if (allocated + bytes > memory()) return OUT_OF_MEMORY;
+  allocated += bytes;
+  *address = uint64_t(host::allocate(bytes));
+  allocations[*address] = bytes;
+  return SUCCESS;
+}
+FUNCTION(cuMemFree_v2, uint64_t address) {
+  std::lock_guard<std::recursive_mutex> guard(lock);
+  auto found = allocations.find(address);
+  if (found == allocations.end()) return INVALID_VALUE;
+  allocated -= found->second;
+  host::release(reinterpret_cast<void *>(address), found->second);
+  allocations.erase(found);
+  return SUCCESS;
+}
+FUNCTION(cuMemHostAlloc, void **start, size_t bytes, unsigned) {
+  *start = malloc(bytes);
+  return *start ? SUCCESS : OUT_OF_MEMORY;
+}
+FUNCTION(cuMemFreeHost, void *start) { return free(start), SUCCESS; }
+FUNCTION(cuMemcpyHtoDAsync_v2, uint64_t to, const void *from, size_t bytes, Stream *stream) {
+  return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), from, bytes); });
+}
+FUNCTION(cuMemcpyDtoHAsync_v2, void *to, uint64_t from, size_t bytes, Stream *stream) {
+  return put(stream, [=] { memcpy(to, reinterpret_cast<void *>(from), bytes); });
+}
+FUNCTION(cuMemcpyDtoDAsync_v2, uint64_t to, uint64_t from, size_t bytes, Stream *stream) {
+  return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes); });
+}
+FUNCTION(cuMemsetD8Async, uint64_t to, unsigned char byte, size_t bytes, Stream *stream) {
+  return put(stream, [=] { memset(reinterpret_cast<void *>(to), byte, bytes); });
+}
+
+FUNCTION(cuStreamCreate, Stream **stream, unsigned) { return *stream = new Stream, SUCCESS; }
+FUNCTION(cuStreamDestroy_v2, Stream *stream) { return delete stream, SUCCESS; }
+FUNCTION(cuStreamSynchronize, Stream *) {
+  MAY_FAIL;
+  return SUCCESS;
+}
+FUNCTION(cuStreamBeginCapture_v2, Stream *stream, int) { return stream->capture = std::make_unique<Graph>(), SUCCESS; }
+FUNCTION(cuStreamEndCapture, Stream *stream, Graph **graph) { return *graph = stream->capture.release(), SUCCESS; }
+FUNCTION(cuGraphInstantiateWithFlags, Graph **executable, Graph *graph, unsigned long long) {
+  return *executable = new Graph(*graph), SUCCESS;
+}
+FUNCTION(cuGraphLaunch, Graph *executable, Stream *stream) {
+  MAY_FAIL;
+  return put(stream, [=] {
+    for (Work &work : executable->work) work();
+  });
+}
+FUNCTION(cuGraphExecDestroy, Graph *executable) { return delete executable, SUCCESS; }
+FUNCTION(cuGraphDestroy, Graph *graph) { return delete graph, SUCCESS; }
+
+FUNCTION(cuEventCreate, Event **event, unsigned) { return *event = new Event, SUCCESS; }
+FUNCTION(cuEventDestroy_v2, Event *event) { return delete event, SUCCESS; }
+FUNCTION(cuEventRecord, Event *event, Stream *) { return event->at = std::chrono::steady_clock::now(), SUCCESS; }
+FUNCTION(cuEventSynchronize, Event *) { return SUCCESS; }
+FUNCTION(cuEventElapsedTime_v2, float *milliseconds, Event *begin, Event *end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->at - begin->at).count();
+  return SUCCESS;
+}
+
+FUNCTION(cuLaunchKernel, Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
+         unsigned threads_z, unsigned shared, Stream *stream, void **arguments, void **) {
+  MAY_FAIL;
+  Work call = kernel->bind(arguments[0]);
+  return put(stream,
+             [=] { host::launch(kernel->name, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call); });
+}
+
+FUNCTION(cuTensorMapEncodeTiled, TensorMap *map, int type, unsigned rank, void *data, const uint64_t *dims,
+         const uint64_t *strides, const unsigned *boxes, const unsigned *, int, int swizzle, int, int) {
+  constexpr int BF16 = 9, SWIZZLE_128B = 3;
+  if (type != BF16 || rank != 2 || swizzle != SWIZZLE_128B || boxes[0] != 64) return INVALID_VALUE;
+  if (uintptr_t(data) % 16 || strides[0] % 16) return INVALID_VALUE;
+  *map = host_tensor_map({data, dims[1], dims[0], strides[0], boxes[1]});
+  return SUCCESS;
+}
+
+FUNCTION(cuGetErrorName, int code, const char **name) {
+  *name = code == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+          : code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
+                                  : nullptr;
+  return *name ? SUCCESS : INVALID_VALUE;
+}
+FUNCTION(cuGetErrorString, int code, const char **text) {
+  *text = code == ILLEGAL_ADDRESS ? "an illegal memory access was encountered" : nullptr;
+  return *text ? SUCCESS : INVALID_VALUE;
+}

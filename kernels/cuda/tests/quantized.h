@@ -1,0 +1,156 @@
+// FP8 codes, quantize_fp8, and linear with FP8 and int4 weights, against plain loops.
+#include "check.h"
+
+namespace quantized_tests {
+
+using check::Buffer;
+using check::Random;
+using check::value;
+
+// The value of a code, from its definition.
+inline double e4m3(uint8_t code) {
+  int exponent = code >> 3 & 15, mantissa = code & 7;
+  double magnitude = exponent ? std::ldexp(1 + mantissa / 8.0, exponent - 7) : std::ldexp(mantissa / 8.0, -6);
+  if ((code & 0x7f) == 0x7f) return NAN;
+  return code & 0x80 ? -magnitude : magnitude;
+}
+
+inline void codes() {
+  check::test = "e4m3";
+  for (int code = 0; code < 256; code++) {
+    double want = e4m3(code), got = to_float(e4m3_to_bf16(code));
+    if (got != want && !(std::isnan(got) && std::isnan(want))) check::fail("the value of code " + std::to_string(code));
+    if (!std::isnan(want) && code != 0x80) check::equal(to_e4m3(want), code, "the code of a value");
+  }
+  // Between two codes the nearer, in the middle the even one.
+  for (int code = 0; code < 0x7e; code++) {
+    double low = e4m3(code), high = e4m3(code + 1);
+    check::equal(to_e4m3(low * 0.51 + high * 0.49), code, "below the middle");
+    check::equal(to_e4m3(low * 0.49 + high * 0.51), code + 1, "above the middle");
+    check::equal(to_e4m3((low + high) / 2), code % 2 ? code + 1 : code, "the middle");
+    check::equal(to_e4m3(-(low + high) / 2), (code % 2 ? code + 1 : code) | 0x80, "the negative middle");
+  }
+  check::equal(to_e4m3(1e9f), 0x7e, "too large");
+  check::equal(to_e4m3(-INFINITY), 0xfe, "minus infinity");
+  check::equal(to_e4m3(NAN), 0x7f, "NaN");
+}
+
+template <class T>
+void quantize(int rows, int k, int stride) {
+  check::every_order("quantize_fp8", [&] {
+    Random random(k);
+    auto x = random.numbers<T>(size_t(rows) * stride, 30);
+    for (int i = 0; i < std::min(k, 128); i++) x[i] = from_float<T>(0);  // A group of zeros.
+    int groups = (k + 127) / 128;
+    Buffer<T> xs(x);
+    Buffer<uint8_t> out(size_t(rows) * k);
+    Buffer<float> scales(size_t(rows) * groups);
+    QuantizeArgs args = {xs.data, out.data, scales.data, k, stride};
+    auto kernel = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
+    LAUNCH(kernel, dim3(groups, rows), 128, 0, args);
+    for (int r = 0; r < rows; r++)
+      for (int g = 0; g < groups; g++) {
+        double largest = 0;
+        for (int i = g * 128; i < std::min(k, g * 128 + 128); i++)
+          largest = std::max(largest, std::fabs(value(x, size_t(r) * stride + i)));
+        float scale = largest > 0 ? float(largest) / 448 : 1;
+        if (scales[r * groups + g] != scale) check::fail("scale");
+        for (int i = g * 128; i < std::min(k, g * 128 + 128); i++) {
+          uint8_t code = out[size_t(r) * k + i];
+          double want = value(x, size_t(r) * stride + i) / scale, apart = std::fabs(e4m3(code) - want);
+          if (!(apart <= std::max(std::fabs(want) / 16, 1.0 / 1024) * 1.000001)) check::fail("code");
+        }
+      }
+    return check::bytes(out) + check::bytes(scales);
+  });
+}
+
+// One product, or (experts > 0) one for each expert, with one route per row.
+template <class Out>
+void fp8(int rows, int n, int k, int experts) {
+  check::every_order("linear_fp8", [&] {
+    Random random(rows + n + k);
+    int groups = (k + 127) / 128, row_groups = (n + 127) / 128, slots = std::max(1, experts);
+    auto code = [&] { return uint8_t(random.below(127) | random.below(2) << 7); };
+    std::vector<uint8_t> x(size_t(rows) * k), w(size_t(slots) * n * k);
+    for (auto &c : x) c = code();
+    for (auto &c : w) c = code();
+    auto x_scales = random.numbers<float>(size_t(rows) * groups);
+    auto w_scales = random.numbers<float>(size_t(slots) * row_groups * groups);
+    std::vector<uint32_t> order, starts = {0}, slot;
+    for (int e = 0; e < experts; e++) {
+      for (int r = 0; r < rows; r++)
+        if (r % experts == e) order.push_back(r);
+      starts.push_back(order.size());
+      slot.push_back(experts - 1 - e);
+    }
+    Buffer<uint8_t> xs(x), ws(w);
+    Buffer<float> x_scale_buffer(x_scales), w_scale_buffer(w_scales);
+    Buffer<uint32_t> orders(order), start_buffer(starts), slot_buffer(slot);
+    Buffer<Out> out(size_t(rows) * n);
+    LinearArgs args = {};
+    args.x = xs.data, args.w = ws.data, args.out = out.data;
+    args.x_scales = x_scale_buffer.data, args.w_scales = w_scale_buffer.data;
+    args.rows = rows, args.n = n, args.k = k, args.x_stride = k, args.out_stride = n, args.routes_per_row = 1;
+    if (experts) args.order = orders.data, args.starts = start_buffer.data, args.weight_slots = slot_buffer.data;
+    auto kernel = sizeof(Out) == 4 ? linear_fp8_f32 : linear_fp8;
+    LAUNCH(kernel, dim3((n + 63) / 64, (rows + 63) / 64, slots), 128, 0, args);
+    for (int r = 0; r < rows; r++) {
+      size_t s = experts ? slot[r % experts] : 0;
+      std::vector<double> want(n, 0);
+      for (int c = 0; c < n; c++)
+        for (int i = 0; i < k; i++)
+          want[c] += e4m3(x[size_t(r) * k + i]) * x_scales[r * groups + i / 128] * e4m3(w[(s * n + c) * k + i]) *
+                     w_scales[(s * row_groups + c / 128) * groups + i / 128];
+      check::close(out.data + size_t(r) * n, want);
+    }
+    return check::bytes(out);
+  });
+}
+
+template <class Out>
+void int4(int rows, int n, int k, int group) {
+  check::every_order("linear_int4", [&] {
+    Random random(rows + n + k + group);
+    int words = (k + 7) / 8, groups = (k + group - 1) / group;
+    auto x = random.numbers<bf16>(size_t(rows) * k);
+    std::vector<uint32_t> w(size_t(n) * words);
+    for (auto &word : w) word = uint32_t(random.next());
+    auto scales = random.numbers<float>(size_t(n) * groups);
+    Buffer<bf16> xs(x);
+    Buffer<uint32_t> ws(w);
+    Buffer<float> scale_buffer(scales);
+    Buffer<Out> out(size_t(rows) * n);
+    LinearArgs args = {};
+    args.x = xs.data, args.w = ws.data, args.out = out.data, args.w_scales = scale_buffer.data;
+    args.rows = rows, args.n = n, args.k = k, args.x_stride = k, args.out_stride = n, args.group = group;
+    auto kernel = sizeof(Out) == 4 ? linear_int4_f32 : linear_int4;
+    LAUNCH(kernel, dim3((n + 63) / 64, (rows + 63) / 64), 128, 0, args);
+    for (int r = 0; r < rows; r++) {
+      std::vector<double> want(n, 0);
+      for (int c = 0; c < n; c++)
+        for (int i = 0; i < k; i++) {
+          int number = int(w[size_t(c) * words + i / 8] >> i % 8 * 4 & 15) - 8;
+          want[c] += value(x, size_t(r) * k + i) * number * scales[c * groups + i / group];
+        }
+      check::close(out.data + size_t(r) * n, want);
+    }
+    return check::bytes(out);
+  });
+}
+
+inline void test() {
+  codes();
+  quantize<float>(2, 300, 301);
+  quantize<bf16>(3, 128, 128);
+  quantize<bf16>(1, 5, 8);
+  fp8<float>(3, 70, 300, 0);
+  fp8<bf16>(1, 200, 128, 0);
+  fp8<float>(2, 5, 7, 0);
+  fp8<bf16>(7, 140, 160, 3);
+  int4<float>(3, 70, 256, 32);
+  int4<bf16>(2, 64, 100, 32);
+  int4<float>(1, 3, 260, 128);
+}
+
+}  // namespace quantized_tests

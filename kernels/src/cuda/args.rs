@@ -1,0 +1,92 @@
+//! The arguments of kernels, as kernels/cuda declares them. Addresses are of the device.
+
+use cudarc::driver::sys;
+
+use super::error::check;
+use super::{DeviceBuffer, Result};
+
+/// A two-dimensional tensor map.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct TensorMap(pub [u64; 16]);
+
+impl TensorMap {
+    /// Of bf16 [rows, cols], in boxes of 64 x 64 with the 128-byte swizzle. `cols` is a multiple of 8.
+    pub fn boxes_of_64(data: &DeviceBuffer, rows: usize, cols: usize) -> Result<TensorMap> {
+        assert!(rows * cols * 2 <= data.bytes(), "[{rows}, {cols}] of bf16 in a buffer of {} bytes", data.bytes());
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let (dims, strides) = ([cols as u64, rows as u64], [cols as u64 * 2]);
+        let (boxes, steps) = ([64u32, 64], [1u32, 1]);
+        // SAFETY: writes the map; the arrays have an entry for each of the two dimensions, the strides one less.
+        check("cuTensorMapEncodeTiled", unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                2,
+                data.address() as *mut _,
+                dims.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        })?;
+        Ok(TensorMap(map.opaque))
+    }
+}
+
+/// ptx_test.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PtxArgs {
+    pub map: TensorMap,
+    pub input: u64,
+    pub out: u64,
+}
+
+/// linear.cu
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct LinearArgs {
+    pub x: u64,
+    pub w: u64,
+    pub bias: u64,
+    pub out: u64,
+    pub order: u64,
+    pub starts: u64,
+    pub weight_slots: u64,
+    pub x_batch: u64,
+    pub w_batch: u64,
+    pub out_batch: u64,
+    pub x_scales: u64,
+    pub w_scales: u64,
+    pub rows: i32,
+    pub n: i32,
+    pub k: i32,
+    pub x_stride: i32,
+    pub out_stride: i32,
+    pub routes_per_row: i32,
+    pub group: i32,
+}
+
+/// linear_sm90.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct LinearSm90Args {
+    pub x_map: TensorMap,
+    pub w_map: TensorMap,
+    pub bias: u64,
+    pub out: u64,
+    pub rows: i32,
+    pub n: i32,
+    pub k: i32,
+    pub out_stride: i32,
+}
+
+impl LinearSm90Args {
+    /// `SHARED_BYTES` of linear_sm90.cu.
+    pub const SHARED: u32 = 4 * (64 + 128) * 64 * 2 + 2 * 4 * 8;
+}

@@ -1,0 +1,252 @@
+//! One device: its properties, its context, one stream, and the kernels of this binary.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::driver::Version;
+use super::error::check;
+use super::{CudaError, DeviceBuffer, Result};
+
+pub const MINIMUM_CAPABILITY: Version = Version { major: 8, minor: 0 };
+
+/// A block gets more shared memory than this only after the kernel's limit was raised.
+const STATIC_SHARED_LIMIT: u32 = 48 << 10;
+
+/// The fat binary that `make cuda` makes; empty if the crate was built without it.
+#[repr(align(16))]
+struct Aligned<T: ?Sized>(T);
+static IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/rein.fatbin")));
+
+#[derive(Debug, Clone)]
+pub struct Properties {
+    pub name: String,
+    pub capability: Version,
+    pub multiprocessors: u32,
+    /// In bytes.
+    pub memory: usize,
+}
+
+/// Which machine code a device of this capability runs; None: the driver compiles the PTX.
+pub fn machine_code(capability: Version) -> Option<&'static str> {
+    match (capability.major, capability.minor) {
+        (8, _) => Some("sm_80"),
+        // Code for an architecture with `a` runs on that one alone.
+        (9, 0) => Some("sm_90a"),
+        (10, 0) => Some("sm_100a"),
+        _ => None,
+    }
+}
+
+/// The primary context of a device, released with the last user.
+#[derive(Debug)]
+pub struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+}
+
+// SAFETY: a context is a handle that every thread may make current; the driver locks what it shares.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes the context current in the calling thread.
+    pub fn enter(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in CudaDevice::open. The driver's error is of no use to a process that lets go.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// A kernel of the module, with the size of its argument.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    pub function: sys::CUfunction,
+    argument_bytes: usize,
+}
+
+// SAFETY: a function is a handle of the module, which outlives the device's users; threads may share it.
+unsafe impl Send for Kernel {}
+
+#[derive(Debug)]
+pub struct CudaDevice {
+    pub index: usize,
+    pub properties: Properties,
+    kernels: Mutex<HashMap<String, Kernel>>,
+    module: sys::CUmodule,
+    stream: sys::CUstream,
+    context: Arc<Context>,
+}
+
+// SAFETY: module and stream are handles that any thread may use while the context is current; `enter` makes it so.
+unsafe impl Send for CudaDevice {}
+
+impl CudaDevice {
+    pub(super) fn open(index: usize) -> Result<CudaDevice> {
+        let mut device = 0;
+        // SAFETY: writes one handle; the caller checked the index.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, index as i32) })?;
+        let properties = properties(device)?;
+        if properties.capability < MINIMUM_CAPABILITY {
+            return Err(CudaError::OldDevice { index, name: properties.name, found: properties.capability });
+        }
+        if IMAGE.0.is_empty() {
+            return Err(CudaError::NoKernels);
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes one handle, which Context releases.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        let context = Arc::new(Context { device, context });
+        context.enter()?;
+        let (mut module, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the image is a whole fat binary, which states its own length.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, IMAGE.0.as_ptr().cast()) })?;
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: writes one handle.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(CudaDevice { index, properties, kernels: Mutex::default(), module, stream, context })
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Makes the device current in the calling thread.
+    pub fn enter(&self) -> Result<()> {
+        self.context.enter()
+    }
+
+    /// Free and total bytes of device memory.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two numbers.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer> {
+        DeviceBuffer::new(self, bytes)
+    }
+
+    /// Waits for all work of the stream.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the stream lives as long as `self`.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// The kernel of this name, whose argument is a struct of `argument_bytes`.
+    fn kernel(&self, name: &str, argument_bytes: usize) -> Result<Kernel> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kernels.get(name).copied();
+        let kernel = match found {
+            Some(kernel) => kernel,
+            None => {
+                let kernel = self.load(name)?;
+                kernels.insert(name.to_owned(), kernel);
+                kernel
+            }
+        };
+        if kernel.argument_bytes != argument_bytes {
+            let what = format!("its argument has {} bytes, got {argument_bytes}", kernel.argument_bytes);
+            return Err(CudaError::Kernel { kernel: name.to_owned(), what });
+        }
+        Ok(kernel)
+    }
+
+    fn load(&self, name: &str) -> Result<Kernel> {
+        let wrong = |what: &str| CudaError::Kernel { kernel: name.to_owned(), what: what.to_owned() };
+        let symbol = CString::new(name).map_err(|_| wrong("its name has a zero byte"))?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: writes one handle; the name ends with a zero byte.
+        let code = unsafe { sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr()) };
+        if code == sys::CUresult::CUDA_ERROR_NOT_FOUND {
+            return Err(wrong("the kernels of this binary have none of this name for the device"));
+        }
+        check("cuModuleGetFunction", code)?;
+        let (mut offset, mut argument_bytes) = (0, 0);
+        // SAFETY: writes two numbers.
+        check("cuFuncGetParamInfo", unsafe { sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut argument_bytes) })?;
+        Ok(Kernel { function, argument_bytes })
+    }
+
+    /// Puts a kernel into the stream.
+    ///
+    /// # Safety
+    /// `args` is the kernel's argument struct. Its pointers are valid for what the kernel reads and writes, until the
+    /// kernel has ended.
+    pub(super) unsafe fn launch<A: Copy>(
+        &self,
+        name: &str,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        args: &A,
+    ) -> Result<()> {
+        let kernel = self.kernel(name, size_of::<A>())?;
+        if shared > STATIC_SHARED_LIMIT {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: takes no pointers but the function's handle.
+            check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(kernel.function, attribute, shared as i32) })?;
+        }
+        let [x, y, z] = grid;
+        let mut parameters = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the argument, whose size was compared, before it returns; the rest is the caller's
+        // promise.
+        check("cuLaunchKernel", unsafe {
+            let parameters = parameters.as_mut_ptr();
+            let extra = std::ptr::null_mut();
+            sys::cuLaunchKernel(kernel.function, x, y, z, threads, 1, 1, shared, self.stream, parameters, extra)
+        })
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // SAFETY: both were made in `open`. After a sticky error of the device these calls fail, and the end of the
+        // process frees everything.
+        unsafe {
+            let _ = self.enter();
+            let _ = sys::cuStreamDestroy_v2(self.stream);
+            let _ = sys::cuModuleUnload(self.module);
+        }
+    }
+}
+
+fn properties(device: sys::CUdevice) -> Result<Properties> {
+    let attribute = |attribute: Attribute| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: writes one int.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+        Ok(value as u32)
+    };
+    let mut name = [0u8; 256];
+    // SAFETY: writes at most 256 bytes, with a zero at the end.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device) })?;
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    let mut memory = 0;
+    // SAFETY: writes one number.
+    check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut memory, device) })?;
+    Ok(Properties {
+        name: String::from_utf8_lossy(&name[..end]).into_owned(),
+        capability: Version {
+            major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        },
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory,
+    })
+}

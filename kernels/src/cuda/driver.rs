@@ -1,0 +1,68 @@
+//! The driver library: whether it is there, which version it has, and how many devices it sees.
+
+use std::fmt;
+
+use cudarc::driver::sys;
+
+use super::error::check;
+use super::{CudaDevice, CudaError, Result};
+
+/// The kernels are compiled by this version of CUDA, and drivers run what their own version or an older one compiled.
+pub const MINIMUM_CUDA: Version = Version { major: 13, minor: 0 };
+/// The first driver that supports it.
+pub const MINIMUM_DRIVER: u32 = 580;
+
+/// A version of CUDA, or a compute capability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The loaded and initialized driver.
+#[derive(Debug, Clone)]
+pub struct Driver {
+    pub version: Version,
+    pub devices: usize,
+}
+
+impl Driver {
+    pub fn open() -> Result<Driver> {
+        // SAFETY: loading the library runs its initializers, which NVIDIA's driver allows in any process.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let mut number = 0;
+        // SAFETY: writes one int; allowed before cuInit, which drivers that are too old may refuse.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut number) })?;
+        let version = Version { major: number as u32 / 1000, minor: number as u32 % 1000 / 10 };
+        if version < MINIMUM_CUDA {
+            return Err(CudaError::OldDriver { found: version });
+        }
+        // SAFETY: takes no pointers.
+        let code = unsafe { sys::cuInit(0) };
+        if code == sys::CUresult::CUDA_ERROR_NO_DEVICE {
+            return Ok(Driver { version, devices: 0 });
+        }
+        check("cuInit", code)?;
+        let mut count = 0;
+        // SAFETY: writes one int.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+        Ok(Driver { version, devices: count as usize })
+    }
+
+    /// CudaDevice `index` of those that CUDA_VISIBLE_DEVICES leaves.
+    pub fn device(&self, index: usize) -> Result<CudaDevice> {
+        if index >= self.devices {
+            let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+            return Err(CudaError::NoDevice { index, count: self.devices, visible });
+        }
+        CudaDevice::open(index)
+    }
+}

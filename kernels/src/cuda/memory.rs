@@ -1,0 +1,142 @@
+//! Memory of a device, and pinned memory of the host.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::device::Context;
+use super::error::check;
+use super::{CudaDevice, CudaError, Result};
+
+/// Numbers that any bits make.
+pub trait Plain: Copy + Default {}
+impl Plain for u8 {}
+impl Plain for u16 {}
+impl Plain for u32 {}
+impl Plain for f32 {}
+
+/// Bytes on a device, freed when dropped.
+#[derive(Debug)]
+pub struct DeviceBuffer {
+    context: Arc<Context>,
+    address: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    pub(super) fn new(device: &CudaDevice, bytes: usize) -> Result<DeviceBuffer> {
+        device.enter()?;
+        let mut address = 0;
+        // SAFETY: writes one address. The driver refuses to allocate nothing.
+        let code = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(1)) };
+        if code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (free, total) = device.memory()?;
+            return Err(CudaError::OutOfMemory { bytes, free, total });
+        }
+        check("cuMemAlloc", code)?;
+        Ok(DeviceBuffer { context: Arc::clone(device.context()), address, bytes })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// For the arguments of kernels; valid on the device alone.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Fills the buffer with a byte, in the stream.
+    pub fn fill(&mut self, device: &CudaDevice, byte: u8) -> Result<()> {
+        // SAFETY: the buffer has that many bytes.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.address, byte, self.bytes, device.stream()) })
+    }
+
+    /// Copies from the host to `offset`, and waits for it.
+    pub fn write<T: Plain>(&mut self, device: &CudaDevice, offset: usize, from: &[T]) -> Result<()> {
+        let bytes = size_of_val(from);
+        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of a buffer of {}", self.bytes);
+        let to = self.address + offset as u64;
+        // SAFETY: the range lies in the buffer; `from` lives until the wait below.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, device.stream())
+        })?;
+        device.wait()
+    }
+
+    /// Copies the first numbers to the host, after all work of the stream.
+    pub fn read<T: Plain>(&self, device: &CudaDevice, count: usize) -> Result<Vec<T>> {
+        let mut to = vec![T::default(); count];
+        let bytes = size_of_val(to.as_slice());
+        assert!(bytes <= self.bytes, "{bytes} bytes of a buffer of {}", self.bytes);
+        // SAFETY: both have that many bytes, and `to` lives until the wait below.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), self.address, bytes, device.stream())
+        })?;
+        device.wait()?;
+        Ok(to)
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        // SAFETY: allocated in `new`; cuMemFree waits for work that uses the memory. After a sticky error of the device
+        // it fails, and the end of the process frees everything.
+        let _ = unsafe { sys::cuMemFree_v2(self.address) };
+    }
+}
+
+/// Page-locked bytes of the host, which the device copies from and to at full speed.
+#[derive(Debug)]
+pub struct PinnedBuffer {
+    context: Arc<Context>,
+    start: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: the buffer owns its memory.
+unsafe impl Send for PinnedBuffer {}
+
+impl PinnedBuffer {
+    pub fn new(device: &CudaDevice, bytes: usize) -> Result<PinnedBuffer> {
+        device.enter()?;
+        let mut start = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut start, bytes.max(1), 0) })?;
+        // SAFETY: just allocated with that many bytes, which are not initialized.
+        unsafe { start.cast::<u8>().write_bytes(0, bytes) };
+        Ok(PinnedBuffer { context: Arc::clone(device.context()), start, bytes })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Puts a copy of all bytes to the device into the stream.
+    pub(super) fn send(&self, device: &CudaDevice, to: &mut DeviceBuffer) -> Result<()> {
+        assert!(self.bytes <= to.bytes, "{} bytes to a buffer of {}", self.bytes, to.bytes);
+        // SAFETY: both have that many bytes; dropping either waits for the copy.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.address, self.start, self.bytes, device.stream())
+        })
+    }
+
+    /// Puts a copy of all bytes from the device into the stream.
+    pub(super) fn receive(&mut self, device: &CudaDevice, from: &DeviceBuffer) -> Result<()> {
+        assert!(self.bytes <= from.bytes, "{} bytes from a buffer of {}", self.bytes, from.bytes);
+        // SAFETY: as in `send`.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(self.start, from.address, self.bytes, device.stream())
+        })
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        // SAFETY: allocated in `new`; cuMemFreeHost waits for copies that use it.
+        let _ = unsafe { sys::cuMemFreeHost(self.start) };
+    }
+}

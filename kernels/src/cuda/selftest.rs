@@ -1,0 +1,304 @@
+//! What a device must show before anything is built on it. Each section returns a row for each thing that it looked at.
+
+use std::time::Instant;
+
+use cudarc::driver::sys;
+use half::bf16;
+
+use super::args::{LinearArgs, LinearSm90Args, PtxArgs, TensorMap};
+use super::device::machine_code;
+use super::error::check;
+use super::{CudaDevice, CudaError, DeviceBuffer, Driver, PinnedBuffer, Result, Version};
+
+/// One line of a section's report.
+#[derive(Debug, Clone)]
+pub struct Row {
+    pub name: String,
+    pub value: String,
+    pub passed: bool,
+}
+
+impl Row {
+    fn passed(name: impl Into<String>, value: impl Into<String>) -> Row {
+        Row { name: name.into(), value: value.into(), passed: true }
+    }
+    fn failed(name: impl Into<String>, value: impl Into<String>) -> Row {
+        Row { passed: false, ..Row::passed(name, value) }
+    }
+}
+
+/// At most this much is copied at once.
+const COPY_BYTES: usize = 1 << 30;
+/// A figure is the median of this many runs, after one to warm up.
+const RUNS: usize = 7;
+const LAUNCHES: usize = 200;
+const PTX_THREADS: u32 = 128;
+const PTX_SHARED: u32 = 32 << 10;
+const PTX_INPUT: usize = 32 << 10;
+
+/// Milliseconds of the device for `work`: the median.
+fn milliseconds(device: &CudaDevice, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let (mut begin, mut end) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: writes one handle each; they are destroyed below, or leaked if the work fails, which ends the section.
+    check("cuEventCreate", unsafe { sys::cuEventCreate(&mut begin, 0) })?;
+    // SAFETY: as above.
+    check("cuEventCreate", unsafe { sys::cuEventCreate(&mut end, 0) })?;
+    let mut times = Vec::new();
+    for run in 0..=RUNS {
+        // SAFETY: events and stream live.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(begin, device.stream()) })?;
+        work()?;
+        // SAFETY: as above.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(end, device.stream()) })?;
+        // SAFETY: as above.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(end) })?;
+        let mut time = 0.0f32;
+        // SAFETY: writes one float.
+        check("cuEventElapsedTime", unsafe { sys::cuEventElapsedTime_v2(&mut time, begin, end) })?;
+        if run > 0 {
+            times.push(f64::from(time));
+        }
+    }
+    // SAFETY: created above, and all work that uses them has ended.
+    check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(begin) })?;
+    // SAFETY: as above.
+    check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(end) })?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+fn gigabytes_per_second(bytes: usize, milliseconds: f64) -> String {
+    format!("{:.1} GB/s", bytes as f64 / milliseconds / 1e6)
+}
+
+/// Properties, copy bandwidth, the rate of bf16 products, and what a launch costs.
+pub fn device(driver: &Driver, device: &CudaDevice) -> Result<Vec<Row>> {
+    device.enter()?;
+    let properties = &device.properties;
+    let (free, total) = device.memory()?;
+    let code = match machine_code(properties.capability) {
+        Some(code) => format!("machine code for {code}"),
+        None => "no machine code for this device: the driver compiled the PTX".to_owned(),
+    };
+    let mut rows = vec![
+        Row::passed("device", format!("{}, {} multiprocessors", properties.name, properties.multiprocessors)),
+        Row::passed("compute capability", properties.capability.to_string()),
+        Row::passed("driver", format!("CUDA {}", driver.version)),
+        Row::passed("kernels", code),
+        Row::passed("memory", format!("{} MiB free of {} MiB", free >> 20, total >> 20)),
+    ];
+    copies(device, free, &mut rows)?;
+    products(device, &mut rows)?;
+    launches(device, &mut rows)?;
+    Ok(rows)
+}
+
+fn copies(device: &CudaDevice, free: usize, rows: &mut Vec<Row>) -> Result<()> {
+    let bytes = COPY_BYTES.min(free / 8);
+    let (mut from, mut to) = (device.allocate(bytes)?, device.allocate(bytes)?);
+    from.fill(device, 0x5a)?;
+    let time = milliseconds(device, || {
+        // SAFETY: both buffers have that many bytes and outlive the wait of `milliseconds`.
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, device.stream())
+        })
+    })?;
+    rows.push(Row::passed(
+        "copy on the device",
+        format!("{}, reads and writes", gigabytes_per_second(2 * bytes, time)),
+    ));
+    let pinned_bytes = bytes / 4;
+    let mut pinned = PinnedBuffer::new(device, pinned_bytes)?;
+    let time = milliseconds(device, || pinned.send(device, &mut to))?;
+    rows.push(Row::passed("copy to the device", gigabytes_per_second(pinned_bytes, time)));
+    let time = milliseconds(device, || pinned.receive(device, &to))?;
+    rows.push(Row::passed("copy to the host", gigabytes_per_second(pinned_bytes, time)));
+    Ok(())
+}
+
+/// Random bf16 from -1 to 1: zeros would hide errors, and run faster.
+fn random(count: usize, mut seed: u64) -> Vec<u16> {
+    let number = |_| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        bf16::from_f32((seed >> 40) as f32 / (1 << 23) as f32 - 1.0).to_bits()
+    };
+    (0..count).map(number).collect()
+}
+
+/// Products of two square matrices, by the kernels that the device has, with samples compared.
+fn products(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
+    let side = 64 * device.properties.multiprocessors as usize;
+    let (x, w) = (random(side * side, 1), random(side * side, 2));
+    let upload = |numbers: &[u16]| -> Result<DeviceBuffer> {
+        let mut buffer = device.allocate(size_of_val(numbers))?;
+        buffer.write(device, 0, numbers)?;
+        Ok(buffer)
+    };
+    let (x_buffer, w_buffer) = (upload(&x)?, upload(&w)?);
+    let mut out = device.allocate(side * side * 2)?;
+    let int = side as i32;
+    let mut report = |name: &str, work: &mut dyn FnMut(u64) -> Result<()>| -> Result<()> {
+        out.fill(device, 0xff)?;
+        let time = milliseconds(device, || work(out.address()))?;
+        let rate = format!("{:.1} TFLOP/s at {side} x {side} x {side}", 2.0 * (side as f64).powi(3) / time / 1e9);
+        let got = out.read::<u16>(device, side * side)?;
+        rows.push(match wrong_sample(&x, &w, &got, side) {
+            None => Row::passed(name, rate),
+            Some(wrong) => Row::failed(name, format!("{wrong}; {rate}")),
+        });
+        Ok(())
+    };
+    let tiles = side.div_ceil(64) as u32;
+    report("bf16 product, mma", &mut |out| {
+        let args = LinearArgs {
+            x: x_buffer.address(),
+            w: w_buffer.address(),
+            out,
+            rows: int,
+            n: int,
+            k: int,
+            x_stride: int,
+            out_stride: int,
+            ..LinearArgs::default()
+        };
+        // SAFETY: the matrices have side * side numbers each and live until the wait.
+        unsafe { device.launch("linear_bf16", [tiles, tiles, 1], 128, 0, &args) }
+    })?;
+    if machine_code(device.properties.capability) == Some("sm_90a") {
+        let x_map = TensorMap::boxes_of_64(&x_buffer, side, side)?;
+        let w_map = TensorMap::boxes_of_64(&w_buffer, side, side)?;
+        report("bf16 product, wgmma", &mut |out| {
+            let args = LinearSm90Args { x_map, w_map, bias: 0, out, rows: int, n: int, k: int, out_stride: int };
+            let grid = [side.div_ceil(128) as u32, tiles, 1];
+            // SAFETY: as above.
+            unsafe { device.launch("linear_sm90_bf16", grid, 160, LinearSm90Args::SHARED, &args) }
+        })?;
+    }
+    Ok(())
+}
+
+/// Compares some numbers of the product with sums in f64.
+fn wrong_sample(x: &[u16], w: &[u16], got: &[u16], side: usize) -> Option<String> {
+    let number = |bits: u16| f64::from(bf16::from_bits(bits).to_f32());
+    (0..256).find_map(|i| {
+        let (row, col) = (i * 37 % side, i * 101 % side);
+        let sum: f64 = (0..side).map(|k| number(x[row * side + k]) * number(w[col * side + k])).sum();
+        let (got, scale) = (number(got[row * side + col]), (side as f64 / 9.0).sqrt());
+        let allowed = scale * 1e-3 + sum.abs() / 256.0;
+        ((got - sum).abs() > allowed || got.is_nan())
+            .then(|| format!("number [{row}, {col}] is {got}, expected {sum:.4} within {allowed:.4}"))
+    })
+}
+
+/// The smallest kernel, launched one by one and as a graph.
+fn launches(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
+    let (input, out) = (device.allocate(PTX_INPUT)?, device.allocate(1 << 10)?);
+    let args = PtxArgs { map: TensorMap([0; 16]), input: input.address(), out: out.address() };
+    let launch_all = || {
+        for _ in 0..LAUNCHES {
+            // SAFETY: ptx_bf16 writes 2 words for each of 128 threads.
+            unsafe { device.launch("ptx_bf16", [1, 1, 1], PTX_THREADS, 0, &args)? };
+        }
+        Ok(())
+    };
+    let time = milliseconds(device, launch_all)?;
+    let begin = Instant::now();
+    launch_all()?;
+    let host = begin.elapsed().as_secs_f64() * 1e6 / LAUNCHES as f64;
+    device.wait()?;
+    let each = time * 1e3 / LAUNCHES as f64;
+    rows.push(Row::passed("launch", format!("{each:.2} us on the device, {host:.2} us on the host")));
+
+    let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the stream lives; the capture ends below.
+    check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(device.stream(), mode) })?;
+    let captured = launch_all();
+    // SAFETY: ends the capture that began above, whether the launches failed or not.
+    check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(device.stream(), &mut graph) })?;
+    captured?;
+    // SAFETY: the graph was just made.
+    check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) })?;
+    // SAFETY: the graph's buffers outlive the wait of `milliseconds`.
+    let time =
+        milliseconds(device, || check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(executable, device.stream()) }))?;
+    // SAFETY: both were made above, and no launch is in flight.
+    check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(executable) })?;
+    // SAFETY: as above.
+    check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })?;
+    let each = time * 1e3 / LAUNCHES as f64;
+    rows.push(Row::passed("launch in a graph", format!("{each:.2} us on the device, {LAUNCHES} kernels")));
+    Ok(())
+}
+
+/// What each kernel of ptx_test.cu must give, as the host bodies gave it when the kernels were compiled.
+static EXPECTED: &str = include_str!(concat!(env!("OUT_DIR"), "/ptx_expected.txt"));
+
+/// One kernel of ptx_test.cu.
+#[derive(Debug, PartialEq)]
+pub(super) struct PtxCase<'a> {
+    pub kernel: &'a str,
+    /// 90a: exactly 9.0.
+    pub least: &'a str,
+    pub words: Vec<u32>,
+}
+
+impl PtxCase<'_> {
+    fn runs_on(&self, capability: Version) -> bool {
+        match self.least {
+            "90a" => machine_code(capability) == Some("sm_90a"),
+            // The PTX for unknown devices is that of 8.0.
+            "90" => matches!(machine_code(capability), Some("sm_90a" | "sm_100a")),
+            _ => true,
+        }
+    }
+}
+
+/// Cases as lines: name, least capability, number of words; then the words in hexadecimal.
+pub(super) fn ptx_cases(text: &str) -> Option<Vec<PtxCase<'_>>> {
+    let mut parts = text.split_whitespace();
+    let mut cases = Vec::new();
+    while let Some(kernel) = parts.next() {
+        let (least, count) = (parts.next()?, parts.next()?.parse().ok()?);
+        let words: Option<Vec<u32>> =
+            parts.by_ref().take(count).map(|word| u32::from_str_radix(word, 16).ok()).collect();
+        cases.push(PtxCase { kernel, least, words: words.filter(|words| words.len() == count)? });
+    }
+    Some(cases)
+}
+
+/// Every wrapper of ptx.cuh on the device against its host body, in every bit.
+pub fn ptx(device: &CudaDevice) -> Result<Vec<Row>> {
+    device.enter()?;
+    let cases = ptx_cases(EXPECTED).filter(|cases| !cases.is_empty()).ok_or(CudaError::NoKernels)?;
+    let bytes: Vec<u8> = (0..PTX_INPUT).map(|i| (i * 7 + i / 251) as u8).collect();
+    let mut input = device.allocate(PTX_INPUT)?;
+    input.write(device, 0, &bytes)?;
+    let map = match machine_code(device.properties.capability) {
+        Some("sm_90a" | "sm_100a") => TensorMap::boxes_of_64(&input, 100, 96)?,
+        _ => TensorMap([0; 16]),
+    };
+    let mut rows = Vec::new();
+    for case in cases {
+        if !case.runs_on(device.properties.capability) {
+            rows.push(Row::passed(case.kernel, format!("skipped: needs sm_{}", case.least)));
+            continue;
+        }
+        let mut out = device.allocate(case.words.len() * 4)?;
+        out.fill(device, 0xff)?;
+        let args = PtxArgs { map, input: input.address(), out: out.address() };
+        // SAFETY: the kernel writes as many words as it has expected ones, and reads the input's 32 KiB at most.
+        unsafe { device.launch(case.kernel, [1, 1, 1], PTX_THREADS, PTX_SHARED, &args)? };
+        let got = out.read::<u32>(device, case.words.len())?;
+        let wrong = got.iter().zip(&case.words).filter(|(got, want)| got != want).count();
+        let first = got.iter().zip(&case.words).enumerate().find(|(_, (got, want))| got != want);
+        rows.push(match first {
+            None => Row::passed(case.kernel, format!("{} words agree", got.len())),
+            Some((i, (got, want))) => Row::failed(
+                case.kernel,
+                format!("{wrong} words differ; the first is word {i}: {got:#010x}, expected {want:#010x}"),
+            ),
+        });
+    }
+    Ok(rows)
+}
