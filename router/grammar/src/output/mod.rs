@@ -1,5 +1,5 @@
-//! Writes the grammar of the whole output of a request: reasoning, text and calls, combined as the format allows. It does
-//! not compile it.
+//! Writes the grammar of the whole output of a request: reasoning, text and calls, combined as the format allows. It
+//! does not compile it.
 
 mod call;
 mod count;
