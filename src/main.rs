@@ -34,6 +34,10 @@ use std::process::ExitCode;
 
 use args::Command;
 
+/// Its memory stays level where glibc's fragments: by a tenth in a minute of hostile requests, without end.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let cli = match config::parse(std::env::args_os().collect()) {
         Ok(cli) => cli,
