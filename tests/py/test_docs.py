@@ -20,8 +20,6 @@ COMMANDS = ("sh", "python")
 # The first words of comments before blocks that other tests run: test_clients.py and test_dist.py.
 ELSEWHERE = ("client:", "dist:")
 MOST_NOT_RUN = 24
-# Pages that are checked once they exist.
-COMING = set()
 BLOCK = re.compile(r"(?:<!-- (?P<note>[^>]*?) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)\n *```", re.S)
 
 
@@ -135,8 +133,6 @@ def test_links_lead_to_files_and_headings(page):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() and str(target).removeprefix(f"{DOCS}/") in COMING:
-            continue
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
