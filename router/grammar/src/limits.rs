@@ -57,9 +57,11 @@ pub const MAX_SCHEMA_WAYS: usize = 500;
 pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 /// Bytes of arguments or of a response that are validated where they end; more are validated off the async threads.
 pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
-/// Size limits in bytes of a compiled regular expression that validates responses. They are tried in turn; the first
-/// that suffices counts in [`MAX_CACHED_BYTES`]. A larger expression is left to the grammar.
-pub const JUDGED_REGEX_SIZES: [usize; 4] = [256 << 10, 1 << 20, 4 << 20, 16 << 20];
+/// Bytes of a compiled regular expression that validates responses. A larger one is left to the grammar.
+pub const MAX_JUDGED_REGEX_BYTES: usize = 16 << 20;
+/// Bytes of such an expression times bytes of the response that are matched state by state, about 100 ms of a core, if
+/// the expression has too many states for an automaton built on demand. A response beyond is left to the grammar.
+pub const MAX_JUDGED_REGEX_WORK: usize = 1 << 30;
 /// Bytes of a compiled regular expression per step of the budget.
 pub const REGEX_BYTES_PER_STEP: usize = 32;
 /// Bytes of the patterns of one schema once they are compiled to validate finished arguments and responses, about 30

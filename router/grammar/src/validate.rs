@@ -4,11 +4,15 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use jsonschema::{Draft, ValidationError, Validator};
-use regex::{Regex, RegexBuilder};
+use regex_automata::hybrid::dfa::DFA;
+use regex_automata::nfa::thompson::{NFA, pikevm::PikeVM};
+use regex_automata::{Anchored, Input};
 use serde_json::Value;
 
 use crate::json_schema::{compiled_bytes, counting, named};
-use crate::limits::{JUDGED_REGEX_SIZES, MAX_JUDGED_PATTERNS_BYTES, MAX_QUICK_JUDGEMENT_BYTES};
+use crate::limits::{
+    MAX_JUDGED_PATTERNS_BYTES, MAX_JUDGED_REGEX_BYTES, MAX_JUDGED_REGEX_WORK, MAX_QUICK_JUDGEMENT_BYTES,
+};
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 
 /// The validators of a request: of its schemas, compiled on first use, and of its regular expression.
@@ -26,27 +30,39 @@ enum Whole {
     Matching(Pattern),
 }
 
-/// A regular expression compiled for a second engine, which shares no code with the grammar's.
+/// A regular expression compiled for a second engine, which shares no code with the grammar's. None: the engine cannot
+/// read it, or it takes more than [`MAX_JUDGED_REGEX_BYTES`].
 #[derive(Debug)]
-struct Pattern {
-    /// None: the engine cannot read it, or it takes more than the last of [`JUDGED_REGEX_SIZES`].
-    compiled: Option<Regex>,
-    /// Upper bound of its memory.
-    bytes: usize,
-}
+struct Pattern(Option<(DFA, PikeVM)>);
 
 impl Pattern {
     fn new(regex: &str) -> Self {
         let whole = format!(r"\A(?:{regex})\z");
-        let sized = JUDGED_REGEX_SIZES.into_iter().find_map(|bytes| {
-            let compiled = RegexBuilder::new(&whole).size_limit(bytes).build().ok()?;
-            Some(Self { compiled: Some(compiled), bytes })
+        let limited = NFA::config().nfa_size_limit(Some(MAX_JUDGED_REGEX_BYTES));
+        // The automaton gives up, instead of building a state for each byte at a cost of its size.
+        let bounded = DFA::config()
+            .skip_cache_capacity_check(true)
+            .minimum_cache_clear_count(Some(2))
+            .minimum_bytes_per_state(Some(10));
+        let engines = NFA::compiler().configure(limited).build(&whole).ok().and_then(|nfa| {
+            let dfa = DFA::builder().configure(bounded).build_from_nfa(nfa.clone()).ok()?;
+            Some((dfa, PikeVM::new_from_nfa(nfa).ok()?))
         });
-        sized.unwrap_or(Self { compiled: None, bytes: 0 })
+        Self(engines)
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.as_ref().map_or(0, |(dfa, _)| dfa.get_nfa().memory_usage())
     }
 
     fn check(&self, text: &str) -> Result<(), Violation> {
-        let matches = self.compiled.as_ref().is_none_or(|regex| regex.is_match(text));
+        let Some((dfa, all)) = &self.0 else { return Ok(()) };
+        let input = Input::new(text).anchored(Anchored::Yes);
+        let matches = match dfa.try_search_fwd(&mut dfa.create_cache(), &input) {
+            Ok(end) => end.is_some(),
+            Err(_) if self.bytes().saturating_mul(text.len()) > MAX_JUDGED_REGEX_WORK => true,
+            Err(_) => all.is_match(&mut all.create_cache(), input),
+        };
         matches.then_some(()).ok_or_else(|| of_all("does not match the regular expression".into()))
     }
 }
@@ -267,7 +283,7 @@ impl Validators {
     /// Approximate memory of the compiled regular expression.
     pub fn regex_bytes(&self) -> usize {
         match &self.response {
-            Some(Whole::Matching(pattern)) => pattern.bytes,
+            Some(Whole::Matching(pattern)) => pattern.bytes(),
             _ => 0,
         }
     }
