@@ -144,12 +144,12 @@ pub struct Score {
 #[derive(Debug, Clone, Default)]
 pub struct Drawn {
     /// None: mask and bans left no token.
-    pub tokens: Vec<Option<DrawnToken>>,
+    pub tokens: Vec<Option<SampledToken>>,
     pub scores: Vec<Logprob>,
 }
 
 #[derive(Debug, Clone)]
-pub struct DrawnToken {
+pub struct SampledToken {
     pub id: u32,
     pub logprob: Option<Logprob>,
 }
@@ -305,8 +305,8 @@ pub trait Backend: Sized + Send + 'static {
     // Steps.
     /// Uploads the inputs of a step, once for all its ops.
     fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<Self::Batch<'a>>;
-    /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the same
-    /// size instead of calling it.
+    /// Runs `f`, the layers of a model. A device may record the ops of `f` and repeat them for later batches of the
+    /// same size instead of calling it.
     fn run(&mut self, batch: &Self::Batch<'_>, f: impl FnOnce(&Self) -> Result<Self::Tensor>) -> Result<Self::Tensor>;
     /// Draws, stashes and scores as the batch says, from the result `hidden` of its rows; None if it has no rows. All
     /// ranks call it, and rank 0 gets the results.

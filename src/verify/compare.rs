@@ -12,7 +12,7 @@ use super::page::{self, percent};
 use super::record::Record;
 use super::reference::Reference;
 use super::store::{RESULTS, RUN, SUMMARY, Settings, pretty};
-use super::summary::{Counts, Trigger, ratio};
+use super::summary::{OutcomeCounts, Trigger, ratio};
 
 const PAGE: &str = "compare.html";
 const DATA: &str = "compare.json";
@@ -25,7 +25,7 @@ pub struct Compared {
     /// The share of requests that were answered.
     pub success_rate: Option<f64>,
     #[serde(flatten)]
-    pub counts: Counts,
+    pub counts: OutcomeCounts,
     /// The call decisions compared with the first run's. None for the first run.
     pub trigger: Option<Trigger>,
     /// The F1 of the call decisions against the samples' expectations, if they have any.
@@ -47,7 +47,7 @@ impl Comparison {
         let mut first: Option<Reference> = None;
         for dir in dirs {
             let records = records(&dir.join(RESULTS))?;
-            let counts = Counts::of(&records);
+            let counts = OutcomeCounts::of(&records);
             runs.push(Compared {
                 name: name(dir),
                 settings: json(&dir.join(RUN))?,

@@ -10,7 +10,7 @@ use super::plot::{self, Plot};
 use super::record::{Mode, Problem, ProblemKind, Record};
 use super::sample::Sample;
 use super::store::ResultStore;
-use super::summary::{Counts, Summary};
+use super::summary::{OutcomeCounts, Summary};
 use crate::quantiles::Quantiles;
 
 /// Maximum number of examples per kind of problem.
@@ -117,7 +117,7 @@ pub fn html(
     })
 }
 
-fn row(name: &'static str, c: &Counts) -> Row {
+fn row(name: &'static str, c: &OutcomeCounts) -> Row {
     let calls = [c.successful_tool_call_count, c.schema_validation_error_count];
     let counts = calls.into_iter().chain([c.finish_stop, c.finish_others, c.failure_count]);
     let all = counts.clone().sum::<usize>().max(1) as f64;

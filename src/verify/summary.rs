@@ -23,10 +23,10 @@ pub struct Summary {
     /// Number of requests: one per sample and mode.
     pub responses: usize,
     #[serde(flatten)]
-    pub total: Counts,
-    pub by_mode: BTreeMap<&'static str, Counts>,
+    pub total: OutcomeCounts,
+    pub by_mode: BTreeMap<&'static str, OutcomeCounts>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub by_tag: BTreeMap<String, Counts>,
+    pub by_tag: BTreeMap<String, OutcomeCounts>,
     /// Number of responses with each kind of problem.
     pub problems: BTreeMap<ProblemKind, usize>,
     /// Number of failed requests by kind of failure.
@@ -49,7 +49,7 @@ pub struct Summary {
 
 /// The counts of the vendor verifier, with its names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Counts {
+pub struct OutcomeCounts {
     pub success_count: usize,
     pub failure_count: usize,
     pub finish_stop: usize,
@@ -62,7 +62,7 @@ pub struct Counts {
     pub schema_accuracy: Option<f64>,
 }
 
-impl Counts {
+impl OutcomeCounts {
     pub fn of<'a>(records: impl IntoIterator<Item = &'a Record>) -> Self {
         let mut counts = Self::default();
         for record in records {
@@ -228,9 +228,9 @@ impl Summary {
             date: chrono::Utc::now().format("%Y-%m-%d %H:%M UTC").to_string(),
             samples: samples.len(),
             responses: pairs().count(),
-            total: Counts::of(all()),
-            by_mode: modes.iter().map(|m| (m.name(), Counts::of(of_mode(*m)))).collect(),
-            by_tag: by_tag.into_iter().map(|(tag, records)| (tag, Counts::of(records))).collect(),
+            total: OutcomeCounts::of(all()),
+            by_mode: modes.iter().map(|m| (m.name(), OutcomeCounts::of(of_mode(*m)))).collect(),
+            by_tag: by_tag.into_iter().map(|(tag, records)| (tag, OutcomeCounts::of(records))).collect(),
             problems,
             failures,
             calls: all().map(|r| r.calls.len()).sum(),

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::compare::Comparison;
 use super::record::{Mode, ProblemKind, Record, Status};
-use super::summary::{Counts, Trigger};
+use super::summary::{OutcomeCounts, Trigger};
 use super::{Summary, VerifyError, VerifyOptions, store, verdict, verify};
 
 #[derive(Debug, Parser)]
@@ -235,7 +235,7 @@ async fn counts_are_those_of_the_vendor_verifier() {
         ["good", "bad json", "undeclared", "schema", "stop", "length", "stop with call", "none with call", "refused"];
     let bench = Bench::new(&texts).await;
     let summary = bench.summary(&["--stream", "never"]).await;
-    let expected = Counts {
+    let expected = OutcomeCounts {
         success_count: 8,
         failure_count: 1,
         finish_stop: 2,

@@ -3,7 +3,7 @@
 
 use super::buffer::Buffer;
 use super::{Cpu, Tensor, shape, stale};
-use crate::backend::{Backend, Draw, Drawn, DrawnToken, Head, LogitsOf, Rows};
+use crate::backend::{Backend, Draw, Drawn, Head, LogitsOf, Rows, SampledToken};
 use crate::error::Result;
 use crate::sample::{logprobs, sample};
 
@@ -55,9 +55,9 @@ pub fn draw(cpu: &mut Cpu, rows: &Rows, hidden: Option<&Tensor>, head: &Head<Cpu
 }
 
 /// Logprobs are the model's, before penalties, masks and temperature.
-fn draw_token(logits: &[f32], draw: &Draw) -> Option<DrawnToken> {
+fn draw_token(logits: &[f32], draw: &Draw) -> Option<SampledToken> {
     let id = sample(&mut Buffer::copy(logits), &draw.sample)?;
-    Some(DrawnToken { id, logprob: draw.logprobs.map(|top| logprobs(logits, id, top)) })
+    Some(SampledToken { id, logprob: draw.logprobs.map(|top| logprobs(logits, id, top)) })
 }
 
 impl Cpu {
