@@ -33,7 +33,7 @@ enum Whole {
 /// A regular expression compiled for a second engine, which shares no code with the grammar's. None: the engine cannot
 /// read it, or it takes more than [`MAX_JUDGED_REGEX_BYTES`].
 #[derive(Debug)]
-struct Pattern(Option<(DFA, PikeVM)>);
+struct Pattern(Option<Box<(DFA, PikeVM)>>);
 
 impl Pattern {
     fn new(regex: &str) -> Self {
@@ -46,17 +46,17 @@ impl Pattern {
             .minimum_bytes_per_state(Some(10));
         let engines = NFA::compiler().configure(limited).build(&whole).ok().and_then(|nfa| {
             let dfa = DFA::builder().configure(bounded).build_from_nfa(nfa.clone()).ok()?;
-            Some((dfa, PikeVM::new_from_nfa(nfa).ok()?))
+            Some(Box::new((dfa, PikeVM::new_from_nfa(nfa).ok()?)))
         });
         Self(engines)
     }
 
     fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |(dfa, _)| dfa.get_nfa().memory_usage())
+        self.0.as_ref().map_or(0, |engines| engines.0.get_nfa().memory_usage())
     }
 
     fn check(&self, text: &str) -> Result<(), Violation> {
-        let Some((dfa, all)) = &self.0 else { return Ok(()) };
+        let Some((dfa, all)) = self.0.as_deref() else { return Ok(()) };
         let input = Input::new(text).anchored(Anchored::Yes);
         let matches = match dfa.try_search_fwd(&mut dfa.create_cache(), &input) {
             Ok(end) => end.is_some(),
