@@ -72,7 +72,7 @@ pip_install() {
 # The CUDA compiler, and g++ for the tests of kernels on the CPU.
 if [ "$what" = cuda ] || [ "$what" = test ]; then
     command -v g++ >/dev/null || install g++ || fail "g++ is missing: install it (Debian: sudo apt-get install g++)"
-    [ -n "${NVCC:-}" ] || pip_install kernels/cuda/requirements.txt
+    [ -n "${NVCC:-}" ] || pip_install kernels/cuda/requirements.txt .venv
 fi
 [ "$what" = cuda ] && exit 0
 
