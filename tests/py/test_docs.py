@@ -182,13 +182,42 @@ def test_log_messages_in_the_docs_exist():
     assert not [message for message in messages if message not in code]
 
 
+def log_arguments(text, at):
+    """The arguments of a log macro whose opening parenthesis is before `at`."""
+    found, start, depth = [], at, 0
+    while depth >= 0:
+        if text[at] == '"':
+            at = re.compile(r'"(?:\\.|[^"\\])*"', re.S).match(text, at).end() - 1
+        depth += {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}.get(text[at], 0)
+        if depth < 0 or (depth == 0 and text[at] == ","):
+            found.append(text[start:at].strip())
+            start = at + 1
+        at += 1
+    return found
+
+
+def test_warnings_and_errors_are_explained():
+    page, missing, found = (DOCS / "reference/log-messages.md").read_text(), [], 0
+    for text in sources("router/src", "router/text/src", "worker/src", "control-plane/src", "src"):
+        for macro in re.finditer(r"tracing::(?:warn|error)!\(", text):
+            message = next(argument for argument in log_arguments(text, macro.end()) if argument.startswith('"'))
+            parts = re.split(r"\{[^}]*\}", re.sub(r"\\\n\s*", "", message[1:-1]))
+            parts = [part.split(";")[0].strip(" :,.`") for part in parts]
+            # A message that is written entirely from variables has no part to look for.
+            parts = [part for part in parts if len(part) > 5]
+            found += 1
+            if parts and not any(part in page for part in parts):
+                missing.append(message)
+    assert found > 50 and not missing, missing
+
+
 def test_the_page_lists_exactly_the_architectures():
     table = (REPOSITORY / "worker/src/model/arch/mod.rs").read_text()
     written = set(re.findall(r'\bname: "(\w+)"', table))
     listed = set(first_cells(DOCS / "reference/models.md", "## Architectures"))
     assert listed == written
     counted = f"{len(written)} "
-    assert f"only {counted}model architectures run" in " ".join((REPOSITORY / "README.md").read_text().split())
+    assert f"can execute {counted}architectures" in " ".join((REPOSITORY / "README.md").read_text().split())
     assert f"{counted}architectures run" in (DOCS / "start/what-rein-is.md").read_text()
 
 

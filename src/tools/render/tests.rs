@@ -40,7 +40,7 @@ fn every_line_gets_an_answer() {
     assert!(error(2).contains("not UTF-8"));
     assert_eq!(error(3), "a line must be a JSON object");
     assert_eq!(error(4), "a line needs messages, text or token_ids");
-    assert!(error(5).contains("messages is empty"));
+    assert!(error(5).contains("messages must have at least one message"));
     assert!(answers[6]["token_ids"].is_array());
     assert_eq!(answers[7]["text"], "AB");
     assert!(error(8).contains("100000 is not a token id"));
