@@ -63,7 +63,7 @@ impl Experts {
         self.place.get(id as usize).filter(|&&place| place != ABSENT).map(|&place| place as usize)
     }
 
-    /// The experts with these ids, from `self` or from `fresh`, with the table of `fresh`. Weights are shared, not copied.
+    /// The experts with these ids, from `self` or from `fresh`, with the table of `fresh`. Weights are not copied.
     pub fn regroup(&self, fresh: &Experts, ids: &[u32]) -> Result<Experts> {
         let mut experts = Experts::new(fresh.table.clone(), self.precision);
         for &id in ids {
