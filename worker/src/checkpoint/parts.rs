@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 /// The scales of a part of a matrix with one scale per block, and the size of a block in that part. `scales` is the
-/// grid of `per_row` columns, from the block row of `rows.start` on. Where the part starts inside a block, its blocks are
-/// smaller, so that they are still aligned with those of the matrix.
+/// grid of `per_row` columns, from the block row of `rows.start` on. Where the part starts inside a block, its blocks
+/// are smaller, so that they are still aligned with those of the matrix.
 pub fn cut_scales(
     scales: &[f32],
     per_row: usize,
