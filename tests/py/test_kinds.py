@@ -94,7 +94,7 @@ def test_groups_with_other_text_files_wait_until_the_first_are_gone(fleet, tmp_p
     fleet.worker_args = ["--quantize", "int8"]
     fleet.start("w3")
     until("two kinds", lambda: fleet.metric("r0", "rein_engine_kinds") == 2)
-    assert "groups of one model differ in checkpoint, types or size" in fleet.log("r0")
+    assert "groups of one model differ in checkpoint, data types or group size" in fleet.log("r0")
 
 
 def test_a_drain_request_does_not_apply_to_a_later_worker_with_the_same_id(fleet):

@@ -77,7 +77,7 @@ def test_decisions_show_refused_and_masked_tokens(visit, scripted):
     assert "decisions" not in page.js("JSON.stringify(localStorage)"), "they are too much to keep"
     page.open(scripted.http)
     page.button("Inspect")
-    assert not page.texts(".tokens") and "until the page is left" in page.text("#inspect")
+    assert not page.texts(".tokens") and "until the page is closed" in page.text("#inspect")
 
 
 # Keys
