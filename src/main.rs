@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use args::Command;
 
-/// Its memory stays level where glibc's fragments: by a tenth in a minute of hostile requests, without end.
+/// glibc's heap fragments while grammars come and go ([decision 8](../docs/decisions/0008-jemalloc.md)).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -2,6 +2,7 @@
 //! sequences beyond the step.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use rein_kernels::sample::{Logprob, SampleSpec};
 use rein_kernels::{self as kernels, Backend, KernelError, LogitsOf, Result as KernelResult, Rows, Score, Span, Stash};
@@ -45,9 +46,10 @@ struct StepPlan<'a> {
 }
 
 impl<'a> StepPlan<'a> {
-    fn new(step: &'a Step, params: &'a [SampleParams], stashes: &mut StashSlots) -> KernelResult<Self> {
+    /// `biases`: [`logit_bias`] of each row.
+    fn new(step: &'a Step, biases: &'a [Vec<(u32, f32)>], stashes: &mut StashSlots) -> KernelResult<Self> {
         let mut plan = StepPlan { rows: Rows::default(), draws: Vec::new(), scores: Vec::new() };
-        for (i, (row, params)) in step.rows.iter().zip(params).enumerate() {
+        for (i, (row, bias)) in step.rows.iter().zip(biases).enumerate() {
             let first = plan.rows.ids.len();
             if !row.tokens.is_empty() {
                 plan.rows.ids.extend_from_slice(&row.tokens);
@@ -72,7 +74,7 @@ impl<'a> StepPlan<'a> {
                         Some(last) => LogitsOf::Row(last),
                         None => LogitsOf::Slot(stashes.release(row.seq).ok_or_else(|| not_stashed(row.seq))?),
                     };
-                    plan.rows.draws.push(params.draw(draw, from));
+                    plan.rows.draws.push(draw_of(draw, bias, from));
                     plan.draws.push(i);
                 }
                 (After::Stash, _, Some(last)) => {
@@ -111,8 +113,8 @@ impl<B: Backend> Executing<B> {
         for seq in &step.dropped {
             self.stashes.release(*seq);
         }
-        let params: Vec<SampleParams> = step.rows.iter().map(SampleParams::of).collect();
-        let StepPlan { rows, draws, scores } = StepPlan::new(step, &params, &mut self.stashes)?;
+        let biases: Vec<_> = step.rows.iter().map(logit_bias).collect();
+        let StepPlan { rows, draws, scores } = StepPlan::new(step, &biases, &mut self.stashes)?;
         let drawn = self.network.step(rows)?;
         if self.network.backend().rank() != 0 {
             return Ok(None);
@@ -142,43 +144,33 @@ fn message(id: u32, found: Logprob) -> TokenLogprob {
     TokenLogprob { id, logprob: Some(found.logprob), rank: found.rank, top }
 }
 
-/// A row's sampling parameters, in the form that the backend takes.
-struct SampleParams {
-    sampling: Sampling,
-    bias: Vec<(u32, f32)>,
+/// The bias of a row that draws, in the form that the backend takes.
+fn logit_bias(row: &Row) -> Vec<(u32, f32)> {
+    let given = row.draw.as_ref().and_then(|draw| draw.sampling.as_ref());
+    given.into_iter().flat_map(|sampling| &sampling.logit_bias).map(|b| (b.token, b.bias)).collect()
 }
 
-impl SampleParams {
-    fn of(row: &Row) -> Self {
-        let given = row.draw.as_ref().and_then(|draw| draw.sampling.as_ref());
-        let sampling = given.cloned().unwrap_or_else(greedy);
-        SampleParams { bias: sampling.logit_bias.iter().map(|b| (b.token, b.bias)).collect(), sampling }
-    }
-
-    fn draw<'a>(&'a self, draw: &'a Draw, from: LogitsOf) -> kernels::Draw<'a> {
-        let sampling = &self.sampling;
-        let sample = SampleSpec {
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            top_k: sampling.top_k as usize,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
-            logit_bias: &self.bias,
-            seed: sampling.seed,
-            position: draw.position,
-            mask: draw.mask.as_deref(),
-            banned: &draw.banned,
-            prompt: &draw.prompt,
-            generated: &draw.generated,
-        };
-        kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
-    }
-}
-
-fn greedy() -> Sampling {
-    Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() }
+fn draw_of<'a>(draw: &'a Draw, logit_bias: &'a [(u32, f32)], from: LogitsOf) -> kernels::Draw<'a> {
+    static GREEDY: LazyLock<Sampling> =
+        LazyLock::new(|| Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Default::default() });
+    let sampling = draw.sampling.as_ref().unwrap_or(&GREEDY);
+    let sample = SampleSpec {
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k as usize,
+        min_p: sampling.min_p,
+        repetition_penalty: sampling.repetition_penalty,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        logit_bias,
+        seed: sampling.seed,
+        position: draw.position,
+        mask: draw.mask.as_deref(),
+        banned: &draw.banned,
+        prompt: &draw.prompt,
+        generated: &draw.generated,
+    };
+    kernels::Draw { from, sample, logprobs: usize::try_from(draw.logprobs).ok() }
 }
 
 /// Checks whether a row can be executed.

@@ -7,53 +7,51 @@ use super::Schema;
 /// The types of values.
 pub(crate) const TYPES: [&str; 6] = ["object", "array", "string", "number", "boolean", "null"];
 
+/// Keywords that constrain values of one type, by type.
+const TYPED: &[(&str, &[&str])] = &[
+    (
+        "object",
+        &[
+            "properties",
+            "required",
+            "additionalProperties",
+            "patternProperties",
+            "propertyNames",
+            "minProperties",
+            "maxProperties",
+            "unevaluatedProperties",
+        ],
+    ),
+    ("array", &["items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "unevaluatedItems"]),
+    ("string", &["minLength", "maxLength", "pattern", "format"]),
+    ("number", &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+];
+
+/// Other keywords that constrain values.
+const UNTYPED: &[&str] = &[
+    "$ref",
+    "$dynamicRef",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "const",
+    "enum",
+    "type",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "additionalItems",
+    "minContains",
+    "maxContains",
+];
+
 /// Keywords that do not constrain values, or that are read elsewhere.
 pub(crate) fn is_annotation(keyword: &str) -> bool {
-    const CONSTRAINTS: &[&str] = &[
-        "$ref",
-        "$dynamicRef",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "const",
-        "enum",
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "unevaluatedProperties",
-        "items",
-        "prefixItems",
-        "additionalItems",
-        "minItems",
-        "maxItems",
-        "uniqueItems",
-        "contains",
-        "minContains",
-        "maxContains",
-        "unevaluatedItems",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-    ];
-    !CONSTRAINTS.contains(&keyword)
+    !UNTYPED.contains(&keyword) && !TYPED.iter().any(|(_, keywords)| keywords.contains(&keyword))
 }
 
 /// Whether a value has this type.
@@ -84,25 +82,7 @@ pub(crate) fn types(flat: &Schema) -> Vec<&str> {
         }
         _ => {}
     }
-    const IMPLIED: &[(&str, &[&str])] = &[
-        (
-            "object",
-            &[
-                "properties",
-                "required",
-                "additionalProperties",
-                "patternProperties",
-                "propertyNames",
-                "minProperties",
-                "maxProperties",
-                "unevaluatedProperties",
-            ],
-        ),
-        ("array", &["items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "unevaluatedItems"]),
-        ("string", &["minLength", "maxLength", "pattern", "format"]),
-        ("number", &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
-    ];
-    IMPLIED.iter().filter(|(_, keys)| keys.iter().any(|k| flat.contains_key(*k))).map(|(t, _)| *t).collect()
+    TYPED.iter().filter(|(_, keys)| keys.iter().any(|k| flat.contains_key(*k))).map(|(t, _)| *t).collect()
 }
 
 /// The values of a keyword, given once or several times.
