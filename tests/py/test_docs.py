@@ -239,7 +239,7 @@ def options():
 
 # Options of other programs in the docs: etcd, curl, cargo, pytest, pip, hf, grpcurl, systemctl.
 FOREIGN = {"--test", "--auto-compaction-mode", "--auto-compaction-retention", "--cacert", "--locked", "--release", "--bin", "--bench", "--example", "--lib",
-           "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now"}
+           "--profile", "--timings", "--workspace", "--no-run", "--local-dir", "--check", "--now", "--nocapture"}
 
 
 def test_options_in_the_docs_exist():
