@@ -29,11 +29,28 @@ DEVICE uint32_t float_bits(float x) {
   return both.bits;
 }
 
+// Each with its own rounding: the compiler may not fuse them, so that bits are those of the CPU.
+DEVICE float multiply(float a, float b) {
+#ifdef REIN_HOST
+  return a * b;
+#else
+  return __fmul_rn(a, b);
+#endif
+}
+DEVICE float add(float a, float b) {
+#ifdef REIN_HOST
+  return a + b;
+#else
+  return __fadd_rn(a, b);
+#endif
+}
+
 DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-DEVICE float warp_sum(float x) {
+template <class T>
+DEVICE T warp_sum(T x) {
   for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
   return x;
 }

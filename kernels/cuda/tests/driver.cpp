@@ -65,6 +65,8 @@ Kernel KERNELS[] = {
     KERNEL(linear_fp8),        KERNEL(linear_fp8_f32),
     KERNEL(linear_int4),       KERNEL(linear_int4_f32),
     KERNEL(quantize_fp8_f32),  KERNEL(quantize_fp8_bf16),
+    KERNEL(silu_mul_quant_f32), KERNEL(silu_mul_quant_bf16),
+    KERNEL(draw_tokens),       KERNEL(stash_logits),
 };
 
 struct Graph {

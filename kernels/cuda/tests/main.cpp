@@ -1,5 +1,6 @@
 // Tests of the kernels on the CPU. With `--expected FILE`: writes what ptx_test.cu must give on a device.
 #include "attention.h"
+#include "draw.h"
 #include "experts.h"
 #include "faults.h"
 #include "products.h"
@@ -19,6 +20,7 @@ int main(int argc, char **argv) {
   quantized_tests::test();
   expert_tests::test();
   attention_tests::test();
+  draw_tests::test();
   printf("%d checks failed\n", check::failures);
   return check::failures ? 1 : 0;
 }

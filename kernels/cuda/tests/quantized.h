@@ -1,4 +1,4 @@
-// FP8 codes, quantize_fp8, and linear with FP8 and int4 weights, against plain loops.
+// FP8 codes, quantize_fp8, silu_mul_quant, and linear with FP8 and int4 weights, against plain loops.
 #include "check.h"
 
 namespace quantized_tests {
@@ -62,6 +62,31 @@ void quantize(int rows, int k, int stride) {
         }
       }
     return check::bytes(out) + check::bytes(scales);
+  });
+}
+
+template <class T>
+void silu_mul_quantize(int rows, int k) {
+  check::every_order("silu_mul_quant", [&] {
+    Random random(rows + k);
+    int groups = (k + 127) / 128, stride = 2 * k + 1;
+    auto x = random.numbers<T>(size_t(rows) * stride, 20);
+    for (int i = 0; i < std::min(k, 128); i++) x[k + i] = from_float<T>(0);  // A group of zeros.
+    Buffer<T> xs(x), product(size_t(rows) * k);
+    Buffer<uint8_t> codes(product.size), want_codes(product.size);
+    Buffer<float> scales(size_t(rows) * groups), want_scales(scales.size);
+    SiluMulQuantArgs args = {xs.data, xs.data + k, codes.data, scales.data, k, stride};
+    auto kernel = sizeof(T) == 4 ? silu_mul_quant_f32 : silu_mul_quant_bf16;
+    LAUNCH(kernel, dim3(groups, rows), 128, 0, args);
+    SiluMulArgs silu_args = {xs.data, xs.data + k, product.data, k, stride};
+    auto silu_mul = sizeof(T) == 4 ? silu_mul_f32 : silu_mul_bf16;
+    LAUNCH(silu_mul, dim3((k + 255) / 256, rows), 256, 0, silu_args);
+    QuantizeArgs quantize_args = {product.data, want_codes.data, want_scales.data, k, k};
+    auto quantize = sizeof(T) == 4 ? quantize_fp8_f32 : quantize_fp8_bf16;
+    LAUNCH(quantize, dim3(groups, rows), 128, 0, quantize_args);
+    std::string bytes = check::bytes(codes) + check::bytes(scales);
+    if (bytes != check::bytes(want_codes) + check::bytes(want_scales)) check::fail("other bits than in two steps");
+    return bytes;
   });
 }
 
@@ -144,6 +169,9 @@ inline void test() {
   quantize<float>(2, 300, 301);
   quantize<bf16>(3, 128, 128);
   quantize<bf16>(1, 5, 8);
+  silu_mul_quantize<float>(2, 300);
+  silu_mul_quantize<bf16>(3, 257);
+  silu_mul_quantize<bf16>(1, 5);
   fp8<float>(3, 70, 300, 0);
   fp8<bf16>(1, 200, 128, 0);
   fp8<float>(2, 5, 7, 0);
