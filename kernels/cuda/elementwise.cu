@@ -1,6 +1,8 @@
 // silu_mul: out [rows, n] T = silu(gate [rows, n]) * up [rows, n], both T with rows `stride` apart, as in the result of
 // one product with gate and up side by side. Grid: (ceil(n / 256), rows). Any n. Error: expf and rounding to T.
 //
+// add_scaled: x [n] f32 = keep * x + factor * y [n] T (y may be null). Grid: ceil(n / 256). Error: two roundings.
+//
 // gather: out [rows, n] T = x at index [rows], rows of x `stride` apart. Grid: (ceil(n / 256), rows). Exact.
 #include "common.cuh"
 
@@ -8,6 +10,13 @@ struct SiluMulArgs {
   const void *gate, *up;
   void *out;
   int n, stride;
+};
+
+struct AddScaledArgs {
+  float *x;
+  const void *y;
+  size_t n;
+  float keep, factor;
 };
 
 struct GatherArgs {
@@ -27,6 +36,14 @@ DEVICE void silu_mul(const SiluMulArgs &a) {
 }
 
 template <class T>
+DEVICE void add_scaled(const AddScaledArgs &a) {
+  size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= a.n) return;
+  float x = a.keep * a.x[i];
+  a.x[i] = a.y ? x + a.factor * to_float(static_cast<const T *>(a.y)[i]) : x;
+}
+
+template <class T>
 DEVICE void gather(const GatherArgs &a) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= a.n) return;
@@ -36,5 +53,7 @@ DEVICE void gather(const GatherArgs &a) {
 
 extern "C" __global__ void __launch_bounds__(256) silu_mul_f32(const SiluMulArgs a) { silu_mul<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) silu_mul_bf16(const SiluMulArgs a) { silu_mul<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) add_scaled_f32(const AddScaledArgs a) { add_scaled<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) add_scaled_bf16(const AddScaledArgs a) { add_scaled<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) gather_f32(const GatherArgs a) { gather<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) gather_bf16(const GatherArgs a) { gather<bf16>(a); }

@@ -1,6 +1,7 @@
 // linear: out [rows, n] = x [rows, k] times w [n, k] transposed, plus bias [n] f32 (may be null).
 //
 // linear_f32       x, w and out f32
+// linear_mixed     x bf16, w and out f32
 // linear_bf16      x, w and out bf16
 // linear_bf16_f32  x and w bf16, out f32
 // linear_fp8       x and w e4m3 codes with scales, out bf16
@@ -11,8 +12,7 @@
 // FP8: number [n, k] of w is its code times w_scales [n / 128, k / 128], number [r, k] of x its code times x_scales
 // [r, k / 128], as quantize_fp8 makes them; x_batch is 0. INT4: w is [n, ceil(k / 8)] words with eight values each, the
 // lowest nibble first, as value + 8; number [n, k] is its value times w_scales [n, k / group], group being a multiple
-// of
-// 32. Codes and values are exact in bf16, so only the scales round. With experts, w_scales continue as w does.
+// of 32. Codes and values are exact in bf16, so only the scales round. With experts, w_scales continue as w does.
 //
 // Any rows, n and k; rows of x and out are x_stride and out_stride apart. Copies of 16 bytes are used where x, w, k and
 // x_stride allow it. Grid: (ceil(n / 64), row tiles of 64, batch or experts).
@@ -21,7 +21,7 @@
 // Experts (`starts` not null): product z is expert z. Its routes are order[starts[z]] up to order[starts[z + 1]]; route
 // r reads row r / routes_per_row of x and writes row r of out. Its weight is w + weight_slots[z] * n * k.
 //
-// Each number is a sum over k in steps of 16 (bf16, tensor cores) or 1 (f32), in ascending order, whatever the rows
+// Each number is a sum over k in steps of 16 (tensor cores) or 1 (w f32), in ascending order, whatever the rows
 // are: there is no split of k. With scales, the sums of each group are scaled and
 // added in f32. Error: that of f32 sums of k products, and of rounding to the type of out.
 #include "quant.cuh"
@@ -87,13 +87,14 @@ DEVICE void store(const LinearArgs &a, const Product<X> &p, int r, int c, float 
   out[p.out_row(r) * a.out_stride + c] = from_float<Out>(value);
 }
 
-// ---- f32: 256 threads, each with 4 x 4 numbers ----
+// ---- w f32: 256 threads, each with 4 x 4 numbers ----
 
+template <class X>
 DEVICE void plain(const LinearArgs &a) {
   constexpr int DEPTH = 16, PADDED = TILE_ROWS + 4;
   SHARED(float, xs, DEPTH *PADDED);
   SHARED(float, ws, DEPTH *PADDED);
-  Product<float> p(a);
+  Product<X> p(a);
   if (p.rows <= 0) return;
   const float *w = weights<float>(a, p);
   int row = threadIdx.x / 16 * 4, col = threadIdx.x % 16 * 4;
@@ -102,7 +103,7 @@ DEVICE void plain(const LinearArgs &a) {
     for (int i = threadIdx.x; i < TILE_ROWS * DEPTH; i += 256) {
       int r = i / DEPTH, d = i % DEPTH, n = p.first_col + r;
       bool inside = from + d < a.k;
-      xs[d * PADDED + r] = inside && r < p.rows ? p.x_row(r)[from + d] : 0.0f;
+      xs[d * PADDED + r] = inside && r < p.rows ? to_float(p.x_row(r)[from + d]) : 0.0f;
       ws[d * PADDED + r] = inside && n < a.n ? w[size_t(n) * a.k + from + d] : 0.0f;
     }
     __syncthreads();
@@ -294,7 +295,8 @@ DEVICE void tensor(const LinearArgs &a) {
 
 }  // namespace linear
 
-extern "C" __global__ void __launch_bounds__(256) linear_f32(const LinearArgs a) { linear::plain(a); }
+extern "C" __global__ void __launch_bounds__(256) linear_f32(const LinearArgs a) { linear::plain<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) linear_mixed(const LinearArgs a) { linear::plain<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(128, 4) linear_bf16(const LinearArgs a) {
   linear::tensor<linear::Plain, bf16>(a);
 }

@@ -1,8 +1,8 @@
-// add_norm: x [rows, n] f32 += factor * y [rows, n] T (y may be null); out [rows, n] T = RMSNorm(x) * weight [n] f32.
-// Grid: rows. x is the residual stream, which stays f32 for either T.
+// add_norm: x [rows, n] f32 += factor * y [rows, n] Y (y may be null); out [rows, n] T = RMSNorm(x) * weight [n] f32.
+// Grid: rows. x is the residual stream, which stays f32 for either T. Y is T, or f32 where the suffix names it first.
 //
-// group_norm: every group of `n` columns of x [rows, groups * n] T, rows `stride` apart, is normed in place with the
-// same weight [n] (the q/k norm). Grid: (groups, rows).
+// group_norm: out [rows, groups * n] T = x [rows, groups * n] T, rows `stride` apart, with every group of `n` columns
+// normed with the same weight [n] (the q/k norm). Grid: (groups, rows).
 //
 // Any n. Error: that of f32 sums of n squares, and of rounding to T.
 #include "common.cuh"
@@ -17,18 +17,19 @@ struct AddNormArgs {
 };
 
 struct GroupNormArgs {
-  void *x;
+  const void *x;
   const float *weight;
+  void *out;
   int n, stride;
   float eps;
 };
 
-template <class T>
+template <class Y, class T>
 DEVICE void add_norm(const AddNormArgs &a) {
   SHARED(float, parts, 32);
   size_t row = size_t(blockIdx.x) * a.n;
   float *x = a.x + row;
-  const T *y = static_cast<const T *>(a.y) + row;
+  const Y *y = static_cast<const Y *>(a.y) + row;
   T *out = static_cast<T *>(a.out) + row;
   float squares = 0;
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) {
@@ -46,14 +47,16 @@ DEVICE void add_norm(const AddNormArgs &a) {
 template <class T>
 DEVICE void group_norm(const GroupNormArgs &a) {
   SHARED(float, parts, 32);
-  T *x = static_cast<T *>(a.x) + size_t(blockIdx.y) * a.stride + size_t(blockIdx.x) * a.n;
+  const T *x = static_cast<const T *>(a.x) + size_t(blockIdx.y) * a.stride + size_t(blockIdx.x) * a.n;
+  T *out = static_cast<T *>(a.out) + (size_t(blockIdx.y) * gridDim.x + blockIdx.x) * a.n;
   float squares = 0;
   for (int i = threadIdx.x; i < a.n; i += blockDim.x) squares += to_float(x[i]) * to_float(x[i]);
   float factor = rsqrtf(block_sum(squares, parts) / a.n + a.eps);
-  for (int i = threadIdx.x; i < a.n; i += blockDim.x) x[i] = from_float<T>(a.weight[i] * (to_float(x[i]) * factor));
+  for (int i = threadIdx.x; i < a.n; i += blockDim.x) out[i] = from_float<T>(a.weight[i] * (to_float(x[i]) * factor));
 }
 
-extern "C" __global__ void __launch_bounds__(256) add_norm_f32(const AddNormArgs a) { add_norm<float>(a); }
-extern "C" __global__ void __launch_bounds__(256) add_norm_bf16(const AddNormArgs a) { add_norm<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) add_norm_f32(const AddNormArgs a) { add_norm<float, float>(a); }
+extern "C" __global__ void __launch_bounds__(256) add_norm_bf16(const AddNormArgs a) { add_norm<bf16, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) add_norm_f32_bf16(const AddNormArgs a) { add_norm<float, bf16>(a); }
 extern "C" __global__ void __launch_bounds__(256) group_norm_f32(const GroupNormArgs a) { group_norm<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) group_norm_bf16(const GroupNormArgs a) { group_norm<bf16>(a); }

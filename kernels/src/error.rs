@@ -12,6 +12,9 @@ pub enum KernelError {
     Aborted(String),
     #[error("out of memory: {0}")]
     OutOfMemory(String),
+    /// The device of this rank cannot compute, now or any more.
+    #[error("{0}")]
+    Device(String),
 }
 
 pub type Result<T> = std::result::Result<T, KernelError>;

@@ -27,6 +27,14 @@ def driver():
     return REPOSITORY / "target/cuda/driver"
 
 
+def test_models_of_the_backend(driver):
+    """The unit tests that need a driver: without one they do nothing."""
+    command = ["cargo", "test", "--locked", "-p", "rein-kernels", "--features", "cuda", "--lib", "cuda::backend"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0 and "test result: ok" in done.stdout, done.stdout + done.stderr
+
+
 def selftest(*options, library_path, **settings):
     """Exit code, standard output and standard error. Settings are REIN_FAKE_CUDA_*."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(library_path)}

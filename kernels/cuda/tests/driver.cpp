@@ -47,7 +47,9 @@ Kernel kernel(const char *name, void (*function)(A), int least = 80) {
 Kernel KERNELS[] = {
     KERNEL(embed_f32),         KERNEL(embed_bf16),
     KERNEL(add_norm_f32),      KERNEL(add_norm_bf16),
+    KERNEL(add_norm_f32_bf16), KERNEL(linear_mixed),
     KERNEL(group_norm_f32),    KERNEL(group_norm_bf16),
+    KERNEL(add_scaled_f32),    KERNEL(add_scaled_bf16),
     KERNEL(silu_mul_f32),      KERNEL(silu_mul_bf16),
     KERNEL(gather_f32),        KERNEL(gather_bf16),
     KERNEL(rope_write_f32),    KERNEL(rope_write_bf16),

@@ -42,17 +42,19 @@ void embed(int rows, int vocab, int hidden) {
   });
 }
 
-template <class T>
+template <class Y, class T>
 void add_norm(int rows, int n, bool with_y) {
-  check::every_order(named("add_norm", check::type_name<T>(), {rows, n, with_y}), [&] {
+  check::every_order(named("add_norm", check::type_name<T>(), {int(sizeof(Y)), rows, n, with_y}), [&] {
     Random random(rows * 31 + n);
     auto x = random.numbers<float>(size_t(rows) * n), weight = random.numbers<float>(n);
-    auto y = random.numbers<T>(x.size());
-    if (rows > 1) std::fill(x.begin(), x.begin() + n, 0.0f), std::fill(y.begin(), y.begin() + n, from_float<T>(0));
+    auto y = random.numbers<Y>(x.size());
+    if (rows > 1) std::fill(x.begin(), x.begin() + n, 0.0f), std::fill(y.begin(), y.begin() + n, from_float<Y>(0));
     Buffer<float> xs(x), weights(weight);
-    Buffer<T> ys(y), out(x.size());
+    Buffer<Y> ys(y);
+    Buffer<T> out(x.size());
     AddNormArgs args = {xs.data, with_y ? ys.data : nullptr, weights.data, out.data, n, 0.5f, 1e-5f};
-    host::launch("add_norm", rows, 256, 0, [&] { FOR_TYPE(T, add_norm)(args); });
+    auto kernel = IS_F32<Y> && !IS_F32<T> ? add_norm_f32_bf16 : FOR_TYPE(T, add_norm);
+    host::launch("add_norm", rows, 256, 0, [&] { kernel(args); });
     std::vector<double> sum(x.size()), want(x.size());
     for (int r = 0; r < rows; r++) {
       double squares = 0;
@@ -76,21 +78,20 @@ void group_norm(int rows, int groups, int n, int stride) {
     Random random(rows + n);
     auto x = random.numbers<T>(size_t(rows) * stride);
     auto weight = random.numbers<float>(n);
-    Buffer<T> xs(x);
+    Buffer<T> xs(x), out(size_t(rows) * groups * n);
     Buffer<float> weights(weight);
-    GroupNormArgs args = {xs.data, weights.data, n, stride, 1e-6f};
+    GroupNormArgs args = {xs.data, weights.data, out.data, n, stride, 1e-6f};
     host::launch("group_norm", dim3(groups, rows), 256, 0, [&] { FOR_TYPE(T, group_norm)(args); });
-    std::vector<double> want(x.size());
-    for (size_t i = 0; i < x.size(); i++) want[i] = value(x, i);
+    std::vector<double> want(out.size);
     for (int r = 0; r < rows; r++)
       for (int g = 0; g < groups; g++) {
-        size_t at = size_t(r) * stride + g * n;
+        size_t at = size_t(r) * stride + g * n, to = (size_t(r) * groups + g) * n;
         double squares = 0;
         for (int i = 0; i < n; i++) squares += value(x, at + i) * value(x, at + i);
-        for (int i = 0; i < n; i++) want[at + i] = value(x, at + i) / std::sqrt(squares / n + 1e-6f) * weight[i];
+        for (int i = 0; i < n; i++) want[to + i] = value(x, at + i) / std::sqrt(squares / n + 1e-6f) * weight[i];
       }
-    check::close(xs.data, want);
-    return check::bytes(xs);
+    check::close(out.data, want);
+    return check::bytes(out);
   });
 }
 
@@ -109,6 +110,23 @@ void silu_mul(int rows, int n) {
     }
     check::close(out.data, want);
     return check::bytes(out);
+  });
+}
+
+template <class T>
+void add_scaled(int n, bool with_y) {
+  check::every_order(named("add_scaled", check::type_name<T>(), {n, with_y}), [&] {
+    Random random(n);
+    auto x = random.numbers<float>(n);
+    auto y = random.numbers<T>(n);
+    Buffer<float> xs(x);
+    Buffer<T> ys(y);
+    AddScaledArgs args = {xs.data, with_y ? ys.data : nullptr, size_t(n), 1.5f, 0.25f};
+    host::launch("add_scaled", (n + 255) / 256, 256, 0, [&] { FOR_TYPE(T, add_scaled)(args); });
+    std::vector<double> want(n);
+    for (int i = 0; i < n; i++) want[i] = 1.5 * x[i] + (with_y ? 0.25 * value(y, i) : 0);
+    check::close(xs.data, want, 1e-6);
+    return check::bytes(xs);
   });
 }
 
@@ -214,11 +232,12 @@ template <class T>
 void test_type() {
   for (int hidden : {1, 7, 64, 300}) embed<T>(5, 11, hidden);
   for (int n : {1, 33, 256, 1000})
-    for (bool with_y : {false, true}) add_norm<T>(3, n, with_y);
+    for (bool with_y : {false, true}) add_norm<T, T>(3, n, with_y), add_norm<float, T>(3, n, with_y);
   group_norm<T>(2, 3, 64, 200);
   group_norm<T>(3, 2, 5, 10);
   group_norm<T>(1, 1, 300, 300);
   for (int n : {1, 70, 513}) silu_mul<T>(3, n);
+  for (bool with_y : {false, true}) add_scaled<T>(300, with_y);
   gather<T>(4, 9, 37, 37);
   gather<T>(3, 3, 260, 300);
   rope_write<T>({4, 3, 16, 0, 2, 16, 0, 16, 32, false});  // GQA

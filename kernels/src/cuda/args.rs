@@ -72,6 +72,188 @@ pub struct LinearArgs {
     pub group: i32,
 }
 
+/// embed.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct EmbedArgs {
+    pub table: u64,
+    pub ids: u64,
+    pub out: u64,
+    pub hidden: i32,
+}
+
+/// norm.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct AddNormArgs {
+    pub x: u64,
+    pub y: u64,
+    pub weight: u64,
+    pub out: u64,
+    pub n: i32,
+    pub factor: f32,
+    pub eps: f32,
+}
+
+/// norm.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct GroupNormArgs {
+    pub x: u64,
+    pub weight: u64,
+    pub out: u64,
+    pub n: i32,
+    pub stride: i32,
+    pub eps: f32,
+}
+
+/// elementwise.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct SiluMulArgs {
+    pub gate: u64,
+    pub up: u64,
+    pub out: u64,
+    pub n: i32,
+    pub stride: i32,
+}
+
+/// elementwise.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct AddScaledArgs {
+    pub x: u64,
+    pub y: u64,
+    pub n: usize,
+    pub keep: f32,
+    pub factor: f32,
+}
+
+/// elementwise.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct GatherArgs {
+    pub x: u64,
+    pub index: u64,
+    pub out: u64,
+    pub n: i32,
+    pub stride: i32,
+}
+
+/// quant.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct QuantizeArgs {
+    pub x: u64,
+    pub codes: u64,
+    pub scales: u64,
+    pub k: i32,
+    pub x_stride: i32,
+}
+
+/// rope.cu
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct RopeWriteArgs {
+    pub q: u64,
+    pub key: u64,
+    pub plain: u64,
+    pub key_cache: u64,
+    pub plain_cache: u64,
+    pub angles: u64,
+    pub positions: u64,
+    pub places: u64,
+    pub dims: i32,
+    pub interleaved: i32,
+    pub q_heads: i32,
+    pub q_dim: i32,
+    pub q_offset: i32,
+    pub q_stride: i32,
+    pub key_heads: i32,
+    pub key_dim: i32,
+    pub key_offset: i32,
+    pub key_stride: i32,
+    pub plain_width: i32,
+    pub plain_stride: i32,
+}
+
+/// attention.cu
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub struct AttentionArgs {
+    pub qa: u64,
+    pub qb: u64,
+    pub cache_a: u64,
+    pub cache_b: u64,
+    pub cache_value: u64,
+    pub out: u64,
+    pub sequences: u64,
+    pub positions: u64,
+    pub tables: u64,
+    pub a_entry: usize,
+    pub b_entry: usize,
+    pub value_entry: usize,
+    pub qa_stride: i32,
+    pub qa_head_stride: i32,
+    pub width_a: i32,
+    pub a_head: i32,
+    pub qb_stride: i32,
+    pub qb_head_stride: i32,
+    pub width_b: i32,
+    pub b_head: i32,
+    pub value_width: i32,
+    pub value_head: i32,
+    pub group: i32,
+    pub table_stride: i32,
+    pub block_size: i32,
+    pub window: i32,
+    pub scale: f32,
+}
+
+/// route.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct RouteArgs {
+    pub scores: u64,
+    pub bias: u64,
+    pub ids: u64,
+    pub weights: u64,
+    pub experts: i32,
+    pub top_k: i32,
+    pub groups: i32,
+    pub top_groups: i32,
+    pub sigmoid: i32,
+    pub normalize: i32,
+    pub scaling: f32,
+}
+
+/// moe.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoeAlignArgs {
+    pub ids: u64,
+    pub held_ids: u64,
+    pub counts: u64,
+    pub starts: u64,
+    pub order: u64,
+    pub routes: i32,
+    pub held: i32,
+}
+
+/// moe.cu
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct MoeCombineArgs {
+    pub parts: u64,
+    pub shared: u64,
+    pub ids: u64,
+    pub held: u64,
+    pub weights: u64,
+    pub out: u64,
+    pub n: i32,
+    pub top_k: i32,
+}
+
 /// linear_sm90.cu
 #[derive(Clone, Copy)]
 #[repr(C)]

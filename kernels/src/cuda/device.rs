@@ -76,6 +76,8 @@ pub struct Kernel {
 
 // SAFETY: a function is a handle of the module, which outlives the device's users; threads may share it.
 unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
 
 #[derive(Debug)]
 pub struct CudaDevice {
@@ -89,6 +91,8 @@ pub struct CudaDevice {
 
 // SAFETY: module and stream are handles that any thread may use while the context is current; `enter` makes it so.
 unsafe impl Send for CudaDevice {}
+// SAFETY: as above; the driver locks what its calls share.
+unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
     pub(super) fn open(index: usize) -> Result<CudaDevice> {

@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 use thiserror::Error;
 
 use super::driver::{MINIMUM_CUDA, MINIMUM_DRIVER, Version};
+use crate::error::KernelError;
 
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum CudaError {
@@ -46,6 +47,15 @@ fn no_device(index: usize, count: usize, visible: Option<&str>) -> String {
         0 => format!("no CUDA device{visible}: the driver reports none"),
         1 => format!("device {index} does not exist{visible}: the driver reports device 0 only"),
         _ => format!("device {index} does not exist{visible}: the driver reports devices 0 to {}", count - 1),
+    }
+}
+
+impl From<CudaError> for KernelError {
+    fn from(error: CudaError) -> KernelError {
+        match error {
+            CudaError::OutOfMemory { .. } => KernelError::OutOfMemory(error.to_string()),
+            _ => KernelError::Device(error.to_string()),
+        }
     }
 }
 

@@ -15,6 +15,7 @@ impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u32 {}
 impl Plain for f32 {}
+impl Plain for half::bf16 {}
 
 /// Bytes on a device, freed when dropped.
 #[derive(Debug)]
@@ -54,28 +55,33 @@ impl DeviceBuffer {
     }
 
     /// Copies from the host to `offset`, and waits for it.
-    pub fn write<T: Plain>(&mut self, device: &CudaDevice, offset: usize, from: &[T]) -> Result<()> {
+    pub fn write<T: Plain>(&self, device: &CudaDevice, offset: usize, from: &[T]) -> Result<()> {
         let bytes = size_of_val(from);
         assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of a buffer of {}", self.bytes);
-        let to = self.address + offset as u64;
-        // SAFETY: the range lies in the buffer; `from` lives until the wait below.
-        check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, device.stream())
-        })?;
-        device.wait()
+        // SAFETY: the range lies in the buffer.
+        unsafe { write(device, self.address + offset as u64, from) }
+    }
+
+    /// Copies from another buffer, in the stream.
+    pub fn copy(
+        &self,
+        device: &CudaDevice,
+        offset: usize,
+        from: &DeviceBuffer,
+        from_offset: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        assert!(offset + bytes <= self.bytes && from_offset + bytes <= from.bytes, "{bytes} bytes between buffers");
+        let (to, from) = (self.address + offset as u64, from.address + from_offset as u64);
+        // SAFETY: both ranges lie in their buffers, and dropping either waits for the copy.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, device.stream()) })
     }
 
     /// Copies the first numbers to the host, after all work of the stream.
     pub fn read<T: Plain>(&self, device: &CudaDevice, count: usize) -> Result<Vec<T>> {
-        let mut to = vec![T::default(); count];
-        let bytes = size_of_val(to.as_slice());
-        assert!(bytes <= self.bytes, "{bytes} bytes of a buffer of {}", self.bytes);
-        // SAFETY: both have that many bytes, and `to` lives until the wait below.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), self.address, bytes, device.stream())
-        })?;
-        device.wait()?;
-        Ok(to)
+        assert!(count * size_of::<T>() <= self.bytes, "{count} numbers of a buffer of {} bytes", self.bytes);
+        // SAFETY: the buffer has that many numbers.
+        unsafe { read(device, self.address, count) }
     }
 }
 
@@ -86,6 +92,33 @@ impl Drop for DeviceBuffer {
         // it fails, and the end of the process frees everything.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };
     }
+}
+
+/// Copies numbers from the host, and waits for it.
+///
+/// # Safety
+/// The device has room for them at `address`.
+pub(super) unsafe fn write<T: Plain>(device: &CudaDevice, address: u64, from: &[T]) -> Result<()> {
+    // SAFETY: the caller's promise; `from` lives until the wait below.
+    check("cuMemcpyHtoDAsync", unsafe {
+        sys::cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), size_of_val(from), device.stream())
+    })?;
+    device.wait()
+}
+
+/// Copies numbers to the host, after all work of the stream.
+///
+/// # Safety
+/// The device has `count` numbers at `address`.
+pub(super) unsafe fn read<T: Plain>(device: &CudaDevice, address: u64, count: usize) -> Result<Vec<T>> {
+    let mut to = vec![T::default(); count];
+    let bytes = size_of_val(to.as_slice());
+    // SAFETY: both have that many bytes, and `to` lives until the wait below.
+    check("cuMemcpyDtoHAsync", unsafe {
+        sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), address, bytes, device.stream())
+    })?;
+    device.wait()?;
+    Ok(to)
 }
 
 /// Page-locked bytes of the host, which the device copies from and to at full speed.
@@ -114,13 +147,22 @@ impl PinnedBuffer {
         self.bytes
     }
 
+    /// All of it. No copy may be in flight.
+    pub(super) fn words(&mut self) -> &mut [u32] {
+        // SAFETY: the memory is page-aligned and initialized, and borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes / 4) }
+    }
+
     /// Puts a copy of all bytes to the device into the stream.
     pub(super) fn send(&self, device: &CudaDevice, to: &mut DeviceBuffer) -> Result<()> {
-        assert!(self.bytes <= to.bytes, "{} bytes to a buffer of {}", self.bytes, to.bytes);
+        self.send_first(device, self.bytes, to)
+    }
+
+    /// Puts a copy of the first bytes to the device into the stream.
+    pub(super) fn send_first(&self, device: &CudaDevice, bytes: usize, to: &mut DeviceBuffer) -> Result<()> {
+        assert!(bytes <= self.bytes && bytes <= to.bytes, "{bytes} of {} bytes to {}", self.bytes, to.bytes);
         // SAFETY: both have that many bytes; dropping either waits for the copy.
-        check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to.address, self.start, self.bytes, device.stream())
-        })
+        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to.address, self.start, bytes, device.stream()) })
     }
 
     /// Puts a copy of all bytes from the device into the stream.

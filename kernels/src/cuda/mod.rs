@@ -1,18 +1,40 @@
 //! CUDA through the driver API. The driver is loaded at run time, so a binary with this module starts without a GPU.
 //! This module does not know models.
 
+mod angles;
+mod arena;
 mod args;
+mod attention;
+mod backend;
+mod batch;
 mod device;
+mod devices;
 mod driver;
 mod error;
+mod experts;
+mod host_draw;
+mod linear;
 mod memory;
+mod moe;
 pub mod selftest;
+mod step;
+mod tensor;
 #[cfg(test)]
 mod tests;
+mod weights;
 
+pub use attention::DeviceCache;
+pub use backend::Cuda;
+pub use batch::DeviceBatch;
 pub use device::{CudaDevice, Properties};
+pub use devices::CudaDevices;
 pub use driver::{Driver, Version};
 pub use error::CudaError;
+pub use experts::DeviceExperts;
 pub use memory::{DeviceBuffer, PinnedBuffer};
+pub use moe::DeviceRoutes;
+pub use tensor::DeviceTensor;
+use tensor::Element;
+pub use weights::{DeviceEmbedding, DeviceLinear, DeviceVector};
 
 type Result<T> = std::result::Result<T, CudaError>;

@@ -130,7 +130,7 @@ fn products(device: &CudaDevice, rows: &mut Vec<Row>) -> Result<()> {
     let side = 64 * device.properties.multiprocessors as usize;
     let (x, w) = (random(side * side, 1), random(side * side, 2));
     let upload = |numbers: &[u16]| -> Result<DeviceBuffer> {
-        let mut buffer = device.allocate(size_of_val(numbers))?;
+        let buffer = device.allocate(size_of_val(numbers))?;
         buffer.write(device, 0, numbers)?;
         Ok(buffer)
     };
@@ -272,7 +272,7 @@ pub fn ptx(device: &CudaDevice) -> Result<Vec<Row>> {
     device.enter()?;
     let cases = ptx_cases(EXPECTED).filter(|cases| !cases.is_empty()).ok_or(CudaError::NoKernels)?;
     let bytes: Vec<u8> = (0..PTX_INPUT).map(|i| (i * 7 + i / 251) as u8).collect();
-    let mut input = device.allocate(PTX_INPUT)?;
+    let input = device.allocate(PTX_INPUT)?;
     input.write(device, 0, &bytes)?;
     let map = match machine_code(device.properties.capability) {
         Some("sm_90a" | "sm_100a") => TensorMap::boxes_of_64(&input, 100, 96)?,

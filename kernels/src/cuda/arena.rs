@@ -1,0 +1,122 @@
+//! Device memory of activations. Equal sequences of requests get equal addresses, so that a recorded step can be
+//! repeated. It does not know what is stored.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{CudaDevice, DeviceBuffer, Result};
+
+/// What cudaMalloc guarantees, and more than any kernel asks for.
+const ALIGNMENT: usize = 256;
+/// The memory grows in steps of this size.
+const GROWTH: usize = 1 << 20;
+
+/// Which parts of an unbounded address space are in use. The lowest gap that fits is taken.
+#[derive(Debug, Default)]
+pub(super) struct ArenaLayout {
+    /// Ascending and disjoint.
+    live: Vec<Range<usize>>,
+    peak: usize,
+}
+
+impl ArenaLayout {
+    /// The start of `bytes` bytes, which are in use until they are given back.
+    pub fn take(&mut self, bytes: usize) -> usize {
+        let room = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let mut start = 0;
+        let mut at = 0;
+        for range in &self.live {
+            if range.start - start >= room {
+                break;
+            }
+            (start, at) = (range.end, at + 1);
+        }
+        self.live.insert(at, start..start + room);
+        self.peak = self.peak.max(start + room);
+        start
+    }
+
+    pub fn give(&mut self, start: usize) {
+        self.live.retain(|range| range.start != start);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    /// The most bytes that were needed at once.
+    pub fn peak(&self) -> usize {
+        self.peak
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    layout: ArenaLayout,
+    base: u64,
+    capacity: usize,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of an arena, given back when dropped.
+#[derive(Debug)]
+pub(super) struct ArenaBlock {
+    state: Arc<Mutex<State>>,
+    start: usize,
+    pub address: u64,
+    /// Its memory, if the arena is too small for it.
+    _beyond: Option<DeviceBuffer>,
+}
+
+impl Drop for ArenaBlock {
+    fn drop(&mut self) {
+        lock(&self.state).layout.give(self.start);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct DeviceArena {
+    state: Arc<Mutex<State>>,
+    memory: RefCell<Option<DeviceBuffer>>,
+}
+
+impl DeviceArena {
+    /// Beyond the end of the arena, memory comes from the driver.
+    pub fn take(&self, device: &CudaDevice, bytes: usize) -> Result<ArenaBlock> {
+        let mut state = lock(&self.state);
+        let start = state.layout.take(bytes);
+        let inside = start + bytes <= state.capacity;
+        let beyond = if inside { Ok(None) } else { device.allocate(bytes).map(Some) };
+        let beyond = beyond.inspect_err(|_| state.layout.give(start))?;
+        let address = beyond.as_ref().map_or(state.base + start as u64, DeviceBuffer::address);
+        Ok(ArenaBlock { state: Arc::clone(&self.state), start, address, _beyond: beyond })
+    }
+
+    /// No memory, for the result of an op that has failed.
+    pub fn nothing(&self) -> ArenaBlock {
+        ArenaBlock { state: Arc::clone(&self.state), start: usize::MAX, address: 0, _beyond: None }
+    }
+
+    /// Grows an empty arena to what was needed at once so far. Whether it has moved.
+    pub fn fit(&self, device: &CudaDevice) -> Result<bool> {
+        let mut state = lock(&self.state);
+        let need = state.layout.peak().next_multiple_of(GROWTH);
+        if need <= state.capacity || !state.layout.is_empty() {
+            return Ok(false);
+        }
+        let mut memory = self.memory.borrow_mut();
+        // Frees the old memory first: both may not fit.
+        (*memory, state.capacity) = (None, 0);
+        let grown = device.allocate(need)?;
+        (state.base, state.capacity) = (grown.address(), need);
+        *memory = Some(grown);
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! The paged cache, and attention over it. It does not know models.
+
+use super::args::{AttentionArgs, RopeWriteArgs};
+use super::backend::{Cuda, int, shape};
+use super::batch::DeviceBatch;
+use super::linear::Batched;
+use super::tensor::{DeviceTensor, Element};
+use super::weights::{DeviceLinear, LinearKind};
+use super::{CudaDevice, DeviceBuffer};
+use crate::backend::{GqaSpec, MlaSpec, Precision};
+use crate::error::{KernelError, Result};
+
+/// Threads of a block of `rope_write` and `attention`.
+pub(super) const THREADS: u32 = 128;
+/// The widest value that `attention` adds up.
+const WIDEST_VALUE: usize = 1024;
+
+/// Paged keys and values of one layer: `width_k` and `width_v` numbers per block and position.
+#[derive(Debug)]
+pub struct DeviceCache {
+    block_size: usize,
+    widths: [usize; 2],
+    element: Element,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+}
+
+/// A part of the query vectors, and the part of the cached entries that it is multiplied with.
+#[derive(Clone, Copy)]
+struct Part {
+    address: u64,
+    stride: usize,
+    head_stride: usize,
+    width: usize,
+    cache: u64,
+    entry: usize,
+    /// Distance of the KV heads within an entry.
+    head: usize,
+}
+
+/// `group` heads share the entries of a KV head. `window` 0: all positions before a row's are visible.
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: usize,
+    group: usize,
+    window: usize,
+    scale: f32,
+}
+
+impl DeviceCache {
+    /// F32 is stored as f32, the others as bf16.
+    pub(super) fn new(
+        device: &CudaDevice,
+        [blocks, block_size]: [usize; 2],
+        widths: [usize; 2],
+        precision: Precision,
+    ) -> Result<DeviceCache> {
+        if block_size == 0 {
+            return Err(shape("cache", "block_size must be at least 1".into()));
+        }
+        let element = if precision == Precision::F32 { Element::F32 } else { Element::Bf16 };
+        let places = blocks.checked_mul(block_size).filter(|&places| places < u32::MAX as usize);
+        let places = places.ok_or_else(|| KernelError::OutOfMemory(format!("KV cache of {blocks} blocks")))?;
+        let buffer = |width: usize| device.allocate(places * width * element.bytes());
+        Ok(DeviceCache { block_size, widths, element, k: buffer(widths[0])?, v: buffer(widths[1])? })
+    }
+}
+
+impl Cuda {
+    /// Stores the rows of the batch.
+    fn write_cache(&self, batch: &DeviceBatch, [k, v]: [&DeviceTensor; 2], cache: &DeviceCache) {
+        assert_eq!([k.cols, v.cols], cache.widths, "cache widths");
+        assert_eq!((k.element, v.element), (cache.element, cache.element), "cache type");
+        assert_eq!(cache.block_size, self.limits.get().block_size, "caches have blocks of one size");
+        let parts = self.steps.parts(batch);
+        let args = RopeWriteArgs {
+            key: k.address,
+            plain: v.address,
+            key_cache: cache.k.address(),
+            plain_cache: cache.v.address(),
+            positions: parts.positions,
+            places: parts.places,
+            key_heads: 1,
+            key_dim: int(k.cols),
+            key_stride: int(k.stride),
+            plain_width: int(v.cols),
+            plain_stride: int(v.stride),
+            ..RopeWriteArgs::default()
+        };
+        let name = cache.element.of("rope_write_f32", "rope_write_bf16");
+        // SAFETY: `begin` has compared the places with the cache; k and v have a row for each.
+        unsafe { self.launch(name, [k.rows, 3, 1], THREADS, 0, &args) };
+    }
+
+    fn attend(
+        &self,
+        batch: &DeviceBatch,
+        [a, b]: [Part; 2],
+        value: Part,
+        of: Heads,
+        cache: &DeviceCache,
+    ) -> DeviceTensor {
+        let Heads { heads, group, window, scale } = of;
+        assert!(value.width <= WIDEST_VALUE, "values of {} numbers, at most {WIDEST_VALUE}", value.width);
+        let parts = self.steps.parts(batch);
+        let out = self.tensor(batch.shape.rows, heads * value.width, cache.element);
+        let args = AttentionArgs {
+            qa: a.address,
+            qb: b.address,
+            cache_a: a.cache,
+            cache_b: b.cache,
+            cache_value: value.cache,
+            out: out.address,
+            sequences: parts.sequences,
+            positions: parts.positions,
+            tables: parts.tables,
+            a_entry: a.entry,
+            b_entry: b.entry,
+            value_entry: value.entry,
+            qa_stride: int(a.stride),
+            qa_head_stride: int(a.head_stride),
+            width_a: int(a.width),
+            a_head: int(a.head),
+            qb_stride: int(b.stride),
+            qb_head_stride: int(b.head_stride),
+            width_b: int(b.width),
+            b_head: int(b.head),
+            value_width: int(value.width),
+            value_head: int(value.head),
+            group: int(group),
+            table_stride: int(batch.shape.table_stride),
+            block_size: int(cache.block_size),
+            window: int(window),
+            scale,
+        };
+        let name = cache.element.of("attention_f32", "attention_bf16");
+        // SAFETY: `begin` has compared blocks and positions with the cache; queries and out have a row for each of the
+        // batch.
+        unsafe { self.launch(name, [heads, batch.shape.rows, 1], THREADS, 4 * (a.width + b.width), &args) };
+        out
+    }
+
+    pub(super) fn attend_gqa(
+        &self,
+        batch: &DeviceBatch,
+        q: &DeviceTensor,
+        kv: [&DeviceTensor; 2],
+        cache: &DeviceCache,
+        spec: &GqaSpec,
+    ) -> DeviceTensor {
+        let GqaSpec { heads, kv_heads, head_dim, scale, window } = *spec;
+        assert!(kv_heads > 0 && heads % kv_heads == 0 && q.cols == heads * head_dim, "gqa_attention: {spec:?}");
+        assert_eq!(cache.widths, [kv_heads * head_dim; 2], "gqa_attention: k and v");
+        assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "gqa_attention: rows");
+        self.write_cache(batch, kv, cache);
+        let entry = kv_heads * head_dim;
+        let key = Part {
+            address: q.address,
+            stride: q.stride,
+            head_stride: head_dim,
+            width: head_dim,
+            cache: cache.k.address(),
+            entry,
+            head: head_dim,
+        };
+        let value = Part { cache: cache.v.address(), ..key };
+        let none = Part { width: 0, ..key };
+        let of = Heads { heads, group: heads / kv_heads, window: window.unwrap_or(0), scale };
+        self.attend(batch, [key, none], value, of, cache)
+    }
+
+    pub(super) fn attend_latent(
+        &self,
+        batch: &DeviceBatch,
+        q: &DeviceTensor,
+        [latent, k_rope]: [&DeviceTensor; 2],
+        kv_b: &DeviceLinear,
+        cache: &DeviceCache,
+        spec: &MlaSpec,
+    ) -> DeviceTensor {
+        let LinearKind::Absorbed { heads: held, to_latent, to_value } = &kv_b.0 else {
+            panic!("mla_attention needs a weight made by mla_weight");
+        };
+        let MlaSpec { heads, nope_dim, rope_dim, v_dim, kv_rank, scale } = *spec;
+        let q_dim = nope_dim + rope_dim;
+        assert_eq!((q.cols, *held), (heads * q_dim, heads), "mla_attention: heads");
+        assert_eq!(cache.widths, [kv_rank, rope_dim], "mla_attention: cache widths");
+        assert_eq!((batch.shape.rows, q.element), (q.rows, cache.element), "mla_attention: rows");
+        self.write_cache(batch, [latent, k_rope], cache);
+        let query = self.product_by_head(q, to_latent, Batched { heads, outs: kv_rank, ins: nope_dim, x_head: q_dim });
+        let plain = Part {
+            address: query.address,
+            stride: query.stride,
+            head_stride: kv_rank,
+            width: kv_rank,
+            cache: cache.k.address(),
+            entry: kv_rank,
+            head: 0,
+        };
+        let rotated = Part {
+            address: q.columns(nope_dim, 0).address,
+            stride: q.stride,
+            head_stride: q_dim,
+            width: rope_dim,
+            cache: cache.v.address(),
+            entry: rope_dim,
+            head: 0,
+        };
+        let mixed = self.attend(batch, [plain, rotated], plain, Heads { heads, group: heads, window: 0, scale }, cache);
+        self.product_by_head(&mixed, to_value, Batched { heads, outs: v_dim, ins: kv_rank, x_head: kv_rank })
+    }
+}

@@ -1,0 +1,74 @@
+//! Brings the inputs of a step to the device: packed into pinned memory, and copied at once. It does not know ops.
+
+use super::step::{StepLimits, StepParts, StepShape, pack};
+use super::{CudaDevice, DeviceBuffer, PinnedBuffer};
+use crate::backend::Rows;
+use crate::error::Result;
+
+/// Words of the first buffers.
+const FIRST: usize = 16 << 10;
+
+/// The inputs of a step. The next `begin` overwrites them on the device.
+pub struct DeviceBatch<'a> {
+    pub(super) rows: Rows<'a>,
+    pub(super) shape: StepShape,
+    serial: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct StepBuffers {
+    host: Option<PinnedBuffer>,
+    device: Option<DeviceBuffer>,
+    /// Of the last batch.
+    serial: u64,
+    /// The last copy may not have ended.
+    in_flight: bool,
+}
+
+impl StepBuffers {
+    /// Whether the buffers had to move for a step of this shape.
+    pub fn fit(&mut self, device: &CudaDevice, shape: &StepShape) -> Result<bool> {
+        let words = shape.parts().end;
+        if self.device.as_ref().is_some_and(|buffer| buffer.bytes() >= 4 * words) {
+            return Ok(false);
+        }
+        let bytes = 4 * words.next_power_of_two().max(FIRST);
+        self.device = Some(device.allocate(bytes)?);
+        self.host = Some(PinnedBuffer::new(device, bytes)?);
+        Ok(true)
+    }
+
+    /// After `fit` for this shape.
+    pub fn upload<'a>(
+        &mut self,
+        device: &CudaDevice,
+        rows: Rows<'a>,
+        shape: StepShape,
+        limits: StepLimits,
+    ) -> Result<DeviceBatch<'a>> {
+        if self.in_flight {
+            device.wait()?;
+        }
+        self.serial += 1;
+        let words = shape.parts().end;
+        if let (Some(host), Some(to)) = (&mut self.host, &mut self.device) {
+            pack(&rows, &shape, limits, &mut host.words()[..words])?;
+            if words > 0 {
+                host.send_first(device, 4 * words, to)?;
+                self.in_flight = true;
+            }
+        }
+        Ok(DeviceBatch { rows, shape, serial: self.serial })
+    }
+
+    /// All work of the stream has ended.
+    pub fn arrived(&mut self) {
+        self.in_flight = false;
+    }
+
+    /// Where the parts of the batch are on the device.
+    pub fn parts(&self, batch: &DeviceBatch) -> StepParts<u64> {
+        assert_eq!(batch.serial, self.serial, "a batch lasts until the next `begin`");
+        batch.shape.parts().at(self.device.as_ref().map_or(0, DeviceBuffer::address))
+    }
+}

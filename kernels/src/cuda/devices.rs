@@ -1,0 +1,72 @@
+//! The CUDA devices that the ranks of this process compute on.
+
+use std::sync::Arc;
+
+use super::backend::Cuda;
+use super::weights;
+use super::{CudaDevice, Driver};
+use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
+use crate::collective::{Collective, threads};
+use crate::error::{KernelError, Result};
+
+/// One rank computes on each.
+#[derive(Clone)]
+pub struct CudaDevices {
+    driver: Driver,
+    devices: Arc<Vec<CudaDevice>>,
+}
+
+impl CudaDevices {
+    /// Devices by their index among those that CUDA_VISIBLE_DEVICES leaves.
+    pub fn open(indices: &[usize]) -> super::Result<CudaDevices> {
+        let driver = Driver::open()?;
+        let devices: super::Result<Vec<_>> = indices.iter().map(|&index| driver.device(index)).collect();
+        Ok(CudaDevices { devices: Arc::new(devices?), driver })
+    }
+
+    pub fn devices(&self) -> &[CudaDevice] {
+        &self.devices
+    }
+
+    fn backend(&self, index: usize, link: Box<dyn Collective>) -> Result<Cuda> {
+        let device = self.devices.get(index).ok_or_else(|| {
+            let what = format!("rank {} needs a device of its own, got {} devices", index, self.devices.len());
+            KernelError::Device(what)
+        })?;
+        Cuda::new(self.driver.device(device.index)?, link)
+    }
+}
+
+impl Devices for CudaDevices {
+    type Backend = Cuda;
+    const KIND: &'static str = "cuda";
+
+    fn open(&self, index: usize, _: usize, link: Box<dyn Collective>) -> Result<Cuda> {
+        if link.size() > 1 {
+            let what = format!("a group of {} ranks needs NCCL, which the CUDA engine does not have yet", link.size());
+            return Err(KernelError::Device(what));
+        }
+        self.backend(index, link)
+    }
+
+    fn open_beside(&self, index: usize) -> Result<Cuda> {
+        self.backend(index, Box::new(threads::alone()))
+    }
+
+    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
+        weights::host_form(role, stored, precision)
+    }
+
+    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
+        weights::weight_bytes(role, stored, precision, numbers)
+    }
+
+    fn cache_bytes(&self, precision: Precision) -> usize {
+        if precision == Precision::F32 { 4 } else { 2 }
+    }
+
+    /// What the driver reports, for all devices together; other processes count too.
+    fn free_memory(&self) -> usize {
+        self.devices.iter().filter_map(|device| device.memory().ok()).map(|(free, _)| free).sum()
+    }
+}

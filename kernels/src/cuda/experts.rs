@@ -1,0 +1,240 @@
+//! The experts of one layer that a rank holds: slots of one size in one buffer, and a table of the experts in them.
+//! Both keep their addresses when experts move, so that recorded steps stay valid. It does not know routes.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::weights::{Prepared, WeightForm, aligned};
+use super::{CudaDevice, DeviceBuffer};
+use crate::backend::{ExpertTable, ExpertWeights, HostMatrix, Precision};
+use crate::error::{KernelError, Result};
+
+/// In the table: no expert.
+const EMPTY: u32 = u32::MAX;
+
+fn wrong(op: &'static str, what: String) -> KernelError {
+    KernelError::Shape { op, what }
+}
+
+/// The shapes and forms of an expert's matrices: gate, up and down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ExpertShape {
+    pub inter: usize,
+    pub hidden: usize,
+    pub forms: [WeightForm; 3],
+}
+
+impl ExpertShape {
+    fn of([gate, up, down]: &[Prepared; 3], id: u32) -> Result<ExpertShape> {
+        let (inter, hidden) = (gate.outs, gate.ins);
+        let fits = |m: &Prepared, outs, ins| (m.outs, m.ins) == (outs, ins);
+        if !(fits(up, inter, hidden) && fits(down, hidden, inter)) {
+            let what = format!("expert {id}: gate and up must be [{inter}, {hidden}], down [{hidden}, {inter}]");
+            return Err(wrong("experts", what));
+        }
+        Ok(ExpertShape { inter, hidden, forms: [gate.form, up.form, down.form] })
+    }
+
+    pub fn matrix(&self, which: usize) -> (usize, usize, WeightForm) {
+        let (outs, ins) = if which == 2 { (self.hidden, self.inter) } else { (self.inter, self.hidden) };
+        (outs, ins, self.forms[which])
+    }
+
+    /// Bytes of a matrix of one expert, and of its scales.
+    fn bytes(&self, which: usize) -> [usize; 2] {
+        let (outs, ins, form) = self.matrix(which);
+        [form.bytes(outs, ins), 4 * form.scales(outs, ins)]
+    }
+}
+
+/// Room for experts of one shape: all gates, all scales of gates, all ups, and so on.
+#[derive(Debug)]
+struct Slots {
+    shape: ExpertShape,
+    capacity: usize,
+    data: DeviceBuffer,
+    /// For each slot the expert in it, then for each slot its index: the table of `moe_align`, and that of `linear`.
+    table: DeviceBuffer,
+    /// The expert in each slot, as on the device.
+    held: Mutex<Vec<u32>>,
+}
+
+impl Slots {
+    fn new(device: &CudaDevice, shape: ExpertShape, capacity: usize) -> Result<Slots> {
+        let bytes: usize = (0..3).flat_map(|which| shape.bytes(which)).map(|bytes| aligned(capacity * bytes)).sum();
+        let held = vec![EMPTY; capacity];
+        let words: Vec<u32> = held.iter().copied().chain(0..capacity as u32).collect();
+        let table = device.allocate(4 * words.len())?;
+        table.write(device, 0, &words)?;
+        Ok(Slots { shape, capacity, data: device.allocate(bytes)?, table, held: Mutex::new(held) })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the matrices `which` begin in the buffer, and their scales.
+    fn regions(&self, which: usize) -> [usize; 2] {
+        let all = (0..3).flat_map(|which| self.shape.bytes(which)).map(|bytes| aligned(self.capacity * bytes));
+        let before = |count| all.clone().take(count).sum();
+        [before(2 * which), before(2 * which + 1)]
+    }
+
+    /// The six parts of a slot: where they begin, and their bytes.
+    fn parts(&self, slot: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        (0..3).flat_map(move |which| {
+            let (regions, bytes) = (self.regions(which), self.shape.bytes(which));
+            [0, 1].map(|i| (regions[i] + slot * bytes[i], bytes[i]))
+        })
+    }
+
+    fn find(&self, id: u32) -> Option<usize> {
+        self.held().iter().position(|&held| held == id)
+    }
+
+    /// Copies an expert of other slots into one.
+    fn copy(&self, device: &CudaDevice, slot: usize, from: &Slots, from_slot: usize) -> Result<()> {
+        for ((to, bytes), (from_at, _)) in self.parts(slot).zip(from.parts(from_slot)) {
+            if bytes > 0 {
+                self.data.copy(device, to, &from.data, from_at, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the table to the device.
+    fn publish(&self, device: &CudaDevice) -> Result<()> {
+        let held = self.held();
+        Ok(self.table.write(device, 0, &held)?)
+    }
+}
+
+/// This rank's experts of one layer.
+#[derive(Debug)]
+pub struct DeviceExperts {
+    table: ExpertTable,
+    precision: Precision,
+    /// None: no expert.
+    slots: Option<Arc<Slots>>,
+    ids: Vec<u32>,
+}
+
+/// What kernels need of the experts.
+pub(super) struct ExpertSlots {
+    pub shape: ExpertShape,
+    pub capacity: usize,
+    pub held_ids: u64,
+    pub weight_slots: u64,
+    /// For gate, up and down: the numbers, and the scales.
+    pub matrices: [[u64; 2]; 3],
+}
+
+impl DeviceExperts {
+    /// `rank` tells how many experts to expect.
+    pub(super) fn load(
+        device: &CudaDevice,
+        rank: usize,
+        table: ExpertTable,
+        weights: &mut dyn Iterator<Item = Result<ExpertWeights>>,
+        precision: Precision,
+    ) -> Result<DeviceExperts> {
+        let expected = table.holders.iter().filter(|holders| holders.contains(&(rank as u32))).count();
+        let mut experts = DeviceExperts { table, precision, slots: None, ids: Vec::new() };
+        for weights in weights {
+            experts.push(device, weights?, expected)?;
+        }
+        if let Some(slots) = &experts.slots {
+            slots.publish(device)?;
+        }
+        Ok(experts)
+    }
+
+    fn push(&mut self, device: &CudaDevice, weights: ExpertWeights, expected: usize) -> Result<()> {
+        let ExpertWeights { id, gate, up, down } = weights;
+        let prepare = |matrix: HostMatrix| Prepared::new(matrix, self.precision);
+        let matrices = [prepare(gate)?, prepare(up)?, prepare(down)?];
+        let shape = ExpertShape::of(&matrices, id)?;
+        if self.ids.contains(&id) {
+            return Err(wrong("experts", format!("expert {id} given twice")));
+        }
+        let slot = self.ids.len();
+        let slots = match &self.slots {
+            Some(slots) if slots.shape != shape => {
+                let what = format!("expert {id} is {shape:?}, the ones before {:?}", slots.shape);
+                return Err(wrong("experts", what));
+            }
+            Some(slots) if slot < slots.capacity => Arc::clone(slots),
+            full => {
+                let capacity = expected.max(full.as_ref().map_or(1, |slots| 2 * slots.capacity));
+                let grown = Slots::new(device, shape, capacity)?;
+                if let Some(old) = full {
+                    (0..old.capacity).try_for_each(|slot| grown.copy(device, slot, old, slot))?;
+                    grown.held()[..old.capacity].copy_from_slice(&old.held());
+                }
+                Arc::new(grown)
+            }
+        };
+        for (matrix, at) in matrices.iter().zip(slots.parts(slot).collect::<Vec<_>>().chunks(2)) {
+            matrix.write(device, &slots.data, at[0].0, at[1].0)?;
+        }
+        slots.held()[slot] = id;
+        self.ids.push(id);
+        self.slots = Some(slots);
+        Ok(())
+    }
+
+    /// The experts with these ids, in the slots of `self` if they are enough. Experts that leave make room for those
+    /// that come, so `self` must not be used after a success.
+    pub(super) fn regroup(&self, device: &CudaDevice, fresh: &DeviceExperts, ids: &[u32]) -> Result<DeviceExperts> {
+        let of = |experts: &DeviceExperts, id| {
+            let slots = experts.slots.as_ref()?;
+            slots.find(id).map(|slot| (Arc::clone(slots), slot))
+        };
+        let missing = |id: &&u32| of(self, **id).is_none() && of(fresh, **id).is_none();
+        if let Some(id) = ids.iter().find(missing) {
+            return Err(wrong("regroup", format!("expert {id} is not held")));
+        }
+        let (table, precision) = (fresh.table.clone(), self.precision);
+        let old = self.slots.as_ref().or(fresh.slots.as_ref());
+        let Some(old) = old.filter(|_| !ids.is_empty()) else {
+            return Ok(DeviceExperts { table, precision, slots: None, ids: Vec::new() });
+        };
+        if let Some(other) = fresh.slots.as_ref().filter(|other| other.shape != old.shape) {
+            return Err(wrong("regroup", format!("experts of {:?} and {:?}", old.shape, other.shape)));
+        }
+        let slots = match &self.slots {
+            Some(slots) if ids.len() <= slots.capacity => Arc::clone(slots),
+            _ => Arc::new(Slots::new(device, old.shape, ids.len())?),
+        };
+        let mut held: Vec<u32> = slots.held().iter().map(|id| if ids.contains(id) { *id } else { EMPTY }).collect();
+        for id in ids {
+            if held.contains(id) {
+                continue;
+            }
+            let free = held.iter().position(|&held| held == EMPTY);
+            let (Some((from, from_slot)), Some(slot)) = (of(self, *id).or_else(|| of(fresh, *id)), free) else {
+                return Err(wrong("regroup", format!("expert {id} given twice")));
+            };
+            slots.copy(device, slot, &from, from_slot)?;
+            held[slot] = *id;
+        }
+        *slots.held() = held;
+        slots.publish(device)?;
+        Ok(DeviceExperts { table, precision, slots: Some(slots), ids: ids.to_vec() })
+    }
+
+    pub(super) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    pub(super) fn slots(&self) -> Option<ExpertSlots> {
+        let slots = self.slots.as_ref()?;
+        let at = |offset: usize| slots.data.address() + offset as u64;
+        Some(ExpertSlots {
+            shape: slots.shape,
+            capacity: slots.capacity,
+            held_ids: slots.table.address(),
+            weight_slots: slots.table.address() + 4 * slots.capacity as u64,
+            matrices: std::array::from_fn(|which| slots.regions(which).map(at)),
+        })
+    }
+}

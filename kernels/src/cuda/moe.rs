@@ -1,0 +1,154 @@
+//! The choice of experts, and their products. It does not know where experts come from.
+
+use super::arena::ArenaBlock;
+use super::args::{LinearArgs, MoeAlignArgs, MoeCombineArgs, RouteArgs};
+use super::backend::{Cuda, ROW_THREADS, int, shape};
+use super::experts::{DeviceExperts, ExpertSlots};
+use super::linear::{Operand, result_of};
+use super::tensor::{DeviceTensor, Element};
+use super::weights::DeviceVector;
+use crate::backend::{Backend, RouteSpec, Scoring};
+use crate::error::Result;
+
+/// The most experts of a row that `moe_combine` adds.
+const MOST_ROUTES: usize = 64;
+
+/// For each row, `top_k` experts (global ids) with their weights.
+#[derive(Debug)]
+pub struct DeviceRoutes {
+    rows: usize,
+    top_k: usize,
+    experts: usize,
+    ids: ArenaBlock,
+    weights: ArenaBlock,
+}
+
+/// The routes of each expert.
+struct Aligned {
+    starts: ArenaBlock,
+    order: ArenaBlock,
+}
+
+impl Cuda {
+    pub(super) fn route(&self, scores: &DeviceTensor, bias: Option<&DeviceVector>, spec: &RouteSpec) -> DeviceRoutes {
+        let RouteSpec { top_k, scoring, n_group, topk_group, normalize, scaling } = *spec;
+        let (rows, experts) = (scores.rows, scores.cols);
+        assert!(top_k <= experts.min(MOST_ROUTES), "top_k {top_k} of {experts} experts, at most {MOST_ROUTES}");
+        assert!(bias.is_none_or(|b| b.len == experts), "routing bias and scores differ in the number of experts");
+        assert!(scores.element == Element::F32 && scores.is_contiguous(), "scores are f32 and not a view");
+        let (ids, weights) = (self.take(rows * top_k * 4), self.take(rows * top_k * 4));
+        let args = RouteArgs {
+            scores: scores.address,
+            bias: bias.map_or(0, |bias| bias.data.address()),
+            ids: ids.address,
+            weights: weights.address,
+            experts: int(experts),
+            top_k: int(top_k),
+            groups: int(n_group),
+            top_groups: int(topk_group),
+            sigmoid: (scoring == Scoring::Sigmoid).into(),
+            normalize: normalize.into(),
+            scaling,
+        };
+        let shared = 4 * (2 * experts + n_group) + experts.max(n_group);
+        // SAFETY: scores has `experts` numbers in each row, ids and weights top_k.
+        unsafe { self.launch("route_f32", [rows, 1, 1], 32, shared, &args) };
+        DeviceRoutes { rows, top_k, experts, ids, weights }
+    }
+
+    fn align(&self, routes: &DeviceRoutes, experts: &ExpertSlots) -> Aligned {
+        let (count, held) = (routes.rows * routes.top_k, experts.capacity);
+        let (counts, starts, order) = (self.take(4 * held), self.take(4 * (held + 1)), self.take(4 * count));
+        let args = MoeAlignArgs {
+            ids: routes.ids.address,
+            held_ids: experts.held_ids,
+            counts: counts.address,
+            starts: starts.address,
+            order: order.address,
+            routes: int(count),
+            held: int(held),
+        };
+        // SAFETY: the arrays have as many words as moe.cu says.
+        unsafe {
+            self.launch("moe_count", [held, 1, 1], ROW_THREADS, 0, &args);
+            self.launch("moe_align", [held + 1, 1, 1], ROW_THREADS, 0, &args);
+        }
+        Aligned { starts, order }
+    }
+
+    /// The product of each route with matrix `which` of its expert. Route r reads row r / per_row of x.
+    fn expert_product(
+        &self,
+        x: &Operand,
+        [per_row, count]: [usize; 2],
+        aligned: &Aligned,
+        experts: &ExpertSlots,
+        which: usize,
+        element: Element,
+    ) -> DeviceTensor {
+        let (outs, ins, form) = experts.shape.matrix(which);
+        let out = self.tensor(count, outs, result_of(element, form));
+        let [weights, scales] = experts.matrices[which];
+        let args = LinearArgs {
+            w: weights,
+            w_scales: scales,
+            order: aligned.order.address,
+            starts: aligned.starts.address,
+            weight_slots: experts.weight_slots,
+            n: int(outs),
+            k: int(ins),
+            out_stride: int(outs),
+            routes_per_row: int(per_row),
+            ..LinearArgs::default()
+        };
+        // SAFETY: x has a row for each `per_row` routes, out one for each route, and all slots have weights of this
+        // shape.
+        unsafe { self.multiply(x, form, (out.address, out.element), [count, experts.capacity], args) };
+        out
+    }
+
+    pub(super) fn through_experts(
+        &self,
+        x: &DeviceTensor,
+        routes: &DeviceRoutes,
+        experts: &DeviceExperts,
+        shared: Option<&DeviceTensor>,
+    ) -> Result<DeviceTensor> {
+        assert_eq!(routes.rows, x.rows, "moe: routes for each row");
+        let held = experts.ids().len();
+        let Some(slots) = experts.slots().filter(|_| held == routes.experts) else {
+            return Err(shape("moe", format!("the only rank holds {held} of {} experts", routes.experts)));
+        };
+        assert_eq!(slots.shape.hidden, x.cols, "moe: inputs");
+        assert!(
+            shared.is_none_or(|s| (s.rows, s.cols, s.element) == (x.rows, x.cols, x.element) && s.is_contiguous()),
+            "moe: shared"
+        );
+        let (top_k, count) = (routes.top_k, routes.rows * routes.top_k);
+        let aligned = self.align(routes, &slots);
+        let middle = {
+            let input = self.operand(x, slots.shape.forms[0]);
+            let by = |which| self.expert_product(&input, [top_k, count], &aligned, &slots, which, x.element);
+            let (gate, up) = (by(0), by(1));
+            self.silu_mul(&gate, &up)
+        };
+        let input = self.operand(&middle, slots.shape.forms[2]);
+        let parts = self.expert_product(&input, [1, count], &aligned, &slots, 2, middle.element);
+        let out = self.tensor(x.rows, x.cols, Element::F32);
+        let args = MoeCombineArgs {
+            parts: parts.address,
+            shared: shared.map_or(0, |shared| shared.address),
+            ids: routes.ids.address,
+            held: 0,
+            weights: routes.weights.address,
+            out: out.address,
+            n: int(x.cols),
+            top_k: int(top_k),
+        };
+        let grid = [x.cols.div_ceil(ROW_THREADS as usize), x.rows, 1];
+        let name = parts.element.of("moe_combine_f32", "moe_combine_bf16");
+        // SAFETY: parts has a row for each route, out and shared one for each row of x.
+        unsafe { self.launch(name, grid, ROW_THREADS, 0, &args) };
+        Ok(out)
+    }
+}

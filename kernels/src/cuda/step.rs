@@ -1,0 +1,130 @@
+//! The inputs of a step as the device gets them: one block of 32-bit words. It does not know models or devices.
+
+use crate::backend::Rows;
+use crate::error::{KernelError, Result};
+
+/// Marks rows that no sequence has, and places that nothing is written to.
+pub(super) const NONE: u32 = u32::MAX;
+/// Larger decode steps are not recorded.
+const LARGEST_BUCKET: usize = 512;
+
+/// The number of rows that a decode step is filled up to; None: it is not.
+pub(super) fn bucket(rows: usize) -> Option<usize> {
+    let bucket = if rows <= 16 { rows.next_power_of_two() } else { rows.next_multiple_of(16) };
+    (rows > 0 && bucket <= LARGEST_BUCKET).then_some(bucket)
+}
+
+/// What the kernels of a step depend on. Steps of one shape launch the same kernels with the same arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct StepShape {
+    /// With those that fill up the bucket.
+    pub rows: usize,
+    pub sequences: usize,
+    /// Blocks of a sequence in the tables.
+    pub table_stride: usize,
+    /// Every sequence has one row: such steps repeat, and are recorded.
+    pub decode: bool,
+}
+
+impl StepShape {
+    pub fn of(rows: &Rows) -> StepShape {
+        let longest = rows.spans.iter().map(|span| span.blocks.len()).max().unwrap_or(0);
+        let decode = rows.spans.len() == rows.ids.len() && rows.spans.iter().all(|span| span.len == 1);
+        match bucket(rows.ids.len()).filter(|_| decode) {
+            // Few strides, so that a growing sequence rarely changes the shape.
+            Some(bucket) => StepShape {
+                rows: bucket,
+                sequences: bucket,
+                table_stride: longest.next_power_of_two().max(8),
+                decode: true,
+            },
+            None => {
+                StepShape { rows: rows.ids.len(), sequences: rows.spans.len(), table_stride: longest, decode: false }
+            }
+        }
+    }
+
+    /// Where the parts begin in the block, in words, and its length.
+    pub fn parts(&self) -> StepParts<usize> {
+        let rows = self.rows;
+        let end = 4 * rows + self.sequences * self.table_stride;
+        StepParts { ids: 0, positions: rows, sequences: 2 * rows, places: 3 * rows, tables: 4 * rows, end }
+    }
+}
+
+/// The parts of a step's block: one word for each row in `ids`, `positions`, `sequences` and `places`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StepParts<T> {
+    pub ids: T,
+    pub positions: T,
+    /// The sequence of each row.
+    pub sequences: T,
+    /// Where each row's entry is in a cache.
+    pub places: T,
+    /// The blocks of each sequence.
+    pub tables: T,
+    pub end: T,
+}
+
+impl StepParts<usize> {
+    /// The addresses of the parts of a block at `base`.
+    pub fn at(&self, base: u64) -> StepParts<u64> {
+        let at = |word: usize| base + 4 * word as u64;
+        StepParts {
+            ids: at(self.ids),
+            positions: at(self.positions),
+            sequences: at(self.sequences),
+            places: at(self.places),
+            tables: at(self.tables),
+            end: at(self.end),
+        }
+    }
+}
+
+/// What the ids and blocks of a step must be below, and the size of a block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepLimits {
+    pub vocab: usize,
+    pub blocks: usize,
+    pub block_size: usize,
+}
+
+/// Writes the block of a step; `words` has the length that the shape says.
+pub(super) fn pack(rows: &Rows, shape: &StepShape, limits: StepLimits, words: &mut [u32]) -> Result<()> {
+    let wrong = |what: String| Err(KernelError::Shape { op: "begin", what });
+    let parts = shape.parts();
+    assert_eq!(words.len(), parts.end, "a step's block");
+    if let Some(id) = rows.ids.iter().find(|&&id| id as usize >= limits.vocab) {
+        return wrong(format!("token {id} of a vocabulary of {}", limits.vocab));
+    }
+    let (of_rows, tables) = words.split_at_mut(parts.tables);
+    of_rows.fill(NONE);
+    of_rows[parts.positions..parts.sequences].fill(0);
+    tables.fill(0);
+    of_rows[..rows.ids.len()].copy_from_slice(&rows.ids);
+    for (sequence, span) in rows.spans.iter().enumerate() {
+        let end = span.start + span.len;
+        if span.row + span.len > rows.ids.len() {
+            return wrong(format!("rows {}..{} of {}", span.row, span.row + span.len, rows.ids.len()));
+        }
+        if span.blocks.len() * limits.block_size < end {
+            let what = format!("{} blocks of {} do not cover {end} positions", span.blocks.len(), limits.block_size);
+            return wrong(what);
+        }
+        if let Some(block) = span.blocks.iter().find(|&&block| block as usize >= limits.blocks) {
+            return wrong(format!("block {block} of a cache of {} blocks", limits.blocks));
+        }
+        tables[sequence * shape.table_stride..][..span.blocks.len()].copy_from_slice(span.blocks);
+        for i in 0..span.len {
+            let (row, position) = (span.row + i, span.start + i);
+            let block = span.blocks[position / limits.block_size] as usize;
+            of_rows[parts.positions + row] = position as u32;
+            of_rows[parts.sequences + row] = sequence as u32;
+            of_rows[parts.places + row] = (block * limits.block_size + position % limits.block_size) as u32;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+use super::*;
+use crate::backend::Span;
+
+const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4 };
+
+fn packed(rows: &Rows) -> Result<(StepShape, Vec<u32>)> {
+    let shape = StepShape::of(rows);
+    let mut words = vec![7; shape.parts().end];
+    pack(rows, &shape, LIMITS, &mut words)?;
+    Ok((shape, words))
+}
+
+#[test]
+fn buckets() {
+    let found: Vec<_> = [0, 1, 2, 3, 5, 9, 16, 17, 33, 512, 513].map(bucket).to_vec();
+    let want = [None, Some(1), Some(2), Some(4), Some(8), Some(16), Some(16), Some(32), Some(48), Some(512), None];
+    assert_eq!(found, want);
+}
+
+#[test]
+fn a_prompt_is_not_filled_up() {
+    let spans =
+        vec![Span { row: 0, len: 3, start: 3, blocks: &[9, 2] }, Span { row: 3, len: 1, start: 0, blocks: &[5] }];
+    let (shape, words) = packed(&Rows { ids: vec![11, 12, 13, 14], spans, ..Rows::default() }).expect("fits");
+    assert_eq!(shape, StepShape { rows: 4, sequences: 2, table_stride: 2, decode: false });
+    let want = [
+        [11, 12, 13, 14], // ids
+        [3, 4, 5, 0],     // positions
+        [0, 0, 0, 1],     // sequences
+        [39, 8, 9, 20],   // places
+        [9, 2, 5, 0],     // tables
+    ];
+    assert_eq!(words, want.concat());
+}
+
+#[test]
+fn a_decode_step_is_filled_up_to_its_bucket() {
+    let spans = (0..3).map(|row| Span { row, len: 1, start: 2 * row, blocks: &[1, 3] }).collect();
+    let (shape, words) = packed(&Rows { ids: vec![1, 2, 3], spans, ..Rows::default() }).expect("fits");
+    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, decode: true });
+    let rows = [[1, 2, 3, NONE], [0, 2, 4, 0], [0, 1, 2, NONE], [4, 6, 12, NONE]];
+    assert_eq!(words[..16], rows.concat());
+    let table = [1, 3, 0, 0, 0, 0, 0, 0];
+    assert_eq!(words[16..40], [table; 3].concat());
+    assert_eq!(words[40..], [0; 8]);
+}
+
+#[test]
+fn growing_sequences_keep_their_shape() {
+    let of = |blocks: usize| {
+        let blocks = vec![0; blocks];
+        let spans = vec![Span { row: 0, len: 1, start: 0, blocks: &blocks }];
+        StepShape::of(&Rows { ids: vec![0], spans, ..Rows::default() })
+    };
+    assert_eq!(of(1), of(8));
+    assert_eq!(of(9), of(16));
+    assert_ne!(of(8), of(9));
+}
+
+#[test]
+fn inputs_beyond_the_limits_are_errors() {
+    let of = |ids: Vec<u32>, span| packed(&Rows { ids, spans: vec![span], ..Rows::default() }).map(drop);
+    let error = |ids, span| of(ids, span).expect_err("an error").to_string();
+    let span = Span { row: 0, len: 1, start: 0, blocks: &[0] };
+    assert_eq!(error(vec![100], span), "begin: token 100 of a vocabulary of 100");
+    assert_eq!(error(vec![1], Span { row: 1, ..span }), "begin: rows 1..2 of 1");
+    assert_eq!(error(vec![1], Span { start: 4, ..span }), "begin: 1 blocks of 4 do not cover 5 positions");
+    assert_eq!(error(vec![1], Span { blocks: &[10], ..span }), "begin: block 10 of a cache of 10 blocks");
+    of(vec![99], Span { start: 3, blocks: &[9], ..span }).expect("within the limits");
+}

@@ -1,0 +1,270 @@
+//! Weights as the kernels take them: which stored forms are kept, and where their numbers lie on the device. It does
+//! not know layers.
+
+use half::bf16;
+
+use super::{CudaDevice, CudaError, DeviceBuffer, Element};
+use crate::backend::{HostData, HostForm, HostMatrix, MlaSpec, Precision, StoredForm, WeightRole};
+use crate::error::{KernelError, Result};
+
+/// Rows and columns of an FP8 weight that share a scale.
+const FP8_BLOCK: usize = 128;
+/// Groups of int4 weights have a multiple of this many columns.
+const INT4_GROUP: usize = 32;
+
+/// How the numbers of a weight lie on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WeightForm {
+    F32,
+    Bf16,
+    /// One scale per 128 x 128 block.
+    Fp8,
+    Int4 {
+        group: usize,
+    },
+}
+
+impl WeightForm {
+    /// Bytes of [outs, ins] without scales.
+    pub fn bytes(self, outs: usize, ins: usize) -> usize {
+        match self {
+            WeightForm::F32 => outs * ins * 4,
+            WeightForm::Bf16 => outs * ins * 2,
+            WeightForm::Fp8 => outs * ins,
+            WeightForm::Int4 { .. } => outs * ins.div_ceil(8) * 4,
+        }
+    }
+
+    pub fn scales(self, outs: usize, ins: usize) -> usize {
+        match self {
+            WeightForm::F32 | WeightForm::Bf16 => 0,
+            WeightForm::Fp8 => outs.div_ceil(FP8_BLOCK) * ins.div_ceil(FP8_BLOCK),
+            WeightForm::Int4 { group } => outs * ins.div_ceil(group),
+        }
+    }
+}
+
+/// Whether the kernels multiply with a stored form as it is.
+fn keeps(stored: StoredForm) -> bool {
+    match stored {
+        StoredForm::Fp8 { block } => block == [FP8_BLOCK; 2],
+        StoredForm::Int4 { group } => group.is_multiple_of(INT4_GROUP),
+        StoredForm::F32 | StoredForm::F16 | StoredForm::Bf16 => false,
+    }
+}
+
+/// The form in which the loader hands over a weight.
+pub(super) fn host_form(role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
+    match (precision, role) {
+        (Precision::F32, _) => HostForm::F32,
+        (_, WeightRole::Linear | WeightRole::Expert) if keeps(stored) => HostForm::Stored,
+        (Precision::Bf16 | Precision::Int8, _) => HostForm::Bf16,
+    }
+}
+
+pub(super) fn weight_bytes(role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize {
+    match (host_form(role, stored, precision), stored) {
+        (HostForm::F32, _) => 4 * numbers,
+        (HostForm::Stored, StoredForm::Fp8 { .. }) => numbers,
+        (HostForm::Stored, StoredForm::Int4 { .. }) => numbers / 2,
+        _ => 2 * numbers,
+    }
+}
+
+fn wrong(what: String) -> KernelError {
+    KernelError::Shape { op: "weight", what }
+}
+
+/// A weight in a form that the kernels take.
+pub(super) struct Prepared {
+    pub outs: usize,
+    pub ins: usize,
+    pub form: WeightForm,
+    data: HostData,
+}
+
+impl Prepared {
+    pub fn new(matrix: HostMatrix, precision: Precision) -> Result<Prepared> {
+        let stored = match &matrix.data {
+            HostData::F32(_) => StoredForm::F32,
+            HostData::Bf16(_) => StoredForm::Bf16,
+            HostData::Fp8 { block, .. } => StoredForm::Fp8 { block: *block },
+            HostData::Int4 { group, .. } => StoredForm::Int4 { group: *group },
+        };
+        let form = match precision {
+            Precision::Int8 => {
+                return Err(wrong(
+                    "int8 is not available on CUDA: leave out `--quantize`, or use `--engine cpu`".into(),
+                ));
+            }
+            precision => host_form(WeightRole::Linear, stored, precision),
+        };
+        let HostMatrix { rows: outs, cols: ins, data } = matrix.into_form(form)?;
+        let (form, data) = match (data, form) {
+            (HostData::F32(v), HostForm::F32) => (WeightForm::F32, HostData::F32(v)),
+            (HostData::Bf16(v), HostForm::F32) => {
+                (WeightForm::F32, HostData::F32(v.into_iter().map(bf16::to_f32).collect()))
+            }
+            (HostData::F32(v), _) => (WeightForm::Bf16, HostData::Bf16(v.into_iter().map(bf16::from_f32).collect())),
+            (HostData::Bf16(v), _) => (WeightForm::Bf16, HostData::Bf16(v)),
+            (data @ HostData::Fp8 { .. }, _) => (WeightForm::Fp8, data),
+            (HostData::Int4 { packed, scales, group }, _) => {
+                (WeightForm::Int4 { group }, HostData::Int4 { packed, scales, group })
+            }
+        };
+        let prepared = Prepared { outs, ins, form, data };
+        let (bytes, scales) = (prepared.bytes(), prepared.scales().len());
+        if (bytes, scales) != (form.bytes(outs, ins), form.scales(outs, ins)) {
+            return Err(wrong(format!("[{outs}, {ins}] as {form:?} does not hold {bytes} bytes and {scales} scales")));
+        }
+        Ok(prepared)
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.data {
+            HostData::F32(v) => size_of_val(&**v),
+            HostData::Bf16(v) => size_of_val(&**v),
+            HostData::Fp8 { codes, .. } => codes.len(),
+            HostData::Int4 { packed, .. } => packed.len(),
+        }
+    }
+
+    fn scales(&self) -> &[f32] {
+        match &self.data {
+            HostData::F32(_) | HostData::Bf16(_) => &[],
+            HostData::Fp8 { scales, .. } | HostData::Int4 { scales, .. } => scales,
+        }
+    }
+
+    /// Copies the numbers to `at`, and the scales to `scales_at` (bytes).
+    pub fn write(
+        &self,
+        device: &CudaDevice,
+        to: &DeviceBuffer,
+        at: usize,
+        scales_at: usize,
+    ) -> std::result::Result<(), CudaError> {
+        match &self.data {
+            HostData::F32(v) => to.write(device, at, v)?,
+            HostData::Bf16(v) => to.write(device, at, v)?,
+            HostData::Fp8 { codes, .. } => to.write(device, at, codes)?,
+            HostData::Int4 { packed, .. } => to.write(device, at, packed)?,
+        }
+        if !self.scales().is_empty() {
+            to.write(device, scales_at, self.scales())?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes after which something else may follow.
+pub(super) fn aligned(bytes: usize) -> usize {
+    bytes.next_multiple_of(256)
+}
+
+/// A weight [outs, ins]: its numbers, then its scales.
+#[derive(Debug)]
+pub(super) struct Matrix {
+    pub outs: usize,
+    pub ins: usize,
+    pub form: WeightForm,
+    pub data: DeviceBuffer,
+}
+
+impl Matrix {
+    pub fn new(device: &CudaDevice, weight: &Prepared) -> Result<Matrix> {
+        let Prepared { outs, ins, form, .. } = *weight;
+        let at = aligned(form.bytes(outs, ins));
+        let data = device.allocate(at + 4 * form.scales(outs, ins))?;
+        weight.write(device, &data, 0, at)?;
+        Ok(Matrix { outs, ins, form, data })
+    }
+
+    pub fn scales(&self) -> u64 {
+        self.data.address() + aligned(self.form.bytes(self.outs, self.ins)) as u64
+    }
+}
+
+/// A packed weight.
+#[derive(Debug)]
+pub struct DeviceLinear(pub(super) LinearKind);
+
+#[derive(Debug)]
+pub(super) enum LinearKind {
+    Plain(Matrix),
+    /// Per head: q_nope to latent [kv_rank, nope], and latent to value [v, kv_rank].
+    Absorbed {
+        heads: usize,
+        to_latent: Matrix,
+        to_value: Matrix,
+    },
+}
+
+impl DeviceLinear {
+    pub(super) fn plain(&self) -> &Matrix {
+        match &self.0 {
+            LinearKind::Plain(matrix) => matrix,
+            LinearKind::Absorbed { .. } => panic!("linear called with a weight made by mla_weight"),
+        }
+    }
+
+    /// Splits `kv_b_proj` by head, as `mla_attention` multiplies.
+    pub(super) fn absorbed(
+        device: &CudaDevice,
+        kv_b: HostMatrix,
+        spec: &MlaSpec,
+        precision: Precision,
+    ) -> Result<Self> {
+        let MlaSpec { heads, nope_dim, v_dim, kv_rank, .. } = *spec;
+        let (rows, cols) = (heads * (nope_dim + v_dim), kv_rank);
+        if (kv_b.rows, kv_b.cols) != (rows, cols) {
+            let what = format!("kv_b must be [{rows}, {cols}], got [{}, {}]", kv_b.rows, kv_b.cols);
+            return Err(KernelError::Shape { op: "mla_weight", what });
+        }
+        let HostData::F32(all) = Prepared::new(kv_b, Precision::F32)?.data else { unreachable!("prepared as f32") };
+        let (mut to_latent, mut to_value) = (Vec::new(), Vec::new());
+        for head in all.chunks_exact((nope_dim + v_dim) * kv_rank) {
+            let (keys, values) = head.split_at(nope_dim * kv_rank);
+            to_latent.extend((0..kv_rank).flat_map(|i| keys.iter().skip(i).step_by(kv_rank)));
+            to_value.extend_from_slice(values);
+        }
+        let matrix = |rows, cols, numbers| {
+            let weight = HostMatrix { rows, cols, data: HostData::F32(numbers) };
+            Matrix::new(device, &Prepared::new(weight, precision)?)
+        };
+        Ok(DeviceLinear(LinearKind::Absorbed {
+            heads,
+            to_latent: matrix(heads * kv_rank, nope_dim, to_latent)?,
+            to_value: matrix(heads * v_dim, kv_rank, to_value)?,
+        }))
+    }
+}
+
+/// A lookup table [rows, cols].
+#[derive(Debug)]
+pub struct DeviceEmbedding {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) element: Element,
+    pub(super) table: DeviceBuffer,
+}
+
+impl DeviceEmbedding {
+    pub(super) fn new(device: &CudaDevice, weight: &Prepared) -> Result<DeviceEmbedding> {
+        let element = match weight.form {
+            WeightForm::F32 => Element::F32,
+            WeightForm::Bf16 => Element::Bf16,
+            WeightForm::Fp8 | WeightForm::Int4 { .. } => {
+                return Err(KernelError::Shape { op: "embedding", what: "must be f32 or bf16".into() });
+            }
+        };
+        Ok(DeviceEmbedding { rows: weight.outs, cols: weight.ins, element, table: Matrix::new(device, weight)?.data })
+    }
+}
+
+/// Numbers of a norm, a bias or a router's choice.
+#[derive(Debug)]
+pub struct DeviceVector {
+    pub(super) len: usize,
+    pub(super) data: DeviceBuffer,
+}
