@@ -7,7 +7,7 @@ use std::io::Write;
 use clap::Args;
 use rand::TryRngCore;
 use rand::rngs::OsRng;
-use rein_router::admission::keys::hashed;
+use rein_router::admission::keys::key_hash;
 
 /// Random bytes in a key.
 const KEY_BYTES: usize = 32;
@@ -42,7 +42,7 @@ pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
     });
     let entry = entry(args, &key);
     // Validates the entry with the server's parser.
-    rein_router::admission::keys::check(&entry).map_err(|what| format!("--name: {what}"))?;
+    rein_router::admission::keys::check_key_file(&entry).map_err(|what| format!("--name: {what}"))?;
     // Printed first, because the key is not stored and cannot be shown again.
     writeln!(std::io::stderr(), "{key}")?;
     std::io::stdout().write_all(entry.as_bytes())?;
@@ -50,7 +50,7 @@ pub fn run(args: &KeyArgs) -> Result<(), Box<dyn Error>> {
 }
 
 fn entry(args: &KeyArgs, key: &str) -> String {
-    let mut entry = format!("[[key]]\nname = {:?}\nhash = \"{}\"\n", args.name, hashed(key));
+    let mut entry = format!("[[key]]\nname = {:?}\nhash = \"{}\"\n", args.name, key_hash(key));
     let limits = [
         ("requests_per_minute", args.requests_per_minute),
         ("tokens_per_minute", args.tokens_per_minute),

@@ -41,7 +41,7 @@ impl Backoff {
 
     /// Half to all of a time that doubles from attempt to attempt.
     pub fn next(&mut self) -> Duration {
-        let longest = limits::RETRY_FIRST.saturating_mul(1 << self.attempts.min(16)).min(limits::RETRY_LONGEST);
+        let longest = limits::MIN_RETRY_WAIT.saturating_mul(1 << self.attempts.min(16)).min(limits::MAX_RETRY_WAIT);
         self.attempts += 1;
         self.waits += 1;
         let mut hasher = DefaultHasher::new();

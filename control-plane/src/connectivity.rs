@@ -57,7 +57,7 @@ impl<'a> ProbeRing<'a> {
 
     fn are_neighbors(&self, a: usize, b: usize) -> bool {
         let apart = a.abs_diff(b);
-        apart.min(self.0.len() - apart) <= limits::PROBED / 2
+        apart.min(self.0.len() - apart) <= limits::PROBED_PEERS / 2
     }
 
     fn neighbors(&self, place: usize) -> Vec<&'a str> {

@@ -114,7 +114,7 @@ async fn run_elected(
                     () = backoff.wait(), if tried => {}
                 }
                 // Handles a burst of changes as one.
-                sleep(limits::BURST).await;
+                sleep(limits::CHANGE_BURST).await;
                 snapshot = mirror.read().await;
             }
         };

@@ -61,8 +61,8 @@ pub struct ControllerSettings {
     pub rebalance: Option<Rebalance>,
 }
 
-/// What an active controller remembers. A new one starts empty and waits `limits::SETTLE` for workers to register
-/// again.
+/// What an active controller remembers. A new one starts empty and waits `limits::MEMBER_SETTLE_TIME` for workers to
+/// register again.
 #[derive(Debug)]
 pub struct Controller {
     keys: Keys,
@@ -252,7 +252,7 @@ impl Controller {
 
     /// Whether workers have had time to register since this controller became active.
     fn has_settled(&mut self, now: Duration) -> bool {
-        let until = self.began.unwrap_or(now) + limits::SETTLE;
+        let until = self.began.unwrap_or(now) + limits::MEMBER_SETTLE_TIME;
         if now < until {
             self.wake_at(until);
         }

@@ -8,9 +8,9 @@ pub const STORE_CALL: Duration = Duration::from_secs(2);
 /// still costs the store, and is repeated.
 pub const STORE_CALLS: usize = 32;
 /// Shortest wait between attempts to reach the store; it grows with each failure.
-pub const RETRY_FIRST: Duration = Duration::from_millis(50);
+pub const MIN_RETRY_WAIT: Duration = Duration::from_millis(50);
 /// Longest wait between attempts to reach the store.
-pub const RETRY_LONGEST: Duration = Duration::from_secs(1);
+pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(1);
 /// How long to keep the stream of a lease that was renewed once, for leases with a long TTL.
 pub const RENEWAL_FIRST: Duration = Duration::from_secs(600);
 /// A store connection without a sign of life for this long is considered broken.
@@ -25,25 +25,25 @@ pub const SHARED_STORE_HISTORY: usize = 1024;
 pub const SHARED_STORE_WRITES: usize = 1024;
 
 /// Two checks of a name that another process holds that are further apart than this: the store was away.
-pub const NAME_CHECKS_APART: Duration = Duration::from_secs(2);
+pub const NAME_CHECK_GAP: Duration = Duration::from_secs(2);
 
 /// TTL of the keys of a process: a silent process is considered lost after this time.
 pub const LEASE: Duration = Duration::from_secs(3);
 /// How long a new controller, or one whose store was reset, waits for members of groups to register.
-pub const SETTLE: Duration = Duration::from_secs(3);
+pub const MEMBER_SETTLE_TIME: Duration = Duration::from_secs(3);
 /// How long a worker may serve in a group that the store does not have. Meanwhile the group's leader restores the
 /// record.
 pub const ORPHAN_TIME: Duration = Duration::from_secs(6);
 /// Shortest pause between changes of a group. It doubles while changes follow each other.
 pub const REFORM_PAUSE: Duration = Duration::from_secs(1);
 /// Longest such pause. After twice the pause without a change it is reset.
-pub const REFORM_PAUSE_LONGEST: Duration = Duration::from_secs(16);
+pub const MAX_REFORM_PAUSE: Duration = Duration::from_secs(16);
 /// How long other workers are preferred over one whose ranks did not join a group. It doubles each time.
 pub const BLAME_PAUSE: Duration = Duration::from_secs(10);
 /// Longest such time. After four times the pause it is reset.
-pub const BLAME_PAUSE_LONGEST: Duration = Duration::from_secs(300);
+pub const MAX_BLAME_PAUSE: Duration = Duration::from_secs(300);
 /// Number of peers that a worker probes.
-pub const PROBED: usize = 16;
+pub const PROBED_PEERS: usize = 16;
 /// How long the controller waits for the probes of a new worker: longer than a probe may take.
 pub const PROBE_PATIENCE: Duration = Duration::from_secs(4);
 /// Shortest time that a draining member waits, so that routers notice.
@@ -51,7 +51,7 @@ pub const DRAIN_QUIET: Duration = Duration::from_millis(500);
 /// Longest time that a draining member waits for sequences to finish. The remaining ones resume on another group.
 pub const DRAIN_TIME: Duration = Duration::from_secs(30);
 /// The controller handles changes within this time as one.
-pub const BURST: Duration = Duration::from_millis(20);
+pub const CHANGE_BURST: Duration = Duration::from_millis(20);
 /// Writes per transaction (etcd's limit is 128).
 pub const WRITES: usize = 100;
 /// Characters of the model's name in a group's name.
@@ -66,4 +66,4 @@ pub const EXPERT_MOVES: usize = 64;
 /// The least reduction of a layer's imbalance that is worth loading a new layout for.
 pub const EXPERT_GAIN: f64 = 0.02;
 /// Pause before the next layout when one layout could not move everything.
-pub const EXPERTS_AGAIN: Duration = Duration::from_secs(5);
+pub const EXPERT_LAYOUT_PAUSE: Duration = Duration::from_secs(5);

@@ -280,7 +280,7 @@ impl SessionTask {
                     let (before, checked) = (held.name_holder.take(), Instant::now());
                     // During an outage, a store does not expire the leases of dead processes.
                     let same = |taken: &&NameHolder| {
-                        taken.lease == lease && checked.duration_since(taken.checked) < limits::NAME_CHECKS_APART
+                        taken.lease == lease && checked.duration_since(taken.checked) < limits::NAME_CHECK_GAP
                     };
                     let since = before.as_ref().filter(same).map_or(checked, |taken| taken.since);
                     let now = NameHolder { value, revision, lease, since, checked };
@@ -288,12 +288,12 @@ impl SessionTask {
                     held.name_holder = Some(now);
                     news
                 });
-                self.wait = Some(limits::RETRY_LONGEST);
+                self.wait = Some(limits::MAX_RETRY_WAIT);
             }
             None => {
                 self.invalidate();
                 self.state.send_if_modified(|held| held.name_holder.take().is_some());
-                self.wait = Some(limits::RETRY_FIRST);
+                self.wait = Some(limits::MIN_RETRY_WAIT);
             }
         }
         Ok(())
@@ -380,7 +380,7 @@ impl SessionTask {
     async fn back_off(&mut self, wait: Duration, lease: Option<LeaseId>, until: Option<Instant>) {
         let now = Instant::now();
         let left = until.filter(|_| lease.is_some()).map(|until| until.saturating_duration_since(now) / 2);
-        let wait = left.map_or(wait, |left| wait.min(left.max(limits::RETRY_FIRST)));
+        let wait = left.map_or(wait, |left| wait.min(left.max(limits::MIN_RETRY_WAIT)));
         // The next round checks everything in any case.
         let _ = timeout_at(now + wait, self.desired_changes.changed()).await;
     }

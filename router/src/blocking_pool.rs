@@ -21,7 +21,7 @@ pub struct BlockingPool {
 impl Default for BlockingPool {
     fn default() -> Self {
         let threads = available_parallelism().map_or(1, NonZero::get) / 2;
-        let threads = threads.clamp(*limits::OFF_THREADS.start(), *limits::OFF_THREADS.end());
+        let threads = threads.clamp(*limits::BLOCKING_THREADS.start(), *limits::BLOCKING_THREADS.end());
         BlockingPool { all: Arc::new(Semaphore::new(threads)), large: Arc::new(Semaphore::new(threads / 2)) }
     }
 }

@@ -83,7 +83,7 @@ pub async fn follow(state: Arc<RouterState>, fleet: FleetConfig) {
                 tokio::spawn(async move {
                     let model = load_model.await;
                     if model.is_none() {
-                        sleep(limits::FILES_AGAIN).await;
+                        sleep(limits::FILES_RETRY_INTERVAL).await;
                     }
                     // Sending fails only while the router shuts down.
                     let _ = done.send((name, model.map(|model| (model, text)))).await;

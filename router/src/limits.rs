@@ -8,11 +8,11 @@ pub use rein_text::limits::{HEADER_NAMES, VALUE_BYTES};
 /// Bytes of a request body (HTTP) or message (gRPC).
 pub const BODY_BYTES: usize = 32 << 20;
 /// Bytes of bodies and their values that a router holds for all requests together (at least four bodies).
-pub const HELD_BYTES: usize = 512 << 20;
-/// Bytes of each request that do not count towards `HELD_BYTES`.
-pub const FREE_BYTES: usize = 64 << 10;
-/// How long a request waits for memory of `HELD_BYTES` before it is refused.
-pub const HELD_WAIT: Duration = Duration::from_secs(5);
+pub const BODY_MEMORY_BYTES: usize = 512 << 20;
+/// Bytes of each request that do not count towards `BODY_MEMORY_BYTES`.
+pub const UNCOUNTED_BODY_BYTES: usize = 64 << 10;
+/// How long a request waits for memory of `BODY_MEMORY_BYTES` before it is refused.
+pub const BODY_MEMORY_WAIT: Duration = Duration::from_secs(5);
 /// Time in which a body has to arrive.
 pub const BODY_TIME: Duration = Duration::from_secs(60);
 /// Requests in flight per router; the default of `--max-in-flight`.
@@ -22,7 +22,7 @@ pub const QUEUED: u32 = 1024;
 /// Shortest `Retry-After`.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Longest `Retry-After`.
-pub const RETRY_AFTER_MOST: Duration = Duration::from_secs(60);
+pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// How long a client may leave its answer unread before its request ends; the default of `--client-stall-timeout`.
 pub const CLIENT_STALL: Duration = Duration::from_secs(60);
 /// How long a client may leave its answer unread before its sequences give up their engine slots.
@@ -46,7 +46,7 @@ pub const SSE_SILENCE: Duration = Duration::from_secs(10);
 /// Bytes above which parsing, rendering and tokenizing leave the async threads.
 pub const INLINE_TEXT_BYTES: usize = 8 << 10;
 /// Threads for parsing, and for rendering and tokenizing of each model: half of the processors, within these bounds.
-pub const OFF_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
+pub const BLOCKING_THREADS: std::ops::RangeInclusive<usize> = 2..=8;
 /// Bytes above which work is large: at most half of those threads take large work.
 pub const LARGE_WORK_BYTES: usize = 512 << 10;
 /// Bytes of text up to which the error for a too long prompt has its exact number of tokens.
@@ -99,13 +99,13 @@ pub const ENGINE_WAIT: Duration = Duration::from_secs(10);
 /// Sequences that an engine is assumed to compute at once until it reports its number.
 pub const ENGINE_SLOTS: u32 = 64;
 /// Shortest wait before engines are tried again when none is available.
-pub const ENGINE_LOOK: Duration = Duration::from_millis(5);
+pub const MIN_ENGINE_RETRY_WAIT: Duration = Duration::from_millis(5);
 /// How long an engine that membership no longer lists is still used as the last choice.
 pub const ENGINE_UNLISTED: Duration = Duration::from_secs(300);
 /// Changes of membership within this time are applied together.
 pub const MEMBERSHIP_BURST: Duration = Duration::from_millis(10);
 /// Time between attempts to get a model's files from its workers.
-pub const FILES_AGAIN: Duration = Duration::from_secs(1);
+pub const FILES_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes of a model's text files.
 pub const TEXT_FILES: usize = 512 << 20;
 /// Steers that are queued for the engine, per sequence.
@@ -122,13 +122,13 @@ pub const ROUTE_BLOCK_SIZES: usize = 4;
 /// Blocks of a prompt that are looked up.
 pub const ROUTE_BLOCKS: usize = 16_384;
 /// How long, up to twice that, a prompt counts as cached where it was sent before the engine confirms it.
-pub const ROUTE_EXPECTED: Duration = Duration::from_secs(30);
+pub const ROUTE_UNCONFIRMED_TIME: Duration = Duration::from_secs(30);
 /// Use of the KV cache, in percent, above which an engine with waiting sequences is the last choice.
 pub const ROUTE_FULL_PERCENT: u64 = 90;
 /// Shortest and longest interval between two messages of an engine's events.
 pub const EVENTS_INTERVAL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// Time that each engine adds to that interval, within `EVENTS_INTERVAL`.
-pub const EVENTS_EACH: Duration = Duration::from_micros(500);
+pub const EVENTS_INTERVAL_PER_ENGINE: Duration = Duration::from_micros(500);
 /// Silence after which an engine's events are requested again. A step of the engine may delay the first event.
 pub const EVENTS_SILENCE: Duration = Duration::from_secs(10);
 /// Shortest and longest pause before an engine's events are requested again.
@@ -146,15 +146,15 @@ pub const REFUSALS_IN_A_ROW: u32 = 8;
 /// Forced tokens that justify a rewind; if there are fewer, the model draws them.
 pub const FORCED_TOKENS: usize = 3;
 /// Refused tokens that `return_grammar` reports.
-pub const REFUSALS_TOLD: usize = 64;
+pub const MAX_REPORTED_REFUSALS: usize = 64;
 /// Tokens whose decisions `return_decisions` reports, from the first.
-pub const DECISIONS_TOLD: usize = 8192;
+pub const MAX_REPORTED_DECISIONS: usize = 8192;
 /// Bytes of the schemas and grammars of a request that gets a first attempt at compiling.
 pub const SMALL_GRAMMAR_BYTES: usize = 64 << 10;
 /// First attempts at compiling a grammar at once, per model; each takes some milliseconds.
-pub const GRAMMARS_AT_FIRST: usize = 2;
+pub const SHORT_COMPILES: usize = 2;
 /// Grammars with a long compilation, compiled at once, per model.
-pub const LONG_GRAMMARS: usize = 1;
+pub const LONG_COMPILES: usize = 1;
 /// Time of checking a choice's tokens above which its next tokens are checked off the async threads.
 pub const INLINE_MATCH: Duration = Duration::from_millis(2);
 /// Bytes of a grammar above which its tokens are checked off the async threads, because each choice copies it.

@@ -109,7 +109,7 @@ impl RouterState {
         };
         for (_, model) in served.iter().filter(|(standing, _)| *standing == best) {
             model.bounds().await?;
-            model.pool.answers().await?;
+            model.pool.check_available().await?;
         }
         Ok(())
     }

@@ -51,29 +51,29 @@ impl Trace {
         Trace { id, span }
     }
 
-    pub fn asks(&self, model: &str, stream: bool) {
+    pub fn record_request(&self, model: &str, stream: bool) {
         self.span.record("model", model);
         self.span.record("stream", stream);
     }
 
     /// Records the answer's first status: an HTTP status or a gRPC code.
-    pub fn answered(&self, status: u16, failed: bool) {
+    pub fn record_status(&self, status: u16, failed: bool) {
         self.span.record("status", status);
         if failed {
-            self.failed();
+            self.record_failure();
         }
     }
 
-    pub fn failed(&self) {
+    pub fn record_failure(&self) {
         self.span.record("otel.status_code", "ERROR");
     }
 
     /// The span of a sequence until an engine has accepted it.
-    pub fn queue(&self) -> Span {
+    pub fn queue_span(&self) -> Span {
         within(&self.span, info_span!(parent: &self.span, "queue", engine = Empty))
     }
 
-    pub fn ended(&self, usage: &v1::Usage, finish_reason: Option<v1::FinishReason>) {
+    pub fn record_end(&self, usage: &v1::Usage, finish_reason: Option<v1::FinishReason>) {
         let span = &self.span;
         span.record("prompt_tokens", usage.prompt_tokens);
         span.record("cached_tokens", usage.cached_tokens);
@@ -83,7 +83,7 @@ impl Trace {
 }
 
 /// The span of a sequence that lost its engine, until another engine has accepted it.
-pub fn resume(request: &Span, reason: &str, accepted: usize) -> Span {
+pub fn resume_span(request: &Span, reason: &str, accepted: usize) -> Span {
     within(request, info_span!(parent: request, "resume", reason, accepted, engine = Empty))
 }
 

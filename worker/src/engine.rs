@@ -386,10 +386,14 @@ impl EngineThread {
         match self.try_execute(step) {
             Ok(result) => self.scheduler.commit(result),
             Err(error) => {
-                tracing::error!(step = step.id, rows = step.rows.len(), %error, "step failed");
+                let rows = step.rows.len();
                 match &error {
-                    ExecutorError::Step(_) => self.scheduler.fail(&error.to_string()),
+                    ExecutorError::Step(_) => {
+                        tracing::error!(step = step.id, rows, %error, "step failed");
+                        self.scheduler.fail(&error.to_string());
+                    }
                     ExecutorError::Lost(_) => {
+                        tracing::warn!(step = step.id, rows, %error, "lost a rank; the group ends");
                         // Set before the sequences end, so that every observer of an end sees the reason.
                         let _ = self.vitals.lost.set(error.to_string());
                         self.feed.close(&error.to_string());

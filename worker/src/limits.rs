@@ -52,8 +52,8 @@ pub const EVENT_SILENCE: Duration = Duration::from_secs(1);
 /// Default time after which a read of the checkpoint that returns nothing counts as stalled.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often stalled reads are looked for.
-pub const STALL_LOOK: Duration = Duration::from_millis(250);
+pub const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Checkpoints up to this size are hashed completely when a worker starts; of larger ones, parts of each file.
-pub const HASHED_WHOLE: u64 = 4 << 30;
+pub const FULL_HASH_BYTES: u64 = 4 << 30;
 /// Total size of a model's text files.
 pub const TEXT_BYTES: u64 = 512 << 20;

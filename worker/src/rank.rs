@@ -18,7 +18,7 @@ use rein_proto::internal::{After, Step, StepResult};
 
 use crate::checkpoint::{LoadError, Reads, parse_config, read_config};
 use crate::executor::{Executor, ExecutorError, ExecutorShape};
-use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT, STALL_LOOK};
+use crate::limits::{MAX_SEQUENCES, READ_TIMEOUT, STALL_CHECK_INTERVAL};
 use crate::model::{self, check_row};
 
 mod devices;
@@ -457,7 +457,7 @@ fn await_loaded(
     let (mut read, mut waiting, mut agreed) = (0, ranks, 0);
     let mut failure: Option<LoadError> = None;
     while waiting > 0 {
-        match reports.recv_timeout(STALL_LOOK) {
+        match reports.recv_timeout(STALL_CHECK_INTERVAL) {
             Ok(RankReport::Read(bytes)) => {
                 read += bytes;
                 progress(read.min(total), total);

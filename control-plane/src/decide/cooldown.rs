@@ -23,8 +23,8 @@ struct Schedule {
     calm: u32,
 }
 
-const REFORM: Schedule = Schedule { first: limits::REFORM_PAUSE, longest: limits::REFORM_PAUSE_LONGEST, calm: 2 };
-const BLAME: Schedule = Schedule { first: limits::BLAME_PAUSE, longest: limits::BLAME_PAUSE_LONGEST, calm: 4 };
+const REFORM: Schedule = Schedule { first: limits::REFORM_PAUSE, longest: limits::MAX_REFORM_PAUSE, calm: 2 };
+const BLAME: Schedule = Schedule { first: limits::BLAME_PAUSE, longest: limits::MAX_BLAME_PAUSE, calm: 4 };
 
 impl Cooldown {
     /// Starts without any change.

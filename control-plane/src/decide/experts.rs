@@ -32,7 +32,7 @@ impl Controller {
             return self.wake_at(due);
         }
         if std::mem::replace(&mut round.relayout_checked, true) {
-            return self.wake_at(now + limits::BURST);
+            return self.wake_at(now + limits::CHANGE_BURST);
         }
         let workers = record.members.iter().map(|member| round.view.workers.get(&member.worker));
         let redundant = workers.map(|worker| worker.map_or(0, |worker| worker.redundant_experts)).min().unwrap_or(0);
@@ -40,7 +40,7 @@ impl Controller {
         let number = round.next_epoch(record.placement.layout);
         let change = relayout(&record.placement, &load.rows, redundant, settings.above, number);
         let more = change.as_ref().is_some_and(|change| change.more);
-        let again = now + if more { settings.every.min(limits::EXPERTS_AGAIN) } else { settings.every };
+        let again = now + if more { settings.every.min(limits::EXPERT_LAYOUT_PAUSE) } else { settings.every };
         self.next_relayout.insert(id.to_owned(), again);
         self.wake_at(again);
         let Some(change) = change else { return };

@@ -87,15 +87,10 @@ impl Controller {
         let more = all.len().saturating_sub(1);
         match (told.get(id), all.into_iter().next()) {
             (None, None) => {}
-            (Some(_), None) => tracing::info!(worker = id, "worker can link with its peers again"),
+            (Some(_), None) => tracing::info!(worker = id, "worker can get a seat again"),
             (before, Some(why)) => {
                 if before != Some(&why) {
-                    tracing::warn!(
-                        worker = id,
-                        why,
-                        more,
-                        "worker gets no seat in groups with peers that it cannot link with"
-                    );
+                    tracing::warn!(worker = id, why, more, "worker gets no seat");
                 }
                 self.logged_refusals.insert(id.to_owned(), why);
             }

@@ -266,7 +266,7 @@ fn check_foreign(lark: &str) -> Result<(), Refusal> {
     let combined = ["\"allOf\"", "\"$ref\""].iter().any(|key| lark.contains(key));
     match combined && patterns.iter().sum::<usize>() > MAX_FOREIGN_PATTERNS {
         true => Err(Refusal::Grammar(format!(
-            "a schema behind %json that combines schemas may have at most {MAX_FOREIGN_PATTERNS} patterns and formats"
+            "a %json schema with allOf or $ref may use at most {MAX_FOREIGN_PATTERNS} of pattern, format and patternProperties"
         ))),
         false => Ok(()),
     }

@@ -24,7 +24,7 @@ pub const MAX_COMPARISON_STEPS: u64 = 200_000;
 /// Members that objects with distinguishing members may have together.
 pub const MAX_ROW_MEMBERS: usize = 4_500;
 /// Properties in the order of the schema; objects with more are not constrained.
-pub const MAX_IN_ORDER: usize = 2_200;
+pub const MAX_ORDERED_PROPERTIES: usize = 2_200;
 /// Distinguished patterns of properties; with more, a key is not constrained.
 pub const MAX_PATTERNS: usize = 16;
 /// Product of the numbers of ways in which the conjuncts of an expression can continue at one place, without the most
@@ -59,9 +59,12 @@ pub const MAX_CLIENT_GRAMMAR_BYTES: usize = 128 << 10;
 pub const MAX_QUICK_JUDGEMENT_BYTES: usize = 16 << 10;
 /// Bytes of a compiled regular expression that validates responses. A larger one is left to the grammar.
 pub const MAX_JUDGED_REGEX_BYTES: usize = 16 << 20;
-/// Bytes of such an expression times bytes of the response that are matched state by state, about 100 ms of a core, if
-/// the expression has too many states for an automaton built on demand. A response beyond is left to the grammar.
+/// Bytes of the expressions of one validation times bytes of the texts that they match state by state, about 100 ms of
+/// a core. Only expressions with too many states for an automaton built on demand are matched so. What is beyond is
+/// left to the grammar.
 pub const MAX_JUDGED_REGEX_WORK: usize = 1 << 30;
+/// The same of a validation that may run on an async thread, about 1 ms.
+pub const MAX_QUICK_REGEX_WORK: u64 = 10 << 20;
 /// Bytes of a compiled regular expression per step of the budget.
 pub const REGEX_BYTES_PER_STEP: usize = 32;
 /// Bytes of the patterns of one schema once they are compiled to validate finished arguments and responses, about 30

@@ -10,7 +10,7 @@ use llguidance::earley::{CGrammar, CSymIdx};
 /// `client_expressions`: clients wrote expressions.
 pub(crate) fn emptiness(parser: &mut TokenParser, client_rules: bool, client_expressions: bool) -> Option<String> {
     if client_expressions && ends_at_once(parser) {
-        return Some("one of its expressions matches only the empty text, or ends with it".into());
+        return Some("one of its regular expressions matches only the empty string, alone or at its end".into());
     }
     let matching = parser.parser.with_recognizer(|lexer| {
         // The lexer omits expressions that match nothing.

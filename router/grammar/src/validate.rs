@@ -4,14 +4,11 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use jsonschema::{Draft, ValidationError, Validator};
-use regex_automata::hybrid::dfa::DFA;
-use regex_automata::nfa::thompson::{NFA, pikevm::PikeVM};
-use regex_automata::{Anchored, Input};
 use serde_json::Value;
 
-use crate::json_schema::{compiled_bytes, counting, named};
+use crate::json_schema::{PlainPattern, SchemaPattern, compiled_bytes, counting, named, within_budget};
 use crate::limits::{
-    MAX_JUDGED_PATTERNS_BYTES, MAX_JUDGED_REGEX_BYTES, MAX_JUDGED_REGEX_WORK, MAX_QUICK_JUDGEMENT_BYTES,
+    MAX_JUDGED_PATTERNS_BYTES, MAX_JUDGED_REGEX_WORK, MAX_QUICK_JUDGEMENT_BYTES, MAX_QUICK_REGEX_WORK,
 };
 use crate::rules::{Enforcement, Response, RuleError, Rules, Tool, Violation};
 
@@ -25,57 +22,23 @@ pub struct Validators {
 /// What a whole response must be.
 #[derive(Debug)]
 enum Whole {
-    Json(Lazy),
+    Json(Box<Lazy>),
     OneOf(Vec<String>),
-    Matching(Pattern),
-}
-
-/// A regular expression compiled for a second engine, which shares no code with the grammar's. None: the engine cannot
-/// read it, or it takes more than [`MAX_JUDGED_REGEX_BYTES`].
-#[derive(Debug)]
-struct Pattern(Option<Box<(DFA, PikeVM)>>);
-
-impl Pattern {
-    fn new(regex: &str) -> Self {
-        let whole = format!(r"\A(?:{regex})\z");
-        let limited = NFA::config().nfa_size_limit(Some(MAX_JUDGED_REGEX_BYTES));
-        // The automaton gives up, instead of building a state for each byte at a cost of its size.
-        let bounded = DFA::config()
-            .skip_cache_capacity_check(true)
-            .minimum_cache_clear_count(Some(2))
-            .minimum_bytes_per_state(Some(10));
-        let engines = NFA::compiler().configure(limited).build(&whole).ok().and_then(|nfa| {
-            let dfa = DFA::builder().configure(bounded).build_from_nfa(nfa.clone()).ok()?;
-            Some(Box::new((dfa, PikeVM::new_from_nfa(nfa).ok()?)))
-        });
-        Self(engines)
-    }
-
-    fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |engines| engines.0.get_nfa().memory_usage())
-    }
-
-    fn check(&self, text: &str) -> Result<(), Violation> {
-        let Some((dfa, all)) = self.0.as_deref() else { return Ok(()) };
-        let input = Input::new(text).anchored(Anchored::Yes);
-        let matches = match dfa.try_search_fwd(&mut dfa.create_cache(), &input) {
-            Ok(end) => end.is_some(),
-            Err(_) if self.bytes().saturating_mul(text.len()) > MAX_JUDGED_REGEX_WORK => true,
-            Err(_) => all.is_match(&mut all.create_cache(), input),
-        };
-        matches.then_some(()).ok_or_else(|| of_all("does not match the regular expression".into()))
-    }
+    Matching(PlainPattern),
 }
 
 #[derive(Debug, Default)]
 struct Lazy {
     schema: Value,
     validator: OnceLock<Option<Validator>>,
+    pattern_bytes: OnceLock<PatternBytes>,
+    /// A validator without the patterns of property names.
+    without_names: OnceLock<Option<Validator>>,
 }
 
 impl Lazy {
     fn new(schema: Value) -> Self {
-        Self { schema, validator: OnceLock::new() }
+        Self { schema, ..Self::default() }
     }
 
     /// None: the schema itself is invalid, which was reported when the request was compiled.
@@ -85,12 +48,31 @@ impl Lazy {
 
     /// Whether validating this many bytes takes less than a millisecond.
     fn is_quick(&self, bytes: usize) -> bool {
-        bytes <= MAX_QUICK_JUDGEMENT_BYTES && self.validator.get().is_some()
+        let PatternBytes { texts, names } = self.pattern_bytes();
+        let few_states = (texts + names).saturating_mul(bytes as u64) <= MAX_QUICK_REGEX_WORK;
+        bytes <= MAX_QUICK_JUDGEMENT_BYTES && few_states && self.validator.get().is_some()
+    }
+
+    fn pattern_bytes(&self) -> PatternBytes {
+        *self.pattern_bytes.get_or_init(|| PatternBytes::of(&self.schema))
+    }
+
+    /// The validator for an instance whose property names have this many bytes.
+    fn affordable(&self, names: usize) -> Option<&Validator> {
+        if self.pattern_bytes().names.saturating_mul(names as u64) <= MAX_JUDGED_REGEX_WORK as u64 {
+            return self.validator();
+        }
+        let without = || {
+            let mut schema = self.schema.clone();
+            drop_patterns(&mut schema, &mut |of, _| of == PatternOf::Texts);
+            build_leniently(&schema).ok()
+        };
+        self.without_names.get_or_init(without).as_ref()
     }
 
     fn check(&self, instance: &Value) -> Result<(), Violation> {
-        match self.validator().map(|v| v.validate(instance)) {
-            Some(Err(e)) => Err(violation(&e)),
+        match self.affordable(bytes_of_names(instance)).map(|v| within_budget(|| v.validate(instance))) {
+            Some(Some(Err(e))) => Err(violation(&e)),
             _ => Ok(()),
         }
     }
@@ -130,7 +112,10 @@ fn violation(error: &ValidationError<'_>) -> Violation {
 fn build(schema: &Value) -> Result<Validator, String> {
     let draft = named(schema).unwrap_or(Draft::Draft202012);
     let options = jsonschema::options().with_draft(draft).should_validate_formats(true);
-    options.build(&counting(schema)).map_err(|e| format!("at {}: {e}", e.instance_path()))
+    options
+        .with_keyword("pattern", |_, pattern, _| SchemaPattern::keyword(pattern))
+        .build(&counting(schema))
+        .map_err(|e| format!("at {}: {e}", e.instance_path()))
 }
 
 /// Without the patterns that the validator cannot compile at a bounded cost: one of them must not leave everything else
@@ -140,10 +125,10 @@ fn build_leniently(schema: &Value) -> Result<Validator, String> {
     let costs_too_much = !affordable.keeps_all(schema);
     let mut known = std::borrow::Cow::Borrowed(schema);
     if costs_too_much {
-        drop_patterns(known.to_mut(), &mut |pattern| affordable.keeps(pattern));
+        drop_patterns(known.to_mut(), &mut |_, pattern| affordable.keeps(pattern));
     }
     build(&known).or_else(|_| {
-        drop_patterns(known.to_mut(), &mut |pattern| build(&serde_json::json!({"pattern": pattern})).is_ok());
+        drop_patterns(known.to_mut(), &mut |_, pattern| build(&serde_json::json!({"pattern": pattern})).is_ok());
         build(&known)
     })
 }
@@ -171,7 +156,7 @@ impl Affordable {
 
     fn keeps_all(&mut self, schema: &Value) -> bool {
         let mut all = true;
-        each_pattern(schema, &mut |pattern| all &= self.keeps(pattern));
+        each_pattern(schema, &mut |_, pattern| all &= self.keeps(pattern));
         all
     }
 }
@@ -181,12 +166,21 @@ pub(crate) fn is_affordable(schema: &Value) -> bool {
     Affordable::default().keeps_all(schema)
 }
 
-fn each_pattern(schema: &Value, visit: &mut impl FnMut(&str)) {
+/// What a pattern of a schema is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PatternOf {
+    /// Strings: `pattern`.
+    Texts,
+    /// Property names: `patternProperties`.
+    Names,
+}
+
+fn each_pattern(schema: &Value, visit: &mut impl FnMut(PatternOf, &str)) {
     match schema {
         Value::Object(map) => {
-            map.get("pattern").and_then(Value::as_str).into_iter().for_each(&mut *visit);
+            map.get("pattern").and_then(Value::as_str).into_iter().for_each(|pattern| visit(PatternOf::Texts, pattern));
             let keys = map.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(|map| map.keys());
-            keys.for_each(|pattern| visit(pattern));
+            keys.for_each(|pattern| visit(PatternOf::Names, pattern));
             map.values().for_each(|part| each_pattern(part, visit));
         }
         Value::Array(all) => all.iter().for_each(|part| each_pattern(part, visit)),
@@ -194,15 +188,15 @@ fn each_pattern(schema: &Value, visit: &mut impl FnMut(&str)) {
     }
 }
 
-fn drop_patterns(schema: &mut Value, keeps: &mut impl FnMut(&str) -> bool) {
+fn drop_patterns(schema: &mut Value, keeps: &mut impl FnMut(PatternOf, &str) -> bool) {
     match schema {
         Value::Object(map) => {
-            if map.get("pattern").and_then(Value::as_str).is_some_and(|p| !keeps(p)) {
+            if map.get("pattern").and_then(Value::as_str).is_some_and(|p| !keeps(PatternOf::Texts, p)) {
                 map.remove("pattern");
             }
             if let Some(Value::Object(patterns)) = map.get_mut("patternProperties") {
                 let all = patterns.len();
-                patterns.retain(|pattern, _| keeps(pattern));
+                patterns.retain(|pattern, _| keeps(PatternOf::Names, pattern));
                 if patterns.len() < all {
                     // Which names remain for these is unknown then.
                     map.remove("additionalProperties");
@@ -226,17 +220,52 @@ fn drop_patterns(schema: &mut Value, keeps: &mut impl FnMut(&str) -> bool) {
     }
 }
 
+/// Bytes of a schema's patterns once they are compiled.
+#[derive(Debug, Clone, Copy, Default)]
+struct PatternBytes {
+    texts: u64,
+    names: u64,
+}
+
+impl PatternBytes {
+    fn of(schema: &Value) -> Self {
+        let mut all = Self::default();
+        each_pattern(schema, &mut |of, pattern| {
+            let sum = match of {
+                PatternOf::Texts => &mut all.texts,
+                PatternOf::Names => &mut all.names,
+            };
+            // Far below the largest number, so that sums of these sums do not overflow.
+            *sum = sum.saturating_add(compiled_bytes(pattern)).min(u64::MAX >> 1);
+        });
+        all
+    }
+}
+
+/// Bytes of the property names in an instance.
+fn bytes_of_names(instance: &Value) -> usize {
+    match instance {
+        Value::Object(map) => map.iter().map(|(name, value)| name.len() + bytes_of_names(value)).sum(),
+        Value::Array(all) => all.iter().map(bytes_of_names).sum(),
+        _ => 0,
+    }
+}
+
 /// The values that satisfy the schema, as far as the validator can tell.
 pub(crate) fn accepted(schema: &Value, mut values: Vec<Value>) -> Vec<Value> {
     if let Ok(validator) = build_leniently(schema) {
-        values.retain(|value| validator.is_valid(value));
+        values.retain(|value| is_valid(&validator, value));
     }
     values
 }
 
+fn is_valid(validator: &Validator, instance: &Value) -> bool {
+    within_budget(|| validator.is_valid(instance)).unwrap_or(true)
+}
+
 /// Whether the instance satisfies the schema, as far as the validator can tell.
 pub(crate) fn accepts(schema: &Value, instance: &Value) -> bool {
-    build_leniently(schema).is_ok_and(|validator| validator.is_valid(instance))
+    build_leniently(schema).is_ok_and(|validator| is_valid(&validator, instance))
 }
 
 /// A validator for single members of a schema's object, compiled on first use.
@@ -251,7 +280,8 @@ impl Members {
         let place = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
         let within =
             |path: &str| path.strip_prefix(&place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        !validator.iter_errors(&instance).any(|error| within(error.instance_path().as_str()))
+        let fails = || validator.iter_errors(&instance).any(|error| within(error.instance_path().as_str()));
+        within_budget(fails) != Some(true)
     }
 }
 
@@ -265,10 +295,10 @@ impl Validators {
         };
         let tools = rules.tools.iter().map(|t| (t.name.clone(), Lazy::new(schema(t)))).collect();
         let response = match &rules.response {
-            Some(Response::JsonSchema { schema, .. }) => Some(Whole::Json(Lazy::new(schema.clone()))),
-            Some(Response::JsonObject) => Some(Whole::Json(Lazy::new(serde_json::json!({"type": "object"})))),
+            Some(Response::JsonSchema { schema, .. }) => Some(Whole::Json(Box::new(Lazy::new(schema.clone())))),
+            Some(Response::JsonObject) => Some(Whole::Json(Box::new(Lazy::new(serde_json::json!({"type": "object"}))))),
             Some(Response::Choice(all)) => Some(Whole::OneOf(all.clone())),
-            Some(Response::Regex(regex)) => Some(Whole::Matching(Pattern::new(regex))),
+            Some(Response::Regex(regex)) => Some(Whole::Matching(PlainPattern::whole(regex))),
             // They are defined only by the grammar.
             Some(Response::Lark(_) | Response::StructuralTag(_)) | None => None,
         };
@@ -318,8 +348,10 @@ impl Validators {
             Some(Whole::OneOf(all)) if !all.iter().any(|one| one == text) => {
                 Err(of_all("is not one of the choices".into()))
             }
-            Some(Whole::Matching(pattern)) => pattern.check(text),
-            Some(Whole::OneOf(_)) | None => Ok(()),
+            Some(Whole::Matching(pattern)) if within_budget(|| pattern.matches(text)) == Some(false) => {
+                Err(of_all("does not match the regular expression".into()))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 

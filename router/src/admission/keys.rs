@@ -371,12 +371,12 @@ fn parse_hash(text: &str) -> Option<[u8; HASH_BYTES]> {
 }
 
 /// Checks the text of a key file.
-pub fn check(text: &str) -> Result<(), String> {
+pub fn check_key_file(text: &str) -> Result<(), String> {
     parse_clients(text.as_bytes(), &mut HashMap::new(), Instant::now()).map(drop)
 }
 
 /// The hash of a key, as it is written in the file.
-pub fn hashed(key: &str) -> String {
+pub fn key_hash(key: &str) -> String {
     sha256_hex(key.as_bytes())
 }
 

@@ -77,7 +77,7 @@ enum Stage {
 
 impl InFlightPermit {
     /// Sets `Retry-After` of an engine's refusal to the mean time that a request is in flight.
-    pub fn in_line(&self, error: Error) -> Error {
+    pub fn with_retry_after(&self, error: Error) -> Error {
         match error.kind {
             Kind::Full => {
                 Error { retry_after: Some(retry_after(self.slot.shared.state().queue.mean_time_in_flight())), ..error }
@@ -190,7 +190,7 @@ impl Shared {
 
 /// The value of `Retry-After`: the estimate within the limits, or the shortest if there is none.
 fn retry_after(estimate: Option<Duration>) -> Duration {
-    estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::RETRY_AFTER_MOST)
+    estimate.unwrap_or(limits::RETRY_AFTER).clamp(limits::RETRY_AFTER, limits::MAX_RETRY_AFTER)
 }
 
 impl Shared {

@@ -23,7 +23,7 @@ use tonic::{Code, Status, Streaming};
 use tracing::{Instrument, Span};
 
 use crate::{
-    client_state::{ClientState, becomes},
+    client_state::{ClientState, wait_for_state},
     error::{Error, Kind},
     fleet::{
         breaker::Fault,
@@ -297,7 +297,7 @@ impl EngineStream {
     pub async fn next_output(&mut self) -> Result<EngineOutput, Error> {
         let mut client = self.context.client.clone();
         loop {
-            if *client.borrow() == ClientState::Away {
+            if *client.borrow() == ClientState::Stalled {
                 self.park();
             }
             if self.link.is_none() {
@@ -305,7 +305,7 @@ impl EngineStream {
             }
             let output = tokio::select! {
                 biased;
-                () = becomes(&mut client, ClientState::Away) => continue,
+                () = wait_for_state(&mut client, ClientState::Stalled) => continue,
                 output = self.next_from_engine() => output,
             };
             let (fault, error) = match output {
@@ -435,7 +435,7 @@ impl EngineStream {
 
     /// Waits until the client reads, and resumes.
     async fn unpark(&mut self, client: &mut watch::Receiver<ClientState>) -> Result<(), Error> {
-        let back = timeout_at(self.context.deadline, becomes(client, ClientState::Reads)).await;
+        let back = timeout_at(self.context.deadline, wait_for_state(client, ClientState::Reading)).await;
         back.map_err(|_| Error::deadline())?;
         self.reopen("the client reads again").await.map_err(to_capacity_lost)
     }
@@ -443,7 +443,7 @@ impl EngineStream {
     /// Resumes after the accepted tokens, on any engine.
     async fn reopen(&mut self, reason: &str) -> Result<(), Error> {
         let accepted = self.progress.accepted.len();
-        let span = crate::trace::resume(&self.span, reason, accepted);
+        let span = crate::trace::resume_span(&self.span, reason, accepted);
         let (resumed, steering) = self.progress.resume(&self.start, self.admitted);
         // Without a drawn token, engines of other kinds are as good.
         let kind = (accepted > self.start.resume.len()).then(|| self.kind.clone());
@@ -451,7 +451,7 @@ impl EngineStream {
         let link = opening.instrument(span.clone()).await?;
         let engine = link.lease.engine();
         if kind.is_some_and(|kind| kind != engine.kind) {
-            let why = "no engine of the sequence's kind is left; its next tokens may differ";
+            let why = "resuming on an engine with another checkpoint, data type or group size";
             tracing::warn!(parent: &self.span, sequence = self.start.request_id, engine = engine.group, "{why}");
         }
         span.record("engine", &engine.group);

@@ -402,7 +402,7 @@ impl EnginePool {
 
     /// Err: no engine answers now. Stats are asked for, because an engine that has answered before may have lost its
     /// workers since.
-    pub async fn answers(&self) -> Result<(), Error> {
+    pub async fn check_available(&self) -> Result<(), Error> {
         let ask = |engine: Arc<EngineHandle>| async move { engine.stats().await.map(drop) }.boxed();
         match self.first_answer(ask).await {
             Some(Err(error)) => Err(Error { cause: error.cause, ..Error::unavailable(error.message) }),
@@ -460,14 +460,14 @@ impl EnginePool {
                 biased;
                 // The sender lives as long as the pool: this never fails.
                 _ = changes.changed() => {}
-                () = sleep_until(retry_at.max(now + limits::ENGINE_LOOK)) => {}
+                () = sleep_until(retry_at.max(now + limits::MIN_ENGINE_RETRY_WAIT)) => {}
             }
         }
     }
 
     /// Leases a second engine for a sequence: a healthy, serving one of the wanted kind, in another group
     /// than `than`.
-    pub fn another(&self, wanted: &EngineRequest<'_>, than: &str) -> Option<EngineLease> {
+    pub fn lease_elsewhere(&self, wanted: &EngineRequest<'_>, than: &str) -> Option<EngineLease> {
         let now = Instant::now();
         let healthy = |listed: &&Listed| {
             listed.standing == Standing::Serving
@@ -565,7 +565,7 @@ impl EngineLease {
     }
 
     /// A lease for a second sequence on the same engine, which has their common prompt in its cache.
-    pub fn again(&self) -> Self {
+    pub fn for_another_sequence(&self) -> Self {
         EngineLease::new(&self.engine)
     }
 

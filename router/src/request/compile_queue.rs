@@ -31,8 +31,8 @@ impl Drop for CancelOnDrop {
 impl CompileQueue {
     pub fn new() -> Self {
         Self {
-            first_attempts: Arc::new(Semaphore::new(limits::GRAMMARS_AT_FIRST)),
-            long_compiles: Arc::new(Semaphore::new(limits::LONG_GRAMMARS)),
+            first_attempts: Arc::new(Semaphore::new(limits::SHORT_COMPILES)),
+            long_compiles: Arc::new(Semaphore::new(limits::LONG_COMPILES)),
         }
     }
 

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::{
-    client_state::{ClientState, becomes},
+    client_state::{ClientState, wait_for_state},
     error::Error,
     limits,
 };
@@ -107,14 +107,15 @@ impl Shared {
     }
 
     fn set_client(&self, client: ClientState) {
-        self.client.send_if_modified(|known| *known != ClientState::Gone && std::mem::replace(known, client) != client);
+        self.client
+            .send_if_modified(|known| *known != ClientState::TimedOut && std::mem::replace(known, client) != client);
     }
 
     /// Drives the generation of a client that does not read. Ready when the generation has ended.
     fn poll_while_unread(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state();
         // A client that reads again polls by itself.
-        let away = *self.client.borrow() != ClientState::Reads && state.unread_since.is_some();
+        let away = *self.client.borrow() != ClientState::Reading && state.unread_since.is_some();
         while away && state.buffered.len() < limits::UNREAD_EVENTS {
             match state.poll(cx) {
                 Poll::Ready(Some(item)) => state.buffered.push_back(item),
@@ -138,7 +139,7 @@ impl<S: Stream + Unpin> Stream for WatchedStream<S> {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
         self.shared.state().unread_since = None;
-        self.shared.set_client(ClientState::Reads);
+        self.shared.set_client(ClientState::Reading);
         let polled = self.stream.poll_next_unpin(cx);
         if polled.is_ready() {
             self.shared.state().unread_since = Some(Instant::now());
@@ -165,13 +166,13 @@ async fn watch(shared: Arc<Shared>) {
             None => next = now + grace,
             Some(since) if now < since + grace => next = since + grace,
             Some(since) => {
-                shared.set_client(ClientState::Away);
+                shared.set_client(ClientState::Stalled);
                 let mut client = shared.client.subscribe();
                 tokio::select! {
-                    () = becomes(&mut client, ClientState::Reads) => next = Instant::now() + grace,
+                    () = wait_for_state(&mut client, ClientState::Reading) => next = Instant::now() + grace,
                     () = std::future::poll_fn(|cx| shared.poll_while_unread(cx)) => return,
                     () = sleep_until(since + shared.stall) => {
-                        shared.set_client(ClientState::Gone);
+                        shared.set_client(ClientState::TimedOut);
                         return std::future::poll_fn(|cx| shared.poll_while_unread(cx)).await;
                     }
                 }

@@ -15,7 +15,7 @@ use tracing::{Instrument, Span};
 
 use crate::{
     admission::{InFlightPermit, keys::ApiCaller},
-    client_state::{ClientState, becomes},
+    client_state::{ClientState, wait_for_state},
     error::Error,
     fleet::{
         engine_stream::{EngineStream, SequenceContext, Spans},
@@ -147,12 +147,12 @@ pub async fn generate(
     let n = sequences.first().map_or(1, |sequence| sequence.plan.n);
     let choices = sequences.iter().map(|sequence| sequence.plan.n).sum();
     let mut unfinished = UnfinishedChoices::new(context.metrics.clone(), model.name(), choices);
-    let (client, client_state) = watch::channel(ClientState::Reads);
+    let (client, client_state) = watch::channel(ClientState::Reading);
     let first = match sequences.first() {
         Some(sequence) => {
             let prompt =
                 Prompt { context: &context, client: &client_state, model: &model, output_mode: &output_mode, sequence };
-            let opened = prompt.lease_and_open(0).await.map_err(|error| context.permit.in_line(error));
+            let opened = prompt.lease_and_open(0).await.map_err(|error| context.permit.with_retry_after(error));
             Some(opened.inspect_err(|error| unfinished.failed(error))?)
         }
         None => None,
@@ -164,7 +164,7 @@ pub async fn generate(
         let opened = tokio::select! {
             biased;
             () = running.context.permit.when_aborted() => Err(Error::shutting_down()),
-            () = becomes(&mut state, ClientState::Gone) => Err(running.stalled()),
+            () = wait_for_state(&mut state, ClientState::TimedOut) => Err(running.stalled()),
             opened = open_all(&running.context, &client_state, &model, &output_mode, &sequences, first) => opened,
         };
         let (starts, choices) = opened.inspect_err(|error| running.failed(error))?;
@@ -258,7 +258,7 @@ impl Prompt<'_> {
             kind: None,
             refused: &[],
         };
-        let queue = context.trace.queue();
+        let queue = context.trace.queue_span();
         let lease = self.model.pool.lease(&wanted, until, context.deadline).instrument(queue.clone()).await?;
         self.open(index, lease, queue).await
     }
@@ -309,9 +309,10 @@ impl Prompt<'_> {
         first.begin().await?;
         choices.push(first);
         for other in index + 1..index + plan.n {
-            let lease = choices[index as usize].engine().and_then(EngineStream::lease).map(EngineLease::again);
+            let lease =
+                choices[index as usize].engine().and_then(EngineStream::lease).map(EngineLease::for_another_sequence);
             let mut choice = match lease {
-                Some(lease) => self.open(other, lease, self.context.trace.queue()).await?,
+                Some(lease) => self.open(other, lease, self.context.trace.queue_span()).await?,
                 None => self.lease_and_open(other).await?,
             };
             choice.begin().await?;
@@ -361,7 +362,7 @@ impl Merged {
         let next = tokio::select! {
             biased;
             () = self.running.context.permit.aborted() => Some(Err(Error::shutting_down())),
-            () = becomes(&mut self.client, ClientState::Gone) => Some(Err(self.running.stalled())),
+            () = wait_for_state(&mut self.client, ClientState::TimedOut) => Some(Err(self.running.stalled())),
             next = self.choices.next() => next,
         };
         match next {
@@ -417,7 +418,7 @@ impl Running {
 
     /// This error ends the generation.
     fn failed(&mut self, error: &Error) {
-        self.context.trace.failed();
+        self.context.trace.record_failure();
         self.unfinished.failed(error);
         self.ended = true;
     }
@@ -432,7 +433,7 @@ impl Drop for Running {
             metrics.abandoned.inc();
         }
         let trace = &self.context.trace;
-        trace.ended(&self.usage, self.finish);
+        trace.record_end(&self.usage, self.finish);
         let seconds = self.context.began.elapsed().as_secs_f64();
         let key = self.context.caller.as_ref().map(ApiCaller::name);
         tracing::info!(parent: &trace.span, seconds, key, ended = self.ended, "generation over");

@@ -182,7 +182,7 @@ impl GrammarSession {
         self.slow
     }
 
-    /// The first refused tokens, at most [`limits::REFUSALS_TOLD`].
+    /// The first refused tokens, at most [`limits::MAX_REPORTED_REFUSALS`].
     pub fn refusals(&self) -> &[Refusal] {
         &self.refusals
     }
@@ -379,7 +379,7 @@ impl GrammarSession {
         if let Some(decisions) = &mut self.decisions {
             decisions.refused(refusal);
         }
-        if self.refusals.len() < limits::REFUSALS_TOLD {
+        if self.refusals.len() < limits::MAX_REPORTED_REFUSALS {
             self.refusals.push(refusal);
         }
     }

@@ -27,7 +27,7 @@ pub struct MemoryCharge {
 impl RequestMemory {
     /// `body` is the maximum size of one body, in bytes.
     pub fn new(body: usize) -> Self {
-        let units = limits::HELD_BYTES.max(4 * body) / UNIT;
+        let units = limits::BODY_MEMORY_BYTES.max(4 * body) / UNIT;
         RequestMemory {
             budget: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
             parsers: BlockingPool::default(),
@@ -53,10 +53,10 @@ impl RequestMemory {
 }
 
 impl MemoryCharge {
-    /// Sets this request's charge to `bytes` in total. The first [`limits::FREE_BYTES`] are free, so that small
-    /// requests never wait for large ones.
+    /// Sets this request's charge to `bytes` in total. The first [`limits::UNCOUNTED_BODY_BYTES`] are free, so that
+    /// small requests never wait for large ones.
     pub async fn resize(&mut self, bytes: usize, until: Instant) -> Result<(), Error> {
-        let units = bytes.saturating_sub(limits::FREE_BYTES).div_ceil(UNIT);
+        let units = bytes.saturating_sub(limits::UNCOUNTED_BODY_BYTES).div_ceil(UNIT);
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if units <= held {
             // Dropping the surplus returns it to the budget.
@@ -64,7 +64,7 @@ impl MemoryCharge {
             return Ok(());
         }
         let more = u32::try_from(units - held).unwrap_or(u32::MAX);
-        let acquired = timeout(limits::HELD_WAIT, self.budget.clone().acquire_many_owned(more));
+        let acquired = timeout(limits::BODY_MEMORY_WAIT, self.budget.clone().acquire_many_owned(more));
         let permit = match timeout_at(until, acquired).await {
             Ok(Ok(Ok(permit))) => permit,
             _ => {

@@ -9,7 +9,7 @@ use rein_text::{
     check::check,
     model_text::{ControlTokens, ModelText, ReasoningMarkers, RenderedPrompt, TextError},
     template::{Reason, RenderInput, TemplateError},
-    tokenize::{Bound, Encode, MAX_TEXT_BYTES, TokenizeError},
+    tokenize::{Encode, EncodeLimit, MAX_TEXT_BYTES, TokenizeError},
 };
 use ring::digest::{Digest, SHA256};
 use tokio::{sync::Semaphore, time::Instant};
@@ -130,7 +130,7 @@ impl ServedModel {
     }
 
     /// Renders and tokenizes a conversation on this thread; [`Self::run_text_work`] runs it for a large one.
-    pub fn render(&self, input: &RenderInput, bound: Bound) -> Result<RenderedPrompt, Error> {
+    pub fn render(&self, input: &RenderInput, bound: EncodeLimit) -> Result<RenderedPrompt, Error> {
         let rendered = match &self.controls {
             Some(controls) => self.text.render_sanitized_within(input, controls, bound),
             None => self.text.render_within(input, bound),
@@ -364,7 +364,7 @@ fn text_error(error: TextError, param: &str) -> Error {
 
 /// The tokenizer's bound for a text of this many bytes and at most `most` tokens. Short texts are tokenized whole, so
 /// that the error has their exact number of tokens.
-pub fn bound(bytes: usize, deadline: Instant, most: Option<usize>) -> Bound {
-    let bound = Bound::until(deadline);
+pub fn bound(bytes: usize, deadline: Instant, most: Option<usize>) -> EncodeLimit {
+    let bound = EncodeLimit::until(deadline);
     most.filter(|_| bytes > limits::COUNTED_TEXT_BYTES).map_or(bound, |most| bound.tokens(most))
 }

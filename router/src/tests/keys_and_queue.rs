@@ -8,7 +8,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::{fake::Ending, *};
-use crate::admission::keys::{ApiKeys, hashed};
+use crate::admission::keys::{ApiKeys, key_hash};
 
 const KEY: &str = "sk-rein-a-right-one";
 const OTHER: &str = "sk-rein-another";
@@ -32,7 +32,7 @@ impl Drop for KeyFile {
 }
 
 fn key_entry(name: &str, key: &str, limits: &str) -> String {
-    format!("[[key]]\nname = \"{name}\"\nhash = \"{}\"\n{limits}\n", hashed(key))
+    format!("[[key]]\nname = \"{name}\"\nhash = \"{}\"\n{limits}\n", key_hash(key))
 }
 
 /// A router that requires keys. `limits` are those of `KEY`.
@@ -85,7 +85,7 @@ async fn requests_without_a_valid_key_are_refused() {
     ] {
         assert!(metrics.lines().any(|have| have == line), "{line}\n{metrics}");
     }
-    for secret in [KEY, OTHER, &hashed(KEY), "sk-"] {
+    for secret in [KEY, OTHER, &key_hash(KEY), "sk-"] {
         assert!(!metrics.contains(secret), "{secret}");
     }
 }

@@ -72,7 +72,7 @@ async fn an_engine_is_identified_by_group_and_epoch() {
     let asked = async || pool.stats().await.into_iter().map(|(engine, _)| engine.group.clone()).collect::<Vec<_>>();
     assert_eq!(asked().await, ["c", "a"]);
     let wanted = EngineRequest { salt: "", tokens: &[], session: None, kind: None, refused: &[] };
-    let leases = [pool.another(&wanted, "a"), pool.another(&wanted, "c")];
+    let leases = [pool.lease_elsewhere(&wanted, "a"), pool.lease_elsewhere(&wanted, "c")];
     assert!(leases.iter().all(Option::is_some));
     pool.list(&[listing("d", 1, "5")], |_| false, dial);
     assert_eq!(asked().await, ["d", "c", "a"]);
@@ -98,8 +98,8 @@ async fn a_sequence_resumes_on_an_engine_of_its_kind() {
         leases.push(pool.lease(&wanted(), until, until).await.expect("one is there"));
         assert_eq!(leases.last().expect("a lease").engine().group, "a");
     }
-    assert!(pool.another(&wanted(), "a").is_none());
-    assert_eq!(pool.another(&EngineRequest { kind: None, ..wanted() }, "a").expect("x").engine().group, "x");
+    assert!(pool.lease_elsewhere(&wanted(), "a").is_none());
+    assert_eq!(pool.lease_elsewhere(&EngineRequest { kind: None, ..wanted() }, "a").expect("x").engine().group, "x");
     // The sequence waits for an engine of its kind for `KIND_WAIT`, then it uses any.
     let gone = |engine: &EngineHandle| engine.group == "a";
     drop(leases);
@@ -143,12 +143,12 @@ async fn one_answer_is_enough_and_a_model_without_engines_is_not_asked() {
     assert_eq!(pool.standing(), None);
     pool.list(&[listing("a", 1, SILENT), listing("b", 1, "there")], |_| false, dial);
     let began = Instant::now();
-    assert!(pool.answers().await.is_ok() && pool.info().await.is_ok());
+    assert!(pool.check_available().await.is_ok() && pool.info().await.is_ok());
     assert_eq!(pool.standing(), Some(Standing::Serving));
     assert_eq!(began.elapsed(), Duration::ZERO);
     pool.list(&[EngineListing { draining: true, ..listing("a", 1, SILENT) }], |engine| engine.group == "b", dial);
     assert_eq!(pool.standing(), Some(Standing::Draining));
-    assert!(pool.answers().await.is_err());
+    assert!(pool.check_available().await.is_err());
     pool.list(&[], |_| false, dial);
     assert_eq!(pool.standing(), None);
 }

@@ -13,7 +13,7 @@ use tracing::info_span;
 pub use sanitize::{ControlTokens, ReasoningMarkers};
 
 use crate::template::{ChatTemplate, Reason, RenderInput, Sources, TemplateError, TemplateOptions, parse_now};
-use crate::tokenize::{Bound, Encode, NAMED_SPECIAL_TOKENS, TokenizeError, Tokenizer, read_json, token_text};
+use crate::tokenize::{Encode, EncodeLimit, NAMED_SPECIAL_TOKENS, TokenizeError, Tokenizer, read_json, token_text};
 
 /// Hexadecimal digits of a commit hash.
 const COMMIT_DIGITS: usize = 40;
@@ -209,11 +209,11 @@ impl ModelText {
 
     /// Renders and encodes a conversation.
     pub fn render(&self, input: &RenderInput) -> Result<RenderedPrompt, TextError> {
-        self.render_within(input, Bound::default())
+        self.render_within(input, EncodeLimit::default())
     }
 
     /// Like `render`, within a bound on tokens and time.
-    pub fn render_within(&self, input: &RenderInput, bound: Bound) -> Result<RenderedPrompt, TextError> {
+    pub fn render_within(&self, input: &RenderInput, bound: EncodeLimit) -> Result<RenderedPrompt, TextError> {
         let prompt = info_span!("template").in_scope(|| {
             let prompt = self.chat_template()?.render(input)?;
             self.check_tools(input, &prompt).map(|()| prompt)

@@ -246,7 +246,7 @@ impl<'a> ConfigFields<'a> {
     }
 
     /// Reads a key of which only one value is implemented.
-    pub fn only(&self, key: &str, value: impl Into<Value>) -> Result<(), LoadError> {
+    pub fn require(&self, key: &str, value: impl Into<Value>) -> Result<(), LoadError> {
         let value = value.into();
         match self.get(key) {
             Some(found) if !same(found, &value) => {

@@ -38,11 +38,11 @@ fn unsupported(what: String) -> LoadError {
 }
 
 fn read_fp8(fields: &ConfigFields) -> Result<Quantization, LoadError> {
-    fields.only("fmt", "e4m3")?;
-    fields.only("activation_scheme", "dynamic")?;
-    fields.only("expert_dtype", "fp8")?;
+    fields.require("fmt", "e4m3")?;
+    fields.require("activation_scheme", "dynamic")?;
+    fields.require("expert_dtype", "fp8")?;
     for off in ["dequantize", "weight_per_tensor", "act_per_tensor"] {
-        fields.only(off, false)?;
+        fields.require(off, false)?;
     }
     // Rounding of activation scales, which are not used here, and modules that are not quantized, which the tensors
     // show.
@@ -70,7 +70,7 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
     if fields.get("sparsity_config").is_some_and(|v| v.as_object().is_none_or(|map| !map.is_empty())) {
         return Err(unsupported("quantization_config.sparsity_config is not supported".into()));
     }
-    fields.only("quantization_status", "compressed")?;
+    fields.require("quantization_status", "compressed")?;
     // `ignore` lists modules that are not quantized; the tensors show that.
     for harmless in ["ignore", "global_compression_ratio", "version"] {
         fields.get(harmless);
@@ -82,7 +82,7 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
             return Err(unsupported(format!("quantization_config: {none} (quantized activations) is not supported")));
         }
     }
-    group.only("format", "pack-quantized")?;
+    group.require("format", "pack-quantized")?;
     group.get("targets");
     let weights = group.object("weights")?.ok_or_else(|| group.error("weights", "is required"))?;
     for (key, value) in [("num_bits", 4.into()), ("type", "int".into()), ("symmetric", true.into())] {
@@ -107,7 +107,7 @@ fn read_compressed(fields: &ConfigFields) -> Result<Quantization, LoadError> {
 }
 
 fn only(fields: &ConfigFields, key: &str, value: serde_json::Value) -> Result<(), LoadError> {
-    fields.only(key, value).map_err(|error| unsupported(error.to_string().replace("config.json: ", "")))
+    fields.require(key, value).map_err(|error| unsupported(error.to_string().replace("config.json: ", "")))
 }
 
 #[cfg(test)]

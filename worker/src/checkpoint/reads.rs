@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, bounded};
 
 use super::error::LoadError;
-use crate::limits::STALL_LOOK;
+use crate::limits::STALL_CHECK_INTERVAL;
 
 #[derive(Debug)]
 pub struct Reads {
@@ -66,7 +66,7 @@ impl Reads {
         let run = move || drop(done.send(work()));
         std::thread::Builder::new().name("open".into()).spawn(run).map_err(|_| ended())?;
         loop {
-            match result.recv_timeout(STALL_LOOK) {
+            match result.recv_timeout(STALL_CHECK_INTERVAL) {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Disconnected) => return Err(ended()),
                 Err(RecvTimeoutError::Timeout) => self.stalled().map_or(Ok(()), Err)?,

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::error::LoadError;
 use super::reads::Reads;
 use super::source::{CheckpointFile, read_file};
-use crate::limits::HASHED_WHOLE;
+use crate::limits::FULL_HASH_BYTES;
 
 /// Bytes of the header's length field.
 const LENGTH: usize = 8;
@@ -173,7 +173,7 @@ impl Shards {
 
     /// The name of each file and a hash of its contents: of parts, unless all files are small.
     pub fn hashes(&self) -> Result<Vec<(PathBuf, u64)>, LoadError> {
-        let whole = self.files.iter().map(CheckpointFile::len).sum::<u64>() <= HASHED_WHOLE;
+        let whole = self.files.iter().map(CheckpointFile::len).sum::<u64>() <= FULL_HASH_BYTES;
         let of =
             |source: &CheckpointFile| Ok((source.path().file_name().unwrap_or_default().into(), source.sample(whole)?));
         self.files.iter().map(of).collect()

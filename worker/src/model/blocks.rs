@@ -46,7 +46,7 @@ pub struct Base<'a> {
 
 impl<'a> Base<'a> {
     pub fn read(config: &'a ConfigFields<'a>, prefix: &'a str, defaults: &ConfigDefaults) -> Result<Self, LoadError> {
-        config.only("hidden_act", "silu")?;
+        config.require("hidden_act", "silu")?;
         let heads = config.within("num_attention_heads", config.size("num_attention_heads")?, MAX_HEADS)?;
         // Null means the number of heads; the default is for a missing key.
         let absent = defaults.kv_heads.filter(|_| !config.mentions("num_key_value_heads"));
@@ -265,8 +265,8 @@ impl GqaStyle {
     /// Norms on each q and k head; biases if the config has them, under either of two keys.
     pub fn qwen3(base: &Base) -> Result<Self, LoadError> {
         let bias = base.flag("attention_bias", false)?;
-        base.config.only("qkv_bias", bias)?;
-        base.config.only("use_qk_norm", true)?;
+        base.config.require("qkv_bias", bias)?;
+        base.config.require("use_qk_norm", true)?;
         Ok(Self { qkv_bias: bias, o_bias: bias, qk_norm: true, ..Self::plain(base)? })
     }
 

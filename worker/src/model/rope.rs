@@ -28,11 +28,11 @@ pub fn read(
         return Err(config.error("rope_scaling", "differs from rope_parameters; give one of them"));
     }
     let top_theta = config.f64("rope_theta")?;
-    config.only("partial_rotary_factor", 1.0)?;
+    config.require("partial_rotary_factor", 1.0)?;
     let Some(rope) = new.or(old) else {
         return Ok(plain(dims, check_theta(config, top_theta.unwrap_or(default_theta))?));
     };
-    rope.only("partial_rotary_factor", 1.0)?;
+    rope.require("partial_rotary_factor", 1.0)?;
     let theta = check_theta(&rope, rope.f64("rope_theta")?.or(top_theta).unwrap_or(default_theta))?;
     let kind = match (rope.str("rope_type")?, rope.str("type")?) {
         (Some(a), Some(b)) if a != b => {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rein_control_plane::connectivity::{LinkAttempt, LinkReport, peers};
-use rein_control_plane::limits::BURST;
+use rein_control_plane::limits::CHANGE_BURST;
 use rein_control_plane::records::{Keys, WorkerRecord};
 use rein_control_plane::{ClusterView, Mirror, Snapshot, Store};
 use rein_kernels::collective::tcp::{ProbeError, RankListener};
@@ -95,7 +95,7 @@ impl Prober {
             tokio::select! {
                 _ = workers.changed() => {
                     // Handles a burst of changes as one.
-                    sleep(BURST).await;
+                    sleep(CHANGE_BURST).await;
                     self.follow(&workers.view());
                 }
                 Some(tried) = trying.join_next() => {

@@ -23,7 +23,7 @@ use super::{EngineSwitch, Membership, Node};
 /// How often the listeners of the engine are checked: no event announces them.
 const LOOK: Duration = Duration::from_millis(200);
 /// A worker without a seat counts as a ready spare after this time: a new controller assigns seats after `LEASE` and
-/// `SETTLE`, and a worker that is about to load must not look ready.
+/// `MEMBER_SETTLE_TIME`, and a worker that is about to load must not look ready.
 const SPARE_WAIT: Duration = Duration::from_secs(10);
 
 /// The state of a worker, as it knows it.

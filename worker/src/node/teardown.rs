@@ -53,7 +53,9 @@ impl Node {
             biased;
             () = ends => {}
             () = self.patience() => {
-                self.fatal = Some(NodeError::Stuck(format!("a rank is still running one step timeout after its group ended ({reason})")));
+                self.fatal = Some(NodeError::Stuck(format!(
+                    "a rank did not stop within the step deadline after its group ended ({reason})"
+                )));
                 return;
             }
         }

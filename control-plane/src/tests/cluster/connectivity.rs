@@ -300,7 +300,7 @@ fn each_worker_probes_a_bounded_number_of_peers_which_probe_it() {
             (0..count).map(|i| (format!("w{i:02}"), worker("w", 2, 1).record)).collect();
         for id in workers.keys() {
             let tried = peers(id, &workers);
-            assert_eq!(tried.len(), (count - 1).min(crate::limits::PROBED));
+            assert_eq!(tried.len(), (count - 1).min(crate::limits::PROBED_PEERS));
             assert!(tried.iter().all(|peer| *peer != id && peers(peer, &workers).contains(&id.as_str())));
         }
     }

@@ -5,6 +5,7 @@ mod argument_types;
 mod draft;
 mod keywords;
 mod names;
+mod pattern;
 mod refs;
 mod regex_size;
 mod subschemas;
@@ -17,6 +18,7 @@ pub(crate) use keywords::{
     TYPES, count, each, is_annotation, is_type, modern, percent_decoded, size, size_of_map, types,
 };
 pub(crate) use names::{matches, steps};
+pub(crate) use pattern::{PlainPattern, SchemaPattern, within_budget};
 pub(crate) use refs::{local, mentions};
 pub(crate) use regex_size::{compiled_bytes, whole};
 

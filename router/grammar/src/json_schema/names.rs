@@ -4,15 +4,13 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
-use jsonschema::Validator;
-use serde_json::json;
-
+use super::pattern::{SchemaPattern, within_budget};
 use super::regex_size::compiled_bytes;
 use crate::cache::Cache;
 use crate::limits::{MAX_CACHED_NAME_PATTERNS_BYTES, MAX_NAME_PATTERN_BYTES, REGEX_BYTES_PER_STEP};
 
 struct Compiled {
-    cache: Cache<Option<Arc<Validator>>>,
+    cache: Cache<Option<Arc<SchemaPattern>>>,
     /// Two hashers, so that clients cannot predict the 128 bits of a key.
     hashers: [RandomState; 2],
 }
@@ -23,19 +21,18 @@ static COMPILED: LazyLock<Compiled> = LazyLock::new(|| Compiled {
 });
 
 /// Whether a pattern matches somewhere in a name. A pattern that cannot be compiled, or only to more than
-/// [`MAX_NAME_PATTERN_BYTES`], matches nothing.
+/// [`MAX_NAME_PATTERN_BYTES`], matches nothing; so does one that takes too long.
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let key = COMPILED.hashers.each_ref().map(|state| state.hash_one(pattern));
-    let validator = COMPILED.cache.get(key).unwrap_or_else(|| {
+    let compiled = COMPILED.cache.get(key).unwrap_or_else(|| {
         let bytes = compiled_bytes(pattern);
-        let validator = (bytes <= MAX_NAME_PATTERN_BYTES)
-            .then(|| jsonschema::draft202012::new(&json!({"pattern": pattern})).ok().map(Arc::new))
-            .flatten();
-        let kept = pattern.len() + validator.as_ref().map_or(0, |_| bytes as usize);
-        COMPILED.cache.keep(key, validator.clone(), kept);
-        validator
+        let compiled =
+            (bytes <= MAX_NAME_PATTERN_BYTES).then(|| SchemaPattern::new(pattern).ok().map(Arc::new)).flatten();
+        let kept = pattern.len() + compiled.as_ref().map_or(0, |_| bytes as usize);
+        COMPILED.cache.keep(key, compiled.clone(), kept);
+        compiled
     });
-    validator.is_some_and(|validator| validator.is_valid(&name.into()))
+    compiled.is_some_and(|pattern| within_budget(|| pattern.matches(name)).unwrap_or(false))
 }
 
 /// Steps of the budget for compiling a pattern, if it is compiled at all.

@@ -45,7 +45,7 @@ pub(super) fn json_before(
         return Ok(None);
     }
     if numbers.iter().any(|number| number.starts_with('r')) {
-        let problem = "a number with multipleOf cannot precede an end that begins with a digit, a point or an e";
+        let problem = "after a number with multipleOf, the end must not begin with a digit, '.', 'e' or 'E'";
         return Err(RuleError::invalid(field, problem));
     }
     let ends = format!("({})", ends.iter().map(|end| literal(end)).collect::<Vec<_>>().join(" | "));

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::members::{Layout, Member};
 use super::{Compiler, Schema};
 use crate::json_schema::{count, matches, steps};
-use crate::limits::{MAX_COMPILE_WORK, MAX_IN_ORDER, MAX_PATTERNS};
+use crate::limits::{MAX_COMPILE_WORK, MAX_ORDERED_PROPERTIES, MAX_PATTERNS};
 use crate::rules::RuleError;
 
 /// The members of an object that its schema names, and all names that it uses.
@@ -22,7 +22,7 @@ impl Compiler<'_, '_, '_> {
             return self.object(&flat, path);
         }
         let Some((members, names)) = self.members(flat, path)? else { return Ok(None) };
-        if members.len() > MAX_IN_ORDER {
+        if members.len() > MAX_ORDERED_PROPERTIES {
             self.relax_costly(path, "properties");
             return Ok(Some(self.any_object()));
         }

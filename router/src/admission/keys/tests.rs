@@ -5,15 +5,15 @@ fn read(text: &str) -> Result<Vec<Arc<Client>>, String> {
 }
 
 fn entry(name: &str, key: &str, more: &str) -> String {
-    format!("[[key]]\nname = \"{name}\"\nhash = \"{}\"\n{more}\n", hashed(key))
+    format!("[[key]]\nname = \"{name}\"\nhash = \"{}\"\n{more}\n", key_hash(key))
 }
 
 #[test]
 fn the_hash_equals_the_output_of_sha256sum() {
     // printf %s abc | sha256sum
-    assert_eq!(hashed("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    assert_eq!(parse_hash(&hashed("abc")).map(|hash| hash[0]), Some(0xba));
-    assert_eq!(parse_hash(&format!("sha256:{}", hashed("abc"))), parse_hash(&hashed("abc")));
+    assert_eq!(key_hash("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    assert_eq!(parse_hash(&key_hash("abc")).map(|hash| hash[0]), Some(0xba));
+    assert_eq!(parse_hash(&format!("sha256:{}", key_hash("abc"))), parse_hash(&key_hash("abc")));
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl Inference for Service {
             let context =
                 RequestContext { memory_charge: charge, ..incoming.admit_generation(&trace, &job.generation).await? };
             let model = self.state.model(job.model.as_deref())?.clone();
-            trace.asks(model.name(), true);
+            trace.record_request(model.name(), true);
             let ignored = job.unread_fields(model.text.template.as_ref());
             let (events, relaxed) = chat::generate(context, model, job).await?;
             let span = trace.span.clone();
@@ -209,7 +209,7 @@ impl Inference for Service {
             let context =
                 RequestContext { memory_charge: charge, ..incoming.admit_generation(&trace, &job.generation).await? };
             let model = self.state.model(job.model.as_deref())?.clone();
-            trace.asks(model.name(), true);
+            trace.record_request(model.name(), true);
             let (events, relaxed) = completion::generate(context, model, job).await?;
             let span = trace.span.clone();
             let status = move |event: Result<_, Error>| event.map_err(|error| span.in_scope(|| grpc_status(&error)));
@@ -358,7 +358,7 @@ impl Service {
         let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
         self.state.surfaces.request("grpc", endpoint, code as i32 as u16);
         if let Some(trace) = trace {
-            trace.answered(
+            trace.record_status(
                 code as i32 as u16,
                 matches!(code, Code::Internal | Code::Unavailable | Code::DeadlineExceeded),
             );

@@ -90,7 +90,7 @@ async fn chat_completions(State(state): Shared, Extension(trace): Extension<Trac
         };
         let model = state.model(job.model.as_deref())?.clone();
         ignored.extend(job.unread_fields(model.text.template.as_ref()));
-        trace.asks(model.name(), delivery.stream);
+        trace.record_request(model.name(), delivery.stream);
         // `continuous_usage` counts token ids, even if the client does not request them.
         let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
         job.generation.return_token_ids |= token_ids;
@@ -117,7 +117,7 @@ async fn completions(State(state): Shared, Extension(trace): Extension<Trace>, r
             ..incoming.admit_generation(&trace, &job.generation).await?
         };
         let model = state.model(job.model.as_deref())?.clone();
-        trace.asks(model.name(), delivery.stream);
+        trace.record_request(model.name(), delivery.stream);
         // `continuous_usage` counts token ids, even if the client does not request them.
         let token_ids = std::mem::replace(&mut job.generation.return_token_ids, delivery.continuous_usage);
         job.generation.return_token_ids |= token_ids;
@@ -306,7 +306,7 @@ async fn request_id(mut request: Request, next: Next) -> Response {
             let trace = Trace::new("http", endpoint, prefix, &|name| headers.get(name)?.to_str().ok());
             request.extensions_mut().insert(trace.clone());
             let response = next.run(request).instrument(trace.span.clone()).await;
-            trace.answered(response.status().as_u16(), response.status().is_server_error());
+            trace.record_status(response.status().as_u16(), response.status().is_server_error());
             (response, trace.id)
         }
         None => (next.run(request).await, format!("req-{}", Uuid::new_v4().simple())),

@@ -55,9 +55,9 @@ pub(super) fn read(fields: &mut Fields) -> Result<(ChatJob, DeliveryOptions), Er
     let parallel_tool_calls = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let response = constraints::response(fields)?;
     let text_only = |value: &Value| value.as_array().is_some_and(|items| items.iter().all(|item| item == "text"));
-    fields.only("modalities", text_only, "only text is generated")?;
+    fields.require("modalities", text_only, "only text is generated")?;
     let show_special_tokens = fields.bool("skip_special_tokens")? == Some(false);
-    fields.only("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
+    fields.require("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
     fields.refuse(refused::IN_CHATS)?;
     let job = ChatJob { generation, tool_choice, parallel_tool_calls, response, show_special_tokens, ..conversation };
     Ok((job, delivery))
@@ -167,5 +167,5 @@ pub fn asked(body: Value) -> Vec<&'static str> {
     let text = body.to_string();
     let mut fields = Fields::of(&text).unwrap();
     read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
-    fields.asked().to_vec()
+    fields.read_names().to_vec()
 }

@@ -117,5 +117,5 @@ pub fn asked(body: Value) -> Vec<&'static str> {
     let text = body.to_string();
     let mut fields = Fields::of(&text).unwrap();
     read(&mut fields).unwrap_or_else(|error| panic!("{error}"));
-    fields.asked().to_vec()
+    fields.read_names().to_vec()
 }

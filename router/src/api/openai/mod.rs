@@ -137,12 +137,12 @@ fn common(fields: &mut Fields) -> Result<(Generation, DeliveryOptions), Error> {
         // Padding against traffic analysis is accepted but not sent.
         options.bool("include_obfuscation")?;
         continuous_usage = options.bool("continuous_usage_stats")?.unwrap_or(false);
-        fields.remember(options);
+        fields.add_ignored(options);
     }
     // OpenRouter's name. Answers that are not streamed always have the usage.
     if let Some(mut usage) = fields.fields("usage")? {
         include_usage |= usage.bool("include")?.unwrap_or(false);
-        fields.remember(usage);
+        fields.add_ignored(usage);
     }
     let hide_reasoning = fields.bool("include_reasoning")? == Some(false);
     Ok((generation, DeliveryOptions { stream, include_usage, continuous_usage, hide_reasoning }))

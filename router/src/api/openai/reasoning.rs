@@ -59,7 +59,7 @@ pub fn read(fields: &mut Fields) -> Result<ReasoningFields, Error> {
         ("reasoning.max_tokens", object.limit("max_tokens")?),
     ])?;
     let hide = object.bool("exclude")?.unwrap_or(false);
-    fields.remember(object);
+    fields.add_ignored(object);
     Ok(ReasoningFields { on, effort, budget, hide })
 }
 
@@ -76,7 +76,7 @@ fn thinking(fields: &mut Fields) -> Result<(Option<bool>, Option<u32>), Error> {
                 _ => return Err(Error::invalid("thinking.type", "'thinking.type' must be 'enabled' or 'disabled'")),
             };
             let budget = object.limit("budget_tokens")?;
-            fields.remember(object);
+            fields.add_ignored(object);
             Ok((Some(on), budget))
         }
         Some(other) => Err(Error::wrong_type("thinking", "a boolean or an object with a type", &other)),

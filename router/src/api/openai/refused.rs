@@ -1,17 +1,17 @@
 //! Request fields of other servers that would change the answer and that this server does not support. Ignoring them
 //! would give answers that the client did not request, so they are refused with an error that names the alternative.
 
-use rein_text::fields::{Neutral, Refused};
+use rein_text::fields::{NeutralValues, Refused};
 
-const fn refused(name: &'static str, neutral: Neutral, why: &'static str) -> Refused {
+const fn refused(name: &'static str, neutral: NeutralValues, why: &'static str) -> Refused {
     Refused { name, neutral, why }
 }
 
-use Neutral::{Empty, Numbers, Texts, True};
+use NeutralValues::{Empty, Numbers, Texts, True};
 
-const ONE: Neutral = Numbers(&[1.0]);
+const ONE: NeutralValues = Numbers(&[1.0]);
 /// The values that turn a sampler off.
-const OFF: Neutral = Numbers(&[0.0, -1.0]);
+const OFF: NeutralValues = Numbers(&[0.0, -1.0]);
 
 const SAMPLER: &str = "this sampler is not supported";
 const LIMIT: &str = "use 'max_tokens'";
@@ -34,7 +34,7 @@ pub const EVERYWHERE: &[Refused] = &[
         "requests cannot carry code; use 'logit_bias', 'allowed_token_ids' or 'bad_words'",
     ),
     refused("kv_transfer_params", Empty, "KV caches cannot be transferred"),
-    refused("prompt_embeds", Neutral::None, "prompts are text or token ids"),
+    refused("prompt_embeds", NeutralValues::None, "prompts are text or token ids"),
     refused("truncation_side", Texts(&["left"]), "a truncated prompt always keeps its end"),
     refused("repetition_detection", Empty, "use 'repetition_penalty' or 'frequency_penalty'"),
     refused("vllm_xargs", Empty, "vLLM's extensions are not supported"),
@@ -46,8 +46,8 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("custom_params", Empty, "custom logit processors are not supported"),
     refused("lora_path", Empty, ADAPTERS),
     refused("session_params", Empty, "each request carries its whole conversation"),
-    refused("input_ids", Neutral::None, "'/v1/completions' takes token ids as 'prompt'"),
-    refused("input_embeds", Neutral::None, "prompts are text or token ids"),
+    refused("input_ids", NeutralValues::None, "'/v1/completions' takes token ids as 'prompt'"),
+    refused("input_embeds", NeutralValues::None, "prompts are text or token ids"),
     refused("return_hidden_states", Empty, "engines return tokens and logprobs only"),
     refused("separate_reasoning", True, "reasoning is always a separate field; see 'include_reasoning'"),
     refused("stream_reasoning", True, "reasoning is streamed as it comes"),
@@ -82,9 +82,9 @@ pub const EVERYWHERE: &[Refused] = &[
     ),
     refused("parse_tool_calls", True, "calls are always parsed"),
     // Text Generation Inference
-    refused("max_new_tokens", Neutral::None, LIMIT),
+    refused("max_new_tokens", NeutralValues::None, LIMIT),
     refused("do_sample", True, "set 'temperature' to 0 for greedy decoding"),
-    refused("truncate", Neutral::None, PROMPT),
+    refused("truncate", NeutralValues::None, PROMPT),
     refused("watermark", Empty, SAMPLER),
     refused("adapter_id", Empty, ADAPTERS),
     refused("return_full_text", Empty, "use 'echo' of '/v1/completions'"),
@@ -114,19 +114,19 @@ pub const EVERYWHERE: &[Refused] = &[
     refused("ban_eos_token", Empty, "use 'ignore_eos'"),
     refused("grammar_string", Empty, LARK),
     refused("rep_pen", ONE, "use 'repetition_penalty'"),
-    refused("max_length", Neutral::None, LIMIT),
+    refused("max_length", NeutralValues::None, LIMIT),
     // Ollama
     refused("options", Empty, "send its fields in the request itself, such as 'temperature' and 'max_tokens'"),
     refused("format", Empty, "use 'response_format'"),
-    refused("think", Neutral::None, "use 'thinking'"),
+    refused("think", NeutralValues::None, "use 'thinking'"),
     refused("num_predict", Numbers(&[-1.0]), LIMIT),
     refused("raw", Empty, "'/v1/completions' takes prompts without a template"),
     refused("images", Empty, TEXT_ONLY),
     // Hosted services
     refused("stop_sequences", Empty, STOP),
-    refused("random_seed", Neutral::None, "use 'seed'"),
+    refused("random_seed", NeutralValues::None, "use 'seed'"),
     refused("safe_prompt", Empty, "write it in a system message"),
-    refused("prompt_truncate_len", Neutral::None, PROMPT),
+    refused("prompt_truncate_len", NeutralValues::None, PROMPT),
     refused("context_length_exceeded_behavior", Texts(&["error"]), PROMPT),
     refused("transforms", Empty, PROMPT),
     refused("plugins", Empty, SEARCH),
@@ -137,12 +137,12 @@ pub const EVERYWHERE: &[Refused] = &[
 
 /// Refused by `/v1/chat/completions` only.
 pub const IN_CHATS: &[Refused] = &[
-    refused("audio", Neutral::None, "only text is generated"),
+    refused("audio", NeutralValues::None, "only text is generated"),
     refused("functions", Empty, "it is deprecated; use 'tools'"),
     refused("function_call", Texts(&["none"]), "it is deprecated; use 'tool_choice'"),
-    refused("web_search_options", Neutral::None, SEARCH),
+    refused("web_search_options", NeutralValues::None, SEARCH),
     refused("verbosity", Texts(&["medium"]), "there is no such setting; ask for it in the prompt"),
-    refused("chat_template", Neutral::None, "the model's own template is used"),
+    refused("chat_template", NeutralValues::None, "the model's own template is used"),
     refused("mm_processor_kwargs", Empty, TEXT_ONLY),
     refused("media_io_kwargs", Empty, TEXT_ONLY),
     refused("system", Empty, "send a message with the role 'system'"),
@@ -158,7 +158,7 @@ pub const IN_COMPLETIONS: &[Refused] = &[
     refused("suffix", Empty, "fill-in-the-middle is not supported"),
     refused("messages", Empty, "a completion has a 'prompt'; '/v1/chat/completions' takes messages"),
     refused("tools", Empty, "completions cannot call tools; use '/v1/chat/completions'"),
-    refused("thinking_token_budget", Neutral::None, "a completion has no reasoning apart from its text"),
+    refused("thinking_token_budget", NeutralValues::None, "a completion has no reasoning apart from its text"),
 ];
 
 #[cfg(test)]

@@ -38,7 +38,11 @@ pub fn tokenize(body: &[u8]) -> Result<Read<Tokenize>, Error> {
                 (fields.string("model")?, TokenizeInput::Text { prompt, add_special_tokens })
             }
             None => {
-                fields.only("add_special_tokens", |value| *value == Value::Bool(false), "the template writes them")?;
+                fields.require(
+                    "add_special_tokens",
+                    |value| *value == Value::Bool(false),
+                    "the template writes them",
+                )?;
                 let (mut job, _) = chat::conversation(fields).map_err(|error| match error.param.as_deref() {
                     Some("messages") if error.code == Some("missing_required_parameter") => {
                         Error::missing("prompt", "either 'prompt' or 'messages'")

@@ -71,7 +71,7 @@ impl Hedge {
         let session = context.session;
         let kind = Some((&*engine.kind, Instant::now()));
         let wanted = EngineRequest { salt: &start.cache_salt, tokens: &tokens, session, kind, refused: &[] };
-        let Some(lease) = context.pool.another(&wanted, &engine.group) else { return Hedge::Settled };
+        let Some(lease) = context.pool.lease_elsewhere(&wanted, &engine.group) else { return Hedge::Settled };
         context.retry_budget.count_hedge();
         tracing::info!(parent: span, sequence = start.request_id, other = lease.engine().group, "hedging");
         let steer = steering.map(|steering| ToEngine { kind: Some(to_engine::Kind::Steer(progress.steer(steering))) });

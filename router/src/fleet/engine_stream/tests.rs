@@ -103,7 +103,7 @@ mod budget {
             deadline,
             metrics: Arc::default(),
             retry_budget,
-            client: watch::channel(ClientState::Reads).1,
+            client: watch::channel(ClientState::Reading).1,
         }
     }
 

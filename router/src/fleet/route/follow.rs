@@ -14,7 +14,7 @@ use crate::{fleet::pool::EngineTransport, limits};
 
 /// The interval of each engine's events. It grows with the number of engines, which bounds the router's load.
 pub fn interval(engines: usize) -> Duration {
-    let many = limits::EVENTS_EACH * u32::try_from(engines).unwrap_or(u32::MAX);
+    let many = limits::EVENTS_INTERVAL_PER_ENGINE * u32::try_from(engines).unwrap_or(u32::MAX);
     many.clamp(limits::EVENTS_INTERVAL.0, limits::EVENTS_INTERVAL.1)
 }
 

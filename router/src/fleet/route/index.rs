@@ -129,7 +129,7 @@ impl BlockIndex {
                 holders.clear();
                 {
                     let mut shard = self.shard(hash);
-                    shard.expected.expire(limits::ROUTE_EXPECTED, now);
+                    shard.expected.expire(limits::ROUTE_UNCONFIRMED_TIME, now);
                     shard.held.touch(hash, &mut holders);
                     shard.expected.find(hash, &mut holders);
                 }
@@ -159,7 +159,7 @@ impl BlockIndex {
         engine.used.store(true, Ordering::Relaxed);
         for &hash in chain {
             let mut shard = self.shard(hash);
-            shard.expected.expire(limits::ROUTE_EXPECTED, now);
+            shard.expected.expire(limits::ROUTE_UNCONFIRMED_TIME, now);
             shard.expected.insert(hash, slot);
         }
     }

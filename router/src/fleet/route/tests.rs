@@ -97,10 +97,10 @@ fn a_prompt_counts_as_cached_for_a_while_where_it_was_sent() {
     index.anticipate(&there, &prompt, NOW);
     let at = |now| [&there, &elsewhere].map(|slot| index.matches(&prompt, now).cached_tokens(slot));
     assert_eq!(at(NOW), [20, 0]);
-    assert_eq!(at(limits::ROUTE_EXPECTED), [20, 0]);
-    assert_eq!(at(limits::ROUTE_EXPECTED * 2), [0, 0], "the engine never confirmed it");
+    assert_eq!(at(limits::ROUTE_UNCONFIRMED_TIME), [20, 0]);
+    assert_eq!(at(limits::ROUTE_UNCONFIRMED_TIME * 2), [0, 0], "the engine never confirmed it");
     // Reported blocks stay, and evicted ones are removed at once.
-    let now = limits::ROUTE_EXPECTED * 2;
+    let now = limits::ROUTE_UNCONFIRMED_TIME * 2;
     index.anticipate(&there, &prompt, now);
     let hashes = chain("", &tokens(20));
     assert!(there.apply(&events(false, &hashes[..3], &hashes[4..]), 0));

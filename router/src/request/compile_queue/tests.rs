@@ -32,7 +32,7 @@ fn soon() -> Instant {
 #[tokio::test]
 async fn small_grammars_do_not_wait_for_long_ones() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
-    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
+    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_COMPILES as u32).await.unwrap();
     assert!(queue.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
 }
 
@@ -40,14 +40,14 @@ async fn small_grammars_do_not_wait_for_long_ones() {
 async fn cached_grammars_do_not_wait() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
     queue.compile(&grammars, small(), None, soon()).await.unwrap();
-    let _held = queue.first_attempts.clone().acquire_many_owned(limits::GRAMMARS_AT_FIRST as u32).await.unwrap();
+    let _held = queue.first_attempts.clone().acquire_many_owned(limits::SHORT_COMPILES as u32).await.unwrap();
     assert!(queue.compile(&grammars, small(), None, soon()).await.unwrap().is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiting_for_a_permit_ends_at_the_deadline() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
-    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_GRAMMARS as u32).await.unwrap();
+    let _held = queue.long_compiles.clone().acquire_many_owned(limits::LONG_COMPILES as u32).await.unwrap();
     let error = queue.compile(&grammars, costly(), None, Instant::now() + Duration::from_secs(2)).await;
     assert_eq!(error.unwrap_err().kind, Kind::Deadline);
 }
@@ -57,5 +57,5 @@ async fn costly_grammars_are_relaxed_under_a_long_permit() {
     let (queue, grammars) = (CompileQueue::new(), grammars());
     let compiled = queue.compile(&grammars, costly(), None, soon()).await.unwrap().unwrap();
     assert_eq!(compiled.relaxations()[0].keyword, "allOf");
-    assert_eq!(queue.long_compiles.available_permits(), limits::LONG_GRAMMARS, "the permit was returned");
+    assert_eq!(queue.long_compiles.available_permits(), limits::LONG_COMPILES, "the permit was returned");
 }

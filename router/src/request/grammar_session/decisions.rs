@@ -22,7 +22,7 @@ pub struct TokenDecision {
     pub refused: Vec<Refusal>,
 }
 
-/// The decisions since they were last taken. At most [`limits::DECISIONS_TOLD`] are recorded in all.
+/// The decisions since they were last taken. At most [`limits::MAX_REPORTED_DECISIONS`] are recorded in all.
 #[derive(Debug, Default)]
 pub(super) struct Decisions {
     recorded: usize,
@@ -54,7 +54,7 @@ impl Decisions {
 
     fn record(&mut self, id: u32, origin: TokenOrigin) {
         let refused = std::mem::take(&mut self.refused);
-        if self.recorded < limits::DECISIONS_TOLD {
+        if self.recorded < limits::MAX_REPORTED_DECISIONS {
             self.recorded += 1;
             self.new.push(TokenDecision { id, origin, refused });
         }

@@ -306,7 +306,7 @@ fn decisions_are_recorded_on_request_and_up_to_a_limit() {
     session.check(&[1, 2], 100).unwrap();
     assert_eq!(session.take_decisions(), []);
     let mut session = restricted(None, Restrictions::default(), &[], false).with_decisions();
-    let most = limits::DECISIONS_TOLD;
+    let most = limits::MAX_REPORTED_DECISIONS;
     session.check(&vec![1; most + 1], most + 1).unwrap();
     assert_eq!(session.take_decisions().len(), most);
     session.check(&[1], 1).unwrap();

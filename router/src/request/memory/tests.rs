@@ -8,13 +8,13 @@ async fn requests_share_the_budget_return_it_on_drop_and_small_ones_are_free() {
     let memory = RequestMemory::new(1);
     let until = Instant::now() + Duration::from_secs(60);
     let (mut first, mut second, mut small) = (memory.open_charge(), memory.open_charge(), memory.open_charge());
-    first.resize(limits::HELD_BYTES - UNIT, until).await.unwrap();
+    first.resize(limits::BODY_MEMORY_BYTES - UNIT, until).await.unwrap();
     let began = Instant::now();
-    let error = second.resize(limits::HELD_BYTES / 2, until).await.unwrap_err();
-    assert_eq!((error.kind, began.elapsed()), (Kind::Full, limits::HELD_WAIT));
-    small.resize(limits::FREE_BYTES, until).await.unwrap();
-    first.resize(limits::HELD_BYTES / 4, until).await.unwrap();
-    second.resize(limits::HELD_BYTES / 2, until).await.unwrap();
+    let error = second.resize(limits::BODY_MEMORY_BYTES / 2, until).await.unwrap_err();
+    assert_eq!((error.kind, began.elapsed()), (Kind::Full, limits::BODY_MEMORY_WAIT));
+    small.resize(limits::UNCOUNTED_BODY_BYTES, until).await.unwrap();
+    first.resize(limits::BODY_MEMORY_BYTES / 4, until).await.unwrap();
+    second.resize(limits::BODY_MEMORY_BYTES / 2, until).await.unwrap();
     drop((first, second));
-    assert_eq!(memory.budget.available_permits() * UNIT, limits::HELD_BYTES);
+    assert_eq!(memory.budget.available_permits() * UNIT, limits::BODY_MEMORY_BYTES);
 }

@@ -39,7 +39,7 @@ pub fn tool_choice(fields: &mut Fields) -> Result<Option<ToolChoice>, InvalidReq
         }
         None => return Err(InvalidRequest::missing("tool_choice.type", "'function' or 'allowed_tools'")),
     };
-    fields.remember(choice);
+    fields.add_ignored(choice);
     Ok(Some(chosen))
 }
 
@@ -49,7 +49,7 @@ fn function_name(choice: &mut Fields) -> Result<String, InvalidRequest> {
     match choice.fields("function")? {
         Some(mut function) => {
             let name = function.string("name")?.ok_or_else(missing);
-            choice.remember(function);
+            choice.add_ignored(function);
             name
         }
         None => choice.string("name")?.ok_or_else(missing),
@@ -82,7 +82,7 @@ fn allowed_tools(choice: &mut Fields) -> Result<ToolChoice, InvalidRequest> {
     };
     let names = tools.iter().enumerate().map(name).collect::<Result<_, _>>()?;
     if nested {
-        choice.remember(list);
+        choice.add_ignored(list);
     } else {
         *choice = list;
     }
@@ -213,7 +213,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, InvalidReque
                     ));
                 }
             };
-            format.remember(described);
+            format.add_ignored(described);
             Some(response)
         }
         Some("structural_tag") => {
@@ -239,7 +239,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Response>, InvalidReque
             ));
         }
     };
-    fields.remember(format);
+    fields.add_ignored(format);
     Ok(response)
 }
 
@@ -254,7 +254,7 @@ fn structured_outputs(fields: &mut Fields) -> Result<Option<Response>, InvalidRe
     for name in ["disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"] {
         object.take(name);
     }
-    fields.remember(object);
+    fields.add_ignored(object);
     if found.len() > 1 {
         let message =
             "'structured_outputs' may set only one of json, json_object, regex, choice, grammar and structural_tag";

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::{InvalidRequest, limits, template::lossless};
 use json::{Allowance, RawFields};
 
-pub use neutral::{Neutral, Refused};
+pub use neutral::{NeutralValues, Refused};
 pub use range::Range;
 
 pub struct Fields<'a> {
@@ -25,7 +25,7 @@ pub struct Fields<'a> {
     allowance: Allowance,
     /// The first error of building a value.
     failed: Option<InvalidRequest>,
-    asked: Vec<&'static str>,
+    read_names: Vec<&'static str>,
     /// Ignored fields of nested objects.
     ignored_below: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl<'a> Fields<'a> {
             raw: Vec::new(),
             allowance: Allowance::of(0),
             failed: None,
-            asked: Vec::new(),
+            read_names: Vec::new(),
             ignored_below: Vec::new(),
         }
     }
@@ -101,8 +101,8 @@ impl<'a> Fields<'a> {
     }
 
     fn mark_read(&mut self, name: &'static str) {
-        if !self.asked.contains(&name) {
-            self.asked.push(name);
+        if !self.read_names.contains(&name) {
+            self.read_names.push(name);
         }
     }
 
@@ -214,7 +214,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Rejects a field unless its value is `allowed`, for fields that this server implements only in one form.
-    pub fn only(
+    pub fn require(
         &mut self,
         name: &'static str,
         allowed: impl Fn(&Value) -> bool,
@@ -248,7 +248,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Records the ignored fields of a nested object after it was read.
-    pub fn remember(&mut self, object: Fields<'_>) {
+    pub fn add_ignored(&mut self, object: Fields<'_>) {
         self.ignored_below.extend(object.ignored());
     }
 
@@ -257,7 +257,7 @@ impl<'a> Fields<'a> {
         let own = self.map.iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str());
         let raw = self.raw.iter().filter(|(_, text)| *text != "null").map(|(name, _)| &**name);
         own.chain(raw)
-            .filter(|name| !self.asked.contains(name))
+            .filter(|name| !self.read_names.contains(name))
             .map(|name| format!("{}{}", self.path, clipped(name)))
             .chain(self.ignored_below.iter().cloned())
             .take(limits::HEADER_NAMES)
@@ -265,8 +265,8 @@ impl<'a> Fields<'a> {
     }
 
     /// The fields that were read, in order.
-    pub fn asked(&self) -> &[&'static str] {
-        &self.asked
+    pub fn read_names(&self) -> &[&'static str] {
+        &self.read_names
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// The values with which a field has no effect. Null is always one of them.
 #[derive(Debug, Clone, Copy)]
-pub enum Neutral {
+pub enum NeutralValues {
     None,
     /// `false`, `0`, `""`, `[]` or `{}`.
     Empty,
@@ -15,20 +15,20 @@ pub enum Neutral {
     Texts(&'static [&'static str]),
 }
 
-impl Neutral {
+impl NeutralValues {
     pub fn allows(self, value: &Value) -> bool {
         match (self, value) {
             (_, Value::Null) => true,
-            (Neutral::Empty, Value::Bool(on)) => !on,
-            (Neutral::Empty, Value::Number(number)) => number.as_f64() == Some(0.0),
-            (Neutral::Empty, Value::String(text)) => text.is_empty(),
-            (Neutral::Empty, Value::Array(items)) => items.is_empty(),
-            (Neutral::Empty, Value::Object(map)) => map.is_empty(),
-            (Neutral::Numbers(numbers), Value::Number(number)) => {
+            (NeutralValues::Empty, Value::Bool(on)) => !on,
+            (NeutralValues::Empty, Value::Number(number)) => number.as_f64() == Some(0.0),
+            (NeutralValues::Empty, Value::String(text)) => text.is_empty(),
+            (NeutralValues::Empty, Value::Array(items)) => items.is_empty(),
+            (NeutralValues::Empty, Value::Object(map)) => map.is_empty(),
+            (NeutralValues::Numbers(numbers), Value::Number(number)) => {
                 number.as_f64().is_some_and(|number| numbers.contains(&number))
             }
-            (Neutral::True, Value::Bool(on)) => *on,
-            (Neutral::Texts(texts), Value::String(text)) => texts.contains(&text.as_str()),
+            (NeutralValues::True, Value::Bool(on)) => *on,
+            (NeutralValues::Texts(texts), Value::String(text)) => texts.contains(&text.as_str()),
             _ => false,
         }
     }
@@ -36,6 +36,6 @@ impl Neutral {
 
 pub struct Refused {
     pub name: &'static str,
-    pub neutral: Neutral,
+    pub neutral: NeutralValues,
     pub why: &'static str,
 }

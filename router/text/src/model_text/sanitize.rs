@@ -17,7 +17,7 @@ use tracing::info_span;
 
 use super::{ModelText, RenderedPrompt, TextError};
 use crate::template::{MARK_END as CLOSE, MARK_START as OPEN, Prepared, Reason, RenderInput, TemplateError};
-use crate::tokenize::{Bound, Encode, TokenizeError};
+use crate::tokenize::{Encode, EncodeLimit, TokenizeError};
 
 /// The tokens that begin and end the reasoning of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -227,7 +227,7 @@ impl ScannedPrompt {
 impl ModelText {
     /// Like `render`, but control tokens in messages, tools, documents and `chat_template_kwargs` stay text.
     pub fn render_sanitized(&self, input: &RenderInput, controls: &ControlTokens) -> Result<RenderedPrompt, TextError> {
-        self.render_sanitized_within(input, controls, Bound::default())
+        self.render_sanitized_within(input, controls, EncodeLimit::default())
     }
 
     /// Like `render_sanitized`, within a bound on tokens and time.
@@ -235,7 +235,7 @@ impl ModelText {
         &self,
         input: &RenderInput,
         controls: &ControlTokens,
-        bound: Bound,
+        bound: EncodeLimit,
     ) -> Result<RenderedPrompt, TextError> {
         let (prompt, forged) = info_span!("template").in_scope(|| {
             let mut chat = self.chat_template()?.prepare(None, input)?;
@@ -255,7 +255,7 @@ impl ModelText {
     }
 
     /// Encodes a prompt; the tokens at `forged` become text.
-    fn encode_around(&self, prompt: &str, forged: &[Range<usize>], bound: Bound) -> Result<Vec<u32>, TextError> {
+    fn encode_around(&self, prompt: &str, forged: &[Range<usize>], bound: EncodeLimit) -> Result<Vec<u32>, TextError> {
         let mut ids = Vec::new();
         let mut done = 0;
         for token in forged {
@@ -285,7 +285,7 @@ impl ModelText {
         piece: &str,
         first: bool,
         how: Encode,
-        bound: Bound,
+        bound: EncodeLimit,
         ids: &mut Vec<u32>,
     ) -> Result<(), TokenizeError> {
         if piece.is_empty() {

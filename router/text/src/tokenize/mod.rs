@@ -1,8 +1,8 @@
 //! Encodes text to the same token ids as Python's `tokenizers` and `tiktoken`, and decodes ids to bytes, also as a
 //! stream. It knows no templates.
 
-mod bound;
 mod bytes;
+mod encode_limit;
 mod kimi;
 mod load;
 mod stream;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokenizers::tokenizer::{Model, OffsetType, PreTokenizer};
 use tokenizers::{AddedVocabulary, PreTokenizedString};
 
-pub use bound::Bound;
+pub use encode_limit::EncodeLimit;
 pub use load::read_json;
 pub(crate) use load::{NAMED_SPECIAL_TOKENS, token_text};
 pub use stream::{Detokenizer, TokenPiece};
@@ -112,7 +112,7 @@ impl Tokenizer {
             .collect();
         let added_ids = added.iter().map(|(id, token)| (token.text.clone(), *id)).collect();
         let table = TokenTable::new(&tokenizer, &decoding, &added).map_err(unsupported)?;
-        let max_bytes_per_token = bound::max_bytes_per_token(&tokenizer, &table, &decoding);
+        let max_bytes_per_token = encode_limit::max_bytes_per_token(&tokenizer, &table, &decoding);
         Ok(Tokenizer(Arc::new(Inner {
             tokenizer,
             no_added: AddedVocabulary::new(),
@@ -127,11 +127,11 @@ impl Tokenizer {
 
     /// Encodes a text.
     pub fn encode(&self, text: &str, how: Encode) -> Result<Vec<u32>, TokenizeError> {
-        self.encode_within(text, how, Bound::default())
+        self.encode_within(text, how, EncodeLimit::default())
     }
 
     /// Encodes a text; fails if it exceeds the bound on tokens or time.
-    pub fn encode_within(&self, text: &str, how: Encode, bound: Bound) -> Result<Vec<u32>, TokenizeError> {
+    pub fn encode_within(&self, text: &str, how: Encode, bound: EncodeLimit) -> Result<Vec<u32>, TokenizeError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(TokenizeError::TooLong { bytes: text.len() });
         }
@@ -151,7 +151,7 @@ impl Tokenizer {
         self.0.max_bytes_per_token.map_or(0, |most| bytes.div_ceil(most))
     }
 
-    fn encode_part(&self, text: &str, how: Encode, bound: Bound) -> Result<Vec<u32>, TokenizeError> {
+    fn encode_part(&self, text: &str, how: Encode, bound: EncodeLimit) -> Result<Vec<u32>, TokenizeError> {
         let fail = |e: tokenizers::Error| match e.downcast::<TokenizeError>() {
             Ok(own) => *own,
             Err(other) => TokenizeError::Encode(other.to_string()),

@@ -191,7 +191,7 @@ fn a_bound_does_not_change_ids_and_rejects_too_many_tokens() {
             let text = case["text"].as_str().unwrap();
             for (key, how) in [("ids", Encode::TEMPLATED), ("plain", Encode::TEXT)] {
                 let ids = ids(&case, key);
-                let within = |most: usize| tokenizer.encode_within(text, how, Bound::until(later).tokens(most));
+                let within = |most: usize| tokenizer.encode_within(text, how, EncodeLimit::until(later).tokens(most));
                 assert_eq!(within(ids.len()).unwrap(), ids, "{name} {key} {text:?}");
                 assert!(tokenizer.least_tokens(text.len()) <= ids.len(), "{name} {key} {text:?}");
                 if let Some(fewer) = ids.len().checked_sub(1) {
@@ -201,7 +201,7 @@ fn a_bound_does_not_change_ids_and_rejects_too_many_tokens() {
                         other => panic!("{name} {key} {text:?}: {other}"),
                     };
                     assert!((fewer + 1..=ids.len()).contains(&least), "{name} {key} {text:?}");
-                    let late = tokenizer.encode_within(text, how, Bound::until(Instant::now()));
+                    let late = tokenizer.encode_within(text, how, EncodeLimit::until(Instant::now()));
                     assert!(matches!(late, Err(TokenizeError::Late)), "{name} {key} {text:?}");
                 }
             }
@@ -215,7 +215,7 @@ fn a_text_that_needs_too_many_tokens_is_rejected_before_encoding() {
         let tokenizer = load(name);
         let text = "汉".repeat(1_000_000);
         let began = std::time::Instant::now();
-        let error = tokenizer.encode_within(&text, Encode::TEMPLATED, Bound::default().tokens(4096)).unwrap_err();
+        let error = tokenizer.encode_within(&text, Encode::TEMPLATED, EncodeLimit::default().tokens(4096)).unwrap_err();
         assert!(matches!(error, TokenizeError::TooMany { most: 4096, .. }), "{name}: {error}");
         // Encoding would take seconds.
         assert!(began.elapsed() < std::time::Duration::from_millis(100), "{name}: {:?}", began.elapsed());

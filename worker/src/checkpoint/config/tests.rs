@@ -24,7 +24,7 @@ fn errors_name_wrong_types_and_fixed_values() {
     let value = json!({"n": "4", "act": "gelu", "x": 1});
     let fields = ConfigFields::new(value.as_object().expect("object"), "rope_scaling.");
     assert!(fields.usize("n").expect_err("string").to_string().contains("rope_scaling.n"));
-    assert!(fields.only("act", "silu").expect_err("gelu").to_string().contains("\"silu\""));
-    assert!(fields.only("x", 1.0).is_ok());
+    assert!(fields.require("act", "silu").expect_err("gelu").to_string().contains("\"silu\""));
+    assert!(fields.require("x", 1.0).is_ok());
     assert!(fields.size("y").expect_err("missing").to_string().contains("required"));
 }

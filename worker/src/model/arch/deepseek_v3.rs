@@ -64,8 +64,8 @@ impl Latent {
             );
         }
         // Derived values, present in newer configs.
-        config.only("head_dim", rope)?;
-        config.only("qk_head_dim", nope + rope)?;
+        config.require("head_dim", rope)?;
+        config.require("qk_head_dim", nope + rope)?;
         let frequencies = base.rope(rope)?;
         let q_rope = RopeSpec {
             head_dim: nope + rope,
@@ -133,14 +133,14 @@ struct Experts {
 impl Experts {
     fn read(base: &Base) -> Result<Self, LoadError> {
         let config = base.config;
-        config.only("scoring_func", "sigmoid")?;
-        config.only("topk_method", "noaux_tc")?;
+        config.require("scoring_func", "sigmoid")?;
+        config.require("topk_method", "noaux_tc")?;
         let count = match config.usize("n_routed_experts")? {
             Some(n) => n,
             None if config.get("num_local_experts").is_some() => config.size("num_local_experts")?,
             None => config.size("n_routed_experts")?,
         };
-        config.only("num_local_experts", count)?;
+        config.require("num_local_experts", count)?;
         let groups = |key: &str, default: usize| -> Result<usize, LoadError> {
             Ok(config.usize(key)?.unwrap_or(if config.mentions(key) { 1 } else { default }))
         };

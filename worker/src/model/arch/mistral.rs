@@ -12,7 +12,7 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let style = GqaStyle::plain(&base)?;
     let inter = config.size("intermediate_size")?;
     for bias in ["attention_bias", "mlp_bias"] {
-        config.only(bias, false)?;
+        config.require(bias, false)?;
     }
     let window = base.uniform_window(base.sliding_window(Some(4096))?)?;
     base.spec("MistralForCausalLM", |i| {

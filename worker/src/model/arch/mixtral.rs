@@ -12,7 +12,7 @@ const DEFAULTS: ConfigDefaults =
 pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &DEFAULTS)?;
     let style = GqaStyle::plain(&base)?;
-    config.only("attention_bias", false)?;
+    config.require("attention_bias", false)?;
     let inter = config.size("intermediate_size")?;
     let experts = match config.usize("num_local_experts")? {
         Some(n) => n,

@@ -79,7 +79,7 @@ fn wrapper(config: &Map<String, Value>) -> Option<&'static Wrapper> {
 /// Checks the keys beside `text_config` like all others.
 fn check_wrapper(wrapper: &Wrapper, config: &Map<String, Value>, spec: &Spec) -> Result<(), LoadError> {
     let fields = ConfigFields::new(config, "");
-    fields.only("model_type", wrapper.model_type)?;
+    fields.require("model_type", wrapper.model_type)?;
     fields.object("text_config")?;
     for key in wrapper.keys {
         fields.get(key);

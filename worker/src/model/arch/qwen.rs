@@ -11,8 +11,8 @@ const QWEN3: ConfigDefaults = ConfigDefaults { head_dim: Some(128), ..QWEN2 };
 pub fn build_qwen2(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
     let base = Base::read(config, prefix, &QWEN2)?;
     // The only biases of these models; configs may state them under these names.
-    config.only("attention_bias", true)?;
-    config.only("qkv_bias", true)?;
+    config.require("attention_bias", true)?;
+    config.require("qkv_bias", true)?;
     let style = GqaStyle { qkv_bias: true, ..GqaStyle::plain(&base)? };
     dense("Qwen2ForCausalLM", &base, &style)
 }
@@ -26,7 +26,7 @@ pub fn build_qwen3(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadErro
 fn dense(architecture: &'static str, base: &Base, style: &GqaStyle) -> Result<Spec, LoadError> {
     let windows = base.qwen_windows()?;
     let inter = base.config.size("intermediate_size")?;
-    base.config.only("mlp_bias", false)?;
+    base.config.require("mlp_bias", false)?;
     base.spec(architecture, |i| {
         let mlp = base.gated(&format!("{}mlp.", base.layer(i)), inter, false);
         Ok(base.decoder_layer(i, style.layer(base, i, windows[i]), Mlp::Dense(mlp)))

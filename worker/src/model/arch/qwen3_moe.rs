@@ -31,8 +31,8 @@ pub fn build(config: &ConfigFields, prefix: &str) -> Result<Spec, LoadError> {
         return Err(config.error("decoder_sparse_step", "must be at least 1"));
     }
     let dense_layers = config.usizes("mlp_only_layers")?.unwrap_or_default();
-    config.only("mlp_bias", false)?;
-    config.only("shared_expert_intermediate_size", 0)?;
+    config.require("mlp_bias", false)?;
+    config.require("shared_expert_intermediate_size", 0)?;
     // If the window is on, it applies to every layer, as in transformers.
     config.usize("max_window_layers")?;
     let on = base.flag("use_sliding_window", false)?;

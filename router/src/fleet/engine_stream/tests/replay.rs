@@ -345,14 +345,14 @@ async fn client(context: SequenceContext, sequence: &Sequence) -> (Vec<u32>, Res
 
 /// A client that now and then does not read for a while.
 fn stalling_client(seed: u64) -> watch::Receiver<ClientState> {
-    let (client, watched) = watch::channel(ClientState::Reads);
+    let (client, watched) = watch::channel(ClientState::Reading);
     let mut rng = StdRng::seed_from_u64(seed);
     tokio::spawn(async move {
         while !client.is_closed() {
             sleep(Duration::from_millis(rng.random_range(1..100))).await;
-            client.send_replace(ClientState::Away);
+            client.send_replace(ClientState::Stalled);
             sleep(Duration::from_millis(rng.random_range(0..30))).await;
-            client.send_replace(ClientState::Reads);
+            client.send_replace(ClientState::Reading);
         }
     });
     watched
@@ -439,7 +439,7 @@ async fn run_seed(seed: u64) -> Tally {
         metrics: metrics.clone(),
         retry_budget: retry_budget.clone(),
         client: match clients.replace(clients.get() + 1) {
-            steady if steady % 3 > 0 => watch::channel(ClientState::Reads).1,
+            steady if steady % 3 > 0 => watch::channel(ClientState::Reading).1,
             stalls => stalling_client(hash(seed, stalls)),
         },
     };

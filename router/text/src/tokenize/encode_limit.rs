@@ -9,20 +9,20 @@ use super::bytes::{Decoding, TokenTable};
 
 /// A limit on tokens and time. The default has neither.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Bound {
+pub struct EncodeLimit {
     pub tokens: Option<usize>,
     pub until: Option<Instant>,
     /// Tokens of the prompt before this text; they count too.
     before: usize,
 }
 
-impl Bound {
+impl EncodeLimit {
     pub fn until(until: impl Into<Instant>) -> Self {
-        Bound { until: Some(until.into()), ..Bound::default() }
+        EncodeLimit { until: Some(until.into()), ..EncodeLimit::default() }
     }
 
     pub fn tokens(self, tokens: usize) -> Self {
-        Bound { tokens: Some(tokens), ..self }
+        EncodeLimit { tokens: Some(tokens), ..self }
     }
 
     pub(super) fn is_none(&self) -> bool {
@@ -31,7 +31,7 @@ impl Bound {
 
     /// The bound for a text that follows this many tokens.
     pub fn after(self, tokens: usize) -> Self {
-        Bound { before: self.before + tokens, ..self }
+        EncodeLimit { before: self.before + tokens, ..self }
     }
 
     /// Fails if a text with at least this many tokens exceeds the bound, or if the time is over.
