@@ -27,12 +27,14 @@ def driver():
     return REPOSITORY / "target/cuda/driver"
 
 
-def test_models_of_the_backend(driver):
+def test_models_of_the_backend(driver, tmp_path):
     """The unit tests that need a driver: without one they do nothing."""
+    trace = tmp_path / "trace"
     command = ["cargo", "test", "--locked", "-p", "rein-kernels", "--features", "cuda", "--lib", "cuda::backend"]
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "REIN_FAKE_CUDA_TRACE": str(trace)}
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0 and "test result: ok" in done.stdout, done.stdout + done.stderr
+    assert "cuGraphLaunch" in trace.read_text()
 
 
 def selftest(*options, library_path, **settings):

@@ -6,6 +6,7 @@
 //   REIN_FAKE_CUDA_CAPABILITY  90 (9.0)
 //   REIN_FAKE_CUDA_MEMORY      268435456 (bytes of device memory)
 //   REIN_FAKE_CUDA_FAULT       the name of a function that fails with CUDA_ERROR_ILLEGAL_ADDRESS
+//   REIN_FAKE_CUDA_TRACE       a file that gets a line for each call that does work: the thread's id, the function
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,7 @@ enum Code {
   INVALID_IMAGE = 200,
   NOT_FOUND = 500,
   ILLEGAL_ADDRESS = 700,
+  CAPTURE_UNSUPPORTED = 900,
 };
 
 struct Kernel {
@@ -86,6 +88,7 @@ struct Event {
 std::recursive_mutex lock;  // Kernels run one at a time; the fibres are of one thread.
 std::map<uint64_t, size_t> allocations;
 size_t allocated = 0;
+thread_local Stream *capturing = nullptr;
 
 long setting(const char *name, long otherwise) {
   const char *text = getenv(name);
@@ -95,6 +98,14 @@ long setting(const char *name, long otherwise) {
 bool fails(const char *function) {
   const char *fault = getenv("REIN_FAKE_CUDA_FAULT");
   return fault && !strcmp(fault, function);
+}
+
+void trace(const char *function) {
+  const char *path = getenv("REIN_FAKE_CUDA_TRACE");
+  FILE *file = path ? fopen(path, "a") : nullptr;
+  if (!file) return;
+  fprintf(file, "%d %s\n", gettid(), function);
+  fclose(file);
 }
 
 size_t memory() { return setting("REIN_FAKE_CUDA_MEMORY", 256 << 20); }
@@ -113,7 +124,8 @@ int put(Stream *stream, Work work) {
 }  // namespace
 
 #define FUNCTION(name, ...) extern "C" __attribute__((visibility("default"))) int name(__VA_ARGS__)
-#define MAY_FAIL \
+#define WORK       \
+  trace(__func__); \
   if (fails(__func__)) return ILLEGAL_ADDRESS
 
 FUNCTION(cuDriverGetVersion, int *version) { return *version = int(setting("REIN_FAKE_CUDA_VERSION", 13000)), SUCCESS; }
@@ -167,9 +179,10 @@ FUNCTION(cuMemGetInfo_v2, size_t *free, size_t *total) {
   return SUCCESS;
 }
 FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
-  MAY_FAIL;
+  WORK;
   std::lock_guard<std::recursive_mutex> guard(lock);
   if (bytes == 0) return INVALID_VALUE;
+  if (capturing) return CAPTURE_UNSUPPORTED;
   if (allocated + bytes > memory()) return OUT_OF_MEMORY;
   allocated += bytes;
   *address = uint64_t(host::allocate(bytes));
@@ -177,6 +190,7 @@ FUNCTION(cuMemAlloc_v2, uint64_t *address, size_t bytes) {
   return SUCCESS;
 }
 FUNCTION(cuMemFree_v2, uint64_t address) {
+  WORK;
   std::lock_guard<std::recursive_mutex> guard(lock);
   auto found = allocations.find(address);
   if (found == allocations.end()) return INVALID_VALUE;
@@ -186,36 +200,49 @@ FUNCTION(cuMemFree_v2, uint64_t address) {
   return SUCCESS;
 }
 FUNCTION(cuMemHostAlloc, void **start, size_t bytes, unsigned) {
+  WORK;
   *start = malloc(bytes);
   return *start ? SUCCESS : OUT_OF_MEMORY;
 }
 FUNCTION(cuMemFreeHost, void *start) { return free(start), SUCCESS; }
 FUNCTION(cuMemcpyHtoDAsync_v2, uint64_t to, const void *from, size_t bytes, Stream *stream) {
+  WORK;
   return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), from, bytes); });
 }
 FUNCTION(cuMemcpyDtoHAsync_v2, void *to, uint64_t from, size_t bytes, Stream *stream) {
+  WORK;
   return put(stream, [=] { memcpy(to, reinterpret_cast<void *>(from), bytes); });
 }
 FUNCTION(cuMemcpyDtoDAsync_v2, uint64_t to, uint64_t from, size_t bytes, Stream *stream) {
+  WORK;
   return put(stream, [=] { memcpy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes); });
 }
 FUNCTION(cuMemsetD8Async, uint64_t to, unsigned char byte, size_t bytes, Stream *stream) {
+  WORK;
   return put(stream, [=] { memset(reinterpret_cast<void *>(to), byte, bytes); });
 }
 
 FUNCTION(cuStreamCreate, Stream **stream, unsigned) { return *stream = new Stream, SUCCESS; }
 FUNCTION(cuStreamDestroy_v2, Stream *stream) { return delete stream, SUCCESS; }
-FUNCTION(cuStreamSynchronize, Stream *) {
-  MAY_FAIL;
+FUNCTION(cuStreamSynchronize, Stream *stream) {
+  WORK;
+  return stream->capture ? CAPTURE_UNSUPPORTED : SUCCESS;
+}
+FUNCTION(cuStreamBeginCapture_v2, Stream *stream, int) {
+  WORK;
+  stream->capture = std::make_unique<Graph>();
+  capturing = stream;
   return SUCCESS;
 }
-FUNCTION(cuStreamBeginCapture_v2, Stream *stream, int) { return stream->capture = std::make_unique<Graph>(), SUCCESS; }
-FUNCTION(cuStreamEndCapture, Stream *stream, Graph **graph) { return *graph = stream->capture.release(), SUCCESS; }
+FUNCTION(cuStreamEndCapture, Stream *stream, Graph **graph) {
+  capturing = nullptr;
+  return *graph = stream->capture.release(), SUCCESS;
+}
 FUNCTION(cuGraphInstantiateWithFlags, Graph **executable, Graph *graph, unsigned long long) {
   return *executable = new Graph(*graph), SUCCESS;
 }
 FUNCTION(cuGraphLaunch, Graph *executable, Stream *stream) {
-  MAY_FAIL;
+  WORK;
   return put(stream, [=] {
     for (Work &work : executable->work) work();
   });
@@ -234,7 +261,7 @@ FUNCTION(cuEventElapsedTime_v2, float *milliseconds, Event *begin, Event *end) {
 
 FUNCTION(cuLaunchKernel, Kernel *kernel, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
          unsigned threads_z, unsigned shared, Stream *stream, void **arguments, void **) {
-  MAY_FAIL;
+  WORK;
   Work call = kernel->bind(arguments[0]);
   return put(stream,
              [=] { host::launch(kernel->name, dim3(x, y, z), dim3(threads_x, threads_y, threads_z), shared, call); });

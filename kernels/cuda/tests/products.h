@@ -35,7 +35,8 @@ double dot(const std::vector<X> &x, size_t x_at, const std::vector<W> &w, size_t
 
 template <class X, class W, class Out>
 void plain(int rows, int n, int k, int batch, bool with_bias, int pad) {
-  check::every_order(named("linear", {int(sizeof(X)), int(sizeof(W)), int(sizeof(Out)), rows, n, k, batch, with_bias, pad}), [&] {
+  std::string name = named("linear", {int(sizeof(X)), int(sizeof(W)), int(sizeof(Out)), rows, n, k, batch, pad});
+  check::every_order(name + (with_bias ? " with bias" : ""), [&] {
     Random random(rows * 7 + n * 3 + k);
     int x_stride = k + pad, out_stride = n + pad;
     auto x = random.numbers<X>(size_t(batch) * rows * x_stride);

@@ -37,6 +37,19 @@ impl ArenaLayout {
         start
     }
 
+    /// Takes `bytes` bytes at a start that `take` gave before. False: they are in use.
+    pub fn take_at(&mut self, start: usize, bytes: usize) -> bool {
+        let room = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let at = self.live.partition_point(|range| range.start < start);
+        let free = self.live.get(at).is_none_or(|next| start + room <= next.start)
+            && at.checked_sub(1).is_none_or(|before| self.live[before].end <= start);
+        if free {
+            self.live.insert(at, start..start + room);
+            self.peak = self.peak.max(start + room);
+        }
+        free
+    }
+
     pub fn give(&mut self, start: usize) {
         self.live.retain(|range| range.start != start);
     }
@@ -66,7 +79,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 #[derive(Debug)]
 pub(super) struct ArenaBlock {
     state: Arc<Mutex<State>>,
-    start: usize,
+    /// Where it begins in the arena.
+    pub start: usize,
     pub address: u64,
     /// Its memory, if the arena is too small for it.
     _beyond: Option<DeviceBuffer>,
@@ -96,9 +110,23 @@ impl DeviceArena {
         Ok(ArenaBlock { state: Arc::clone(&self.state), start, address, _beyond: beyond })
     }
 
+    /// The bytes at a start that an earlier block had; None if they are in use.
+    pub fn take_at(&self, start: usize, bytes: usize) -> Option<ArenaBlock> {
+        let mut state = lock(&self.state);
+        if start.checked_add(bytes).is_none_or(|end| end > state.capacity) || !state.layout.take_at(start, bytes) {
+            return None;
+        }
+        let address = state.base + start as u64;
+        Some(ArenaBlock { state: Arc::clone(&self.state), start, address, _beyond: None })
+    }
+
     /// No memory, for the result of an op that has failed.
     pub fn nothing(&self) -> ArenaBlock {
         ArenaBlock { state: Arc::clone(&self.state), start: usize::MAX, address: 0, _beyond: None }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        lock(&self.state).layout.is_empty()
     }
 
     /// Grows an empty arena to what was needed at once so far. Whether it has moved.

@@ -10,6 +10,7 @@ use super::args::*;
 use super::attention::DeviceCache;
 use super::batch::{DeviceBatch, StepBuffers};
 use super::experts::DeviceExperts;
+use super::graphs::{Graphs, Kept, Mode};
 use super::memory::read;
 use super::moe::DeviceRoutes;
 use super::step::{StepLimits, StepShape};
@@ -34,6 +35,7 @@ pub struct Cuda {
     pub(super) activations: Cell<Element>,
     pub(super) limits: Cell<StepLimits>,
     angles: RefCell<DeviceAngles>,
+    pub(super) graphs: RefCell<Graphs>,
     pub(super) steps: StepBuffers,
     /// By slot, stashed logits.
     pub(super) stash: Vec<Vec<f32>>,
@@ -60,6 +62,7 @@ impl Cuda {
             activations: Cell::new(Element::F32),
             limits: Cell::new(StepLimits { vocab: usize::MAX, blocks: usize::MAX, block_size: 1 }),
             angles: RefCell::default(),
+            graphs: RefCell::default(),
             stash: Vec::new(),
         })
     }
@@ -131,6 +134,13 @@ impl Cuda {
         out
     }
 
+    /// A matrix that a recorded step leaves.
+    pub(super) fn kept(&self, kept: Kept) -> Option<DeviceTensor> {
+        let Kept { start, rows, cols } = kept;
+        let block = self.arena.take_at(start, rows * cols * Element::F32.bytes())?;
+        Some(DeviceTensor::new(block, rows, cols, Element::F32))
+    }
+
     /// The rows of x with these indices on the device.
     pub(super) fn gather_rows(&self, x: &DeviceTensor, index: u64, rows: usize) -> DeviceTensor {
         let out = self.tensor(rows, x.cols, x.element);
@@ -185,7 +195,11 @@ impl Backend for Cuda {
 
     fn regroup(&self, held: &DeviceExperts, fresh: &DeviceExperts, ids: &[u32]) -> Result<DeviceExperts> {
         self.device.enter()?;
-        held.regroup(&self.device, fresh, ids)
+        let experts = held.regroup(&self.device, fresh, ids)?;
+        if !experts.same_slots(held) {
+            self.graphs.borrow_mut().forget();
+        }
+        Ok(experts)
     }
 
     fn cache(
@@ -198,6 +212,7 @@ impl Backend for Cuda {
     ) -> Result<DeviceCache> {
         let cache = DeviceCache::new(&self.device, [blocks, block_size], [width_k, width_v], precision)?;
         self.limits.update(|limits| StepLimits { blocks, block_size, ..limits });
+        self.graphs.borrow_mut().clear();
         Ok(cache)
     }
 
@@ -232,22 +247,36 @@ impl Backend for Cuda {
     fn begin<'a>(&mut self, rows: Rows<'a>) -> Result<DeviceBatch<'a>> {
         self.device.enter()?;
         self.check()?;
-        self.arena.fit(&self.device)?;
-        let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1);
-        self.angles.borrow_mut().cover(&self.device, last.saturating_sub(1))?;
+        let graphs = self.graphs.get_mut();
+        // The last step may have failed midway.
+        graphs.abandon(&self.device);
         let shape = StepShape::of(&rows);
-        self.steps.fit(&self.device, &shape)?;
+        let last = rows.spans.iter().map(|span| span.start + span.len).max().unwrap_or(1);
+        let moved = [
+            self.arena.fit(&self.device)?,
+            self.angles.get_mut().cover(&self.device, last.saturating_sub(1))?,
+            self.steps.fit(&self.device, &shape)?,
+        ];
+        if moved.contains(&true) {
+            graphs.forget();
+        }
         self.steps.upload(&self.device, rows, shape, self.limits.get())
     }
 
-    fn run(&mut self, _: &DeviceBatch<'_>, f: impl FnOnce(&Self) -> Result<DeviceTensor>) -> Result<DeviceTensor> {
-        let out = f(self)?;
-        self.check()?;
-        Ok(out)
+    /// `f` is recorded the second time, together with the logits of `draw`, and repeated from then on.
+    fn run(&mut self, batch: &DeviceBatch<'_>, f: impl FnOnce(&Self) -> Result<DeviceTensor>) -> Result<DeviceTensor> {
+        let graphs = self.graphs.get_mut();
+        if graphs.begin(&self.device, &batch.shape, self.arena.is_empty())? == Mode::Repeating {
+            let results = graphs.results(&batch.shape);
+            let hidden = results.and_then(|results| self.kept(results.hidden));
+            return hidden.ok_or_else(|| shape("run", "the memory of a recorded step is in use".into()));
+        }
+        let out = f(self).and_then(|out| self.check().map(|()| out));
+        out.inspect_err(|_| self.graphs.borrow_mut().abandon(&self.device))
     }
 
     fn draw(&mut self, batch: &DeviceBatch<'_>, hidden: Option<&DeviceTensor>, head: &Head<'_, Self>) -> Result<Drawn> {
-        super::host_draw::draw(self, &batch.rows, hidden, head)
+        super::host_draw::draw(self, batch, hidden, head)
     }
 
     fn rows(&self, x: &DeviceTensor) -> usize {
@@ -408,6 +437,7 @@ impl Backend for Cuda {
     fn relink(&mut self, link: Box<dyn Collective>) {
         self.link = link;
         self.stash.clear();
+        self.graphs.get_mut().clear();
     }
 
     fn control(&self) -> &dyn ControlLink {

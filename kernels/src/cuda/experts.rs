@@ -222,6 +222,14 @@ impl DeviceExperts {
         Ok(DeviceExperts { table, precision, slots: Some(slots), ids: ids.to_vec() })
     }
 
+    /// Whether both are in the same memory.
+    pub(super) fn same_slots(&self, other: &DeviceExperts) -> bool {
+        match (&self.slots, &other.slots) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        }
+    }
+
     pub(super) fn ids(&self) -> &[u32] {
         &self.ids
     }

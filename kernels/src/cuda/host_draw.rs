@@ -1,8 +1,10 @@
 //! Draws on the host from logits that the device computed. It does not know sequences.
 
 use super::backend::{Cuda, shape};
+use super::batch::DeviceBatch;
+use super::graphs::{Kept, Mode, Results};
 use super::tensor::{DeviceTensor, Element};
-use crate::backend::{Backend, Draw, Drawn, Head, LogitsOf, Rows, SampledToken};
+use crate::backend::{Backend, Drawn, Head, LogitsOf, Rows, SampledToken};
 use crate::error::Result;
 use crate::sample::{logprobs, sample};
 
@@ -11,23 +13,22 @@ const SCORE_ROWS: usize = 32;
 
 pub(super) fn draw(
     cuda: &mut Cuda,
-    rows: &Rows,
+    batch: &DeviceBatch,
     hidden: Option<&DeviceTensor>,
     head: &Head<'_, Cuda>,
 ) -> Result<Drawn> {
-    let Rows { draws, stashes, scores, .. } = rows;
+    let Rows { draws, stashes, scores, .. } = &batch.rows;
     let mut drawn = Drawn::default();
-    for scores in scores.chunks(SCORE_ROWS) {
-        let of: Vec<u32> = scores.iter().map(|score| score.row as u32).collect();
-        let logits = logits(cuda, hidden, &of, head)?;
+    for (i, scores) in scores.chunks(SCORE_ROWS).enumerate() {
+        let logits = cuda.logits(batch, hidden, i * SCORE_ROWS, scores.len(), head)?;
+        let logits = cuda.fetch(&logits)?;
         drawn.scores.extend(scores.iter().zip(&logits).map(|(score, l)| logprobs(l, score.token, score.top)));
     }
-    let row_of = |draw: &Draw| match draw.from {
-        LogitsOf::Row(row) => Some(row as u32),
-        LogitsOf::Slot(_) => None,
+    let logits = last_logits(cuda, batch, hidden, head)?;
+    let mut fresh = match logits {
+        Some(logits) => cuda.fetch(&logits)?.into_iter(),
+        None => Vec::new().into_iter(),
     };
-    let fresh: Vec<u32> = draws.iter().filter_map(row_of).chain(stashes.iter().map(|s| s.row as u32)).collect();
-    let mut fresh = logits(cuda, hidden, &fresh, head)?.into_iter();
     for draw in draws {
         let logits = match draw.from {
             LogitsOf::Row(_) => fresh.next(),
@@ -48,26 +49,60 @@ pub(super) fn draw(
     Ok(drawn)
 }
 
-/// Logits of some rows of `hidden`, on the host.
-fn logits(
+/// The logits of draws and stashes. Ends the recording of the step, or repeats it.
+fn last_logits(
     cuda: &mut Cuda,
+    batch: &DeviceBatch,
     hidden: Option<&DeviceTensor>,
-    rows: &[u32],
     head: &Head<'_, Cuda>,
-) -> Result<Vec<Vec<f32>>> {
-    if rows.is_empty() {
-        return Ok(Vec::new());
+) -> Result<Option<DeviceTensor>> {
+    let (from, of) = (batch.rows.scores.len(), batch.shape);
+    let Some(hidden) = hidden else { return Ok(None) };
+    let mode = cuda.graphs.get_mut().mode();
+    if mode == Mode::Repeating {
+        let results = cuda.graphs.get_mut().repeat(&cuda.device, &of)?;
+        return Ok(results.and_then(|results| results.logits).and_then(|logits| cuda.kept(logits)));
     }
-    let hidden = hidden.ok_or_else(|| shape("draw", "a row of a step without rows".into()))?;
-    let index = cuda.upload(rows)?;
-    let gathered = cuda.gather_rows(hidden, index.address(), rows.len());
-    let normed = cuda.rms_norm(&gathered, head.norm, head.eps);
-    let mut logits = cuda.product(&normed, head.weight.plain(), None, Element::F32);
-    if head.scale != 1.0 {
-        cuda.scale(&mut logits, head.scale);
+    let logits = match of.wanted - from {
+        0 => None,
+        count => Some(cuda.logits(batch, Some(hidden), from, count, head)?),
+    };
+    let results = Results { hidden: kept(hidden), logits: logits.as_ref().map(kept) };
+    let ended = cuda.check().and_then(|()| Ok(cuda.graphs.get_mut().end(&cuda.device, &of, results)?));
+    ended.inspect_err(|_| cuda.graphs.get_mut().abandon(&cuda.device))?;
+    Ok(logits)
+}
+
+fn kept(x: &DeviceTensor) -> Kept {
+    Kept { start: x.block.start, rows: x.rows, cols: x.cols }
+}
+
+impl Cuda {
+    /// The logits of wanted rows from..from + count of the batch.
+    fn logits(
+        &self,
+        batch: &DeviceBatch,
+        hidden: Option<&DeviceTensor>,
+        from: usize,
+        count: usize,
+        head: &Head<'_, Cuda>,
+    ) -> Result<DeviceTensor> {
+        let hidden = hidden.ok_or_else(|| shape("draw", "a row of a step without rows".into()))?;
+        let index = self.steps.parts(batch).wanted + 4 * from as u64;
+        let gathered = self.gather_rows(hidden, index, count);
+        let normed = self.rms_norm(&gathered, head.norm, head.eps);
+        let mut logits = self.product(&normed, head.weight.plain(), None, Element::F32);
+        if head.scale != 1.0 {
+            self.scale(&mut logits, head.scale);
+        }
+        Ok(logits)
     }
-    let all = cuda.to_host(&logits);
-    cuda.check()?;
-    cuda.steps.arrived();
-    Ok(all.chunks(logits.cols).map(<[f32]>::to_vec).collect())
+
+    /// Rows on the host, after all work of the stream.
+    fn fetch(&mut self, logits: &DeviceTensor) -> Result<Vec<Vec<f32>>> {
+        let all = self.to_host(logits);
+        self.check()?;
+        self.steps.arrived();
+        Ok(all.chunks(logits.cols).map(<[f32]>::to_vec).collect())
+    }
 }

@@ -12,6 +12,7 @@ mod devices;
 mod driver;
 mod error;
 mod experts;
+mod graphs;
 mod host_draw;
 mod linear;
 mod memory;

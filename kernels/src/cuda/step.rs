@@ -1,6 +1,6 @@
 //! The inputs of a step as the device gets them: one block of 32-bit words. It does not know models or devices.
 
-use crate::backend::Rows;
+use crate::backend::{Draw, LogitsOf, Rows};
 use crate::error::{KernelError, Result};
 
 /// Marks rows that no sequence has, and places that nothing is written to.
@@ -22,33 +22,55 @@ pub(super) struct StepShape {
     pub sequences: usize,
     /// Blocks of a sequence in the tables.
     pub table_stride: usize,
+    /// Rows whose logits are wanted; a row may be there twice.
+    pub wanted: usize,
     /// Every sequence has one row: such steps repeat, and are recorded.
     pub decode: bool,
+}
+
+/// The rows whose logits are wanted: of scores, then of draws, then of stashes.
+fn wanted<'a>(rows: &'a Rows) -> impl Iterator<Item = usize> + 'a {
+    let of_draw = |draw: &Draw| match draw.from {
+        LogitsOf::Row(row) => Some(row),
+        LogitsOf::Slot(_) => None,
+    };
+    let scores = rows.scores.iter().map(|score| score.row);
+    scores.chain(rows.draws.iter().filter_map(of_draw)).chain(rows.stashes.iter().map(|stash| stash.row))
 }
 
 impl StepShape {
     pub fn of(rows: &Rows) -> StepShape {
         let longest = rows.spans.iter().map(|span| span.blocks.len()).max().unwrap_or(0);
-        let decode = rows.spans.len() == rows.ids.len() && rows.spans.iter().all(|span| span.len == 1);
+        let wanted = wanted(rows).count();
+        let decode = rows.spans.len() == rows.ids.len()
+            && rows.spans.iter().all(|span| span.len == 1)
+            && rows.scores.is_empty()
+            && wanted <= rows.ids.len();
         match bucket(rows.ids.len()).filter(|_| decode) {
             // Few strides, so that a growing sequence rarely changes the shape.
             Some(bucket) => StepShape {
                 rows: bucket,
                 sequences: bucket,
                 table_stride: longest.next_power_of_two().max(8),
+                wanted: if wanted > 0 { bucket } else { 0 },
                 decode: true,
             },
-            None => {
-                StepShape { rows: rows.ids.len(), sequences: rows.spans.len(), table_stride: longest, decode: false }
-            }
+            None => StepShape {
+                rows: rows.ids.len(),
+                sequences: rows.spans.len(),
+                table_stride: longest,
+                wanted,
+                decode: false,
+            },
         }
     }
 
     /// Where the parts begin in the block, in words, and its length.
     pub fn parts(&self) -> StepParts<usize> {
         let rows = self.rows;
-        let end = 4 * rows + self.sequences * self.table_stride;
-        StepParts { ids: 0, positions: rows, sequences: 2 * rows, places: 3 * rows, tables: 4 * rows, end }
+        let wanted = 4 * rows + self.sequences * self.table_stride;
+        let end = wanted + self.wanted;
+        StepParts { ids: 0, positions: rows, sequences: 2 * rows, places: 3 * rows, tables: 4 * rows, wanted, end }
     }
 }
 
@@ -63,6 +85,8 @@ pub(super) struct StepParts<T> {
     pub places: T,
     /// The blocks of each sequence.
     pub tables: T,
+    /// The rows whose logits are wanted.
+    pub wanted: T,
     pub end: T,
 }
 
@@ -76,6 +100,7 @@ impl StepParts<usize> {
             sequences: at(self.sequences),
             places: at(self.places),
             tables: at(self.tables),
+            wanted: at(self.wanted),
             end: at(self.end),
         }
     }
@@ -97,10 +122,18 @@ pub(super) fn pack(rows: &Rows, shape: &StepShape, limits: StepLimits, words: &m
     if let Some(id) = rows.ids.iter().find(|&&id| id as usize >= limits.vocab) {
         return wrong(format!("token {id} of a vocabulary of {}", limits.vocab));
     }
-    let (of_rows, tables) = words.split_at_mut(parts.tables);
+    let (of_rows, rest) = words.split_at_mut(parts.tables);
+    let (tables, index) = rest.split_at_mut(parts.wanted - parts.tables);
     of_rows.fill(NONE);
     of_rows[parts.positions..parts.sequences].fill(0);
     tables.fill(0);
+    index.fill(0);
+    for (to, row) in index.iter_mut().zip(wanted(rows)) {
+        if row >= rows.ids.len() {
+            return wrong(format!("logits of row {row} of {}", rows.ids.len()));
+        }
+        *to = row as u32;
+    }
     of_rows[..rows.ids.len()].copy_from_slice(&rows.ids);
     for (sequence, span) in rows.spans.iter().enumerate() {
         let end = span.start + span.len;

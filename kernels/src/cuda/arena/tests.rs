@@ -29,3 +29,15 @@ fn equal_sequences_get_equal_starts() {
     };
     assert_eq!(run(), run());
 }
+
+#[test]
+fn a_known_start_is_taken_unless_it_is_in_use() {
+    let mut layout = ArenaLayout::default();
+    let (a, b) = (layout.take(ALIGNMENT), layout.take(ALIGNMENT));
+    layout.give(b);
+    assert!(!layout.take_at(a, 1));
+    assert!(layout.take_at(b, ALIGNMENT) && !layout.take_at(b, 1));
+    layout.give(a);
+    assert!(!layout.take_at(0, 2 * ALIGNMENT), "overlaps with the second");
+    assert!(layout.take_at(0, ALIGNMENT));
+}

@@ -7,6 +7,8 @@ use crate::cuda::CudaDevices;
 use crate::diff::difference;
 use crate::sample::SampleSpec;
 
+mod steps;
+
 const VOCAB: usize = 50;
 const HIDDEN: usize = 40;
 const INTER: usize = 24;
@@ -223,7 +225,13 @@ impl<B: Backend> Toy<B> {
         Toy { embed, layers, norm: norm(), head }
     }
 
+    /// The result of the last layer, and what is drawn.
     fn step(&mut self, b: &mut B, rows: Rows) -> (Vec<f32>, Drawn) {
+        let (hidden, drawn) = self.draw(b, rows);
+        (b.to_host(&hidden), drawn)
+    }
+
+    fn draw(&mut self, b: &mut B, rows: Rows) -> (B::Tensor, Drawn) {
         let Toy { embed, layers, norm, head } = self;
         let batch = b.begin(rows).expect("begin");
         let hidden = b
@@ -286,7 +294,7 @@ impl<B: Backend> Toy<B> {
             .expect("run");
         let head = Head { norm, eps: 1e-5, weight: head, scale: 0.5 };
         let drawn = b.draw(&batch, Some(&hidden), &head).expect("draw");
-        (b.to_host(&hidden), drawn)
+        (hidden, drawn)
     }
 }
 

@@ -1,5 +1,6 @@
 use super::*;
-use crate::backend::Span;
+use crate::backend::{Score, Span};
+use crate::sample::SampleSpec;
 
 const LIMITS: StepLimits = StepLimits { vocab: 100, blocks: 10, block_size: 4 };
 
@@ -8,6 +9,10 @@ fn packed(rows: &Rows) -> Result<(StepShape, Vec<u32>)> {
     let mut words = vec![7; shape.parts().end];
     pack(rows, &shape, LIMITS, &mut words)?;
     Ok((shape, words))
+}
+
+fn draw<'a>(row: usize) -> Draw<'a> {
+    Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), logprobs: None }
 }
 
 #[test]
@@ -21,8 +26,10 @@ fn buckets() {
 fn a_prompt_is_not_filled_up() {
     let spans =
         vec![Span { row: 0, len: 3, start: 3, blocks: &[9, 2] }, Span { row: 3, len: 1, start: 0, blocks: &[5] }];
-    let (shape, words) = packed(&Rows { ids: vec![11, 12, 13, 14], spans, ..Rows::default() }).expect("fits");
-    assert_eq!(shape, StepShape { rows: 4, sequences: 2, table_stride: 2, decode: false });
+    let scores = vec![Score { row: 1, token: 3, top: 0 }];
+    let rows = Rows { ids: vec![11, 12, 13, 14], spans, draws: vec![draw(3)], scores, ..Rows::default() };
+    let (shape, words) = packed(&rows).expect("fits");
+    assert_eq!(shape, StepShape { rows: 4, sequences: 2, table_stride: 2, wanted: 2, decode: false });
     let want = [
         [11, 12, 13, 14], // ids
         [3, 4, 5, 0],     // positions
@@ -30,19 +37,22 @@ fn a_prompt_is_not_filled_up() {
         [39, 8, 9, 20],   // places
         [9, 2, 5, 0],     // tables
     ];
-    assert_eq!(words, want.concat());
+    assert_eq!(words[..20], want.concat());
+    assert_eq!(words[20..], [1, 3], "wanted");
 }
 
 #[test]
 fn a_decode_step_is_filled_up_to_its_bucket() {
     let spans = (0..3).map(|row| Span { row, len: 1, start: 2 * row, blocks: &[1, 3] }).collect();
-    let (shape, words) = packed(&Rows { ids: vec![1, 2, 3], spans, ..Rows::default() }).expect("fits");
-    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, decode: true });
+    let (shape, words) =
+        packed(&Rows { ids: vec![1, 2, 3], spans, draws: vec![draw(2)], ..Rows::default() }).expect("fits");
+    assert_eq!(shape, StepShape { rows: 4, sequences: 4, table_stride: 8, wanted: 4, decode: true });
     let rows = [[1, 2, 3, NONE], [0, 2, 4, 0], [0, 1, 2, NONE], [4, 6, 12, NONE]];
     assert_eq!(words[..16], rows.concat());
     let table = [1, 3, 0, 0, 0, 0, 0, 0];
     assert_eq!(words[16..40], [table; 3].concat());
-    assert_eq!(words[40..], [0; 8]);
+    assert_eq!(words[40..48], [0; 8]);
+    assert_eq!(words[48..], [2, 0, 0, 0], "wanted");
 }
 
 #[test]
@@ -58,6 +68,17 @@ fn growing_sequences_keep_their_shape() {
 }
 
 #[test]
+fn a_step_that_scores_is_not_recorded() {
+    let span = Span { row: 0, len: 1, start: 0, blocks: &[0] };
+    let step = |scores: Vec<Score>, draws| {
+        StepShape::of(&Rows { ids: vec![0], spans: vec![span], scores, draws, ..Rows::default() })
+    };
+    assert!(step(vec![], vec![]).decode && step(vec![], vec![draw(0)]).decode);
+    assert_ne!(step(vec![], vec![]), step(vec![], vec![draw(0)]), "the logits are part of what is recorded");
+    assert!(!step(vec![Score { row: 0, token: 0, top: 0 }], vec![]).decode);
+}
+
+#[test]
 fn inputs_beyond_the_limits_are_errors() {
     let of = |ids: Vec<u32>, span| packed(&Rows { ids, spans: vec![span], ..Rows::default() }).map(drop);
     let error = |ids, span| of(ids, span).expect_err("an error").to_string();
@@ -65,6 +86,8 @@ fn inputs_beyond_the_limits_are_errors() {
     assert_eq!(error(vec![100], span), "begin: token 100 of a vocabulary of 100");
     assert_eq!(error(vec![1], Span { row: 1, ..span }), "begin: rows 1..2 of 1");
     assert_eq!(error(vec![1], Span { start: 4, ..span }), "begin: 1 blocks of 4 do not cover 5 positions");
+    let rows = Rows { ids: vec![1], spans: vec![span], draws: vec![draw(1)], ..Rows::default() };
+    assert_eq!(packed(&rows).expect_err("an error").to_string(), "begin: logits of row 1 of 1");
     assert_eq!(error(vec![1], Span { blocks: &[10], ..span }), "begin: block 10 of a cache of 10 blocks");
     of(vec![99], Span { start: 3, blocks: &[9], ..span }).expect("within the limits");
 }

@@ -1,0 +1,146 @@
+//! Decode steps: what they call of the driver, that their rows depend on nothing else, and that experts may move
+//! between them.
+
+use super::*;
+
+const KIND: Kind = Kind { stored: Stored::Wide(Precision::F32), latent: true, experts: true };
+
+/// The calls of this thread that the driver has written to the file of REIN_FAKE_CUDA_TRACE. None: it writes none.
+struct Calls {
+    path: std::path::PathBuf,
+    seen: usize,
+}
+
+impl Calls {
+    fn new() -> Option<Calls> {
+        Some(Calls { path: std::env::var_os("REIN_FAKE_CUDA_TRACE")?.into(), seen: 0 })
+    }
+
+    /// Those since the last time.
+    fn next(&mut self) -> Vec<String> {
+        // SAFETY: takes no arguments.
+        let thread = format!("{} ", unsafe { libc::gettid() });
+        let text = std::fs::read_to_string(&self.path).unwrap_or_default();
+        let all: Vec<_> = text.lines().filter_map(|line| line.strip_prefix(&thread)).map(str::to_owned).collect();
+        let new = all[self.seen..].to_vec();
+        self.seen = all.len();
+        new
+    }
+}
+
+/// One token of each sequence; sequence i has block i.
+fn decode(tables: &[[u32; 1]], ids: impl Fn(usize) -> u32, start: usize) -> Rows<'_> {
+    let draw = |row| Draw { from: LogitsOf::Row(row), sample: SampleSpec::default(), logprobs: None };
+    Rows {
+        ids: (0..tables.len()).map(ids).collect(),
+        spans: tables.iter().enumerate().map(|(row, blocks)| Span { row, len: 1, start, blocks }).collect(),
+        draws: (0..tables.len()).map(draw).collect(),
+        ..Rows::default()
+    }
+}
+
+fn tables(sequences: usize) -> Vec<[u32; 1]> {
+    (0..sequences as u32).map(|block| [block]).collect()
+}
+
+#[test]
+fn a_steady_decode_step_is_one_launch_two_copies_and_one_wait() {
+    let (Some(devices), Some(mut calls)) = (devices(), Calls::new()) else { return };
+    let mut cuda = devices.open_beside(0).expect("cuda");
+    let mut toy = Toy::new(&devices, &cuda, Kind { latent: false, ..KIND });
+    for sequences in [1, 2, 3, 5, 16, 17] {
+        let tables = tables(sequences);
+        for step in 0..5 {
+            calls.next();
+            toy.draw(&mut cuda, decode(&tables, |row| row as u32 + step, step as usize % BLOCK_SIZE));
+            let calls = calls.next();
+            let count = |name: &str| calls.iter().filter(|call| *call == name).count();
+            match step {
+                0 => assert!(count("cuLaunchKernel") > 20 && count("cuGraphLaunch") == 0, "{calls:?}"),
+                1 => assert!(count("cuStreamBeginCapture_v2") == 1 && count("cuGraphLaunch") == 1, "{calls:?}"),
+                _ => {
+                    let want = ["cuMemcpyHtoDAsync_v2", "cuGraphLaunch", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"];
+                    assert_eq!(calls, want, "{sequences} sequences, step {step}");
+                }
+            }
+        }
+    }
+}
+
+/// Every way of running a row gives the same bits: alone or with others, as it is, recorded or repeated, at once or in
+/// chunks.
+#[test]
+fn a_row_depends_on_nothing_but_its_sequence() {
+    let Some(devices) = devices() else { return };
+    for precision in [Precision::F32, Precision::Bf16] {
+        let kind = Kind { stored: Stored::Wide(precision), ..KIND };
+        let mut cuda = devices.open_beside(0).expect("cuda");
+        let mut toy = Toy::new(&devices, &cuda, kind);
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let mut alone = Vec::new();
+        for position in 0..4 {
+            let (hidden, _) = toy.step(&mut cuda, decode(&[[0]], |_| position * 3 + 1, position as usize));
+            alone.push(bits(&hidden[..HIDDEN]));
+        }
+        for sequences in [2, 5, 17] {
+            let tables = tables(sequences);
+            for (position, want) in alone.iter().enumerate() {
+                // The row is the last one.
+                let id = |row| if row == sequences - 1 { position as u32 * 3 + 1 } else { row as u32 };
+                let (hidden, _) = toy.step(&mut cuda, decode(&tables, id, position));
+                let got = bits(&hidden[(sequences - 1) * HIDDEN..][..HIDDEN]);
+                assert_eq!(&got, want, "{kind:?}: position {position} of {sequences} sequences");
+            }
+        }
+        for chunks in [vec![4], vec![1, 3], vec![3, 1]] {
+            let mut start = 0;
+            for len in chunks {
+                let ids = (start..start + len).map(|position| position as u32 * 3 + 1).collect();
+                let spans = vec![Span { row: 0, len, start, blocks: &[9] }];
+                let (hidden, _) = toy.step(&mut cuda, Rows { ids, spans, ..Rows::default() });
+                for (row, want) in alone[start..start + len].iter().enumerate() {
+                    assert_eq!(&bits(&hidden[row * HIDDEN..][..HIDDEN]), want, "{kind:?}: {len} rows from {start}");
+                }
+                start += len;
+            }
+        }
+    }
+}
+
+/// Experts that leave and come back, in a step that is repeated all the while.
+#[test]
+fn experts_move_between_repeated_steps() {
+    let Some(devices) = devices() else { return };
+    for stored in [Stored::Wide(Precision::F32), Stored::Fp8, Stored::Int4] {
+        let mut cuda = devices.open_beside(0).expect("cuda");
+        let mut toy = Toy::new(&devices, &cuda, Kind { stored, ..KIND });
+        let tables = tables(2);
+        let step = |toy: &mut Toy<Cuda>, cuda: &mut Cuda| {
+            toy.step(cuda, decode(&tables, |row| 5 * row as u32 + 2, 0)).0.iter().map(|x| x.to_bits()).collect()
+        };
+        let want: Vec<u32> = step(&mut toy, &mut cuda);
+        assert_eq!(step(&mut toy, &mut cuda), want, "recorded");
+        for (gone, order) in [(vec![1, 4], [0, 1, 2, 3, 4, 5]), (vec![0, 2, 5], [5, 4, 3, 2, 1, 0])] {
+            let beside = devices.open_beside(0).expect("cuda");
+            let fresh = experts(&devices, &beside, stored, &gone);
+            let kept: Vec<u32> = order.into_iter().filter(|id| !gone.contains(id)).collect();
+            for layer in &mut toy.layers {
+                let Mixes::Moe { experts: held, .. } = &mut layer.mixes else { panic!("experts") };
+                let less = cuda.regroup(held, &fresh, &kept).expect("fewer");
+                let error = cuda.regroup(&less, &less, &order).expect_err("missing").to_string();
+                assert!(error.starts_with("regroup: expert") && error.ends_with("is not held"), "{error}");
+                *held = cuda.regroup(&less, &fresh, &order).expect("all");
+            }
+            let launched: Vec<u32> = step(&mut toy, &mut cuda);
+            assert_eq!(launched, want, "{stored:?}: without {gone:?} for a while");
+            assert!(
+                cuda.graphs.get_mut().repeats(&cuda_shape(&tables)),
+                "{stored:?}: the recorded step is still valid"
+            );
+        }
+    }
+}
+
+fn cuda_shape(tables: &[[u32; 1]]) -> StepShape {
+    StepShape::of(&decode(tables, |_| 0, 0))
+}

@@ -1,0 +1,159 @@
+//! Recorded decode steps: a step of a shape runs as it is the first time, is recorded the second time, and repeated from
+//! then on. It does not know what is recorded.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::device::Context;
+use super::error::check;
+use super::step::StepShape;
+use super::{CudaDevice, Result};
+
+/// Where a recorded step leaves a matrix in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub start: usize,
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// What a recorded step leaves: the result of the layers, and the logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Results {
+    pub hidden: Kept,
+    pub logits: Option<Kept>,
+}
+
+#[derive(Debug)]
+struct Graph {
+    context: Arc<Context>,
+    executable: sys::CUgraphExec,
+    results: Results,
+}
+
+// SAFETY: the executable is a handle that any thread may use while the context is current.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let _ = self.context.enter();
+        // SAFETY: made in `Graphs::end`; the driver lets a launch in flight end first.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.executable) };
+    }
+}
+
+/// How the current step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Mode {
+    /// Its kernels run as they are launched.
+    #[default]
+    Plain,
+    /// Its kernels are recorded.
+    Recording,
+    /// Nothing is launched but the recorded step, at its end.
+    Repeating,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Graphs {
+    /// None: a step of this shape has run, and is recorded the next time.
+    known: HashMap<StepShape, Option<Graph>>,
+    mode: Mode,
+}
+
+impl Graphs {
+    /// How a step of this shape runs. `settled`: nothing else is in the arena, so that addresses repeat.
+    pub fn begin(&mut self, device: &CudaDevice, shape: &StepShape, settled: bool) -> Result<Mode> {
+        self.mode = match self.known.get(shape) {
+            Some(Some(_)) if settled => Mode::Repeating,
+            Some(None) if settled => {
+                let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+                // SAFETY: the stream lives; the capture ends in `end` or `abandon`.
+                check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(device.stream(), mode) })?;
+                Mode::Recording
+            }
+            _ => Mode::Plain,
+        };
+        Ok(self.mode)
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What a step that repeats leaves.
+    pub fn results(&self, shape: &StepShape) -> Option<Results> {
+        self.known.get(shape)?.as_ref().map(|graph| graph.results)
+    }
+
+    #[cfg(test)]
+    pub fn repeats(&self, shape: &StepShape) -> bool {
+        matches!(self.known.get(shape), Some(Some(_)))
+    }
+
+    /// Ends a step that left `results`: launches what was recorded.
+    pub fn end(&mut self, device: &CudaDevice, shape: &StepShape, results: Results) -> Result<()> {
+        match std::mem::take(&mut self.mode) {
+            Mode::Plain if shape.decode => {
+                self.known.entry(*shape).or_default();
+            }
+            Mode::Plain => {}
+            Mode::Recording => {
+                let graph = end_capture(device)?;
+                let mut executable = std::ptr::null_mut();
+                // SAFETY: the graph was just made.
+                let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) };
+                // SAFETY: as above; the executable does not need it.
+                check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })?;
+                check("cuGraphInstantiate", code)?;
+                let graph = Graph { context: Arc::clone(device.context()), executable, results };
+                launch(device, &graph)?;
+                self.known.insert(*shape, Some(graph));
+            }
+            Mode::Repeating => {}
+        }
+        Ok(())
+    }
+
+    /// Ends a step that repeats; what it leaves.
+    pub fn repeat(&mut self, device: &CudaDevice, shape: &StepShape) -> Result<Option<Results>> {
+        self.mode = Mode::Plain;
+        let Some(Some(graph)) = self.known.get(shape) else { return Ok(None) };
+        launch(device, graph)?;
+        Ok(Some(graph.results))
+    }
+
+    /// Gives up a step that was not ended.
+    pub fn abandon(&mut self, device: &CudaDevice) {
+        if std::mem::take(&mut self.mode) == Mode::Recording
+            && let Ok(graph) = end_capture(device)
+        {
+            // SAFETY: the graph was just made.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
+        }
+    }
+
+    /// Forgets what was recorded: memory that the kernels use has moved.
+    pub fn forget(&mut self) {
+        self.known.values_mut().for_each(|graph| *graph = None);
+    }
+
+    /// Forgets all steps: others will come.
+    pub fn clear(&mut self) {
+        self.known.clear();
+    }
+}
+
+fn end_capture(device: &CudaDevice) -> Result<sys::CUgraph> {
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: ends the capture that `begin` began, and writes one handle.
+    check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(device.stream(), &mut graph) })?;
+    Ok(graph)
+}
+
+fn launch(device: &CudaDevice, graph: &Graph) -> Result<()> {
+    // SAFETY: the memory that its kernels use lives as long as the backend, which clears the graphs when any moves.
+    check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.executable, device.stream()) })
+}
