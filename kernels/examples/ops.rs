@@ -121,24 +121,41 @@ fn products(cpu: &Cpu) {
     }
 }
 
-/// Draws from a vocabulary of the size of Kimi K2's, with a product so small that the draws take most of the time.
+/// Draws from a vocabulary of the size of Kimi K2's, with a product so small that the draws take most of the time. One
+/// thread and all threads take turns.
 fn draws(cpu: &mut Cpu) {
     const ENTRIES: usize = 163_840;
     let (mut rng, hidden) = (Numbers(3), 32);
     let (norm, weight) = (vec![1.0; hidden], rng.matrix(ENTRIES, hidden));
     let weight = cpu.linear_weight(weight, Precision::Bf16).expect("memory");
     let head = Head { norm: &norm, eps: 1e-6, weight: &weight, scale: 1.0 };
+    let mut alone = Cpu::new(1, Box::new(group(1).remove(0)));
     for (name, sample) in [
         ("greedy", SampleSpec { temperature: 0.0, ..SampleSpec::default() }),
+        ("temperature 1", SampleSpec::default()),
         ("top-p 0.95", SampleSpec { top_p: 0.95, ..SampleSpec::default() }),
     ] {
-        for rows in [1, 16] {
+        for rows in [1, 16, 64] {
             let x = cpu.to_device(rows, hidden, rng.values(rows, hidden));
             let draw = |row| Draw { from: LogitsOf::Row(row), sample, logprobs: None };
             let step = Rows { ids: vec![0; rows], draws: (0..rows).map(draw).collect(), ..Rows::default() };
             let batch = cpu.begin(step).expect("no spans");
-            let time = seconds(|| drop(cpu.draw(&batch, Some(&x), &head).expect("one rank")));
-            println!("draw of {rows:2} rows x {ENTRIES}, {name}: {:.2} ms", time * 1e3);
+            let mut times = [Vec::new(), Vec::new()];
+            for _ in 0..21 {
+                for (cpu, times) in [&mut alone, &mut *cpu].into_iter().zip(&mut times) {
+                    let start = now();
+                    drop(cpu.draw(&batch, Some(&x), &head).expect("one rank"));
+                    times.push(now() - start);
+                }
+            }
+            let [one, all] = times.map(|mut times| {
+                times.sort_by(f64::total_cmp);
+                times[times.len() / 2] * 1e3
+            });
+            let ratio = one / all;
+            println!(
+                "draw of {rows:2} rows x {ENTRIES}, {name}: {one:.2} ms alone, {all:.2} ms, {ratio:.2} times as fast"
+            );
         }
     }
 }
@@ -249,7 +266,7 @@ fn model(cpu: &mut Cpu, precision: Precision) {
                 let routes = cpu.moe_route(&cpu.linear(&h, router, None), None, &route);
                 let t5 = now();
                 parts[4] += t5 - t4;
-                let out = cpu.moe(&h, &routes, experts, None).expect("one rank");
+                let out = cpu.moe(&batch, &h, &routes, experts, None).expect("one rank");
                 cpu.add_scaled(&mut x, &out, 1.0);
                 parts[3] += now() - t5;
             }

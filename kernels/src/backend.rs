@@ -12,6 +12,7 @@ use half::bf16;
 use crate::collective::{Collective, ControlLink};
 use crate::error::Result;
 use crate::sample::{Logprob, SampleSpec};
+use crate::storage::DeviceStorage;
 
 /// A row-major host matrix from the checkpoint loader: only this rank's shard.
 #[derive(Debug, Clone)]
@@ -228,6 +229,20 @@ pub struct ExpertTable {
     pub holders: Vec<Vec<u32>>,
 }
 
+impl ExpertTable {
+    /// The rank that computes a row's part of `expert`. Of several holders, the row's token and position choose one, so
+    /// that other rows of the batch change nothing. None: no rank holds it.
+    pub fn holder(&self, expert: u32, token: u32, position: u32) -> Option<u32> {
+        let holders = self.holders.get(expert as usize)?;
+        let mut hash = expert.wrapping_mul(0xc2b2_ae3d) ^ token.wrapping_mul(0x85eb_ca77);
+        hash ^= position.wrapping_mul(0x9e37_79b1);
+        hash = (hash ^ hash >> 15).wrapping_mul(0x2c1b_3c6d);
+        hash = (hash ^ hash >> 12).wrapping_mul(0x297a_2d39);
+        hash ^= hash >> 15;
+        holders.get(((u64::from(hash) * holders.len() as u64) >> 32) as usize).copied()
+    }
+}
+
 /// Reads the rows of each expert by layer. Any thread may call it, also after the backend is gone.
 pub type ExpertCounts = Arc<dyn Fn() -> Vec<Vec<u64>> + Send + Sync>;
 
@@ -240,7 +255,7 @@ pub struct ExpertWeights {
 }
 
 /// The devices of this process, on which its ranks compute. A device has an index, and one rank computes on it.
-pub trait Devices: Clone + Send + Sync + 'static {
+pub trait Devices: DeviceStorage + Clone + Send + Sync + 'static {
     type Backend: Backend;
     /// The name of the kind: "cpu".
     const KIND: &'static str;
@@ -249,12 +264,6 @@ pub trait Devices: Clone + Send + Sync + 'static {
     fn open(&self, index: usize, ranks: usize, link: Box<dyn Collective>) -> Result<Self::Backend>;
     /// A backend on device `index` that only loads weights, beside the one that computes.
     fn open_beside(&self, index: usize) -> Result<Self::Backend>;
-    /// The form in which the backends take a weight that is multiplied as `precision`. The loader converts to it.
-    fn host_form(&self, role: WeightRole, stored: StoredForm, precision: Precision) -> HostForm;
-    /// Approximate memory of `numbers` numbers of such a weight, without scales.
-    fn weight_bytes(&self, role: WeightRole, stored: StoredForm, precision: Precision, numbers: usize) -> usize;
-    /// Bytes of a number in the KV cache.
-    fn cache_bytes(&self, precision: Precision) -> usize;
     /// Bytes that are free for the ranks of this process together.
     fn free_memory(&self) -> usize;
 }
@@ -278,8 +287,8 @@ pub trait Backend: Sized + Send + 'static {
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector>;
     /// A weight [out, in].
     fn linear_weight(&self, weight: HostMatrix, precision: Precision) -> Result<Self::Linear>;
-    /// A lookup table [vocab, hidden].
-    fn embedding(&self, table: HostMatrix, precision: Precision) -> Result<Self::Embedding>;
+    /// This rank's rows of a lookup table [vocab, hidden], from row `first` on.
+    fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<Self::Embedding>;
     /// The experts of this rank, taken one by one so that only one is in memory twice.
     fn experts(
         &self,
@@ -319,6 +328,8 @@ pub trait Backend: Sized + Send + 'static {
     fn slice_cols(&self, x: &Self::Tensor, from: usize, len: usize) -> Self::Tensor;
 
     // Elementwise.
+    /// The rows of the batch's tokens, on the rank that holds them. Other ranks give -0, so that the sum over ranks has
+    /// the bits of the table.
     fn embed(&self, table: &Self::Embedding, batch: &Self::Batch<'_>) -> Self::Tensor;
     /// x += factor * y
     fn add_scaled(&self, x: &mut Self::Tensor, y: &Self::Tensor, factor: f32);
@@ -375,10 +386,12 @@ pub trait Backend: Sized + Send + 'static {
     /// Scores [rows, experts] (before softmax or sigmoid). `bias` affects the choice, not the weights.
     fn moe_route(&self, scores: &Self::Tensor, bias: Option<&Self::Vector>, spec: &RouteSpec) -> Self::Routes;
     /// Sum over each row's routes of weight * down(silu(gate(x)) * up(x)), over the experts of all ranks, plus the
-    /// ranks' partial sums `shared` [rows, hidden] (given by all ranks or by none). A row's parts are added in an order
-    /// that does not depend on which rank computed what, and all ranks get the same bits.
+    /// ranks' partial sums `shared` [rows, hidden] (given by all ranks or by none). [`ExpertTable::holder`] says which
+    /// rank computes what. A row's parts are added in an order that does not depend on it, and all ranks get the same
+    /// bits.
     fn moe(
         &self,
+        batch: &Self::Batch<'_>,
         x: &Self::Tensor,
         routes: &Self::Routes,
         experts: &Self::Experts,

@@ -114,17 +114,18 @@ pub fn sample(logits: &mut [f32], spec: &SampleSpec) -> Option<u32> {
     }
     // By id: the result must not depend on the order that the selections above left.
     kept.sort_unstable_by_key(|k| k.0);
-    let total: f64 = kept.iter().map(|k| weight(k.1)).sum();
+    let weights: Vec<f64> = kept.iter().map(|k| weight(k.1)).collect();
+    let total: f64 = weights.iter().sum();
     let target = uniform(spec.seed, spec.position, spec.mask.is_some()) * total;
     let mut reached = 0.0;
-    for &(id, logit) in &kept {
-        reached += weight(logit);
+    for (&(id, _), weight) in kept.iter().zip(&weights) {
+        reached += weight;
         if reached > target {
             return Some(id);
         }
     }
     // Because of rounding the target may be beyond the end.
-    kept.iter().rev().find(|k| weight(k.1) > 0.0).map(|k| k.0)
+    kept.iter().zip(&weights).rev().find(|&(_, &weight)| weight > 0.0).map(|(k, _)| k.0)
 }
 
 /// Keeps the best tokens until their weights reach `mass`; at least one.

@@ -2,8 +2,8 @@
 //! these are gathered. Small results: every rank gets all parts and adds everything. The bits are the same.
 
 use super::dispatch::dispatch;
-use super::{Cpu, Experts, Routes, Tensor, shape, zeros};
-use crate::backend::{Backend, ExpertTable};
+use super::{Batch, Cpu, Experts, Routes, Tensor, shape, zeros};
+use crate::backend::Backend;
 use crate::collective::Collective;
 use crate::error::Result;
 
@@ -14,15 +14,15 @@ impl Cpu {
     /// The rank of each route, this rank's share of the parts, and the sum over ranks.
     pub(super) fn moe_over_ranks(
         &self,
+        batch: &Batch,
         x: &Tensor,
         routes: &Routes,
         experts: &Experts,
         shared: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let (rank, ranks) = (self.rank(), self.ranks());
-        let ExpertTable { layer, holders } = experts.table();
-        self.counts.iter().for_each(|counts| counts.add(*layer, routes));
-        let dispatch = dispatch(holders, ranks, routes)?;
+        let (rank, table) = (self.rank(), experts.table());
+        self.counts.iter().for_each(|counts| counts.add(table.layer, routes));
+        let dispatch = dispatch(table, routes, &batch.rows.ids, batch.positions())?;
         let mine = dispatch.iter().enumerate().filter(|&(_, &to)| to as usize == rank);
         let picks: Vec<u32> = mine.map(|(route, _)| route as u32).collect();
         let parts = self.moe_parts(x, routes, &picks, experts);

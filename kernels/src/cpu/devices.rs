@@ -4,6 +4,7 @@ use super::Cpu;
 use crate::backend::{Devices, HostForm, Precision, StoredForm, WeightRole};
 use crate::collective::{Collective, threads};
 use crate::error::Result;
+use crate::storage::DeviceStorage;
 
 /// Assumed free memory where the system does not report it.
 const UNKNOWN_FREE: usize = 2 << 30;
@@ -27,6 +28,16 @@ impl Devices for CpuDevices {
         Ok(Cpu::new(1, Box::new(threads::alone())))
     }
 
+    /// MemAvailable of Linux.
+    fn free_memory(&self) -> usize {
+        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+        let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
+        kib.map_or(UNKNOWN_FREE, |kib| kib << 10)
+    }
+}
+
+impl DeviceStorage for CpuDevices {
     /// Quantization to int8 starts from the widest form.
     fn host_form(&self, _: WeightRole, stored: StoredForm, precision: Precision) -> HostForm {
         match precision {
@@ -37,6 +48,7 @@ impl Devices for CpuDevices {
         }
     }
 
+    /// Without scales.
     fn weight_bytes(&self, _: WeightRole, _: StoredForm, precision: Precision, numbers: usize) -> usize {
         let size = match precision {
             Precision::F32 => 4,
@@ -48,13 +60,5 @@ impl Devices for CpuDevices {
 
     fn cache_bytes(&self, precision: Precision) -> usize {
         if precision == Precision::F32 { 4 } else { 2 }
-    }
-
-    /// MemAvailable of Linux.
-    fn free_memory(&self) -> usize {
-        let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-        let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-        kib.map_or(UNKNOWN_FREE, |kib| kib << 10)
     }
 }

@@ -4,23 +4,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::route::Routes;
 use super::shape;
+use crate::backend::ExpertTable;
 use crate::error::Result;
 
-/// The rank that computes each route: of several holders of an expert, the one with the least work in this step.
-pub fn dispatch(holders: &[Vec<u32>], ranks: usize, routes: &Routes) -> Result<Vec<u32>> {
-    let mut busy = vec![0usize; ranks];
-    let mut dispatch = vec![u32::MAX; routes.experts.len()];
-    let of = |expert: u32| holders.get(expert as usize).map_or(&[][..], Vec::as_slice);
-    for (rank, &expert) in dispatch.iter_mut().zip(&routes.experts) {
-        if let [only] = *of(expert) {
-            *rank = only;
-            busy[only as usize] += 1;
+/// The rank that computes each route of these tokens.
+pub fn dispatch(table: &ExpertTable, routes: &Routes, ids: &[u32], positions: &[u32]) -> Result<Vec<u32>> {
+    let rows = routes.experts.chunks(routes.top_k.max(1)).zip(ids.iter().zip(positions));
+    let mut dispatch = Vec::with_capacity(routes.experts.len());
+    for (experts, (&token, &position)) in rows {
+        for &expert in experts {
+            let holder = table.holder(expert, token, position);
+            dispatch.push(holder.ok_or_else(|| shape("moe", format!("no rank holds expert {expert}")))?);
         }
-    }
-    for (rank, &expert) in dispatch.iter_mut().zip(&routes.experts).filter(|(rank, _)| **rank == u32::MAX) {
-        let least = of(expert).iter().min_by_key(|&&holder| (busy[holder as usize], holder));
-        *rank = *least.ok_or_else(|| shape("moe", format!("no rank holds expert {expert}")))?;
-        busy[*rank as usize] += 1;
     }
     Ok(dispatch)
 }

@@ -72,6 +72,10 @@ impl Batch<'_> {
     fn len(&self) -> usize {
         self.rows.ids.len()
     }
+
+    fn positions(&self) -> &[u32] {
+        self.angles.positions()
+    }
 }
 
 /// A packed weight.
@@ -88,9 +92,10 @@ enum Weight {
     },
 }
 
-/// A lookup table [rows, cols].
+/// Rows of a lookup table, from `first` on.
 #[derive(Debug)]
 pub struct Embedding {
+    first: usize,
     rows: usize,
     cols: usize,
     table: Table,
@@ -203,8 +208,8 @@ impl Backend for Cpu {
     }
 
     /// Stored unchanged for f32, otherwise as bf16.
-    fn embedding(&self, table: HostMatrix, precision: Precision) -> Result<Embedding> {
-        let HostMatrix { rows, cols, data } = table;
+    fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<Embedding> {
+        let HostMatrix { rows, cols, data } = part;
         let len = Numbers::of(&data)?.len();
         if len != rows * cols {
             return Err(shape("embedding", format!("[{rows}, {cols}] does not hold {len} numbers")));
@@ -215,7 +220,7 @@ impl Backend for Cpu {
             (HostData::F32(v), _) => Table::Bf16(v.iter().map(|&x| bf16::from_f32(x)).collect()),
             (HostData::Fp8 { .. } | HostData::Int4 { .. }, _) => return Err(weights::quantized()),
         };
-        Ok(Embedding { rows, cols, table })
+        Ok(Embedding { first, rows, cols, table })
     }
 
     fn experts(
@@ -303,14 +308,14 @@ impl Backend for Cpu {
 
     fn embed(&self, table: &Embedding, batch: &Batch) -> Tensor {
         let ids = &batch.rows.ids;
-        let Embedding { rows, cols, table } = table;
+        let Embedding { first, rows, cols, table } = table;
         let mut out = Vec::with_capacity(ids.len() * cols);
         for &id in ids {
-            assert!((id as usize) < *rows, "token {id} of a vocabulary of {rows}");
-            let at = id as usize * cols;
-            match table {
-                Table::F32(v) => out.extend_from_slice(&v[at..at + cols]),
-                Table::Bf16(v) => out.extend(v[at..at + cols].iter().map(|x| x.to_f32())),
+            let row = (id as usize).checked_sub(*first).filter(|row| row < rows);
+            match (row.map(|row| row * cols..(row + 1) * cols), table) {
+                (Some(row), Table::F32(v)) => out.extend_from_slice(&v[row]),
+                (Some(row), Table::Bf16(v)) => out.extend(v[row].iter().map(|x| x.to_f32())),
+                (None, _) => out.resize(out.len() + cols, -0.0),
             }
         }
         tensor(ids.len(), *cols, out)
@@ -468,13 +473,20 @@ impl Backend for Cpu {
 
     /// A single rank adds a row's parts in the order in which it holds the experts, several ranks in the order of their
     /// ids.
-    fn moe(&self, x: &Tensor, routes: &Routes, experts: &Experts, shared: Option<&Tensor>) -> Result<Tensor> {
+    fn moe(
+        &self,
+        batch: &Batch,
+        x: &Tensor,
+        routes: &Routes,
+        experts: &Experts,
+        shared: Option<&Tensor>,
+    ) -> Result<Tensor> {
         if self.ranks() == 1 {
             let mut out = self.moe_experts(x, routes, experts);
             shared.iter().for_each(|shared| self.add_scaled(&mut out, shared, 1.0));
             return Ok(out);
         }
-        self.moe_over_ranks(x, routes, experts, shared)
+        self.moe_over_ranks(batch, x, routes, experts, shared)
     }
 
     fn expert_counts(&mut self, layers: &[usize]) -> ExpertCounts {

@@ -33,8 +33,8 @@ impl AngleTables {
         AngleTables { positions, made: RefCell::default() }
     }
 
-    pub fn rows(&self) -> usize {
-        self.positions.len()
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
     }
 
     pub fn get(&self, spec: &RopeSpec) -> Arc<AngleTable> {
@@ -44,7 +44,7 @@ impl AngleTables {
             return Arc::clone(table);
         }
         assert_eq!(spec.inv_freq.len(), spec.dims / 2, "rope: dims / 2 frequencies");
-        let mut values = Vec::with_capacity(self.rows() * spec.dims);
+        let mut values = Vec::with_capacity(self.positions.len() * spec.dims);
         for &position in &self.positions {
             // The angle is rounded to f32 as in transformers, where frequencies and positions are f32 tensors.
             let angle = |f: &f64| f64::from(*f as f32 * position as f32);

@@ -449,16 +449,27 @@ fn embedding_looks_up_rows_and_checks_shapes() {
     let mut rng = Numbers(17);
     let table = rng.matrix(9, 10);
     for precision in PRECISIONS {
-        let embedding = cpu.embedding(table.clone(), precision).unwrap();
+        let embedding = cpu.embedding(table.clone(), 0, precision).unwrap();
         let batch = cpu.begin(Rows { ids: vec![8, 0, 8], ..Rows::default() }).unwrap();
         let got = cpu.to_host(&cpu.embed(&embedding, &batch));
         assert_eq!(got[10..20], rounded(&f32s(&table)[..10], precision));
         assert_eq!(got[..10], got[20..]);
+        // The parts of several ranks add up to the same bits, those of -0 too.
+        let signed: Vec<f32> =
+            f32s(&table).iter().enumerate().map(|(i, x)| if i % 3 == 0 { -0.0 } else { *x }).collect();
+        let of = |cpu: &Cpu, rows: std::ops::Range<usize>| {
+            let data = HostData::F32(signed[rows.start * 10..rows.end * 10].to_vec());
+            let part = cpu.embedding(HostMatrix { rows: rows.len(), cols: 10, data }, rows.start, precision).unwrap();
+            cpu.to_host(&cpu.embed(&part, &batch))
+        };
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let sum: Vec<f32> = of(&cpu, 0..4).iter().zip(of(&cpu, 4..9)).map(|(a, b)| a + b).collect();
+        assert_eq!(bits(&sum), bits(&of(&cpu, 0..9)));
     }
     let short = HostMatrix { rows: 4, cols: 4, data: HostData::F32(vec![0.0; 15]) };
     let error = cpu.linear_weight(short.clone(), Precision::Bf16).unwrap_err();
     assert_eq!(error.to_string(), "weight: [4, 4] needs 16 numbers, got 15");
-    assert!(cpu.embedding(short, Precision::F32).is_err());
+    assert!(cpu.embedding(short, 0, Precision::F32).is_err());
     let codes = HostData::Fp8 { codes: vec![0; 4], scales: vec![1.0], block: [2, 2] };
     let error = cpu.linear_weight(HostMatrix { rows: 2, cols: 2, data: codes }, Precision::Bf16).unwrap_err();
     assert_eq!(error.to_string(), "weight: must be f32 or bf16, got a quantized form");

@@ -177,8 +177,11 @@ impl Backend for Cuda {
         Ok(DeviceLinear(LinearKind::Plain(Matrix::new(&self.device, &weight)?)))
     }
 
-    fn embedding(&self, table: HostMatrix, precision: Precision) -> Result<DeviceEmbedding> {
-        let embedding = DeviceEmbedding::new(&self.device, &Prepared::new(table, precision)?)?;
+    fn embedding(&self, part: HostMatrix, first: usize, precision: Precision) -> Result<DeviceEmbedding> {
+        if first > 0 {
+            return Err(KernelError::Device("a rank that shares an embedding with others needs NCCL".into()));
+        }
+        let embedding = DeviceEmbedding::new(&self.device, &Prepared::new(part, precision)?)?;
         self.activations.set(embedding.element);
         self.limits.update(|limits| StepLimits { vocab: embedding.rows, ..limits });
         Ok(embedding)
@@ -420,6 +423,7 @@ impl Backend for Cuda {
 
     fn moe(
         &self,
+        _: &DeviceBatch<'_>,
         x: &DeviceTensor,
         routes: &DeviceRoutes,
         experts: &DeviceExperts,

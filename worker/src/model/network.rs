@@ -211,6 +211,7 @@ impl<B: Backend> Network<B> {
         let residual = spec.residual_multiplier;
         backend.run(batch, |b| {
             let mut x = b.embed(embed, batch);
+            b.all_reduce(&mut x)?;
             if spec.embedding_multiplier != 1.0 {
                 b.scale(&mut x, spec.embedding_multiplier);
             }
@@ -233,7 +234,7 @@ impl<B: Backend> Network<B> {
                         b.all_reduce(&mut out)?;
                         out
                     }
-                    MlpWeights::Moe(moe) => moe.forward(b, &normed)?,
+                    MlpWeights::Moe(moe) => moe.forward(b, batch, &normed)?,
                 });
             }
             before.iter().for_each(|out| b.add_scaled(&mut x, out, residual));
@@ -266,10 +267,10 @@ impl<B: Backend> Gated<B> {
 }
 
 impl<B: Backend> Moe<B> {
-    fn forward(&self, b: &B, x: &B::Tensor) -> KernelResult<B::Tensor> {
+    fn forward(&self, b: &B, batch: &B::Batch<'_>, x: &B::Tensor) -> KernelResult<B::Tensor> {
         let routes = b.moe_route(&self.router.apply(b, x), self.choice_bias.as_ref(), &self.route);
         let shared = self.shared.as_ref().map(|shared| shared.forward(b, x));
-        b.moe(x, &routes, &self.experts, shared.as_ref())
+        b.moe(batch, x, &routes, &self.experts, shared.as_ref())
     }
 }
 

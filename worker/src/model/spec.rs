@@ -175,6 +175,11 @@ impl Spec {
         }
     }
 
+    /// The embedding as a module: the ranks share its rows.
+    pub fn embedding(&self) -> LinearSpec {
+        LinearSpec::new(&self.embed, [self.vocab, self.hidden], false, Shard::Out)
+    }
+
     /// All linear modules except embedding and head.
     pub fn linears(&self) -> impl Iterator<Item = &LinearSpec> {
         self.layers.iter().flat_map(|layer| {

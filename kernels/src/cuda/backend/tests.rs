@@ -174,7 +174,7 @@ impl<B: Backend> Toy<B> {
             data: HostData::F32(random.numbers(rows * cols, size)),
         };
         let table = wide(VOCAB, HIDDEN, 1.0);
-        let embed = b.embedding(given(devices, WeightRole::Embedding, table, base), base).expect("embedding");
+        let embed = b.embedding(given(devices, WeightRole::Embedding, table, base), 0, base).expect("embedding");
         let mut layers = Vec::new();
         for layer in 0..2 {
             let attends = match (latent && layer == 0, &mut small, &mut bias, &mut latent_norm) {
@@ -284,7 +284,7 @@ impl<B: Backend> Toy<B> {
                             };
                             let routes = b.moe_route(&b.linear(&h, router, None), Some(bias), &spec);
                             let shared = gated(shared);
-                            b.moe(&h, &routes, experts, Some(&shared))?
+                            b.moe(&batch, &h, &routes, experts, Some(&shared))?
                         }
                     });
                 }

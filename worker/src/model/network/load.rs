@@ -27,7 +27,7 @@ pub fn bytes_to_load(spec: &Spec, weights: &CheckpointWeights, rank: &RankPlacem
         weights.cost(&l.module, rows.len() * cols.len())
     };
     let whole = |l: &spec::LinearSpec| weights.cost(&l.module, l.out * l.inp);
-    let mut total = weights.cost(&spec.embed, spec.vocab * spec.hidden) + part(&spec.head);
+    let mut total = part(&spec.embedding()) + part(&spec.head);
     for (layer, held) in spec.layers.iter().zip(&rank.experts) {
         total += layer.attention.linears().into_iter().map(part).sum::<u64>();
         total += match &layer.mlp {
@@ -68,12 +68,12 @@ struct Reader<'a, D> {
 }
 
 impl<D: Devices> Reader<'_, D> {
-    /// This rank's part, or the whole weight of an embedding or expert.
+    /// This rank's part, or the whole weight of an expert.
     fn read(&self, role: WeightRole, l: &spec::LinearSpec) -> Result<HostMatrix, LoadError> {
         let WeightSource { weights, precisions, devices, .. } = self.source;
         let (rows, cols) = match role {
-            WeightRole::Embedding | WeightRole::Expert => (0..l.out, 0..l.inp),
-            WeightRole::Linear | WeightRole::Router | WeightRole::LatentExpansion => l.cut(self.rank, self.ranks),
+            WeightRole::Expert => (0..l.out, 0..l.inp),
+            _ => l.cut(self.rank, self.ranks),
         };
         let form = |stored| devices.host_form(role, stored, precisions.of(role));
         let cost = weights.cost(&l.module, rows.len() * cols.len());
@@ -237,9 +237,9 @@ impl<B: Backend> Network<B> {
         let reader = Reader { source, rank: own, ranks: backend.ranks(), progress };
         let loader = Loader { backend: &backend, reader };
         let (spec, base) = (source.spec.clone(), source.precisions.base);
-        let table = spec::LinearSpec::new(&spec.embed, [spec.vocab, spec.hidden], false, spec::Shard::Whole);
-        let role = WeightRole::Embedding;
-        let embed = backend.embedding(loader.reader.read(role, &table)?, loader.precision(role))?;
+        let (table, role) = (spec.embedding(), WeightRole::Embedding);
+        let first = table.cut(own, backend.ranks()).0.start;
+        let embed = backend.embedding(loader.reader.read(role, &table)?, first, loader.precision(role))?;
         let mut layers = Vec::with_capacity(spec.layers.len());
         for (i, (layer, held)) in spec.layers.iter().zip(&own.experts).enumerate() {
             layers.push(Layer {
